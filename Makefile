@@ -46,8 +46,8 @@ RAY ?= ray
 test-ray: $(STAMP) ## replicas on a Ray cluster of several nodes on this machine (RAY='ray and not slow': the short form)
 	$(BIN)/python -m pytest -m '$(RAY)' tests
 
-BOTH ?= tests/api tests/v1 tests/contract tests/engine/checkpoint/test_process.py tests/test_lifecycle.py \
-	tests/test_live.py tests/test_meter.py tests/test_pipelines.py tests/test_proof.py
+BOTH ?= tests/api tests/v1 tests/contract tests/engines/checkpoint/test_process.py tests/app/test_lifecycle.py \
+	tests/events/test_socketio.py tests/app/test_meter.py tests/test_pipelines.py tests/test_proof.py
 test-both: $(STAMP) ## tests of the local backend over replicas on a Ray cluster (RAY_ADDRESS: on that cluster; BOTH: these files)
 	$(BIN)/python -m pytest --backend ray -m 'not slow and not gpu and not soak' $(BOTH)
 
@@ -75,7 +75,7 @@ test-gpu: $(STAMP) ## the tests that need a card
 	$(BIN)/python -m pytest -m gpu
 
 soak: $(STAMP) ## minutes of stress; prints what was measured (SOAK_SECONDS=3600: an hour of everything mixed)
-	$(BIN)/python -m pytest -m soak -rP tests/soak tests/engine/worker/batch/test_seeds.py tests/api/test_operators.py tests/api/test_fork_server.py
+	$(BIN)/python -m pytest -m soak -rP tests/soak tests/worker/batch/test_seeds.py tests/api/test_operators.py tests/api/test_fork_server.py
 
 fuzz: $(STAMP) ## generated requests for every route; keeps its figures (FUZZ_REQUESTS=100000, FUZZ_SEED=1)
 	$(BIN)/python -m tests.fuzz --keep
@@ -106,7 +106,7 @@ bench-quick: $(STAMP) ## the throughput of a small model, without peers, in unde
 	$(BIN)/python -m benchmarks.throughput --quick --out /tmp/steerserve-quick.json
 
 demo-model: $(STAMP) ## rebuild the demo model and its SAEs from their seeds (under an hour on 2 cores)
-	$(BIN)/python -m steerserve.demo.build
+	$(BIN)/python -m tools.demo.build
 
 docs: $(STAMP) ## rewrite the generated tables in docs/
 	$(BIN)/python -m docs.generate

@@ -12,19 +12,19 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from benchmarks.machine import Spread, read_bandwidth, synchronise
-from steerserve.engine.wire import messages as m
-from steerserve.engine.worker import memory
-from steerserve.engine.worker.attached.hooks import HookedSaes
-from steerserve.engine.worker.batch.admission import rows_of
-from steerserve.engine.worker.batch.batch import Batch
-from steerserve.engine.worker.model.checkpoint import Checkpoint
-from steerserve.engine.worker.observing.monitor import FeatureMonitor
-from steerserve.engine.worker.observing.observers import Observers
-from steerserve.engine.worker.observing.sensing import SensingObserver
-from steerserve.engine.worker.observing.taps import Taps
-from steerserve.engine.worker.sae import sites
-from steerserve.engine.worker.sae.canonical import Sae
-from steerserve.rules.steering import Live
+from steerserve import messages as m
+from steerserve.rules.steering.live import Live
+from steerserve.worker import memory
+from steerserve.worker.batch.admission import rows_of
+from steerserve.worker.batch.batch import Batch
+from steerserve.worker.hooks.hooks import HookedSaes
+from steerserve.worker.model.checkpoint import Checkpoint
+from steerserve.worker.observers.monitor import FeatureMonitor
+from steerserve.worker.observers.observers import Observers
+from steerserve.worker.observers.sensing import SensingObserver
+from steerserve.worker.observers.taps import Taps
+from steerserve.worker.sae import sites
+from steerserve.worker.sae.canonical import Sae
 
 KV_TOKENS = 1 << 16
 PROMPT = "x" * 8

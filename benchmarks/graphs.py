@@ -20,15 +20,15 @@ import torch
 from benchmarks import machine, models
 from benchmarks.engine import FEATURES, KV_TOKENS, PROMPT, ROUNDS, Bench, _prefill
 from benchmarks.machine import Spread, read_bandwidth
-from steerserve.engine.wire import messages as m
-from steerserve.engine.worker import memory
-from steerserve.engine.worker.batch.admission import rows_of
-from steerserve.engine.worker.batch.batch import Batch
-from steerserve.engine.worker.batch.graphs import DecodeGraphs, decode_graphs
-from steerserve.engine.worker.sae import sites
-from steerserve.engine.worker.sae.canonical import Sae
-from steerserve.rules import stepping
-from steerserve.rules.steering import Live
+from steerserve import messages as m
+from steerserve.rules.inference import stepping
+from steerserve.rules.steering.live import Live
+from steerserve.worker import memory
+from steerserve.worker.batch.admission import rows_of
+from steerserve.worker.batch.batch import Batch
+from steerserve.worker.batch.graphs import DecodeGraphs, decode_graphs
+from steerserve.worker.sae import sites
+from steerserve.worker.sae.canonical import Sae
 
 RESULTS = Path(__file__).parent / "results"
 ROWS = (1, 8, 16, 32, 64)

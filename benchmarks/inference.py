@@ -12,11 +12,11 @@ import torch
 
 from benchmarks.engine import KV_TOKENS, Bench
 from benchmarks.machine import Spread
-from steerserve.engine.wire import messages as m
-from steerserve.engine.worker import memory
-from steerserve.engine.worker.batch import admission
-from steerserve.engine.worker.batch.batch import Batch
-from steerserve.engine.worker.rows.constrain import Grammars
+from steerserve import messages as m
+from steerserve.worker import memory
+from steerserve.worker.batch import admission
+from steerserve.worker.batch.batch import Batch
+from steerserve.worker.rows.constrain import Grammars
 
 PROMPTS = 32
 SHORTEST, LONGEST = 24, 384

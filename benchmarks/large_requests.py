@@ -27,7 +27,7 @@ from benchmarks import machine, service
 from benchmarks.machine import Spread, quantile
 from benchmarks.probe import probing
 from steerserve import __version__, demo
-from steerserve.rules.documents import DOCUMENT_BYTES
+from steerserve.rules.steering.documents import DOCUMENT_BYTES
 
 RESULTS = Path(__file__).parent / "results"
 JSON = {"content-type": "application/json"}

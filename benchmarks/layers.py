@@ -2,7 +2,7 @@
 
 Stories are drawn from the demo model while a feature of layer 2, a feature of layer 3, or both are added at one
 strength. The unsteered model then scores the stories in nats per token: the more a story falls apart, the higher its
-loss. The four texts in `measured_hazard` are what the refusal of contended circuits reports (`rules/hazards.py`).
+loss. The four texts in `measured_hazard` are what the refusal of contended circuits reports (`rules/steering/hazards.py`).
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
+from tools.demo import figures
+from tools.demo import language_model as lm
+from tools.demo.steering import StorySampling, continuation_loss, sample, steered
 from torch import Tensor
 from transformers import AutoTokenizer
 
 from benchmarks import machine
 from steerserve import demo
-from steerserve.demo import figures
-from steerserve.demo import language_model as lm
-from steerserve.demo.steering import StorySampling, continuation_loss, sample, steered
 
 RESULTS = Path(__file__).parent / "results"
 SEED, ROWS = 41, 20

@@ -18,12 +18,12 @@ from typing import Any
 
 from benchmarks import machine, models
 from steerserve import __version__
+from steerserve import messages as m
 from steerserve.control.residency import fitting
-from steerserve.engine import cards
-from steerserve.engine.checkpoint.client import CheckpointEngine, Launcher
-from steerserve.engine.wire import messages as m
+from steerserve.engines import gpus
+from steerserve.engines.checkpoint.client import CheckpointEngine, Launcher
 from steerserve.files import weights
-from steerserve.rules.placement import GpuRequest
+from steerserve.rules.residency.placement import GpuRequest
 from steerserve.settings import Settings
 
 RESULTS = Path(__file__).parent / "results"
@@ -95,7 +95,7 @@ async def _usage(
 async def _read(folder: Path, precision: str, settings: Settings, launcher: Launcher) -> _Reading:
     """Load, ask, and end an engine."""
     found = await asyncio.to_thread(weights.read_weights, folder)
-    fit = await fitting.plan(found, precision, GpuRequest(), {}, settings, read_cards=cards.read)
+    fit = await fitting.plan(found, precision, GpuRequest(), {}, settings, read_cards=gpus.read)
     indices = fit.plan.gpu_indices
     engine = await launcher.launch()
     await engine.measure()  # it has come up
@@ -137,7 +137,7 @@ def _on_cards(gpu_indices: Sequence[int]) -> int:
     """MiB used on the cards, whoever uses them."""
     if not gpu_indices:
         return 0
-    return sum(card.used_mb for card in cards.read()[0] if card.smi_index in gpu_indices)
+    return sum(card.used_mb for card in gpus.read()[0] if card.smi_index in gpu_indices)
 
 
 def main() -> None:

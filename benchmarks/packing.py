@@ -22,10 +22,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from benchmarks import machine, models
 from benchmarks.machine import Spread
 from steerserve import __version__
-from steerserve.engine.worker import memory
-from steerserve.engine.worker.model.checkpoint import Checkpoint
-from steerserve.engine.worker.model.kv import CacheSlot, KvCache
-from steerserve.engine.worker.model.packing import PackedLinear
+from steerserve.worker import memory
+from steerserve.worker.model.checkpoint import Checkpoint
+from steerserve.worker.model.kv import CacheSlot, KvCache
+from steerserve.worker.model.packing import PackedLinear
 
 RESULTS = Path(__file__).parent / "results"
 ROWS = (1, 8, 32)

@@ -24,11 +24,11 @@ from benchmarks import machine
 from benchmarks.probe import probing
 from benchmarks.service import running
 from steerserve import __version__
+from steerserve.database.catalog import Catalog
+from steerserve.database.db import Database
+from steerserve.database.documents import Documents
+from steerserve.database.labels import Labels
 from steerserve.settings import Settings
-from steerserve.store.catalog import Catalog
-from steerserve.store.db import Database
-from steerserve.store.documents import Documents
-from steerserve.store.labels import Labels
 
 RESULTS = Path(__file__).parent / "results"
 MODELS, SAES, PROFILES = 500, 500, 200

@@ -20,14 +20,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from tests.sae import checkpoints as disk
+from tests.worker.sae import checkpoints as disk
 
 from benchmarks import machine, sae_libraries
 from benchmarks.environments import environment
 from steerserve import __version__
-from steerserve.engine.wire.messages import Overrides, SaeSource
-from steerserve.engine.worker.sae import formats
 from steerserve.errors import Refusal
+from steerserve.messages import Overrides, SaeSource
+from steerserve.worker.sae import formats
 
 RESULTS = Path(__file__).parent / "results"
 LIBRARIES = ("sae-lens==6.54.12",)

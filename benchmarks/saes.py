@@ -14,14 +14,14 @@ from safetensors.torch import save_file
 
 from benchmarks.engine import KV_TOKENS, PROMPT, Bench
 from benchmarks.machine import Spread
-from steerserve.engine.wire import messages as m
-from steerserve.engine.worker import memory
-from steerserve.engine.worker.attached.attach import attach
-from steerserve.engine.worker.batch.admission import rows_of
-from steerserve.engine.worker.batch.batch import Batch
-from steerserve.engine.worker.model.budget import SaeRoom
-from steerserve.engine.worker.observing.target import target_of
-from steerserve.rules.steering import Live
+from steerserve import messages as m
+from steerserve.rules.steering.live import Live
+from steerserve.worker import memory
+from steerserve.worker.batch.admission import rows_of
+from steerserve.worker.batch.batch import Batch
+from steerserve.worker.hooks.attach import attach
+from steerserve.worker.model.budget import SaeRoom
+from steerserve.worker.observers.target import target_of
 
 D_SAE = 16_384
 KEY = "bench@12"

@@ -10,12 +10,12 @@ import torch
 
 from benchmarks.engine import KV_TOKENS, PROMPT, Bench
 from benchmarks.machine import Spread
-from steerserve.engine.wire import messages as m
-from steerserve.engine.worker import memory
-from steerserve.engine.worker.batch.admission import rows_of
-from steerserve.engine.worker.batch.batch import Batch
-from steerserve.engine.worker.sae import sites
-from steerserve.engine.worker.sae.canonical import Sae
+from steerserve import messages as m
+from steerserve.worker import memory
+from steerserve.worker.batch.admission import rows_of
+from steerserve.worker.batch.batch import Batch
+from steerserve.worker.sae import sites
+from steerserve.worker.sae.canonical import Sae
 
 KEY = "bench"
 D_SAE = 16_384

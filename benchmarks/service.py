@@ -20,8 +20,8 @@ import httpx
 
 from benchmarks.machine import Spread, quantile
 from steerserve import demo
-from steerserve.engine.checkpoint.client import CheckpointEngine, Launcher
-from steerserve.engine.wire import messages as m
+from steerserve import messages as m
+from steerserve.engines.checkpoint.client import CheckpointEngine, Launcher
 
 REQUESTS = 300
 STREAMS = 30

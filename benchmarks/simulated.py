@@ -24,7 +24,7 @@ from typing import cast
 import msgspec
 import uvloop
 
-from steerserve.engine.wire import messages as m
+from steerserve import messages as m
 
 DIMENSIONS = 64
 """The length of the vectors of embeddings."""

@@ -20,8 +20,8 @@ from benchmarks import servers, service
 from benchmarks.simulated import Facts
 from benchmarks.streams import Request
 from steerserve import demo
-from steerserve.engine.checkpoint.client import Launcher
-from steerserve.engine.wire import messages as m
+from steerserve import messages as m
+from steerserve.engines.checkpoint.client import Launcher
 
 HOSTS = 2
 """The most processes that simulated engines live in."""

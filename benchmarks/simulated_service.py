@@ -18,13 +18,13 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.sampling import Sampler
-from steerserve import serve
-from steerserve.app import Service
-from steerserve.engine.checkpoint.client import CheckpointEngine, Launcher
-from steerserve.engine.checkpoint.prompts import PromptMaker, TokensGiven
-from steerserve.engine.fleet.fleet import Fleet
-from steerserve.engine.wire.engine import Engine
-from steerserve.rules.signs import Activity, Bounds, Sign
+from steerserve.app import serve
+from steerserve.app.service import Service
+from steerserve.engines.checkpoint.client import CheckpointEngine, Launcher
+from steerserve.engines.checkpoint.prompts import PromptMaker, TokensGiven
+from steerserve.engines.fleet.fleet import Fleet
+from steerserve.messages.engine import Engine
+from steerserve.rules.residency.heartbeat import Activity, Bounds, Sign
 from steerserve.settings import Settings
 
 _PEER = struct.Struct("3i")

@@ -26,18 +26,18 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks import machine, models
 from benchmarks.machine import Spread, quantile
 from steerserve import __version__
-from steerserve.engine.wire import messages as m
-from steerserve.engine.worker import memory
-from steerserve.engine.worker.attached.hooks import HookedSaes
-from steerserve.engine.worker.batch.admission import rows_of
-from steerserve.engine.worker.batch.batch import Batch
-from steerserve.engine.worker.model.checkpoint import Checkpoint
-from steerserve.engine.worker.observing.monitor import CHUNK, FeatureMonitor
-from steerserve.engine.worker.observing.observers import Observers
-from steerserve.engine.worker.observing.sensing import SensingObserver
-from steerserve.engine.worker.observing.target import target_of
-from steerserve.engine.worker.sae import sites
-from steerserve.engine.worker.sae.canonical import Sae
+from steerserve import messages as m
+from steerserve.worker import memory
+from steerserve.worker.batch.admission import rows_of
+from steerserve.worker.batch.batch import Batch
+from steerserve.worker.hooks.hooks import HookedSaes
+from steerserve.worker.model.checkpoint import Checkpoint
+from steerserve.worker.observers.monitor import CHUNK, FeatureMonitor
+from steerserve.worker.observers.observers import Observers
+from steerserve.worker.observers.sensing import SensingObserver
+from steerserve.worker.observers.target import target_of
+from steerserve.worker.sae import sites
+from steerserve.worker.sae.canonical import Sae
 
 RESULTS = Path(__file__).parent / "results"
 SIZE = "91m"

@@ -29,14 +29,13 @@ import msgspec
 import uvloop
 
 from benchmarks import machine
-from steerserve.engine.checkpoint.process import FrameReader, FrameWriter
-from steerserve.engine.remote import certificates
-from steerserve.engine.remote.contact import Contact
-from steerserve.engine.remote.host import EngineHost
-from steerserve.engine.remote.link import connect
-from steerserve.engine.wire import endings
-from steerserve.engine.wire.messages import LENGTH
-from steerserve.rules.signs import Activity, Sign
+from steerserve.engines.checkpoint.process import FrameReader, FrameWriter
+from steerserve.engines.remote import certificates
+from steerserve.engines.remote.contact import Contact
+from steerserve.engines.remote.host import EngineHost
+from steerserve.engines.remote.link import connect
+from steerserve.messages import LENGTH, endings
+from steerserve.rules.residency.heartbeat import Activity, Sign
 
 RESULTS = Path(__file__).parent / "results"
 FRAME = 160

@@ -17,8 +17,8 @@ from pydantic.fields import FieldInfo
 
 from docs import coverage
 from steerserve.errors import TABLE, Retry, Row
-from steerserve.setting_limits import RequestLimits
 from steerserve.settings import Settings
+from steerserve.settings.limits import RequestLimits
 
 FOLDER = Path(__file__).parent
 RETRY_SOURCES = {

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.ray.nodes import started
+from tests.engines.ray.nodes import started
 
 OPTION = "--backend"
 RAY = "ray"

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 
 from sqlalchemy import create_engine
 
-from steerserve.store import schema
+from steerserve.database import schema
 
 DATABASE = "steerserve.db"
 """The name of the database in the data folder of a service."""

@@ -18,8 +18,9 @@ import structlog
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TORCH_THREADS", "1")
 
-from steerserve import demo, log
-from steerserve.control.observing import circuit_sensing, recorder
+from steerserve import demo
+from steerserve.control.sensing import circuit_sensing, recorder
+from steerserve.logs import setup as log
 from tests import backend as backends
 from tests.circuits import attach, detach
 from tests.service import Running, add_sae, load_demo, running

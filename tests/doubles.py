@@ -25,29 +25,29 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from steerserve.composition import Owners, Surroundings
+from steerserve import messages as m
+from steerserve.app.wiring import Owners, Surroundings
 from steerserve.control.bus import Event
-from steerserve.control.requests.generate import Run
+from steerserve.control.health.gpus import CardReadings
+from steerserve.control.inference.generate import Run
 from steerserve.control.residency.cluster import SeenNode
 from steerserve.control.residency.resident import Resident
-from steerserve.control.vitals.cards import CardReadings
-from steerserve.engine.sandbox.schemas import Checker
-from steerserve.engine.wire import messages as m
-from steerserve.engine.wire.engine import Engine, Report, one_process
-from steerserve.engine.wire.tokenizing import Spelling
+from steerserve.database.catalog import Clock, ModelRow, SaeRow, utc_now
+from steerserve.database.db import Database
+from steerserve.engines.sandbox.schemas import Checker
 from steerserve.errors import Refusal
 from steerserve.hub import client as hub_client
 from steerserve.hub.child import Downloaders
-from steerserve.rules.breaker import BreakerStatus
-from steerserve.rules.cards import Card
-from steerserve.rules.intent import GenerateIntent, Intent, SamplingParameters
-from steerserve.rules.replicas import ReplicaState, ReplicaView
-from steerserve.rules.residency import Phase
-from steerserve.rules.signs import Activity, Sign
+from steerserve.messages.engine import Engine, Report, one_process
+from steerserve.messages.tokenizing import Spelling
+from steerserve.rules.inference.intent import GenerateIntent, Intent, SamplingParameters
+from steerserve.rules.models.breaker import BreakerStatus
+from steerserve.rules.residency.gpus import Card
+from steerserve.rules.residency.heartbeat import Activity, Sign
+from steerserve.rules.residency.replicas import ReplicaState, ReplicaView
+from steerserve.rules.residency.swap import Phase
 from steerserve.rules.units import MIB
 from steerserve.settings import Settings
-from steerserve.store.catalog import Clock, ModelRow, SaeRow, utc_now
-from steerserve.store.db import Database
 from tests.blank import DATABASE, lay
 
 Answer = TypeVar("Answer")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from steerserve.engine.checkpoint.client import CheckpointEngine, Launcher
-from steerserve.engine.checkpoint.prompts import PromptMaker
-from steerserve.engine.remote.facts import checkpoint_seen, read_facts
+from steerserve.engines.checkpoint.client import CheckpointEngine, Launcher
+from steerserve.engines.checkpoint.prompts import PromptMaker
+from steerserve.engines.remote.facts import checkpoint_seen, read_facts
 from steerserve.errors import Refusal
 from tests.nodes import NodeSeen
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from steerserve.engine.remote.facts import NodeFacts
+from steerserve.engines.remote.facts import NodeFacts
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 
 import psutil
 
-from steerserve.engine.wire.engine import Engine
+from steerserve.messages.engine import Engine
 from tests.service import Running
 
 

@@ -18,10 +18,11 @@ import httpx
 import socketio
 import uvicorn
 
-from steerserve import demo, protocols
-from steerserve.app import Service
-from steerserve.composition import surroundings
+from steerserve import demo
+from steerserve.app.service import Service
+from steerserve.app.wiring import surroundings
 from steerserve.control.residency.cluster import EngineCluster
+from steerserve.http import protocol as protocols
 from steerserve.settings import Settings
 from tests.blank import DATABASE, lay
 from tests.described import Held

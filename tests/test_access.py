@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 from starlette.routing import Route
 
-from steerserve import demo, log, meter
+from steerserve import demo
+from steerserve.app import meter
+from steerserve.logs import setup as log
 from steerserve.rules import changes
 from tests.conftest import Start
 from tests.service import Running, add_model, add_sae, load_demo

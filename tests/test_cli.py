@@ -45,5 +45,5 @@ def test_the_version_and_help_need_no_service(tmp_path: Path) -> None:
 
 
 def test_the_control_plane_never_imports_the_tensor_library() -> None:
-    code = "import sys, steerserve.app; sys.exit('torch' in sys.modules)"
+    code = "import sys, steerserve.app.service; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

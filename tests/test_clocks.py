@@ -23,29 +23,29 @@ OF_DAY = (
 LAST_NAMES = {name.rpartition(".")[2] for name in OF_DAY}
 
 READERS = {
-    "composition.py": "the number of the first line of the log, which grows over restarts",
-    "engine/fleet/replica.py": "`since` of a replica, which is only told",
-    "engine/remote/certificates.py": "the time in which a certificate is valid",
-    "engine/sandbox/templates.py": "the date that a chat template writes into a prompt",
-    "store/catalog.py": "`utc_now`, for the times in records and answers",
-    "store/db.py": "the name of a copy of the database",
-    "v1/render.py": "`created` in answers of /v1",
+    "app/wiring.py": "the number of the first line of the log, which grows over restarts",
+    "engines/fleet/replica.py": "`since` of a replica, which is only told",
+    "engines/remote/certificates.py": "the time in which a certificate is valid",
+    "engines/sandbox/templates.py": "the date that a chat template writes into a prompt",
+    "database/catalog.py": "`utc_now`, for the times in records and answers",
+    "database/db.py": "the name of a copy of the database",
+    "openai/render.py": "`created` in answers of /v1",
 }
 """File -> what it needs the time of day for."""
 
 TELLERS = {
-    "composition.py": "gives the clock to the owners below",
-    "control/observing/monitoring.py": "the times of records and of the statistics",
+    "app/wiring.py": "gives the clock to the owners below",
+    "control/sensing/monitoring.py": "the times of records and of the statistics",
     "control/residency/conductor.py": "gives the clock to the leases",
     "control/residency/leases.py": "the times of a lease, which are moved when the clock is set",
     "control/residency/loading.py": "`loaded_at` of a model",
-    "control/vitals/cards.py": "`read_at` of a reading of the cards",
-    "control/vitals/gauges.py": "the time of the metrics",
-    "control/vitals/health.py": "the time of an answer about health",
-    "store/catalog.py": "the times of records",
-    "store/circuits.py": "the times of circuits and claims",
-    "store/documents.py": "the times of profiles",
-    "store/sensing.py": "the times of events",
+    "control/health/gpus.py": "`read_at` of a reading of the cards",
+    "control/health/gauges.py": "the time of the metrics",
+    "control/health/health.py": "the time of an answer about health",
+    "database/catalog.py": "the times of records",
+    "database/circuits.py": "the times of circuits and claims",
+    "database/documents.py": "the times of profiles",
+    "database/sensing.py": "the times of events",
 }
 """File that uses `utc_now` -> what it tells with the time. None of them measures how long something takes."""
 
@@ -90,4 +90,4 @@ def test_only_leases_subtract_times_of_day() -> None:
         for node in ast.walk(tree)
         if isinstance(node, ast.Attribute) and node.attr == "total_seconds"
     }
-    assert subtractions == {"control/residency/leases.py", "rules/lease_status.py"}
+    assert subtractions == {"control/residency/leases.py", "rules/residency/lease_status.py"}

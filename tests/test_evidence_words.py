@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from steerserve.rules import evidence
+from steerserve.rules.steering import evidence
 
 ROOT = Path(__file__).parent.parent
 SOURCES = sorted((ROOT / "src" / "steerserve").rglob("*.py"))

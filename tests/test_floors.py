@@ -20,87 +20,64 @@ LISTS = {
 }
 """Functions that are lists of routes, events or fields may be longer."""
 
-ZERO = {"", "errors", "settings", "log", "log_lines"}
-ROOMS: dict[str, tuple[str, ...]] = {
-    "control": (
-        "residency",
-        "library",
-        "interventions",
-        "observing",
-        "requests",
-        "vitals",
-    ),
-    "engine": ("wire", "sandbox", "checkpoint", "gguf", "remote", "fleet", "ray"),
-    "engine.worker": ("model", "sae", "rows", "attached", "observing", "batch", "process"),
+ZERO = {"", "errors", "settings", "logs"}
+DOMAINS = ("residency", "models", "saes", "steering", "sensing", "inference", "health")
+PACKAGES: dict[str, tuple[str, ...]] = {
+    "rules": DOMAINS,
+    "control": DOMAINS,
+    "api": DOMAINS,
+    "engines": ("sandbox", "checkpoint", "gguf", "remote", "fleet", "ray"),
+    "worker": ("model", "sae", "rows", "hooks", "observers", "batch", "process"),
 }
-"""The rooms of a floor, lowest first. A room may import the rooms before it and the files beside the rooms. The files
-beside the rooms may import no room."""
+"""The packages of a floor, lowest first. A package may import the packages before it and the modules beside the
+packages. The modules beside the packages may import no package."""
 # prefix of a module's name (the longest that fits counts) -> prefixes of the modules that it may import
 FLOORS: dict[str, set[str]] = {
     "": set(),
     "errors": set(),
-    "settings": {
-        "setting_values",
-        "setting_limits",
-        "setting_secrets",
-        "setting_sensing",
-        "setting_replicas",
-    },
-    "setting_values": set(),
-    "setting_limits": set(),
-    "setting_secrets": {"setting_values"},
-    "setting_sensing": {"setting_limits"},
-    "setting_replicas": set(),
-    "log": set(),
-    "log_lines": {"log"},
+    "settings": {"settings"},
+    "logs": {"logs"},
     "rules": {"errors", "rules"},
     "files": {"errors", "rules", "files"},
-    "store": ZERO | {"rules", "store"},
+    "messages": ZERO | {"rules", "messages"},
+    "database": ZERO | {"rules", "database"},
     "hub": ZERO | {"rules", "files", "hub"},
-    "engine": ZERO | {"rules", "engine", "setting_replicas"},
-    # the engine process configures its own log, so it may import `log` too
-    "engine.worker": {"errors", "log", "rules", "engine.worker", "engine.wire"},
-    "control": ZERO | {"rules", "files", "store", "hub", "engine", "control"},
-    "v1": ZERO | {"rules", "control", "v1", "disconnect", "event_stream"},
-    "api": ZERO | {"rules", "control", "api", "disconnect", "event_stream"},
-    "disconnect": set(),
-    "event_stream": set(),
-    "live": ZERO | {"rules", "control"},
-    "live_door": {"errors"},
-    "head_requests": set(),
-    "meter": {"control.metrics", "rules"},
-    "guards": {"errors", "settings", "rules"},  # runs before every route
-    "connections": {"settings"},
-    "live_link": {"connections"},
-    "protocols": {"errors", "settings", "connections", "guards", "live_link"},
-    "serve": {
-        "errors",
-        "settings",
-        "setting_values",
-        "setting_replicas",
-        "connections",
-        "protocols",
-    },  # imports the application by its name
-    "doctor": ZERO | {"setting_values", "setting_secrets", "doctor_cluster", "api.webui"},
-    "doctor_cluster": ZERO | {"rules", "engine"},
-    "cli": ZERO | {"rules", "doctor", "serve"},
+    "engines": ZERO | {"rules", "messages", "engines"},
+    # the engine process configures its own log, so it may import `logs` too
+    "worker": {"errors", "logs", "rules", "messages", "worker"},
+    "control": ZERO | {"rules", "files", "database", "hub", "messages", "engines", "control"},
+    "openai": ZERO | {"rules", "control", "openai", "http.disconnect", "http.event_stream"},
+    "api": ZERO | {"rules", "control", "api", "http.disconnect", "http.event_stream"},
+    "http": set(),
+    "http.guards": {"errors", "settings", "rules"},  # runs before every route
+    "http.connections": {"settings"},
+    "http.live_link": {"http.connections"},
+    "http.protocol": {"errors", "settings", "http"},
+    "events": set(),
+    "events.socketio": ZERO | {"rules", "control"},
+    "events.packets": {"errors"},
+    "demo": set(),
+    "app": set(),
+    "app.meter": {"control.metrics", "rules"},
+    # imports the application by its name
+    "app.serve": {"errors", "settings", "http"},
+    "app.doctor": ZERO | {"app.doctor_cluster", "api.webui"},
+    "app.doctor_cluster": ZERO | {"rules", "engines"},
+    "app.startup": ZERO | {"database", "control", "app.wiring", "demo"},
+    "app.wiring": ZERO | {"database", "hub", "engines", "control"},
+    "app.routes": {"app.wiring", "openai", "api"},
+    "app.error_handlers": ZERO | {"rules", "control", "openai", "api", "app.meter", "http"},
+    "app.openapi": {"openai", "api"},
+    "app.service": ZERO | {"app", "openai", "api", "events", "http"},
+    "cli": ZERO | {"rules", "app.doctor", "app.serve"},
     "__main__": {"cli"},
-    "startup": ZERO | {"store", "control", "composition", "demo"},
-    "composition": ZERO | {"store", "hub", "engine", "control"},
-    "routes": {"composition", "v1", "api"},
-    "refusals": ZERO | {"rules", "control", "v1", "api", "meter", "guards"},
-    "described_api": {"v1", "api"},
-    "app": ZERO
-    | {"composition", "routes", "refusals", "startup", "described_api"}
-    | {"v1", "api", "live", "live_door", "head_requests", "guards", "meter"},
-    "demo": {"demo"},  # the scripts that made the data
 }
-THIRD_PARTY = {"guards": {"starlette", "structlog"}, "rules": set(), "errors": set()}
+THIRD_PARTY = {"http.guards": {"starlette", "structlog"}, "rules": set(), "errors": set()}
 TENSORS = {"torch", "transformers", "safetensors", "tokenizers", "accelerate", "numpy"}
 
 
 def dotted(file: str) -> str:
-    """The name of a module: `rules.steering` for `rules/steering.py`, and the empty name for the package itself."""
+    """The name of a module: `rules.steering` for `rules/steering/live.py`, and the empty name for the package itself."""
     return file.removesuffix(".py").replace("/", ".").removesuffix("__init__").rstrip(".")
 
 
@@ -144,20 +121,21 @@ def floor_of(module: str) -> str:
 
 
 def may_import(module: str, name: str) -> bool:
-    if within(name, "engine.worker") and not within(module, "engine.worker"):
+    if within(name, "worker") and not within(module, "worker"):
         return False  # the worker is another process
     if not any(within(name, allowed) for allowed in FLOORS[floor_of(module)]):
         return False
-    for floor, rooms in ROOMS.items():
-        if within(module, floor) and within(name, floor) and floor_of(module) == floor:
-            return rank(name, floor, rooms) <= rank(module, floor, rooms)
+    floor = module.partition(".")[0]
+    if floor in PACKAGES and within(name, floor):
+        return rank(name, floor) <= rank(module, floor)
     return True
 
 
-def rank(module: str, floor: str, rooms: tuple[str, ...]) -> int:
-    """The number of the room that a module is in; 0 for the files beside the rooms."""
-    room = module.removeprefix(floor).removeprefix(".").partition(".")[0]
-    return rooms.index(room) + 1 if room in rooms else 0
+def rank(module: str, floor: str) -> int:
+    """The number of the package that a module is in; 0 for the modules beside the packages."""
+    package = module.removeprefix(floor).removeprefix(".").partition(".")[0]
+    packages = PACKAGES[floor]
+    return packages.index(package) + 1 if package in packages else 0
 
 
 def check(rule: Callable[[str], object], modules: Iterable[str] = MODULES) -> None:
@@ -170,17 +148,13 @@ def test_no_module_imports_uphill() -> None:
     check(lambda m: [f"line {line}: {name}" for name, line in ours(m) if not may_import(m, name)])
 
 
-def test_only_the_engine_process_and_the_demo_scripts_import_tensor_libraries() -> None:
-    others = [
-        module
-        for module in MODULES
-        if not within(module, "engine.worker") and (module == "demo" or not within(module, "demo"))
-    ]
+def test_only_the_engine_process_imports_tensor_libraries() -> None:
+    others = [module for module in MODULES if not within(module, "worker")]
     check(lambda m: {n for n, _ in imported(m) if n.partition(".")[0] in TENSORS}, others)
 
 
-def test_only_the_room_of_remote_engines_imports_cryptography() -> None:
-    others = [module for module in MODULES if not within(module, "engine.remote")]
+def test_only_remote_engines_import_cryptography() -> None:
+    others = [module for module in MODULES if not within(module, "engines.remote")]
     check(lambda m: {n for n, _ in imported(m) if within(n, "cryptography")}, others)
 
 
@@ -202,7 +176,7 @@ def test_imports_stand_at_the_top_of_a_module() -> None:
             if isinstance(inner, ast.Import | ast.ImportFrom)
         ]
 
-    check(inner_lines, [m for m in MODULES if not within(m, "engine.worker")])
+    check(inner_lines, [m for m in MODULES if not within(m, "worker")])
 
 
 def test_no_module_has_a_mutable_global() -> None:
@@ -270,39 +244,43 @@ def test_a_mutable_global_is_recognised(line: str, mutable: bool) -> None:
 @pytest.mark.parametrize(
     ("module", "name", "allowed"),
     [
-        ("rules.lease", "rules.steering", True),
-        ("rules.lease", "store.db", False),
-        ("rules.lease", "settings", False),
-        ("store.db", "files.local", False),
+        ("rules.steering.live", "rules.residency.lease", True),
+        ("rules.residency.lease", "rules.steering.live", False),
+        ("rules.residency.lease", "rules.text", True),
+        ("rules.text", "rules.residency.lease", False),
+        ("rules.residency.lease", "database.db", False),
+        ("rules.residency.lease", "settings", False),
+        ("database.db", "files.local", False),
         ("hub.downloads", "files.folder", True),
         ("files.local", "hub.client", False),
-        ("control.interventions.steering", "store.catalog", True),
-        ("control.interventions.steering", "control.residency.conductor", True),
-        ("control.interventions.steering", "control.bus", True),
-        ("control.residency.conductor", "control.interventions.steering", False),
-        ("control.library.saes", "control.observing.features", False),
+        ("control.steering.steering", "database.catalog", True),
+        ("control.steering.steering", "control.residency.conductor", True),
+        ("control.steering.steering", "control.bus", True),
+        ("control.residency.conductor", "control.steering.steering", False),
+        ("control.saes.saes", "control.sensing.features", False),
         ("control.bus", "control.residency.conductor", False),
-        ("control.library.models", "v1.render", False),
-        ("control.library.models", "demo", False),
-        ("startup", "demo", True),
-        ("api.models", "store.catalog", False),
-        ("api.models", "v1.render", False),
-        ("v1.render", "control.generate", True),
-        ("engine.checkpoint.client", "engine.worker.process.loop", False),
-        ("engine.sandbox.lane", "engine.gguf.client", False),
-        ("control.residency.conductor", "engine.worker.process.loop", False),
-        ("engine.worker.process.loop", "control.bus", False),
-        ("engine.worker.process.loop", "settings", False),
-        ("engine.worker.process.loop", "engine.worker.batch.batch", True),
-        ("engine.worker.batch.batch", "engine.worker.model.kv", True),
-        ("engine.worker.batch.batch", "engine.worker.memory", True),
-        ("engine.worker.model.kv", "engine.worker.batch.batch", False),
-        ("engine.worker.memory", "engine.worker.model.kv", False),
+        ("control.models.models", "openai.render", False),
+        ("control.models.models", "demo", False),
+        ("app.startup", "demo", True),
+        ("api.models.models", "database.catalog", False),
+        ("api.models.models", "openai.render", False),
+        ("api.models.models", "api.saes.saes", False),
+        ("openai.render", "control.inference.generate", True),
+        ("engines.checkpoint.client", "worker.process.loop", False),
+        ("engines.sandbox.pool", "engines.gguf.client", False),
+        ("control.residency.conductor", "worker.process.loop", False),
+        ("worker.process.loop", "control.bus", False),
+        ("worker.process.loop", "settings", False),
+        ("worker.process.loop", "worker.batch.batch", True),
+        ("worker.batch.batch", "worker.model.kv", True),
+        ("worker.batch.batch", "worker.memory", True),
+        ("worker.model.kv", "worker.batch.batch", False),
+        ("worker.memory", "worker.model.kv", False),
         ("errors", "settings", False),
-        ("guards", "control.bus", False),
-        ("app", "control.bus", False),
-        ("composition", "control.bus", True),
-        ("demo.build", "engine.wire.messages", False),
+        ("http.guards", "control.bus", False),
+        ("app.service", "control.bus", False),
+        ("app.wiring", "control.bus", True),
+        ("demo", "messages.commands", False),
     ],
 )
 def test_the_floors_say_what_they_mean(module: str, name: str, allowed: bool) -> None:

@@ -12,14 +12,14 @@ from typing import Any
 import httpx
 import pytest
 
-from steerserve.engine.gguf import client as gguf_client
-from steerserve.engine.gguf import process as llama_process
-from steerserve.engine.gguf.client import GgufEngine
-from steerserve.rules import signs
-from steerserve.rules.signs import Activity
+from steerserve.engines.gguf import client as gguf_client
+from steerserve.engines.gguf import process as llama_process
+from steerserve.engines.gguf.client import GgufEngine
+from steerserve.rules.residency import heartbeat
+from steerserve.rules.residency.heartbeat import Activity
 from tests import gguf
 from tests.conftest import Start
-from tests.engine import held_llama
+from tests.engines import held_llama
 from tests.service import Running
 from tests.test_stalls import readiness, until
 
@@ -43,8 +43,8 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The file of a model that writes for long; the engine can be held, and its patience is short."""
     monkeypatch.setattr(llama_process, "MODULE", held_llama.MODULE)
     monkeypatch.setattr(gguf_client, "SIGN_SECONDS", 0.1)
-    monkeypatch.setattr(signs, "PATIENCE", dict.fromkeys(signs.PATIENCE, PATIENCE_SECONDS))
-    monkeypatch.setattr(signs, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(heartbeat, "PATIENCE", dict.fromkeys(heartbeat.PATIENCE, PATIENCE_SECONDS))
+    monkeypatch.setattr(heartbeat, "LOOK_SECONDS", 0.1)
     path = tmp_path / "held-F32.gguf"
     # the model of this seed does not write an end within 3,000 tokens
     return gguf.write(path, "F32", kind="random", context=8192, layers=2, seed=1)

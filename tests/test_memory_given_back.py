@@ -10,16 +10,16 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from tests.app.test_starting import run_start
 from tests.service import Running
-from tests.test_starting import run_start
 
 HELD_MIB = 16.0
 """The most freed memory that the heaps may keep after the burst. It takes 48 MiB."""
 
 A_BURST_WHILE_THE_SERVICE_STARTS = """
 import ctypes, os, threading
-from steerserve import serve
-from steerserve.app import Service
+from steerserve.app import serve
+from steerserve.app.service import Service
 from steerserve.settings import Settings
 
 NAMES = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from tools.demo.corpus import topic_share
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from steerserve import demo
-from steerserve.demo.corpus import topic_share
 from tests.service import Running, running
 
 STORIES = 40

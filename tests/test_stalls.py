@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from steerserve import demo
+from tests.app.test_lifecycle import LONG, engine_pid
 from tests.conftest import Start
 from tests.service import Running, add_sae, load_demo
-from tests.test_lifecycle import LONG, engine_pid
 
-pytestmark = pytest.mark.local("replicas that stand still are left behind, see tests/engine/fleet")
+pytestmark = pytest.mark.local("replicas that stand still are left behind, see tests/engines/fleet")
 
 SAE = demo.saes()[0]
 

@@ -22,8 +22,8 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from steerserve import doctor
 from steerserve.api import webui
+from steerserve.app import doctor
 from tests.conftest import Start
 from tests.service import Running
 
@@ -299,7 +299,7 @@ def test_an_installation_without_npm_goes_on_without_the_page(tmp_path: Path) ->
         (checkout / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, checkout / name)
     wheel = _wheel(checkout, tmp_path, STEERSERVE_UI="auto", npm_config_registry=NOWHERE)
-    assert "steerserve/app.py" in wheel.namelist()
+    assert "steerserve/cli.py" in wheel.namelist()
     assert not [name for name in wheel.namelist() if name.startswith("steerserve/webui/")]
 
 

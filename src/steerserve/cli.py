@@ -10,7 +10,8 @@ import typer
 from pydantic import ValidationError
 from uvicorn.importer import import_from_string
 
-from steerserve import __version__, doctor, serve
+from steerserve import __version__
+from steerserve.app import doctor, serve
 from steerserve.rules import field_faults
 from steerserve.settings import Settings
 

@@ -16,7 +16,7 @@ import pytest
 from sqlalchemy import event
 
 from steerserve import demo
-from steerserve.store import db, watch
+from steerserve.database import db, watch
 from tests.conftest import Start
 from tests.service import Running, add_demo, add_sae, load_demo, running
 

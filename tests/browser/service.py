@@ -19,7 +19,7 @@ import httpx
 import psutil
 
 from steerserve import demo
-from steerserve.engine.checkpoint.process import ENGINE, NAMES
+from steerserve.engines.checkpoint.process import ENGINE, NAMES
 
 START_SECONDS = 300
 PATIENCE_SECONDS = 90

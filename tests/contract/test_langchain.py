@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx
-import openai
 import pytest
 import tiktoken
 
+import openai
 from steerserve import demo
 from tests.contract.conftest import Weather
 from tests.service import Running

@@ -7,9 +7,9 @@ import struct
 from collections.abc import Iterator
 
 import httpx
-import openai
 import pytest
 
+import openai
 from steerserve import demo
 from tests.contract.conftest import Weather
 from tests.service import Running, add_model

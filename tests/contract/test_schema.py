@@ -19,7 +19,7 @@ from schemathesis.checks import CHECKS, load_all_checks
 from schemathesis.generation.meta import CoveragePhaseData, CoverageScenario
 
 from steerserve import demo
-from steerserve.app import Service
+from steerserve.app.service import Service
 from steerserve.settings import Settings
 from tests.loopback_hub import LoopbackHub
 from tests.service import Running, add_sae, load_demo, running

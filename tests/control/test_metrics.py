@@ -10,7 +10,7 @@ from structlog.testing import CapturingLogger
 
 from steerserve.control import bus, full_queue
 from steerserve.control.metrics import Metrics, percentiles
-from steerserve.engine.wire.messages import Piece, Started
+from steerserve.messages import Piece, Started
 from tests.control.conftest import Make
 from tests.doubles import World, soon, until
 

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from steerserve import startup
+from steerserve.app import startup
 from steerserve.errors import Refusal
-from steerserve.rules.residency import Phase
+from steerserve.rules.residency.swap import Phase
 from tests.doubles import World, soon, until
 
 

@@ -6,9 +6,8 @@ import subprocess
 import sys
 
 import pytest
-
-from steerserve.demo.chats import json_chat
-from steerserve.demo.corpus import (
+from tools.demo.chats import json_chat
+from tools.demo.corpus import (
     BOS,
     EOS,
     HELD_OUT_SEED,
@@ -20,8 +19,8 @@ from steerserve.demo.corpus import (
     take,
     topic_share,
 )
-from steerserve.demo.grammar import TOPICS, StoryRequest, story
-from steerserve.demo.topics import MOODS, Topic
+from tools.demo.grammar import TOPICS, StoryRequest, story
+from tools.demo.topics import MOODS, Topic
 
 WORD = re.compile(r"[a-z]+")
 
@@ -120,7 +119,7 @@ def test_render_ends_every_turn():
 
 def test_the_corpus_and_the_constants_need_no_tensor_library():
     code = (
-        "import sys, steerserve.demo, steerserve.demo.corpus;"
+        "import sys, steerserve.demo, tools.demo.corpus;"
         "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -7,16 +7,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
+from tools.demo.co_activation import soon, spearman
+from tools.demo.corpus import SPECIAL_TOKENS, render, take, topic_share
+from tools.demo.documents import EFFECT_OVER_CONTROL, LEAST_EFFECT
+from tools.demo.figures import holds, prompt_ids
+from tools.demo.language_model import load_model, token_losses
+from tools.demo.sae import load_sae, residuals, sae_figures
+from tools.demo.steering import StorySampling, sample
 from transformers import AutoTokenizer
 
 from steerserve import demo
-from steerserve.demo.co_activation import soon, spearman
-from steerserve.demo.corpus import SPECIAL_TOKENS, render, take, topic_share
-from steerserve.demo.documents import EFFECT_OVER_CONTROL, LEAST_EFFECT
-from steerserve.demo.figures import holds, prompt_ids
-from steerserve.demo.language_model import load_model, token_losses
-from steerserve.demo.sae import load_sae, residuals, sae_figures
-from steerserve.demo.steering import StorySampling, sample
 
 SAES = demo.saes()
 SAE_IDS = [sae.name for sae in SAES]

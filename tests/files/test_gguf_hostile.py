@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from steerserve.engine.gguf import loading
+from steerserve.engines.gguf import loading
 from steerserve.files import gguf, gguf_part
 from steerserve.files.gguf import GGUFError
 from steerserve.files.gguf_part import Allowance
-from steerserve.rules.gguf_header import Header
+from steerserve.rules.models.gguf_header import Header
 from tests import gguf as maker
 from tests.files.test_gguf import ARCHITECTURE, entry_of, text
 

@@ -15,9 +15,9 @@ from typing import Any
 import httpx
 
 from steerserve import demo
+from tests.app.test_lifecycle import Process, serving
 from tests.loopback_hub import LoopbackHub
 from tests.soak import watching
-from tests.test_lifecycle import Process, serving
 
 SETTINGS: dict[str, Any] = {
     "default_max_tokens": 8,

@@ -11,17 +11,8 @@ import pytest
 from steerserve.errors import Refusal
 from steerserve.files import folder as module
 from steerserve.files.folder import CommitFolder, folder_of
-from steerserve.rules.repository import RepoFile
-from tests.hub.conftest import (
-    FILES,
-    GET,
-    TOTAL,
-    Desk,
-    MakeDesk,
-    assert_there,
-    downloaders,
-    held,
-)
+from steerserve.rules.models.repository import RepoFile
+from tests.hub.conftest import FILES, GET, TOTAL, Desk, MakeDesk, assert_there, downloaders, held
 from tests.loopback_hub import LoopbackHub
 
 

@@ -14,11 +14,7 @@ from steerserve.files.folder import CommitFolder
 from steerserve.hub import transfer
 from steerserve.hub.session import Session
 from steerserve.hub.wire import Download, WantedFile
-from tests.hub.conftest import (
-    WEIGHTS,
-    Desk,
-    assert_there,
-)
+from tests.hub.conftest import WEIGHTS, Desk, assert_there
 from tests.loopback_hub import LoopbackHub
 
 RATES = ("total_bytes_completion_rate", "total_transfer_bytes_completion_rate")

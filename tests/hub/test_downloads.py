@@ -12,17 +12,8 @@ from steerserve.hub import job as job_module
 from steerserve.hub.job import Job
 from steerserve.hub.session import troubles
 from steerserve.hub.wire import Kind, Trouble
-from steerserve.rules.repository import RepoFile
-from tests.hub.conftest import (
-    FILES,
-    GET,
-    TOTAL,
-    Desk,
-    MakeDesk,
-    assert_there,
-    held,
-    percents,
-)
+from steerserve.rules.models.repository import RepoFile
+from tests.hub.conftest import FILES, GET, TOTAL, Desk, MakeDesk, assert_there, held, percents
 from tests.loopback_hub import LoopbackHub
 
 

@@ -13,7 +13,7 @@ from steerserve.hub.client import Hub
 from steerserve.hub.header import TENSORS, fetch_header
 from steerserve.hub.session import Session, troubles
 from steerserve.hub.wire import Headers, Kind, Trouble, WantedFile
-from steerserve.rules.precision import StoredTensor
+from steerserve.rules.models.precision import StoredTensor
 from tests.hub.conftest import MakeHub
 from tests.loopback_hub import LoopbackHub
 

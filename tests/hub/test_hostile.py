@@ -13,7 +13,7 @@ import pytest
 
 from steerserve.hub import client
 from steerserve.hub.job import Job
-from steerserve.rules.repository import RepoFile
+from steerserve.rules.models.repository import RepoFile
 from tests.hub.conftest import (
     FILES,
     GET,

@@ -14,13 +14,13 @@ import httpx2
 import psutil
 import pytest
 
-from steerserve import log
 from steerserve.errors import Refusal
 from steerserve.hub import child
 from steerserve.hub.child import Downloaders
 from steerserve.hub.job import Job
 from steerserve.hub.session import Session
 from steerserve.hub.wire import Describe, DownloaderTask, Kind, Trouble
+from steerserve.logs import setup as log
 from tests.hub.conftest import FILES, GET, PATIENCE, WEIGHTS, Desk, MakeDesk, downloaders, held
 from tests.loopback_hub import LoopbackHub
 

@@ -9,8 +9,8 @@ import pytest
 from transformers.utils import logging as transformers_logging
 
 from tests.backend import secured
-from tests.engine import models
-from tests.engine.running import with_bos
+from tests.worker import models
+from tests.worker.running import with_bos
 
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"

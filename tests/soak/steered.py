@@ -19,7 +19,7 @@ import httpx
 
 from steerserve import demo
 from steerserve.errors import TABLE
-from tests.engine.fleet.real import FEATURES, PROMPT, STRENGTH
+from tests.engines.fleet.real import FEATURES, PROMPT, STRENGTH
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 BATCH = "/api/saes/steering/batch"

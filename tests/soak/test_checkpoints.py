@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine import damaged
+from tests.engines import damaged
 from tests.service import Running, add_model, running
 from tests.soak import watching
 

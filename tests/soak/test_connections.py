@@ -15,11 +15,11 @@ import pytest
 import websockets.exceptions
 from websockets.sync.client import connect as websocket
 
-from steerserve.connections import RESERVED
+from steerserve.http.connections import RESERVED
+from tests.app.test_lifecycle import Process
 from tests.soak import watching
 from tests.soak.clients import connect
 from tests.soak.watching import in_ms, sizes, stressed
-from tests.test_lifecycle import Process
 
 PROBE_SECONDS = 2.0
 GROWTH_MB = 60.0

@@ -11,9 +11,9 @@ import httpx
 import pytest
 
 from steerserve.errors import TABLE
-from tests.engine import saes
 from tests.service import Running, running
 from tests.soak import watching
+from tests.worker import saes
 
 MODEL = "red"
 NO_INTEGER = (

@@ -13,10 +13,10 @@ import httpx
 import psutil
 import pytest
 
+from tests.app.test_lifecycle import Process
 from tests.soak import watching
 from tests.soak.clients import text_of
 from tests.soak.watching import in_ms
-from tests.test_lifecycle import Process
 
 CLIENTS, ROUNDS = 6, 12
 LIVENESS_SECONDS = 1.0

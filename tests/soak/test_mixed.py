@@ -18,10 +18,10 @@ import psutil
 import pytest
 
 from steerserve import demo
+from tests.app.test_lifecycle import serving
 from tests.soak import schedule, watching
 from tests.soak.schedule import SEEDED, Book, Gate, Said, Schedule, said
 from tests.soak.watching import Process, Usage, in_ms, slope
-from tests.test_lifecycle import serving
 
 pytestmark = pytest.mark.soak
 SECONDS = float(os.environ.get("SOAK_SECONDS", "300"))

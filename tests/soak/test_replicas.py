@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from tests.engine.fleet.real import serving, words
-from tests.engine.fleet.swarm import Swarm
+from tests.engines.fleet.real import serving, words
+from tests.engines.fleet.swarm import Swarm
 
 
 @pytest.mark.soak

@@ -13,8 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from steerserve import demo
 from tests.conftest import Start
-from tests.service import Running, add_model, add_sae
-from tests.v1.numpy_pass import (
+from tests.openai.numpy_pass import (
     PROMPTS,
     STORIES,
     NumpyPass,
@@ -25,6 +24,7 @@ from tests.v1.numpy_pass import (
     often,
     spans,
 )
+from tests.service import Running, add_model, add_sae
 
 pytestmark = pytest.mark.soak
 SAE = demo.saes()[1]

@@ -19,8 +19,8 @@ import psutil
 import pytest
 
 from steerserve import demo
-from tests.api.test_replicated_model import BASE, Replicated
-from tests.engine.ray.nodes import Nodes, replica_of, started
+from tests.api.residency.test_replicated_model import BASE, Replicated
+from tests.engines.ray.nodes import Nodes, replica_of, started
 from tests.local_cluster import LocalCluster
 from tests.service import add_sae, load_demo, running
 from tests.soak.steered import Asker, Operator, Records, judged, words_of

@@ -16,8 +16,8 @@ import httpx
 import psutil
 import pytest
 
-from steerserve.engine.checkpoint.process import ENGINE, NAMES
-from tests.test_lifecycle import Process, serving
+from steerserve.engines.checkpoint.process import ENGINE, NAMES
+from tests.app.test_lifecycle import Process, serving
 
 SMALL: dict[str, Any] = {"kv_cache_mb": 1, "torch_threads": 1}
 PATIENCE = 30.0

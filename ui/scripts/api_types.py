@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from steerserve.app import Service
+from steerserve.app.service import Service
 from steerserve.settings import Settings
 
 UI = Path(__file__).resolve().parents[1]

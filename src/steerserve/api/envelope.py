@@ -26,7 +26,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from steerserve.errors import DocumentRefusal, Refusal
-from steerserve.rules import documents
+from steerserve.rules.steering import documents
 from steerserve.rules.text import shown
 
 AT_ONCE = 1 << 16

@@ -12,8 +12,8 @@ from typing import Any
 
 import structlog
 
-from steerserve.rules.firings import FiringRow
-from steerserve.rules.replicas import ReplicaView
+from steerserve.rules.residency.replicas import ReplicaView
+from steerserve.rules.sensing.firings import FiringRow
 
 log = structlog.get_logger(__name__)
 

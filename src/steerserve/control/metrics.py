@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from steerserve.control.bus import Event, LoadComplete, LoadError, LoadProgress, UnloadComplete
 from steerserve.control.full_queue import FullQueue, Later, on_loop
-from steerserve.engine.wire.messages import Embedded, Outcome, Piece, Scored, Started
+from steerserve.messages import Embedded, Outcome, Piece, Scored, Started
 
 NAMESPACE = "steerserve"
 RECENT = 1000

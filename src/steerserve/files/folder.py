@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from steerserve.errors import Refusal
-from steerserve.rules.repository import check_repo_id, is_commit
+from steerserve.rules.models.repository import check_repo_id, is_commit
 
 PART = ".part"
 BEGUN = ".begun"

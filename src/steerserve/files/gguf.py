@@ -10,11 +10,11 @@ from pathlib import Path
 
 from steerserve.errors import Refusal
 from steerserve.files.gguf_part import LAYERS_MAXIMUM, Allowance, Part, read_part
-from steerserve.rules import gguf
-from steerserve.rules.architecture import is_embedding_only
-from steerserve.rules.gguf_header import Header
-from steerserve.rules.gguf_layout import WEIGHTS_MAXIMUM, GGUFError, shown
-from steerserve.rules.gguf_types import label_of
+from steerserve.rules.models import gguf
+from steerserve.rules.models.architecture import is_embedding_only
+from steerserve.rules.models.gguf_header import Header
+from steerserve.rules.models.gguf_layout import WEIGHTS_MAXIMUM, GGUFError, shown
+from steerserve.rules.models.gguf_types import label_of
 
 __all__ = ["GGUFError", "entry", "listing", "read_header"]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import struct
 from io import RawIOBase
 
-from steerserve.rules.gguf_layout import GGUFError
+from steerserve.rules.models.gguf_layout import GGUFError
 
 WINDOW = 1 << 18
 _LENGTH = struct.Struct("<Q")

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from steerserve.files.gguf_bytes import HeaderBytes
-from steerserve.rules.gguf_header import FileStamp
-from steerserve.rules.gguf_layout import (
+from steerserve.rules.models.gguf_header import FileStamp
+from steerserve.rules.models.gguf_layout import (
     ALIGNMENT_DEFAULT,
     GGUFError,
     GgufTensor,
@@ -21,7 +21,7 @@ from steerserve.rules.gguf_layout import (
     check_layout,
     shown,
 )
-from steerserve.rules.gguf_types import ARRAY, SCALARS, STRING, TENSOR_TYPES
+from steerserve.rules.models.gguf_types import ARRAY, SCALARS, STRING, TENSOR_TYPES
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)

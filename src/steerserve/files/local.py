@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from steerserve.errors import Refusal
+from steerserve.rules.models.precision import StoredTensor
 from steerserve.rules.paths import is_protected
-from steerserve.rules.precision import StoredTensor
 from steerserve.rules.text import line_fault, shown
 
 HEADER_BYTES = 1 << 24

@@ -10,9 +10,9 @@ from pathlib import Path
 from steerserve.errors import Refusal
 from steerserve.files.folder import CommitFolder
 from steerserve.files.local import reading
-from steerserve.rules import sae_units
-from steerserve.rules.repository import RepoFile
-from steerserve.rules.sae_units import Unit
+from steerserve.rules.models.repository import RepoFile
+from steerserve.rules.saes import units as sae_units
+from steerserve.rules.saes.units import Unit
 
 
 def units(folder: Path, repo_id: str) -> tuple[Unit, ...]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from steerserve.files import local
-from steerserve.rules.precision import StoredTensor, quantization_config
+from steerserve.rules.models.precision import StoredTensor, quantization_config
 
 _INPUT_EMBEDDING = re.compile(
     r"(?:^|\.)(?:embed_tokens|wte|word_embeddings|embed_in|tok_embeddings)\.weight$"

@@ -31,10 +31,10 @@ from steerserve.hub.wire import (
     Trouble,
     WantedFile,
 )
-from steerserve.rules import breaker
-from steerserve.rules.breaker import Breaker, BreakerStatus, Limits
-from steerserve.rules.precision import StoredTensor
-from steerserve.rules.repository import RepoFile, check_paths, check_repo_id, check_revision
+from steerserve.rules.models import breaker
+from steerserve.rules.models.breaker import Breaker, BreakerStatus, Limits
+from steerserve.rules.models.precision import StoredTensor
+from steerserve.rules.models.repository import RepoFile, check_paths, check_repo_id, check_revision
 from steerserve.settings import Settings
 
 NAME = "huggingface"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from steerserve.hub.wire import Described
-from steerserve.rules.repository import RepoFile, check_paths
+from steerserve.rules.models.repository import RepoFile, check_paths
 
 ARCHITECTURES = 8
 TEXT_CHARACTERS = 255

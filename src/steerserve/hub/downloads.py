@@ -31,7 +31,7 @@ from steerserve.hub.wire import (
     Trouble,
     WantedFile,
 )
-from steerserve.rules.repository import check_paths, check_repo_id, is_commit
+from steerserve.rules.models.repository import check_paths, check_repo_id, is_commit
 from steerserve.rules.units import MIB
 
 FIRST_WAIT = 2.0

@@ -42,7 +42,7 @@ from steerserve.hub.wire import (
     Trouble,
     WantedFile,
 )
-from steerserve.rules.repository import check_repo_id
+from steerserve.rules.models.repository import check_repo_id
 
 INFO_BYTES = 16 << 20
 LISTING_BYTES = 32 << 20

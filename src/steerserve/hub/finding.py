@@ -19,7 +19,7 @@ from steerserve.hub.wire import (
     SearchRepositories,
     Trouble,
 )
-from steerserve.rules.repository import check_repo_id
+from steerserve.rules.models.repository import check_repo_id
 
 ANSWER_BYTES = 8 << 20
 _FACTS = ("likes", "downloads", "lastModified", "tags")

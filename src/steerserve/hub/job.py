@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from steerserve.files.folder import CommitFolder, free_bytes, missing_bytes
-from steerserve.rules.repository import RepoFile
+from steerserve.rules.models.repository import RepoFile
 
 Phase = Literal["looking", "fetching"]
 

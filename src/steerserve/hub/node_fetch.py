@@ -23,15 +23,15 @@ import msgspec
 import structlog
 from pydantic import SecretStr
 
-from steerserve import log as logging
 from steerserve.errors import Refusal
 from steerserve.files.folder import CommitFolder, folder_of
 from steerserve.hub.child import Downloaders
 from steerserve.hub.client import Hub
 from steerserve.hub.downloads import Downloads
 from steerserve.hub.job import FetchProgress, Job
-from steerserve.rules.fetching import FetchSign, FetchTask, listed_files
-from steerserve.rules.repository import RepoFile, check_paths
+from steerserve.logs import setup as logging
+from steerserve.rules.models.fetching import FetchSign, FetchTask, listed_files
+from steerserve.rules.models.repository import RepoFile, check_paths
 from steerserve.settings import Settings
 
 LOCKS = ".fetching"

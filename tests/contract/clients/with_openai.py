@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-import openai
 from pydantic import BaseModel
 from told import BASE_URL, MODEL, STORY, Calls
+
+import openai
 
 calls = Calls("openai")
 client = openai.OpenAI(base_url=BASE_URL, api_key="any", max_retries=0)

@@ -10,10 +10,10 @@ import msgspec
 import pytest
 
 from steerserve.control.bus import LoadComplete, LoadError, LoadProgress, UnloadComplete
-from steerserve.engine.wire.endings import NotStarted
 from steerserve.errors import Refusal
 from steerserve.files import local
-from steerserve.rules.residency import Phase
+from steerserve.messages.endings import NotStarted
+from steerserve.rules.residency.swap import Phase
 from tests.control.conftest import Make
 from tests.doubles import FACTS, PATIENCE, World, soon, until
 

@@ -10,13 +10,13 @@ import pytest
 from steerserve.control.residency.cluster import SeenNode
 from steerserve.control.residency.engines import FORGOTTEN, Engines
 from steerserve.demo import MODEL_DIR
-from steerserve.engine.checkpoint import process
-from steerserve.engine.checkpoint.prompts import PromptMaker
-from steerserve.engine.fleet.fleet import Fleet
-from steerserve.engine.gguf import process as llama_process
-from steerserve.engine.gguf.messages import LlamaCard
-from steerserve.engine.remote.facts import checkpoint_seen
-from steerserve.engine.wire.engine import Report
+from steerserve.engines.checkpoint import process
+from steerserve.engines.checkpoint.prompts import PromptMaker
+from steerserve.engines.fleet.fleet import Fleet
+from steerserve.engines.gguf import process as llama_process
+from steerserve.engines.gguf.messages import LlamaCard
+from steerserve.engines.remote.facts import checkpoint_seen
+from steerserve.messages.engine import Report
 from steerserve.settings import Settings
 from tests.doubles import Launcher, ScriptedEngine, soon
 

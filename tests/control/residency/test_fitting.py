@@ -18,8 +18,8 @@ from safetensors.torch import save_file
 from steerserve.control.residency import fitting
 from steerserve.errors import Refusal
 from steerserve.files.weights import Weights, read_weights
-from steerserve.rules.cards import Card, CardProcess
-from steerserve.rules.placement import GpuRequest, parse
+from steerserve.rules.residency.gpus import Card, CardProcess
+from steerserve.rules.residency.placement import GpuRequest, parse
 from steerserve.rules.units import MIB
 from steerserve.settings import Settings
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from steerserve.control.residency import fitting_gguf
-from steerserve.engine.gguf.messages import LlamaCard
+from steerserve.engines.gguf.messages import LlamaCard
 from steerserve.errors import Refusal
-from steerserve.rules.cards import Card
-from steerserve.rules.gguf_header import Header
-from steerserve.rules.memory_fit import PlacementPlan
-from steerserve.rules.placement import GpuRequest
+from steerserve.rules.models.gguf_header import Header
+from steerserve.rules.residency.gpus import Card
+from steerserve.rules.residency.memory_fit import PlacementPlan
+from steerserve.rules.residency.placement import GpuRequest
 from steerserve.rules.units import MIB
 from steerserve.settings import Settings
 

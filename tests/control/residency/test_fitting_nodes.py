@@ -12,12 +12,12 @@ import pytest
 from steerserve import __version__
 from steerserve.control.residency import fitting_nodes
 from steerserve.control.residency.fitting_nodes import NodePlan
-from steerserve.engine.remote.facts import NodeFacts
+from steerserve.database.catalog import utc_now
+from steerserve.engines.remote.facts import NodeFacts
 from steerserve.errors import Refusal
 from steerserve.files.weights import Weights
-from steerserve.rules.placement import GpuRequest, parse
-from steerserve.rules.replicas import ReplicaState, ReplicaView
-from steerserve.store.catalog import utc_now
+from steerserve.rules.residency.placement import GpuRequest, parse
+from steerserve.rules.residency.replicas import ReplicaState, ReplicaView
 from tests.control.residency.test_fitting import cards, checkpoint, settings
 from tests.nodes import NodeSeen
 

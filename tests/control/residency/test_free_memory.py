@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from steerserve.control.residency import free_memory
 from steerserve.errors import Refusal
-from steerserve.rules.cards import Card
+from steerserve.rules.residency.gpus import Card
 from steerserve.rules.units import MIB
 from tests.doubles import FACTS, World, soon
 

@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
+from steerserve import messages as m
 from steerserve.control.bus import LeaseChanged
 from steerserve.control.residency import leases as leases_module
 from steerserve.control.residency.leases import Granted
-from steerserve.engine.wire import messages as m
+from steerserve.database.catalog import ModelRow
 from steerserve.errors import Refusal
 from steerserve.files import local
-from steerserve.log import lease_ref
-from steerserve.rules.intent import GenerateIntent, SamplingParameters
-from steerserve.rules.lease import Terms, digest_of
-from steerserve.rules.residency import Phase
-from steerserve.store.catalog import ModelRow
+from steerserve.logs.setup import lease_ref
+from steerserve.rules.inference.intent import GenerateIntent, SamplingParameters
+from steerserve.rules.residency.lease import Terms, digest_of
+from steerserve.rules.residency.swap import Phase
 from tests.control.conftest import Make
 from tests.doubles import PATIENCE, World, plain, soon, until
 

@@ -12,8 +12,8 @@ import pytest
 from steerserve.control.residency import fitting, loading
 from steerserve.control.residency.engines import Engines
 from steerserve.errors import Refusal
-from steerserve.rules import placement
-from steerserve.rules.cards import Card, CardProcess
+from steerserve.rules.residency import placement
+from steerserve.rules.residency.gpus import Card, CardProcess
 from steerserve.settings import Settings
 from tests.control.residency.test_fitting import cards, checkpoint
 from tests.doubles import World, soon

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ast
 from dataclasses import fields
-from pathlib import Path
 
 import pytest
 
 from steerserve.control.residency.occupant import Occupant
+from tests import ROOT
 
-SOURCE = Path(__file__).parents[3] / "src" / "steerserve"
+SOURCE = ROOT / "src" / "steerserve"
 ROOM = SOURCE / "control" / "residency"
 FIELDS = {field.name for field in fields(Occupant)}
 

@@ -9,8 +9,8 @@ import pytest
 from steerserve.control.residency.occupant import Occupant
 from steerserve.control.residency.watching import EngineWatch
 from steerserve.errors import Refusal
-from steerserve.rules.residency import Phase
-from steerserve.rules.signs import LOOK_SECONDS, Activity, Bounds, Sign
+from steerserve.rules.residency.heartbeat import LOOK_SECONDS, Activity, Bounds, Sign
+from steerserve.rules.residency.swap import Phase
 from tests.doubles import World, soon, until
 
 

@@ -1,4 +1,4 @@
-"""The payloads of the live events, which are sent over Socket.IO (`live.py`).
+"""The payloads of the live events, which are sent over Socket.IO (`events/socketio.py`).
 
 Payloads of models, SAEs, steering and the state of monitoring have every name twice: in camelCase and in snake_case.
 """
@@ -14,8 +14,8 @@ from steerserve.api.answers import ErrorBody, Instant
 from steerserve.api.answers.monitoring import FeatureActivation
 from steerserve.api.answers.sensing import ClusterFiringFacts, EdgeFiringFacts
 from steerserve.api.answers.steering import CompareEvents, Values
-from steerserve.control.vitals.views import CardTotals
-from steerserve.rules.replicas import ReplicaView
+from steerserve.control.health.views import CardTotals
+from steerserve.rules.residency.replicas import ReplicaView
 
 
 class ModelEvent(TypedDict):

@@ -6,8 +6,8 @@ from typing import NotRequired
 
 from typing_extensions import TypedDict
 
-from steerserve.control.vitals.views import Capabilities, FixedSampling, QueueLimits
-from steerserve.rules.stepping import CudaGraphs, RowSteps, SeededRows
+from steerserve.control.health.views import Capabilities, FixedSampling, QueueLimits
+from steerserve.rules.inference.stepping import CudaGraphs, RowSteps, SeededRows
 
 
 class BackendReport(TypedDict):

@@ -7,12 +7,12 @@ from typing import Literal, NotRequired
 from typing_extensions import TypedDict
 
 from steerserve.api.answers import Instant
-from steerserve.control.library.model_previews import EstimatedSize
-from steerserve.control.library.recorded_downloads import FetchProgress
+from steerserve.control.models.previews import EstimatedSize
+from steerserve.control.models.recorded_downloads import FetchProgress
 from steerserve.control.residency.replicas import ReplicaSet
-from steerserve.rules.gguf import GgufFile
-from steerserve.rules.lease_status import EndedLeaseStatus, LeaseStatus
-from steerserve.rules.lock import LockedBy
+from steerserve.rules.models.gguf import GgufFile
+from steerserve.rules.residency.lease_status import EndedLeaseStatus, LeaseStatus
+from steerserve.rules.residency.lock import LockedBy
 
 ModelStatus = Literal["downloading", "ready", "loading", "loaded", "unloading", "error"]
 

@@ -7,7 +7,7 @@ from typing import Literal, NotRequired
 from typing_extensions import TypedDict
 
 from steerserve.api.answers import Instant
-from steerserve.rules.firings import ContextParts
+from steerserve.rules.sensing.firings import ContextParts
 
 
 class MonitoringReport(TypedDict):

@@ -8,8 +8,8 @@ from typing_extensions import TypedDict
 
 from steerserve.api.answers import Instant
 from steerserve.api.answers.steering import Values
-from steerserve.control.interventions.clusters import HubReference, ImportedItem
-from steerserve.rules.provenance import ModelOrigin, SaeOrigin
+from steerserve.control.steering.clusters import HubReference, ImportedItem
+from steerserve.rules.saes.provenance import ModelOrigin, SaeOrigin
 
 
 class SavedProfile(TypedDict):

@@ -7,8 +7,8 @@ from typing import Literal, NotRequired
 from typing_extensions import TypedDict
 
 from steerserve.api.answers import Instant
-from steerserve.control.library.recorded_downloads import FetchProgress
-from steerserve.rules.downloads import SameRequest
+from steerserve.control.models.recorded_downloads import FetchProgress
+from steerserve.rules.models.downloads import SameRequest
 
 SaeStatus = Literal["downloading", "cached", "attached", "error"]
 

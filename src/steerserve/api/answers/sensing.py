@@ -7,8 +7,8 @@ from typing import Literal
 from typing_extensions import TypedDict
 
 from steerserve.api.answers import Instant
-from steerserve.control.observing.sensing_views import SensingIntent
-from steerserve.rules.firings import ContextParts, FiredFeature
+from steerserve.control.sensing.sensing_views import SensingIntent
+from steerserve.rules.sensing.firings import ContextParts, FiredFeature
 
 FiringPhase = Literal["prefill", "decode"]
 UnsensableReason = Literal[

@@ -1,9 +1,9 @@
 """The one model slot. This room owns which model is resident, its engine, its lock, its lease and its attached SAEs.
 
-`conductor.py` is the door: it decides at once, by asking `rules/residency`. `turnover.py` loads and unloads in tasks.
-`occupant.py` is the model in the slot, and the only place where its fields are written; outside of this room everybody
-sees it as a `Resident`, which cannot be written. `loading.py` and `fitting*.py` check a load before anything is
-unloaded. `leases.py` and `records.py` keep the leases and write the records. `engines.py` starts engines.
+`conductor.py` is the door: it decides at once, by asking `rules/residency/swap`. `turnover.py` loads and unloads in
+tasks. `occupant.py` is the model in the slot, and the only place where its fields are written; outside of this room
+everybody sees it as a `Resident`, which cannot be written. `loading.py` and `fitting*.py` check a load before anything
+is unloaded. `leases.py` and `records.py` keep the leases and write the records. `engines.py` starts engines.
 `cluster.py` says what this room needs of a cluster whose nodes run the replicas of the model; `replicas.py` changes the
 replicas.
 
@@ -12,9 +12,9 @@ this state back on the next engine. `restoring.py` calls the owners in the order
 SAEs (`reattaching.py`) first. A new owner derives from `EngineState` and calls `conductor.restoring.register(self)`;
 nothing here changes for it.
 
-`watching.py` looks for heartbeats of each engine, twice a second, by `rules/signs`. A stalled engine refuses
-commands; a wait for its requests ends; an engine that is silent for too long is ended as in a crash. An engine that may
-hold something nobody knows of, because an edit of it could not be undone, is ended too.
+`watching.py` looks for heartbeats of each engine, twice a second, by `rules/residency/heartbeat`. A stalled engine
+refuses commands; a wait for its requests ends; an engine that is silent for too long is ended as in a crash. An engine
+that may hold something nobody knows of, because an edit of it could not be undone, is ended too.
 
 Order of locks and waits. Code that holds one of these takes only the ones below it:
 

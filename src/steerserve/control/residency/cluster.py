@@ -1,13 +1,13 @@
-"""The cluster on whose nodes replicas run, as this room needs it. `composition.py` chooses who fulfils it."""
+"""The cluster on whose nodes replicas run, as this room needs it. `app/wiring.py` chooses who fulfils it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from steerserve.engine.checkpoint.prompts import PromptMaker
-from steerserve.engine.remote.facts import NodeFacts
-from steerserve.engine.wire.engine import Engine, Report
+from steerserve.engines.checkpoint.prompts import PromptMaker
+from steerserve.engines.remote.facts import NodeFacts
+from steerserve.messages.engine import Engine, Report
 
 
 class SeenNode(Protocol):

@@ -1,8 +1,8 @@
 """What may be done with the one slot, now: use its model, load, unload, lease, lock, exchange its SAEs.
 
-Each decision is made without waiting, by asking `rules/residency`; `turnover.py` does the slow work in tasks of its
-own, each of which writes its outcome back in one step. A request that uses the model holds it, and an unload waits for
-everybody who holds the model.
+Each decision is made without waiting, by asking `rules/residency/swap`; `turnover.py` does the slow work in tasks of
+its own, each of which writes its outcome back in one step. A request that uses the model holds it, and an unload waits
+for everybody who holds the model.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from steerserve.control.residency.resident import Attachment, Resident
 from steerserve.control.residency.restoring import Restoring
 from steerserve.control.residency.slot import Slot
 from steerserve.control.residency.turnover import Turnover, shutting_down
+from steerserve.database.catalog import Catalog, Clock, ModelRow, utc_now
 from steerserve.errors import Refusal
-from steerserve.rules import residency
-from steerserve.rules.lease import Terms
-from steerserve.rules.lock import Lock
-from steerserve.rules.placement import GpuRequest
-from steerserve.rules.residency import Phase, Step, UnloadStep, View
+from steerserve.rules.residency import swap
+from steerserve.rules.residency.lease import Terms
+from steerserve.rules.residency.lock import Lock
+from steerserve.rules.residency.placement import GpuRequest
+from steerserve.rules.residency.swap import Phase, Step, UnloadStep, View
 from steerserve.settings import Settings
-from steerserve.store.catalog import Catalog, Clock, ModelRow, utc_now
 
 log = structlog.get_logger("steerserve.changes")
 
@@ -92,7 +92,7 @@ class Conductor:
         """
         resident = self.resident
         if resident is not None and resident.phase is Phase.UNLOADING:
-            raise residency.busy(self.view())
+            raise swap.busy(self.view())
         if resident is None or resident.phase is not Phase.LOADED:
             raise Refusal("MODEL_NOT_LOADED", "no model is loaded")
         return resident
@@ -155,11 +155,11 @@ class Conductor:
         allowed. `lease` is the lease id of the request: with it, a load may replace the model that this lease protects.
 
         Raises:
-            Refusal: what `rules/residency.may_serve` or the load refuses.
+            Refusal: what `rules/residency/swap.may_serve` or the load refuses.
         """
 
         def step() -> Step:
-            return residency.may_serve(self.view(lease), row.id, row.name, may_load=may_load)
+            return swap.may_serve(self.view(lease), row.id, row.name, may_load=may_load)
 
         if step() is Step.LOAD:
             prepared = await self._prepared(row)
@@ -172,7 +172,7 @@ class Conductor:
         # while the load first unloads another model, the slot still shows that other model
         resident = self._slot.coming(row.id)
         if resident is None:
-            raise residency.busy(self.view())
+            raise swap.busy(self.view())
         resident.hold()
         try:
             await asyncio.shield(resident.ready)
@@ -203,7 +203,7 @@ class Conductor:
         Raises:
             Refusal: MODEL_BUSY, MODEL_ALREADY_LOADED, MODEL_LEASED.
         """
-        residency.may_load(self.view(lease), model_id)
+        swap.may_load(self.view(lease), model_id)
 
     async def load(
         self, row: ModelRow, lease: str | None = None, gpu: GpuRequest = ANYWHERE
@@ -229,7 +229,7 @@ class Conductor:
         Raises:
             Refusal: MODEL_BUSY, MODEL_NOT_LOADED, MODEL_LEASED.
         """
-        step = residency.may_unload(self.view(lease), model_id)
+        step = swap.may_unload(self.view(lease), model_id)
         self.leases.note_ignored(lease)
         if step is UnloadStep.END_LOAD:
             await self.end_load(model_id)
@@ -243,7 +243,7 @@ class Conductor:
         coming = self._slot.coming(model_id)
         if coming is None:
             return
-        if residency.is_loading(self.view(), model_id):
+        if swap.is_loading(self.view(), model_id):
             self._turnover.begin_end_load(coming)
         await self._turnover.until_load_ended(coming)
 
@@ -263,7 +263,7 @@ class Conductor:
         Raises:
             Refusal: MODEL_BUSY, MODEL_NOT_RESIDENT, MODEL_LEASED.
         """
-        residency.may_lease(self.view(), row.id, row.name)
+        swap.may_lease(self.view(), row.id, row.name)
         return self.leases.grant(row.id, row.name, terms)
 
     def lock(self, model_id: int) -> None:
@@ -272,7 +272,7 @@ class Conductor:
         Raises:
             Refusal: MODEL_BUSY, MODEL_LOCKED, MODEL_NOT_LOADED.
         """
-        residency.may_lock(self.view(), model_id)
+        swap.may_lock(self.view(), model_id)
         self._occupant(self.loaded()).lock()
 
     def unlock(self, model_id: int) -> None:

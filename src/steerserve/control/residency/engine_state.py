@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from steerserve.control.residency.resident import Attachment, Resident, Switch
-from steerserve.engine.wire.engine import Engine
+from steerserve.messages.engine import Engine
 
 Loss = TypeVar("Loss")
 

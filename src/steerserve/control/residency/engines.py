@@ -9,17 +9,17 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from steerserve.control.residency.cluster import EngineCluster, SeenNode
-from steerserve.engine.checkpoint import client
-from steerserve.engine.checkpoint.prompts import TokensGiven
-from steerserve.engine.fleet.fleet import Fleet
-from steerserve.engine.gguf import client as llama
-from steerserve.engine.gguf import process as llama_process
-from steerserve.engine.gguf.messages import LlamaCard
-from steerserve.engine.remote import checkpoints
-from steerserve.engine.remote.facts import checkpoint_seen
-from steerserve.engine.wire.engine import Engine, Report
-from steerserve.rules.fields import CHECKPOINT, GGUF
-from steerserve.rules.signs import Bounds
+from steerserve.engines.checkpoint import client
+from steerserve.engines.checkpoint.prompts import TokensGiven
+from steerserve.engines.fleet.fleet import Fleet
+from steerserve.engines.gguf import client as llama
+from steerserve.engines.gguf import process as llama_process
+from steerserve.engines.gguf.messages import LlamaCard
+from steerserve.engines.remote import checkpoints
+from steerserve.engines.remote.facts import checkpoint_seen
+from steerserve.messages.engine import Engine, Report
+from steerserve.rules.inference.fields import CHECKPOINT, GGUF
+from steerserve.rules.residency.heartbeat import Bounds
 from steerserve.settings import Settings
 
 FORGOTTEN = 60.0

@@ -12,16 +12,23 @@ from typing import Any
 
 import psutil
 
-from steerserve.control.cards_driver import PATIENCE, ReadCards, ask
+from steerserve.control.residency.gpu_driver import PATIENCE, ReadCards, ask
 from steerserve.errors import Refusal
 from steerserve.files.weights import Weights
-from steerserve.rules import memory_fit, precision
-from steerserve.rules.architecture import is_embedding_only
-from steerserve.rules.cards import Card
-from steerserve.rules.memory_fit import PlacementPlan
-from steerserve.rules.memory_needs import LENGTH_STEP, PREFILL_TOKENS, Device, Needs, working_bytes
-from steerserve.rules.placement import GpuRequest, select
-from steerserve.rules.precision import Held, Machine, Scheme
+from steerserve.rules.models import precision
+from steerserve.rules.models.architecture import is_embedding_only
+from steerserve.rules.models.precision import Held, Machine, Scheme
+from steerserve.rules.residency import memory_fit
+from steerserve.rules.residency.gpus import Card
+from steerserve.rules.residency.memory_fit import PlacementPlan
+from steerserve.rules.residency.memory_needs import (
+    LENGTH_STEP,
+    PREFILL_TOKENS,
+    Device,
+    Needs,
+    working_bytes,
+)
+from steerserve.rules.residency.placement import GpuRequest, select
 from steerserve.rules.units import MIB
 from steerserve.settings import Settings
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from steerserve.control.cards_driver import ReadCards
 from steerserve.control.residency import fitting
-from steerserve.engine.cards import read
-from steerserve.engine.gguf.messages import LlamaCard
-from steerserve.rules import gguf, gguf_header, memory_fit
-from steerserve.rules.cards import Card
-from steerserve.rules.gguf_header import CELLS, Header, kv_bytes_per_token
-from steerserve.rules.memory_fit import PlacementPlan
-from steerserve.rules.memory_needs import Needs, working_bytes
-from steerserve.rules.placement import GpuRequest, select
+from steerserve.control.residency.gpu_driver import ReadCards
+from steerserve.engines.gguf.messages import LlamaCard
+from steerserve.engines.gpus import read
+from steerserve.rules.models import gguf, gguf_header
+from steerserve.rules.models.gguf_header import CELLS, Header, kv_bytes_per_token
+from steerserve.rules.residency import memory_fit
+from steerserve.rules.residency.gpus import Card
+from steerserve.rules.residency.memory_fit import PlacementPlan
+from steerserve.rules.residency.memory_needs import Needs, working_bytes
+from steerserve.rules.residency.placement import GpuRequest, select
 from steerserve.rules.units import MIB
 from steerserve.settings import Settings
 

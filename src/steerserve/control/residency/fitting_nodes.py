@@ -15,13 +15,13 @@ from steerserve import __version__
 from steerserve.control.residency import fitting
 from steerserve.control.residency.cluster import SeenNode
 from steerserve.control.residency.fitting import HOST, Fit
-from steerserve.engine.remote.facts import NodeFacts, why_barred
+from steerserve.engines.remote.facts import NodeFacts, why_barred
 from steerserve.errors import Refusal
 from steerserve.files.weights import Weights
-from steerserve.rules.cards import Card
-from steerserve.rules.memory_needs import Device
-from steerserve.rules.placement import GpuChoice, GpuRequest
-from steerserve.rules.replicas import ReplicaView
+from steerserve.rules.residency.gpus import Card
+from steerserve.rules.residency.memory_needs import Device
+from steerserve.rules.residency.placement import GpuChoice, GpuRequest
+from steerserve.rules.residency.replicas import ReplicaView
 from steerserve.settings import Settings
 
 

@@ -10,15 +10,15 @@ from contextlib import suppress
 import psutil
 import structlog
 
-from steerserve.control.cards_driver import ReadCards
 from steerserve.control.residency import fitting
 from steerserve.control.residency.cluster import SeenNode
+from steerserve.control.residency.gpu_driver import ReadCards
 from steerserve.control.residency.resident import Resident
-from steerserve.engine.cards import read as read_cards
-from steerserve.engine.wire.messages import Measured
+from steerserve.engines.gpus import read as read_cards
 from steerserve.errors import Refusal
-from steerserve.rules import replicas
-from steerserve.rules.sae_set import NodeRoom, Reserves
+from steerserve.messages import Measured
+from steerserve.rules.residency import replicas
+from steerserve.rules.saes.sets import NodeRoom, Reserves
 from steerserve.rules.units import MIB
 
 log = structlog.get_logger(__name__)

@@ -16,13 +16,13 @@ from datetime import datetime, timedelta
 import structlog
 
 from steerserve.control.bus import Bus, LeaseChanged
-from steerserve.log import lease_ref
-from steerserve.rules import lease as rules
-from steerserve.rules import lease_status
-from steerserve.rules.lease import Book, Ended, Lease, LeaseLimits, Terms
-from steerserve.rules.lease_status import EndedLeaseStatus, LeaseStatus
+from steerserve.database.catalog import Clock, utc_now
+from steerserve.logs.setup import lease_ref
+from steerserve.rules.residency import lease as rules
+from steerserve.rules.residency import lease_status
+from steerserve.rules.residency.lease import Book, Ended, Lease, LeaseLimits, Terms
+from steerserve.rules.residency.lease_status import EndedLeaseStatus, LeaseStatus
 from steerserve.settings import Settings
-from steerserve.store.catalog import Clock, utc_now
 
 log = structlog.get_logger(__name__)
 

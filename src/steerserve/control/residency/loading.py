@@ -13,23 +13,23 @@ from steerserve.control.residency import fitting, fitting_gguf, fitting_nodes
 from steerserve.control.residency.engines import Engines
 from steerserve.control.residency.occupant import Occupant
 from steerserve.control.residency.resident import Resident
-from steerserve.engine.cards import read as read_cards
-from steerserve.engine.fleet.progress import extend
-from steerserve.engine.remote.facts import checkpoint_seen
-from steerserve.engine.wire import endings
-from steerserve.engine.wire.messages import Loaded, Progress
+from steerserve.database.catalog import ModelRow, utc_now
+from steerserve.engines.fleet.progress import extend
+from steerserve.engines.gpus import read as read_cards
+from steerserve.engines.remote.facts import checkpoint_seen
 from steerserve.errors import Refusal
 from steerserve.files import gguf as gguf_files
 from steerserve.files import local, weights
-from steerserve.rules import model_status, placement
-from steerserve.rules.cards import Card
-from steerserve.rules.fields import GGUF
-from steerserve.rules.gguf_header import Header
-from steerserve.rules.memory_fit import PlacementPlan
-from steerserve.rules.placement import GpuRequest
-from steerserve.rules.replicas import ReplicaState, ReplicaView
+from steerserve.messages import Loaded, Progress, endings
+from steerserve.rules.inference.fields import GGUF
+from steerserve.rules.models import status as model_status
+from steerserve.rules.models.gguf_header import Header
+from steerserve.rules.residency import placement
+from steerserve.rules.residency.gpus import Card
+from steerserve.rules.residency.memory_fit import PlacementPlan
+from steerserve.rules.residency.placement import GpuRequest
+from steerserve.rules.residency.replicas import ReplicaState, ReplicaView
 from steerserve.settings import Settings
-from steerserve.store.catalog import ModelRow, utc_now
 
 ANYWHERE = GpuRequest()
 

@@ -12,13 +12,13 @@ from typing import Any
 import structlog
 
 from steerserve.control.residency.resident import Attachment
-from steerserve.engine.wire.engine import Engine
-from steerserve.engine.wire.messages import Loaded
+from steerserve.database.catalog import ModelRow
 from steerserve.errors import Refusal
-from steerserve.rules.lock import Lock, LockedBy
-from steerserve.rules.residency import Phase
-from steerserve.rules.signs import Silence
-from steerserve.store.catalog import ModelRow
+from steerserve.messages import Loaded
+from steerserve.messages.engine import Engine
+from steerserve.rules.residency.heartbeat import Silence
+from steerserve.rules.residency.lock import Lock, LockedBy
+from steerserve.rules.residency.swap import Phase
 
 log = structlog.get_logger(__name__)
 

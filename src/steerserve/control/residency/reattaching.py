@@ -9,10 +9,10 @@ from contextlib import asynccontextmanager
 from steerserve.control.residency.engine_state import EngineState, Return, unchanged
 from steerserve.control.residency.resident import Attachment, Order, Resident, Switch
 from steerserve.control.residency.restoring import Restoring
-from steerserve.engine.wire.engine import Engine
+from steerserve.database.catalog import Catalog
 from steerserve.errors import Refusal
 from steerserve.files import local
-from steerserve.store.catalog import Catalog
+from steerserve.messages.engine import Engine
 
 Lost = tuple[Attachment, ...]
 

@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 import structlog
 
 from steerserve.control.residency.occupant import Occupant
+from steerserve.database.catalog import Catalog
 from steerserve.errors import Refusal
-from steerserve.rules.model_status import AFTER, Event
-from steerserve.store.catalog import Catalog
+from steerserve.rules.models.status import AFTER, Event
 
 log = structlog.get_logger(__name__)
 Row = TypeVar("Row")

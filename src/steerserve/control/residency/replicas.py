@@ -12,10 +12,10 @@ from steerserve.control.residency import loading
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.engines import Engines
 from steerserve.control.residency.resident import Resident
-from steerserve.engine.wire.engine import Engine, one_process
-from steerserve.rules import replicas as rules
-from steerserve.rules import residency
-from steerserve.rules.replicas import ReplicaView, Strength
+from steerserve.messages.engine import Engine, one_process
+from steerserve.rules.residency import replicas as rules
+from steerserve.rules.residency import swap
+from steerserve.rules.residency.replicas import ReplicaView, Strength
 from steerserve.settings import Settings
 
 log = structlog.get_logger(__name__)
@@ -132,7 +132,7 @@ class Replicas:
     # ------------------------------------------------------------- inside
 
     def _engine(self, model_id: int) -> Engine:
-        residency.may_change_replicas(self._conductor.view(), model_id)
+        swap.may_change_replicas(self._conductor.view(), model_id)
         return self._conductor.loaded().held()
 
     async def _check_room(self, more: int) -> None:

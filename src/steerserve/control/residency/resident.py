@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Protocol
 
-from steerserve.engine.wire.engine import Engine
-from steerserve.engine.wire.messages import Attached, Loaded, SaeSource
-from steerserve.rules.provenance import SaeOrigin
-from steerserve.rules.residency import Phase
-from steerserve.rules.signs import Silence
-from steerserve.rules.steering import key_of
-from steerserve.store.catalog import ModelRow
+from steerserve.database.catalog import ModelRow
+from steerserve.messages import Attached, Loaded, SaeSource
+from steerserve.messages.engine import Engine
+from steerserve.rules.residency.heartbeat import Silence
+from steerserve.rules.residency.swap import Phase
+from steerserve.rules.saes.provenance import SaeOrigin
+from steerserve.rules.steering.live import key_of
 
 Switch = Callable[[], None]
 """Makes a prepared change effective, in one step without waiting."""

@@ -20,9 +20,9 @@ import structlog
 from steerserve.control.residency.engine_state import EngineState, Loss, Losses, Return
 from steerserve.control.residency.occupant import Occupant
 from steerserve.control.residency.resident import Switch
-from steerserve.engine.wire.engine import Engine
 from steerserve.errors import Refusal
-from steerserve.rules.lock import Lock
+from steerserve.messages.engine import Engine
+from steerserve.rules.residency.lock import Lock
 
 log = structlog.get_logger(__name__)
 

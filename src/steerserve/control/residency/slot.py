@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from steerserve.control.residency.occupant import Occupant
-from steerserve.rules.residency import Phase
+from steerserve.rules.residency.swap import Phase
 
 
 class Slot:

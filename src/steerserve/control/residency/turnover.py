@@ -30,14 +30,15 @@ from steerserve.control.residency.records import Records
 from steerserve.control.residency.restoring import Restoring
 from steerserve.control.residency.slot import Slot
 from steerserve.control.residency.watching import EngineWatch
-from steerserve.engine.wire.engine import Engine
-from steerserve.engine.wire.messages import Loaded
 from steerserve.errors import Refusal
-from steerserve.rules import model_status, replicas
-from steerserve.rules.model_status import Event
-from steerserve.rules.replicas import ReplicaView
-from steerserve.rules.residency import Phase
-from steerserve.rules.signs import Bounds
+from steerserve.messages import Loaded
+from steerserve.messages.engine import Engine
+from steerserve.rules.models import status as model_status
+from steerserve.rules.models.status import Event
+from steerserve.rules.residency import replicas
+from steerserve.rules.residency.heartbeat import Bounds
+from steerserve.rules.residency.replicas import ReplicaView
+from steerserve.rules.residency.swap import Phase
 from steerserve.settings import Settings
 
 log = structlog.get_logger(__name__)

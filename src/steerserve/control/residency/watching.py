@@ -10,14 +10,15 @@ import structlog
 
 from steerserve.control.residency.occupant import Occupant
 from steerserve.errors import Refusal
-from steerserve.rules import signs
-from steerserve.rules.signs import Bounds, Condition, Silence
+from steerserve.rules.residency import heartbeat
+from steerserve.rules.residency.heartbeat import Bounds, Condition, Silence
 
 log = structlog.get_logger(__name__)
 
 
 class EngineWatch:
-    """Watches the engine of one occupant. Each look is one step without waiting: `rules/signs` judges the silence."""
+    """Watches the engine of one occupant. Each look is one step without waiting: `rules/residency/heartbeat` judges the
+    silence."""
 
     def __init__(
         self, occupant: Occupant, bounds: Bounds, clock: Callable[[], float] = time.monotonic
@@ -32,16 +33,16 @@ class EngineWatch:
         """Look every LOOK_SECONDS until the engine has ended."""
         while not self._engine.ended.done():
             self.look()
-            await asyncio.wait([self._engine.ended], timeout=signs.LOOK_SECONDS)
+            await asyncio.wait([self._engine.ended], timeout=heartbeat.LOOK_SECONDS)
 
     def look(self) -> None:
         """(1) A stalled engine refuses commands, and readiness turns. (2) With its next sign it takes them again. (3)
         An engine that is silent for too long is ended, as if it had ended by itself."""
         engine, name = self._engine, self._occupant.row.name
-        silence = self._silence = signs.silence(self._silence, engine.sign(), self._clock())
+        silence = self._silence = heartbeat.silence(self._silence, engine.sign(), self._clock())
         self._occupant.hear(silence)
-        why = signs.described(silence)
-        match signs.condition(silence, self._bounds):
+        why = heartbeat.described(silence)
+        match heartbeat.condition(silence, self._bounds):
             case Condition.STALLED if engine.stalled is None:
                 log.warning("engine_stalled", model=name, reason=why)
                 engine.stall(

@@ -6,8 +6,8 @@ import { showPage } from "../../test/page";
 import { service } from "../../test/service";
 import { Log } from "./Log";
 
-const LINE = { at: "2026-01-01T10:00:00.123Z", level: "ERROR", logger: "steerserve.v1", event: "stream_failed", fields: { rows: 2 } };
-const RAISED = { type: "ValueError", places: ["v1/render.py:231 in stream"] };
+const LINE = { at: "2026-01-01T10:00:00.123Z", level: "ERROR", logger: "steerserve.openai", event: "stream_failed", fields: { rows: 2 } };
+const RAISED = { type: "ValueError", places: ["openai/render.py:231 in stream"] };
 
 it("shows level, event, fields and the places of an exception, and can be paused", async () => {
   service({ "GET /api/health/log": { lines: [{ ...LINE, id: 7, exception: RAISED }], last_id: 7, dropped: 0, kept: 500 } });

@@ -1,0 +1,94 @@
+"""/api/health: liveness, readiness, the components, the cards, the metrics, the circuit breakers."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+from starlette.responses import Response
+
+from steerserve import __version__
+from steerserve.api.answers import Answer
+from steerserve.api.answers.health import BackendReport, ServiceVersion
+from steerserve.api.envelope import success
+from steerserve.control.health.gauges import CONTENT_TYPE, Gauges
+from steerserve.control.health.health import Vitals
+from steerserve.control.health.views import (
+    CardReport,
+    DetailedHealth,
+    InferenceBackend,
+    Liveness,
+    MetricsReport,
+    Readiness,
+)
+from steerserve.errors import Refusal
+from steerserve.logs.recent import KEPT, Level, LogLines, RecentLines
+from steerserve.rules.models.breaker import BreakerStatus
+
+
+def router(vitals: Vitals, gauges: Gauges, lines: RecentLines) -> APIRouter:
+    routes = APIRouter(prefix="/api/health", tags=["health"])
+
+    @routes.get("", response_model=Answer[Liveness])
+    async def liveness() -> Response:
+        return success(vitals.liveness())
+
+    @routes.get("/ready", response_model=Answer[Readiness])
+    async def readiness() -> Response:
+        state = await vitals.readiness()
+        if state.ready:
+            return success(state)
+        raise Refusal("NOT_READY", "the service is not ready", **asdict(state))
+
+    @routes.get("/detailed", response_model=Answer[DetailedHealth])
+    async def detailed() -> Response:
+        return success(await vitals.detailed())
+
+    @routes.get("/gpus", response_model=Answer[CardReport])
+    async def gpus() -> Response:
+        return success(await vitals.gpus())
+
+    @routes.get("/inference", response_model=Answer[BackendReport])
+    async def inference() -> Response:
+        return success(_backend(vitals.backend()))
+
+    @routes.get("/metrics", response_model=Answer[MetricsReport])
+    async def metrics() -> Response:
+        return success(await gauges.body())
+
+    @routes.get(
+        "/metrics/prometheus",
+        response_class=Response,
+        responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
+    )
+    async def prometheus() -> Response:
+        return Response(await gauges.text(), headers={"content-type": CONTENT_TYPE})
+
+    @routes.get("/circuits", response_model=Answer[list[BreakerStatus]])
+    async def circuits() -> Response:
+        return success(vitals.breakers())
+
+    @routes.post("/circuits/{name}/reset", response_model=Answer[BreakerStatus])
+    async def reset(name: str) -> Response:
+        return success(vitals.reset(name))
+
+    @routes.get("/log", response_model=Answer[LogLines])
+    async def log(
+        after: Annotated[int | None, Query(ge=0)] = None,
+        level: Level = "DEBUG",
+        limit: Annotated[int, Query(ge=1, le=KEPT)] = KEPT,
+    ) -> Response:
+        return success(lines.after(after, level, limit))
+
+    @routes.get("/version", response_model=Answer[ServiceVersion])
+    async def version() -> Response:
+        return success({"version": __version__, "app": "steerserve"})
+
+    return routes
+
+
+def _backend(backend: InferenceBackend) -> dict[str, Any]:
+    """The limits of the backend that is in use. The limits of the other backend are left out."""
+    other = "cbm_config" if backend.cbm_config is None else "queue"
+    return {name: value for name, value in asdict(backend).items() if name != other}

@@ -1,0 +1,328 @@
+"""/api/compare: one prompt, completed at several intensities of the same steering, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from typing import Annotated, Any, Literal
+
+import msgspec
+import structlog
+from fastapi import APIRouter, Depends
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from steerserve.api.answers import Answer
+from steerserve.api.answers.steering import Comparison
+from steerserve.api.envelope import RequestBody, success, unambiguous
+from steerserve.api.steering.steering import Value
+from steerserve.control import retry
+from steerserve.control.inference.compare import Compare, Compared, Comparing, Side
+from steerserve.control.inference.generate import Piece, Reading
+from steerserve.control.inference.positions import TextWithReadings
+from steerserve.control.models.served import ServedModel
+from steerserve.errors import Refusal
+from steerserve.http.disconnect import Disconnected, unless_disconnected
+from steerserve.http.event_stream import EventStream, event
+from steerserve.rules import clients
+from steerserve.rules.inference import activations
+from steerserve.rules.inference import compare as rules
+from steerserve.rules.inference.intent import GenerateIntent, Prompt, SamplingParameters
+from steerserve.rules.saes.attachment import SaeChoice
+from steerserve.rules.steering.live import BATCH_MAXIMUM, plain_indices
+from steerserve.rules.steering.request import FEATURES_MAXIMUM, RequestSteering, SteeredFeature
+from steerserve.settings import Settings
+
+log = structlog.get_logger(__name__)
+_json = msgspec.json.Encoder().encode
+
+SEED_MAXIMUM = 2**32 - 1
+MESSAGES_MAXIMUM = 2000
+TOKENS_MAXIMUM = 2**31 - 1
+INDEX_MAXIMUM = 2**31 - 1
+
+
+class CompareMessage(RequestBody):
+    """One message of a conversation."""
+
+    role: Annotated[str, Field(min_length=1, max_length=50)]
+    content: str
+
+
+class CompareFeature(RequestBody):
+    """A feature of an attached SAE, and its value. `sae_id` and `layer` name the SAE where several are attached."""
+
+    index: Annotated[int, Field(ge=0, le=INDEX_MAXIMUM)]
+    value: Value
+    sae_id: Annotated[str, Field(min_length=1, max_length=50)] | None = None
+    layer: Annotated[int, Field(ge=0, le=INDEX_MAXIMUM)] | None = None
+
+
+class CompareSteering(RequestBody):
+    """The values of features of one or several SAEs, in the form that the requests of `/v1` have. They replace the live
+    values; a comparison knows no other mode."""
+
+    features: Annotated[list[CompareFeature], Field(max_length=FEATURES_MAXIMUM)]
+    mode: Literal["replace"] | None = None
+
+
+class CompareBody(RequestBody):
+    """A comparison of completions of `prompt` or of `messages`. The intensities multiply the values of `sae_steering`
+    or of `steering`, else those of `profile`, else the live values. Without `temperature` the completions are greedy,
+    so that they differ by the steering alone. With `stream` the answer is server-sent events."""
+
+    prompt: Annotated[str, Field(min_length=1)] | None = None
+    messages: (
+        Annotated[list[CompareMessage], Field(min_length=1, max_length=MESSAGES_MAXIMUM)] | None
+    ) = None
+    intensities: Annotated[list[float], Field(default_factory=lambda: [0.0, 1.0])]
+    steering: Annotated[dict[str, Value], Field(max_length=BATCH_MAXIMUM)] | None = None
+    sae_id: Annotated[str, Field(max_length=50)] | None = None
+    layer: Annotated[int, Field(ge=0)] | None = None
+    sae_steering: CompareSteering | None = None
+    profile: Annotated[str, Field(min_length=1, max_length=100)] | None = None
+    max_tokens: Annotated[int, Field(ge=1, le=TOKENS_MAXIMUM)] = 64
+    temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] = 0.0
+    top_p: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 1.0
+    seed: Annotated[int, Field(ge=0, le=SEED_MAXIMUM)] | None = None
+    activations: dict[str, Any] | None = None
+    stream: bool = False
+
+
+STREAMED: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "the comparison; with `stream: true` as server-sent events, whose data are `CompareEvents`",
+        "content": {"text/event-stream": {}},
+    }
+}
+
+
+def router(compare: Compare, settings: Settings) -> APIRouter:
+    routes = APIRouter(
+        prefix="/api/compare", tags=["steering"], dependencies=[Depends(unambiguous)]
+    )
+
+    @routes.post("", response_model=Answer[Comparison], responses=STREAMED)
+    async def run(body: CompareBody, request: Request) -> Response:
+        """Run the comparison. It ends early when the client goes away."""
+        model = await compare.model()
+        intent = _intent(body, settings, request)
+        if body.stream:
+            return await _streamed(compare, settings, intent, model, request)
+        try:
+            compared = await unless_disconnected(request, compare.run(intent, model))
+        except Disconnected:
+            return Response(status_code=499)
+        return success(
+            {
+                "model": compared.model,
+                "system_fingerprint": compared.fingerprint,
+                "prompt_tokens": compared.prompt_tokens,
+                "sides": [_side(side, compared) for side in compared.sides],
+            }
+        )
+
+    return routes
+
+
+async def _streamed(
+    compare: Compare,
+    settings: Settings,
+    intent: GenerateIntent,
+    model: ServedModel,
+    request: Request,
+) -> Response:
+    """The answer as events. Its status is sent once every check has passed."""
+    stack = AsyncExitStack()
+    opening = stack.enter_async_context(compare.open(intent, model))
+    try:
+        comparing = await unless_disconnected(request, opening)
+    except Disconnected:
+        await stack.aclose()
+        return Response(status_code=499)
+    except BaseException:
+        await stack.aclose()
+        raise
+    return EventStream(_events(comparing, compare, settings), stack.aclose)
+
+
+async def _events(
+    comparing: Comparing, compare: Compare, settings: Settings
+) -> AsyncIterator[bytes]:
+    """`started`, then the texts of all sides as they are written, then `done` or `error`."""
+    compared = comparing.compared
+    yield event(_json(_started(compared)), "started")
+    try:
+        async for written in comparing.events:
+            for name, data in _written(written, compared):
+                yield event(_json(data), name)
+    except Refusal as refusal:
+        yield _failure(refusal, compare, settings)
+    except Exception:
+        log.exception("comparison_failed")
+        unknown = Refusal("INTERNAL_ERROR", "an error inside the service")
+        yield _failure(unknown, compare, settings)
+    else:
+        yield event(b"{}", "done")
+
+
+def _failure(refusal: Refusal, compare: Compare, settings: Settings) -> bytes:
+    compare.failed(refusal)
+    error = {"code": refusal.code, "message": refusal.message, "details": refusal.details}
+    after = retry.seconds(settings, refusal, refusal.row.api)
+    return event(_json(error | ({} if after is None else {"retry_after": after})), "error")
+
+
+def _started(compared: Compared) -> dict[str, Any]:
+    tapped = compared.tapped
+    sides = [{"side": i, **_steered(side)} for i, side in enumerate(compared.sides)]
+    return {
+        "model": compared.model,
+        "system_fingerprint": compared.fingerprint,
+        "prompt_tokens": compared.prompt_tokens,
+        "sae": {"sae_id": tapped.sae_id, "layer": tapped.layer} if tapped else None,
+        "sides": sides,
+    }
+
+
+def _written(written: TextWithReadings, compared: Compared) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The events of one piece of text. With activations every token has its event, also where its text is held back."""
+    side, piece = compared.sides[written.choice], written.piece
+    named = {"side": written.choice, "intensity": side.intensity}
+    tokens = [_token(reading, compared) for reading in written.readings]
+    if piece is None:
+        yield "prompt", {**named, "tokens": tokens}
+    elif isinstance(piece, Piece) and (piece.text or piece.finish or tokens):
+        text: dict[str, Any] = {
+            **named,
+            "text": piece.text,
+            "finish_reason": piece.finish,
+            "completion_tokens": piece.tokens,
+        }
+        if compared.tapped is not None:
+            text["token"] = tokens[0] if tokens else None
+        yield "text", text
+
+
+def _token(reading: Reading, compared: Compared) -> dict[str, Any]:
+    return {
+        "position": reading.position,
+        "token_id": reading.token,
+        "text": reading.text,
+        "features": _features(reading, compared),
+    }
+
+
+def _features(reading: Reading, compared: Compared) -> list[dict[str, Any]]:
+    return [activations.labelled(i, v, compared.labels) for i, v in reading.features]
+
+
+def _steered(side: Side) -> dict[str, Any]:
+    return {
+        "intensity": side.intensity,
+        "steering": {
+            key: {str(i): v for i, v in sorted(values.items())}
+            for key, values in side.steering.items()
+        },
+        "steering_state": side.state,
+    }
+
+
+def _side(side: Side, compared: Compared) -> dict[str, Any]:
+    return {
+        **_steered(side),
+        "text": side.text,
+        "finish_reason": side.finish,
+        "completion_tokens": side.tokens,
+        "sae_activations": _readings(side, compared),
+    }
+
+
+def _readings(side: Side, compared: Compared) -> dict[str, Any] | None:
+    if side.readings is None or compared.tapped is None:
+        return None
+    return {
+        "sae_id": compared.tapped.sae_id,
+        "layer": compared.tapped.layer,
+        "positions": [
+            {
+                "position": reading.position,
+                "token_id": reading.token,
+                "features": _features(reading, compared),
+            }
+            for reading in side.readings
+        ],
+    }
+
+
+def _intent(body: CompareBody, settings: Settings, request: Request) -> GenerateIntent:
+    """Raises:
+    Refusal: VALIDATION_ERROR, SAE_ACTIVATIONS_REFUSED.
+    """
+    if (body.prompt is None) == (body.messages is None):
+        raise _invalid("prompt", "give either prompt or messages")
+    given = {
+        "steering": body.steering,
+        "sae_steering": body.sae_steering,
+        "profile": body.profile,
+    }
+    named = [field for field, value in given.items() if value is not None]
+    if len(named) > 1:
+        raise _invalid(named[1], f"give either {named[0]} or {named[1]}")
+    if body.steering is None and (body.sae_id is not None or body.layer is not None):
+        raise _invalid(
+            "steering", "sae_id and layer name the SAE that steering is for; send steering too"
+        )
+    prompt: Prompt
+    if body.messages is not None:
+        prompt = tuple({"role": one.role, "content": one.content} for one in body.messages)
+    else:
+        prompt = body.prompt or ""
+    intensities = rules.check(body.intensities)
+    asked = None
+    if body.activations is not None:
+        asked = activations.parse(body.activations, settings.sae_activations_max_top_k)
+        asked = replace(asked, is_streamed=body.stream)
+    return GenerateIntent(
+        prompts=(prompt,) * len(intensities),
+        sampling=SamplingParameters(
+            temperature=body.temperature,
+            top_p=body.top_p,
+            max_tokens=body.max_tokens,
+            seed=body.seed,
+        ),
+        profile=body.profile,
+        activations=asked,
+        sweep=rules.Sweep(
+            intensities,
+            None if body.steering is None else plain_indices(body.steering),
+            body.sae_id,
+            body.layer,
+            _own(body.sae_steering),
+        ),
+        may_load=False,
+        client=clients.client(
+            request.client.host if request.client else None,
+            request.headers.get("authorization"),
+            has_keys=bool(settings.api_keys),
+        ),
+    )
+
+
+def _own(steering: CompareSteering | None) -> RequestSteering | None:
+    if steering is None:
+        return None
+    return RequestSteering(
+        tuple(
+            SteeredFeature(one.index, one.value, SaeChoice(one.sae_id, one.layer))
+            for one in steering.features
+        )
+    )
+
+
+def _invalid(field: str, why: str) -> Refusal:
+    return Refusal(
+        "VALIDATION_ERROR", f"{field}: {why}", errors=[{"loc": ["body", field], "msg": why}]
+    )

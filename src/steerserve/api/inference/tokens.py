@@ -1,0 +1,102 @@
+"""/api/tokenize and /api/detokenize: texts and conversations as the tokens of the resident model, and back."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from steerserve.api.answers import Answer
+from steerserve.api.answers.tokens import TokenizedText
+from steerserve.api.envelope import RequestBody, success, unambiguous
+from steerserve.control.inference.spelling import Spelled, Speller
+from steerserve.errors import Refusal
+from steerserve.rules import clients
+from steerserve.rules.inference import intent
+from steerserve.settings import Settings
+
+MESSAGES_MAXIMUM = 2000
+ID_MAXIMUM = 2**31 - 1
+Id = Annotated[int, Field(ge=0, le=ID_MAXIMUM)]
+
+
+class TokenizeMessage(RequestBody):
+    """One message of a conversation."""
+
+    role: Annotated[str, Field(min_length=1, max_length=50)]
+    content: str
+    name: Annotated[str, Field(max_length=100)] | None = None
+
+
+class TokenizeBody(RequestBody):
+    """A text, or the messages of a conversation, which is rendered as chat completions render it. `add_special_tokens`
+    belongs to a text: with `false` it is tokenized exactly as written."""
+
+    text: str | None = None
+    messages: (
+        Annotated[list[TokenizeMessage], Field(min_length=1, max_length=MESSAGES_MAXIMUM)] | None
+    ) = None
+    add_special_tokens: bool | None = None
+
+
+class DetokenizeBody(RequestBody):
+    """The ids of tokens."""
+
+    ids: Annotated[list[Id], Field(min_length=1, fail_fast=True)]
+
+
+def router(speller: Speller, settings: Settings) -> APIRouter:
+    routes = APIRouter(prefix="/api", tags=["inference"], dependencies=[Depends(unambiguous)])
+
+    @routes.post("/tokenize", response_model=Answer[TokenizedText])
+    async def tokenize(body: TokenizeBody, request: Request) -> Response:
+        prompt = _prompt(body)
+        client = clients.client(
+            request.client.host if request.client else None,
+            request.headers.get("authorization"),
+            has_keys=bool(settings.api_keys),
+        )
+        has_special = body.add_special_tokens is not False
+        return _answer(await speller.spell(prompt, has_special=has_special, client=client))
+
+    @routes.post("/detokenize", response_model=Answer[TokenizedText])
+    async def detokenize(body: DetokenizeBody) -> Response:
+        return _answer(await speller.read_back(body.ids))
+
+    return routes
+
+
+def _prompt(body: TokenizeBody) -> str | intent.Conversation:
+    """Raises:
+    Refusal: VALIDATION_ERROR.
+    """
+    if (body.text is None) == (body.messages is None):
+        raise _invalid("text", "give either text or messages")
+    if body.messages is None:
+        return body.text or ""
+    if body.add_special_tokens is not None:
+        raise _invalid("add_special_tokens", "belongs to text; a template writes its own tokens")
+    return tuple(intent.message(one.role, one.content, one.name) for one in body.messages)
+
+
+def _answer(spelled: Spelled) -> Response:
+    made = spelled.spelling
+    return success(
+        {
+            "model": spelled.model,
+            "text": made.text,
+            "count": len(made.ids),
+            "ids": made.ids,
+            "pieces": made.pieces,
+            "offsets": made.offsets,
+        }
+    )
+
+
+def _invalid(field: str, why: str) -> Refusal:
+    return Refusal(
+        "VALIDATION_ERROR", f"{field}: {why}", errors=[{"loc": ["body", field], "msg": why}]
+    )

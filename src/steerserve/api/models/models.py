@@ -1,0 +1,339 @@
+"""/api/models: previewing, registering, loading, unloading and deleting models."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import asdict, dataclass, replace
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, HTTPException, Query
+from pydantic import AliasChoices, Field, SecretStr
+from starlette.responses import Response
+
+from steerserve.api.answers import Answer
+from steerserve.api.answers.models import (
+    DeletedModel,
+    ModelList,
+    ModelRecord,
+    OfferedModels,
+    UnlockedModel,
+)
+from steerserve.api.envelope import RequestBody, RowId, success
+from steerserve.api.residency.leases import LeaseHeader
+from steerserve.control.metrics import note_object
+from steerserve.control.models.downloads import ModelDownloads
+from steerserve.control.models.models import ModelRow, Models
+from steerserve.control.models.plan import ModelRequest
+from steerserve.control.models.previews import ModelPreview, ModelQuery, preview_model
+from steerserve.control.models.recorded_downloads import FetchProgress
+from steerserve.control.residency.conductor import Conductor
+from steerserve.control.residency.replicas import Replicas, ReplicaSet
+from steerserve.control.residency.resident import Resident
+from steerserve.errors import Refusal
+from steerserve.rules.instant import iso
+from steerserve.rules.models import architecture
+from steerserve.rules.models.gguf import GgufFile, GgufVariant
+from steerserve.rules.models.naming import parameters_label
+from steerserve.rules.residency import placement
+from steerserve.rules.residency.lease_status import LeaseStatus
+from steerserve.rules.residency.lock import Lock, LockedBy
+
+
+class ModelHubBody(RequestBody):
+    """A repository of the model hub. The token is sent to the hub and dropped."""
+
+    revision: Annotated[str, Field(min_length=1, max_length=100)] | None = None
+    hub_token: SecretStr | None = Field(
+        default=None, validation_alias=AliasChoices("hub_token", "hf_token")
+    )
+
+    @property
+    def token(self) -> str | None:
+        return self.hub_token.get_secret_value() or None if self.hub_token else None
+
+
+class ModelPreviewBody(ModelHubBody):
+    """A repository to preview."""
+
+    repo_id: Annotated[str, Field(min_length=1, max_length=255)]
+
+
+class NewModel(ModelHubBody):
+    """A model to register. `source` huggingface downloads `repo_id`, local registers `local_path` in place."""
+
+    source: Literal["huggingface", "local"]
+    repo_id: Annotated[str, Field(min_length=1, max_length=255)] | None = None
+    local_path: Annotated[str, Field(min_length=1, max_length=500)] | None = None
+    quantization: Literal["FP16", "Q8", "Q4", "Q2"] = "FP16"
+    trust_remote_code: bool = False
+    gguf_label: Annotated[str, Field(min_length=1, max_length=64)] | None = None
+    custom_name: Annotated[str, Field(min_length=1, max_length=100)] | None = None
+
+
+class LoadBody(RequestBody):
+    """Where to load: a card's index or UUID, `auto` (the default), or `all` to spread over every card."""
+
+    gpu: int | str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SlotState:
+    """The state of the one model slot at one moment, for the records of all models."""
+
+    resident: Resident | None
+    loaded_id: int | None
+    lock: Lock | None
+    lease: LeaseStatus | None
+    replicas: ReplicaSet | None
+
+    @classmethod
+    def of(cls, conductor: Conductor, replicas: Replicas) -> SlotState:
+        view = conductor.view()
+        lease = conductor.leases.status()
+        return cls(conductor.resident, view.model_id, view.lock, lease, replicas.now())
+
+
+def record(
+    row: ModelRow,
+    resident: Resident | None,
+    lease: LeaseStatus | None,
+    progress: FetchProgress | None,
+) -> dict[str, Any]:
+    """A model record: the stored facts, and for the resident model its live facts too. `lease` is the lease without its
+    id."""
+    live = resident if resident is not None and resident.row.id == row.id else None
+    facts = live.facts if live else None
+    return {
+        "id": row.id,
+        "name": row.name,
+        "source": row.source,
+        "repo_id": row.repo_id,
+        "revision": row.revision,
+        "local_path": row.local_path,
+        "content_digest": row.content_digest,
+        "quantization": row.quantization,
+        "gguf_label": row.gguf_label,
+        "engine": row.engine,
+        "params": parameters_label(row.num_parameters),
+        "architecture": row.architecture,
+        "disk_size_mb": row.disk_size_mb,
+        "estimated_memory_mb": row.estimated_memory_mb,
+        "status": row.status,
+        "device": facts.device if facts else None,
+        "dtype": facts.dtype if facts else row.dtype,
+        "lease": lease,
+        "loaded_at": iso(live.loaded_at) if live and live.loaded_at else None,
+        "supports_embeddings": row.supports_embeddings,
+        "embedding_only": architecture.is_embedding_only(row.architecture, row.engine),
+        "trust_remote_code": row.trust_remote_code,
+        "error_message": row.error_message,
+        "num_parameters": row.num_parameters,
+        "download_progress": int(progress.percent) if progress else None,
+        "download": progress,
+        "memory_footprint": facts.memory_mb << 20 if facts else None,
+        "gpu_indices": live.placement["gpu_indices"] if live and live.placement else [],
+        "memory_by_device_mb": facts.memory_by_device_mb if facts else {},
+        "placement": live.placement if live else None,
+        "layers": facts.layers if facts else None,
+        "context_length": facts.context_length if facts else None,
+        "kv_cache_tokens": facts.kv_tokens if facts else None,
+        "kv_cache_mb": facts.kv_tokens * facts.kv_bytes_per_token >> 20 if facts else None,
+        "created_at": iso(row.created_at),
+        "updated_at": iso(row.updated_at),
+    }
+
+
+def router(
+    models: Models, downloads: ModelDownloads, conductor: Conductor, replicas: Replicas
+) -> APIRouter:
+    routes = APIRouter(prefix="/api/models", tags=["models"])
+
+    def body_of(row: ModelRow, state: SlotState | None = None) -> dict[str, Any]:
+        state = state or SlotState.of(conductor, replicas)
+        lease = state.lease if state.lease and state.lease.model_id == row.id else None
+        serving = state.replicas
+        lock = state.lock if state.lock and state.lock.model_id == row.id else None
+        live = {
+            "locked": lock is not None,
+            "lock": lock and lock_body(lock),
+            "replicas": serving if serving and serving.model_id == row.id else None,
+        }
+        return record(row, state.resident, lease, downloads.progress(row.id)) | live
+
+    @routes.get("", response_model=Answer[ModelList])
+    async def list_models() -> Response:
+        rows = await models.list()
+        state = SlotState.of(conductor, replicas)
+
+        def answer() -> Response:
+            records = [body_of(row, state) for row in rows]
+            return success(
+                {"models": records, "total": len(records), "loaded_model_id": state.loaded_id}
+            )
+
+        return await asyncio.to_thread(answer)
+
+    @routes.post("", response_model=Answer[ModelRecord], status_code=202)
+    async def add_model(body: NewModel) -> Response:
+        if body.source == "huggingface":
+            row = await downloads.begin(
+                ModelRequest(
+                    repo_id=_given("repo_id", body.repo_id, body.source),
+                    revision=body.revision,
+                    precision=body.quantization,
+                    gguf_label=body.gguf_label,
+                    custom_name=body.custom_name,
+                    trust_remote_code=body.trust_remote_code,
+                    token=body.token,
+                )
+            )
+        else:
+            row = await models.add(
+                _given("local_path", body.local_path, body.source),
+                quantization=body.quantization,
+                custom_name=body.custom_name,
+                trust_remote_code=body.trust_remote_code,
+                gguf_label=body.gguf_label,
+            )
+        note_object(model_id=row.id)
+        return success(body_of(row), 202)
+
+    @routes.post("/preview", response_model=Answer[OfferedModels])
+    async def preview_repository(body: ModelPreviewBody) -> Response:
+        query = ModelQuery(body.repo_id, body.revision, body.token)
+        return success(preview(await preview_model(downloads, query)))
+
+    @routes.api_route("/preview", methods=["GET", "DELETE"], include_in_schema=False)
+    async def preview_is_posted() -> Response:
+        # without this route, `preview` would be read as the id of a model
+        raise HTTPException(405)
+
+    @routes.get("/{model_id}", response_model=Answer[ModelRecord])
+    async def get_model(model_id: RowId) -> Response:
+        return success(body_of(await models.get(model_id)))
+
+    @routes.delete("/{model_id}", response_model=Answer[DeletedModel])
+    async def delete_model(model_id: RowId) -> Response:
+        row = await models.remove(model_id)
+        return success({"id": row.id, "name": row.name, "deleted": True})
+
+    @routes.post("/{model_id}/cancel", response_model=Answer[ModelRecord])
+    async def cancel_download_or_load(model_id: RowId) -> Response:
+        await models.get(model_id)
+        await conductor.end_load(model_id)
+        row, _ = await downloads.cancel(model_id)
+        return success(body_of(row))
+
+    @routes.post(
+        "/{model_id}/load",
+        response_model=Answer[ModelRecord],
+        status_code=202,
+        responses={200: {"model": Answer[ModelRecord], "description": "loaded, with `wait`"}},
+    )
+    async def load_model(
+        model_id: RowId,
+        body: LoadBody | None = None,
+        wait: Annotated[bool, Query()] = False,
+        lease: LeaseHeader = None,
+    ) -> Response:
+        gpu = placement.parse(body.gpu if body else None)
+        row = await models.get(model_id)
+        if wait and row.status == "downloading":
+            conductor.check_load(model_id, lease)
+            await downloads.until_ended(model_id)
+            row = await models.get(model_id)
+        resident = await conductor.load(row, lease, gpu)
+        if wait:
+            await asyncio.shield(resident.ready)
+            return success(body_of(await models.get(model_id)))
+        row = replace(await models.get(model_id), status="loading", error_message=None)
+        return success(body_of(row), 202)
+
+    @routes.post("/{model_id}/unload", response_model=Answer[ModelRecord])
+    async def unload_model(model_id: RowId, lease: LeaseHeader = None) -> Response:
+        await models.get(model_id)
+        await conductor.unload(model_id, lease)
+        return success(body_of(await models.get(model_id)))
+
+    @routes.post("/{model_id}/lock", response_model=Answer[ModelRecord])
+    async def lock_model(model_id: RowId) -> Response:
+        row = await models.get(model_id)
+        conductor.lock(model_id)
+        return success(body_of(row))
+
+    @routes.post("/{model_id}/unlock", response_model=Answer[UnlockedModel])
+    async def unlock_model(model_id: RowId) -> Response:
+        row = await models.get(model_id)
+        lock = conductor.view().lock
+        conductor.unlock(model_id)
+        was_locked = lock is not None and lock.model_id == model_id
+        message = unlocked(lock) if lock and was_locked else "the model was not locked"
+        return success(body_of(row) | {"message": message})
+
+    return routes
+
+
+def lock_body(lock: Lock) -> dict[str, Any]:
+    return {"by": lock.by, "sae_ids": list(lock.sae_ids), "message": f"locked {lock.reason}"}
+
+
+def unlocked(lock: Lock) -> str:
+    """What an unlocking says about the lock that there was."""
+    stays = {0: "", 1: "; the SAE stays attached"}.get(
+        len(lock.sae_ids), "; the SAEs stay attached"
+    )
+    return f"the model was locked {lock.reason}{stays if lock.by is LockedBy.ATTACHED_SAE else ''}"
+
+
+def preview(shown: ModelPreview) -> dict[str, Any]:
+    """The answer of a preview: the models that a repository offers."""
+    listed, sizes, offers = shown.repository, shown.sizes, shown.offers
+    return {
+        "name": listed.repo_id.rpartition("/")[2],
+        "repo_id": listed.repo_id,
+        "revision": listed.sha,
+        "params": parameters_label(listed.parameters),
+        "num_parameters": listed.parameters,
+        "architecture": next(iter(listed.architectures), None),
+        "architectures": list(listed.architectures) or None,
+        "model_type": listed.model_type,
+        "requires_trust_remote_code": listed.requires_trust_remote_code,
+        "is_gated": listed.is_gated,
+        "estimated_sizes": None if sizes is None else {p: asdict(s) for p, s in sizes.items()},
+        "downloads": listed.downloads,
+        "likes": listed.likes,
+        "tags": list(listed.tags),
+        "pipeline_tag": listed.pipeline_tag,
+        "license": listed.license,
+        "language": listed.language,
+        "gguf_quants": [_gguf_variant(variant) for variant in offers.variants] or None,
+        "gguf_companions": [_gguf_file(file) for file in offers.companions] or None,
+        "gguf_architecture": listed.gguf_architecture,
+        "gguf_context_length": listed.gguf_context_length,
+        "gguf_total_params": listed.gguf_parameters,
+    }
+
+
+def _gguf_variant(variant: GgufVariant) -> dict[str, Any]:
+    return {
+        "label": variant.name,
+        "files": [_gguf_file(file) for file in variant.files],
+        "total_size_bytes": variant.total_bytes,
+        "is_split": variant.is_split,
+        "quant_parsed": variant.quant_parsed,
+    }
+
+
+def _gguf_file(file: GgufFile) -> dict[str, Any]:
+    return {"path": file.path, "size_bytes": file.size_bytes}
+
+
+def _given(param: str, value: str | None, source: str) -> str:
+    """Raises:
+    Refusal: VALIDATION_ERROR naming the field that this source needs.
+    """
+    if value is None:
+        why = f"required when source is {source}"
+        errors = [{"loc": ["body", param], "msg": why}]
+        raise Refusal("VALIDATION_ERROR", f"{param}: {why}", param=param, errors=errors)
+    return value

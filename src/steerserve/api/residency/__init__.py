@@ -1,0 +1,1 @@
+"""Routes of the lease and of replicas."""

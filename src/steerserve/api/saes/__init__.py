@@ -1,0 +1,1 @@
+"""Routes of SAEs and of what is attached."""

@@ -1,0 +1,272 @@
+"""/api/saes: previewing, downloading, registering and removing SAEs of the hub and of this machine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from fastapi import APIRouter, HTTPException
+from pydantic import AliasChoices, Field, SecretStr
+from starlette.responses import Response
+
+from steerserve.api.answers import Answer
+from steerserve.api.answers.saes import (
+    CancelledSae,
+    DeletedSae,
+    OfferedSaes,
+    RegisteredSae,
+    SaeDetails,
+    SaeList,
+)
+from steerserve.api.envelope import RequestBody, success
+from steerserve.api.saes.attachments import Status
+from steerserve.control.metrics import note_object
+from steerserve.control.saes.downloads import SaeDownloads
+from steerserve.control.saes.plan import SaeRequest
+from steerserve.control.saes.previews import SaePreview, SaeQuery, UnitHeader, preview_saes
+from steerserve.control.saes.records import REPOSITORY, claims_of
+from steerserve.control.saes.saes import SaeRow, Saes
+from steerserve.errors import Refusal
+from steerserve.rules.instant import iso
+from steerserve.rules.saes.names import width_label
+from steerserve.rules.saes.units import Unit
+from steerserve.rules.units import MIB
+
+LIMIT_MAXIMUM = 20_000
+"""The largest `limit` of a preview: the most files that a repository can have."""
+
+OTHER_FILES = 200
+"""The most files outside of SAEs that an answer names. The answer always has their total number."""
+
+_MESSAGES = {
+    "downloading": "the download has begun",
+    "already_downloading": "the download is running",
+    "cached": "the SAE is on this machine already",
+    "attached": "the SAE is attached already",
+}
+_LOOKING = "the hub is being asked; the record says how the download goes on"
+
+
+class SaeHubBody(RequestBody):
+    """A place in a repository of the model hub. The token is sent to the hub and dropped."""
+
+    revision: Annotated[str, Field(min_length=1, max_length=100)] | None = None
+    file_path: Annotated[str, Field(min_length=1, max_length=500)] | None = None
+    hub_token: SecretStr | None = Field(
+        default=None, validation_alias=AliasChoices("hub_token", "hf_token", "token")
+    )
+
+    @property
+    def token(self) -> str | None:
+        return self.hub_token.get_secret_value() or None if self.hub_token else None
+
+
+class SaePreviewBody(SaeHubBody):
+    """A repository to preview. The other fields choose among its SAEs."""
+
+    repository_id: Annotated[str, Field(min_length=1, max_length=255)]
+    layer: Annotated[int, Field(ge=0)] | None = None
+    width: Annotated[str, Field(min_length=1, max_length=20)] | None = None
+    site: Annotated[str, Field(min_length=1, max_length=50)] | None = None
+    query: Annotated[str, Field(max_length=200)] | None = None
+    limit: Annotated[int, Field(ge=1, le=LIMIT_MAXIMUM)] | None = None
+    offset: Annotated[int, Field(ge=0)] = 0
+
+
+class NewSae(SaeHubBody):
+    """An SAE to register: the SAE at `file_path` of the repository `repository_id`, or all SAEs of the repository where
+    `file_path` is left out, or the folder or file `local_path` of this machine, which stays in its place."""
+
+    repository_id: Annotated[str, Field(min_length=1, max_length=255)] | None = None
+    local_path: Annotated[str, Field(min_length=1, max_length=500)] | None = None
+
+
+def record(row: SaeRow, downloads: SaeDownloads) -> dict[str, Any]:
+    """The record of an SAE; `reason` says why the SAE cannot be attached as it is."""
+    progress = downloads.progress(row.id)
+    claims = claims_of(row)
+    is_loadable = row.d_in is not None and row.status in ("cached", "attached")
+    reason = None if is_loadable else row.error_message or f"it is {row.status}"
+    if row.format == REPOSITORY and row.status == "cached":
+        reason = "a repository with several SAEs: attach one of its units"
+    l0 = row.average_l0
+    return {
+        "id": row.id,
+        "repository_id": row.repository_id,
+        "revision": row.revision,
+        "file_path": row.file_path,
+        "local_path": row.local_path,
+        "content_digest": row.content_digest,
+        "name": row.name,
+        "format": row.format,
+        "architecture": row.architecture,
+        "d_in": row.d_in,
+        "d_sae": row.d_sae,
+        "dtype": row.dtype,
+        "hook_name": row.hook_name,
+        "site": row.site,
+        "normalisation": claims.normalisation if claims else None,
+        "trained_on": row.trained_on,
+        "trained_layer": row.trained_layer,
+        "width": width_label(row.d_sae) if row.d_sae else None,
+        "average_l0": int(l0) if l0 is not None and l0.is_integer() else l0,
+        "file_size_bytes": row.file_size_bytes,
+        "status": row.status,
+        "download_progress": int(progress.percent) if progress else None,
+        "download": progress,
+        "error_message": row.error_message,
+        "error_code": row.error_code if row.status == "error" else None,
+        "same_request": downloads.same_request(row),
+        "is_loadable": is_loadable,
+        "reason": reason,
+        "needs": list(claims.needs) if claims else [],
+        "warnings": list(claims.warnings) if claims else [],
+        "created_at": iso(row.created_at),
+        "updated_at": iso(row.updated_at),
+    }
+
+
+def router(saes: Saes, downloads: SaeDownloads, attached: Status) -> APIRouter:
+    routes = APIRouter(prefix="/api/saes", tags=["saes"])
+
+    @routes.get("", response_model=Answer[SaeList])
+    async def list_saes() -> Response:
+        rows, attachment = await saes.list(), attached.first()
+
+        def answer() -> Response:
+            records = [record(row, downloads) for row in rows]
+            return success({"saes": records, "total": len(records), "attachment": attachment})
+
+        return await asyncio.to_thread(answer)
+
+    @routes.post("/preview", response_model=Answer[OfferedSaes])
+    async def preview_repository(body: SaePreviewBody) -> Response:
+        chosen = body.model_dump(exclude={"repository_id", "hub_token"})
+        query = SaeQuery(repo_id=body.repository_id, token=body.token, **chosen)
+        shown = await preview_saes(downloads, query)
+        return success(preview(shown) | {"limit": body.limit, "offset": body.offset})
+
+    @routes.post("/download", response_model=Answer[RegisteredSae], status_code=202)
+    async def download_sae(body: NewSae) -> Response:
+        if body.repository_id is not None and body.local_path is None:
+            wanted = SaeRequest(body.repository_id, body.revision, body.file_path, body.token)
+            row, status = await downloads.begin(wanted)
+            message = _LOOKING if downloads.is_looking(row.id) else _MESSAGES[status]
+        elif body.local_path is not None and body.repository_id is None:
+            _check_local(body)
+            row, was_there = await saes.add(body.local_path)
+            status, message = row.status, "already registered" if was_there else "registered"
+        else:
+            why = "one of repository_id and local_path is required"
+            errors = [{"loc": ["body", "repository_id"], "msg": why}]
+            raise Refusal("VALIDATION_ERROR", why, param="repository_id", errors=errors)
+        note_object(sae_id=row.id)
+        return success({"sae_id": row.id, "status": status, "message": message}, 202)
+
+    @routes.api_route("/preview", methods=["GET", "DELETE"], include_in_schema=False)
+    @routes.api_route("/download", methods=["GET", "DELETE"], include_in_schema=False)
+    async def is_posted() -> Response:
+        # without this route, these words would be read as ids of SAEs
+        raise HTTPException(405)
+
+    @routes.get("/{sae_id}", response_model=Answer[SaeDetails])
+    async def get_sae(sae_id: str) -> Response:
+        row, *units = await downloads.with_units(sae_id)
+        body = await asyncio.to_thread(record, row, downloads)
+        return success(body | _units(units) if row.format == REPOSITORY else body)
+
+    @routes.post("/{sae_id}/cancel", response_model=Answer[CancelledSae])
+    async def cancel_download(sae_id: str) -> Response:
+        row, is_cancelled = await downloads.cancel(sae_id)
+        status = "cancelled" if is_cancelled else row.status
+        message = row.error_message if is_cancelled else f"nothing to cancel: it is {row.status}"
+        return success({"sae_id": row.id, "status": status, "message": message})
+
+    @routes.delete("/{sae_id}", response_model=Answer[DeletedSae])
+    async def delete_sae(sae_id: str) -> Response:
+        row, freed = await saes.remove(sae_id)
+        freed_mb = -(-freed // MIB)
+        return success({"status": "deleted", "sae_id": row.id, "freed_disk_mb": freed_mb})
+
+    return routes
+
+
+def _check_local(body: NewSae) -> None:
+    """Check that a body with `local_path` has no field that concerns the hub.
+
+    Raises:
+        Refusal: VALIDATION_ERROR naming such fields.
+    """
+    hub_fields = {"revision": body.revision, "file_path": body.file_path, "hub_token": body.token}
+    names = [name for name, value in hub_fields.items() if value is not None]
+    if names:
+        why = "only the hub has it, so it cannot be sent with local_path"
+        errors = [{"loc": ["body", name], "msg": why} for name in names]
+        message = f"{', '.join(names)}: {why}"
+        raise Refusal("VALIDATION_ERROR", message, param=names[0], errors=errors)
+
+
+def preview(shown: SaePreview) -> dict[str, Any]:
+    """The answer of a preview: the SAEs that a repository offers."""
+    listed = shown.repository
+    header = {} if shown.header is None else _unit_header(shown.header)
+    return {
+        "repository_id": listed.repo_id,
+        "revision": listed.sha,
+        "model_id": shown.model_name,
+        "files": [_unit(unit) | header for unit in shown.page],
+        "total_files": len(listed.files),
+        "total_units": shown.total_units,
+        "matched": shown.matched,
+        "total_bytes": sum(file.size or 0 for file in listed.files),
+        "other_files": [
+            {"path": file.path, "size_bytes": file.size} for file in shown.others[:OTHER_FILES]
+        ],
+        "total_other_files": len(shown.others),
+    }
+
+
+def _unit(unit: Unit) -> dict[str, Any]:
+    hints = unit.hints
+    return {
+        "path": unit.path,
+        "size_bytes": unit.size_bytes,
+        "file_count": len(unit.files),
+        "layer": hints.layer,
+        "width": hints.width,
+        "l0": hints.l0,
+        "site": hints.site,
+        "format": unit.format,
+        "is_loadable": unit.reason is None,
+        "reason": unit.reason,
+    }
+
+
+def _unit_header(header: UnitHeader) -> dict[str, Any]:
+    tensors, width = header.tensors, header.width
+    return {
+        "d_in": width.d_in if width else None,
+        "d_sae": width.d_sae if width else None,
+        "dtype": width.dtype if width else None,
+        "tensors": None
+        if tensors is None
+        else [{"name": t.name, "dtype": t.dtype, "shape": list(t.shape)} for t in tensors],
+        "note": header.note,
+    }
+
+
+def _units(rows: Sequence[SaeRow]) -> dict[str, Any]:
+    """The SAEs of a repository that is registered as a whole."""
+    return {
+        "units": [
+            {
+                "sae_id": row.id,
+                "path": row.file_path,
+                "layer": row.trained_layer,
+                "width": width_label(row.d_sae) if row.d_sae else None,
+                "status": row.status,
+            }
+            for row in rows
+        ]
+    }

@@ -1,0 +1,1 @@
+"""Routes of monitoring, sensing, labels and features."""

@@ -1,0 +1,156 @@
+"""/api/saes/{sae_id}/features and /labels: labels, figures and neighbours of single features."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request
+from pydantic import Field, model_validator
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from steerserve.api.answers import Answer
+from steerserve.api.answers.features import FeatureDetails, FeatureSearch, ImportedLabels, LabelPage
+from steerserve.api.answers.monitoring import Cleared
+from steerserve.api.envelope import RequestBody, import_body, success
+from steerserve.api.sensing import monitoring as monitoring_routes
+from steerserve.control.sensing.features import Features
+from steerserve.rules.sensing.monitoring import parse_features
+
+LARGEST_INTEGER = 2**31 - 1
+SEARCH_MAXIMUM = 100
+PAGE_MAXIMUM = 1000
+NDJSON = ("application/x-ndjson", "application/jsonl", "application/x-jsonlines")
+
+Text = Annotated[str, Field(min_length=1, max_length=200)]
+
+
+class Search(RequestBody):
+    """A search for features: by words of their labels, by a feature whose neighbours are wanted, or by both."""
+
+    query: Text | None = None
+    feature_idx: int | None = None
+    limit: Annotated[int, Field(ge=1, le=SEARCH_MAXIMUM)] = 20
+
+    @model_validator(mode="after")
+    def _asks(self) -> Search:
+        if self.feature_idx is None and not (self.query or "").strip():
+            raise ValueError("give a query, a feature_idx, or both")
+        return self
+
+
+_IMPORT = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {
+                "schema": {
+                    "anyOf": [
+                        {"type": "object", "additionalProperties": True},
+                        {"type": "array", "items": {"type": "object"}},
+                    ]
+                }
+            },
+        },
+    }
+}
+
+
+def router(observed: Features) -> APIRouter:
+    routes = APIRouter(prefix="/api/saes", tags=["features"])
+
+    @routes.get("/{sae_id}/labels", response_model=Answer[LabelPage])
+    async def get_labels(
+        sae_id: str,
+        query: Annotated[str | None, Query(max_length=200)] = None,
+        limit: Annotated[int, Query(ge=1, le=PAGE_MAXIMUM)] = 100,
+        offset: Annotated[int, Query(ge=0, le=LARGEST_INTEGER)] = 0,
+        features: Annotated[str | None, Query(description="Only of these, as in `1,2,3`.")] = None,
+    ) -> Response:
+        wanted = parse_features(features)
+        page = await observed.page(sae_id, query, limit, offset, wanted)
+        return success(
+            {
+                "sae_id": sae_id,
+                "labels": [{"feature_idx": i, "label": label} for i, label in page.labels],
+                "matched": page.matched,
+                "total": page.total,
+                "limit": limit,
+                "offset": offset,
+            }
+        )
+
+    @routes.post(
+        "/{sae_id}/labels",
+        response_model=Answer[ImportedLabels],
+        openapi_extra=_IMPORT,
+    )
+    async def add_labels(sae_id: str, request: Request, replace: bool = False) -> Response:
+        """`replace` forgets the labels that were there before. The body may also be JSON Lines, as
+        application/x-ndjson."""
+        media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        is_lines = media in NDJSON
+        body = await (request.body() if is_lines else import_body(request))
+        done = await observed.add_body(sae_id, body, is_lines=is_lines, replace=replace)
+        return success(
+            {
+                "sae_id": sae_id,
+                "imported": done.imported,
+                "total": done.total,
+                "warnings": list(done.warnings),
+            }
+        )
+
+    @routes.delete("/{sae_id}/labels", response_model=Answer[Cleared])
+    async def clear_labels(sae_id: str) -> Response:
+        cleared = await observed.clear_labels(sae_id)
+        return success({"cleared": cleared, "message": "the labels are forgotten"})
+
+    @routes.delete("/{sae_id}/labels/{index}", response_model=Answer[Cleared])
+    async def clear_label(sae_id: str, index: int) -> Response:
+        cleared = await observed.clear_label(sae_id, index)
+        return success({"cleared": cleared, "message": "the label is forgotten"})
+
+    @routes.post("/{sae_id}/features/search", response_model=Answer[FeatureSearch])
+    async def search(sae_id: str, body: Search) -> Response:
+        matches, matched = await observed.search(sae_id, body.query, body.feature_idx, body.limit)
+        return success(
+            {
+                "sae_id": sae_id,
+                "query": body.query,
+                "feature_idx": body.feature_idx,
+                "features": [
+                    {"feature_idx": one.index, "label": one.label, "cosine": one.cosine}
+                    for one in matches
+                ],
+                "matched": matched,
+            }
+        )
+
+    @routes.get("/{sae_id}/features/search", include_in_schema=False)
+    async def not_by_get() -> Response:
+        """Answers 405. Without this route, `search` would be read as the index of a feature."""
+        raise HTTPException(405)
+
+    @routes.get("/{sae_id}/features/{index}", response_model=Answer[FeatureDetails])
+    async def get_feature(sae_id: str, index: int) -> Response:
+        feature = await observed.get(sae_id, index)
+        facts, attached = feature.facts, feature.attached
+        counted = feature.statistics
+        return success(
+            {
+                "sae_id": sae_id,
+                "feature_idx": facts.feature_idx,
+                "label": feature.label,
+                "decoder_norm": facts.decoder_norm,
+                "encoder_norm": facts.encoder_norm,
+                "encoder_bias": facts.encoder_bias,
+                "threshold": facts.threshold,
+                "layer": attached.layer if attached else None,
+                "residual_norm": feature.residual_norm,
+                "typical_strength": feature.typical_strength,
+                "statistics": None if counted is None else monitoring_routes.feature(counted, {}),
+            }
+        )
+
+    return routes

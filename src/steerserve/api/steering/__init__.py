@@ -1,0 +1,1 @@
+"""Routes of live steering, profiles, clusters and circuits."""

@@ -1,0 +1,328 @@
+"""/api/profiles: named sets of steering values that are saved until they are deleted. One of them may be active."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    WithJsonSchema,
+    field_validator,
+)
+from starlette.requests import Request
+from starlette.responses import Response
+
+from steerserve.api.answers import Answer, RefusedAnswer
+from steerserve.api.answers.profiles import (
+    ActivatedProfile,
+    DeactivatedProfile,
+    DeletedProfile,
+    ImportedProfileRecord,
+    ProfileExport,
+    ProfileList,
+    ProfileRecord,
+)
+from steerserve.api.envelope import (
+    PAGE_MAXIMUM,
+    PageLimit,
+    PageOffset,
+    RequestBody,
+    failure,
+    import_body,
+    success,
+    unambiguous,
+)
+from steerserve.control.metrics import note_object
+from steerserve.control.steering.profiles import Profiles
+from steerserve.control.steering.reading import DocumentReader
+from steerserve.control.steering.serving import Serving
+from steerserve.errors import Refusal
+from steerserve.rules import field_faults
+from steerserve.rules.instant import iso
+from steerserve.rules.saes.provenance import Origin
+from steerserve.rules.steering import profile as rules
+from steerserve.rules.steering.profile import ImportedProfile
+from steerserve.rules.text import line_fault, lines_fault, name_fault
+
+LARGEST_INTEGER = 2**31 - 1
+
+
+def without(fault_of: Callable[[str], str | None]) -> AfterValidator:
+    """A check of a text by a rule that says what is wrong with the text."""
+
+    def check(text: str) -> str:
+        fault = fault_of(text)
+        if fault is not None:
+            raise ValueError(fault)
+        return text
+
+    return AfterValidator(check)
+
+
+def as_text(model_id: Any) -> Any:
+    """A model id as text. Other routes answer model ids as integers, and a profile keeps text."""
+    return str(model_id) if type(model_id) is int else model_id
+
+
+def not_blank(text: str) -> str:
+    if not text.strip():
+        raise ValueError("a name is not blank")
+    return text
+
+
+Name = Annotated[
+    str, Field(min_length=1, max_length=100), without(name_fault), AfterValidator(not_blank)
+]
+Description = Annotated[str, Field(max_length=500), without(lines_fault)]
+Reference = Annotated[str, Field(max_length=100), without(line_fault)]
+SaeId = Annotated[Reference, Field(min_length=1)]
+ModelId = Annotated[Reference, BeforeValidator(as_text, json_schema_input_type=int | str)]
+FeatureMap = Annotated[
+    dict[str, Any],
+    WithJsonSchema(
+        {
+            "type": "object",
+            "additionalProperties": {"anyOf": [{"type": "number"}, {"type": "string"}]},
+        }
+    ),
+]
+"""Feature index -> value, as numbers or as texts that are numbers; `rules/steering/profile` converts both."""
+Layer = Annotated[int, Field(ge=0, le=LARGEST_INTEGER)]
+
+
+class Snapshot(RequestBody):
+    """The name and the description under which the live values are saved."""
+
+    name: Name
+    description: Description | None = None
+
+
+class ProfileFields(Snapshot):
+    """A profile without its values: its name and description, the SAE and the model that the values were made for, and
+    the intensity."""
+
+    model_id: ModelId | None = None
+    sae_id: SaeId | None = None
+    layer: Layer | None = None
+    intensity: float = 1.0
+
+
+class NewProfile(ProfileFields):
+    """A profile to save. `steering` maps a feature index to its value."""
+
+    steering: Annotated[FeatureMap, Field(default_factory=dict)]
+
+
+class ProfileChanges(RequestBody):
+    """The fields to replace; `steering` is replaced as a whole. null empties a field that may be empty."""
+
+    answered = frozenset({"id", "source_kind", "is_active", "created_at", "updated_at"})
+
+    name: Name | None = None
+    description: Description | None = None
+    steering: FeatureMap | None = None
+    model_id: ModelId | None = None
+    sae_id: SaeId | None = None
+    layer: Layer | None = None
+    intensity: float | None = None
+
+    @field_validator("name", "steering", "intensity", mode="before")
+    @classmethod
+    def not_null(cls, value: Any) -> Any:
+        if value is None:
+            raise ValueError("may not be null")
+        return value
+
+
+class Activation(RequestBody):
+    """How to activate a profile. With `apply_steering: false` the profile becomes the active one, and the live values
+    stay as they are."""
+
+    apply_steering: bool = True
+
+
+class ProfileDocument(NewProfile):
+    """A profile as it is exported. An import ignores times and unknown fields."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    version: str = rules.VERSION
+
+
+_DOCUMENT = {
+    "requestBody": {
+        "required": True,
+        "content": {"application/json": {"schema": ProfileDocument.model_json_schema()}},
+    }
+}
+_LOCAL = ("id", "source_kind", "is_active")
+"""Fields of a record that its exported document does not have."""
+
+_NO_DOCUMENT: dict[int | str, dict[str, Any]] = {
+    200: {
+        "model": RefusedAnswer,
+        "description": "a document that is no profile; `error.code` says why",
+    }
+}
+
+
+def record(row: Any, active_id: str | None) -> dict[str, Any]:
+    """A profile in the form in which every route answers it."""
+    return {
+        "id": row.id,
+        "name": row.name,
+        "description": row.description,
+        "model_id": row.model_id,
+        "sae_id": row.sae_id,
+        "layer": row.layer,
+        "steering": {str(index): value for index, value in sorted(row.steering.items())},
+        "intensity": row.intensity,
+        "source_kind": row.source_kind,
+        "is_active": row.id == active_id,
+        "created_at": iso(row.created_at),
+        "updated_at": iso(row.updated_at),
+    }
+
+
+def document(row: Any, origin: Origin) -> dict[str, Any]:
+    """A profile as an exported document. `sae` and `model` identify the SAE and the model on another server, where
+    their ids differ; either is left out where nothing is known of it."""
+    saved = record(row, None)
+    known = {"sae": origin.sae, "model": origin.model}
+    return (
+        {"version": rules.VERSION}
+        | {name: value for name, value in saved.items() if name not in _LOCAL}
+        | {name: asdict(part) for name, part in known.items() if part is not None}
+    )
+
+
+def router(profiles: Profiles, serving: Serving, reader: DocumentReader) -> APIRouter:
+    routes = APIRouter(prefix="/api/profiles", tags=["profiles"])
+    maps = [Depends(unambiguous)]
+    # one page at a time, so that many requests for large pages take the memory of one
+    listing = asyncio.Lock()
+
+    def described(row: Any) -> dict[str, Any]:
+        return record(row, serving.profile_id)
+
+    @routes.get("", response_model=Answer[ProfileList])
+    async def list_profiles(limit: PageLimit = PAGE_MAXIMUM, offset: PageOffset = 0) -> Response:
+        """Saved profiles, oldest first. `total` counts all of them."""
+        async with listing:
+            rows, total = await profiles.page(limit, offset)
+            active_id = serving.profile_id
+
+            def answer() -> Response:
+                records = [record(row, active_id) for row in rows]
+                listed = {"profiles": records, "total": total, "active_profile_id": active_id}
+                return success(listed)
+
+            return await asyncio.to_thread(answer)
+
+    @routes.post("", response_model=Answer[ProfileRecord], status_code=201, dependencies=maps)
+    async def create_profile(body: NewProfile) -> Response:
+        row = await profiles.create(**body.model_dump())
+        note_object(profile_id=row.id)
+        return success(described(row), 201)
+
+    @routes.post(
+        "/save-current", response_model=Answer[ProfileRecord], status_code=201, dependencies=maps
+    )
+    async def save_current(body: Snapshot) -> Response:
+        """Save the live values, which must all belong to one SAE."""
+        row = await profiles.save_current(body.name, body.description)
+        note_object(profile_id=row.id)
+        return success(described(row), 201)
+
+    @routes.post(
+        "/import",
+        response_model=Answer[ImportedProfileRecord],
+        status_code=201,
+        openapi_extra=_DOCUMENT,
+        responses=_NO_DOCUMENT,
+    )
+    async def import_profile(request: Request) -> Response:
+        """Save an exported document as a profile. A document of another kind is refused with status 200 and `success:
+        false`."""
+        # one turn of the reader, so that no parsed document waits in memory for a second turn
+        imported = await reader.read(rules.parse, await import_body(request))
+        try:
+            row = await profiles.add_document(imported, _checked(imported))
+        except Refusal as refusal:
+            if refusal.code != "VALIDATION_ERROR":
+                raise
+            return failure(refusal, 200)
+        note_object(profile_id=row.id)
+        return success(described(row) | {"warnings": imported.warnings}, 201)
+
+    @routes.get("/active", response_model=Answer[ProfileRecord | None])
+    async def get_active() -> Response:
+        """The active profile, or null."""
+        row = await serving.active()
+        return success(described(row) if row is not None else None)
+
+    @routes.get("/{profile_id}", response_model=Answer[ProfileRecord])
+    async def get_profile(profile_id: str) -> Response:
+        return success(described(await profiles.get(profile_id)))
+
+    @routes.patch("/{profile_id}", response_model=Answer[ProfileRecord], dependencies=maps)
+    async def change_profile(profile_id: str, body: ProfileChanges) -> Response:
+        """The live values stay as they are until the profile is activated again; the dial of an active profile uses
+        the new values at once."""
+        changes = body.model_dump(include=body.model_fields_set)
+        return success(described(await profiles.change(profile_id, changes)))
+
+    @routes.delete("/{profile_id}", response_model=Answer[DeletedProfile])
+    async def delete_profile(profile_id: str) -> Response:
+        was_active = await profiles.remove(profile_id)
+        return success({"profile_id": profile_id, "was_active": was_active})
+
+    @routes.post(
+        "/{profile_id}/activate", response_model=Answer[ActivatedProfile], dependencies=maps
+    )
+    async def activate(profile_id: str, body: Activation | None = None) -> Response:
+        applies = body is None or body.apply_steering
+        done = await serving.activate(profile_id, applies=applies)
+        sensed = {} if done.is_sensed is None else {"sensing_armed": done.is_sensed}
+        return success(
+            {
+                "profile_id": profile_id,
+                "applied_steering": done.applied,
+                "feature_count": done.count,
+                "warnings": done.warnings,
+            }
+            | sensed
+        )
+
+    @routes.post("/{profile_id}/deactivate", response_model=Answer[DeactivatedProfile])
+    async def deactivate(profile_id: str, clear_steering: bool = True) -> Response:
+        cleared = await serving.deactivate(profile_id, clears=clear_steering)
+        return success({"profile_id": profile_id, "cleared_steering": cleared})
+
+    @routes.get("/{profile_id}/export", response_model=Answer[ProfileExport])
+    async def export_profile(profile_id: str) -> Response:
+        """A profile as a document. A cluster is refused: its own export has all of its document."""
+        row = await profiles.get(profile_id)
+        return success(document(row, await profiles.origin(row)))
+
+    return routes
+
+
+def _checked(imported: ImportedProfile) -> dict[str, Any]:
+    """The fields of an imported document, checked by the same bounds as those of a new profile.
+
+    Raises:
+        Refusal: VALIDATION_ERROR naming the wrong fields.
+    """
+    try:
+        return ProfileFields.model_validate(imported.fields).model_dump()
+    except ValidationError as error:
+        raise field_faults.refusal(error.errors(), ["body"]) from error

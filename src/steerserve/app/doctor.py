@@ -1,0 +1,156 @@
+"""A report of what this machine can do: cards, types of numbers, memory, disk, engines, hub."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import psutil
+import pynvml
+
+from steerserve import __version__
+from steerserve.api import webui
+from steerserve.app import doctor_cluster
+from steerserve.settings import Settings
+from steerserve.settings.checks import names_in
+from steerserve.settings.secrets import NAMES as SECRETS
+from steerserve.settings.secrets import SUFFIX, is_open_to_others
+
+GIB = 1 << 30
+HUB_PATIENCE = 3.0
+
+
+def report(settings: Settings) -> str:
+    """The report: one line for each fact, with its name."""
+    facts: list[tuple[str, Callable[[], str]]] = [
+        ("steerserve", lambda: f"{__version__}, Python {platform.python_version()}"),
+        ("cards", cards),
+        ("processor", processor),
+        ("memory", memory),
+        ("disk", lambda: disk(settings.steerserve_home)),
+        ("engines", engines),
+        ("replicas", lambda: "\n".join(doctor_cluster.replicas(settings))),
+        ("hub", lambda: hub(settings.hf_endpoint)),
+        ("listens on", lambda: listens_on(settings)),
+        ("web page", web_page),
+        ("secrets", lambda: secrets(settings)),
+    ]
+    return "\n".join(f"{name:>11}: {_indented(say())}" for name, say in facts)
+
+
+def _indented(text: str) -> str:
+    """A text whose further lines begin below its first one."""
+    return text.replace("\n", "\n" + " " * 13)
+
+
+def cards() -> str:
+    """The NVIDIA cards. They are read through the library of the driver, which takes no memory on the cards."""
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        return f"none found ({error}); models run on the processor, every feature works there"
+    try:
+        lines = []
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            card = pynvml.nvmlDeviceGetHandleByIndex(index)
+            held = pynvml.nvmlDeviceGetMemoryInfo(card)
+            name = pynvml.nvmlDeviceGetName(card)
+            lines.append(
+                f"{index}: {name}, {held.free / GIB:.1f} of {held.total / GIB:.1f} GiB free"
+            )
+        return "; ".join(lines) or "none found"
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def processor() -> str:
+    """The number of cores, and whether the processor has instructions for bfloat16."""
+    cores = psutil.cpu_count(logical=False) or psutil.cpu_count()
+    flags = _cpu_flags()
+    if "amx_bf16" in flags:
+        speed = "bfloat16 in hardware (AMX), batches of many rows cost little more than one"
+    elif "avx512_bf16" in flags:
+        speed = "bfloat16 in hardware (AVX-512)"
+    else:
+        speed = (
+            "no bfloat16 instructions found: float32 checkpoints may run faster than bfloat16 ones"
+        )
+    return f"{cores} cores, {speed}"
+
+
+def memory() -> str:
+    state = psutil.virtual_memory()
+    return f"{state.available / GIB:.1f} of {state.total / GIB:.1f} GiB free"
+
+
+def disk(home: Path) -> str:
+    there = next(p for p in (home, *home.parents) if p.exists())
+    return f"{shutil.disk_usage(there).free / GIB:.1f} GiB free for {home}"
+
+
+def engines() -> str:
+    checkpoints = ", ".join(map(_installed, ("torch", "transformers", "bitsandbytes")))
+    return f"checkpoints through {checkpoints}; GGUF through {_installed('xllamacpp')}"
+
+
+def _installed(package: str) -> str:
+    try:
+        return f"{package} {version(package)}"
+    except PackageNotFoundError:
+        return f"{package} (missing)"
+
+
+def hub(endpoint: str) -> str:
+    try:
+        with urllib.request.urlopen(endpoint, timeout=HUB_PATIENCE) as answer:
+            return f"{endpoint} answers ({answer.status})"
+    except (urllib.error.URLError, OSError, ValueError) as error:
+        reason = getattr(error, "reason", error)
+        return f"{endpoint} cannot be reached ({reason}); models on this machine work without it"
+
+
+def listens_on(settings: Settings) -> str:
+    who = (
+        "this machine only"
+        if settings.is_loopback
+        else f"every machine that reaches it, {'with a key' if settings.api_keys else 'without a login'}"
+    )
+    return f"{settings.host}:{settings.port}, for {who}"
+
+
+def web_page() -> str:
+    if webui.is_built():
+        return "served at /ui"
+    return f"not built; in a checkout of the sources, `{webui.BUILD}` builds it"
+
+
+def secrets(settings: Settings) -> str:
+    """Where each secret comes from. No secret itself is told."""
+    return "; ".join(f"{name.upper()} {_origin(settings, name)}" for name in SECRETS)
+
+
+def _origin(settings: Settings, name: str) -> str:
+    file = getattr(settings, name + SUFFIX)
+    if file is not None:
+        warning = ", which other accounts can open: chmod 600" if is_open_to_others(file) else ""
+        return f"from the file {file}{warning}"
+    if name.upper() in map(str.upper, os.environ):
+        return f"from the environment, which processes of the same user can read; better {name.upper()}_FILE"
+    file_of_settings = Path(str(Settings.model_config["env_file"]))
+    return f"from {file_of_settings}" if name in names_in(file_of_settings) else "not set"
+
+
+def _cpu_flags() -> set[str]:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return set()
+    return set(
+        next((line.split(":", 1)[1].split() for line in lines if line.startswith("flags")), [])
+    )

@@ -1,0 +1,61 @@
+"""The routes of the service, and their description."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, FastAPI
+from pydantic import TypeAdapter
+
+from steerserve.api.answers import RefusedAnswer, events
+from steerserve.openai.answers import FaultBody
+
+REFUSALS = (400, 403, 404, 405, 408, 409, 413, 422, 431, 500, 503, 507)
+"""The statuses with which every route may refuse a request."""
+_BODIES = {"/api/": RefusedAnswer, "/v1/": FaultBody}
+_TEMPLATE = "#/components/schemas/{model}"
+
+
+class DescribedApi(FastAPI):
+    """The routes. Their description has the refusals of every route, and the payloads of the live events."""
+
+    def add(self, router: APIRouter) -> None:
+        """Add the routes of a router. `include_router` would build each of them a second time at the first request, and
+        look for the route of every request in one router after the other."""
+        self.router.routes += router.routes
+
+    def openapi(self) -> dict[str, Any]:
+        if self.openapi_schema is None:
+            document = super().openapi()
+            for path, operations in document["paths"].items():
+                refusals = _refusals(path)
+                for operation in operations.values():
+                    operation["responses"] |= refusals
+            schemas = document["components"]["schemas"]
+            # the framework describes refusals of its own, which no route answers
+            for name in ("HTTPValidationError", "ValidationError"):
+                del schemas[name]
+            schemas |= _bodies() | events.components()
+        return super().openapi()
+
+
+def _refusals(path: str) -> dict[str, Any]:
+    """The refusals of the routes at a path, by their statuses."""
+    body = next(body for start, body in _BODIES.items() if path.startswith(start))
+    described = {
+        "description": "a refusal; `error.code` says which",
+        "content": {
+            "application/json": {"schema": {"$ref": _TEMPLATE.format(model=body.__name__)}}
+        },
+    }
+    return {str(status): described for status in REFUSALS}
+
+
+def _bodies() -> dict[str, Any]:
+    """The schemas of the bodies of refusals, and of their parts."""
+    parts: dict[str, Any] = {}
+    for body in _BODIES.values():
+        schema = TypeAdapter(body).json_schema(mode="serialization", ref_template=_TEMPLATE)
+        parts |= schema.pop("$defs")
+        parts[body.__name__] = schema
+    return parts

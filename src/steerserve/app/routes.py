@@ -1,0 +1,72 @@
+"""Every route of the service: the routers of `/v1` and of `/api`, each with the owners that it needs."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+from steerserve.api.health import health as health_routes
+from steerserve.api.inference import compare as compare_routes
+from steerserve.api.inference import tokens as token_routes
+from steerserve.api.models import models as model_routes
+from steerserve.api.residency import leases as lease_routes
+from steerserve.api.residency import replicas as replica_routes
+from steerserve.api.saes import attachments as attachment_routes
+from steerserve.api.saes import saes as sae_routes
+from steerserve.api.sensing import circuit_sensing as circuit_sensing_routes
+from steerserve.api.sensing import features as feature_routes
+from steerserve.api.sensing import monitoring as monitoring_routes
+from steerserve.api.sensing import sensing as sensing_routes
+from steerserve.api.steering import circuits as circuit_routes
+from steerserve.api.steering import clusters as cluster_routes
+from steerserve.api.steering import profiles as profile_routes
+from steerserve.api.steering import steering as steering_routes
+from steerserve.app.wiring import Owners
+from steerserve.openai import chat as chat_routes
+from steerserve.openai import completions as completion_routes
+from steerserve.openai import embeddings as embedding_routes
+from steerserve.openai import models as v1_model_routes
+from steerserve.openai import render
+from steerserve.openai.intake import Intake
+
+
+def inference(owners: Owners) -> list[APIRouter]:
+    """The routers of `/v1`."""
+    door = render.Door(owners.generation, owners.settings, owners.metrics, owners.features.labels)
+    intake = Intake(owners.settings, owners.served)
+    return [
+        chat_routes.router(intake, door),
+        completion_routes.router(intake, door),
+        embedding_routes.router(intake, door),
+        v1_model_routes.router(owners.served),
+    ]
+
+
+def management(owners: Owners) -> list[APIRouter]:
+    """The routers of `/api`. Routes with fixed words come before routes that read the same part of the path as an
+    id."""
+    attached = attachment_routes.Status(owners.conductor, owners.steering, owners.monitoring)
+    return [
+        model_routes.router(
+            owners.models, owners.model_downloads, owners.conductor, owners.replicas
+        ),
+        replica_routes.router(owners.models, owners.replicas),
+        lease_routes.router(owners.models, owners.conductor),
+        steering_routes.router(owners.steering),
+        monitoring_routes.router(owners.monitoring, owners.features.labels),
+        feature_routes.router(owners.features),
+        attachment_routes.router(owners.saes, owners.attachments, attached, owners.settings),
+        sae_routes.router(owners.saes, owners.sae_downloads, attached),
+        compare_routes.router(owners.compare, owners.settings),
+        token_routes.router(owners.speller, owners.settings),
+        profile_routes.router(owners.profiles, owners.serving, owners.reader),
+        cluster_routes.router(owners.clusters, owners.cluster_packs, owners.serving),
+        sensing_routes.router(owners.sensing),
+        circuit_sensing_routes.router(owners.circuit_sensing),
+        circuit_routes.router(
+            owners.circuits,
+            owners.circuit_serving,
+            owners.claims,
+            owners.circuit_sensing.settled,
+        ),
+        health_routes.router(owners.vitals, owners.gauges, owners.around.log_lines),
+    ]

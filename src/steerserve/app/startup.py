@@ -1,0 +1,260 @@
+"""The work at the start of the service: it loads the bundled demo, loads a model, or only warms up the fork server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from steerserve import __version__, demo
+from steerserve.app.wiring import Owners
+from steerserve.control.residency.resident import Attachment
+from steerserve.control.steering.clusters import ImportOptions
+from steerserve.database.catalog import ModelRow, SaeRow
+from steerserve.errors import Refusal
+from steerserve.settings import Settings
+
+log = structlog.get_logger(__name__)
+
+
+async def begin(owners: Owners) -> None:
+    """Load the demo or the model that the settings name, if any. A failure is logged, and the service goes on.
+    Readiness shows the reason until a model is loaded."""
+    settings = owners.settings
+    await _renew_ids(owners)
+    try:
+        if settings.demo:
+            _announce(await start_demo(owners), settings)
+        elif settings.auto_load_model:
+            await _load(owners, settings.auto_load_model)
+        else:
+            await (await owners.launcher.launch()).stop()
+    except Refusal as refusal:
+        reason = refusal.message
+        log.error("start_failed", code=refusal.code, reason=reason)
+    except OSError as error:
+        reason = _disk_reason(error)
+        log.error("start_failed", reason=reason)
+    except Exception as error:
+        reason = type(error).__name__
+        log.exception("start_failed")
+    else:
+        return
+    if settings.demo or settings.auto_load_model:
+        wanted = "DEMO" if settings.demo else f"AUTO_LOAD_MODEL {settings.auto_load_model!r}"
+        owners.vitals.load_failure = f"{wanted} failed: {reason}"
+
+
+def _disk_reason(error: OSError) -> str:
+    """The reason of an error of the disk. A copied folder has an error of several files; the first one says the
+    reason."""
+    if isinstance(error, shutil.Error) and error.args and error.args[0]:
+        return str(error.args[0][0][-1])[:200]
+    return str(error)[:200]
+
+
+async def _renew_ids(owners: Owners) -> None:
+    """Renew the ids of SAEs that an earlier version registered. After a failure, which is logged, the old ids stay."""
+    try:
+        await owners.saes.renew_ids()
+    except (
+        Exception
+    ):  # border of the start: whatever the database or a disk does, the service serves on
+        log.exception("sae_ids_not_renewed")
+
+
+async def _load(owners: Owners, name: str) -> None:
+    """Load the model of AUTO_LOAD_MODEL.
+
+    Raises:
+        Refusal: the load is refused.
+    """
+    async with using(owners, (await owners.served.resolve(name)).row):
+        pass
+
+
+@asynccontextmanager
+async def using(owners: Owners, row: ModelRow) -> AsyncIterator[None]:
+    """The model is loaded, and stays so until the block ends. A load of this model that a client has begun is joined;
+    loads and unloads of other models that clients have begun end first.
+
+    Raises:
+        Refusal: the load is refused.
+    """
+    conductor = owners.conductor
+    async with AsyncExitStack() as used:
+        is_loaded = False
+        while not is_loaded:
+            try:
+                await used.enter_async_context(conductor.use(row))
+                is_loaded = True
+            except Refusal as refusal:
+                # an operator who ends this load gets no second one
+                if refusal.code != "MODEL_BUSY" or not conductor.is_changing:
+                    raise
+                await conductor.settled()
+        yield
+
+
+@dataclass(frozen=True, slots=True)
+class DemoReady:
+    """The facts of the loaded demo that the text at the terminal names. `strength` is the value to try for the feature
+    `feature_idx`. `others` are the SAEs that are not attached, as `attach-set` takes them."""
+
+    model_name: str
+    sae_id: str
+    layer: int
+    feature_idx: int
+    strength: float
+    others: list[dict[str, Any]]
+
+
+async def start_demo(owners: Owners) -> DemoReady:
+    """Copy the demo into the data folder, register its model and its SAEs with their labels, load the model, attach the
+    SAE of the proof, and import the example documents.
+
+    Raises:
+        Refusal: the load or the attaching is refused.
+    """
+    settings = owners.settings
+    model, saes = (
+        folder / demo.MODEL_NAME for folder in (settings.model_cache_dir, settings.sae_cache_dir)
+    )
+    await asyncio.to_thread(_copy, demo.MODEL_DIR, model)
+    await asyncio.to_thread(_copy, demo.DATA / "saes", saes)
+    row = await _registered(owners, model)
+    rows = {}
+    for sae in demo.saes():
+        rows[sae.name], _ = await owners.saes.add(str(saes / sae.name))
+        await _import_labels(owners, rows[sae.name].id, sae.labels)
+    async with using(owners, row):
+        proof = demo.proof()
+        attachment = await attached(owners, rows[proof["sae"]], proof["layer"])
+    await _import_examples(owners)
+    others = [
+        {"sae_id": rows[sae.name].id, "layer": sae.layer}
+        for sae in demo.saes()
+        if sae.name != proof["sae"]
+    ]
+    return DemoReady(
+        row.name,
+        attachment.sae_id,
+        attachment.layer,
+        proof["feature_idx"],
+        proof["strength"],
+        others,
+    )
+
+
+async def attached(owners: Owners, sae: SaeRow, layer: int) -> Attachment:
+    """The SAE, attached at the layer. A client may have attached it before.
+
+    Raises:
+        Refusal: the attaching is refused.
+    """
+    try:
+        return await owners.attachments.attach(sae, layer)
+    except Refusal as refusal:
+        if refusal.code != "SAE_ALREADY_ATTACHED":
+            raise
+    there = owners.conductor.attachments()
+    return next(one for one in there if (one.sae_id, one.layer) == (sae.id, layer))
+
+
+async def _import_labels(owners: Owners, sae_id: str, file: Path) -> None:
+    """Import the labels of an SAE, unless it has labels already: a person may have changed them."""
+    if not await owners.features.labels(sae_id):
+        document = await asyncio.to_thread(_read, file)
+        await owners.features.add_labels(sae_id, document, replace=False)
+
+
+async def _import_examples(owners: Owners) -> None:
+    """Import the example cluster and the example circuit, if they are not there, and enable their sensing."""
+    try:
+        await owners.clusters.get(demo.CLUSTER_ID)
+    except Refusal as refusal:
+        if refusal.code != "PROFILE_NOT_FOUND":
+            raise
+        body = await asyncio.to_thread(demo.CLUSTER.read_bytes)
+        await owners.clusters.add_body(body, ImportOptions(own_id=demo.CLUSTER_ID))
+        await owners.sensing.enable(demo.CLUSTER_ID)
+    try:
+        await owners.circuits.document(demo.CIRCUIT_ID)
+    except Refusal as refusal:
+        if refusal.code != "CIRCUIT_NOT_FOUND":
+            raise
+        body = await asyncio.to_thread(demo.CIRCUIT.read_bytes)
+        await owners.circuits.add_body(body, "rename", demo.CIRCUIT_ID)
+        await owners.circuit_sensing.enable(demo.CIRCUIT_ID)
+
+
+def _read(file: Path) -> Any:
+    return json.loads(file.read_text(encoding="utf-8"))
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copy a folder of the package into the data folder, whole or not at all. A copy by another version is replaced."""
+    stamp = target / "VERSION"
+    if stamp.is_file() and stamp.read_text() == __version__:
+        return
+    staging = target.with_name(target.name + ".new")
+    shutil.rmtree(staging, ignore_errors=True)
+    shutil.copytree(source, staging)
+    (staging / "VERSION").write_text(__version__)
+    shutil.rmtree(target, ignore_errors=True)
+    staging.rename(target)
+
+
+async def _registered(owners: Owners, folder: Path) -> ModelRow:
+    path = str(await asyncio.to_thread(folder.resolve))
+    for row in await owners.models.list():
+        if row.local_path == path:
+            return row
+    return await owners.models.add(
+        path, quantization="FP16", custom_name=demo.MODEL_NAME, trust_remote_code=False
+    )
+
+
+def _announce(ready: DemoReady, settings: Settings) -> None:
+    """Print requests that the person at the terminal can try."""
+    base = f"http://{settings.host}:{settings.port}"
+    body = json.dumps({"feature_idx": ready.feature_idx, "value": ready.strength})
+    message = {"role": "user", "content": "Tell me a story."}
+    ask = json.dumps({"model": ready.model_name, "messages": [message]})
+    saes = json.dumps({"saes": ready.others})
+    send = "-H 'content-type: application/json' -d"
+    print(
+        f"""
+steerserve {__version__} is ready at {base}  (Ctrl-C stops it)
+
+  Open {base}/ in a browser, or try the requests below.
+  The demo model {ready.model_name!r} is loaded; SAE {ready.sae_id} is attached at layer {ready.layer}.
+
+  Ask for a story:
+    curl -s {base}/v1/chat/completions {send} '{ask}'
+  Turn the sea feature up, ask again, and read where the story goes:
+    curl -s {base}/api/saes/steering {send} '{body}'
+  Turn it off:
+    curl -s -X DELETE {base}/api/saes/steering
+  Steer by the example cluster, and turn its dial:
+    curl -s -X POST {base}/api/clusters/{demo.CLUSTER_ID}/activate
+    curl -s -X PUT {base}/api/clusters/active/intensity {send} '{{"intensity": 0.8}}'
+  See where its features fired together in the last story:
+    curl -s '{base}/api/sensing/events?limit=3'
+  Attach the other SAE too, and steer by the example circuit of two layers:
+    curl -s {base}/api/saes/attach-set {send} '{saes}'
+    curl -s -X POST {base}/api/circuits/{demo.CIRCUIT_ID}/activate
+  See which of its edges fired in the last story:
+    curl -s '{base}/api/circuit-sensing/events?limit=3'
+""",
+        file=sys.stdout,
+        flush=True,
+    )

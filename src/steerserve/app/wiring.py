@@ -1,0 +1,334 @@
+"""Makes every owner of the service once, and gives each the other owners that it needs.
+
+To add a noun with live state, make its owner in the method of its room, after the owners that it needs, and add its
+routes in `app/routes.py`.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from steerserve.control.bus import Bus
+from steerserve.control.health.breakers import AllBreakers, Breakers
+from steerserve.control.health.gauges import Gauges
+from steerserve.control.health.gpus import CardReadings, torch_version
+from steerserve.control.health.health import Vitals
+from steerserve.control.health.nodes import NodeReadings
+from steerserve.control.inference.compare import Compare
+from steerserve.control.inference.generate import Generation
+from steerserve.control.inference.queue import Queue
+from steerserve.control.inference.spelling import Speller
+from steerserve.control.metrics import Metrics
+from steerserve.control.models.contents import ModelContents
+from steerserve.control.models.downloads import ModelDownloads
+from steerserve.control.models.models import Models
+from steerserve.control.models.served import ServedModels
+from steerserve.control.residency import free_memory
+from steerserve.control.residency.cluster import EngineCluster
+from steerserve.control.residency.conductor import Conductor
+from steerserve.control.residency.engines import Engines
+from steerserve.control.residency.free_memory import Read
+from steerserve.control.residency.leases import Seconds
+from steerserve.control.residency.replicas import Replicas
+from steerserve.control.saes.attachments import Attachments
+from steerserve.control.saes.downloads import SaeDownloads
+from steerserve.control.saes.reading import SaeReader
+from steerserve.control.saes.saes import Saes
+from steerserve.control.sensing.circuit_sensing import CircuitSensing
+from steerserve.control.sensing.features import Features
+from steerserve.control.sensing.monitoring import Monitoring
+from steerserve.control.sensing.recorder import Recorder
+from steerserve.control.sensing.sensing import ClusterSensing
+from steerserve.control.steering.circuit_serving import CircuitServing
+from steerserve.control.steering.circuit_slices import CircuitSlices
+from steerserve.control.steering.circuits import Circuits
+from steerserve.control.steering.claims import LayerClaims
+from steerserve.control.steering.cluster_packs import ClusterPacks
+from steerserve.control.steering.clusters import Clusters
+from steerserve.control.steering.profiles import Profiles
+from steerserve.control.steering.reading import DocumentReader
+from steerserve.control.steering.serving import Serving
+from steerserve.control.steering.steering import Steering
+from steerserve.database.catalog import Catalog, Clock, utc_now
+from steerserve.database.circuits import CircuitStore
+from steerserve.database.db import Database
+from steerserve.database.documents import Documents
+from steerserve.database.labels import Labels
+from steerserve.database.room import DocumentRoom
+from steerserve.database.sensing import FiringStore
+from steerserve.database.tables import circuit_sensing_events, sensing_events
+from steerserve.engines.ray.cluster import RayCluster
+from steerserve.engines.sandbox.schemas import Checker
+from steerserve.hub.child import Downloaders
+from steerserve.hub.client import Hub, cluster_hub
+from steerserve.hub.downloads import Downloads
+from steerserve.logs.recent import RecentLines
+from steerserve.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """The parts outside of the control plane that the owners use. Tests replace the engines, the cards and the clock by
+    doubles."""
+
+    database: Database
+    launcher: Engines
+    downloaders: Downloaders
+    hub: Hub
+    cluster_hub: Hub
+    breakers: Breakers
+    cards: CardReadings
+    checker: Checker
+    log_lines: RecentLines = field(default_factory=RecentLines)
+    now: Clock = utc_now
+    seconds: Seconds = time.monotonic
+    read_free: Read = free_memory.read
+
+
+def surroundings(settings: Settings, cluster: EngineCluster | None = None) -> Surroundings:
+    """The surroundings of a service with these settings. With ENGINE_BACKEND=ray, replicas run on the nodes of
+    `cluster`, by default those of the cluster at RAY_ADDRESS.
+
+    Raises:
+        CannotStart: the extra `ray` is needed, and not installed.
+    """
+    if cluster is None and settings.engine_backend == "ray":
+        cluster = RayCluster(settings)
+    downloaders = Downloaders(settings.model_cache_dir)
+    hub, clusters = Hub(settings, downloaders), cluster_hub(settings, downloaders)
+    return Surroundings(
+        database=Database(settings.database_url),
+        launcher=Engines(settings, cluster=cluster),
+        downloaders=downloaders,
+        hub=hub,
+        cluster_hub=clusters,
+        breakers=AllBreakers([hub, clusters]),
+        cards=CardReadings(torch_version=torch_version()),
+        checker=Checker(
+            # at most half of the waiting room, so that requests without a schema have room beside costly schemas
+            max(1, (settings.max_concurrent_requests + settings.max_pending_requests) // 2)
+        ),
+        # the ids of lines begin with the time of the start in milliseconds
+        log_lines=RecentLines(before=int(time.time() * 1000)),
+    )
+
+
+class Owners:
+    """The owners, room by room in the order of `control/`."""
+
+    def __init__(self, settings: Settings, around: Surroundings) -> None:
+        self.settings = settings
+        self.around = around
+        self.bus = Bus()
+        self.metrics = Metrics()
+        self.bus.subscribe(self.metrics.took)
+        self.catalog = Catalog(around.database)
+        self.room = DocumentRoom(
+            around.database.folder,
+            settings.max_stored_documents,
+            settings.stored_documents_mb,
+            settings.disk_reserve_mb,
+        )
+        self.labels = Labels(around.database, self.room)
+        self.reader = DocumentReader()
+        self._make_residency()
+        self._make_library()
+        self._make_interventions()
+        self._make_observing()
+        self._make_requests()
+        self._make_vitals()
+
+    async def close(self) -> None:
+        """End the work in the background, and then close the database, which that work reads and writes. No request is
+        read any more."""
+        self.conductor.is_closing = True
+        await self.sae_downloads.close()
+        await self.downloads.close()
+        await self.contents.close()
+        await self.conductor.close()
+        await self.nodes.close()
+        await self.launcher.close()
+        # the end of the model has changed what is sensed and which circuits serve
+        await self.sensing.close()
+        await self.circuit_sensing.close()
+        await self.claims.close()
+        self.reader.close()
+        await self.around.downloaders.close()
+        await self.around.checker.close()
+        await self.around.database.close()
+
+    def _make_residency(self) -> None:
+        around = self.around
+        self.launcher = around.launcher
+        self.conductor = Conductor(
+            self.settings, self.catalog, around.launcher, self.bus, around.now, around.seconds
+        )
+        self.replicas = Replicas(self.conductor, around.launcher, self.settings)
+
+    def _make_library(self) -> None:
+        around, settings, catalog, bus = self.around, self.settings, self.catalog, self.bus
+        self.downloads = Downloads(around.hub)
+        self.model_downloads = ModelDownloads(settings, catalog, around.hub, bus, self.downloads)
+        self.contents = ModelContents(catalog, self.conductor)
+        bus.subscribe(self.contents.took)
+        self.models = Models(catalog, self.conductor, self.model_downloads, self.contents)
+        self.sae_reader = SaeReader(self.conductor, around.launcher)
+        self.sae_downloads = SaeDownloads(
+            settings, catalog, around.hub, bus, self.downloads, self.sae_reader
+        )
+        self.saes = Saes(catalog, self.conductor, self.sae_reader, self.labels, self.sae_downloads)
+
+    def _make_interventions(self) -> None:
+        conductor, bus, around = self.conductor, self.bus, self.around
+        self.attachments = Attachments(
+            conductor,
+            bus,
+            self.catalog,
+            self.settings,
+            self.contents,
+            self.launcher.nodes,
+            around.read_free,
+        )
+        self.steering = Steering(conductor, bus)
+        self.documents = documents = Documents(around.database, room=self.room)
+        self.serving = Serving(documents, self.steering, conductor, self.catalog, self.settings)
+        self.profiles = Profiles(documents, self.serving, conductor, self.catalog)
+        self.clusters = Clusters(documents, self.reader, self.serving, conductor, self.profiles)
+        self.cluster_packs = ClusterPacks(
+            self.settings, around.cluster_hub, self.clusters, self.reader, around.seconds
+        )
+        self.circuit_store = store = CircuitStore(around.database, room=self.room)
+        self.claims = LayerClaims(store, self.steering, bus)
+        self.circuits = Circuits(store, self.reader, self.steering, conductor, self.settings)
+        slices = CircuitSlices(store, self.reader, self.clusters, self.serving, documents)
+        self.circuit_serving = CircuitServing(
+            store,
+            self.reader,
+            self.circuits,
+            self.claims,
+            slices,
+            self.serving,
+            self.steering,
+            conductor,
+        )
+
+    def _make_observing(self) -> None:
+        self.monitoring = Monitoring(
+            self.conductor, self.bus, self.around.now, self.settings.monitoring_contexts
+        )
+        self._make_sensing()
+        self.features = Features(
+            self.labels,
+            self.saes,
+            self.reader,
+            self.conductor,
+            self.launcher,
+            self.monitoring.counted,
+        )
+
+    def _make_sensing(self) -> None:
+        settings, around, metrics = self.settings, self.around, self.metrics
+        clusters = FiringStore(
+            around.database,
+            sensing_events,
+            settings.sensing_max_events_per_cluster,
+            settings.sensing_max_age_days,
+            around.now,
+            around.seconds,
+        )
+        circuits = FiringStore(
+            around.database,
+            circuit_sensing_events,
+            settings.circuit_sensing_max_events_per_circuit,
+            settings.circuit_sensing_max_age_days,
+            around.now,
+            around.seconds,
+        )
+        self.sensing = ClusterSensing(
+            settings,
+            self.documents,
+            self.serving,
+            self.conductor,
+            self.bus,
+            Recorder(
+                clusters, metrics.cluster_sensing, settings.sensing_max_overhead_ms, around.seconds
+            ),
+        )
+        self.circuit_sensing = CircuitSensing(
+            settings,
+            self.circuit_store,
+            self.steering,
+            self.conductor,
+            self.bus,
+            Recorder(
+                circuits,
+                metrics.circuit_sensing,
+                settings.circuit_sensing_max_overhead_ms,
+                around.seconds,
+            ),
+        )
+
+    def _make_requests(self) -> None:
+        settings = self.settings
+        self.queue = Queue(
+            settings.max_concurrent_requests,
+            settings.max_pending_requests,
+            settings.queue_duration_window,
+        )
+        self.served = ServedModels(self.catalog, self.conductor)
+        self.generation = Generation(
+            settings,
+            self.conductor,
+            self.queue,
+            self.profiles,
+            self.around.checker,
+            self.serving,
+            self.metrics,
+            self.monitoring,
+            self.sensing,
+            self.circuit_sensing,
+        )
+        self.bus.subscribe(self.generation.took)
+        self.speller = Speller(settings, self.conductor)
+        self.compare = Compare(
+            self.generation,
+            self.served,
+            self.conductor,
+            self.serving,
+            self.features,
+            self.metrics,
+        )
+
+    def _make_vitals(self) -> None:
+        around = self.around
+        self.nodes = NodeReadings(around.launcher.nodes)
+        self.vitals = Vitals(
+            self.settings,
+            around.database,
+            self.conductor,
+            self.queue,
+            self.generation,
+            around.cards,
+            around.breakers,
+            around.launcher.failure,
+            self.serving,
+            self.claims,
+            self.replicas,
+            self.nodes,
+            self.metrics.full_queue,
+        )
+        self.gauges = Gauges(
+            self.metrics,
+            self.conductor,
+            self.queue,
+            around.cards,
+            around.breakers,
+            self.serving,
+            self.claims,
+            self.monitoring,
+            around.checker,
+            self.sensing,
+            self.circuit_sensing,
+            self.replicas,
+        )

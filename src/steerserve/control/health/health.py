@@ -1,0 +1,361 @@
+"""Health: liveness, readiness, components, the queue, the cards. If one block cannot be built, the others are still
+answered."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import structlog
+
+from steerserve import __version__
+from steerserve.control.full_queue import FullQueue
+from steerserve.control.health import gpus as card_reading
+from steerserve.control.health.breakers import Breakers
+from steerserve.control.health.gpus import CardReading, CardReadings
+from steerserve.control.health.nodes import NodeReadings
+from steerserve.control.health.views import (
+    Capabilities,
+    CardReport,
+    Component,
+    DetailedHealth,
+    EngineHealth,
+    FixedSampling,
+    HealthStatus,
+    InferenceBackend,
+    InferenceHealth,
+    Liveness,
+    QueueLimits,
+    Readiness,
+)
+from steerserve.control.inference.generate import Generation
+from steerserve.control.inference.queue import Queue
+from steerserve.control.residency.conductor import Conductor
+from steerserve.control.residency.replicas import Replicas, ReplicaSet, figures
+from steerserve.control.steering.claims import LayerClaims
+from steerserve.control.steering.serving import Serving
+from steerserve.database.catalog import utc_now
+from steerserve.database.db import Database
+from steerserve.errors import Refusal
+from steerserve.rules.models import breaker
+from steerserve.rules.models.breaker import BreakerStatus
+from steerserve.rules.residency import heartbeat
+from steerserve.rules.residency import replicas as replica_rules
+from steerserve.rules.residency.replicas import Strength
+from steerserve.rules.residency.swap import Phase
+from steerserve.settings import Settings
+
+log = structlog.get_logger(__name__)
+
+_NO_FAILURE = (
+    "no recent request to the hub has failed; health checks send none, `steerserve doctor` does"
+)
+PING_SECONDS = 2.0
+CARDS_AGE = 5.0
+"""Seconds after which a reading of the cards is too old to be shown."""
+CARDS_SECONDS = 1.0
+"""Seconds that readiness waits for the driver of the cards."""
+
+
+class Vitals:
+    """Reads the state of the owners. Its only own state is the time of the start, and why the load at the start failed.
+
+    Args:
+        hub: the owner of the circuit breakers that are shown and reset.
+        starts: returns why engines cannot be started, or None if they can.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        database: Database,
+        conductor: Conductor,
+        queue: Queue,
+        generation: Generation,
+        cards: CardReadings,
+        hub: Breakers,
+        starts: Callable[[], str | None],
+        serving: Serving,
+        claims: LayerClaims,
+        replicas: Replicas,
+        nodes: NodeReadings,
+        full_queue: FullQueue,
+    ) -> None:
+        self._settings = settings
+        self._database = database
+        self._conductor = conductor
+        self._queue = queue
+        self._generation = generation
+        self._cards = cards
+        self._hub = hub
+        self._starts = starts
+        self._serving = serving
+        self._claims = claims
+        self._replicas = replicas
+        self._nodes = nodes
+        self._full_queue = full_queue
+        self._since = time.monotonic()
+        self.load_failure: str | None = None
+        """Why the model that is loaded at the start of the service could not be loaded; None if it could."""
+
+    def liveness(self) -> Liveness:
+        return Liveness("healthy", __version__, utc_now(), self._uptime())
+
+    async def readiness(self) -> Readiness:
+        """Whether requests can be served. Without a loaded model the service is degraded, but ready."""
+        reading, database = await asyncio.gather(
+            self._cards.reading(CARDS_AGE, CARDS_SECONDS), self._database_health()
+        )
+        components = self._components(database, reading)
+        status = _worst(components)
+        return Readiness(
+            ready=status != "unhealthy",
+            status=status,
+            version=__version__,
+            timestamp=utc_now(),
+            components=components,
+            model_loaded=self._is_loaded(),
+            sae_attached=bool(self._conductor.attachments()),
+            replicas=figures(self._replicas.now()),
+        )
+
+    async def detailed(self) -> DetailedHealth:
+        """All parts of health in one answer. The driver of the cards is not asked: the last reading of the cards is
+        used. A block that cannot be built is None, and `errors` has the type of its exception."""
+        blocks = _Blocks()
+        components = self._components(await self._database_health(), self._cards.last)
+        resident = self._conductor.resident
+        attachments = blocks.built("saes", self._conductor.attachments) or []
+        return DetailedHealth(
+            status=_worst(components),
+            version=__version__,
+            timestamp=utc_now(),
+            uptime_seconds=self._uptime(),
+            components=components,
+            circuit_breakers=blocks.built("circuit_breakers", self._hub.breakers),
+            model_loaded=self._is_loaded(),
+            model_name=resident.row.name if resident and self._is_loaded() else None,
+            model_placement=resident.placement if resident else None,
+            sae_attached=bool(attachments),
+            sae_id=attachments[0].sae_id if attachments else None,
+            sae_count=len(attachments),
+            sae_ids=[attached.sae_id for attached in attachments],
+            inference=self.inference(),
+            engine=blocks.built("engine", self.engine),
+            replicas=blocks.built("replicas", self._replicas.now),
+            active_profile=await blocks.read("active_profile", self._serving.profile),
+            circuits=await blocks.read("circuits", self._claims.checked_health),
+            lease=blocks.built("lease", self._conductor.leases.status),
+            ended_by_restart=self._database.ended,
+            errors=blocks.errors,
+        )
+
+    async def gpus(self) -> CardReport:
+        """Every card of the machine and of the nodes of a cluster, with the memory that the tensor library holds."""
+        return await card_reading.report(self._cards, self._conductor, self._nodes)
+
+    def breakers(self) -> list[BreakerStatus]:
+        return self._hub.breakers()
+
+    def reset(self, name: str) -> BreakerStatus:
+        """Raises:
+        Refusal: BREAKER_NOT_FOUND.
+        """
+        return self._hub.reset(name)
+
+    def engine(self) -> EngineHealth | None:
+        """What the engine of the resident model is doing; None without an engine."""
+        resident = self._conductor.resident
+        if resident is None or resident.engine is None or resident.silence is None:
+            return None
+        silence, is_stalled = resident.silence, resident.engine.stalled is not None
+        threads = resident.engine.threads
+        return EngineHealth(
+            silence.sign.activity.name.lower(),
+            round(heartbeat.length(silence), 1),
+            is_stalled,
+            heartbeat.described(silence) if is_stalled else None,
+            threads.threads if threads else None,
+            threads.most if threads else None,
+        )
+
+    def inference(self) -> InferenceHealth:
+        """The state of the queue. While continuous batching serves, there are no counts of waiting and running
+        requests."""
+        try:
+            counts = self._queue.counts()
+        except Exception as error:
+            # the answer must have this block even when the queue cannot be read
+            return InferenceHealth(error=f"{type(error).__name__}: {error}")
+        running = self._generation.is_batching
+        return InferenceHealth(
+            backend="cbm" if running else "queue",
+            cbm_enabled=self._settings.enable_continuous_batching,
+            cbm_running=running,
+            queue_pending=counts.pending,
+            queue_max_concurrent=counts.max_concurrent,
+            queue_max_pending=counts.max_pending,
+            in_flight=None if running else counts.holding,
+            queue_waiting=None if running else counts.waiting,
+            estimated_wait_seconds=None if running else counts.estimated_wait_seconds,
+        )
+
+    def backend(self) -> InferenceBackend:
+        """The backend that serves, and its capabilities. While continuous batching serves, the requests that it does
+        not take are served serially."""
+        settings, counts = self._settings, self._queue.counts()
+        resident = self._conductor.resident
+        facts = resident.facts if resident is not None else None
+        rows = facts.row_steps if facts else None
+        graphs = facts.cuda_graphs if facts else None
+        if resident is not None and resident.engine is not None and resident.engine.graphs:
+            graphs = resident.engine.graphs.cuda_graphs
+        limits = []
+        if settings.enable_continuous_batching:
+            limits += ["response_format is refused", "seeds are best effort"]
+        is_batching = self._generation.is_batching
+        if is_batching:
+            limits.append("other sampling parameters, profiles and intensities take a slot")
+        if rows is not None and not rows.are_batched:
+            limits.append(rows.reason)
+        queue = QueueLimits(counts.max_concurrent, counts.max_pending, counts.pending)
+        fixed = FixedSampling(
+            settings.cbm_default_temperature,
+            settings.cbm_default_top_p,
+            self._generation.batched_maximum,
+        )
+        return InferenceBackend(
+            "cbm" if is_batching else "serial",
+            "one running batch; requests of the fixed sampling parameters need no slot"
+            if is_batching
+            else "one running batch; every request takes a slot",
+            Capabilities(
+                per_request_sampling_params=not is_batching,
+                per_request_profile_override=not is_batching,
+            ),
+            limitations=limits,
+            queue=None if is_batching else queue,
+            cbm_config=fixed if is_batching else None,
+            row_steps=rows,
+            seeded_rows=facts.seeded_rows if facts else None,
+            cuda_graphs=graphs,
+        )
+
+    # ------------------------------------------------------------- inside
+
+    def _uptime(self) -> float:
+        return round(time.monotonic() - self._since, 3)
+
+    def _is_loaded(self) -> bool:
+        resident = self._conductor.resident
+        return resident is not None and resident.phase is Phase.LOADED
+
+    def _components(self, database: Component, reading: CardReading | None) -> list[Component]:
+        components = [database, self._engine_health(), _gpu_health(reading), self._hub_health()]
+        replicas = self._replicas.now()
+        if replicas is not None:
+            components.append(_replica_health(replicas, self._is_loaded()))
+        claims = self._claims.health()
+        if claims.claims_degraded:
+            components.append(Component("circuits", "degraded", "; ".join(claims.reasons)))
+        if self._full_queue.is_refusing:
+            refused = f"requests refused within two minutes, because the queue is full: {self._full_queue.refused}"
+            components.append(Component("queue", "degraded", refused))
+        if self._generation.is_closing:
+            components.append(Component("service", "unhealthy", "the service is shutting down"))
+        return components
+
+    async def _database_health(self) -> Component:
+        before = time.monotonic()
+        fault = await self._database.fault()
+        if fault is not None:
+            return Component("database", "unhealthy", f"not usable: {fault.sentence}")
+        latency_ms = round((time.monotonic() - before) * 1000, 3)
+        return Component("database", "healthy", None, latency_ms)
+
+    def _engine_health(self) -> Component:
+        """If the engine died, the component is degraded, because the next load starts another engine. If engines cannot
+        be started, or the engine sends no heartbeat, it is unhealthy."""
+        resident, failure = self._conductor.resident, self._starts()
+        engine = self.engine()
+        if engine is not None and engine.is_stalled:
+            return Component("engine", "unhealthy", f"stalled: {engine.message}")
+        if resident is not None and resident.phase is Phase.LOADED:
+            return Component("engine", "healthy")
+        if failure is not None:
+            return Component("engine", "unhealthy", failure)
+        if resident is None:
+            return Component("engine", "degraded", self.load_failure or "no model is loaded")
+        return Component("engine", "degraded", f"model {resident.row.name!r} is {resident.phase}")
+
+    def _hub_health(self) -> Component:
+        try:
+            troubled = [one for one in self._hub.breakers() if breaker.is_troubled(one)]
+        except Exception as error:
+            # the service works without the hub, so this component is never unhealthy
+            return Component("hub", "degraded", f"not known: {type(error).__name__}")
+        if troubled:
+            failed = (f"{one.name} failed {one.failure_count} times in a row" for one in troubled)
+            return Component("hub", "degraded", "; ".join(failed))
+        return Component("hub", "healthy", _NO_FAILURE)
+
+
+class _Blocks:
+    """Builds the blocks of an answer one by one, so that a failure of one block leaves the others whole."""
+
+    def __init__(self) -> None:
+        self.errors: dict[str, str] = {}
+
+    def built(self, name: str, build: Callable[[], Any]) -> Any:
+        try:
+            return build()
+        except Exception as error:
+            # the other blocks must still be answered; only the type is shown, since texts of errors may hold secrets
+            self._failed(name, error)
+            return None
+
+    async def read(self, name: str, read: Callable[[], Awaitable[Any]]) -> Any:
+        """Build a block that has to be awaited, for at most PING_SECONDS."""
+        try:
+            async with asyncio.timeout(PING_SECONDS):
+                return await read()
+        except Exception as error:
+            # the other blocks must still be answered
+            self._failed(name, error)
+            return None
+
+    def _failed(self, name: str, error: Exception) -> None:
+        if isinstance(error, Refusal):
+            self.errors[name] = error.code
+            return
+        log.error("health_block_failed", block=name, exc_info=error)
+        self.errors[name] = type(error).__name__
+
+
+def _gpu_health(reading: CardReading | None) -> Component:
+    """A machine without cards is healthy. A lost card or a driver that hangs is not."""
+    if reading is None:
+        return Component("gpu", "healthy", "the cards have not been read yet")
+    if reading.is_late or (reading.cards and reading.reason):
+        return Component("gpu", "degraded", reading.reason)
+    if not reading.cards:
+        return Component("gpu", "healthy", "no card: the processor serves")
+    return Component("gpu", "healthy", ", ".join(card.name for card in reading.cards))
+
+
+def _replica_health(replicas: ReplicaSet, is_loaded: bool) -> Component:
+    """Fewer replicas than wanted make the service degraded. If no replica of a loaded model serves, requests wait, so
+    the service is not ready. While a model is being loaded or unloaded, no replica serves, and nothing is wrong."""
+    message = replica_rules.described(replicas.replicas)
+    if replicas.strength is Strength.NONE and is_loaded:
+        return Component("replicas", "unhealthy", message)
+    status: HealthStatus = "healthy" if replicas.strength is Strength.WHOLE else "degraded"
+    return Component("replicas", status, message)
+
+
+def _worst(components: list[Component]) -> HealthStatus:
+    statuses = {component.status for component in components}
+    worst_first: tuple[HealthStatus, ...] = ("unhealthy", "degraded", "healthy")
+    return next(status for status in worst_first if status in statuses)

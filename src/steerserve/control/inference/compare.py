@@ -1,0 +1,168 @@
+"""Comparisons: one prompt is completed at several intensities of steering, as one request in one batch."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from steerserve.control.inference.generate import Generation, Piece, Reading, Started
+from steerserve.control.inference.positions import TextWithReadings, paired, unpaired
+from steerserve.control.metrics import Metrics
+from steerserve.control.models.served import ServedModel, ServedModels
+from steerserve.control.residency.conductor import Conductor
+from steerserve.control.residency.resident import Attachment, Resident
+from steerserve.control.sensing.features import Features
+from steerserve.control.steering.serving import Serving
+from steerserve.errors import Refusal
+from steerserve.rules.inference.compare import Overlay
+from steerserve.rules.inference.intent import GenerateIntent
+from steerserve.rules.models import architecture
+
+
+@dataclass(slots=True)
+class Side:
+    """One completion. `steering` has its values by attachment (`sae_id@layer`), and `state` says which steering that is
+    (`rules/steering/digest.py`). `readings` has the activations, and is None where the request does not ask for
+    them."""
+
+    intensity: float
+    steering: Overlay
+    state: str | None = None
+    text: str = ""
+    tokens: int = 0
+    finish: str | None = None
+    readings: list[Reading] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """A comparison, with its sides in the order of the request's intensities. `tapped` is the SAE whose activations the
+    readings have, and `labels` are the labels of its features."""
+
+    model: str
+    fingerprint: str
+    prompt_tokens: int
+    tapped: Attachment | None
+    sides: list[Side] = field(default_factory=list)
+    labels: Mapping[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparing:
+    """A comparison that runs. `events` has the texts of all sides as they are written, each with the number of its side
+    as its choice; the sides of `compared` hold the texts so far."""
+
+    compared: Compared
+    events: AsyncIterator[TextWithReadings]
+
+
+class Compare:
+    """Runs comparisons on the resident model; it never loads one."""
+
+    def __init__(
+        self,
+        generation: Generation,
+        models: ServedModels,
+        conductor: Conductor,
+        serving: Serving,
+        features: Features,
+        metrics: Metrics,
+    ) -> None:
+        self._generation = generation
+        self._models = models
+        self._conductor = conductor
+        self._serving = serving
+        self._features = features
+        self._metrics = metrics
+
+    async def model(self) -> ServedModel:
+        """The model that comparisons run on.
+
+        Raises:
+            Refusal: MODEL_NOT_LOADED, SAE_NOT_ATTACHED; INVALID_PARAMETER for a model that can only embed.
+        """
+        row = self._conductor.loaded().row
+        self._conductor.first_attachment()
+        architecture.check_generates(row.name, row.architecture, row.engine)
+        return await self._models.of(row)
+
+    @asynccontextmanager
+    async def open(self, intent: GenerateIntent, model: ServedModel) -> AsyncIterator[Comparing]:
+        """Begin to complete the prompt once at each intensity of the intent's sweep. Leaving the block early ends the
+        comparison.
+
+        Raises:
+            Refusal: every refusal of an inference request; SAE_NOT_ATTACHED, INVALID_FEATURE_INDEX, PROFILE_NOT_FOUND,
+                PROFILE_INCOMPATIBLE, VALIDATION_ERROR. The events raise STEERING_CHANGED when an operator changed the
+                steering while the comparison ran. The operator's change stays, and the comparison has no result.
+        """
+        assert intent.sweep is not None
+        async with self._generation.open(intent, model) as run:
+            events = aiter(run.events)
+            started = await anext(events)
+            assert isinstance(started, Started)
+            admitted = run.admitted
+            resident = self._conductor.resident
+            tapped = admitted.tapped
+            compared = Compared(
+                run.model_name,
+                run.fingerprint,
+                started.prompt_tokens[0],
+                tapped,
+                [
+                    Side(*values)
+                    for values in zip(
+                        intent.sweep.intensities, admitted.overlays, admitted.states, strict=True
+                    )
+                ],
+                await self._features.labels(tapped.sae_id) if tapped else {},
+            )
+            is_streamed = intent.activations is not None and intent.activations.is_streamed
+            texts = paired(events) if is_streamed else unpaired(events)
+            yield Comparing(compared, self._written(compared, texts, admitted.epoch, resident))
+
+    async def run(self, intent: GenerateIntent, model: ServedModel) -> Compared:
+        """The comparison once all sides are complete.
+
+        Raises:
+            Refusal: as `open`, and as its events.
+        """
+        async with self.open(intent, model) as comparing:
+            async for _ in comparing.events:
+                pass
+        return comparing.compared
+
+    def failed(self, refusal: Refusal) -> None:
+        """Count a comparison that failed after the beginning of its answer was sent."""
+        self._metrics.failed(refusal.code)
+
+    async def _written(
+        self,
+        compared: Compared,
+        events: AsyncIterator[TextWithReadings],
+        epoch: int,
+        resident: Resident | None,
+    ) -> AsyncIterator[TextWithReadings]:
+        """The events, each noted at its side."""
+        async for event in events:
+            self._check_epoch(epoch, resident)
+            side = compared.sides[event.choice]
+            if isinstance(event.piece, Piece):
+                side.text += event.piece.text
+                side.tokens, side.finish = event.piece.tokens, event.piece.finish
+            if compared.tapped is not None:
+                side.readings = side.readings or []
+                side.readings.extend(event.readings)
+            yield event
+        self._check_epoch(epoch, resident)
+
+    def _check_epoch(self, epoch: int, resident: Resident | None) -> None:
+        if self._serving.live.epoch == epoch:
+            return
+        engine = resident.engine if resident is not None else None
+        if engine is not None and engine.ended.done():
+            return  # the live values went with the engine, and the events say that it has ended
+        raise Refusal(
+            "STEERING_CHANGED", "the steering was changed while the comparison ran; ask again"
+        )

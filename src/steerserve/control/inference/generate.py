@@ -1,0 +1,303 @@
+"""The road of every inference request: a place in the waiting room, its model, a slot, the stream of its events."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from dataclasses import dataclass
+
+from steerserve import messages as m
+from steerserve.control.bus import Event, LoadError, ReplicaChanged, UnloadComplete
+from steerserve.control.inference.planning import Admitted, Planner
+from steerserve.control.inference.queue import Queue
+from steerserve.control.metrics import Metrics, Timing
+from steerserve.control.models.served import ServedModel
+from steerserve.control.residency.conductor import Conductor
+from steerserve.control.residency.resident import Resident
+from steerserve.control.sensing.circuit_sensing import CircuitSensing
+from steerserve.control.sensing.monitoring import Monitoring
+from steerserve.control.sensing.sensing import ClusterSensing
+from steerserve.control.steering.profiles import Profiles
+from steerserve.control.steering.serving import Serving
+from steerserve.database.catalog import ModelRow
+from steerserve.engines.sandbox.pool import LineFull
+from steerserve.engines.sandbox.schemas import Checker
+from steerserve.errors import Refusal
+from steerserve.messages.mailbox import Mailbox
+from steerserve.rules.inference import batching, fields
+from steerserve.rules.inference.intent import GenerateIntent, Intent, OutputConstraint
+from steerserve.rules.residency import swap
+from steerserve.rules.steering import dial
+from steerserve.settings import Settings
+
+Activated = m.Activated
+Embedded = m.Embedded
+Outcome = m.Outcome
+Piece = m.Piece
+PromptToken = m.PromptToken
+Reading = m.Reading
+Scored = m.Scored
+Started = m.Started
+TokenScore = m.TokenScore
+
+OBJECT = {"type": "object"}
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One request that is being answered. The first of its `events` is Started. After Started no check refuses the
+    request any more."""
+
+    model_name: str
+    fingerprint: str
+    backend: str
+    admitted: Admitted
+    events: AsyncIterator[Started | Outcome]
+
+
+class _Flow:
+    """Carries events from the task that holds the slot to the task that answers the client."""
+
+    def __init__(self) -> None:
+        self._items = Mailbox[Admitted | Started | Outcome | Exception | None]()
+        self.put = self._items.put
+
+    async def admitted(self) -> Admitted:
+        """The request with its model and its plan. Waits until the request has a slot."""
+        first = await self._items.take()
+        if isinstance(first, Exception):
+            raise first
+        assert isinstance(first, Admitted)
+        return first
+
+    async def events(self) -> AsyncIterator[Started | Outcome]:
+        take = self._items.take
+        while (item := await take()) is not None:
+            if isinstance(item, Exception):
+                raise item
+            assert not isinstance(item, Admitted)
+            yield item
+
+
+class Generation:
+    """Admits requests and streams their events."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        conductor: Conductor,
+        queue: Queue,
+        profiles: Profiles,
+        checker: Checker,
+        serving: Serving,
+        metrics: Metrics,
+        monitoring: Monitoring,
+        sensing: ClusterSensing,
+        circuit_sensing: CircuitSensing,
+    ) -> None:
+        self._settings = settings
+        self._conductor = conductor
+        self._queue = queue
+        self._profiles = profiles
+        self._checker = checker
+        self._serving = serving
+        self._planner = Planner(settings, serving)
+        self._metrics = metrics
+        self._monitoring = monitoring
+        self._sensing = sensing
+        self._circuit_sensing = circuit_sensing
+        self._batched = Queue(settings.cbm_max_queue_size, 0, settings.queue_duration_window)
+        self.is_closing = False
+        self.active = 0
+
+    @property
+    def is_batching(self) -> bool:
+        """Whether requests of the loaded model may run without a slot now."""
+        resident = self._conductor.resident
+        if resident is None or resident.phase is not swap.Phase.LOADED:
+            return False
+        may_write = resident.facts is not None and not resident.facts.is_embedding_only
+        return may_write and self._fixed(resident.row) is not None
+
+    @property
+    def batched_maximum(self) -> int:
+        """How many requests may run without a slot."""
+        return self._batched.counts().max_concurrent
+
+    def took(self, event: Event) -> None:
+        """The slots are those of all replicas that serve."""
+        if isinstance(event, ReplicaChanged):
+            self._scale(event.serving)
+        elif isinstance(event, UnloadComplete | LoadError):
+            self._scale(1)
+
+    def _scale(self, replicas: int) -> None:
+        self._queue.scale(replicas)
+        self._batched.scale(replicas)
+
+    @asynccontextmanager
+    async def open(self, intent: Intent, model: ServedModel) -> AsyncIterator[Run]:
+        """The request, once it has a slot. Leaving the block early cancels the request, also while it waits for a slot.
+
+        The slot is free again as soon as the engine has finished, even when the client still reads.
+
+        Raises:
+            Refusal: the service refuses the request. The engine's own refusals are raised by the first event.
+        """
+        if self.is_closing:
+            raise Refusal("SHUTTING_DOWN", "the service is shutting down")
+        self._metrics.resolved(model.name)
+        row, profile = model.row, None
+        if isinstance(intent, GenerateIntent):
+            profile = await self._named(intent)
+        if self._unchecked(intent) is None:
+            # these refusals come before QUEUE_FULL, because waiting does not change them
+            view = self._conductor.view(intent.lease)
+            swap.may_serve(view, row.id, row.name, may_load=intent.may_load)
+        self.active += 1
+        backend = batching.backend(intent, self._fixed(row))
+        flow, timing = _Flow(), self._metrics.request()
+        pump = asyncio.create_task(self._pump(intent, row, profile, backend, flow, timing))
+        try:
+            admitted = await flow.admitted()
+            mark = fingerprint(admitted.resident)
+            yield Run(model.name, mark, backend, admitted, flow.events())
+        finally:
+            self.active -= 1
+            pump.cancel()
+            await asyncio.wait([pump])
+
+    # ------------------------------------------------------------- inside
+
+    def _fixed(self, row: ModelRow) -> batching.Fixed | None:
+        """The sampling parameters of the requests for this model that run without a slot; None where every request
+        takes a slot."""
+        settings = self._settings
+        if not settings.enable_continuous_batching or row.engine != fields.CHECKPOINT:
+            return None
+        is_monitored = settings.cbm_force_serial_monitoring and self._monitoring.key() is not None
+        is_sensed = settings.sensing_force_serial and self._sensing.is_armed
+        is_traced = settings.circuit_sensing_force_serial and self._circuit_sensing.armed_count > 0
+        if is_monitored or is_sensed or is_traced:
+            return None
+        return batching.Fixed(settings.cbm_default_temperature, settings.cbm_default_top_p)
+
+    async def _named(self, intent: GenerateIntent) -> dial.Profile | None:
+        """The profile that a request names. None where it names none, and where the profile is unknown and the
+        request's intensity is 0.
+
+        Raises:
+            Refusal: PROFILE_NOT_FOUND.
+        """
+        if intent.profile is None:
+            return None
+        try:
+            row = await self._profiles.named(intent.profile)
+        except Refusal:
+            if intent.intensity == 0.0:
+                return None
+            raise
+        return await self._serving.applicable(row)
+
+    def _unchecked(self, intent: Intent) -> OutputConstraint | None:
+        """The constraint of a request whose schema has to be checked."""
+        constraint = intent.constraint if isinstance(intent, GenerateIntent) else None
+        if constraint is None or not constraint.is_schema:
+            return None
+        return None if self._checker.has_passed(constraint.schema) else constraint
+
+    async def _check(self, intent: Intent) -> None:
+        """Check the schema of a request that has a place in the waiting room.
+
+        Raises:
+            Refusal: RESPONSE_FORMAT_UNSUPPORTED; QUEUE_FULL when too many schemas wait for their check.
+        """
+        constraint = self._unchecked(intent)
+        if constraint is None:
+            return
+        try:
+            await self._checker.check(constraint.schema, intent.client)
+        except LineFull:
+            raise self._queue.full() from None
+
+    async def _pump(
+        self,
+        intent: Intent,
+        row: ModelRow,
+        profile: dial.Profile | None,
+        backend: str,
+        flow: _Flow,
+        timing: Timing,
+    ) -> None:
+        queue = self._queue if backend == batching.SERIAL else self._batched
+        try:
+            async with AsyncExitStack() as held:
+                room = queue.room(intent.client, intent.choices)
+                place = await held.enter_async_context(room)
+                await self._check(intent)
+                resident = await held.enter_async_context(
+                    self._conductor.use(row, may_load=intent.may_load, lease=intent.lease)
+                )
+                await held.enter_async_context(queue.slot(place))
+                await held.enter_async_context(self._conductor.in_flight(resident))
+                timing.admitted()
+                admitted = self._planner.admit(intent, profile, resident)
+                flow.put(admitted)
+                stream = self._planner.stream(intent, admitted)
+                constraint = intent.constraint if isinstance(intent, GenerateIntent) else None
+                if constraint is not None:
+                    stream = self._validated(intent, constraint, stream)
+                async with aclosing(stream) as events:
+                    async for event in events:
+                        timing.take(event)
+                        flow.put(event)
+            flow.put(None)
+        except Exception as error:
+            # the task that reads the events raises the error again
+            flow.put(error)
+        finally:
+            timing.ended()
+
+    async def _validated(
+        self,
+        intent: Intent,
+        constraint: OutputConstraint,
+        stream: AsyncGenerator[Started | Outcome, None],
+    ) -> AsyncGenerator[Started | Outcome, None]:
+        """The events of the stream. A complete choice is validated before its last event is passed on.
+
+        Raises:
+            Refusal: CONSTRAINED_OUTPUT_INVALID.
+        """
+        texts: dict[int, str] = {}
+        async with aclosing(stream) as events:
+            async for event in events:
+                if isinstance(event, Piece):
+                    texts[event.choice] = texts.get(event.choice, "") + event.text
+                    if event.finish == "stop":
+                        await self._validate(intent, constraint, event.choice, texts[event.choice])
+                yield event
+
+    async def _validate(
+        self, intent: Intent, constraint: OutputConstraint, choice: int, text: str
+    ) -> None:
+        schema = constraint.schema if constraint.is_schema else OBJECT
+        reason = await self._checker.validate(schema, text, intent.client)
+        if reason is not None:
+            raise Refusal(
+                "CONSTRAINED_OUTPUT_INVALID",
+                f"choice {choice} is complete, but does not validate: {reason}",
+            )
+
+
+def fingerprint(resident: Resident) -> str:
+    """`service:<model>@<revision>:<dtype>/<quantization>:<engine>`. An unknown part is written `unrecorded`."""
+    row, facts = resident.row, resident.facts
+    revision = row.revision or "unrecorded"
+    if row.engine == fields.GGUF:
+        return (
+            f"service:{row.name}@{revision}:unrecorded/{row.gguf_label or 'unrecorded'}:llama.cpp"
+        )
+    dtype = facts.dtype if facts else "unrecorded"
+    return f"service:{row.name}@{revision}:{dtype}/{row.quantization}:transformers"

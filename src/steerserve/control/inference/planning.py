@@ -1,0 +1,210 @@
+"""Makes the command for the engine from a request that has its model and its slot: steering, activations, sampling."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+
+from steerserve import messages as m
+from steerserve.control.residency.resident import Attachment, Resident
+from steerserve.control.steering.serving import Serving
+from steerserve.rules.inference import activations, compare
+from steerserve.rules.inference.intent import (
+    EmbedIntent,
+    GenerateIntent,
+    Intent,
+    OutputConstraint,
+    Prompt,
+    ScoreIntent,
+    TokenIds,
+)
+from steerserve.rules.steering import dial
+from steerserve.rules.steering import digest as steering_state
+from steerserve.rules.steering.digest import SteeredModel, SteeredSite
+from steerserve.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A request that holds its model and its slot.
+
+    Attributes:
+        plan: how the request is steered.
+        echo: the intensity that the answer reports; None where the dial changes nothing.
+        rung: the evidence of the circuit that steers the request; None where no circuit or several do.
+        state: which steering the request has (`rules/steering/digest.py`); None where nothing is added.
+        tapped: the SAE whose activations the request asks for; None where it asks for none.
+        overlays: the steering of each prompt of a sweep, and `states` which steering each has; empty for other
+            requests.
+        epoch: the epoch of the live values from which the plan was made.
+    """
+
+    resident: Resident
+    plan: m.Plan
+    echo: float | None
+    rung: int | None
+    state: str | None
+    tapped: Attachment | None
+    overlays: tuple[compare.Overlay, ...]
+    states: tuple[str | None, ...]
+    epoch: int
+
+
+class Planner:
+    """Plans requests when they get their slots, from the live values of that moment."""
+
+    def __init__(self, settings: Settings, serving: Serving) -> None:
+        self._settings = settings
+        self._serving = serving
+
+    def admit(self, intent: Intent, profile: dial.Profile | None, resident: Resident) -> Admitted:
+        """Raises: Refusal: every refusal of `rules/steering/dial`, `rules/inference/compare`, `rules/steering/request`
+        and `rules/inference/activations`.
+        """
+        plan = self._plan(intent, profile, resident)
+        overlays = self._swept(intent, profile, resident)
+        is_planned = isinstance(intent, GenerateIntent) and intent.sweep is None
+        return Admitted(
+            resident,
+            self._overlay(plan.overlay),
+            plan.echo,
+            plan.rung,
+            self._state(resident, plan.overlay) if is_planned else None,
+            _tapped(intent, resident),
+            overlays,
+            tuple(self._state(resident, overlay) for overlay in overlays),
+            self._serving.live.epoch,
+        )
+
+    def stream(
+        self, intent: Intent, admitted: Admitted
+    ) -> AsyncGenerator[m.Started | m.Outcome, None]:
+        """Start the request in the engine, and give its events."""
+        engine, tap = admitted.resident.held(), self._tap(intent, admitted.tapped)
+        match intent:
+            case EmbedIntent():
+                return engine.embed([m.Text(text) for text in intent.prompts], intent.client)
+            case ScoreIntent():
+                return engine.score(
+                    _prompts(intent),
+                    intent.temperature,
+                    intent.top,
+                    None if intent.allowed is None else list(intent.allowed),
+                    tap,
+                    self._echo(intent),
+                    intent.client,
+                )
+            case GenerateIntent():
+                return engine.generate(
+                    _prompts(intent),
+                    intent.n,
+                    self._sampling(intent),
+                    admitted.plan,
+                    constraint=_constraint(intent.constraint),
+                    tap=tap,
+                    label=intent.answer_id or None,
+                    plans=[self._overlay(overlay) for overlay in admitted.overlays],
+                    client=intent.client,
+                )
+
+    # ------------------------------------------------------------- inside
+
+    def _plan(self, intent: Intent, profile: dial.Profile | None, resident: Resident) -> dial.Plan:
+        if not isinstance(intent, GenerateIntent) or intent.sweep is not None:
+            return dial.Plan()
+        limits = self._serving.configured
+        attached = list(resident.attachments.values())
+        is_named, live = intent.profile is not None, self._serving.live
+        return dial.plan(
+            intent.intensity, is_named, profile, live, attached, limits, intent.steering
+        )
+
+    def _swept(
+        self, intent: Intent, profile: dial.Profile | None, resident: Resident
+    ) -> tuple[compare.Overlay, ...]:
+        """The steering of each prompt of a sweep; empty for other requests."""
+        if not isinstance(intent, GenerateIntent) or intent.sweep is None:
+            return ()
+        attached = list(resident.attachments.values())
+        otherwise, beside = dial.swept(profile, self._serving.live, attached)
+        base = compare.base(intent.sweep, otherwise, attached)
+        beside_own = None if intent.sweep.has_values else beside
+        return compare.overlays(base, intent.sweep.intensities, beside_own)
+
+    def _state(self, resident: Resident, overlay: compare.Overlay | None) -> str | None:
+        """Which steering a request with this overlay has, from the plan that the engine gets."""
+        added = steering_state.applied(self._serving.live, overlay, resident.attachments)
+        sites = {key: _site(resident.attachments[key]) for key in added}
+        row = resident.row
+        model = SteeredModel(row.name, row.repo_id, row.revision, row.content_digest)
+        return steering_state.digest(model, sites, added)
+
+    def _overlay(self, overlay: compare.Overlay | None) -> m.Plan:
+        if overlay is None:
+            return m.Follow()
+        return m.Overlay(self._serving.live.epoch, {key: dict(vs) for key, vs in overlay.items()})
+
+    def _tap(self, intent: Intent, tapped: Attachment | None) -> m.Tap | None:
+        asked = None if isinstance(intent, EmbedIntent) else intent.activations
+        if asked is None or tapped is None:
+            return None
+        return m.Tap(
+            key=tapped.key,
+            features=None if asked.features is None else list(asked.features),
+            top_k=asked.top_k,
+            positions=asked.positions,
+            is_before=asked.read_point == "pre_steering",
+            max_entries=self._settings.sae_activations_max_entries,
+            is_streamed=asked.is_streamed,
+        )
+
+    def _echo(self, intent: ScoreIntent) -> m.Echo | None:
+        if not intent.is_echoed:
+            return None
+        return m.Echo(intent.max_tokens, self._settings.scoring_max_entries)
+
+    def _sampling(self, intent: GenerateIntent) -> m.Sampling:
+        wanted = intent.sampling
+        return m.Sampling(
+            temperature=wanted.temperature,
+            top_p=wanted.top_p,
+            repetition_penalty=wanted.repetition_penalty,
+            max_tokens=wanted.max_tokens,
+            default_max_tokens=self._settings.default_max_tokens,
+            stops=list(wanted.stops),
+            seed=wanted.seed,
+        )
+
+
+def _site(attachment: Attachment) -> SteeredSite:
+    """What identifies an attached SAE, and where it adds."""
+    order = attachment.order
+    return SteeredSite(order.sae_id, order.origin, order.layer, attachment.site, order.scale)
+
+
+def _tapped(intent: Intent, resident: Resident) -> Attachment | None:
+    """The attached SAE whose activations a request asks for."""
+    if isinstance(intent, EmbedIntent) or intent.activations is None:
+        return None
+    site = activations.site(intent.activations, list(resident.attachments.values()))
+    return resident.attachments[site.key]
+
+
+def _prompts(intent: GenerateIntent | ScoreIntent) -> list[m.Prompt]:
+    return [_prompt(prompt, intent) for prompt in intent.prompts]
+
+
+def _prompt(prompt: Prompt, intent: GenerateIntent | ScoreIntent) -> m.Prompt:
+    if isinstance(prompt, str):
+        return m.Text(prompt, intent.has_special)
+    if isinstance(prompt, TokenIds):
+        return m.Tokens(list(prompt.ids), place=prompt.place)
+    variables = dict(intent.template or {})
+    return m.Chat([dict(message) for message in prompt], variables, intent.client)
+
+
+def _constraint(wanted: OutputConstraint | None) -> m.Constraint | None:
+    if wanted is None:
+        return None
+    return m.Constraint(json.dumps(wanted.schema) if wanted.is_schema else None)

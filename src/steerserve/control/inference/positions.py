@@ -1,0 +1,53 @@
+"""Puts each piece of text together with the activations of its token, which the engine reads one pass later."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+
+from steerserve.messages import Activated, Outcome, Piece, Reading, Scored, Started
+
+
+@dataclass(frozen=True, slots=True)
+class TextWithReadings:
+    """A piece of one choice with the readings at its token. Without a piece, they are readings of the prompt."""
+
+    choice: int
+    piece: Piece | Scored | None
+    readings: Sequence[Reading] = ()
+
+
+async def paired(events: AsyncIterator[Started | Outcome]) -> AsyncIterator[TextWithReadings]:
+    """The pieces of an answer whose readings are streamed. A piece is held back until the next pass has read its token.
+    Where the stream fails, the pieces that are held back come before the error."""
+    held: dict[int, Piece] = {}
+    try:
+        async for event in events:
+            match event:
+                case Activated():
+                    piece = held.pop(event.choice, None)
+                    if piece is not None or event.readings:
+                        yield TextWithReadings(event.choice, piece, event.readings)
+                case Piece():
+                    if event.choice in held:
+                        yield TextWithReadings(event.choice, held.pop(event.choice))
+                    if event.finish:
+                        yield TextWithReadings(event.choice, event)
+                    else:
+                        held[event.choice] = event
+                case Scored():
+                    yield TextWithReadings(event.choice, event)
+    except Exception:
+        for choice, piece in held.items():
+            yield TextWithReadings(choice, piece)
+        raise
+
+
+async def unpaired(events: AsyncIterator[Started | Outcome]) -> AsyncIterator[TextWithReadings]:
+    """The pieces of an answer as they come, and the readings apart from them."""
+    async for event in events:
+        match event:
+            case Activated():
+                yield TextWithReadings(event.choice, None, event.readings)
+            case Piece() | Scored():
+                yield TextWithReadings(event.choice, event)

@@ -1,0 +1,237 @@
+"""Slots of the running batch, the waiting room before them, and the estimate of the wait."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+import statistics
+import time
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from steerserve.errors import Refusal
+from steerserve.rules.inference import queue as rules
+
+LEAST_MEASURED = 3
+"""The number of durations that must be known before a wait is estimated."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueCounts:
+    """The queue at one moment. `pending` counts the requests that wait and those that hold a slot."""
+
+    pending: int
+    holding: int
+    max_concurrent: int
+    max_pending: int
+    estimated_wait_seconds: float | None
+
+    @property
+    def waiting(self) -> int:
+        return self.pending - self.holding
+
+
+class _Place:
+    """A request in the waiting room, with the task that runs it.
+
+    Attributes:
+        turn: done when the request has a slot; None while it does not wait for one.
+        had_slot: whether it has or had a slot. It then keeps its place.
+        refusal: set when the place was given to another request.
+    """
+
+    def __init__(self, request: rules.Request, task: asyncio.Task[Any]) -> None:
+        self.request = request
+        self.turn: asyncio.Future[None] | None = None
+        self.had_slot = False
+        self.refusal: Refusal | None = None
+        self._task = task
+        self._cancelling = task.cancelling()
+
+    def refuse(self, refusal: Refusal) -> None:
+        """End what the task does with the place."""
+        self.refusal = refusal
+        self._task.cancel()
+
+    def is_only_refused(self) -> bool:
+        """Whether the task was cancelled by the refusal alone, and not by its client too."""
+        return self.refusal is not None and self._task.uncancel() <= self._cancelling
+
+
+class Queue:
+    """Serves the requests of each client in the order of their arrival, and clients in turns
+    (`rules/inference/queue.py`). A request enters the waiting room, waits there for the check of its schema and for its
+    model, then takes a slot.
+
+    `max_concurrent` is the number of slots of one replica of the model. `scale` says how many replicas serve. A request
+    that holds a slot keeps the slot when there are fewer slots than before.
+    """
+
+    def __init__(
+        self,
+        max_concurrent: int,
+        max_pending: int,
+        window: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._of_one_replica = max_concurrent
+        self._max_concurrent = max_concurrent
+        self._max_pending = max_pending
+        self._places: set[_Place] = set()
+        self._running: set[_Place] = set()
+        # when a client with places last gave a slot back, in the count of arrivals and ended requests
+        self._ended: dict[str, int] = {}
+        # when the last requests of clients ended, the latest last
+        self._recent: dict[str, float] = {}
+        self._count = itertools.count(1)
+        self._durations: deque[float] = deque(maxlen=window)
+        self._clock = clock
+
+    def counts(self) -> QueueCounts:
+        return QueueCounts(
+            len(self._places),
+            len(self._running),
+            self._max_concurrent,
+            self._max_pending,
+            self._estimate(),
+        )
+
+    def scale(self, replicas: int) -> None:
+        """Offer the slots of so many replicas. Without a replica that serves, the slots of one replica remain."""
+        self._max_concurrent = self._of_one_replica * max(1, replicas)
+        self._hand_out()
+
+    def full(self) -> Refusal:
+        """The refusal of a request for which there is no place to wait, with the estimate of the wait."""
+        estimate = self._estimate()
+        pending = len(self._places)
+        return Refusal(
+            "QUEUE_FULL",
+            f"{pending} requests are running or waiting; try again later",
+            queue_pending=pending,
+            estimated_wait_seconds=None if estimate is None else math.ceil(estimate),
+        )
+
+    @asynccontextmanager
+    async def room(self, client: str = "", rows: int = 1) -> AsyncIterator[_Place]:
+        """A place in the waiting room for a request of a client, which takes so many rows of the running batch. Until
+        the request has a slot, a client that holds fewer places may get the place; the task in the block is then
+        cancelled.
+
+        Raises:
+            Refusal: QUEUE_FULL with the estimate of the wait.
+        """
+        if len(self._places) >= self._max_concurrent + self._max_pending:
+            self._make_room(client)
+        task = asyncio.current_task()
+        assert task is not None
+        place = _Place(rules.Request(client, next(self._count), rows), task)
+        self._places.add(place)
+        try:
+            yield place
+        except asyncio.CancelledError:
+            if place.is_only_refused():
+                assert place.refusal is not None
+                raise place.refusal from None
+            raise
+        finally:
+            self._leave(place)
+
+    @asynccontextmanager
+    async def slot(self, place: _Place) -> AsyncIterator[None]:
+        """A slot, for a request that has a place in the room; waits until one is free."""
+        await self._take(place)
+        since = self._clock()
+        try:
+            yield
+        finally:
+            self._durations.append(self._clock() - since)
+            self._give_back(place)
+
+    # ------------------------------------------------------------- inside
+
+    def _make_room(self, client: str) -> None:
+        """Give up the place of a request of another client.
+
+        Raises:
+            Refusal: QUEUE_FULL where no client has more places than the arriving one.
+        """
+        refusal = self.full()
+        waiting = {place.request: place for place in self._places if not place.had_slot}
+        others = (place.request for place in self._places if place.had_slot)
+        request = rules.displaced(client, waiting, others)
+        if request is None:
+            raise refusal
+        self._leave(waiting[request])
+        waiting[request].refuse(refusal)
+
+    def _leave(self, place: _Place) -> None:
+        self._places.discard(place)
+        client = place.request.client
+        if all(other.request.client != client for other in self._places):
+            self._ended.pop(client, None)
+
+    async def _take(self, place: _Place) -> None:
+        """Take a slot once it is the turn of the request."""
+        place.turn = asyncio.get_running_loop().create_future()
+        self._hand_out()
+        try:
+            await place.turn
+        except asyncio.CancelledError:
+            if place.had_slot:  # the slot came at the same moment
+                self._give_back(place)
+            raise
+
+    def _give_back(self, place: _Place) -> None:
+        self._running.discard(place)
+        self._ended[place.request.client] = next(self._count)
+        self._note_recent(place.request.client)
+        self._hand_out()
+
+    def _note_recent(self, client: str) -> None:
+        """Remember that a request of a client ends now. No more clients are remembered than there are slots: fewer than
+        that run while a slot is free, so one of the remembered clients does not run."""
+        self._recent.pop(client, None)
+        self._recent[client] = self._clock()
+        while len(self._recent) > self._max_concurrent:
+            del self._recent[next(iter(self._recent))]
+
+    def _hand_out(self) -> None:
+        """Give the free slots to those whose turn it is."""
+        while len(self._running) < self._max_concurrent:
+            # a request that was cancelled is still in the room for a moment
+            line = {
+                place.request: place
+                for place in self._places
+                if place.turn is not None and not place.turn.done()
+            }
+            running, slots = self._running_rows(), self._max_concurrent
+            since = self._clock() - rules.RECENT_SECONDS
+            recent = (client for client, ended in self._recent.items() if ended > since)
+            limit = rules.rows_limit(slots - len(self._running), slots, running, recent)
+            request = rules.next_request(line, running, self._ended, rows_limit=limit)
+            if request is None:
+                return
+            place = line[request]
+            place.had_slot = True
+            self._running.add(place)
+            assert place.turn is not None
+            place.turn.set_result(None)
+
+    def _running_rows(self) -> Counter[str]:
+        """The number of running rows of each client that has any."""
+        rows: Counter[str] = Counter()
+        for place in self._running:
+            rows[place.request.client] += place.request.rows
+        return rows
+
+    def _estimate(self) -> float | None:
+        """The median of the last durations, times the requests before a new one, divided by the slots. None while too
+        few durations are known."""
+        if len(self._durations) < LEAST_MEASURED:
+            return None
+        return statistics.median(self._durations) * len(self._places) / self._max_concurrent

@@ -1,0 +1,56 @@
+"""Texts as the tokens of the resident model, and tokens as their text. Nothing is computed by the model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from steerserve import messages as m
+from steerserve.control.residency.conductor import Conductor
+from steerserve.messages.tokenizing import Spelling
+from steerserve.rules.inference.intent import Conversation
+from steerserve.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Spelled:
+    """A text and its tokens, by the tokenizer of this model."""
+
+    model: str
+    spelling: Spelling
+
+
+class Speller:
+    """Asks the tokenizer of the resident model; it never loads a model."""
+
+    def __init__(self, settings: Settings, conductor: Conductor) -> None:
+        self._settings = settings
+        self._conductor = conductor
+
+    async def spell(
+        self, prompt: str | Conversation, *, has_special: bool = True, client: str = ""
+    ) -> Spelled:
+        """A text, or a conversation as chat completions render it, with its tokens.
+
+        Raises:
+            Refusal: MODEL_NOT_LOADED, PAYLOAD_TOO_LARGE, NO_CHAT_TEMPLATE; INVALID_PARAMETER when the template or the
+                tokenizer refuses the prompt; ENGINE_UNAVAILABLE.
+        """
+        resident = self._conductor.loaded()
+        asked: m.Text | m.Chat
+        if isinstance(prompt, str):
+            asked = m.Text(prompt, has_special)
+        else:
+            asked = m.Chat([dict(message) for message in prompt], client=client)
+        longest = self._settings.tokenize_max_characters
+        engine, _ = resident.running()
+        return Spelled(resident.row.name, await engine.spell(asked, longest))
+
+    async def read_back(self, ids: list[int]) -> Spelled:
+        """The text that these tokens stand for.
+
+        Raises:
+            Refusal: MODEL_NOT_LOADED; INVALID_PARAMETER for an id that is not in the vocabulary; ENGINE_UNAVAILABLE.
+        """
+        resident = self._conductor.loaded()
+        engine, _ = resident.running()
+        return Spelled(resident.row.name, await engine.read_back(ids))

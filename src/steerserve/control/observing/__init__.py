@@ -1,1 +1,0 @@
-"""Observes the loaded model: monitoring, and the labels and the geometry of features."""

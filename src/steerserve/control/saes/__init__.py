@@ -1,0 +1,1 @@
+"""The registered SAEs, from this machine and from the hub, and the attached ones."""

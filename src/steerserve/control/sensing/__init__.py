@@ -1,0 +1,1 @@
+"""What is read from the loaded model: monitoring, sensing, labels and geometry of features."""

@@ -1,0 +1,325 @@
+"""Circuit sensing: which circuits the engine senses, and the record of the firings of their edges.
+
+A circuit is sensed while it serves and an operator has enabled its sensing. Several circuits are sensed at once, each
+for itself. The record of a circuit has the wish of the operator; this module follows it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+import structlog
+
+from steerserve import messages as m
+from steerserve.control.bus import (
+    Bus,
+    CircuitFired,
+    LoadComplete,
+    SaeAttached,
+    SaeDetached,
+    ServedCircuitsChanged,
+    UnloadComplete,
+)
+from steerserve.control.residency.conductor import Conductor
+from steerserve.control.residency.resident import Attachment
+from steerserve.control.sensing.arming import ArmedAt, SensingState
+from steerserve.control.sensing.recorder import READ_SECONDS, Recorder
+from steerserve.control.sensing.sensing_views import (
+    CircuitSensingReport,
+    CircuitSensingStatus,
+    SensedCircuit,
+    SensingIntent,
+    edge_firing,
+)
+from steerserve.control.steering.steering import Steering
+from steerserve.database.circuits import CircuitStore, WholeCircuit
+from steerserve.errors import Refusal
+from steerserve.messages.engine import Engine
+from steerserve.rules.sensing import circuit_sensing as rules
+from steerserve.rules.sensing import cluster_sensing as sensing
+from steerserve.rules.sensing.circuit_sensing import AttachedLayer, EdgePlan
+from steerserve.rules.sensing.cluster_sensing import Thresholds
+from steerserve.rules.sensing.firings import FiringRow
+from steerserve.rules.steering import binding, evidence
+from steerserve.rules.steering.circuit import Circuit
+from steerserve.settings import Settings
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """A circuit that serves and is to be sensed, and the plan of its edges."""
+
+    row: WholeCircuit
+    plan: EdgePlan
+    lag: int
+
+
+_Armed = ArmedAt[list[m.ArmedCircuit], tuple[SensedCircuit, ...]]
+
+
+class CircuitSensing:
+    """Decides which circuits are armed."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        store: CircuitStore,
+        steering: Steering,
+        conductor: Conductor,
+        bus: Bus,
+        recorder: Recorder,
+    ) -> None:
+        self._settings = settings
+        self._store = store
+        self._steering = steering
+        self._conductor = conductor
+        self.recorder = recorder
+        recorder.publish(lambda row: bus.publish(CircuitFired(row)))
+        self._thresholds = Thresholds(
+            settings.circuit_sensing_epsilon, settings.circuit_sensing_theta_floor
+        )
+        self._arming: SensingState[list[m.ArmedCircuit], tuple[SensedCircuit, ...]] = SensingState(
+            conductor, lambda engine, circuits: engine.sense_circuits(circuits or []), self._listen
+        )
+        self._overhead: float | None = None
+        self._truncated: tuple[int, ...] = ()
+        self._sensed = self._cut_off = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        bus.subscribe(self._notice)
+
+    # ------------------------------------------------------------- reading
+
+    @property
+    def armed_count(self) -> int:
+        """How many circuits an engine senses now."""
+        armed = self._arming.now
+        return len(armed.message) if armed is not None else 0
+
+    async def settled(self) -> None:
+        """What is armed has followed the circuits that serve."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def status(self) -> CircuitSensingStatus:
+        if self._tasks:
+            await asyncio.wait(list(self._tasks), timeout=READ_SECONDS)
+        await self.recorder.caught_up()
+        armed, now = self._arming.now, self._serving_ids()
+        enabled = await self._store.sensed()
+        rows = await self._store.stored([row.id for row in enabled if row.id in now])
+        serving = [self._candidate(row) for row in rows]
+        known = {row.id for row in rows}
+        circuits = armed.facts if armed is not None else ()
+        lags = [circuit.max_token_lag for circuit in circuits]
+        unsensable = (edge for one in serving for edge in one.plan.unsensable)
+        return CircuitSensingStatus(
+            circuits=circuits,
+            unsensable_edges=tuple(unsensable),
+            paused_reason=_paused(serving, circuits),
+            max_token_lag=max(lags, default=self._settings.circuit_sensing_max_token_lag),
+            last_request_overhead_ms=self._overhead,
+            truncated_layers=self._truncated,
+            requests_sensed=self._sensed,
+            requests_truncated=self._cut_off,
+            events_recorded=self.recorder.written,
+            ws_throttled=self.recorder.throttled,
+            enabled_circuits=tuple(
+                SensingIntent(row.id, row.name, row.id in now)
+                for row in enabled
+                # a circuit may have been deleted between the two reads
+                if row.id not in now or row.id in known
+            ),
+        )
+
+    async def events(
+        self,
+        limit: int,
+        circuit_id: str | None = None,
+        edge_key: str | None = None,
+        since: datetime | None = None,
+    ) -> tuple[list[FiringRow], int]:
+        """The newest events first, and how many there are."""
+        return await self.recorder.newest(limit, subject=circuit_id, edge_key=edge_key, since=since)
+
+    async def event(self, event_id: int) -> FiringRow:
+        """Raises:
+        Refusal: CIRCUIT_SENSING_EVENT_NOT_FOUND.
+        """
+        row = await self.recorder.get(event_id)
+        if row is None:
+            raise Refusal(
+                "CIRCUIT_SENSING_EVENT_NOT_FOUND",
+                f"no circuit sensing event has the id {event_id}; old events are deleted",
+                event_id=event_id,
+            )
+        return row
+
+    # ------------------------------------------------------------- editing
+
+    async def enable(self, circuit_id: str, *, enabled: bool = True) -> CircuitSensingReport:
+        """Enable or disable the sensing of a circuit.
+
+        Raises:
+            Refusal: CIRCUIT_NOT_FOUND; VALIDATION_ERROR where the engine refuses; the sensing stays enabled then.
+        """
+        row = await self._store.circuit(circuit_id)
+        if row.sensing_enabled != enabled:
+            row = await self._store.change(circuit_id, sensing_enabled=enabled)
+        why = await self._arming.arm(self._wanted)
+        if why is not None:
+            raise Refusal(
+                "VALIDATION_ERROR",
+                f"sensing is {'enabled' if enabled else 'disabled'}, but the engine refuses: {why.message}",
+                circuit_id=circuit_id,
+                reason=why.message,
+                errors=[{"loc": ["path", "circuit_id"], "msg": why.message}],
+            )
+        plan = self._candidate(row).plan
+        armed = self._arming.now
+        is_armed = armed is not None and any(one.id == circuit_id for one in armed.facts)
+        message = self._message(row, plan, is_armed=is_armed)
+        return CircuitSensingReport(enabled, is_armed, plan.unsensable, message)
+
+    def _message(self, row: WholeCircuit, plan: EdgePlan, *, is_armed: bool) -> str:
+        if not row.sensing_enabled:
+            return "sensing is disabled"
+        if row.id not in self._serving_ids():
+            return "sensing is enabled; the circuit does not serve, and is sensed once it does"
+        if not is_armed:
+            return "sensing is enabled; no edge of the circuit can be observed now"
+        edges = len(plan.edges)
+        return f"sensing is enabled; {edges} of {edges + len(plan.unsensable)} edges are observed"
+
+    # ------------------------------------------------------------- arming
+
+    def _serving_ids(self) -> set[str]:
+        return {circuit.circuit_id for circuit in self._steering.live.circuits}
+
+    async def _wanted(self) -> _Armed | None:
+        """What is to be armed: the circuits that serve, whose sensing is enabled, and of which an edge can be
+        observed."""
+        served = [circuit.circuit_id for circuit in self._steering.live.circuits]
+        rows = await self._store.stored(served)
+        sensed = (self._candidate(row) for row in rows if row.sensing_enabled)
+        candidates = [one for one in sensed if one.plan.edges]
+        if not candidates:
+            return None
+        engine, _ = self._conductor.loaded().running()
+        message = [self._armed(one) for one in candidates]
+        keys = {feature.key for circuit in message for feature in circuit.features}
+        attachments = tuple(one for one in self._conductor.attachments() if one.key in keys)
+        facts = tuple(_facts(one) for one in candidates)
+        return ArmedAt(engine, attachments, message, facts)
+
+    def _candidate(self, row: WholeCircuit) -> _Candidate:
+        circuit = row.circuit
+        overridden = circuit.sensing.max_token_lag
+        lag = self._settings.circuit_sensing_max_token_lag if overridden is None else overridden
+        maxima = [
+            (layer, member.feature_idx, member.max_activation)
+            for layer, members in circuit.members.items()
+            for member in members
+        ]
+        thresholds = self._thresholds.overridden(circuit.sensing)
+        attached = attached_layers(circuit, self._conductor.attachments())
+        return _Candidate(row, rules.plan(circuit.edges, attached, maxima, thresholds), lag)
+
+    def _armed(self, candidate: _Candidate) -> m.ArmedCircuit:
+        row, plan = candidate.row, candidate.plan
+        attached = attached_layers(row.circuit, self._conductor.attachments())
+        places = {at: place for place, at in enumerate(plan.thetas)}
+        settings, asked = self._settings, row.circuit.sensing.context_tokens
+        return m.ArmedCircuit(
+            subject=row.id,
+            title=row.name,
+            features=[
+                m.CircuitFeature(attached[layer].key, layer, feature, theta)
+                for (layer, feature), theta in plan.thetas.items()
+            ],
+            edges=[
+                m.CircuitEdge(
+                    edge.key,
+                    places[edge.up.layer, edge.up.feature_idx or 0],
+                    places[edge.down.layer, edge.down.feature_idx or 0],
+                    edge.rung,
+                    evidence.language(edge.rung),
+                    edge.kind,
+                )
+                for edge in plan.edges
+            ],
+            max_lag=candidate.lag,
+            max_events=settings.circuit_sensing_max_events_per_request,
+            context_tokens=sensing.context_tokens(asked, settings.circuit_sensing_context_tokens),
+        )
+
+    # ------------------------------------------------------------- events
+
+    def _notice(self, event: object) -> None:
+        """Called by the bus. Other circuits, another SAE or another model may change what is armed."""
+        if not isinstance(
+            event,
+            ServedCircuitsChanged | SaeAttached | SaeDetached | LoadComplete | UnloadComplete,
+        ):
+            return
+        task = asyncio.create_task(self._sync(), name="circuit-sensing-arm")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        """Wait for the work in the background: what is armed follows the last event, and the firings are written."""
+        await self.settled()
+        await self.recorder.settled()
+
+    async def _sync(self) -> None:
+        why = await self._arming.arm(self._wanted)
+        if why is not None:
+            log.warning("circuits_not_armed", reason=why.message)
+
+    def _listen(self, engine: Engine) -> None:
+        engine.on_edges = self._take
+
+    def _take(self, told: m.SensedEdges) -> None:
+        """Record what was sensed of one circuit in one choice."""
+        self._overhead = told.overhead_ms
+        self._truncated = tuple(told.truncated_layers)
+        self._sensed += 1
+        self._cut_off += bool(told.truncated_layers)
+        fired = [edge_firing(told, edge) for edge in told.edges]
+        self.recorder.take(told.subject, fired, told.overhead_ms, told.label)
+
+
+def attached_layers(circuit: Circuit, attached: Sequence[Attachment]) -> dict[int, AttachedLayer]:
+    """The SAE of each layer that has one for the circuit: the SAE that serves its members there, or else the only SAE
+    at the layer."""
+    bound = {one.layer: one for one in binding.bind(binding.declared(circuit), attached)}
+    layers: dict[int, AttachedLayer] = {}
+    for layer in {sae.layer for sae in attached}:
+        there = [sae for sae in attached if sae.layer == layer]
+        served = bound.get(layer)
+        if served is not None:
+            there = [sae for sae in there if sae.key == served.key]
+        if len(there) == 1:
+            layers[layer] = AttachedLayer(there[0].key, there[0].d_sae)
+    return layers
+
+
+def _facts(candidate: _Candidate) -> SensedCircuit:
+    row, plan = candidate.row, candidate.plan
+    return SensedCircuit(
+        row.id, row.name, tuple(plan.layers), len(plan.edges), plan.unsensable, candidate.lag
+    )
+
+
+def _paused(serving: Sequence[_Candidate], armed: Sequence[SensedCircuit]) -> str | None:
+    """Why a circuit that serves, and whose sensing is enabled, is not armed."""
+    known = {circuit.id for circuit in armed}
+    for one in serving:
+        if one.row.id not in known:
+            why = "the engine refuses" if one.plan.edges else "no edge can be observed"
+            return f"{one.row.name!r} is not sensed: {why}"
+    return None

@@ -1,0 +1,286 @@
+"""The features of an SAE, attached or not: their labels, their geometry, and which of them lie near each other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from steerserve import messages as m
+from steerserve.control.residency.conductor import Conductor
+from steerserve.control.residency.engines import Engines
+from steerserve.control.residency.resident import Attachment
+from steerserve.control.saes.reading import READ_SECONDS
+from steerserve.control.saes.records import source_of
+from steerserve.control.saes.saes import Saes
+from steerserve.control.steering.reading import DocumentReader
+from steerserve.database.catalog import SaeRow
+from steerserve.database.labels import Labels
+from steerserve.errors import Refusal
+from steerserve.files import local
+from steerserve.rules.saes.sets import check_files
+from steerserve.rules.sensing import labels as rules
+from steerserve.rules.sensing import monitoring
+from steerserve.rules.steering.live import check_index
+
+NEAREST_MAXIMUM = 1000
+"""The most neighbours that a search by index and words looks at."""
+
+Statistics = Callable[[str, int], Awaitable[m.FeatureCount | None]]
+"""(key of an attachment, index of a feature) -> the feature's statistics from monitoring; None if it was not
+observed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """The outcome of an import of labels. `total` counts all labels of the SAE after the import."""
+
+    imported: int
+    total: int
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A page of an SAE's labels. The SAE has `total` labels, of which `matched` fit the query."""
+
+    labels: list[tuple[int, str]]
+    matched: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Feature:
+    """One feature. `attached` is the attachment where the feature can be steered now, None if its SAE is not attached.
+    Norms are lengths in the model's residual stream."""
+
+    facts: m.FeatureFacts
+    label: str | None
+    attached: Attachment | None
+    statistics: m.FeatureCount | None
+
+    @property
+    def residual_norm(self) -> float | None:
+        """The median length of the activations that the SAE reads, measured when the SAE was attached."""
+        return self.attached.check.get("residual_norm") if self.attached else None
+
+    @property
+    def typical_strength(self) -> float | None:
+        norm = self.residual_norm
+        return None if norm is None else monitoring.typical_strength(norm, self.facts.decoder_norm)
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureMatch:
+    """One result of a search. `cosine` compares its decoder direction with that of the feature that the client
+    named."""
+
+    index: int
+    label: str | None
+    cosine: float | None
+
+
+class Features:
+    """Reads and writes the labels, and asks engines for all other facts. SAEs that are not attached are read one at a
+    time."""
+
+    def __init__(
+        self,
+        labels: Labels,
+        saes: Saes,
+        reader: DocumentReader,
+        conductor: Conductor,
+        launcher: Engines,
+        statistics: Statistics,
+    ) -> None:
+        self._labels = labels
+        self._saes = saes
+        self._reader = reader
+        self._conductor = conductor
+        self._launcher = launcher
+        self._statistics = statistics
+        self._reading = asyncio.Lock()
+
+    # ------------------------------------------------------------- labels
+
+    async def labels(self, sae_id: str) -> Mapping[int, str]:
+        """Feature index -> label, for answers that are complete without labels. Empty for an SAE without labels, and
+        while the database cannot be read."""
+        try:
+            return await self._labels.of(sae_id)
+        except Refusal as refusal:
+            if refusal.code != "DATABASE_UNAVAILABLE":
+                raise
+            return {}
+
+    async def page(
+        self,
+        sae_id: str,
+        query: str | None,
+        limit: int,
+        offset: int,
+        features: Sequence[int] | None = None,
+    ) -> Page:
+        """Labels of an SAE in the order of their features. With `features`, only labels of these features.
+
+        Raises:
+            Refusal: SAE_NOT_FOUND.
+        """
+        await self._saes.get(sae_id)
+        every = await self._labels.of(sae_id)
+        wanted = every
+        if features is not None:
+            wanted = {index: every[index] for index in sorted(set(features)) if index in every}
+        if not query:
+            labels = list(islice(wanted.items(), offset, offset + limit))
+            return Page(labels, len(wanted), len(every))
+        matching = await asyncio.to_thread(_matching, wanted, query)
+        return Page(matching[offset : offset + limit], len(matching), len(every))
+
+    async def add_labels(self, sae_id: str, document: object, *, replace: bool) -> Imported:
+        """Store the labels of a document (see `rules.labels.parse`): all of them or none.
+
+        Raises:
+            Refusal: SAE_NOT_FOUND, SAE_INCOMPATIBLE (a record that is not one SAE), VALIDATION_ERROR,
+                INVALID_FEATURE_INDEX.
+        """
+        row, d_sae = await self._one(sae_id)
+        parsed = await self._reader.read(rules.parse, document, d_sae)
+        return await self._put(row, parsed, replace=replace)
+
+    async def add_body(
+        self, sae_id: str, body: bytes, *, is_lines: bool, replace: bool
+    ) -> Imported:
+        """Store the labels in the body of an import (see `rules.labels.read`): all of them or none.
+
+        Raises:
+            Refusal: SAE_NOT_FOUND, SAE_INCOMPATIBLE (a record that is not one SAE), PAYLOAD_TOO_LARGE,
+                VALIDATION_ERROR, INVALID_FEATURE_INDEX.
+        """
+        row, d_sae = await self._one(sae_id)
+        parsed = await self._reader.read(rules.read, body, d_sae, is_lines=is_lines)
+        return await self._put(row, parsed, replace=replace)
+
+    async def _put(self, row: SaeRow, parsed: rules.ParsedLabels, *, replace: bool) -> Imported:
+        sae_id = row.id
+        await self._labels.put(sae_id, parsed.by_feature, replace=replace)
+        warnings = []
+        if parsed.repeated:
+            warnings.append(f"{parsed.repeated} further labels of the same features were left out")
+        if row.trained_layer is not None and parsed.layers - {row.trained_layer}:
+            layers = ", ".join(str(layer) for layer in sorted(parsed.layers))
+            warnings.append(f"the labels name layer {layers}, the SAE layer {row.trained_layer}")
+        return Imported(len(parsed.by_feature), len(await self._labels.of(sae_id)), tuple(warnings))
+
+    async def clear_labels(self, sae_id: str) -> int:
+        """Raises:
+        Refusal: SAE_NOT_FOUND.
+        """
+        await self._saes.get(sae_id)
+        return await self._labels.forget(sae_id)
+
+    async def clear_label(self, sae_id: str, index: int) -> int:
+        """Delete the label of one feature, and return 1, or 0 where the feature had none.
+
+        Raises:
+            Refusal: SAE_NOT_FOUND, SAE_INCOMPATIBLE, INVALID_FEATURE_INDEX.
+        """
+        _, d_sae = await self._one(sae_id)
+        check_index(index, d_sae)
+        return await self._labels.forget(sae_id, index)
+
+    # ------------------------------------------------------------- features
+
+    async def get(self, sae_id: str, index: int) -> Feature:
+        """Raises:
+        Refusal: SAE_NOT_FOUND, SAE_INCOMPATIBLE, INVALID_FEATURE_INDEX, SAE_LOAD_FAILED, INVALID_LOCAL_PATH.
+        """
+        row, d_sae = await self._one(sae_id)
+        check_index(index, d_sae)
+        attached = self._attached(sae_id)
+        explored = await self._explore(row, attached, [index], 0)
+        label = (await self._labels.of(sae_id)).get(index)
+        counted = await self._statistics(attached.key, index) if attached else None
+        return Feature(explored.features[0], label, attached, counted)
+
+    async def search(
+        self, sae_id: str, query: str | None, index: int | None, limit: int
+    ) -> tuple[list[FeatureMatch], int]:
+        """Search for features by the words of `query` in their labels, by how near their decoder directions are to that
+        of the feature `index`, or by both. Returns the best `limit` features, and the number of all matches; a search
+        by both looks only at the NEAREST_MAXIMUM nearest features.
+
+        Raises:
+            Refusal: SAE_NOT_FOUND, SAE_INCOMPATIBLE, INVALID_FEATURE_INDEX, SAE_LOAD_FAILED, INVALID_LOCAL_PATH.
+        """
+        row, d_sae = await self._one(sae_id)
+        labels = await self._labels.of(sae_id)
+        if index is None:
+            matched = await asyncio.to_thread(_matching, labels, query)
+            return [FeatureMatch(i, label, None) for i, label in matched[:limit]], len(matched)
+        check_index(index, d_sae)
+        count = min(d_sae - 1, limit if query is None else NEAREST_MAXIMUM)
+        explored = await self._explore(row, self._attached(sae_id), [index], count)
+        near = [FeatureMatch(i, labels.get(i), cosine) for i, cosine in explored.nearest]
+        if query is not None:
+            words = rules.words_of(query)
+            near = [one for one in near if one.label and rules.has_words(one.label, words)]
+        return near[:limit], len(near)
+
+    # ------------------------------------------------------------- inside
+
+    async def _one(self, sae_id: str) -> tuple[SaeRow, int]:
+        """Raises:
+        Refusal: SAE_NOT_FOUND, SAE_INCOMPATIBLE.
+        """
+        row = await self._saes.get(sae_id)
+        if row.d_sae is None:
+            raise Refusal(
+                "SAE_INCOMPATIBLE",
+                "the record is not one SAE that has been read: nothing is known of its features",
+                sae_id=sae_id,
+                status=row.status,
+            )
+        return row, row.d_sae
+
+    def _attached(self, sae_id: str) -> Attachment | None:
+        return next((a for a in self._conductor.attachments() if a.sae_id == sae_id), None)
+
+    async def _explore(
+        self, row: SaeRow, attached: Attachment | None, features: Sequence[int], nearest: int
+    ) -> m.Explored:
+        if attached is not None:
+            engine, _ = self._conductor.loaded().running()
+            return await engine.explore(list(features), nearest, key=attached.key)
+        _check_here(row)
+        async with self._reading:
+            await asyncio.to_thread(local.resolve_either, row.local_path or "")
+            reader = await self._launcher.launch()
+            try:
+                async with asyncio.timeout(READ_SECONDS):
+                    return await reader.explore(list(features), nearest, source=source_of(row))
+            except TimeoutError:
+                reason = f"the SAE cannot be read within {READ_SECONDS:.0f} seconds"
+                raise Refusal("SAE_LOAD_FAILED", reason, sae_id=row.id) from None
+            except Refusal as refusal:
+                if refusal.code != "ENGINE_UNAVAILABLE":
+                    raise
+                reason = "the process that read the SAE ended"
+                raise Refusal("SAE_LOAD_FAILED", reason, sae_id=row.id) from None
+            finally:
+                await reader.stop()
+
+
+def _check_here(row: SaeRow) -> None:
+    """Raises:
+    Refusal: MODEL_BUSY while the SAE is downloaded, SAE_LOAD_FAILED when its download failed.
+    """
+    check_files(row.id, row.status, row.error_message, "read")
+
+
+def _matching(labels: Mapping[int, str], query: str | None) -> list[tuple[int, str]]:
+    if not query:
+        return list(labels.items())
+    words = rules.words_of(query)
+    return [(index, label) for index, label in labels.items() if rules.has_words(label, words)]

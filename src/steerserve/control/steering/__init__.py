@@ -1,0 +1,1 @@
+"""What changes the activations of the loaded model: live values, profiles, clusters, circuits."""

@@ -1,0 +1,232 @@
+"""The layers that the serving circuits claim. The claims stand in the database, whose rule decides races.
+
+Which circuits serve is known from the live values (`steering.py`). A claim of a circuit that does not serve any more is
+released soon after the circuit has ended, whatever ended it, and before anybody reads the claims. After a crash of the
+engine, a circuit keeps its claims until its model is loaded again or given up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+
+import structlog
+
+from steerserve.control.bus import Bus, Event, ServedCircuitsChanged
+from steerserve.control.steering.steering import Steering
+from steerserve.database.circuits import CircuitStore, LayerTaken
+from steerserve.errors import Refusal
+from steerserve.rules.steering import claims as rules
+from steerserve.rules.steering.claims import LayerClaim, Wanted
+from steerserve.rules.steering.served import composed
+
+log = structlog.get_logger(__name__)
+
+_TRIES = 2
+"""A claim is tried once more when another claim came between the reading and the writing."""
+
+
+@dataclass(frozen=True, slots=True)
+class CircuitsHealth:
+    """The circuits that serve, and whether their claims agree with them. `reasons` say where they do not.
+    `claim_faults` counts the readings and writings of claims that the database refused."""
+
+    serving: int
+    layers_served: int
+    layers_composed: int
+    claims_degraded: bool
+    reasons: tuple[str, ...]
+    claim_faults: int
+
+
+class LayerClaims:
+    """Owner of the claims. Their copy in memory is the result of the last reading or writing."""
+
+    def __init__(self, store: CircuitStore, steering: Steering, bus: Bus) -> None:
+        self._store = store
+        self._steering = steering
+        self._held: tuple[LayerClaim, ...] = ()
+        # circuits that take claims before they serve
+        self._taking: set[str] = set()
+        self._writing = asyncio.Lock()
+        self._fault: str | None = None
+        self._faults = 0
+        self._is_settled = True
+        self._settling: asyncio.Task[object] | None = None
+        bus.subscribe(self._hear)
+
+    # ------------------------------------------------------------- reading
+
+    async def current(self) -> list[LayerClaim]:
+        """The claims of all circuits that serve, by layer.
+
+        Raises:
+            Refusal: DATABASE_UNAVAILABLE.
+        """
+        await self.settle()
+        return sorted(self._held, key=lambda claim: (claim.layer, claim.circuit_id))
+
+    def health(self) -> CircuitsHealth:
+        """The circuits that serve, and whether the claims in memory agree with them."""
+        circuits, reasons = self._steering.circuits, self._unreleased() + self._unclaimed()
+        return CircuitsHealth(
+            serving=len(circuits),
+            layers_served=len({layer for circuit in circuits for layer in circuit.layers}),
+            layers_composed=len(composed(circuits)),
+            claims_degraded=bool(reasons),
+            reasons=tuple(reasons),
+            claim_faults=self._faults,
+        )
+
+    async def checked_health(self) -> CircuitsHealth:
+        """The same as `health`, after a release that failed was tried again."""
+        if self._fault is not None:
+            await self.tidy()
+        return self.health()
+
+    # ------------------------------------------------------------- changing
+
+    @asynccontextmanager
+    async def taking(
+        self, wanted: Wanted, *, allows_overlap: bool
+    ) -> AsyncIterator[tuple[int, ...]]:
+        """Hold the layers of a circuit that the block makes serve. Gives the layers that the circuit shares with
+        others. If the block fails, the circuit has the claims that it had before.
+
+        Raises:
+            Refusal: CIRCUIT_LAYER_CONTENTION, DATABASE_UNAVAILABLE.
+        """
+        self._taking.add(wanted.circuit_id)
+        try:
+            await self.settle()
+            before = [claim for claim in self._held if claim.circuit_id == wanted.circuit_id]
+            shared = await self._claim(wanted, allows_overlap=allows_overlap)
+            try:
+                yield shared
+            except BaseException:
+                await asyncio.shield(self._put_back(wanted.circuit_id, before))
+                raise
+        finally:
+            self._taking.discard(wanted.circuit_id)
+
+    async def release(self, circuit_id: str) -> list[int]:
+        """Release the claims of one circuit, whether it serves or not. Returns the layers that it held.
+
+        Raises:
+            Refusal: DATABASE_UNAVAILABLE.
+        """
+        async with self._watched():
+            held = await self._store.claims()
+            self._take(await self._store.release([circuit_id]))
+        return sorted(claim.layer for claim in held if claim.circuit_id == circuit_id)
+
+    async def settle(self) -> list[LayerClaim]:
+        """Release the claims of circuits that do not serve any more, and return these claims.
+
+        Raises:
+            Refusal: DATABASE_UNAVAILABLE.
+        """
+        async with self._watched():
+            self._take(await self._store.claims())
+            ended = self._ended()
+            if ended:
+                self._take(await self._store.release({claim.circuit_id for claim in ended}))
+        return ended
+
+    async def tidy(self) -> list[LayerClaim]:
+        """The same as `settle`, where a fault of the database is only logged and counted."""
+        try:
+            return await self.settle()
+        except Refusal as refusal:
+            log.warning("claims_not_released", reason=refusal.message)
+            return []
+
+    async def close(self) -> None:
+        """Wait for the end of the release in the background."""
+        if self._settling is not None:
+            await asyncio.wait([self._settling])
+
+    # ------------------------------------------------------------- inside
+
+    async def _claim(self, wanted: Wanted, *, allows_overlap: bool) -> tuple[int, ...]:
+        """Raises:
+        Refusal: CIRCUIT_LAYER_CONTENTION, DATABASE_UNAVAILABLE.
+        """
+        for _ in range(_TRIES):
+            shared = rules.admit(wanted, self._held, allows_overlap=allows_overlap)
+            claims = [
+                LayerClaim(wanted.circuit_id, wanted.name, layer, tuple(features), layer in shared)
+                for layer, features in sorted(wanted.features.items())
+            ]
+            try:
+                async with self._watched():
+                    self._take(await self._store.claim(wanted.circuit_id, claims))
+            except LayerTaken:
+                # the claims are read anew, and show who was faster
+                await self.settle()
+            else:
+                return shared
+        others = [claim for claim in self._held if claim.circuit_id != wanted.circuit_id]
+        raise rules.contention(wanted, others)
+
+    async def _put_back(self, circuit_id: str, before: Sequence[LayerClaim]) -> None:
+        try:
+            async with self._watched():
+                self._take(await self._store.claim(circuit_id, before))
+        except (Refusal, LayerTaken):
+            # the next release of the claims of ended circuits takes them
+            log.warning("claims_not_put_back", circuit_id=circuit_id)
+
+    @asynccontextmanager
+    async def _watched(self) -> AsyncIterator[None]:
+        """One access to the claims at a time. A fault of the database is counted and kept until an access succeeds."""
+        async with self._writing:
+            try:
+                yield
+            except Refusal as refusal:
+                self._faults += 1
+                self._fault = refusal.message
+                raise
+            self._fault = None
+
+    def _take(self, claims: Sequence[LayerClaim]) -> None:
+        slices = {circuit.circuit_id for circuit in self._steering.circuits if circuit.is_slice}
+        self._held = tuple(replace(claim, is_slice=claim.circuit_id in slices) for claim in claims)
+
+    def _hear(self, event: Event) -> None:
+        """Release the claims of circuits that ended without a call to this owner."""
+        if isinstance(event, ServedCircuitsChanged) and self._ended():
+            self._is_settled = False
+            if self._settling is None or self._settling.done():
+                self._settling = asyncio.get_running_loop().create_task(self._settle_later())
+
+    async def _settle_later(self) -> None:
+        while not self._is_settled:
+            self._is_settled = True
+            await self.tidy()
+
+    def _ended(self) -> list[LayerClaim]:
+        """The claims that are held by circuits that do not serve."""
+        serving = {circuit.circuit_id for circuit in self._steering.circuits} | self._taking
+        return [claim for claim in self._held if claim.circuit_id not in serving]
+
+    def _unreleased(self) -> list[str]:
+        """The circuits that do not serve and hold layers, because the database did not take the release."""
+        if self._fault is None:
+            return []
+        return [
+            f"circuit {claim.circuit_name!r} does not serve and still holds layer {claim.layer}: {self._fault}"
+            for claim in self._ended()
+        ]
+
+    def _unclaimed(self) -> list[str]:
+        """The circuits that serve layers that they do not hold, because an operator released their claims."""
+        held = {(claim.circuit_id, claim.layer) for claim in self._held}
+        return [
+            f"circuit {circuit.name!r} steers layer {layer} and does not hold it; activate it again, or deactivate it"
+            for circuit in self._steering.circuits
+            for layer in circuit.layers
+            if (circuit.circuit_id, layer) not in held
+        ]

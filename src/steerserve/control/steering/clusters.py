@@ -1,0 +1,258 @@
+"""Clusters: profiles that were imported from cluster documents. `serving.py` activates them, through the same gate as
+every profile."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Literal
+
+from steerserve.control.residency.conductor import Conductor
+from steerserve.control.steering.profiles import Profiles
+from steerserve.control.steering.reading import DocumentReader
+from steerserve.control.steering.serving import ActivationReport, Serving
+from steerserve.database.documents import Documents, ProfileRow, SliceOf
+from steerserve.errors import Refusal
+from steerserve.rules.steering import cluster as rules
+from steerserve.rules.steering.cluster import ImportedCluster, ReadClusters
+from steerserve.rules.steering.members import names_to_try
+
+OnConflict = Literal["rename", "fail"]
+"""What is done with a document whose name is taken: save it as `name (2)`, or refuse it."""
+
+
+@dataclass(frozen=True, slots=True)
+class HubReference:
+    """The file of the hub that a document came from."""
+
+    repo_id: str
+    revision: str | None
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class ImportOptions:
+    """How a document is imported. `own_id` is the id of its record, by default a new one. `slice_of` is the layer of a
+    circuit that the document was made of."""
+
+    on_conflict: OnConflict = "rename"
+    activate: bool = False
+    own_id: str | None = None
+    slice_of: SliceOf | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedItem:
+    """The outcome of one definition. `imported_unbound` means that the cluster is saved and bound to no SAE."""
+
+    name: str
+    status: Literal["imported", "imported_unbound", "error"]
+    profile_id: str | None = None
+    warnings: tuple[str, ...] = ()
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class IntensityReport:
+    """The new intensity of a cluster. `reapplied` says whether the live values have it."""
+
+    profile_id: str
+    intensity: float
+    reapplied: bool
+
+
+class Clusters:
+    """Imports clusters, and changes them. Every cluster is a record of `Documents`."""
+
+    def __init__(
+        self,
+        documents: Documents,
+        reader: DocumentReader,
+        serving: Serving,
+        conductor: Conductor,
+        profiles: Profiles,
+    ) -> None:
+        self._documents = documents
+        self._reader = reader
+        self._serving = serving
+        self._conductor = conductor
+        self._profiles = profiles
+
+    async def page(self, limit: int, offset: int = 0) -> tuple[list[ProfileRow], int]:
+        """Some of the clusters, oldest first, and how many there are."""
+        return await self._documents.page(limit, offset, only_clusters=True)
+
+    async def get(self, cluster_id: str) -> ProfileRow:
+        """Raises:
+        Refusal: PROFILE_NOT_FOUND; VALIDATION_ERROR for a profile that is no cluster.
+        """
+        row = await self._documents.profile(cluster_id)
+        if row.cluster is None:
+            raise rules.not_a_cluster(row.id, row.source_kind)
+        return row
+
+    async def document(self, cluster_id: str) -> str:
+        """The JSON text of the document of a cluster, as it was imported.
+
+        Raises:
+            Refusal: PROFILE_NOT_FOUND, VALIDATION_ERROR.
+        """
+        await self.get(cluster_id)
+        document = await self._documents.document(cluster_id)
+        assert document is not None
+        return document
+
+    # ------------------------------------------------------------- importing
+
+    async def add_body(self, body: bytes, options: ImportOptions) -> Sequence[ImportedItem]:
+        """Import the definition or the bundle in the body of an import, which is checked as a whole.
+
+        Raises:
+            DocumentRefusal: PAYLOAD_TOO_LARGE, UNKNOWN_KIND, VALIDATION_ERROR.
+            Refusal: VALIDATION_ERROR for a body that is not JSON; DATABASE_UNAVAILABLE.
+        """
+        return await self.add_all(await self._reader.read(rules.parse, body), options)
+
+    async def add_all(self, read: ReadClusters, options: ImportOptions) -> Sequence[ImportedItem]:
+        """Import each definition of a document on its own: one that cannot be saved does not keep the others out.
+        Nothing of a bundle is activated.
+
+        Raises:
+            Refusal: DOCUMENT_STORE_FULL, INSUFFICIENT_DISK, DATABASE_UNAVAILABLE.
+        """
+        size = sum(len(one.document) for one in read.clusters)
+        await self._documents.check_room(len(read.clusters), size)
+        if read.is_bundle:
+            options = replace(options, activate=False)
+        return [await self.add(one, options) for one in read.clusters]
+
+    async def add(
+        self,
+        imported: ImportedCluster,
+        options: ImportOptions,
+        hub_ref: HubReference | None = None,
+    ) -> ImportedItem:
+        """Import one definition: save it, bind it to an attached SAE if one fits, and activate it if that is asked for.
+        A failed activation leaves the cluster saved, with a warning.
+
+        Raises:
+            Refusal: DATABASE_UNAVAILABLE.
+        """
+        binding = rules.bind(imported.cluster, self._conductor.attachments())
+        warnings = binding.warnings + rules.own_warnings(
+            imported.cluster, imported.intensity, self._serving.configured
+        )
+        try:
+            row = await self._saved(imported, binding.sae_id, warnings, options, hub_ref)
+        except Refusal as refusal:
+            if refusal.code != "PROFILE_ALREADY_EXISTS":
+                raise
+            return ImportedItem(imported.name, "error", error=refusal.message)
+        if options.activate:
+            warnings += await self._activated(row)
+        status: Literal["imported", "imported_unbound"] = (
+            "imported" if binding.sae_id is not None else "imported_unbound"
+        )
+        return ImportedItem(row.name, status, row.id, warnings)
+
+    async def _saved(
+        self,
+        imported: ImportedCluster,
+        sae_id: str | None,
+        warnings: tuple[str, ...],
+        options: ImportOptions,
+        hub_ref: HubReference | None,
+    ) -> ProfileRow:
+        """Raises:
+        Refusal: PROFILE_ALREADY_EXISTS.
+        """
+        may_rename = options.on_conflict == "rename"
+        names = names_to_try(imported.name, rules.NAME_MAXIMUM, may_rename=may_rename)
+        taken = await self._documents.taken_names(names)
+        refused: Refusal | None = None
+        # where all names are taken, the refusal comes from the last one
+        for name in [name for name in names if name not in taken] or names[-1:]:
+            try:
+                return await self._documents.add_cluster(
+                    imported,
+                    name,
+                    sae_id,
+                    warnings,
+                    None if hub_ref is None else asdict(hub_ref),
+                    options.own_id,
+                    options.slice_of,
+                )
+            except Refusal as refusal:
+                if refusal.code != "PROFILE_ALREADY_EXISTS":
+                    raise
+                refused = refusal  # another import has just taken the name
+        assert refused is not None
+        raise refused
+
+    async def _activated(self, row: ProfileRow) -> tuple[str, ...]:
+        """Activate an imported cluster, and return warnings."""
+        if row.sae_id is None:
+            return ("the cluster is not bound to an SAE, so it was not activated",)
+        try:
+            report = await self._serving.activate(row.id)
+        except Refusal as refusal:
+            return (f"the cluster was imported, but not activated: {refusal.message}",)
+        return tuple(one for one in report.warnings if one not in row.warnings)
+
+    # ------------------------------------------------------------- changing
+
+    async def activate(self, cluster_id: str) -> ActivationReport:
+        """Raises:
+        Refusal: PROFILE_NOT_FOUND; VALIDATION_ERROR for a profile that is no cluster; what the gate raises.
+        """
+        await self.get(cluster_id)
+        return await self._serving.activate(cluster_id)
+
+    async def deactivate(self, cluster_id: str) -> bool:
+        """End a cluster, and return whether its values were cleared.
+
+        Raises:
+            Refusal: PROFILE_NOT_FOUND, VALIDATION_ERROR.
+        """
+        await self.get(cluster_id)
+        return await self._serving.deactivate(cluster_id)
+
+    async def remove(self, cluster_id: str) -> bool:
+        """Delete a cluster, and return whether it was active.
+
+        Raises:
+            Refusal: PROFILE_NOT_FOUND, VALIDATION_ERROR, ENGINE_UNAVAILABLE.
+        """
+        await self.get(cluster_id)
+        return await self._profiles.remove(cluster_id)
+
+    async def set_active_intensity(self, intensity: float, *, reapply: bool) -> IntensityReport:
+        """Raises:
+        Refusal: NO_ACTIVE_CLUSTER; what `set_intensity` raises.
+        """
+        row = await self._serving.active()
+        if row is None or row.cluster is None:
+            raise Refusal("NO_ACTIVE_CLUSTER", "no cluster is active")
+        return await self.set_intensity(row.id, intensity, reapply=reapply)
+
+    async def set_intensity(
+        self, cluster_id: str, intensity: float, *, reapply: bool
+    ) -> IntensityReport:
+        """Save the intensity of a cluster. With `reapply`, an active cluster steers by it at once; if that fails, the
+        old intensity is saved again.
+
+        Raises:
+            Refusal: PROFILE_NOT_FOUND; VALIDATION_ERROR for a profile that is no cluster, and for an intensity above
+                the end of the range; ENGINE_UNAVAILABLE.
+        """
+        async with self._serving.editing:
+            row = await self.get(cluster_id)
+            assert row.cluster is not None
+            rules.check_intensity(row.cluster, row.id, intensity, self._serving.configured)
+            changed = await self._documents.change_profile(row.id, {"intensity": intensity})
+            try:
+                reapplied = reapply and await self._serving.redial(changed)
+            except Refusal:
+                await self._documents.change_profile(row.id, {"intensity": row.intensity})
+                raise
+        return IntensityReport(row.id, intensity, reapplied)

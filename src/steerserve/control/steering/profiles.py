@@ -1,0 +1,168 @@
+"""Saved profiles, which are kept in the database. `serving.py` knows which profile is active."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from steerserve.control.residency.conductor import Conductor
+from steerserve.control.saes.records import origin_of
+from steerserve.control.steering.serving import Serving
+from steerserve.database.catalog import Catalog
+from steerserve.database.documents import Documents, ProfileRow
+from steerserve.rules.saes.provenance import ModelOrigin, Origin
+from steerserve.rules.steering import profile as rules
+from steerserve.rules.steering.activation import steered
+from steerserve.rules.steering.profile import ImportedProfile
+
+
+class Profiles:
+    """Checks profiles before they are saved. Feature indices are checked only when a profile is applied to an SAE."""
+
+    def __init__(
+        self, documents: Documents, serving: Serving, conductor: Conductor, catalog: Catalog
+    ) -> None:
+        self._documents = documents
+        self._catalog = catalog
+        self._serving = serving
+        self._conductor = conductor
+
+    async def page(self, limit: int, offset: int) -> tuple[list[ProfileRow], int]:
+        """Some of the profiles, oldest first, and how many there are."""
+        return await self._documents.page(limit, offset)
+
+    async def get(self, profile_id: str) -> ProfileRow:
+        """Raises:
+        Refusal: PROFILE_NOT_FOUND.
+        """
+        return await self._documents.profile(profile_id)
+
+    async def named(self, name: str) -> ProfileRow:
+        """The profile that a request's `profile` names.
+
+        Raises:
+            Refusal: PROFILE_NOT_FOUND.
+        """
+        return await self._documents.profile_named(name)
+
+    async def create(
+        self,
+        name: str,
+        *,
+        description: str | None = None,
+        steering: Mapping[str, Any],
+        model_id: str | None = None,
+        sae_id: str | None = None,
+        layer: int | None = None,
+        intensity: float = 1.0,
+    ) -> ProfileRow:
+        """Save a profile under a name that no other profile has.
+
+        Raises:
+            Refusal: PROFILE_ALREADY_EXISTS, VALIDATION_ERROR.
+        """
+        rules.check_intensity(intensity)
+        return await self._documents.add_profile(
+            name=name,
+            description=description,
+            steering=rules.feature_values(steering),
+            model_id=model_id,
+            sae_id=sae_id,
+            layer=layer,
+            intensity=intensity,
+        )
+
+    async def save_current(self, name: str, description: str | None) -> ProfileRow:
+        """Save the live values together with their SAE and the loaded model. The SAE is the one that has values; if
+        none has values, the first attached SAE.
+
+        Raises:
+            Refusal: SAE_NOT_ATTACHED, PROFILE_ALREADY_EXISTS; PROFILE_INCOMPATIBLE when several SAEs have values;
+                VALIDATION_ERROR for more than 1,000 features.
+        """
+        at = steered(self._serving.live, self._conductor.attachments())
+        resident = self._conductor.resident
+        values = self._serving.live.of(at.key)
+        return await self.create(
+            name,
+            description=description,
+            steering={str(index): value for index, value in values.items()},
+            model_id=str(resident.row.id) if resident else None,
+            sae_id=at.sae_id,
+            layer=at.layer,
+        )
+
+    async def change(self, profile_id: str, changes: Mapping[str, Any]) -> ProfileRow:
+        """Replace some fields of a saved profile. The live values stay as they are until the next activation. If the
+        profile is active, the dial scales the new values from now on.
+
+        Raises:
+            Refusal: PROFILE_NOT_FOUND, PROFILE_ALREADY_EXISTS, VALIDATION_ERROR.
+        """
+        changed = dict(changes)
+        if "intensity" in changed:
+            rules.check_intensity(changed["intensity"])
+        if "steering" in changed:
+            changed["steering"] = rules.feature_values(changed["steering"])
+        async with self._serving.editing:
+            row = await self._documents.profile(profile_id)
+            if row.cluster is not None:
+                new = {field: v for field, v in changed.items() if v != getattr(row, field)}
+                rules.check_cluster_changes(row.cluster, row.id, new, self._serving.configured)
+            changed |= await self._changed_origin(profile_id, changed)
+            if changed.get("name", row.name) != row.name:
+                # a slice that an operator renames is the operator's own, and outlives its circuit
+                changed |= {"slice_of": None, "slice_layer": None}
+            row = await self._documents.change_profile(profile_id, changed)
+            await self._serving.amend(row)
+        return row
+
+    async def remove(self, profile_id: str) -> bool:
+        """Delete a profile. If the profile is active, it is ended first and its values are cleared. Returns whether it
+        was active.
+
+        Raises:
+            Refusal: PROFILE_NOT_FOUND; ENGINE_UNAVAILABLE, in which case nothing is deleted.
+        """
+        async with self._serving.editing:
+            await self._documents.profile(profile_id)
+            was_active = await self._serving.end(profile_id, clears=True)
+            await self._documents.remove_profile(profile_id)
+        return was_active
+
+    async def add_document(
+        self, document: ImportedProfile, fields: Mapping[str, Any]
+    ) -> ProfileRow:
+        """Save an imported profile. `fields` are the checked fields of the document.
+
+        Raises:
+            Refusal: PROFILE_ALREADY_EXISTS, VALIDATION_ERROR.
+        """
+        rules.check_intensity(fields.get("intensity", 1.0))
+        return await self._documents.add_profile(
+            **fields, steering=document.steering, origin=document.origin
+        )
+
+    async def origin(self, row: ProfileRow) -> Origin:
+        """The SAE and the model of a profile, for an export. They are taken from the document with which the profile
+        was imported, or else from the records of this service.
+
+        Raises:
+            Refusal: VALIDATION_ERROR for a cluster, whose own export has its whole document.
+        """
+        if row.cluster is not None:
+            raise rules.is_cluster(row.id)
+        known = row.origin or Origin()
+        saes, models = await self._catalog.saes(), await self._catalog.models()
+        sae = next((origin_of(sae) for sae in saes if sae.id == row.sae_id), None)
+        names = (ModelOrigin(m.name, m.repo_id) for m in models if str(m.id) == row.model_id)
+        return Origin(known.sae or sae, known.model or next(names, None))
+
+    async def _changed_origin(self, profile_id: str, changes: Mapping[str, Any]) -> dict[str, Any]:
+        """The change of the origin: it loses the SAE or the model that the changes replace. Empty for a profile without
+        an origin."""
+        origin = (await self._documents.profile(profile_id)).origin
+        if origin is None:
+            return {}
+        sae = None if "sae_id" in changes else origin.sae
+        return {"origin": Origin(sae, None if "model_id" in changes else origin.model)}

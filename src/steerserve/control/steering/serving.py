@@ -1,0 +1,321 @@
+"""The steering of requests that name no profile themselves: the live values, and the active saved profile, which may be
+a cluster.
+
+Only this module activates and ends a profile. The active profile is a field of the live values, so both change in one
+step of the epoch, and both are restored together after a crash. Which profile is active is not stored in the database.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from steerserve.control.residency.conductor import Conductor
+from steerserve.control.residency.resident import Attachment
+from steerserve.control.saes.records import origin_of
+from steerserve.control.steering.steering import Steering
+from steerserve.database.catalog import Catalog
+from steerserve.database.documents import Documents, ProfileRow
+from steerserve.errors import Refusal
+from steerserve.rules.steering import activation as rules
+from steerserve.rules.steering import cluster
+from steerserve.rules.steering.live import Live
+from steerserve.rules.steering.members import Range
+from steerserve.rules.steering.profile import Profile
+from steerserve.settings import Settings
+
+log = structlog.get_logger(__name__)
+
+LISTED = 20
+"""How many features a warning lists."""
+
+Displaced = Callable[[], Awaitable[Sequence[str]]]
+"""Ends what the activation of a profile displaces, and answers warnings."""
+
+Followed = Callable[[ProfileRow | None], Awaitable[bool]]
+"""Takes the active profile after a change, or None; answers whether the profile is sensed now."""
+
+
+@dataclass(frozen=True, slots=True)
+class ActivationReport:
+    """The outcome of an activation. `count` is the number of features that the profile steers now. `is_sensed` is None
+    for a profile that is no cluster, because only clusters are sensed."""
+
+    applied: bool
+    count: int
+    warnings: tuple[str, ...]
+    is_sensed: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ServingProfile:
+    """The active profile as health shows it. `sensing_enabled` says whether an operator wants it to be sensed."""
+
+    id: str
+    name: str
+    source_kind: str
+    intensity: float
+    sensing_enabled: bool = False
+
+
+class Serving:
+    """Owner of the active profile. The lock `editing` is held while a profile is activated, ended, changed or deleted,
+    so that no profile is changed or deleted between the reading of its record and its activation."""
+
+    def __init__(
+        self,
+        documents: Documents,
+        steering: Steering,
+        conductor: Conductor,
+        catalog: Catalog,
+        settings: Settings,
+    ) -> None:
+        self._documents = documents
+        self._settings = settings
+        self._catalog = catalog
+        self._steering = steering
+        self._conductor = conductor
+        self.editing = asyncio.Lock()
+        self._displaced: list[Displaced] = []
+        self._followed: list[Followed] = []
+
+    def displaces(self, displaced: Displaced) -> None:
+        """Register an owner whose values the activation of a profile removes, such as the circuits. `displaced` is
+        awaited after the step that removed the values, while `editing` is held."""
+        self._displaced.append(displaced)
+
+    def follow(self, followed: Followed) -> None:
+        """Register an owner that follows the active profile, such as sensing. `followed` is awaited after each change
+        of the active profile or its record by an operator, while `editing` is held. Other changes, such as a detached
+        SAE, are the event `ActiveProfileChanged` only."""
+        self._followed.append(followed)
+
+    # ------------------------------------------------------------- reading
+
+    @property
+    def live(self) -> Live:
+        """The live values of this moment, with the active profile."""
+        return self._steering.live
+
+    @property
+    def configured(self) -> Range:
+        """The range of the intensity of a cluster that declares none."""
+        return Range(self._settings.cluster_intensity_min, self._settings.cluster_intensity_max)
+
+    @property
+    def profile_id(self) -> str | None:
+        """The id of the active profile."""
+        active = self.live.active
+        return active.profile_id if active else None
+
+    @property
+    def feature_count(self) -> int:
+        """How many features steer every request; 0 while steering is disabled."""
+        live = self.live
+        return sum(len(values) for values in live.values.values()) if live.enabled else 0
+
+    async def active(self) -> ProfileRow | None:
+        """The active profile as it is saved now."""
+        if self.profile_id is None:
+            return None
+        try:
+            return await self._documents.profile(self.profile_id)
+        except Refusal as refusal:
+            if refusal.code == "PROFILE_NOT_FOUND":  # it was ended and deleted meanwhile
+                return None
+            raise
+
+    async def profile(self) -> ServingProfile | None:
+        """The active profile as health shows it; None while no profile is active."""
+        row = await self.active()
+        if row is None:
+            return None
+        return ServingProfile(row.id, row.name, row.source_kind, row.intensity, row.sensing_enabled)
+
+    async def applicable(self, row: ProfileRow) -> Profile:
+        """The saved profile with the id that its SAE has on this machine, which may differ from the id where the
+        profile was made."""
+        sae_id, origin = row.sae_id, row.origin.sae if row.origin else None
+        if sae_id is not None and origin is not None:
+            same = (sae.id for sae in await self._catalog.saes() if origin.is_same(origin_of(sae)))
+            sae_id = next(same, sae_id)
+        return Profile(row.name, row.steering, row.intensity, sae_id, row.layer, row.cluster)
+
+    # ------------------------------------------------------------- changing
+
+    async def activate(self, profile_id: str, *, applies: bool = True) -> ActivationReport:
+        """Make a profile the active one. In one step, its values times its intensity replace the live values of every
+        owner, and steering is enabled. All checks come before any change. If `applies` is False, the live values stay
+        as they are.
+
+        Raises:
+            Refusal: PROFILE_NOT_FOUND; what the gate of `rules/steering/activation` raises.
+        """
+        async with self.editing:
+            return await self.activate_row(await self._documents.profile(profile_id), applies)
+
+    async def activate_row(
+        self, row: ProfileRow, applies: bool = True, *, displaces: bool = True
+    ) -> ActivationReport:
+        """Activate a profile as its record is now. Without `displaces` the circuits go on serving. The caller holds
+        `editing`.
+
+        Raises:
+            Refusal: what the gate of `rules/steering/activation` raises.
+        """
+        profile, warnings = await self.applicable(row), self._warnings(row)
+        applied = applies and bool(row.steering)
+        if applied:
+            warnings += await self._apply(row, profile, displaces)
+        elif applies:
+            await self._steering.everywhere(lambda live: rules.activate(live, row.id, profile, ()))
+        else:
+            attached = self._conductor.attachments()
+            if profile.cluster is not None and attached:
+                rules.gate(row.id, profile, attached)
+            await self._steering.everywhere(lambda live: rules.adopt(live, row.id, profile))
+        if applies and displaces:
+            for displaced in self._displaced:
+                warnings += tuple(await displaced())
+        row = await self._recorded(row, profile) if applied else row
+        is_sensed = await self._tell(row)
+        return ActivationReport(
+            applied,
+            len(row.steering) if applied else 0,
+            warnings,
+            None if row.cluster is None else is_sensed,
+        )
+
+    async def redial(self, row: ProfileRow) -> bool:
+        """Give the active profile the intensity of its record, and return whether its values are live now. Nothing
+        else that steers is displaced. The caller holds `editing`.
+
+        Raises:
+            Refusal: ENGINE_UNAVAILABLE, in which case the old values are still live.
+        """
+        profile = await self.applicable(row)
+        await self._steering.everywhere(lambda live: rules.redial(live, row.id, profile))
+        active = self.live.active
+        return active is not None and active.profile_id == row.id and active.is_applied
+
+    async def deactivate(self, profile_id: str, *, clears: bool = True) -> bool:
+        """End a profile, and return whether its values were cleared. If the profile is not active, nothing changes.
+
+        Raises:
+            Refusal: PROFILE_NOT_FOUND.
+        """
+        async with self.editing:
+            await self._documents.profile(profile_id)
+            was_active = await self.end(profile_id, clears=clears)
+        return was_active and clears
+
+    async def end(self, profile_id: str, *, clears: bool) -> bool:
+        """End the profile if it is active, and return whether it was. The values that are kept after a crash until
+        their model is loaded again lose the profile too. The caller holds `editing`.
+
+        Raises:
+            Refusal: ENGINE_UNAVAILABLE, in which case the profile is still active.
+        """
+        was_active = await self._steering.everywhere(
+            lambda live: rules.deactivate(live, profile_id, clears=clears)
+        )
+        if was_active:
+            await self._tell(None)
+        return was_active
+
+    async def amend(self, row: ProfileRow) -> None:
+        """Called after a saved profile was changed. If the profile is active, the dial scales its new values from now
+        on. The live values stay. The caller holds `editing`."""
+        profile = await self.applicable(row)
+        await self._steering.everywhere(lambda live: rules.amend(live, row.id, profile))
+        if self.profile_id == row.id:
+            await self._tell(row)
+
+    # ------------------------------------------------------------- inside
+
+    async def _apply(self, row: ProfileRow, profile: Profile, displaces: bool) -> tuple[str, ...]:
+        """Apply a profile. Returns warnings: what does not agree between a cluster and its SAE, values that were
+        clamped, and values set by hand at other SAEs which were cleared by this."""
+        warnings: list[str] = []
+
+        def step(live: Live, attached: Sequence[Attachment]) -> Live:
+            after = rules.activate(live, row.id, profile, attached, displaces=displaces)
+            warnings[:] = _of_site(row, profile, after, attached)
+            warnings.extend(
+                f"the values that were set by hand at {key} were cleared: {_listed(features)}"
+                for key, features in rules.cleared(live, after).items()
+            )
+            return after
+
+        await self._steering.act(step)
+        return tuple(warnings)
+
+    async def _recorded(self, row: ProfileRow, profile: Profile) -> ProfileRow:
+        """Record an activated cluster: its warnings, and the SAE of an unbound one. The cluster serves without the
+        record too, so a fault of the database is only logged."""
+        active, attached = self.live.active, self._conductor.attachments()
+        sae = next((one for one in attached if active and one.key == active.key), None)
+        if row.cluster is None or sae is None:
+            return row
+        warnings = (
+            *cluster.site_warnings(row.cluster, profile.sae_id, sae),
+            *cluster.own_warnings(row.cluster, row.intensity, self.configured),
+        )
+        changes: dict[str, object] = {} if warnings == row.warnings else {"warnings": warnings}
+        if row.sae_id is None:
+            changes |= {"sae_id": sae.sae_id, "layer": sae.layer}
+        try:
+            changed = await self._documents.change_profile(row.id, changes)
+        except Refusal as refusal:
+            log.warning("activation_not_recorded", profile_id=row.id, code=refusal.code)
+            return row
+        if row.sae_id is None:
+            bound = await self.applicable(changed)
+            await self._steering.everywhere(lambda live: rules.amend(live, row.id, bound))
+        return changed
+
+    async def _tell(self, row: ProfileRow | None) -> bool:
+        """Tell the owners that follow the active profile, and return whether it is sensed now."""
+        return any([await followed(row) for followed in self._followed])
+
+    def _warnings(self, row: ProfileRow) -> tuple[str, ...]:
+        resident = self._conductor.resident
+        if resident is None or row.model_id is None:
+            return ()
+        name, repo_id = resident.row.name, resident.row.repo_id
+        model = row.origin.model if row.origin else None
+        if model is not None:
+            made_for, is_same = model.name or model.repo_id, model.is_called(name, repo_id)
+        elif row.cluster is not None and "/" not in row.model_id:
+            return ()  # an id of the studio, which says nothing about a model of the hub
+        else:
+            made_for = row.model_id
+            is_same = made_for in (str(resident.row.id), name, repo_id)
+        if is_same:
+            return ()
+        return (f"the profile was made for model {made_for!r}; {name!r} is loaded",)
+
+
+def _of_site(
+    row: ProfileRow, profile: Profile, after: Live, attached: Sequence[Attachment]
+) -> list[str]:
+    """The warnings about the SAE that an activated cluster steers now, and about its clamped values."""
+    if row.cluster is None:
+        return []
+    at = next(one for one in attached if after.active is not None and one.key == after.active.key)
+    warnings = [
+        *cluster.site_warnings(row.cluster, profile.sae_id, at),
+        *cluster.strength_warnings(row.cluster),
+    ]
+    clamped = rules.clamped_features(profile)
+    if clamped:
+        warnings.append(f"the values were clamped to [-200, 200]: {_listed(clamped)}")
+    return warnings
+
+
+def _listed(features: Sequence[int]) -> str:
+    more = f" and {len(features) - LISTED} more" if len(features) > LISTED else ""
+    return f"features {', '.join(map(str, features[:LISTED]))}{more}"

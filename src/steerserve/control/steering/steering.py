@@ -1,0 +1,233 @@
+"""The live steering values, their epoch, and the engine's copy of both.
+
+An edit is a pure step of `rules/steering/live`. An edit takes effect when the engine has accepted it, so the reported
+values are always the applied values. This module does not know which profile is active; `serving.py` does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+from steerserve.control.bus import ActiveProfileChanged, Bus, ServedCircuitsChanged, SteeringUpdate
+from steerserve.control.residency.conductor import Conductor
+from steerserve.control.residency.engine_state import EngineState, Return, unchanged
+from steerserve.control.residency.resident import Attachment, Resident, Switch
+from steerserve.errors import Refusal
+from steerserve.messages.engine import Engine
+from steerserve.rules.saes.attachment import FIRST_SAE, SaeChoice
+from steerserve.rules.steering import live as rules
+from steerserve.rules.steering.live import Live, Values
+from steerserve.rules.steering.served import ServedCircuit
+
+Step = Callable[[Live, Sequence[Attachment]], Live]
+"""An edit: (the live values, the attached SAEs) -> the values after the edit."""
+
+
+class Steering(EngineState[Live]):
+    """Owner of the live values. An attached SAE is addressed by its key. A call without a choice concerns the first
+    one."""
+
+    def __init__(self, conductor: Conductor, bus: Bus) -> None:
+        self._conductor = conductor
+        self._bus = bus
+        self._live = Live()
+        self._published: tuple[str | None, SteeringUpdate] = (None, SteeringUpdate(False, {}))
+        self._editing = asyncio.Lock()
+        self._losses = conductor.restoring.register(self)
+
+    @property
+    def live(self) -> Live:
+        return self._live
+
+    @property
+    def circuits(self) -> tuple[ServedCircuit, ...]:
+        """The circuits that serve, and those that serve again once their model is loaded again after a crash."""
+        lost = (circuit for _, loss in self._losses.items() for circuit in loss.circuits)
+        by_id = {circuit.circuit_id: circuit for circuit in (*lost, *self._live.circuits)}
+        return tuple(by_id.values())
+
+    def state(self, choice: SaeChoice = FIRST_SAE) -> tuple[bool, dict[int, float]]:
+        """Whether steering is on, and the values of one attached SAE, summed over their owners.
+
+        Raises:
+            Refusal: SAE_NOT_ATTACHED.
+        """
+        return self._live.enabled, dict(self._live.of(self.attachment(choice).key))
+
+    def others(self, choice: SaeChoice = FIRST_SAE) -> dict[str, dict[int, float]]:
+        """Key -> values of the attached SAEs other than the chosen one. SAEs without values are left out."""
+        attached = self._conductor.attachments()
+        chosen = [attachment.key for attachment in choice.among(attached)[:1]]
+        keys = [attachment.key for attachment in attached if attachment.key not in chosen]
+        return {key: dict(self._live.of(key)) for key in keys if self._live.of(key)}
+
+    def attachment(self, choice: SaeChoice = FIRST_SAE) -> Attachment:
+        """The first attached SAE that fits a choice.
+
+        Raises:
+            Refusal: SAE_NOT_ATTACHED.
+        """
+        return choice.first(self._conductor.attachments())
+
+    async def set_values(self, values: Mapping[int, float], choice: SaeChoice = FIRST_SAE) -> None:
+        """Merge values into those of one attached SAE, all of them or none, and switch steering on.
+
+        Raises:
+            Refusal: SAE_NOT_ATTACHED, INVALID_FEATURE_INDEX, VALIDATION_ERROR.
+        """
+        await self._edit(
+            choice, lambda live, sae: rules.set_values(live, sae.key, sae.d_sae, values)
+        )
+
+    async def enable(self) -> None:
+        """Switch steering on.
+
+        Raises:
+            Refusal: SAE_NOT_ATTACHED.
+        """
+        await self._edit(FIRST_SAE, lambda live, _: rules.enable(live))
+
+    async def disable(self) -> None:
+        """Switch steering off and keep the values.
+
+        Raises:
+            Refusal: SAE_NOT_ATTACHED.
+        """
+        await self._edit(FIRST_SAE, lambda live, _: rules.disable(live))
+
+    async def remove(self, index: int, choice: SaeChoice = FIRST_SAE) -> None:
+        """Remove the value of one feature of one attached SAE, whoever set it.
+
+        Raises:
+            Refusal: SAE_NOT_ATTACHED, INVALID_FEATURE_INDEX.
+        """
+        await self._edit(choice, lambda live, sae: rules.remove(live, sae.key, sae.d_sae, index))
+
+    async def clear(self) -> None:
+        """Remove every value of every SAE, whoever set it. This includes values that are kept after a crash until their
+        model is loaded again.
+
+        Raises:
+            Refusal: SAE_NOT_ATTACHED when no SAE is attached and no values are kept after a crash.
+        """
+
+        def step(live: Live) -> Live:
+            if not self._losses:
+                self.attachment()
+            return rules.clear(live)
+
+        await self.everywhere(step)
+
+    async def clear_one(self, choice: SaeChoice) -> None:
+        """Remove every value of one attached SAE, whoever set it.
+
+        Raises:
+            Refusal: SAE_NOT_ATTACHED.
+        """
+        await self._edit(choice, lambda live, sae: rules.clear_one(live, sae.key))
+
+    async def act(self, step: Step) -> Live:
+        """Apply one step to the present values and attachments, and return the values after the step. If the step
+        raises, or if the engine refuses the new values, nothing changes."""
+        async with self._editing:
+            await self._apply(step(self._live, self._conductor.attachments()))
+            return self._live
+
+    async def everywhere(self, step: Callable[[Live], Live]) -> bool:
+        """Apply a step that needs no attached SAE. It is applied to the live values, and to the values that are kept
+        after a crash until their model is loaded again, so that an edit made meanwhile is not undone. Returns whether
+        any value changed."""
+        async with self._editing:
+            before = self._live
+            await self._apply(step(before))
+            is_waiting_changed = self._losses.edit(step)
+            return is_waiting_changed or self._live is not before
+
+    def lost(self, resident: Resident) -> Live | None:
+        """All live values. `Live` is frozen, so later edits do not change the returned values."""
+        return self._live if resident.attachments else None
+
+    @asynccontextmanager
+    async def put_back(self, back: Return, loss: Callable[[], Live]) -> AsyncIterator[Switch]:
+        """Restore on the new engine what a crash took: the values of every owner, whether steering is enabled, and the
+        active profile. Values of SAEs that are not attached again are left out. The epoch grows by one.
+
+        Raises:
+            Refusal: a refusal of the engine. Nothing is restored then.
+        """
+        if not back.attached:
+            yield unchanged
+            return
+        async with self._editing:
+            live = loss()
+            for key in live.values.keys() - {attachment.key for attachment in back.attached}:
+                live = rules.leave(live, key)
+            live = replace(live, epoch=max(live.epoch, self._live.epoch) + 1)
+            await _push(back.engine, live)
+            yield lambda: self._take(live)
+
+    @asynccontextmanager
+    async def part(self, gone: Sequence[str]) -> AsyncIterator[Switch]:
+        """Remove the values of the SAEs with the keys `gone`, which are being detached, in one step. The engine is told
+        the steering in any case, because a new engine does not know the epoch yet."""
+        async with self._editing:
+            live = self._live
+            for key in gone:
+                live = rules.leave(live, key)
+            if gone and all(sae.key in gone for sae in self._conductor.attachments()):
+                # no SAE stays attached, although another may be attached in their place
+                live = rules.switch_off(live)
+            live = rules.counted(self._live, live)
+            resident = self._conductor.resident
+            if resident is not None and resident.engine is not None:
+                try:
+                    await _push(resident.engine, live)
+                except Refusal:
+                    # an engine that lives on without these values would steer otherwise than reported
+                    resident.engine.lose("the engine did not take the steering of its SAEs")
+            yield lambda: self._take(live)
+
+    async def _edit(self, choice: SaeChoice, edit: Callable[[Live, Attachment], Live]) -> None:
+        """Apply one step to the chosen SAE. The SAE is looked up when the step runs, because earlier steps may still be
+        running."""
+        await self.act(lambda live, attached: edit(live, choice.first(attached)))
+
+    async def _apply(self, after: Live) -> None:
+        if after is self._live:
+            return
+        is_step = after.epoch != self._live.epoch
+        # without an attached SAE the engine needs no values; the next attach sends them
+        if is_step and self._conductor.attachments():
+            await _push(self._conductor.loaded().running()[0], after)
+        self._take(after)
+
+    def _take(self, live: Live) -> None:
+        """Make these the live values, and publish the state if it has changed."""
+        before, self._live = self._live, live
+        first = next((attachment.key for attachment in self._conductor.attachments()), None)
+        values = _plain(live.of(first) if first else {})
+        others = {key: _plain(values) for key, values in self.others().items()}
+        published = first, SteeringUpdate(live.enabled, values, others)
+        if published != self._published:
+            self._published = published
+            self._bus.publish(published[1])
+        if _profile_of(before) != _profile_of(live):
+            self._bus.publish(ActiveProfileChanged(_profile_of(live)))
+        if before.circuits != live.circuits:
+            served = tuple(circuit.circuit_id for circuit in live.circuits)
+            self._bus.publish(ServedCircuitsChanged(served))
+
+
+async def _push(engine: Engine, live: Live) -> None:
+    values = {key: dict(values) for key, values in live.values.items()}
+    await engine.steer(live.epoch, live.enabled, values)
+
+
+def _profile_of(live: Live) -> str | None:
+    return None if live.active is None else live.active.profile_id
+
+
+def _plain(values: Values) -> dict[str, float]:
+    return {str(index): value for index, value in sorted(values.items())}

@@ -1,0 +1,302 @@
+"""The registered models and SAEs. Rows of the database are read as frozen records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import delete, insert, update
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from steerserve.database.db import Database
+from steerserve.database.kept import KeptRecords, one
+from steerserve.database.tables import feature_labels, models, profiles, saes
+from steerserve.errors import Refusal
+from steerserve.rules.text import shown, storable
+
+Clock = Callable[[], datetime]
+_AT_ONCE = 100
+"""Records that one statement deletes, or that one transaction writes."""
+CLAIMED_TEXTS = ("format", "architecture", "dtype", "hook_name", "site", "trained_on")
+"""Columns with texts from an SAE's checkpoint. A column stores the beginning of the text that fits; `claims` stores all
+of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRow:
+    """One registered model. `engine` is `checkpoint` or `gguf`. `local_path` is the folder of a checkpoint or the first
+    file of a GGUF model, and None until the model is downloaded. `download_error` is the code with which its download
+    ended, None for a success. `content_digest` is the SHA-256 of the files of a model of this machine, once it has been
+    computed, and `content_stamp` tells whether the files are still those that it was computed of."""
+
+    id: int
+    name: str
+    source: str
+    repo_id: str | None
+    revision: str | None
+    local_path: str | None
+    quantization: str
+    engine: str
+    gguf_label: str | None
+    trust_remote_code: bool
+    num_parameters: int | None
+    architecture: str | None
+    dtype: str | None
+    disk_size_mb: int
+    estimated_memory_mb: int
+    supports_embeddings: bool
+    status: str
+    error_message: str | None
+    download_error: str | None
+    content_digest: str | None
+    content_stamp: str | None
+    created_at: datetime
+    updated_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class SaeRow:
+    """One registered SAE. `local_path` is its folder or file on this machine, None until it is downloaded. `file_path`
+    is the path in its repository, None for the record of a whole repository. `content_digest` is the SHA-256 of an SAE
+    that was registered from this machine. `claims` are the claims of the checkpoint (`Claims` in `engines/wire`). Facts
+    that are only known once the checkpoint is read are None or empty before. `look_id` is the id under which the last
+    request was answered that did not wait for the hub; it names this SAE too."""
+
+    id: str
+    repository_id: str | None
+    revision: str | None
+    file_path: str | None
+    local_path: str | None
+    content_digest: str | None
+    name: str
+    format: str
+    architecture: str
+    d_in: int | None
+    d_sae: int | None
+    dtype: str
+    hook_name: str | None
+    site: str | None
+    trained_on: str | None
+    trained_layer: int | None
+    average_l0: float | None
+    file_size_bytes: int | None
+    claims: dict[str, Any] | None
+    status: str
+    error_message: str | None
+    error_code: str | None
+    look_id: str | None
+    created_at: datetime
+    updated_at: datetime
+
+
+def utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
+class Catalog:
+    """Reads and writes both tables. Only the first reading and the writes need the database."""
+
+    def __init__(self, database: Database, now: Clock = utc_now) -> None:
+        self._database = database
+        self._now = now
+        self._models = KeptRecords(ModelRow, models, lambda row: row.id, lambda row: row.id)
+        self._saes = KeptRecords(
+            SaeRow, saes, lambda row: row.id, lambda row: (row.created_at, row.id)
+        )
+
+    async def fill(self) -> None:
+        """Read all records, so that a later fault of the database does not stop requests."""
+        await self._models.records(self._database)
+        await self._saes.records(self._database)
+
+    # ------------------------------------------------------------- models
+
+    async def models(self) -> tuple[ModelRow, ...]:
+        """All models. While none is written, each call returns the same tuple."""
+        return await self._models.listed(self._database)
+
+    async def model(self, model_id: int) -> ModelRow:
+        """Raises:
+        Refusal: MODEL_NOT_FOUND.
+        """
+        return _known_model((await self._models.records(self._database)).get(model_id), model_id)
+
+    async def add_model(self, **values: Any) -> ModelRow:
+        """Raises:
+        Refusal: MODEL_ALREADY_EXISTS.
+        """
+        now = self._now()
+        try:
+            async with self._models.writing(self._database) as connection:
+                made = await connection.execute(
+                    insert(models).values(**values, created_at=now, updated_at=now)
+                )
+                assert made.inserted_primary_key is not None
+                model_id: int = made.inserted_primary_key[0]
+                return _known_model(await self._models.reread(connection, model_id), model_id)
+        except IntegrityError as error:
+            raise Refusal(
+                "MODEL_ALREADY_EXISTS",
+                f"this checkpoint, or another one named {values['name']!r}, is registered at "
+                f"{values['quantization']}; custom_name gives it another name",
+                quantization=values["quantization"],
+            ) from error
+
+    async def change_model(self, model_id: int, **values: Any) -> ModelRow:
+        """Raises:
+        Refusal: MODEL_NOT_FOUND, MODEL_ALREADY_EXISTS.
+        """
+        changed = update(models).where(models.c.id == model_id)
+        try:
+            async with self._models.writing(self._database) as connection:
+                await connection.execute(changed.values(**values, updated_at=self._now()))
+                return _known_model(await self._models.reread(connection, model_id), model_id)
+        except IntegrityError as error:
+            raise Refusal(
+                "MODEL_ALREADY_EXISTS", "another model has this name or these files"
+            ) from error
+
+    async def remove_model(self, model_id: int) -> None:
+        async with self._models.writing(self._database) as connection:
+            await connection.execute(delete(models).where(models.c.id == model_id))
+            self._models.drop(model_id)
+
+    # ------------------------------------------------------------- SAEs
+
+    async def saes(self) -> tuple[SaeRow, ...]:
+        """All SAEs, oldest first. While none is written, each call returns the same tuple."""
+        return await self._saes.listed(self._database)
+
+    async def sae(self, sae_id: str) -> SaeRow:
+        """The SAE with this id, or else the SAE with this `look_id`.
+
+        Raises:
+            Refusal: SAE_NOT_FOUND.
+        """
+        records = await self._saes.records(self._database)
+        record = records.get(sae_id)
+        if record is None:
+            record = next((row for row in records.values() if row.look_id == sae_id), None)
+        return _known_sae(record, sae_id)
+
+    def names_of_sae(self, sae_id: str) -> list[str]:
+        """The ids that name this SAE: its own, and that of a look."""
+        record = self._saes.kept(sae_id)
+        return [sae_id, *([record.look_id] if record and record.look_id else [])]
+
+    async def add_sae(self, **values: Any) -> SaeRow:
+        now, sae_id = self._now(), values["id"]
+        async with self._saes.writing(self._database) as connection:
+            await connection.execute(
+                insert(saes).values(**_held(values), created_at=now, updated_at=now)
+            )
+            return _known_sae(await self._saes.reread(connection, sae_id), sae_id)
+
+    async def change_sae(self, sae_id: str, **values: Any) -> SaeRow:
+        """Raises:
+        Refusal: SAE_NOT_FOUND.
+        """
+        changed = update(saes).where(saes.c.id == sae_id)
+        async with self._saes.writing(self._database) as connection:
+            await connection.execute(changed.values(**_held(values), updated_at=self._now()))
+            return _known_sae(await self._saes.reread(connection, sae_id), sae_id)
+
+    async def put_sae(self, sae_id: str, *, may_add: bool = True, **values: Any) -> SaeRow:
+        """Write the values of a download into the record of an SAE. If there is no record, one is added. The record of
+        an attached SAE is not changed.
+
+        Raises:
+            Refusal: SAE_NOT_FOUND if there is no record and `may_add` is False.
+        """
+        async with self._saes.writing(self._database) as connection:
+            return _known_sae(await self._put(connection, sae_id, values, may_add=may_add), sae_id)
+
+    async def put_saes(self, records: Mapping[str, Mapping[str, Any]]) -> None:
+        """Write values into the records of several SAEs, as `put_sae` does. `records` has the values by id."""
+        ids = list(records)
+        for first in range(0, len(ids), _AT_ONCE):
+            async with self._saes.writing(self._database) as connection:
+                for sae_id in ids[first : first + _AT_ONCE]:
+                    await self._put(connection, sae_id, records[sae_id], may_add=True)
+
+    async def _put(
+        self, connection: AsyncConnection, sae_id: str, values: Mapping[str, Any], *, may_add: bool
+    ) -> SaeRow | None:
+        now, texts = self._now(), _held(values)
+        changed = update(saes).where(saes.c.id == sae_id, saes.c.status != "attached")
+        done = await connection.execute(changed.values(**texts, updated_at=now))
+        if may_add and not done.rowcount and await one(connection, saes, sae_id) is None:
+            whole = texts | {"id": sae_id, "created_at": now, "updated_at": now}
+            await connection.execute(insert(saes).values(**whole))
+        return await self._saes.reread(connection, sae_id)
+
+    async def follow_sae(self, look_id: str, sae_id: str) -> SaeRow:
+        """Remove the record of a look, and let its id name the SAE that was found.
+
+        Raises:
+            Refusal: SAE_NOT_FOUND.
+        """
+        async with self._saes.writing(self._database) as connection:
+            await connection.execute(delete(saes).where(saes.c.id == look_id))
+            self._saes.drop(look_id)
+            former = update(saes).where(saes.c.look_id == look_id).returning(saes.c.id)
+            for row_id in (await connection.execute(former.values(look_id=None))).scalars().all():
+                await self._saes.reread(connection, row_id)
+            follow = update(saes).where(saes.c.id == sae_id)
+            await connection.execute(follow.values(look_id=look_id))
+            return _known_sae(await self._saes.reread(connection, sae_id), sae_id)
+
+    async def rename_sae(self, sae_id: str, new_id: str, **values: Any) -> SaeRow:
+        """Give an SAE a new id, which no other SAE may have. The labels of the SAE and the profiles that name it get
+        the new id too."""
+        async with self._saes.writing(self._database) as connection:
+            await connection.execute(
+                update(saes).where(saes.c.id == sae_id).values(id=new_id, **values)
+            )
+            for table in (feature_labels, profiles):
+                follow = update(table).where(table.c.sae_id == sae_id)
+                await connection.execute(follow.values(sae_id=new_id))
+            self._saes.drop(sae_id)
+            return _known_sae(await self._saes.reread(connection, new_id), new_id)
+
+    async def remove_saes(self, *sae_ids: str) -> None:
+        """Remove the records of SAEs and the labels of their features, all of them or none."""
+        async with self._saes.writing(self._database) as connection:
+            for first in range(0, len(sae_ids), _AT_ONCE):
+                chunk = sae_ids[first : first + _AT_ONCE]
+                # the records are deleted before the labels: a concurrent writer of labels has either ended before,
+                # or finds no record and writes nothing
+                await connection.execute(delete(saes).where(saes.c.id.in_(chunk)))
+                await connection.execute(
+                    delete(feature_labels).where(feature_labels.c.sae_id.in_(chunk))
+                )
+            self._saes.drop(*sae_ids)
+
+
+def _known_model(record: ModelRow | None, model_id: int) -> ModelRow:
+    if record is None:
+        raise Refusal("MODEL_NOT_FOUND", f"no model has the id {model_id}", model_id=model_id)
+    return record
+
+
+def _known_sae(record: SaeRow | None, sae_id: str) -> SaeRow:
+    if record is None:
+        raise unknown_sae(sae_id)
+    return record
+
+
+def unknown_sae(sae_id: str) -> Refusal:
+    unknown = shown(sae_id)
+    return Refusal("SAE_NOT_FOUND", f"no SAE has the id {unknown!r}", sae_id=unknown)
+
+
+def _held(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of an SAE's record, with the texts cut to the length of their columns."""
+    texts = {name: text for name in CLAIMED_TEXTS if isinstance(text := values.get(name), str)}
+    return dict(values) | {
+        name: storable(text)[: getattr(saes.c[name].type, "length", None)]
+        for name, text in texts.items()
+    }

@@ -1,0 +1,98 @@
+"""Makes the connections to the database: their options, their limits of time, and their transactions."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from typing import Any
+
+from sqlalchemy import URL, Connection, event
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.pool import NullPool
+
+from steerserve.database.sqlite_file import SqliteFile
+from steerserve.errors import CannotStart
+
+CONNECT_SECONDS = 3.0
+"""Seconds after which a server that does not accept a connection counts as unreachable."""
+WRITES = {"steerserve_writes": True}
+"""Execution options of an engine whose transactions write."""
+
+
+def make(
+    url: URL, file: SqliteFile | None, *, is_pooled: bool, seconds: float | None
+) -> AsyncEngine:
+    """An engine for `url`; `file` is the SQLite file that the URL names. A statement waits at most `seconds` for
+    another writer of the file or for the answer of the server. An engine that is not pooled closes each connection
+    after its use.
+
+    Raises:
+        CannotStart: the driver of the database is not installed.
+    """
+    if file is not None:
+        return _sqlite(url, file, is_pooled=is_pooled, busy_ms=int(1000 * (seconds or 0)))
+    limits = {"timeout": CONNECT_SECONDS, "command_timeout": seconds}
+    try:
+        if not is_pooled:
+            return create_async_engine(url, connect_args=limits, poolclass=NullPool)
+        return create_async_engine(
+            url, connect_args=limits, pool_pre_ping=True, pool_timeout=CONNECT_SECONDS
+        )
+    except ModuleNotFoundError as error:
+        raise CannotStart(
+            f"DATABASE_URL names PostgreSQL, whose driver {error.name} is not installed: "
+            "pip install 'steerserve[postgres]'"
+        ) from None
+
+
+def _sqlite(url: URL, file: SqliteFile, *, is_pooled: bool, busy_ms: int) -> AsyncEngine:
+    options = url.set(database=file.uri, query={**url.query, "uri": "true"})
+    pool: dict[str, Any] = {} if is_pooled else {"poolclass": NullPool}
+    engine = create_async_engine(options, **pool)
+    event.listen(engine.sync_engine, "do_connect", _naming(file))
+    event.listen(engine.sync_engine, "connect", _preparing(file, busy_ms))
+    event.listen(engine.sync_engine, "begin", _begin)
+    return engine
+
+
+def _naming(file: SqliteFile) -> Callable[..., None]:
+    """A function that names the file as it was found at the opening of the database to each new connection."""
+
+    def name(_dialect: Any, _record: Any, arguments: list[Any], _options: Any) -> None:
+        # with `rw` SQLite never makes the file, so a file that was deleted is not replaced by an empty one
+        arguments[0] = f"{file.uri}?mode=rw"
+
+    return name
+
+
+def _preparing(file: SqliteFile, busy_ms: int) -> Callable[[Any, Any], None]:
+    """A function that sets up each new connection to a SQLite file."""
+
+    def prepare(connection: Any, _record: Any) -> None:
+        cursor = connection.cursor()
+        cursor.execute("PRAGMA database_list")
+        (_, _, opened), *_ = cursor.fetchall()
+        cursor.close()
+        try:
+            file.check_connection(opened)
+        except sqlite3.Error:
+            connection.close()
+            raise
+        # Python begins no transaction before statements that change the schema, so `_begin` begins every transaction
+        connection.isolation_level = None
+        cursor = connection.cursor()
+        cursor.execute(f"PRAGMA busy_timeout={busy_ms}")
+        cursor.execute("PRAGMA synchronous=FULL")
+        cursor.execute("PRAGMA foreign_keys=ON")
+        # only the keeper of `SqliteFile` brings changes into the file
+        cursor.execute("PRAGMA wal_autocheckpoint=0")
+        cursor.close()
+
+    return prepare
+
+
+def _begin(connection: Connection) -> None:
+    writes = connection.get_execution_options().keys() >= WRITES.keys()
+    cursor = connection.connection.cursor()
+    cursor.execute("BEGIN IMMEDIATE" if writes else "BEGIN")
+    cursor.close()

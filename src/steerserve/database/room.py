@@ -1,0 +1,78 @@
+"""The room for stored documents: their number, their size, and what must stay free on the disk of the database."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from pathlib import Path
+
+from sqlalchemy import func, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from steerserve.database.tables import circuits, profiles
+from steerserve.errors import Refusal
+from steerserve.rules.units import MIB
+
+
+class DocumentRoom:
+    """Refuses documents for which there is no room.
+
+    Args:
+        folder: the folder of a SQLite file; None for a database on a server, whose disk this service cannot see.
+        most: the most profiles, clusters and circuits in all.
+        most_mb: the most MiB of their stored texts.
+        reserve_mb: the MiB that must stay free on the disk.
+    """
+
+    def __init__(self, folder: Path | None, most: int, most_mb: int, reserve_mb: int) -> None:
+        self._folder = folder
+        self._most = most
+        self._most_mb = most_mb
+        self._reserve_mb = reserve_mb
+
+    async def check_disk(self, size: int) -> None:
+        """Check that `size` bytes more leave the reserve of the disk free.
+
+        Raises:
+            Refusal: INSUFFICIENT_DISK.
+        """
+        if self._folder is None:
+            return
+        free = (await asyncio.to_thread(shutil.disk_usage, self._folder)).free
+        if free - size < self._reserve_mb * MIB:
+            free_mb = free // MIB
+            raise Refusal(
+                "INSUFFICIENT_DISK",
+                f"{free_mb} MiB of the disk are free, and {self._reserve_mb} MiB must stay free",
+                needed_mb=-(-size // MIB),
+                free_mb=free_mb,
+                reserve_mb=self._reserve_mb,
+            )
+
+    async def check(self, connection: AsyncConnection, more: int = 0, size: int = 0) -> None:
+        """Check that the documents that are stored by now, with `more` documents of `size` bytes, are within the
+        limits.
+
+        Raises:
+            Refusal: DOCUMENT_STORE_FULL.
+        """
+        for table in (profiles, circuits):
+            counted = select(func.count(), func.sum(table.c.stored_bytes))
+            count, stored = (await connection.execute(counted)).one()
+            more, size = more + count, size + int(stored or 0)
+        if more > self._most:
+            limit = f"{self._most} profiles, clusters and circuits are stored at most"
+        elif size > self._most_mb * MIB:
+            limit = f"the stored profiles, clusters and circuits have at most {self._most_mb} MiB"
+        else:
+            return
+        raise Refusal(
+            "DOCUMENT_STORE_FULL",
+            f"{limit}; delete some first",
+            limit_documents=self._most,
+            limit_mb=self._most_mb,
+        )
+
+
+UNBOUNDED = DocumentRoom(None, 1 << 62, 1 << 42, 0)
+"""Room for any number of documents."""

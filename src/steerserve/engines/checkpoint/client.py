@@ -1,0 +1,372 @@
+"""The checkpoint engine seen from the control plane: its process, commands, answers, and one stream per request.
+
+The engine gets prompts as tokens; `prompts.py` makes them in other processes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any, TypeVar
+
+import msgspec
+import structlog
+
+from steerserve import messages as m
+from steerserve.engines.checkpoint import preparation, process
+from steerserve.engines.checkpoint.asks import Asks, refusal, refused
+from steerserve.engines.checkpoint.process import EngineProcess, FrameReader, FrameWriter
+from steerserve.engines.checkpoint.prompts import PromptMaker, Prompts
+from steerserve.engines.checkpoint.tokenizer import TokenizerProcess
+from steerserve.errors import Refusal
+from steerserve.messages import endings
+from steerserve.messages.engine import Answers, Engine, Report
+from steerserve.messages.mailbox import Mailbox
+from steerserve.messages.tokenizing import Spelling
+from steerserve.rules.residency.heartbeat import Sign
+
+log = structlog.get_logger(__name__)
+Kind = TypeVar("Kind")
+STOP_PATIENCE = 5.0
+"""Seconds after which an engine that was told to stop is killed."""
+
+
+class Launcher:
+    """Starts engines; owns the fork server and the log settings of the engines."""
+
+    def __init__(self, log_level: str, log_format: str) -> None:
+        self._server = process.ForkServer()
+        self._log = (log_level, log_format)
+
+    def prompts(self) -> Prompts:
+        """Makes the prompts of an engine, or of several engines that hold the same model."""
+        return Prompts(TokenizerProcess(partial(self._server.start, process.TOKENIZER)))
+
+    async def launch(self, prompts: PromptMaker | None = None) -> CheckpointEngine:
+        return self.client(*await self._server.start_engine(*self._log), prompts)
+
+    def client(
+        self,
+        engine: EngineProcess,
+        reader: FrameReader,
+        writer: FrameWriter,
+        prompts: PromptMaker | None = None,
+    ) -> CheckpointEngine:
+        """The client of a process that runs here or elsewhere."""
+        return CheckpointEngine(engine, reader, writer, prompts or self.prompts())
+
+
+class CheckpointEngine(Engine):
+    """One running engine process. It holds at most one model; the end of the process gives all its memory back."""
+
+    def __init__(
+        self,
+        engine: EngineProcess,
+        reader: FrameReader,
+        writer: FrameWriter,
+        prompts: PromptMaker,
+    ) -> None:
+        super().__init__()
+        self._process = engine
+        self._reader = reader
+        self._writer = writer
+        self._ids = itertools.count(1)
+        self._asks = Asks(self._write)
+        self._streams: dict[int, Mailbox[m.Started | m.Refused | m.Outcome]] = {}
+        self._prompts = prompts
+        self._is_loading = False
+        self._reason: str | None = None
+        self._reading = asyncio.create_task(self._read(), name="engine-reader")
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid
+
+    # ------------------------------------------------------------- commands
+
+    async def load(self, report: Report, *_: Any, **fields: Any) -> m.Loaded:
+        """Raises:
+        Refusal: the refusal of the engine, or ENGINE_UNAVAILABLE when the engine ended.
+        """
+        self._is_loading = True
+
+        def ask(watched: Report) -> Awaitable[m.Event]:
+            return self._ask(lambda i: m.Load(id=i, **fields), watched)
+
+        async with self._prompts.opening(fields["path"], fields["trust_remote_code"]):
+            answer = await preparation.bounded(ask, report, self._process.kill)
+        self._is_loading = False
+        assert isinstance(answer, m.Loaded)
+        self._prompts.serve(answer)
+        return answer
+
+    async def measure(self) -> m.Measured:
+        """The memory of the engine. The answer waits for the forward pass that runs now."""
+        return await self._asked(m.Measure, m.Measured)
+
+    async def inspect(self, source: m.SaeSource) -> m.Claims:
+        return (await self._asked(lambda i: m.Inspect(i, source), m.Inspected)).claims
+
+    async def attach(
+        self,
+        key: str,
+        source: m.SaeSource,
+        layer: int,
+        dtype: str | None = None,
+        check: bool = True,
+    ) -> m.Attached:
+        answer = await self._ask(lambda i: m.Attach(i, key, source, layer, dtype, check))
+        assert isinstance(answer, m.Attached)
+        self.applied[key] = 0
+        return answer
+
+    async def monitor(
+        self, key: str | None, features: list[int] | None = None, top_k: int = 10, contexts: int = 0
+    ) -> None:
+        """Monitor the SAE at `key`; `on_record` is called with each record."""
+        await self._ask(lambda i: m.Monitor(i, key, features, top_k, contexts))
+
+    async def contexts(self, feature: int, k: int) -> m.Contexts:
+        return await self._asked(lambda i: m.ReadContexts(i, feature, k), m.Contexts)
+
+    async def statistics(
+        self, features: list[int] | None = None, metric: str | None = None, k: int = 10
+    ) -> m.Statistics:
+        return await self._asked(lambda i: m.ReadStatistics(i, features, metric, k), m.Statistics)
+
+    async def reset_statistics(self) -> None:
+        await self._ask(m.ResetStatistics)
+
+    async def sense_cluster(self, cluster: m.ArmedCluster | None) -> None:
+        await self._ask(lambda i: m.SenseCluster(i, cluster))
+
+    async def sense_circuits(self, circuits: list[m.ArmedCircuit]) -> None:
+        await self._ask(lambda i: m.SenseCircuits(i, circuits))
+
+    async def explore(
+        self,
+        features: list[int],
+        nearest: int = 0,
+        *,
+        key: str | None = None,
+        source: m.SaeSource | None = None,
+    ) -> m.Explored:
+        return await self._asked(lambda i: m.Explore(i, key, source, features, nearest), m.Explored)
+
+    async def detach(self, key: str) -> None:
+        await self._ask(lambda i: m.Detach(i, key))
+        self.applied.pop(key, None)
+
+    async def steer(self, epoch: int, enabled: bool, values: dict[str, dict[int, float]]) -> None:
+        """Replace the live steering. Returns once the next forward pass uses these values."""
+        await self._ask(lambda i: m.Steer(i, epoch, enabled, values))
+
+    def generate(
+        self,
+        prompts: list[m.Prompt],
+        n: int,
+        sampling: m.Sampling,
+        plan: m.Plan,
+        *,
+        constraint: m.Constraint | None = None,
+        tap: m.Tap | None = None,
+        label: str | None = None,
+        plans: Sequence[m.Plan] = (),
+        client: str = "",
+    ) -> Answers:
+        fields = (n, sampling, plan, constraint, tap, label, list(plans))
+        return self._stream(
+            partial(self._prompts.tokens, prompts, sampling.max_tokens, "prompt"),
+            lambda number, tokens: m.Generate(
+                number, tokens, *fields, self.reported(tokens), client
+            ),
+            len(prompts) * n,
+        )
+
+    def score(
+        self,
+        prompts: list[m.Prompt],
+        temperature: float,
+        top: int | None,
+        allowed: list[int] | None,
+        tap: m.Tap | None = None,
+        echo: m.Echo | None = None,
+        client: str = "",
+    ) -> Answers:
+        fields = (temperature, top, allowed, tap, echo, client)
+        return self._stream(
+            partial(self._prompts.tokens, prompts, echo.max_tokens if echo else 1, "prompt"),
+            lambda number, tokens: m.Score(number, tokens, *fields),
+            len(prompts),
+        )
+
+    def embed(self, prompts: list[m.Text], client: str = "") -> Answers:
+        """Yield Started, then Embedded for each text; see `_stream`."""
+        tokens = partial(self._prompts.tokens, prompts, 0, "input")
+        return self._stream(
+            tokens, lambda number, made: m.Embed(number, made, client), len(prompts)
+        )
+
+    async def spell(self, prompt: m.Text | m.Chat, longest: int) -> Spelling:
+        return await self._prepared(lambda: self._prompts.spell(prompt, longest))
+
+    async def read_back(self, ids: list[int]) -> Spelling:
+        return await self._prepared(lambda: self._prompts.read_back(ids))
+
+    async def stop(self, parting: Refusal | None = None) -> None:
+        """End the process: politely, then by force. One that loads a model, or is stalled, reads no command, so it is
+        ended by force at once. Requests that are still in flight are refused with `parting`.
+        """
+        self._parting = parting
+        if not (self._writer.is_closing() or self._is_loading or self.stalled):
+            self._writer.write(m.frame(m.Stop()))
+            await asyncio.wait([self.ended], timeout=STOP_PATIENCE)
+        if not self.ended.done():
+            self._process.kill()
+        await self.ended
+
+    # ------------------------------------------------------------- heartbeats
+
+    def sign(self) -> Sign:
+        return self._process.sign()
+
+    def stall(self, why: Refusal) -> None:
+        super().stall(why)
+        self._asks.stall(why)
+
+    def lose(self, reason: str) -> None:
+        if not self.ended.done():
+            self._reason = self._reason or (reason if self._process.exitcode is None else None)
+            self._process.kill()
+
+    # ------------------------------------------------------------- inside
+
+    async def _prepared(self, work: Callable[[], Awaitable[Kind]]) -> Kind:
+        """The result of work of the processes that make tokens.
+
+        Raises:
+            Refusal: a refusal of the work; MODEL_NOT_LOADED, ENGINE_UNAVAILABLE.
+        """
+        try:
+            self.must_run()
+            return await work()
+        except Refusal as error:
+            if error.code != "SHUTTING_DOWN":
+                raise
+            # these processes were closed because the engine ended
+            raise self._parting or endings.gone(await self.ended) from None
+
+    async def _stream(
+        self,
+        prompts: Callable[[], Awaitable[list[m.Tokens]]],
+        make: Callable[[int, list[m.Tokens]], m.Command],
+        choices: int,
+    ) -> Answers:
+        """Make the tokens of one request, then yield its events until each choice has ended.
+
+        Closing the iterator early cancels the request in the engine.
+
+        Raises:
+            Refusal: the refusal of the chat template or of the engine; MODEL_NOT_LOADED when the engine had ended
+                before the request, ENGINE_UNAVAILABLE when the engine ended during the request.
+        """
+        tokens = await self._prepared(prompts)
+        number = next(self._ids)
+        events = self._streams[number] = Mailbox[m.Started | m.Refused | m.Outcome]()
+        unfinished = choices
+        try:
+            await self._send(make(number, tokens))
+            while unfinished:
+                event = await events.take()
+                if isinstance(event, m.Refused):
+                    unfinished = 0
+                    raise refusal(event)
+                if not isinstance(event, m.Started) and m.is_last(event):
+                    unfinished -= 1
+                yield event
+        finally:
+            self._streams.pop(number, None)
+            if unfinished:
+                self._write(m.Cancel(number))
+
+    async def _asked(self, make: Callable[[int], m.Command], kind: type[Kind]) -> Kind:
+        answer = await self._ask(make)
+        assert isinstance(answer, kind)
+        return answer
+
+    async def _ask(self, make: Callable[[int], m.Command], report: Report | None = None) -> m.Event:
+        if self._writer.is_closing():
+            raise await self._gone()
+        if self.stalled is not None:
+            raise self.stalled
+        return await self._asks.ask(make(next(self._ids)), report)
+
+    def _write(self, command: m.Command) -> None:
+        if not self._writer.is_closing():
+            self._writer.write(m.frame(command))
+
+    async def _send(self, command: m.Command) -> None:
+        if not self._writer.is_closing():
+            with suppress(ConnectionError):
+                self._write(command)
+                return await self._writer.drain()
+        raise await self._gone()
+
+    async def _gone(self) -> Refusal:
+        """The refusal after the process closed its socket. The process is about to end."""
+        reason = await self.ended
+        return self._parting or endings.gone(reason)
+
+    async def _read(self) -> None:
+        try:
+            while True:
+                header = await self._reader.readexactly(m.LENGTH.size)
+                body = await self._reader.readexactly(m.LENGTH.unpack(header)[0])
+                self._dispatch(m.decode_event(body))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        except msgspec.ValidationError:
+            log.exception("engine_event_unreadable")
+        finally:
+            self._writer.close()
+            try:
+                # a process with a closed socket is ending or stuck, and is of no use any more
+                await self._process.wait(STOP_PATIENCE)
+                self._process.kill()
+                await self._process.wait()
+                await self._prompts.close()
+            finally:
+                # whoever waits for the end must not wait for ever if the event loop cancels this task
+                self._process.kill()
+                self._end(self._reason or self._process.reason())
+
+    def _dispatch(self, event: m.Event) -> None:
+        match event:
+            case m.Stepped():
+                self._applied |= {k: n for k, n in event.applied.items() if k in self.applied}
+                for outcome in event.outcomes:
+                    if (events := self._streams.get(outcome.id)) is not None:
+                        events.put(outcome)
+            case m.Recorded():
+                self.on_record(event)
+            case m.SensedSpans():
+                self.history.remember(event.history, event.reported)
+                self.on_spans(event)
+            case m.SensedEdges():
+                self.on_edges(event)
+            case m.ThreadsChanged() | m.GraphsChanged():
+                self.note(event)
+            case m.Started() | m.Refused() if event.id in self._streams:
+                self._streams[event.id].put(event)
+            case _ if not self._asks.take(event):
+                self.lose("the engine carried out an edit that had been given up")
+
+    def _end(self, reason: str) -> None:
+        self.ended.set_result(reason)
+        gone = self._parting or endings.gone(reason)
+        self._asks.end(gone)
+        for number, events in self._streams.items():
+            events.put(refused(number, gone))

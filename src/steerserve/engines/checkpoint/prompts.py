@@ -1,0 +1,137 @@
+"""Turns the prompts of a request into tokens: conversations are rendered, and texts are tokenized, each in processes of
+their own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, Protocol
+
+from steerserve import messages as m
+from steerserve.engines.checkpoint.tokenizer import TokenizerProcess
+from steerserve.engines.sandbox.templates import Templates
+from steerserve.errors import Refusal
+from steerserve.messages.prompts import check_spelled
+from steerserve.messages.tokenizing import Spelling
+
+
+class PromptMaker(Protocol):
+    """Makes the prompts of requests into tokens."""
+
+    def opening(self, path: str, trust_remote_code: bool) -> AbstractAsyncContextManager[None]: ...
+
+    def serve(self, facts: m.Loaded) -> None: ...
+
+    async def tokens(
+        self, prompts: Sequence[Any], max_tokens: int | None, field: str
+    ) -> list[m.Tokens]: ...
+
+    async def spell(self, prompt: m.Text | m.Chat, longest: int) -> Spelling: ...
+
+    async def read_back(self, ids: list[int]) -> Spelling: ...
+
+    async def close(self) -> None: ...
+
+
+class TokensGiven:
+    """Stands in an engine whose prompts come as tokens, because somebody makes the prompts for several engines that
+    hold the same model. Nothing here waits, so a request reaches such an engine in the step in which it begins."""
+
+    @asynccontextmanager
+    async def opening(self, _path: str, _trust_remote_code: bool) -> AsyncIterator[None]:
+        yield
+
+    def serve(self, facts: m.Loaded) -> None:
+        """Every prompt was checked before."""
+
+    async def tokens(
+        self, prompts: Sequence[Any], _max_tokens: int | None, _field: str
+    ) -> list[m.Tokens]:
+        """The prompts as they are."""
+        return list(prompts)
+
+    async def spell(self, _prompt: m.Text | m.Chat, _longest: int) -> Spelling:
+        raise Refusal("MODEL_NOT_LOADED", "this engine has no tokenizer")
+
+    async def read_back(self, _ids: list[int]) -> Spelling:
+        raise Refusal("MODEL_NOT_LOADED", "this engine has no tokenizer")
+
+    async def close(self) -> None:
+        """Nothing was opened."""
+
+
+class Prompts:
+    """Owns the renderers of the chat template and the tokenizer of one engine."""
+
+    def __init__(self, tokenizer: TokenizerProcess) -> None:
+        self._templates = Templates()
+        self._tokenizer = tokenizer
+        self._facts: m.Loaded | None = None
+
+    @asynccontextmanager
+    async def opening(self, path: str, trust_remote_code: bool) -> AsyncIterator[None]:
+        """Read the tokenizer of a checkpoint folder while the block runs.
+
+        Raises:
+            Refusal: MODEL_LOAD_FAILED when the tokenizer needs more time or memory than it may take, or fails.
+        """
+        opening = asyncio.create_task(self._tokenizer.open(path, trust_remote_code))
+        # the block may fail first, and then nobody waits for the task
+        opening.add_done_callback(lambda done: done.cancelled() or done.exception())
+        try:
+            yield
+            await opening
+        finally:
+            opening.cancel()
+
+    def serve(self, facts: m.Loaded) -> None:
+        """Take the context and the chat template of the loaded model."""
+        self._facts = facts
+
+    async def tokens(
+        self, prompts: Sequence[m.Prompt], max_tokens: int | None, field: str
+    ) -> list[m.Tokens]:
+        """The tokens of the prompts, in their order. Prompts that are tokens already stay as they are: a client has
+        sent tokens, or a fleet has made them. `field` names prompts that are no conversations; `max_tokens` is the
+        number that the request names.
+
+        Raises:
+            Refusal: MODEL_NOT_LOADED, NO_CHAT_TEMPLATE, CONTEXT_LENGTH_EXCEEDED; INVALID_PARAMETER when the template or
+                the tokenizer refuses the prompts; SHUTTING_DOWN after `close`.
+        """
+        made = [prompt for prompt in prompts if isinstance(prompt, m.Tokens)]
+        if made:
+            return made
+        if self._facts is None:
+            raise Refusal("MODEL_NOT_LOADED", "this engine holds no model")
+        written = [prompt for prompt in prompts if not isinstance(prompt, m.Tokens)]
+        texts = await self._templates.texts(written, self._facts.chat_template)
+        context = self._facts.context_length
+        return await self._tokenizer.tokens(texts, context, max_tokens, field)
+
+    async def spell(self, prompt: m.Text | m.Chat, longest: int) -> Spelling:
+        """The text of a prompt, of at most `longest` characters, with its tokens.
+
+        Raises:
+            Refusal: MODEL_NOT_LOADED, NO_CHAT_TEMPLATE, PAYLOAD_TOO_LARGE; INVALID_PARAMETER when the template or the
+                tokenizer refuses the prompt; SHUTTING_DOWN after `close`.
+        """
+        if self._facts is None:
+            raise Refusal("MODEL_NOT_LOADED", "this engine holds no model")
+        (text,) = await self._templates.texts([prompt], self._facts.chat_template)
+        check_spelled(text, longest)
+        return await self._tokenizer.spell(text)
+
+    async def read_back(self, ids: list[int]) -> Spelling:
+        """The text that these tokens stand for.
+
+        Raises:
+            Refusal: INVALID_PARAMETER for an id that is not in the vocabulary; SHUTTING_DOWN after `close`.
+        """
+        return await self._tokenizer.read_back(ids)
+
+    async def close(self) -> None:
+        """End the processes. Requests that wait for them are refused."""
+        await self._templates.close()
+        await self._tokenizer.close()

@@ -1,0 +1,375 @@
+"""Replicas of one model as one engine. See the page of this room (`__init__.py`)."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from steerserve import messages as m
+from steerserve.engines.checkpoint.prompts import PromptMaker
+from steerserve.engines.fleet.editing import Edit, Editing
+from steerserve.engines.fleet.lives import Effects, Launch, Lives
+from steerserve.engines.fleet.reading import Readings
+from steerserve.engines.fleet.replica import Replica
+from steerserve.engines.fleet.requests import FleetRequest, Requests
+from steerserve.engines.fleet.roster import Roster
+from steerserve.engines.fleet.setup import Setup, SharedSae, is_same_sae
+from steerserve.errors import Refusal
+from steerserve.messages import endings
+from steerserve.messages.engine import Answers, Engine, Report
+from steerserve.messages.tokenizing import Spelling
+from steerserve.rules.residency import replicas as rules
+from steerserve.rules.residency.heartbeat import Activity, Bounds, Sign
+
+
+class Fleet(Engine):
+    """N replicas. `ended` is done when no replica serves and none can be started, or after `stop`.
+
+    Args:
+        launch: starts an engine that gets its prompts as tokens (`checkpoint/prompts.TokensGiven`).
+        prompts: makes the prompts of all replicas into tokens; is closed with the fleet.
+        count: the number of replicas.
+        least: the number of replicas without which a load fails.
+        slots: the requests that are meant to run at once on each replica.
+        bounds: the silence after which an engine is ended, and the time of a load.
+        drain_seconds: the time that the requests of a replica have that is taken away.
+        wait_seconds: how long requests and edits wait while no replica serves and none has a place.
+        pause: the seconds before a replica is started again, by the number of failures in a row.
+    """
+
+    def __init__(
+        self,
+        launch: Launch,
+        prompts: PromptMaker,
+        *,
+        count: int,
+        least: int,
+        slots: int,
+        bounds: Bounds,
+        drain_seconds: float,
+        wait_seconds: float,
+        pause: Callable[[int], float] = rules.pause,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__()
+        self._prompts = prompts
+        self._count = count
+        self._least = least
+        self._roster = Roster(
+            lambda view: self.on_replicas(view), self.must_run, slots, wait_seconds
+        )
+        self._editing = Editing(self._roster, self._may_edit, clock)
+        self._reading = Readings(self._roster, self._editing)
+        self._requests = Requests(self._roster, prompts)
+        effects = Effects(self._began, self._left, self._reading.keep, self._finish)
+        self._lives = Lives(
+            launch, self._roster, self._editing, effects, bounds, drain_seconds, pause, clock
+        )
+        self._signs, self._reason = 0, ""
+        self._ending: asyncio.Task[None] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """A fleet is no process."""
+        return None
+
+    @property
+    def applied(self) -> dict[str, int]:
+        """The passes of all replicas, also of those that have ended."""
+        live = [r.running.applied for r in self._roster.replicas if r.engine and not r.is_counted]
+        return {
+            key: self._applied.get(key, 0) + sum(counts.get(key, 0) for counts in live)
+            for key in self._editing.setup.saes
+        }
+
+    @property
+    def threads(self) -> m.ThreadsChanged | None:
+        return self._roster.threads()
+
+    @property
+    def graphs(self) -> m.GraphsChanged | None:
+        return self._roster.graphs()
+
+    # ------------------------------------------------------------- life
+
+    async def load(self, report: Report, *_: Any, **fields: Any) -> m.Loaded:
+        """Load the model on all replicas. Those that fail are tried again later, while at least `least` have loaded.
+
+        Raises:
+            Refusal: too few replicas have loaded the model; the reason of the first that failed.
+        """
+        async with self._prompts.opening(fields["path"], fields["trust_remote_code"]):
+            facts = await self._lives.begin(self._count, self._least, report, fields)
+        self._prompts.serve(facts)
+        return facts
+
+    async def bring(self, path: str, report: Report = lambda _: None) -> None:
+        self.must_run()
+        await self._roster.bring(path, report)
+
+    async def stop(self, parting: Refusal | None = None) -> None:
+        self._parting = self._parting or parting
+        self._finish("the engine processes ended")
+        await asyncio.wait([self.ended])
+
+    def lose(self, reason: str) -> None:
+        for replica in self._roster.replicas:
+            replica.lose(reason)
+        self._finish(reason)
+
+    def must_run(self) -> None:
+        if self._ending is not None and not self.ended.done():
+            raise self._parting or endings.gone(self._reason)
+        super().must_run()
+
+    def stall(self, why: Refusal) -> None:
+        super().stall(why)
+        self._roster.tell()
+
+    def sign(self) -> Sign:
+        """A new sign as long as a replica is alive, or is being started. Where all stand still, the last one."""
+        has_engine = [r for r in self._roster.replicas if r.engine is not None]
+        is_still = has_engine and all(r.running.stalled is not None for r in has_engine)
+        if is_still:
+            return replace(has_engine[0].running.sign(), count=self._signs)
+        self._signs += 1
+        return Sign(Activity.IDLE if self._roster.serving else Activity.LOAD, self._signs)
+
+    def _finish(self, reason: str) -> None:
+        """Begin to end all replicas, and then the fleet. Does not wait."""
+        if self._ending is None and not self.ended.done():
+            self._reason = reason
+            self._ending = asyncio.create_task(self._end(reason), name="fleet-end")
+            self._roster.tell()
+
+    async def _end(self, reason: str) -> None:
+        try:
+            await self._lives.end(self._parting)
+            await self._editing.close()
+            await self._prompts.close()
+        finally:
+            self.ended.set_result(reason)
+            self._roster.tell()
+
+    def _may_edit(self) -> None:
+        """Raises:
+        Refusal: the fleet has ended or is stalled.
+        """
+        self.must_run()
+        if self.stalled is not None:
+            raise self.stalled
+
+    # ------------------------------------------------------------- one replica
+
+    def _began(self, replica: Replica) -> None:
+        engine = replica.running
+        engine.history = self.history
+        engine.on_record = replica.heeded(lambda event: self.on_record(event))
+        engine.on_spans = replica.heeded(lambda event: self.on_spans(event))
+        engine.on_edges = replica.heeded(lambda event: self.on_edges(event))
+
+    def _left(self, replica: Replica) -> None:
+        """The engine of a replica has ended: keep what it has counted, and forget what it held."""
+        if not replica.is_counted:
+            replica.is_counted = True
+            for key, count in replica.running.applied.items():
+                self._applied[key] = self._applied.get(key, 0) + count
+        self._reading.lose(replica.running)
+        self._requests.affinity.forget(replica.number)
+
+    # ------------------------------------------------------------- requests
+
+    def generate(
+        self,
+        prompts: list[m.Prompt],
+        n: int,
+        sampling: m.Sampling,
+        plan: m.Plan,
+        *,
+        constraint: m.Constraint | None = None,
+        tap: m.Tap | None = None,
+        label: str | None = None,
+        plans: Sequence[m.Plan] = (),
+        client: str = "",
+    ) -> Answers:
+        """Run the request on the replica with the least work, see `Requests.stream`."""
+
+        def begin(engine: Engine, tokens: list[Any]) -> Answers:
+            self._reading.note(engine)
+            return engine.generate(
+                tokens,
+                n,
+                sampling,
+                plan,
+                constraint=constraint,
+                tap=tap,
+                label=label,
+                plans=plans,
+                client=client,
+            )
+
+        named = sampling.max_tokens
+        promised = named if named is not None else sampling.default_max_tokens
+        is_seeded = sampling.seed is not None
+        return self._requests.stream(
+            FleetRequest(prompts, "prompt", named, begin, n, promised, is_seeded, label or "")
+        )
+
+    def score(
+        self,
+        prompts: list[m.Prompt],
+        temperature: float,
+        top: int | None,
+        allowed: list[int] | None,
+        tap: m.Tap | None = None,
+        echo: m.Echo | None = None,
+        client: str = "",
+    ) -> Answers:
+        def begin(engine: Engine, tokens: list[Any]) -> Answers:
+            return engine.score(tokens, temperature, top, allowed, tap, echo, client)
+
+        return self._requests.stream(
+            FleetRequest(prompts, "prompt", echo.max_tokens if echo else 1, begin)
+        )
+
+    def embed(self, prompts: list[m.Text], client: str = "") -> Answers:
+        return self._requests.stream(
+            FleetRequest(prompts, "input", 0, lambda engine, tokens: engine.embed(tokens, client))
+        )
+
+    async def spell(self, prompt: m.Text | m.Chat, longest: int) -> Spelling:
+        return await self._spelled(self._prompts.spell(prompt, longest))
+
+    async def read_back(self, ids: list[int]) -> Spelling:
+        return await self._spelled(self._prompts.read_back(ids))
+
+    async def _spelled(self, work: Awaitable[Spelling]) -> Spelling:
+        try:
+            return await work
+        except Refusal:
+            self.must_run()  # the processes that make tokens end with the fleet
+            raise
+
+    # ------------------------------------------------------------- SAEs and steering
+
+    async def attach(
+        self,
+        key: str,
+        source: m.SaeSource,
+        layer: int,
+        dtype: str | None = None,
+        check: bool = True,
+    ) -> m.Attached:
+        def after(setup: Setup, made: m.Attached) -> Setup:
+            return setup.attached(SharedSae(key, source, layer, dtype, check, made))
+
+        return await self._editing.make(
+            Edit(lambda engine: engine.attach(key, source, layer, dtype, check), after, is_same_sae)
+        )
+
+    async def detach(self, key: str) -> None:
+        await self._edit(lambda engine: engine.detach(key), lambda setup: setup.detached(key))
+        self._applied.pop(key, None)
+
+    async def steer(self, epoch: int, enabled: bool, values: dict[str, dict[int, float]]) -> None:
+        await self._edit(
+            lambda engine: engine.steer(epoch, enabled, values),
+            lambda setup: replace(setup, steering=(epoch, enabled, values)),
+        )
+
+    async def inspect(self, source: m.SaeSource) -> m.Claims:
+        return await self._reading.one(lambda engine: engine.inspect(source))
+
+    async def explore(
+        self,
+        features: list[int],
+        nearest: int = 0,
+        *,
+        key: str | None = None,
+        source: m.SaeSource | None = None,
+    ) -> m.Explored:
+        return await self._reading.one(
+            lambda engine: engine.explore(features, nearest, key=key, source=source)
+        )
+
+    # ------------------------------------------------------------- observing
+
+    async def monitor(
+        self, key: str | None, features: list[int] | None = None, top_k: int = 10, contexts: int = 0
+    ) -> None:
+        def after(setup: Setup) -> Setup:
+            if key is None:
+                return replace(setup, monitoring=None)
+            return replace(setup, monitoring=(key, features, top_k, contexts), counted=key)
+
+        await self._edit(lambda engine: engine.monitor(key, features, top_k, contexts), after)
+
+    async def contexts(self, feature: int, k: int) -> m.Contexts:
+        return await self._reading.contexts(feature, k)
+
+    async def statistics(
+        self, features: list[int] | None = None, metric: str | None = None, k: int = 10
+    ) -> m.Statistics:
+        return await self._reading.statistics(features, metric, k)
+
+    async def reset_statistics(self) -> None:
+        await self._edit(lambda engine: engine.reset_statistics(), lambda setup: setup)
+        self._reading.drop()
+
+    async def sense_cluster(self, cluster: m.ArmedCluster | None) -> None:
+        await self._edit(
+            lambda engine: engine.sense_cluster(cluster),
+            lambda setup: replace(setup, cluster=cluster),
+        )
+
+    async def sense_circuits(self, circuits: list[m.ArmedCircuit]) -> None:
+        await self._edit(
+            lambda engine: engine.sense_circuits(circuits),
+            lambda setup: replace(setup, circuits=tuple(circuits)),
+        )
+
+    async def measure(self) -> m.Measured:
+        return await self._reading.measure()
+
+    async def measure_replicas(self) -> Mapping[str, m.Measured]:
+        return await self._reading.measure_replicas()
+
+    async def _edit(self, send: Callable[[Engine], Any], after: Callable[[Setup], Setup]) -> None:
+        await self._editing.make(Edit(send, lambda setup, _: after(setup)))
+
+    # ------------------------------------------------------------- replicas
+
+    def replicas(self) -> tuple[rules.ReplicaView, ...]:
+        return tuple(replica.view() for replica in self._roster.replicas)
+
+    async def resize(self, count: int) -> None:
+        self.must_run()
+        if count < 1:
+            raise Refusal("INVALID_PARAMETER", "a model has at least one replica", param="count")
+        wanted = self._roster.wanted
+        self._count = count
+        places = rules.to_take_away([(r.state, r.rows) for r in wanted], count)
+        for place in places:
+            self._lives.take_away(wanted[place])
+        for _ in range(count - len(wanted)):
+            self._lives.add()
+
+    async def drain(self, name: str) -> None:
+        replica = self._named(name)
+        if not any(other is not replica for other in self._roster.serving):
+            why = "no other replica serves; unload the model, or add a replica first"
+            raise Refusal("REPLICAS_UNAVAILABLE", why)
+        self._lives.take_away(replica)
+
+    async def replace(self, name: str) -> None:
+        self._lives.replace(self._named(name))
+
+    def _named(self, name: str) -> Replica:
+        self.must_run()
+        replica = self._roster.named(name)
+        if replica is None or replica.leaving.is_set():
+            raise Refusal("REPLICA_NOT_FOUND", f"no replica is named {name!r}")
+        return replica

@@ -1,0 +1,182 @@
+"""Gives each request to a replica, and to another one when that replica ends, or stalls, before the answer has
+begun."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+
+from steerserve import messages as m
+from steerserve.engines.checkpoint.prompts import PromptMaker
+from steerserve.engines.fleet.affinity import Affinity, chain
+from steerserve.engines.fleet.replica import Replica
+from steerserve.engines.fleet.roster import Roster
+from steerserve.errors import Refusal
+from steerserve.messages.engine import Answers, Engine
+from steerserve.rules.residency import replicas as rules
+
+log = structlog.get_logger(__name__)
+
+_ENDED = frozenset({"ENGINE_UNAVAILABLE", "MODEL_NOT_LOADED", "SHUTTING_DOWN"})
+"""The codes with which an engine that has ended refuses a request."""
+
+
+@dataclass(frozen=True, slots=True)
+class FleetRequest:
+    """One request.
+
+    Attributes:
+        prompts: its prompts, before they are tokens; `field` names them in a refusal.
+        max_tokens: the number of completion tokens that the request names.
+        begin: starts the request on an engine, with its prompts as tokens.
+        rows: the rows for each prompt.
+        promised: the tokens that each row may write.
+        label: names the request in what an engine records and senses.
+    """
+
+    prompts: Sequence[Any]
+    field: str
+    max_tokens: int | None
+    begin: Callable[[Engine, list[Any]], Answers]
+    rows: int = 1
+    promised: int = 0
+    is_seeded: bool = False
+    label: str = ""
+
+
+class _Overtaken(Exception):
+    """An edit began between the choice of a replica and the beginning of the request on it."""
+
+
+class _Still(Exception):
+    """The engine of a request without an outcome is stalled; the text says for how long."""
+
+
+class Requests:
+    """Owner of the choice of replicas. Which replica holds which beginning of a prompt is in `affinity`. Requests with
+    a seed and requests without one wait at doors of their own, because they need not wait for the same replicas."""
+
+    def __init__(self, roster: Roster, prompts: PromptMaker) -> None:
+        self._roster = roster
+        self._prompts = prompts
+        self._doors = {is_seeded: asyncio.Lock() for is_seeded in (False, True)}
+        self.affinity = Affinity()
+
+    async def stream(self, work: FleetRequest) -> Answers:
+        """The events of one request, from whichever replica runs it. Started is yielded once.
+
+        Raises:
+            Refusal: the refusal of the prompts or of the engine; ENGINE_UNAVAILABLE when the replica ended after a part
+                of the answer, or when the request ended RUNS replicas.
+        """
+        self._roster.check()
+        tokens = await self._tokens(work)
+        links = chain(tokens[0].ids) if tokens else []
+        rows = len(tokens) * work.rows
+        size = work.rows * sum(len(one.ids) + work.promised for one in tokens)
+        runs, is_started, has_outcome = 0, False, False
+        while True:
+            replica = await self._replica(links, is_seeded=work.is_seeded)
+            engine, runs = replica.running, runs + 1
+            self.affinity.note(links, replica.number)
+            replica.given_up.discard(work.label)
+            try:
+                with replica.holding(rows, size, self._roster.turn()):
+                    async with aclosing(work.begin(engine, tokens)) as events:
+                        coming = self._begin(events, replica)
+                        while not has_outcome:
+                            event = await _unless_still(coming, engine)
+                            has_outcome = not isinstance(event, m.Started)
+                            if has_outcome or not is_started:
+                                is_started = True
+                                yield event
+                            if not has_outcome:
+                                coming = anext(events)
+                        async for event in events:
+                            yield event
+                return
+            except _Overtaken:
+                runs -= 1
+                continue
+            except _Still as still:
+                why = str(still)
+                replica.given_up.add(work.label)
+            except Refusal as refusal:
+                if not engine.ended.done() or refusal.code not in _ENDED:
+                    raise
+                why = engine.ended.result()
+            self._roster.check()
+            if not rules.may_run_again(runs, has_outcome=has_outcome):
+                raise _gone(why, has_outcome=has_outcome)
+            log.info("request_runs_again", replica=replica.name, runs=runs)
+
+    async def _begin(self, events: Answers, replica: Replica) -> m.Started | m.Outcome:
+        """The first event. The check of the epoch and the write to the engine are one step, which does not wait.
+
+        Raises:
+            _Overtaken: an edit began since the replica was chosen.
+        """
+        if replica.epoch != self._roster.epoch:
+            raise _Overtaken
+        return await anext(events)
+
+    async def _tokens(self, work: FleetRequest) -> list[m.Tokens]:
+        try:
+            return await self._prompts.tokens(work.prompts, work.max_tokens, work.field)
+        except Refusal as refusal:
+            if refusal.code == "SHUTTING_DOWN":
+                self._roster.check()  # the processes that make tokens end with the fleet
+            raise
+
+    async def _replica(self, links: Sequence[bytes], *, is_seeded: bool) -> Replica:
+        """The replica that gets a request now. Waits while none may, first come first served."""
+        roster = self._roster
+        async with self._doors[is_seeded]:
+            while True:
+                kind = roster.seeded_kind() if is_seeded else None
+                held = self.affinity.held(links)
+                candidates = [r.candidate(held.get(r.number, 0)) for r in roster.replicas]
+                place = rules.choose(candidates, roster.epoch, kind, roster.slots)
+                if place is not None:
+                    return roster.replicas[place]
+                await roster.change_for_work()
+
+
+async def _unless_still(
+    coming: Awaitable[m.Started | m.Outcome], engine: Engine
+) -> m.Started | m.Outcome:
+    """The next event of a request that has no outcome yet. The wait for it ends when the engine is stalled, because
+    another replica can run the request.
+
+    Raises:
+        Refusal: the refusal of the engine.
+        _Still: the engine is stalled.
+    """
+    event = asyncio.ensure_future(coming)
+    still = asyncio.ensure_future(engine.stalling.wait())
+    try:
+        await asyncio.wait({event, still}, return_when=asyncio.FIRST_COMPLETED)
+        if not event.done() and engine.stalled is not None:
+            raise _Still(engine.stalled.message)
+        return await event
+    finally:
+        still.cancel()
+        if not event.done():
+            # the events can be closed only once nobody reads them
+            event.cancel()
+            await asyncio.wait({event})
+
+
+def _gone(reason: str, *, has_outcome: bool) -> Refusal:
+    """The refusal of a request whose replica ended."""
+    what = (
+        "the replica that wrote this answer ended"
+        if has_outcome
+        else "each replica ended that ran this request"
+    )
+    return Refusal("ENGINE_UNAVAILABLE", f"{what} ({reason}); the same request may be sent again")

@@ -1,0 +1,80 @@
+"""One completion, or one text to embed, of a request to a GGUF model, and the events about it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+from steerserve import messages as m
+from steerserve.engines.gguf.server import Chunk
+from steerserve.errors import Refusal
+from steerserve.messages.stops import StopStrings
+
+Events = asyncio.Queue[m.Outcome | Exception]
+"""The outcomes of the rows of a request, or the error that ends it."""
+
+
+@dataclass(slots=True, eq=False)
+class LlamaRow:
+    """One completion or one text to embed: its prompt's tokens, its most new tokens, and whether a client still waits
+    for it."""
+
+    choice: int
+    tokens: list[int]
+    max_tokens: int
+    stops: Sequence[str]
+    is_wanted: bool = True
+    is_sent: bool = False
+    task: asyncio.Task[None] | None = None
+
+    def drop(self) -> None:
+        """Note that no client waits for the row any more. A row that was sent to the server ends with its next token,
+        and only then is its slot free."""
+        self.is_wanted = False
+        if self.task is not None and not self.is_sent:
+            self.task.cancel()
+
+
+async def until_finished(events: Events, choices: int) -> AsyncGenerator[m.Outcome, None]:
+    while choices:
+        event = await events.get()
+        if isinstance(event, Exception):
+            raise event
+        choices -= m.is_last(event)
+        yield event
+
+
+def piece_of(stops: StopStrings, chunk: Chunk, number: int, choice: int) -> m.Piece:
+    """The piece of a choice whose text is certain after one more chunk."""
+    text = stops.push(chunk.text)
+    if stops.is_stopped:
+        return m.Piece(number, choice, text, chunk.count, "stop")
+    if chunk.finish is not None:
+        text += stops.finish()
+    return m.Piece(number, choice, text, chunk.count, chunk.finish)
+
+
+def refuse_unhonoured(
+    n: int,
+    sampling: m.Sampling,
+    plan: m.Plan,
+    constraint: m.Constraint | None,
+    tap: m.Tap | None,
+) -> None:
+    """Refuse the fields that have no effect on a GGUF model. The routes normally refuse them before."""
+    if n != 1:
+        not_honoured("n")
+    if sampling.seed is not None:
+        not_honoured("seed")
+    if constraint is not None:
+        not_honoured("response_format")
+    if tap is not None:
+        not_honoured("return_sae_activations")
+    if isinstance(plan, m.Overlay) and any(plan.values.values()):
+        not_honoured("steering")
+
+
+def not_honoured(field: str) -> NoReturn:
+    raise Refusal("FIELD_NOT_HONOURED", f"{field} is not honoured on a GGUF model", param=field)

@@ -1,0 +1,105 @@
+"""What a node says about itself, and whether it sees the same checkpoint as the control plane."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import socket
+from contextlib import suppress
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import psutil
+
+from steerserve import __version__
+from steerserve.engines import gpus as cards
+from steerserve.engines.remote.checkpoints import own_caches
+from steerserve.rules.residency.gpus import Card
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """One node. Memory is in MiB. A version is None where the package is not installed there. `cards_reason` says why
+    there are no cards, or why some are missing. `caches` are the cache folders that the environment of the node names,
+    by their variables."""
+
+    name: str
+    address: str
+    steerserve: str
+    python: str
+    torch: str | None
+    transformers: str | None
+    cpu: str
+    cores: int
+    total_host_mb: int
+    free_host_mb: int
+    cards: tuple[Card, ...] = ()
+    cards_reason: str | None = None
+    caches: dict[str, str] = field(default_factory=dict)
+
+
+def read_facts(address: str) -> NodeFacts:
+    """The facts of the node that this process runs on, which others reach at `address`. It blocks for milliseconds to
+    seconds."""
+    memory = psutil.virtual_memory()
+    found, reason = cards.read()
+    return NodeFacts(
+        name=socket.gethostname(),
+        address=address,
+        steerserve=__version__,
+        python=platform.python_version(),
+        torch=_version("torch"),
+        transformers=_version("transformers"),
+        cpu=_cpu(),
+        cores=len(os.sched_getaffinity(0)),
+        total_host_mb=memory.total >> 20,
+        free_host_mb=memory.available >> 20,
+        cards=tuple(found),
+        cards_reason=reason,
+        caches=own_caches(),
+    )
+
+
+def checkpoint_seen(path: str) -> str | None:
+    """A digest of the names and sizes of all files below a folder, for a comparison with another node; None where the
+    folder is not there or has no file. Hidden files do not count, because they hold the state of downloads."""
+    lines = sorted(_lines(Path(path)))
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest() if lines else None
+
+
+def why_barred(folder: str, ours: str | None, theirs: str | None) -> str | None:
+    """Why a node must not serve the checkpoint in a folder, as a clause; None if it may. `ours` and `theirs` are the
+    digests of the folder here and there."""
+    if theirs is None:
+        return f"it does not see {folder}"
+    return None if theirs == ours else f"it has other files in {folder}"
+
+
+def _lines(folder: Path) -> list[str]:
+    """The size and name of each file. Links are followed, because a shared folder may hold links into a cache."""
+    lines = []
+    for place, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for name in files:
+            file = Path(place, name)
+            if not name.startswith("."):
+                with suppress(OSError):
+                    lines.append(f"{file.stat().st_size} {file.relative_to(folder).as_posix()}")
+    return lines
+
+
+def _version(package: str) -> str | None:
+    with suppress(PackageNotFoundError):
+        return version(package)
+    return None
+
+
+def _cpu() -> str:
+    """The name of the processor. Linux tells the name in a file only."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

@@ -1,0 +1,1 @@
+"""The live events over Socket.IO."""

@@ -1,0 +1,1 @@
+"""Connections and requests below the routes: the protocol, the guards, streams and clients that leave."""

@@ -1,0 +1,1 @@
+"""What the log looks like, and its newest lines in memory."""

@@ -1,0 +1,212 @@
+"""Commands to the engine. Every command has an `id`, which its answer repeats."""
+
+from __future__ import annotations
+
+from steerserve.messages.sensing import Reported, SenseCircuits, SenseCluster
+from steerserve.messages.values import (
+    Constraint,
+    Echo,
+    Message,
+    Plan,
+    SaeSource,
+    Sampling,
+    Tap,
+    Tokens,
+)
+
+
+class Load(Message, frozen=True):
+    """Load a checkpoint folder; an engine process loads one. A `kv_cache_mb` of 0 derives the size of the KV cache from
+    the free memory; a `prefix_cache_mb` of None derives the size of the kept prefixes from the size of the KV cache.
+    `grammar_cache` is the number of compiled grammars that are kept.
+
+    `devices` is empty where the engine chooses, one device for everything, or the device of each decoder layer.
+    `working_mb` is the memory that passes are expected to take beside weights and KV cache. After
+    `idle_cache_release_s` seconds without work, the engine gives back the memory that it keeps for later tensors; with
+    a value below 0 it never does. A step with a part of a prompt takes about `max_step_ms` milliseconds at most.
+    `seeded_rows` and `cuda_graphs` are the settings of these names.
+    """
+
+    id: int
+    path: str
+    quantization: str
+    trust_remote_code: bool
+    threads: int
+    kv_cache_mb: int
+    min_context: int
+    prefix_cache_mb: int | None = None
+    grammar_cache: int = 32
+    devices: list[str] = []
+    working_mb: int = 0
+    idle_cache_release_s: float = -1.0
+    max_step_ms: float = 200.0
+    seeded_rows: str = "auto"
+    cuda_graphs: str = "off"
+
+
+class Measure(Message, frozen=True):
+    """Read how many bytes the allocator holds on the cards of the model, and how many are reserved beside SAEs."""
+
+    id: int
+
+
+class Inspect(Message, frozen=True):
+    """Read the claims of an SAE checkpoint; no model is needed."""
+
+    id: int
+    source: SaeSource
+
+
+class Attach(Message, frozen=True):
+    """Put an SAE at a layer under `key`; `check` runs the self-check on a short text. `dtype` is the dtype of its
+    matrices (`float32`, `bfloat16`, `float16`); None keeps the dtype of the file."""
+
+    id: int
+    key: str
+    source: SaeSource
+    layer: int
+    dtype: str | None = None
+    check: bool = True
+
+
+class Detach(Message, frozen=True):
+    id: int
+    key: str
+
+
+class Monitor(Message, frozen=True):
+    """Watch the features of the SAE `key` in every generation; with a `key` of None, watch nothing. Only `features` are
+    encoded, or all features where it is None. A record names the `top_k` largest features. The text around the last
+    `contexts` monitored tokens is kept. The statistics and the contexts stay until `ResetStatistics`."""
+
+    id: int
+    key: str | None
+    features: list[int] | None = None
+    top_k: int = 10
+    contexts: int = 0
+
+
+class ReadStatistics(Message, frozen=True):
+    """Read the statistics since the last reset, of `features` or of all features that were active. With a `metric`,
+    only the `k` features with the largest metric are read, ties by index. The metric is `mean`, `max`, `active_ratio`,
+    or `count`, which is the number of tokens at which a feature was active."""
+
+    id: int
+    features: list[int] | None = None
+    metric: str | None = None
+    k: int = 10
+
+
+class ReadContexts(Message, frozen=True):
+    """Read the text around the kept tokens at which `feature` had its `k` largest values."""
+
+    id: int
+    feature: int
+    k: int
+
+
+class ResetStatistics(Message, frozen=True):
+    id: int
+
+
+class Explore(Message, frozen=True):
+    """Read the geometry of the attached SAE `key`, or of the SAE at `source`: facts of each of `features`, and as many
+    neighbours of the first of them as `nearest` says. The neighbours are the features whose decoder directions have the
+    largest cosine with its decoder direction."""
+
+    id: int
+    key: str | None
+    source: SaeSource | None
+    features: list[int]
+    nearest: int = 0
+
+
+class Steer(Message, frozen=True):
+    """Replace the live steering, from the next forward pass on.
+
+    `values` maps the key of an attached SAE (`sae_id@layer`) to feature index -> value.
+    """
+
+    id: int
+    epoch: int
+    enabled: bool
+    values: dict[str, dict[int, float]]
+
+
+class Generate(Message, frozen=True):
+    """Complete each prompt `n` times; choice `prompt * n + i` is completion `i` of the prompt. `plans`, where not
+    empty, has a plan for each prompt in place of `plan`. `label` names the request in records of monitoring and in
+    events of sensing; a request without a label is neither monitored nor sensed. `reported` says what sensing leaves
+    out of the prompts. The rows of each `client` take turns with the rows of other clients at joining the batch."""
+
+    id: int
+    prompts: list[Tokens]
+    n: int
+    sampling: Sampling
+    plan: Plan
+    constraint: Constraint | None = None
+    tap: Tap | None = None
+    label: str | None = None
+    plans: list[Plan] = []
+    reported: Reported | None = None
+    client: str = ""
+
+
+class Score(Message, frozen=True):
+    """Score the candidates for the token after each prompt, unsteered; one choice per prompt.
+
+    The candidates are the tokens `allowed`, or the whole vocabulary. The answer lists all allowed tokens, or the `top`
+    most probable of the vocabulary; where `top` is None it lists none. Logits are divided by `temperature`. With an
+    `echo` the tokens of the prompts are scored too. `client` is as in `Generate`.
+    """
+
+    id: int
+    prompts: list[Tokens]
+    temperature: float
+    top: int | None
+    allowed: list[int] | None = None
+    tap: Tap | None = None
+    echo: Echo | None = None
+    client: str = ""
+
+
+class Embed(Message, frozen=True):
+    """Compute a vector for each text, unsteered. `client` is as in `Generate`."""
+
+    id: int
+    prompts: list[Tokens]
+    client: str = ""
+
+
+class Cancel(Message, frozen=True):
+    """Forget request `id`; no event follows for it."""
+
+    id: int
+
+
+class Stop(Message, frozen=True):
+    """End the process."""
+
+    id: int = 0
+
+
+Command = (
+    Load
+    | Measure
+    | Inspect
+    | Attach
+    | Detach
+    | Monitor
+    | ReadStatistics
+    | ReadContexts
+    | ResetStatistics
+    | SenseCluster
+    | SenseCircuits
+    | Explore
+    | Steer
+    | Generate
+    | Score
+    | Embed
+    | Cancel
+    | Stop
+)

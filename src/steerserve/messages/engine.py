@@ -1,0 +1,330 @@
+"""The methods that the control plane calls on an engine of either kind.
+
+Each engine holds at most one model. The default methods are for an engine whose model has no layers to hook: a method
+that needs an SAE refuses, and a method that takes something away does nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import psutil
+
+from steerserve import messages as m
+from steerserve.errors import Refusal
+from steerserve.messages import endings
+from steerserve.messages.tokenizing import Spelling
+from steerserve.rules.residency.heartbeat import Sign
+from steerserve.rules.residency.replicas import ReplicaView
+from steerserve.rules.sensing.cluster_sensing import History
+
+Report = Callable[[m.Progress], None]
+Answers = AsyncGenerator[m.Started | m.Outcome, None]
+
+
+def no_layers() -> Refusal:
+    """The refusal of everything that needs an SAE."""
+    return Refusal("SAE_INCOMPATIBLE", "a GGUF model has no layers to hook")
+
+
+def one_process() -> Refusal:
+    """The refusal of a change of the replicas, by an engine that is one process."""
+    return Refusal("REPLICAS_UNAVAILABLE", "the resident model is served by one engine process")
+
+
+class Engine(ABC):
+    """One engine. `ended` is done when its process is gone, with the reason as a clause. `on_record` is called with
+    each record of monitoring, `on_spans` and `on_edges` with what was sensed in a choice. `stalled` is the refusal of
+    commands while the engine sends no heartbeat, and `stalling` is set meanwhile. `history` has the tokens that
+    sensing has reported; the replicas of a fleet share one. `node` and `address` name the node where its process runs;
+    None stands for this host. `on_replicas` is called with each replica that came into another state."""
+
+    def __init__(self) -> None:
+        self._applied: dict[str, int] = {}
+        self.on_record: Callable[[m.Recorded], None] = lambda _: None
+        self.on_spans: Callable[[m.SensedSpans], None] = lambda _: None
+        self.on_edges: Callable[[m.SensedEdges], None] = lambda _: None
+        self.on_replicas: Callable[[ReplicaView], None] = lambda _: None
+        self.history = History()
+        self.node: str | None = None
+        self.address: str | None = None
+        self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.stalled: Refusal | None = None
+        self.stalling = asyncio.Event()
+        self._threads: m.ThreadsChanged | None = None
+        self._graphs: m.GraphsChanged | None = None
+        self._parting: Refusal | None = None
+
+    def note(self, change: m.ThreadsChanged | m.GraphsChanged) -> None:
+        """Keep the last change of its kind."""
+        if isinstance(change, m.ThreadsChanged):
+            self._threads = change
+        else:
+            self._graphs = change
+
+    @property
+    def applied(self) -> dict[str, int]:
+        """For each attached SAE, the forward passes in which its steering was added."""
+        return self._applied
+
+    @property
+    def threads(self) -> m.ThreadsChanged | None:
+        """The last change of the number of threads; None where the engine tells none."""
+        return self._threads
+
+    @property
+    def graphs(self) -> m.GraphsChanged | None:
+        """The last change of the way in which decode passes are run; None where the engine tells none."""
+        return self._graphs
+
+    @property
+    @abstractmethod
+    def pid(self) -> int | None:
+        """The id of the process on its node; None where no process runs."""
+
+    @property
+    def local_pid(self) -> int | None:
+        """The id of the process on this host; None for a process of another node, whose id means another process
+        here."""
+        return self.pid if self.node is None else None
+
+    @abstractmethod
+    async def load(self, report: Report, *args: Any, **fields: Any) -> m.Loaded:
+        """Load a model; each kind of engine names its own fields.
+
+        Raises:
+            Refusal: the refusal of the engine; ENGINE_UNAVAILABLE when the engine ended.
+        """
+
+    async def bring(self, path: str, report: Report = lambda _: None) -> None:  # noqa: B027 -- a default
+        """Make the files of a model or an SAE present where the engine reads them. By default they are, because the
+        engine runs on this machine.
+
+        Raises:
+            Refusal: INVALID_LOCAL_PATH where the node of the engine lacks files that are no download of the hub; why
+                it cannot fetch those of a download; what refuses commands once the engine has ended.
+        """
+
+    @abstractmethod
+    async def stop(self, parting: Refusal | None = None) -> None:
+        """End the process: politely, then by force. A process that has ended already is left alone.
+
+        Requests that are still in flight are refused with `parting`.
+        """
+
+    def must_run(self) -> None:
+        """Raises:
+        Refusal: the engine has ended: the `parting` of the stop, else MODEL_NOT_LOADED.
+        """
+        if self.ended.done():
+            raise self._parting or endings.gone_before(self.ended.result())
+
+    # ------------------------------------------------------------- heartbeats
+
+    @abstractmethod
+    def sign(self) -> Sign:
+        """The last heartbeat. It can be read while the engine stands still."""
+
+    def stall(self, why: Refusal) -> None:
+        """The engine sends no heartbeat: commands are refused with `why` from now on. Requests wait on."""
+        self.stalled = why
+        self.stalling.set()
+
+    def wake(self) -> None:
+        """The engine sends heartbeats again."""
+        self.stalled = None
+        self.stalling.clear()
+
+    @abstractmethod
+    def lose(self, reason: str) -> None:
+        """End the process by force, as if it had ended by itself for this reason. Does not wait."""
+
+    # ------------------------------------------------------------- requests
+
+    @abstractmethod
+    def generate(
+        self,
+        prompts: list[m.Prompt],
+        n: int,
+        sampling: m.Sampling,
+        plan: m.Plan,
+        *,
+        constraint: m.Constraint | None = None,
+        tap: m.Tap | None = None,
+        label: str | None = None,
+        plans: Sequence[m.Plan] = (),
+        client: str = "",
+    ) -> Answers:
+        """Yield Started, then the pieces of each choice until its `finish`. Closing the iterator early cancels the
+        request. `client` is the client whose request it is (`rules/clients.py`)."""
+
+    async def score(
+        self,
+        prompts: list[m.Prompt],
+        temperature: float,
+        top: int | None,
+        allowed: list[int] | None,
+        tap: m.Tap | None = None,
+        echo: m.Echo | None = None,
+        client: str = "",
+    ) -> Answers:
+        """Yield Started, then Scored for each prompt. Closing the iterator early cancels the request.
+
+        Raises:
+            Refusal: FIELD_NOT_HONOURED from an engine that gives no log-probabilities.
+        """
+        raise Refusal(
+            "FIELD_NOT_HONOURED", "logprobs is not honoured on a GGUF model", param="logprobs"
+        )
+        yield
+
+    @abstractmethod
+    def embed(self, prompts: list[m.Text], client: str = "") -> Answers:
+        """Yield Started, then Embedded for each text. Closing the iterator early cancels the request."""
+
+    @abstractmethod
+    async def spell(self, prompt: m.Text | m.Chat, longest: int) -> Spelling:
+        """The text of a prompt, of at most `longest` characters, with its tokens.
+
+        Raises:
+            Refusal: NO_CHAT_TEMPLATE, PAYLOAD_TOO_LARGE; INVALID_PARAMETER when the template or the tokenizer refuses
+                the prompt; what refuses commands once the engine has ended.
+        """
+
+    @abstractmethod
+    async def read_back(self, ids: list[int]) -> Spelling:
+        """The text that these tokens stand for.
+
+        Raises:
+            Refusal: INVALID_PARAMETER naming the place of an id that is not in the vocabulary; what refuses commands
+                once the engine has ended.
+        """
+
+    # ------------------------------------------------------------- SAEs
+
+    async def inspect(self, source: m.SaeSource) -> m.Claims:
+        """Read the facts that an SAE checkpoint states about itself."""
+        raise no_layers()
+
+    async def attach(
+        self,
+        key: str,
+        source: m.SaeSource,
+        layer: int,
+        dtype: str | None = None,
+        check: bool = True,
+    ) -> m.Attached:
+        """Put an SAE at a layer under `key`."""
+        raise no_layers()
+
+    async def detach(self, key: str) -> None:  # noqa: B027 -- a default
+        """Take the SAE at `key` away. By default nothing is ever attached, so this does nothing."""
+
+    async def steer(self, epoch: int, enabled: bool, values: dict[str, dict[int, float]]) -> None:
+        """Replace the live steering; returns once the next forward pass uses the values."""
+        if any(values.values()):
+            raise no_layers()
+
+    async def explore(
+        self,
+        features: list[int],
+        nearest: int = 0,
+        *,
+        key: str | None = None,
+        source: m.SaeSource | None = None,
+    ) -> m.Explored:
+        """Read the geometry of features of the attached SAE `key`, or of the SAE at `source`."""
+        raise no_layers()
+
+    # ------------------------------------------------------------- observing
+
+    async def monitor(
+        self, key: str | None, features: list[int] | None = None, top_k: int = 10, contexts: int = 0
+    ) -> None:
+        """Monitor the SAE at `key`; with a `key` of None, monitor nothing. `on_record` is called with each record. The
+        text around the last `contexts` monitored tokens is kept."""
+        raise no_layers()
+
+    async def contexts(self, feature: int, k: int) -> m.Contexts:
+        """Read the kept contexts in which a feature had its `k` largest values."""
+        raise no_layers()
+
+    async def statistics(
+        self, features: list[int] | None = None, metric: str | None = None, k: int = 10
+    ) -> m.Statistics:
+        """Read the statistics that monitoring has counted since the last reset."""
+        raise no_layers()
+
+    async def reset_statistics(self) -> None:  # noqa: B027 -- a default
+        """Clear the statistics. By default nothing is ever counted, so this does nothing."""
+
+    async def sense_cluster(self, cluster: m.ArmedCluster | None) -> None:
+        """Sense this cluster in place of the one before; None senses none. `on_spans` is called with what was sensed
+        in each choice."""
+        if cluster is not None:
+            raise no_layers()
+
+    def reported(self, prompts: Sequence[m.Tokens]) -> m.Reported | None:
+        """What sensing has reported of these prompts already; None while it has reported nothing."""
+        history = self.history
+        if not history.number:
+            return None
+        return m.Reported(history.number, [history.skip(prompt.ids) for prompt in prompts])
+
+    async def sense_circuits(self, circuits: list[m.ArmedCircuit]) -> None:
+        """Sense these circuits and no others. `on_edges` is called with what was sensed in each choice."""
+        if circuits:
+            raise no_layers()
+
+    async def measure(self) -> m.Measured:
+        """The memory of the engine; by default without any figures."""
+        return m.Measured(0)
+
+    async def measure_replicas(self) -> Mapping[str, m.Measured]:
+        """The memory of each replica by its name; none for an engine that is one process."""
+        return {}
+
+    # ------------------------------------------------------------- replicas
+
+    def replicas(self) -> tuple[ReplicaView, ...]:
+        """The replicas that serve the model, in the order of their names. An engine that is one process has none."""
+        return ()
+
+    async def resize(self, count: int) -> None:
+        """Serve with so many replicas from now on. Returns once the change has begun: `on_replicas` tells how it goes
+        on. New replicas are started and restored in the background; replicas that are taken away end after their
+        requests.
+
+        Raises:
+            Refusal: REPLICAS_UNAVAILABLE from an engine that is one process; INVALID_PARAMETER for a count below 1.
+        """
+        raise one_process()
+
+    async def drain(self, name: str) -> None:
+        """Take a replica away after its requests. Returns once it gets no new requests.
+
+        Raises:
+            Refusal: REPLICA_NOT_FOUND; REPLICAS_UNAVAILABLE where no other replica serves, and from an engine that is
+                one process.
+        """
+        raise one_process()
+
+    async def replace(self, name: str) -> None:
+        """Start another replica in the place of this one, which is taken away once the other serves. Returns once the
+        change has begun.
+
+        Raises:
+            Refusal: REPLICA_NOT_FOUND; REPLICAS_UNAVAILABLE from an engine that is one process.
+        """
+        raise one_process()
+
+
+def is_stopped(pid: int | None) -> bool:
+    """Whether the system has stopped the process (SIGSTOP). A process that is gone is not stopped."""
+    with suppress(psutil.Error):
+        return pid is not None and psutil.Process(pid).status() == psutil.STATUS_STOPPED
+    return False

@@ -1,0 +1,359 @@
+"""Events from the engine: answers to commands, and the outcomes of requests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from steerserve.messages.sensing import SensedEdges, SensedSpans, Window
+from steerserve.messages.values import ChatTemplate, Message
+from steerserve.rules.inference.stepping import CudaGraphs, RowSteps, SeededRows
+
+LOADING_WEIGHTS = "loading_weights"
+"""The stage of a load in which the weights are read. The stages before read the configuration and the tokenizer."""
+
+FETCHING_FILES = "fetching_files"
+"""The stage before all others in which a node fetches the files of the model that it lacks. Its time does not count as
+time of the load."""
+
+
+class Progress(Message, frozen=True):
+    """A load reached `stage`; `percent` is 0 to 100."""
+
+    id: int
+    stage: str
+    percent: float
+
+
+class Loaded(Message, frozen=True):
+    """Facts of the loaded model. Sizes are in tokens, features and MiB; `quantization` is the form in which it is held.
+    `site_widths` has the width of every site that an SAE may read and write here, by its name in
+    `rules.sae_sites.SITES`. `row_steps` says whether rows share passes, and `seeded_rows` whether seeded rows
+    do; None where there are none. Engines with the same `probe` compute the same logits, bit for bit; it is empty where
+    this was not tried out. `cuda_graphs` says how decode passes are run; None for a model without such passes."""
+
+    id: int
+    architecture: str
+    parameters: int
+    dtype: str
+    device: str
+    memory_mb: int
+    context_length: int
+    layers: int
+    hidden_size: int
+    vocabulary: int
+    kv_tokens: int
+    kv_bytes_per_token: int
+    chat_template: ChatTemplate | None = None
+    is_embedding_only: bool = False
+    memory_by_device_mb: dict[str, int] = {}
+    gpu_indices: list[int] = []
+    supports_embeddings: bool = True
+    quantization: str = ""
+    site_widths: dict[str, int] = {}
+    row_steps: RowSteps | None = None
+    seeded_rows: SeededRows | None = None
+    probe: str = ""
+    cuda_graphs: CudaGraphs | None = None
+
+
+class DeviceMemory(Message, frozen=True):
+    """Bytes on one device, as the engine measured them. `weights` are the parameters and buffers of the model as they
+    are held, `cache` the keys and values that are allocated, `saes` the attached SAEs. `process` is all that the
+    process of the engine holds there: its resident memory on the host (`cpu`), the memory of its allocator on a card.
+    None is what the engine does not tell."""
+
+    device: str
+    weights: int | None
+    cache: int | None
+    saes: int | None
+    process: int | None
+
+
+class Measured(Message, frozen=True):
+    """Memory in bytes. `devices` has the bytes allocated and reserved on each card (`cuda:N`); it is empty on a host
+    without cards. `kv_reserve` is the memory that the KV cache may still take on all devices; `working` is the memory
+    that a pass takes on one device. `parts` names the parts of the memory on each device of the model and on the host;
+    it is empty without a model."""
+
+    id: int
+    devices: dict[str, tuple[int, int]] = {}
+    kv_reserve: int = 0
+    working: int = 0
+    parts: list[DeviceMemory] = []
+
+
+class Claims(Message, frozen=True):
+    """The facts that an SAE checkpoint states about itself, read from its headers; None where it states nothing.
+
+    `reason` says why the SAE can never be attached (a transcoder, a cross-layer transcoder). `needs` names the
+    overrides without which the SAE cannot be attached (`activation`, ...). `tensors` has the shapes of the tensors.
+    `tensors`, `normalisation` and `dtype` are as stored.
+    """
+
+    format: str
+    architecture: str
+    d_in: int
+    d_sae: int
+    dtype: str
+    hook_name: str | None
+    site: str | None
+    layer: int | None
+    model_name: str | None
+    l0: float | None
+    size_bytes: int
+    normalisation: str = "none"
+    is_centred: bool | None = None
+    reason: str | None = None
+    needs: list[str] = []
+    warnings: list[str] = []
+    tensors: dict[str, list[int]] = {}
+
+
+class Inspected(Message, frozen=True):
+    id: int
+    claims: Claims
+
+
+class Attached(Message, frozen=True):
+    """The facts of an SAE that was attached. `check` holds l0, fvu, residual_norm and decoder norms where the
+    self-check ran. `dtype` is the dtype in which the matrices are kept; `site` is the site that the SAE reads and
+    writes. `is_calibrated` is False where a norm factor is not known."""
+
+    id: int
+    layer_module_path: str
+    memory_mb: int
+    d_in: int
+    d_sae: int
+    warnings: list[str]
+    check: dict[str, float]
+    dtype: str = "float32"
+    site: str = "resid_post"
+    is_calibrated: bool = True
+
+
+class FeatureCount(Message, frozen=True):
+    """One feature over the `count` tokens at which it was observed. `std` is the standard deviation of the population.
+    `active_ratio` is the share of these tokens at which the feature was active (not 0)."""
+
+    feature_idx: int
+    count: int
+    mean: float
+    std: float
+    min: float
+    max: float
+    active_ratio: float
+
+
+class Statistics(Message, frozen=True):
+    """`tokens` is the number of tokens observed since the last reset; `activations` is the number of active features
+    (not 0), summed over these tokens. `lost_requests` are the completions whose tokens are missing, because they ran on
+    replicas that ended by themselves."""
+
+    id: int
+    features: list[FeatureCount]
+    tokens: int
+    activations: int
+    lost_requests: int = 0
+
+
+class FeatureContext(Message, frozen=True):
+    """A monitored token at `position` of a choice, the value of a feature there, and the text around the token. `label`
+    names the request."""
+
+    label: str
+    choice: int
+    position: int
+    activation: float
+    window: Window
+
+
+class Contexts(Message, frozen=True):
+    """The contexts of a feature, the largest value first. `kept` tokens have contexts in all."""
+
+    id: int
+    kept: int
+    contexts: list[FeatureContext]
+
+
+class FeatureFacts(Message, frozen=True):
+    """Norms of one feature's decoder row and encoder column, its threshold (jumprelu) and encoder bias."""
+
+    feature_idx: int
+    decoder_norm: float
+    encoder_norm: float
+    encoder_bias: float
+    threshold: float | None
+
+
+class Explored(Message, frozen=True):
+    """`nearest` has [feature, cosine] of the neighbours, the largest cosine first."""
+
+    id: int
+    features: list[FeatureFacts]
+    nearest: list[tuple[int, float]]
+
+
+class Recorded(Message, frozen=True):
+    """The record of monitoring at the last token of a choice that ended. `position` counts from the beginning of the
+    prompt. `activations` has the active features (not 0), or all features that the target names, as [index, value]: the
+    largest by magnitude first, equals by index, RECORD_MAXIMUM at most. `fired` is the number of active features."""
+
+    id: int
+    label: str
+    key: str
+    choice: int
+    position: int
+    token: int
+    activations: list[tuple[int, float]]
+    top_k: list[tuple[int, float]]
+    fired: int
+
+
+RECORD_MAXIMUM = 1000
+
+
+class Done(Message, frozen=True):
+    """A command without a result was carried out."""
+
+    id: int
+
+
+class Refused(Message, frozen=True):
+    """The command or request ended with a code of the error table."""
+
+    id: int
+    code: str
+    message: str
+    param: str | None = None
+    details: dict[str, Any] = {}
+
+
+class Started(Message, frozen=True):
+    """Every check that needs the model has passed. `prompt_tokens` has an entry per prompt."""
+
+    id: int
+    prompt_tokens: list[int]
+
+
+class Piece(Message, frozen=True):
+    """New text of one choice. `finish` is None, `stop` or `length`; `tokens` counts the choice's tokens so far."""
+
+    id: int
+    choice: int
+    text: str
+    tokens: int
+    finish: str | None = None
+
+
+class TokenScore(Message, frozen=True):
+    """One candidate for the next token: its text, and its log-probability among the candidates."""
+
+    token: int
+    text: str
+    logprob: float
+
+
+class PromptToken(Message, frozen=True):
+    """One token of a scored prompt: its log-probability after the tokens before it, and the most probable tokens at its
+    place, most probable first, with the token itself as the last where it is none of them. The first token of a prompt
+    follows nothing, so its `logprob` is None."""
+
+    token: int
+    text: str
+    logprob: float | None
+    top: list[TokenScore]
+
+
+class Scored(Message, frozen=True):
+    """One scored prompt: its most probable candidate, and the candidates listed, most probable first. `prompt` has the
+    tokens of the prompt, and is empty where they are not asked for. `prompt_text` is the text of a prompt that came as
+    token ids."""
+
+    id: int
+    choice: int
+    best: TokenScore
+    top: list[TokenScore]
+    prompt: list[PromptToken] = []
+    prompt_text: str = ""
+
+
+class Embedded(Message, frozen=True):
+    """The vector of one text: little-endian float32."""
+
+    id: int
+    choice: int
+    vector: bytes
+
+
+class Reading(Message, frozen=True):
+    """Features at one position, as [index, value]: the largest by magnitude first, equals by index. `text` is the text
+    of the token; empty where the readings are not streamed."""
+
+    position: int
+    token: int
+    features: list[tuple[int, float]]
+    text: str = ""
+
+
+class Activated(Message, frozen=True):
+    """Readings of a tap. All of them come before the end of their choice. With a streamed tap, the readings of a pass
+    come before the piece of text that this pass writes."""
+
+    id: int
+    readings: list[Reading]
+    choice: int = 0
+
+
+Outcome = Piece | Scored | Embedded | Activated
+
+
+class Stepped(Message, frozen=True):
+    """One step of the engine: its outcomes, and for each attached SAE the number of passes in which its steering was
+    added."""
+
+    outcomes: list[Outcome]
+    applied: dict[str, int]
+
+
+class ThreadsChanged(Message, frozen=True):
+    """The engine computes with `threads` threads from now on, and with `most` where no other process takes a
+    processor. It answers no command, so its id is 0."""
+
+    threads: int
+    most: int
+    id: int = 0
+
+
+class GraphsChanged(Message, frozen=True):
+    """Decode passes are run in this way from now on. The event answers no command, so its id is 0."""
+
+    cuda_graphs: CudaGraphs
+    id: int = 0
+
+
+Event = (
+    Progress
+    | Loaded
+    | Measured
+    | Inspected
+    | Attached
+    | Statistics
+    | Contexts
+    | Explored
+    | Recorded
+    | SensedSpans
+    | SensedEdges
+    | Done
+    | Refused
+    | Started
+    | Stepped
+    | ThreadsChanged
+    | GraphsChanged
+)
+
+
+def is_last(event: Outcome) -> bool:
+    """Whether the choice ends with this event."""
+    if isinstance(event, Piece):
+        return bool(event.finish)
+    return isinstance(event, (Scored, Embedded))

@@ -1,0 +1,135 @@
+"""The parts of commands and events: prompts, sampling, steering plans, sources of SAEs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+
+class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Base of every message."""
+
+
+class Text(Message, frozen=True):
+    """A prompt that goes to the model verbatim; `special` adds the tokenizer's special tokens. `is_chat` says that the
+    text is a rendered conversation."""
+
+    text: str
+    special: bool = True
+    is_chat: bool = False
+
+
+class Tokens(Message, frozen=True):
+    """A prompt as token ids, as the engine gets it. `is_chat` says that it was a conversation. `place` is where the
+    client's request has the ids (`prompt[1]`); None where the service has tokenized a text."""
+
+    ids: list[int]
+    is_chat: bool = False
+    place: str | None = None
+
+
+class ChatTemplate(Message, frozen=True):
+    """The chat template of a model, and the texts of the special tokens that templates know by name (`bos_token`)."""
+
+    source: str
+    tokens: dict[str, str] = {}
+
+
+class Chat(Message, frozen=True):
+    """A conversation: role and content of each message, rendered by the model's own template with `variables`. It is
+    rendered before an engine gets it. `client` names who asks (`rules/clients.py`)."""
+
+    messages: list[dict[str, Any]]
+    variables: dict[str, Any] = {}
+    client: str = ""
+
+
+Prompt = Text | Chat | Tokens
+"""A prompt as a client brings it."""
+
+
+class Sampling(Message, frozen=True):
+    """How tokens are chosen. A `repetition_penalty` of 1 does nothing; a `max_tokens` of None takes
+    `default_max_tokens`."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    repetition_penalty: float = 1.0
+    max_tokens: int | None = None
+    default_max_tokens: int = 512
+    stops: list[str] = []
+    seed: int | None = None
+
+
+class Overlay(Message, frozen=True):
+    """Steering of one request in place of the live values, while the live epoch is still `epoch`."""
+
+    epoch: int
+    values: dict[str, dict[int, float]]
+
+
+class Suppressed(Message, frozen=True):
+    """No steering at all, whatever the live values are."""
+
+
+class Follow(Message, frozen=True):
+    """The live steering, forward pass by forward pass."""
+
+
+Plan = Follow | Overlay | Suppressed
+
+
+class Tap(Message, frozen=True):
+    """Activations to read at the attached SAE `key`; `rules/inference/activations` explains the values. With
+    `is_streamed` the readings of a position are sent as soon as the position was read."""
+
+    key: str
+    features: list[int] | None
+    top_k: int
+    positions: str | tuple[int, int]
+    is_before: bool
+    max_entries: int
+    is_streamed: bool = False
+
+
+class Echo(Message, frozen=True):
+    """The tokens of the prompts of a scoring request are scored too. The answer has at most `max_entries` scores.
+    `max_tokens` is 0 where the token after the prompt is not asked for."""
+
+    max_tokens: int
+    max_entries: int
+
+
+class Overrides(Message, frozen=True):
+    """Facts of an SAE that an operator states in place of the facts in its files. A field that is None takes the fact
+    in the files.
+
+    `normalisation` is one of `none`, `layer_norm`, `constant_norm_rescale`, `expected_average_only_in`; `norm_factor`
+    is the scalar c = sqrt(d_in) / E||x|| of `expected_average_only_in`. `site` is a hook name or one of
+    `rules.sae_sites.SITES`.
+    """
+
+    activation: str | None = None
+    k: int | None = None
+    threshold: float | None = None
+    subtract_b_dec: bool | None = None
+    normalisation: str | None = None
+    norm_factor: float | None = None
+    site: str | None = None
+    is_centred: bool | None = None
+
+
+class SaeSource(Message, frozen=True):
+    """An SAE on disk: the folder or the one file `path`. Where the files do not state layer, width or site, these are
+    read from `name`: `owner/repo/path/in/it`, or the path itself."""
+
+    path: str
+    name: str
+    overrides: Overrides = Overrides()
+
+
+class Constraint(Message, frozen=True):
+    """The form of each choice: `schema` is a JSON Schema as JSON text; None allows any JSON object."""
+
+    schema: str | None = None

@@ -1,0 +1,272 @@
+"""The bodies of `/v1` requests: their fields, their validation, and their part of the API description."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    WithJsonSchema,
+)
+
+from steerserve.errors import Refusal
+from steerserve.rules import field_faults
+from steerserve.rules.inference import activations
+from steerserve.rules.steering import live as steering
+from steerserve.rules.steering import request as sae_steering
+
+SEED_MAXIMUM = 2**32 - 1
+COUNT_MAXIMUM = 2**31 - 1
+LOGPROBS_MAXIMUM = 20
+NAME_MAXIMUM = 64
+
+Kind = TypeVar("Kind", bound=BaseModel)
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class Body(BaseModel):
+    """Types are not converted; unknown fields are kept, so that they can be reported."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+
+class ContentPart(Body):
+    """A part of a message's content; only text is understood."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessage(Body):
+    """One message of a conversation."""
+
+    role: Literal["system", "user", "assistant", "tool", "function", "developer"]
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+
+
+Conversation = Annotated[list[ChatMessage], Field(min_length=1)]
+
+
+class StreamOptions(Body):
+    include_usage: bool | None = None
+
+
+class JsonSchema(Body):
+    """A schema in the supported subset; it is enforced whatever `strict` says."""
+
+    name: Annotated[str, Field(min_length=1, max_length=NAME_MAXIMUM)]
+    strict: bool | None = None
+    schema_: Annotated[dict[str, Any] | bool, Field(alias="schema")]
+
+
+class ResponseFormat(Body):
+    """The form that each choice must have."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class Positions(Body):
+    """The positions from `start` up to but without `end`, counted from the beginning of the prompt."""
+
+    start: Annotated[int, Field(ge=0)]
+    end: Annotated[int, Field(ge=1)]
+
+
+class ReturnActivations(Body):
+    """The SAE activations that the answer carries."""
+
+    sae_id: str | None = None
+    layer: Annotated[int, Field(ge=0)] | None = None
+    features: list[int] | None = None
+    top_k: int | None = None
+    positions: Literal["last", "prompt", "completion", "all"] | Positions | None = None
+    read_point: Literal["post_steering", "pre_steering"] | None = None
+    stream_positions: bool | None = None
+
+
+class SteeredFeatureBody(Body):
+    """A feature of an attached SAE, and its value. `sae_id` and `layer` name the SAE where several are attached."""
+
+    index: Annotated[int, Field(ge=0, le=COUNT_MAXIMUM)]
+    value: Annotated[Finite, Field(ge=steering.MINIMUM, le=steering.MAXIMUM)]
+    sae_id: Annotated[str, Field(min_length=1)] | None = None
+    layer: Annotated[int, Field(ge=0, le=COUNT_MAXIMUM)] | None = None
+
+
+class SaeSteeringBody(Body):
+    """The steering of this request. It replaces the live steering, or with the mode `add` is added to it."""
+
+    features: Annotated[list[SteeredFeatureBody], Field(max_length=sae_steering.FEATURES_MAXIMUM)]
+    mode: Literal["replace", "add"] | None = None
+
+
+class Sampled(Body):
+    """The fields that chat and text completions share."""
+
+    model: Annotated[str, Field(min_length=1)]
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    temperature: Annotated[Finite, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[Finite, Field(ge=0, le=1)] | None = None
+    max_tokens: Annotated[int, Field(ge=1, le=COUNT_MAXIMUM)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1, le=COUNT_MAXIMUM)] | None = None
+    stop: str | list[str] | None = None
+    frequency_penalty: Annotated[Finite, Field(ge=-2, le=2)] | None = None
+    presence_penalty: Annotated[Finite, Field(ge=-2, le=2)] | None = None
+    seed: Annotated[int, Field(ge=0, le=SEED_MAXIMUM)] | None = None
+    allowed_token_ids: Annotated[list[int], Field(min_length=1)] | None = None
+    return_tokens_as_token_ids: bool | None = None
+    sae_steering: SaeSteeringBody | None = None
+
+
+_INTENSITY = {
+    "anyOf": [
+        {"type": "number", "minimum": 0, "maximum": 2},
+        {"enum": ["off", "min", "max"]},
+        {"type": "null"},
+    ]
+}
+
+
+class ChatBody(Sampled):
+    """The body of `POST /v1/chat/completions`."""
+
+    messages: Conversation
+    extra_messages: list[Conversation] | None = None
+    n: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=LOGPROBS_MAXIMUM)] | None = None
+    response_format: ResponseFormat | None = None
+    profile: Annotated[str, Field(min_length=1)] | None = None
+    steering_intensity: Annotated[Any, WithJsonSchema(_INTENSITY)] = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_sae_activations: ReturnActivations | None = None
+
+
+def kind_of_prompt(value: Any) -> str:
+    """Which of its forms a prompt has. A list has the form of its first item."""
+    first = value[0] if isinstance(value, list) and value else None
+    if isinstance(first, list):
+        return "id-prompts"
+    if isinstance(first, int | float):
+        return ID_PROMPT
+    return "text-prompts" if isinstance(value, list) else "text-prompt"
+
+
+ID_PROMPT = "id-prompt"
+"""One prompt as the ids of its tokens."""
+
+TokenId = Annotated[int, Field(ge=0, le=COUNT_MAXIMUM)]
+Ids = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
+PromptField = Annotated[
+    Annotated[str, Tag("text-prompt")]
+    | Annotated[list[str], Field(min_length=1, fail_fast=True), Tag("text-prompts")]
+    | Annotated[Ids, Tag(ID_PROMPT)]
+    | Annotated[list[Ids], Field(min_length=1, fail_fast=True), Tag("id-prompts")],
+    Discriminator(kind_of_prompt),
+]
+"""One prompt or several, as texts or as the ids of their tokens."""
+
+
+class CompletionBody(Sampled):
+    """The body of `POST /v1/completions`."""
+
+    prompt: PromptField
+    n: Literal[1] | None = None
+    max_tokens: Annotated[int, Field(ge=0, le=COUNT_MAXIMUM)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=0, le=COUNT_MAXIMUM)] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=LOGPROBS_MAXIMUM)] | None = None
+    echo: bool | None = None
+    add_special_tokens: bool | None = None
+    return_sae_activations: ReturnActivations | None = None
+
+
+class EmbeddingBody(Body):
+    """The body of `POST /v1/embeddings`; inputs are texts, not token ids."""
+
+    model: Annotated[str, Field(min_length=1)]
+    input: Annotated[str, Field(min_length=1)] | Annotated[list[str], Field(min_length=1)]
+    encoding_format: Literal["float", "base64"] | None = None
+
+
+_HEADERS = (
+    ("X-Service-Strict", "`true` refuses fields that are not used."),
+    ("X-Service-Load-Policy", "`refuse` never loads a model; `auto` does."),
+    ("X-Service-Lease", "The id of the client's lease of the resident model."),
+)
+
+
+def validated(kind: type[Kind], raw: dict[str, Any]) -> Kind:
+    """The body of a request.
+
+    Raises:
+        Refusal: naming the location of the first fault.
+    """
+    try:
+        return kind.model_validate(raw)
+    except ValidationError as error:
+        problems = error.errors(include_url=False, include_input=False)
+        # a value of a union has one error for each branch: report the branch that matched deepest, and prefer an error
+        # other than a wrong type
+        first = max(problems, key=lambda p: (len(p["loc"]), not p["type"].endswith("_type")))
+        where = _location(first["loc"])
+        field = where.partition(".")[0]
+        clause = field_faults.described(first)
+        raise Refusal(
+            _CODES.get(field, "INVALID_PARAMETER"),
+            f"{where}: {clause}" if where else f"the body {clause}",
+            param=field if field == "response_format" else where or None,
+        ) from None
+
+
+_CODES = {
+    "response_format": "RESPONSE_FORMAT_UNSUPPORTED",
+    activations.FIELD: "SAE_ACTIVATIONS_REFUSED",
+}
+_PROMPTS = frozenset({"text-prompt", "text-prompts", "id-prompt", "id-prompts"})
+_BRANCHES = frozenset({"str", "constrained-str", "float", "bool", "Positions"}) | _PROMPTS
+"""The names of union branches, which the validator puts into the locations of errors."""
+
+
+def _location(parts: tuple[int | str, ...]) -> str:
+    """`messages[2].content` from a validator's location; union branches are left out."""
+    text = ""
+    for part in parts:
+        if isinstance(part, int):
+            text += f"[{part}]"
+        elif "[" not in part and part not in _BRANCHES:
+            text += f".{part}" if text else part
+    return text
+
+
+@cache
+def documented(kind: type[BaseModel]) -> dict[str, Any]:
+    """The body and the headers of a route for the API description. The route itself reads both from the request."""
+    schema = kind.model_json_schema(ref_template="#/components/schemas/{model}")
+    definitions = schema.pop("$defs", {})
+    inline = _inlined(schema, definitions)
+    return {
+        "requestBody": {"required": True, "content": {"application/json": {"schema": inline}}},
+        "parameters": [
+            {"name": name, "in": "header", "description": text, "schema": {"type": "string"}}
+            for name, text in _HEADERS
+        ],
+    }
+
+
+def _inlined(node: Any, definitions: dict[str, Any]) -> Any:
+    if isinstance(node, dict):
+        if "$ref" in node:
+            return _inlined(definitions[node["$ref"].rpartition("/")[2]], definitions)
+        return {key: _inlined(value, definitions) for key, value in node.items()}
+    if isinstance(node, list):
+        return [_inlined(value, definitions) for value in node]
+    return node

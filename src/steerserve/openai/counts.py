@@ -1,0 +1,108 @@
+"""Bounds on the counts in a `/v1` body. They are checked before the body is validated, because the validation of a long
+list takes seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from steerserve.errors import Refusal
+from steerserve.openai.bodies import ID_PROMPT, kind_of_prompt
+from steerserve.rules.inference import activations, fields
+from steerserve.rules.steering import request as sae_steering
+from steerserve.settings import Settings
+
+FIELDS_MAXIMUM = 1000
+"""Fields of a body, of a message, and of `chat_template_kwargs`."""
+
+PARTS_MAXIMUM = 10_000
+"""Parts of contents in all messages of a request."""
+
+STOP_CHARACTERS = 1000
+"""Characters of a stop string. The end of a text is compared with stop strings at every token."""
+
+
+def check(route: str, body: dict[str, Any], settings: Settings) -> None:
+    """Check the fields that the route reads. A field that the route does not use may be of any length.
+
+    Raises:
+        Refusal: INVALID_PARAMETER for a list, a text or an object that is too long; SAE_ACTIVATIONS_REFUSED for too
+            many features.
+    """
+    _at_most("the body", body, FIELDS_MAXIMUM, "fields")
+    if route == fields.EMBEDDINGS:
+        _at_most("input", body.get("input"), settings.embeddings_max_inputs, "of them")
+        return
+    if route == fields.COMPLETIONS and kind_of_prompt(body.get("prompt")) != ID_PROMPT:
+        _at_most("prompt", body.get("prompt"), settings.max_prompts, "of them")
+    if route == fields.CHAT:
+        extra = body.get("extra_messages")
+        _at_most("extra_messages", extra, settings.max_extra_messages, "conversations")
+        variables = body.get("chat_template_kwargs")
+        _at_most("chat_template_kwargs", variables, FIELDS_MAXIMUM, "variables")
+        _check_messages(body, settings.max_messages)
+    allowed = body.get("allowed_token_ids")
+    _at_most("allowed_token_ids", allowed, settings.scoring_max_entries, "token ids")
+    asked = body.get(activations.FIELD)
+    if isinstance(asked, dict):
+        where, features = f"{activations.FIELD}.features", asked.get("features")
+        limit = settings.sae_activations_max_entries
+        _at_most(where, features, limit, "features", "SAE_ACTIVATIONS_REFUSED")
+    steering = body.get(sae_steering.FIELD)
+    if isinstance(steering, dict):
+        where, limit = f"{sae_steering.FIELD}.features", sae_steering.FEATURES_MAXIMUM
+        _at_most(where, steering.get("features"), limit, "features")
+    _check_stops(body.get("stop"), settings.max_stop_strings)
+
+
+def _at_most(
+    where: str, value: Any, maximum: int, things: str, code: str = "INVALID_PARAMETER"
+) -> None:
+    if isinstance(value, list | dict) and len(value) > maximum:
+        raise Refusal(code, f"{where}: at most {maximum} {things}", param=where)
+
+
+def _check_stops(stops: Any, maximum: int) -> None:
+    _at_most("stop", stops, maximum, "stop strings")
+    for stop in stops if isinstance(stops, list) else [stops]:
+        if isinstance(stop, str) and len(stop) > STOP_CHARACTERS:
+            raise Refusal(
+                "INVALID_PARAMETER",
+                f"stop: at most {STOP_CHARACTERS} characters in a stop string",
+                param="stop",
+            )
+
+
+def _check_messages(body: dict[str, Any], maximum: int) -> None:
+    """The messages of all conversations count together."""
+    messages = parts = 0
+    for where, conversation in _conversations(body):
+        messages += len(conversation)
+        if messages > maximum:
+            raise Refusal(
+                "INVALID_PARAMETER",
+                f"{where}: at most {maximum} messages in all conversations of a request",
+                param=where,
+            )
+        for index, message in enumerate(conversation):
+            if not isinstance(message, dict):
+                continue
+            _at_most(f"{where}[{index}]", message, FIELDS_MAXIMUM, "fields")
+            content = message.get("content")
+            parts += len(content) if isinstance(content, list) else 0
+            if parts > PARTS_MAXIMUM:
+                raise Refusal(
+                    "INVALID_PARAMETER",
+                    f"{where}[{index}].content: at most {PARTS_MAXIMUM} parts in all messages of a request",
+                    param=f"{where}[{index}].content",
+                )
+
+
+def _conversations(body: dict[str, Any]) -> Iterator[tuple[str, list[Any]]]:
+    """The lists of messages in a body, each with its location."""
+    if isinstance(messages := body.get("messages"), list):
+        yield "messages", messages
+    extra = body.get("extra_messages")
+    for index, conversation in enumerate(extra if isinstance(extra, list) else []):
+        if isinstance(conversation, list):
+            yield f"extra_messages[{index}]", conversation

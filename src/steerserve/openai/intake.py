@@ -1,0 +1,232 @@
+"""Reads the body and the headers of a `/v1` request into an intent and the model that the request names.
+
+Every refusal that needs no engine is raised here, in this order: a body that is not JSON, fields that would change the
+output and are not honoured, fields that strict mode refuses, a field of a wrong form, an unknown model, a model that
+cannot do what the request asks, a wrong load policy.
+"""
+
+from __future__ import annotations
+
+import codecs
+import secrets
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
+
+import msgspec
+import structlog
+from starlette.requests import Request
+
+from steerserve.control.models.served import ServedModel, ServedModels
+from steerserve.errors import Refusal
+from steerserve.openai import bodies, counts, shape, values
+from steerserve.openai.values import invalid
+from steerserve.rules import clients, json_size
+from steerserve.rules.inference import activations, fields
+from steerserve.rules.inference.intent import EmbedIntent, GenerateIntent, Intent, ScoreIntent
+from steerserve.rules.models import architecture
+from steerserve.rules.steering import dial
+from steerserve.settings import Settings
+
+log = structlog.get_logger(__name__)
+
+LOCATIONS_LOGGED = 100
+
+_PREFIXES = {fields.CHAT: shape.CHAT.prefix, fields.COMPLETIONS: shape.COMPLETION.prefix}
+"""The prefix of the ids of a route's answers."""
+
+Kind = TypeVar("Kind", bound=Intent)
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted(Generic[Kind]):
+    """A request that has passed every check without the engine: its intent and its model."""
+
+    intent: Kind
+    model: ServedModel
+
+
+class Intake:
+    """Reads requests."""
+
+    def __init__(self, settings: Settings, models: ServedModels) -> None:
+        self._settings = settings
+        self._models = models
+
+    async def chat(self, request: Request) -> Accepted[GenerateIntent | ScoreIntent]:
+        """A chat request."""
+        opened = await self._open(request, fields.CHAT)
+        body, settings = bodies.validated(bodies.ChatBody, opened.body), self._settings
+        prompts = values.conversations(body)
+        n = body.n or 1
+        if n > 1 and body.extra_messages:
+            raise invalid("n", "n above 1 cannot be combined with extra_messages")
+        if not fields.is_scoring(opened.body):
+            values.check_top(body)
+            intent = values.generate(
+                body,
+                settings,
+                opened.body,
+                base=opened.base,
+                prompts=prompts,
+                n=n,
+                profile=body.profile,
+                intensity=dial.parse(body.steering_intensity),
+                constraint=values.constraint(body, settings),
+                template=values.template(body),
+            )
+            return opened.accept(intent)
+        if body.stream:
+            raise invalid("stream", "a scoring request cannot be streamed")
+        if n > 1:
+            raise invalid("n", "a scoring request needs n: 1")
+        if body.response_format is not None:
+            raise values.bad_format("log-probabilities cannot be asked of a constrained choice")
+        fields.check_scoring(fields.changing(opened.body))
+        top = (body.top_logprobs or 0) if body.logprobs else None
+        values.check_top(body)
+        template = values.template(body)
+        scoring = values.score(
+            body,
+            settings,
+            opened.body,
+            base=opened.base,
+            prompts=prompts,
+            top=top,
+            template=template,
+        )
+        return opened.accept(scoring)
+
+    async def completion(self, request: Request) -> Accepted[GenerateIntent | ScoreIntent]:
+        """A text completion request."""
+        opened = await self._open(request, fields.COMPLETIONS)
+        body, settings = bodies.validated(bodies.CompletionBody, opened.body), self._settings
+        prompts = values.prompts(body.prompt)
+        special = body.add_special_tokens is not False
+        if fields.is_scoring(opened.body):
+            fields.check_scoring(fields.changing(opened.body))
+            scoring = values.score(
+                body,
+                settings,
+                opened.body,
+                base=opened.base,
+                prompts=prompts,
+                top=body.logprobs,
+                special=special,
+                is_echoed=bool(body.echo) and body.logprobs is not None,
+            )
+            return opened.accept(scoring)
+        intent = values.generate(
+            body, settings, opened.body, base=opened.base, prompts=prompts, special=special
+        )
+        return opened.accept(intent)
+
+    async def embedding(self, request: Request) -> Accepted[EmbedIntent]:
+        """An embeddings request."""
+        opened = await self._open(request, fields.EMBEDDINGS)
+        body = bodies.validated(bodies.EmbeddingBody, opened.body)
+        texts = values.texts(body.input)
+        for index, text in enumerate(texts):
+            if not text:
+                where = "input" if len(texts) == 1 else f"input[{index}]"
+                raise invalid(where, "an empty text")
+        is_base64 = body.encoding_format == "base64"
+        return opened.accept(EmbedIntent(texts, is_base64, **opened.base))
+
+    async def _open(self, request: Request, route: str) -> _Opened:
+        """The body without the fields whose value asks for no change of the output, and the model that the body
+        names."""
+        raw = await read_json(request)
+        counts.check(route, raw, self._settings)
+        is_strict = fields.is_strict(_header(request, "x-service-strict"))
+        model = await self._model(raw.get("model"))
+        engine = fields.CHECKPOINT if isinstance(model, Refusal) else model.engine
+        fields.check_honoured(route, fields.changing(raw), engine)
+        unused = fields.unused(route, raw)
+        ignored = unused + fields.unused_by(engine, raw)
+        if ignored:
+            log.warning("request_fields_unused", route=route, locations=ignored[:LOCATIONS_LOGGED])
+        if is_strict:
+            fields.check_strict(unused)
+        kept = {
+            name: value
+            for name, value in raw.items()
+            if name not in fields.CHANGING or not fields.means_no_change(name, value)
+        }
+        prefix = _PREFIXES.get(route)
+        base = {
+            "answer_id": f"{prefix}-{secrets.token_hex(12)}" if prefix else "",
+            "ignored": tuple(ignored),
+            "lease": request.headers.get("x-service-lease") or None,
+            "client": clients.client(
+                request.client.host if request.client else None,
+                request.headers.get("authorization"),
+                has_keys=bool(self._settings.api_keys),
+            ),
+        }
+        return _Opened(kept, base, model, _header(request, "x-service-load-policy"))
+
+    async def _model(self, name: object) -> ServedModel | Refusal:
+        """The model of this name, or its refusal, which `accept` raises after every field of the body was checked."""
+        try:
+            return await self._models.resolve(name if isinstance(name, str) else "")
+        except Refusal as refusal:
+            return refusal
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """A request whose body is JSON and has no field that is refused by its name. `base` has the values that every
+    intent has."""
+
+    body: dict[str, Any]
+    base: dict[str, Any]
+    model: ServedModel | Refusal
+    policy: str | None
+
+    def accept(self, intent: Kind) -> Accepted[Kind]:
+        """The request with its intent. Called after every field of the body was checked.
+
+        Raises:
+            Refusal: the name means no model, or the model cannot do what the request asks; INVALID_PARAMETER for a
+                wrong load policy.
+        """
+        if isinstance(self.model, Refusal):
+            raise self.model
+        row = self.model.row
+        if not isinstance(intent, EmbedIntent):
+            activations.check_engine(intent.activations, row.engine)
+            architecture.check_generates(row.name, row.architecture, row.engine)
+        return Accepted(replace(intent, may_load=fields.may_load(self.policy)), self.model)
+
+
+async def read_json(request: Request) -> dict[str, Any]:
+    """The body as a JSON object.
+
+    Raises:
+        Refusal: PAYLOAD_TOO_LARGE for too many values; VALIDATION_ERROR for a media type other than JSON, broken JSON,
+            or JSON that is not an object.
+    """
+    media = (
+        request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    )
+    if media != "application/json" and not media.endswith("+json"):
+        raise Refusal("VALIDATION_ERROR", "send the body as application/json", param="Content-Type")
+    text = (await request.body()).removeprefix(codecs.BOM_UTF8)
+    if json_size.has_more_values(text, json_size.REQUEST_MAXIMUM):
+        raise Refusal(
+            "PAYLOAD_TOO_LARGE", f"the body has more than {json_size.REQUEST_MAXIMUM} values"
+        )
+    try:
+        body = msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise Refusal("VALIDATION_ERROR", f"the body is not valid JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise Refusal("VALIDATION_ERROR", "the body must be a JSON object")
+    return body
+
+
+def _header(request: Request, name: str) -> str | None:
+    """The value of a header. Different values of a header that was sent twice are joined by commas, and the check of
+    that header then refuses the joined text."""
+    values = request.headers.getlist(name)
+    return ", ".join(dict.fromkeys(values)) if values else None

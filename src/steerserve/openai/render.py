@@ -1,0 +1,327 @@
+"""Makes answers from the events of the engine, as chunks of a stream or as one body, and writes refusals in the form of
+the OpenAI API."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import struct
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import structlog
+from starlette.requests import Request
+from starlette.responses import Response
+
+from steerserve.control import retry
+from steerserve.control.inference.generate import (
+    Activated,
+    Embedded,
+    Generation,
+    Outcome,
+    Piece,
+    Reading,
+    Run,
+    Scored,
+    Started,
+)
+from steerserve.control.inference.positions import TextWithReadings, paired
+from steerserve.control.metrics import Metrics
+from steerserve.errors import Refusal
+from steerserve.http.disconnect import Disconnected, unless_disconnected
+from steerserve.http.event_stream import EventStream, event
+from steerserve.openai import headers as service_headers
+from steerserve.openai.chunks import Chunks
+from steerserve.openai.intake import Accepted, Kind
+from steerserve.openai.shape import UNSTEERED, AnswerChoice, AnswerShape, activations
+from steerserve.rules.inference.intent import EmbedIntent, GenerateIntent, ScoreIntent
+from steerserve.settings import Settings
+
+log = structlog.get_logger(__name__)
+DONE = b"data: [DONE]\n\n"
+_json = msgspec.json.Encoder().encode
+
+LabelsOf = Callable[[str], Awaitable[Mapping[int, str]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """The parts of the service that make an answer. `metrics` counts the failures of streams, whose status 200 was sent
+    before; `labels_of` gives the labels of an SAE's features."""
+
+    generation: Generation
+    settings: Settings
+    metrics: Metrics
+    labels_of: LabelsOf
+
+
+async def answer(
+    request: Request,
+    accepted: Accepted[GenerateIntent | ScoreIntent],
+    shape: AnswerShape,
+    door: Door,
+) -> Response:
+    """The response to a generating or scoring request.
+
+    No status is sent before the engine's Started, so that every refusal has its own status. A client that goes away
+    cancels the request, whether it streams, waits for one body, or still queues.
+    """
+    intent = accepted.intent
+
+    async def respond(stack: AsyncExitStack, opened: _Opened) -> Response:
+        base = {
+            "id": intent.answer_id,
+            "created": int(time.time()),
+            "model": opened.run.model_name,
+        }
+        if intent.is_stream:
+            frames = _stream(stack, base, shape, intent, opened, door)
+            return EventStream(frames, stack.aclose, opened.headers)
+        body = await unless_disconnected(request, _fold(base, shape, intent, opened))
+        return await _closed(stack, body, opened)
+
+    return await _answer(request, accepted, door, respond)
+
+
+async def embed(request: Request, accepted: Accepted[EmbedIntent], door: Door) -> Response:
+    """The response to an embeddings request."""
+
+    async def respond(stack: AsyncExitStack, opened: _Opened) -> Response:
+        body = await unless_disconnected(request, _vectors(accepted.intent, opened))
+        return await _closed(stack, body, opened)
+
+    return await _answer(request, accepted, door, respond)
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """A request that the engine has started, the headers of its answer, and its remaining events. `labels` are the
+    labels of the SAE whose activations the request asks for."""
+
+    run: Run
+    started: Started
+    headers: dict[str, str]
+    events: AsyncIterator[Started | Outcome]
+    labels: Mapping[int, str]
+
+
+async def _answer(
+    request: Request,
+    accepted: Accepted[Kind],
+    door: Door,
+    respond: Callable[[AsyncExitStack, _Opened], Awaitable[Response]],
+) -> Response:
+    stack = AsyncExitStack()
+    try:
+        opened = await unless_disconnected(request, _start(stack, accepted, door))
+        return await respond(stack, opened)
+    except Disconnected:
+        await stack.aclose()
+        return Response(status_code=499)
+    except BaseException:
+        await stack.aclose()
+        raise
+
+
+async def _closed(stack: AsyncExitStack, body: dict[str, Any], opened: _Opened) -> Response:
+    await stack.aclose()
+    return Response(_json(body), media_type="application/json", headers=opened.headers)
+
+
+async def _start(stack: AsyncExitStack, accepted: Accepted[Kind], door: Door) -> _Opened:
+    intent = accepted.intent
+    run = await stack.enter_async_context(door.generation.open(intent, accepted.model))
+    events = aiter(run.events)
+    started = await anext(events)
+    assert isinstance(started, Started)
+    headers = service_headers.of(
+        intent,
+        run,
+        limit=door.settings.ignored_fields_header_max_bytes,
+        is_shared=door.settings.enable_continuous_batching,
+    )
+    tapped = run.admitted.tapped
+    labels = await door.labels_of(tapped.sae_id) if tapped else {}
+    return _Opened(run, started, headers, events, labels)
+
+
+async def _fold(
+    base: dict[str, Any], shape: AnswerShape, intent: GenerateIntent | ScoreIntent, opened: _Opened
+) -> dict[str, Any]:
+    choices = [AnswerChoice() for _ in range(intent.choices)]
+    service: dict[str, Any] = {}
+    async for outcome in opened.events:
+        match outcome:
+            case Piece():
+                choices[outcome.choice].take(outcome)
+            case Scored() if isinstance(intent, ScoreIntent):
+                choices[outcome.choice].score(outcome, intent)
+            case Activated():
+                service = _service(intent, opened, outcome.readings)
+    return {
+        "id": base["id"],
+        "object": shape.whole,
+        "created": base["created"],
+        "model": base["model"],
+        "choices": [shape.choice(i, choice, intent) for i, choice in enumerate(choices)],
+        "usage": _usage(opened.started, choices),
+        "system_fingerprint": opened.run.fingerprint,
+        **({"service": service} if service else {}),
+    }
+
+
+async def _stream(
+    stack: AsyncExitStack,
+    base: dict[str, Any],
+    shape: AnswerShape,
+    intent: GenerateIntent | ScoreIntent,
+    opened: _Opened,
+    door: Door,
+) -> AsyncIterator[bytes]:
+    """The server-sent events of an answer: the role, the pieces of text, the finish reason with the usage, `[DONE]`. A
+    failure is sent as an error event before `[DONE]`. Activations have a chunk at the end, or with `stream_positions`
+    each position's are in the chunk of its token."""
+
+    chunks = Chunks(base, shape)
+    is_streamed = intent.activations is not None and intent.activations.is_streamed
+    async with stack:
+        choices = [AnswerChoice() for _ in range(intent.choices)]
+        service: dict[str, Any] = {}
+        if shape.is_chat:
+            for index in range(len(choices)):
+                yield chunks.chunk([shape.opening(index)])
+        try:
+            async for written in paired(opened.events) if is_streamed else opened.events:
+                piece: Started | Outcome | None
+                if isinstance(written, TextWithReadings):
+                    piece, read = written.piece, _read(intent, opened, written.readings)
+                else:
+                    piece, read = written, {}
+                match piece:
+                    case Piece():
+                        index = piece.choice
+                        choices[index].take(piece)
+                        if read:
+                            yield chunks.chunk([shape.delta(index, piece.text, None)], **read)
+                        elif piece.text:
+                            yield chunks.text(index, piece.text)
+                        if piece.finish is None:
+                            continue
+                        end = shape.delta(index, "", piece.finish)
+                    case Scored():
+                        assert isinstance(intent, ScoreIntent)
+                        index = piece.choice
+                        choices[index].score(piece, intent)
+                        end = shape.choice(index, choices[index], intent)
+                    case Activated():
+                        service = _service(intent, opened, piece.readings)
+                        continue
+                    case _:
+                        yield chunks.chunk([], **read)
+                        continue
+                yield chunks.chunk([end], **_ending(opened, choices))
+            if intent.activations is not None and not is_streamed:
+                yield chunks.chunk([], service=service)
+        except Refusal as refusal:
+            yield _failure(refusal, door)
+        except Exception:
+            log.exception("stream_failed")
+            yield _failure(Refusal("INTERNAL_ERROR", "an error inside the service"), door)
+        yield DONE
+
+
+def _ending(opened: _Opened, choices: list[AnswerChoice]) -> dict[str, Any]:
+    """What the chunk with a finish reason has beside it: after the last choice, the usage."""
+    is_over = all(choice.finish for choice in choices)
+    return {"usage": _usage(opened.started, choices)} if is_over else {}
+
+
+def _failure(refusal: Refusal, door: Door) -> bytes:
+    """The event that ends a stream which failed after its 200 was sent."""
+    door.metrics.failed(refusal.code)
+    after = retry.seconds(door.settings, refusal, refusal.row.v1)
+    return event(_json(in_stream(refusal, after)))
+
+
+async def _vectors(intent: EmbedIntent, opened: _Opened) -> dict[str, Any]:
+    vectors: dict[int, msgspec.Raw] = {}
+    async for outcome in opened.events:
+        assert isinstance(outcome, Embedded)
+        vectors[outcome.choice] = _embedding(outcome.vector, intent.is_base64)
+        # other requests are served between two vectors, which are long
+        await asyncio.sleep(0)
+    tokens = sum(opened.started.prompt_tokens)
+    return {
+        "object": "list",
+        "data": [
+            {"object": "embedding", "index": index, "embedding": vectors[index]}
+            for index in sorted(vectors)
+        ],
+        "model": opened.run.model_name,
+        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+    }
+
+
+def _embedding(vector: bytes, is_base64: bool) -> msgspec.Raw:
+    """A vector of float32 as JSON."""
+    if is_base64:
+        return msgspec.Raw(_json(base64.b64encode(vector).decode()))
+    return msgspec.Raw(_json([number for (number,) in struct.iter_unpack("<f", vector)]))
+
+
+def _service(
+    intent: GenerateIntent | ScoreIntent, opened: _Opened, readings: Sequence[Reading]
+) -> dict[str, Any]:
+    asked = intent.activations
+    assert asked is not None
+    read_point = UNSTEERED if isinstance(intent, ScoreIntent) else asked.read_point
+    told = activations(
+        opened.run, readings, read_point, opened.labels, is_streamed=asked.is_streamed
+    )
+    return {"sae_activations": told}
+
+
+def _read(
+    intent: GenerateIntent | ScoreIntent, opened: _Opened, readings: Sequence[Reading]
+) -> dict[str, Any]:
+    """What a chunk has beside its choices: the readings of its token, where there are any."""
+    return {"service": _service(intent, opened, readings)} if readings else {}
+
+
+def _usage(started: Started, choices: list[AnswerChoice]) -> dict[str, int]:
+    prompt, completion = sum(started.prompt_tokens), sum(choice.tokens for choice in choices)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+    }
+
+
+def error_body(refusal: Refusal) -> dict[str, Any]:
+    """A refusal in the form of the OpenAI API. A refusal without details has no field `details`."""
+    row = refusal.row
+    error: dict[str, Any] = {
+        "message": refusal.message,
+        "type": row.v1_type,
+        "code": row.v1_code,
+        "param": refusal.param,
+    }
+    if refusal.details:
+        error["details"] = refusal.details
+    return {"error": error}
+
+
+def error_bytes(refusal: Refusal) -> bytes:
+    return _json(error_body(refusal))
+
+
+def in_stream(refusal: Refusal, retry_after: int | None) -> dict[str, Any]:
+    """The error event of a refusal inside a stream. The headers were sent before, so `retry_after` is a field here."""
+    body = error_body(refusal)
+    if retry_after is not None:
+        body["error"]["retry_after"] = retry_after
+    return body

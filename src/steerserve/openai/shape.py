@@ -1,0 +1,169 @@
+"""How `/v1` writes a choice of a chat or of a text completion, whole or as a delta of a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from steerserve.control.inference.generate import (
+    Piece,
+    PromptToken,
+    Reading,
+    Run,
+    Scored,
+    TokenScore,
+)
+from steerserve.rules.inference.activations import labelled
+from steerserve.rules.inference.intent import GenerateIntent, ScoreIntent
+from steerserve.rules.text_offsets import text_offsets
+
+NOTE = "the last sampled token has no activation: no forward pass reads it"
+UNSTEERED = "unsteered"
+"""The read point of a scoring request."""
+NOTE_SCORED = "a scoring pass reads the prompt only"
+
+
+@dataclass(slots=True)
+class AnswerChoice:
+    """One choice of an answer, as far as the engine has written it."""
+
+    text: list[str] = field(default_factory=list)
+    tokens: int = 0
+    finish: str | None = None
+    scored: Scored | None = None
+
+    def take(self, piece: Piece) -> None:
+        self.text.append(piece.text)
+        self.tokens = piece.tokens
+        self.finish = piece.finish
+
+    def score(self, scored: Scored, intent: ScoreIntent) -> None:
+        """Take the scores of a prompt. The text of a scored choice is its one best token, behind the prompt where the
+        prompt is echoed."""
+        echoed = [_prompt_text(scored, intent)] if intent.is_echoed else []
+        self.text = [*echoed, scored.best.text] if intent.max_tokens else echoed
+        self.tokens = intent.max_tokens
+        self.finish = "length"
+        self.scored = scored
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerShape:
+    """How a route writes its answers: the prefix of ids, the `object` of whole answers and of chunks, chat or text."""
+
+    prefix: str
+    whole: str
+    chunk: str
+    is_chat: bool
+
+    def choice(
+        self, index: int, choice: AnswerChoice, intent: GenerateIntent | ScoreIntent
+    ) -> dict[str, Any]:
+        """A whole choice. Only choices of scoring requests have `logprobs`."""
+        text = "".join(choice.text)
+        if self.is_chat:
+            body: dict[str, Any] = {"message": {"role": "assistant", "content": text}}
+        else:
+            body = {"text": text}
+        entry = {"index": index, **body, "finish_reason": choice.finish}
+        if choice.scored is not None and isinstance(intent, ScoreIntent):
+            entry["logprobs"] = self._logprobs(choice.scored, intent)
+        return entry
+
+    def delta(self, index: int, text: str | msgspec.Raw, finish: str | None) -> dict[str, Any]:
+        if self.is_chat:
+            body: dict[str, Any] = {"delta": {"content": text} if text else {}}
+        else:
+            body = {"text": text}
+        return {"index": index, **body, "finish_reason": finish}
+
+    def opening(self, index: int) -> dict[str, Any]:
+        """The first delta of a chat's choice."""
+        delta = {"role": "assistant", "content": ""}
+        return {"index": index, "delta": delta, "finish_reason": None}
+
+    def _logprobs(self, scored: Scored, intent: ScoreIntent) -> dict[str, Any] | None:
+        if intent.top is None:
+            return None
+        if self.is_chat:
+            top = [_described(score, intent) for score in scored.top[: intent.top]]
+            return {"content": [{**_described(scored.best, intent), "top_logprobs": top}]}
+        prompt = _prompt_text(scored, intent)
+        told: list[TokenScore | PromptToken] = [*scored.prompt]
+        tops: list[dict[str, float] | None] = [
+            None if token.logprob is None else _listed(token.top, intent) for token in scored.prompt
+        ]
+        offsets = text_offsets(prompt, [token.text for token in scored.prompt])
+        if intent.max_tokens:
+            told.append(scored.best)
+            tops.append(_listed(scored.top, intent))
+            offsets.append(len(prompt))
+        return {
+            "tokens": [_key(token, intent) for token in told],
+            "token_logprobs": [token.logprob for token in told],
+            "top_logprobs": tops,
+            "text_offset": offsets,
+        }
+
+
+CHAT = AnswerShape("chatcmpl", "chat.completion", "chat.completion.chunk", is_chat=True)
+COMPLETION = AnswerShape("cmpl", "text_completion", "text_completion", is_chat=False)
+
+
+def activations(
+    run: Run,
+    readings: Sequence[Reading],
+    read_point: str,
+    labels: Mapping[int, str],
+    *,
+    is_streamed: bool,
+) -> dict[str, Any]:
+    """The `sae_activations` object of an answer, or of a chunk whose readings are streamed. A feature without a label
+    has no field `label`."""
+    tapped = run.admitted.tapped
+    assert tapped is not None
+    return {
+        "sae_id": tapped.sae_id,
+        "layer": tapped.layer,
+        "read_point": read_point,
+        "positions": [
+            {
+                "position": reading.position,
+                "token_id": reading.token,
+                **({"text": reading.text} if is_streamed else {}),
+                "features": [labelled(i, value, labels) for i, value in reading.features],
+            }
+            for reading in readings
+        ],
+        **({} if is_streamed else {"note": NOTE_SCORED if read_point == UNSTEERED else NOTE}),
+    }
+
+
+def _prompt_text(scored: Scored, intent: ScoreIntent) -> str:
+    """The text of a prompt that is no conversation."""
+    prompt = intent.prompts[scored.choice]
+    return prompt if isinstance(prompt, str) else scored.prompt_text
+
+
+def _listed(top: Sequence[TokenScore], intent: ScoreIntent) -> dict[str, float]:
+    """The candidates of one place by their keys. The most probable token comes first, so it is the one listed where
+    several tokens have the same text."""
+    listed: dict[str, float] = {}
+    for score in top:
+        listed.setdefault(_key(score, intent), score.logprob)
+    return listed
+
+
+def _key(score: TokenScore | PromptToken, intent: ScoreIntent) -> str:
+    return f"token_id:{score.token}" if intent.is_keyed_by_id else score.text
+
+
+def _described(score: TokenScore, intent: ScoreIntent) -> dict[str, Any]:
+    return {
+        "token": _key(score, intent),
+        "logprob": score.logprob,
+        "bytes": list(score.text.encode()),
+    }

@@ -1,0 +1,297 @@
+"""Makes the values of an intent from the fields of a validated body, and refuses fields that exclude each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+import msgspec
+
+from steerserve.errors import Refusal
+from steerserve.openai import bodies
+from steerserve.rules.inference import activations, intent, schema_subset
+from steerserve.rules.saes.attachment import SaeChoice
+from steerserve.rules.steering import request as sae_steering
+from steerserve.settings import Settings
+
+COLDEST_SCORING = 0.001
+"""The least temperature above 0 that a scoring request may ask for."""
+
+TOKEN_ID_MAXIMUM = 2**31 - 1
+
+
+def conversations(body: bodies.ChatBody) -> tuple[intent.Prompt, ...]:
+    """The conversations of a chat request in the form of chat templates: `messages`, then `extra_messages`."""
+    extra = body.extra_messages or []
+    named = [("messages", body.messages)]
+    named += [(f"extra_messages[{i}]", conversation) for i, conversation in enumerate(extra)]
+    return tuple(
+        tuple(_message(f"{where}[{i}]", message) for i, message in enumerate(conversation))
+        for where, conversation in named
+    )
+
+
+def generate(
+    body: bodies.Sampled,
+    settings: Settings,
+    raw: dict[str, Any],
+    *,
+    prompts: tuple[intent.Prompt, ...],
+    base: dict[str, Any],
+    n: int = 1,
+    special: bool = True,
+    **more: Any,
+) -> intent.GenerateIntent:
+    """The intent to write text. `raw` is the body before its validation. `base` has the values that every intent has,
+    and `more` the values that only chats have.
+
+    Raises:
+        Refusal: a count is over its limit, or two fields exclude each other.
+    """
+    if n > settings.max_choices:
+        raise invalid("n", f"at most {settings.max_choices} choices")
+    if n > 1 and body.stream:
+        raise invalid("n", "n above 1 cannot be streamed")
+    stops = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
+    if "" in stops:
+        raise invalid("stop", "an empty stop string")
+    max_tokens = _max_tokens(body)
+    if max_tokens == 0:
+        named = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+        raise invalid(named, "at least 1; only echo with logprobs takes 0")
+    sampling = intent.SamplingParameters(
+        temperature=1.0 if body.temperature is None else body.temperature,
+        top_p=1.0 if body.top_p is None else body.top_p,
+        repetition_penalty=intent.repetition_penalty(
+            body.frequency_penalty or 0.0, body.presence_penalty or 0.0
+        ),
+        max_tokens=max_tokens,
+        stops=stops,
+        seed=body.seed,
+        has_penalty=bool(body.frequency_penalty or body.presence_penalty),
+    )
+    return intent.GenerateIntent(
+        prompts=prompts,
+        sampling=sampling,
+        n=n,
+        is_stream=bool(body.stream),
+        has_special=special,
+        steering=_steering(body),
+        activations=_activations(body, raw, len(prompts), n, settings),
+        **more,
+        **base,
+    )
+
+
+def score(
+    body: bodies.Sampled,
+    settings: Settings,
+    raw: dict[str, Any],
+    *,
+    prompts: tuple[intent.Prompt, ...],
+    top: int | None,
+    base: dict[str, Any],
+    special: bool = True,
+    template: Mapping[str, Any] | None = None,
+    is_echoed: bool = False,
+) -> intent.ScoreIntent:
+    """The intent to score the next token. The parameters mean the same as those of `generate`.
+
+    Raises:
+        Refusal: a scoring request does not accept the value of a field.
+    """
+    max_tokens = _max_tokens(body)
+    if max_tokens != 1 and not (is_echoed and max_tokens == 0):
+        needed = "1, or 0 with echo" if is_echoed else "1"
+        raise invalid("max_tokens", f"a scoring request needs max_tokens: {needed}")
+    if is_echoed and body.allowed_token_ids is not None:
+        raise invalid("echo", "cannot be combined with allowed_token_ids")
+    temperature = 1.0 if body.temperature is None else body.temperature
+    if 0 < temperature < COLDEST_SCORING:
+        raise invalid("temperature", f"a scoring request needs 0 or at least {COLDEST_SCORING}")
+    allowed = body.allowed_token_ids
+    _check_allowed(
+        allowed or (), len(prompts) if top is not None else 1, settings.scoring_max_entries
+    )
+    return intent.ScoreIntent(
+        prompts=prompts,
+        temperature=temperature,
+        top=top,
+        allowed=None if allowed is None else tuple(dict.fromkeys(allowed)),
+        is_keyed_by_id=bool(body.return_tokens_as_token_ids),
+        has_special=special,
+        seed=body.seed,
+        is_stream=bool(body.stream),
+        template=template,
+        activations=_activations(body, raw, len(prompts), 1, settings),
+        is_echoed=is_echoed,
+        max_tokens=max_tokens,
+        **base,
+    )
+
+
+def _check_allowed(allowed: Sequence[int], prompts: int, maximum: int) -> None:
+    """Raises:
+    Refusal: INVALID_SCORING_REQUEST for an id that no vocabulary has; INVALID_PARAMETER when the answer would list too
+        many tokens.
+    """
+    for token in allowed:
+        if not 0 <= token <= TOKEN_ID_MAXIMUM:
+            raise Refusal(
+                "INVALID_SCORING_REQUEST",
+                f"token id {token} is outside the vocabulary",
+                param="allowed_token_ids",
+            )
+    if len(set(allowed)) * prompts > maximum:
+        raise invalid(
+            "allowed_token_ids",
+            f"the answer would list {len(set(allowed))} tokens for each of {prompts} prompts; at most {maximum} in all",
+        )
+
+
+def _activations(
+    body: bodies.Sampled, raw: dict[str, Any], prompts: int, n: int, settings: Settings
+) -> activations.Activations | None:
+    asked = raw.get(activations.FIELD)
+    if asked is None:
+        return None
+    parsed = activations.parse(asked, settings.sae_activations_max_top_k)
+    if n > 1:
+        raise Refusal(
+            "SAE_ACTIVATIONS_REFUSED", f"{activations.FIELD} needs n: 1", param=activations.FIELD
+        )
+    if prompts > 1:
+        raise Refusal(
+            "SAE_ACTIVATIONS_REFUSED",
+            f"{activations.FIELD} needs one prompt, and no extra_messages",
+            param=activations.FIELD,
+        )
+    return replace(parsed, is_streamed=parsed.is_streamed and bool(body.stream))
+
+
+def _steering(body: bodies.Sampled) -> sae_steering.RequestSteering | None:
+    """The steering that the request brings itself.
+
+    Raises:
+        Refusal: INVALID_PARAMETER, also where the request names a profile too.
+    """
+    asked = body.sae_steering
+    if asked is None:
+        return None
+    if isinstance(body, bodies.ChatBody) and body.profile is not None:
+        raise invalid(sae_steering.FIELD, "cannot be combined with profile")
+    features = tuple(
+        sae_steering.SteeredFeature(one.index, one.value, SaeChoice(one.sae_id, one.layer))
+        for one in asked.features
+    )
+    return sae_steering.check(sae_steering.RequestSteering(features, asked.mode == "add"))
+
+
+def constraint(body: bodies.ChatBody, settings: Settings) -> intent.OutputConstraint | None:
+    """The constraint that `response_format` asks for.
+
+    Raises:
+        Refusal: RESPONSE_FORMAT_UNSUPPORTED for a field that cannot be combined with `response_format`, and for a
+            schema outside of the supported subset.
+    """
+    wanted = body.response_format
+    if wanted is None or wanted.type == "text":
+        return None
+    if body.stream:
+        raise bad_format("a constrained answer cannot be streamed, because it is validated whole")
+    if body.stop:
+        raise bad_format("stop cannot be combined with it")
+    if settings.enable_continuous_batching:
+        raise bad_format("this server runs continuous batching, which does not constrain")
+    if wanted.type == "json_object":
+        return intent.OutputConstraint()
+    if wanted.json_schema is None:
+        raise bad_format("json_schema is missing")
+    schema_subset.check(wanted.json_schema.schema_)
+    return intent.OutputConstraint(
+        wanted.json_schema.name, wanted.json_schema.schema_, is_schema=True
+    )
+
+
+_RESERVED = frozenset(
+    "self messages conversation chat_template tools documents tokenize add_generation_prompt continue_final_message "
+    "padding truncation max_length return_tensors return_dict return_assistant_tokens_mask tokenizer_kwargs".split()
+)
+"""Names that a client may not pass to a template: the service sets these variables itself. `chat_template` is among
+them, because a template is code."""
+
+
+def template(body: bodies.ChatBody) -> Mapping[str, Any] | None:
+    """The client's own variables of the chat template.
+
+    Raises:
+        Refusal: INVALID_PARAMETER for a variable that a client may not set, and for numbers beyond 64 bits.
+    """
+    for name, value in (body.chat_template_kwargs or {}).items():
+        if name in _RESERVED or not name.isidentifier():
+            raise invalid(f"chat_template_kwargs.{name}", "not a variable of the template")
+        try:
+            msgspec.msgpack.encode(value)
+        except (OverflowError, RecursionError):
+            raise invalid(f"chat_template_kwargs.{name}", "a number too large") from None
+    return body.chat_template_kwargs or None
+
+
+def check_top(body: bodies.ChatBody) -> None:
+    """Raises:
+    Refusal: INVALID_PARAMETER for `top_logprobs` without `logprobs`.
+    """
+    if body.top_logprobs is not None and not body.logprobs:
+        raise invalid("top_logprobs", "needs logprobs: true")
+
+
+def _max_tokens(body: bodies.Sampled) -> int | None:
+    named = {body.max_tokens, body.max_completion_tokens} - {None}
+    if len(named) > 1:
+        raise Refusal(
+            "INVALID_PARAMETER",
+            f"max_tokens is {body.max_tokens} and max_completion_tokens is {body.max_completion_tokens}; "
+            "send one of them",
+            param="max_completion_tokens",
+        )
+    return named.pop() if named else None
+
+
+def texts(value: str | list[str]) -> tuple[str, ...]:
+    """A field that holds one text or a list of texts, as a tuple."""
+    return (value,) if isinstance(value, str) else tuple(value)
+
+
+def prompts(value: str | list[str] | list[int] | list[list[int]]) -> tuple[intent.Prompt, ...]:
+    """The prompts of a text completion: texts, or the ids of their tokens."""
+    if isinstance(value, str):
+        return (value,)
+    if bodies.kind_of_prompt(value) == bodies.ID_PROMPT:
+        return (intent.TokenIds(tuple(cast("list[int]", value)), "prompt"),)
+    return tuple(
+        one if isinstance(one, str) else intent.TokenIds(tuple(one), f"prompt[{place}]")
+        for place, one in enumerate(cast("list[str | list[int]]", value))
+    )
+
+
+def _message(where: str, message: bodies.ChatMessage) -> Mapping[str, Any]:
+    """A message in the form of chat templates: role, text content, and the name where the message has one."""
+    content = message.content
+    if content is None and message.role != "assistant":
+        raise invalid(f"{where}.content", "a message needs content")
+    if isinstance(content, list):
+        content = "".join(part.text for part in content)
+    return intent.message(message.role, content or "", message.name)
+
+
+def invalid(param: str, why: str) -> Refusal:
+    """The refusal of a field's value."""
+    return Refusal("INVALID_PARAMETER", f"{param}: {why}", param=param)
+
+
+def bad_format(why: str) -> Refusal:
+    """The refusal of a `response_format`."""
+    return Refusal(
+        "RESPONSE_FORMAT_UNSUPPORTED", f"response_format: {why}", param="response_format"
+    )

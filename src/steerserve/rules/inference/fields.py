@@ -1,0 +1,291 @@
+"""Which request fields each `/v1` route honours, refuses or ignores, and how its headers are read.
+
+A field that would change the output and cannot be honoured is refused before any model is loaded, unless its value asks
+for no change. Every other field that a route does not use is ignored and reported; strict mode refuses it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+from urllib.parse import quote
+
+from steerserve.errors import Refusal
+from steerserve.rules.inference import activations
+from steerserve.rules.steering import request as sae_steering
+
+CHAT = "chat"
+COMPLETIONS = "completions"
+EMBEDDINGS = "embeddings"
+CHECKPOINT = "checkpoint"
+GGUF = "gguf"
+
+_CHAT = (CHAT, CHECKPOINT)
+_CHAT_GGUF = (CHAT, GGUF)
+_TEXT = (COMPLETIONS, CHECKPOINT)
+_TEXT_GGUF = (COMPLETIONS, GGUF)
+
+CHANGING: dict[str, frozenset[tuple[str, str]]] = {
+    "logprobs": frozenset({_CHAT, _TEXT}),
+    "allowed_token_ids": frozenset({_CHAT, _TEXT}),
+    "top_logprobs": frozenset({_CHAT}),
+    "response_format": frozenset({_CHAT}),
+    "seed": frozenset({_CHAT, _TEXT}),
+    "n": frozenset({_CHAT}),
+    "max_completion_tokens": frozenset({_CHAT, _CHAT_GGUF, _TEXT, _TEXT_GGUF}),
+    "profile": frozenset({_CHAT}),
+    "steering_intensity": frozenset({_CHAT}),
+    "steering": frozenset(),
+    sae_steering.FIELD: frozenset({_CHAT, _TEXT}),
+    "dimensions": frozenset(),
+    "tools": frozenset(),
+    "tool_choice": frozenset(),
+    "logit_bias": frozenset(),
+}
+"""Field that changes the output -> the pairs of route and engine that honour the field. Every other pair refuses it."""
+
+_SAMPLING = frozenset(
+    "model stream stream_options temperature top_p max_tokens stop frequency_penalty presence_penalty".split()
+)
+_SPECIAL = "add_special_tokens"
+_ECHO = "echo"
+"""This field asks for the log-probabilities of the prompt, so it is unused in a request without log-probabilities."""
+
+READ: dict[str, frozenset[str]] = {
+    CHAT: _SAMPLING
+    | {"messages", "extra_messages", "chat_template_kwargs", "return_tokens_as_token_ids"}
+    | {activations.FIELD},
+    COMPLETIONS: _SAMPLING
+    | {"prompt", "add_special_tokens", "return_tokens_as_token_ids", _ECHO, activations.FIELD},
+    EMBEDDINGS: frozenset({"model", "input", "encoding_format"}),
+}
+"""Route -> the fields that it reads beside those of `CHANGING`."""
+
+_IDLE_IN_SCORING: tuple[tuple[str, tuple[Any, ...]], ...] = (
+    ("top_p", (1,)),
+    ("stop", ([],)),
+    ("frequency_penalty", (0,)),
+    ("presence_penalty", (0,)),
+)
+"""Sampling fields that scoring does not use, each with the values that ask for no change."""
+
+Known = Mapping[str, Any]
+"""Field that is read -> the fields of its value that are read. None means that the value may have any fields."""
+
+_ANY = None
+_MESSAGE: Known = {"role": _ANY, "content": {"type": _ANY, "text": _ANY}, "name": _ANY}
+_FORMAT: Known = {"type": _ANY, "json_schema": {"name": _ANY, "strict": _ANY, "schema": _ANY}}
+_PLAIN_FORMAT: Known = {"type": _ANY}
+_INNER: dict[str, Known] = {
+    "messages": _MESSAGE,
+    "extra_messages": _MESSAGE,
+    "stream_options": {"include_usage": _ANY},
+    "response_format": _FORMAT,
+    sae_steering.FIELD: {
+        "features": {"index": _ANY, "value": _ANY, "sae_id": _ANY, "layer": _ANY},
+        "mode": _ANY,
+    },
+    activations.FIELD: {
+        **dict.fromkeys(activations.FIELDS),
+        "positions": {"start": _ANY, "end": _ANY},
+    },
+}
+
+
+def means_no_change(field: str, value: Any) -> bool:
+    """Whether a value of a field in `CHANGING` asks for no change of the output."""
+    if value is None:
+        return True
+    match field:
+        case "n":
+            return type(value) is int and value == 1
+        case "logprobs":
+            return value is False
+        case "response_format":
+            return bool(value == {"type": "text"})
+        case "tools":
+            return bool(value == [])
+        case "logit_bias":
+            return bool(value == {})
+        case _:
+            return False
+
+
+def changing(body: Mapping[str, Any]) -> tuple[str, ...]:
+    """The fields of a body that ask for a change of the output, in the order of the body."""
+    return tuple(
+        name
+        for name, value in body.items()
+        if name in CHANGING and not means_no_change(name, value)
+    )
+
+
+def check_honoured(route: str, names: Sequence[str], engine: str) -> None:
+    """Raises:
+    Refusal: FIELD_NOT_HONOURED naming every field that the route and the engine do not honour.
+    """
+    refused = [name for name in names if (route, engine) not in CHANGING[name]]
+    if refused:
+        is_for_gguf = any((route, CHECKPOINT) in CHANGING[name] for name in refused)
+        where = "a GGUF model on this route" if is_for_gguf else "this route"
+        is_other = "steering" in refused and (route, engine) in CHANGING[sae_steering.FIELD]
+        instead = f"; send {sae_steering.FIELD} to steer one request" if is_other else ""
+        raise Refusal(
+            "FIELD_NOT_HONOURED",
+            f"{', '.join(refused)}: not honoured by {where}, and would change the output{instead}",
+            param=refused[0],
+            fields=refused,
+        )
+
+
+def unused_by(engine: str, body: Mapping[str, Any]) -> list[str]:
+    """Fields that the route uses and this engine does not. They are reported in the answer, and never refused."""
+    is_idle = engine == GGUF and body.get("chat_template_kwargs")
+    return ["chat_template_kwargs"] if is_idle else []
+
+
+_AS_IDS = "return_tokens_as_token_ids"
+"""This field says how log-probabilities are written, so it is unused in a request without log-probabilities."""
+
+
+_AS_STREAM = "stream_positions"
+"""This part of `return_sae_activations` says how a stream sends activations, so an answer that is not streamed does not
+use it."""
+
+
+def is_scoring(body: Mapping[str, Any]) -> bool:
+    """Whether a body asks for the distribution of the next token instead of text."""
+    return any(name in ("logprobs", "allowed_token_ids") for name in changing(body))
+
+
+def check_scoring(names: Sequence[str]) -> None:
+    """Raises:
+    Refusal: FIELD_NOT_HONOURED naming the fields that ask for steering, because scoring is never steered.
+    """
+    steering = ("profile", "steering_intensity", sae_steering.FIELD)
+    refused = [name for name in names if name in steering]
+    if refused:
+        raise Refusal(
+            "FIELD_NOT_HONOURED",
+            f"{', '.join(refused)}: not honoured on a scoring request, which is never steered",
+            param=refused[0],
+            fields=refused,
+        )
+
+
+def unused(route: str, body: Mapping[str, Any]) -> list[str]:
+    """Locations of the fields that the route does not use."""
+    used, has_logprobs = READ[route], "logprobs" in changing(body)
+    if not has_logprobs and body.get(_ECHO):
+        used -= {_ECHO}
+    locations = [
+        name
+        for name, value in body.items()
+        if name not in used and name not in CHANGING and value is not None
+    ]
+    for field, known in _INNER.items():
+        if field in used or field in CHANGING:
+            locations += list(_unknown(field, body.get(field), known))
+    if is_scoring(body):
+        locations += [
+            name for name, idle in _IDLE_IN_SCORING if body.get(name) not in (None, *idle)
+        ]
+    asked = body.get(activations.FIELD)
+    if activations.FIELD in used and isinstance(asked, Mapping) and not body.get("stream"):
+        locations += [f"{activations.FIELD}.{_AS_STREAM}"] if asked.get(_AS_STREAM) else []
+    if not has_logprobs and _AS_IDS in used and body.get(_AS_IDS):
+        locations.append(_AS_IDS)
+    if route == COMPLETIONS and body.get(_SPECIAL) and _is_in_ids(body.get("prompt")):
+        locations.append(_SPECIAL)
+    return locations
+
+
+def _is_in_ids(prompt: Any) -> bool:
+    """Whether a prompt comes as token ids, which get no special tokens."""
+    return isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], int | list)
+
+
+def _unknown(where: str, value: Any, known: Known) -> Iterator[str]:
+    """Locations of the fields inside a value that nothing reads."""
+    if isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _unknown(f"{where}[{index}]", item, known)
+    elif isinstance(value, Mapping):
+        if known is _FORMAT and value.get("type") != "json_schema":
+            known = _PLAIN_FORMAT
+        for name, inner in value.items():
+            if name in known:
+                if known[name] is not _ANY:
+                    yield from _unknown(f"{where}.{name}", inner, known[name])
+            elif inner is not None:
+                yield f"{where}.{name}"
+
+
+def is_strict(header: str | None) -> bool:
+    """The X-Service-Strict header.
+
+    Raises:
+        Refusal: INVALID_PARAMETER naming the header for any value but true, false, 1 and 0.
+    """
+    if header is None:
+        return False
+    value = header.strip().lower()
+    if value not in ("true", "1", "false", "0"):
+        raise Refusal(
+            "INVALID_PARAMETER",
+            "X-Service-Strict must be true, false, 1 or 0",
+            param="X-Service-Strict",
+        )
+    return value in ("true", "1")
+
+
+def may_load(header: str | None) -> bool:
+    """The X-Service-Load-Policy header: whether the request may load a model.
+
+    Raises:
+        Refusal: INVALID_PARAMETER naming the header for any value but auto and refuse.
+    """
+    policy = "auto" if header is None else header.strip().lower()
+    if policy not in ("auto", "refuse"):
+        raise Refusal(
+            "INVALID_PARAMETER",
+            "X-Service-Load-Policy must be auto or refuse",
+            param="X-Service-Load-Policy",
+        )
+    return policy == "auto"
+
+
+def check_strict(locations: list[str]) -> None:
+    """Raises:
+    Refusal: UNUSED_FIELDS_REFUSED naming every location.
+    """
+    if locations:
+        raise Refusal(
+            "UNUSED_FIELDS_REFUSED",
+            f"strict mode: not used: {', '.join(locations)}",
+            param=locations[0],
+            fields=locations,
+        )
+
+
+_WRITTEN = "".join(set(map(chr, range(0x20, 0x7F))) - set(" %,"))
+"""Characters that the header writes as they are. All others are percent-encoded, so that a comma and a blank always
+separate two locations."""
+
+
+def header_value(locations: Sequence[str], limit: int) -> str:
+    """Locations joined by `, ` in at most `limit` bytes. `+N more` at the end counts the locations that do not fit."""
+    kept: list[str] = []
+    length = 0
+    best = ""
+    for place, location in enumerate((*locations, "")):
+        rest = len(locations) - place
+        more = [f"+{rest} more"] if rest else []
+        if length + sum(map(len, more)) + 2 * (len(more) and bool(kept)) <= limit:
+            best = ", ".join([*kept, *more])
+        encoded = quote(location, safe=_WRITTEN) or '""'
+        length += len(encoded) + (2 if kept else 0)
+        if length > limit:
+            break
+        kept.append(encoded)
+    return best

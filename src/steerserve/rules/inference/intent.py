@@ -1,0 +1,158 @@
+"""Requests for inference as frozen values. The routes pass only these values to the control plane."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from steerserve.rules.inference.activations import Activations
+from steerserve.rules.inference.compare import Sweep
+from steerserve.rules.steering.request import RequestSteering
+
+Conversation = tuple[Mapping[str, Any], ...]
+
+
+def message(role: str, content: str, name: str | None) -> Mapping[str, Any]:
+    """A message in the form of chat templates. Newer clients name the role `developer` that templates name `system`."""
+    named = {} if name is None else {"name": name}
+    return {"role": "system" if role == "developer" else role, "content": content, **named}
+
+
+@dataclass(frozen=True, slots=True)
+class TokenIds:
+    """A prompt as the ids of its tokens. `place` is where the body of the request has them: `prompt[1]`."""
+
+    ids: tuple[int, ...]
+    place: str
+
+
+Prompt = str | TokenIds | Conversation
+"""A text that goes to the model verbatim, its tokens, or the messages of a conversation."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParameters:
+    """How tokens are chosen, with every bound already checked.
+
+    `temperature` 0 is greedy. `top_p` 0 keeps only the most probable token. `repetition_penalty` 1 changes nothing.
+    `has_penalty` says that the request names a penalty, also where its two penalties cancel out.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    repetition_penalty: float = 1.0
+    max_tokens: int | None = None
+    stops: tuple[str, ...] = ()
+    seed: int | None = None
+    has_penalty: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class OutputConstraint:
+    """The form of each choice: a JSON object, or with `is_schema` a document that the schema accepts."""
+
+    name: str | None = None
+    schema: Any = None
+    is_schema: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BaseIntent:
+    """The values that every request has.
+
+    Attributes:
+        answer_id: the id of the answer; empty where the answer has none.
+        ignored: locations of the fields that the service does not use.
+        may_load: whether the request may cause a load of its model.
+        lease: the id of the lease that the client claims to hold, which is a secret.
+        client: the name under which the requests of one client are counted together (`rules/clients.py`).
+    """
+
+    answer_id: str = ""
+    ignored: tuple[str, ...] = ()
+    may_load: bool = True
+    lease: str | None = field(default=None, repr=False)
+    client: str = field(default="", repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateIntent(BaseIntent):
+    """Complete each prompt `n` times, or with a `sweep` once at each of its intensities.
+
+    Attributes:
+        has_special: whether a text gets the tokenizer's special tokens.
+        template: variables for the chat template of conversations.
+    """
+
+    prompts: tuple[Prompt, ...]
+    sampling: SamplingParameters
+    n: int = 1
+    is_stream: bool = False
+    has_special: bool = True
+    template: Mapping[str, Any] | None = None
+    profile: str | None = None
+    intensity: float | str | None = None
+    steering: RequestSteering | None = None
+    constraint: OutputConstraint | None = None
+    activations: Activations | None = None
+    sweep: Sweep | None = None
+
+    @property
+    def choices(self) -> int:
+        return len(self.prompts) * self.n
+
+    @property
+    def seed(self) -> int | None:
+        return self.sampling.seed
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreIntent(BaseIntent):
+    """The distribution of the token after each prompt; nothing is generated.
+
+    `top` is the number of alternatives to list; None means that the answer has no log-probabilities. `allowed` has the
+    ids of the only tokens that may come next; None allows every token. With `is_echoed` the tokens of the prompts are
+    scored too. `max_tokens` is 1, or 0 where an echo has no token after its prompt.
+    """
+
+    prompts: tuple[Prompt, ...]
+    temperature: float = 1.0
+    top: int | None = None
+    allowed: tuple[int, ...] | None = None
+    is_keyed_by_id: bool = False
+    has_special: bool = True
+    template: Mapping[str, Any] | None = None
+    seed: int | None = None
+    is_stream: bool = False
+    activations: Activations | None = None
+    is_echoed: bool = False
+    max_tokens: int = 1
+
+    @property
+    def choices(self) -> int:
+        return len(self.prompts)
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedIntent(BaseIntent):
+    """One vector per text."""
+
+    prompts: tuple[str, ...]
+    is_base64: bool = False
+
+    @property
+    def choices(self) -> int:
+        return len(self.prompts)
+
+
+Intent = GenerateIntent | ScoreIntent | EmbedIntent
+
+
+def repetition_penalty(frequency: float, presence: float) -> float:
+    """The two penalties of the protocol as one repetition penalty (Keskar et al. 2019, arXiv:1909.05858).
+
+    The result is `2 ** ((frequency + presence) / 4)`: 1 when both penalties are 0, 2 when both are 2 (their maximum),
+    1/2 when both are -2 (their minimum). It is always positive.
+    """
+    return float(2.0 ** ((frequency + presence) / 4.0))

@@ -1,0 +1,1 @@
+"""Names, sources, formats and files of models."""

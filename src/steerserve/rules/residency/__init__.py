@@ -1,0 +1,1 @@
+"""Who may use the one model slot, and where a model fits: swaps, leases, locks, memory, placement, replicas."""

@@ -1,0 +1,1 @@
+"""What is read from the activations: monitoring, labels, firings of clusters and circuits."""

@@ -1,0 +1,181 @@
+"""The active profile: how activating and ending a profile edits the live values, and which values the dial scales.
+
+Each edit changes the live values and the active profile together, in one step of the epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from steerserve.errors import Refusal
+from steerserve.rules.saes.attachment import AttachedSae, ClusterChoice, Sae
+from steerserve.rules.steering import cluster
+from steerserve.rules.steering import live as steering
+from steerserve.rules.steering.live import MANUAL, Active, Live, Values
+from steerserve.rules.steering.profile import Profile, site
+
+
+def activate(
+    live: Live,
+    profile_id: str,
+    profile: Profile,
+    attached: Sequence[AttachedSae],
+    *,
+    displaces: bool = True,
+) -> Live:
+    """Steer by a profile. (1) The profile must pass the gate. (2) Each value is multiplied by the profile's intensity
+    and clamped. (3) The values replace those of every owner, circuits included, and steering is switched on. An empty
+    profile clears all values. Without `displaces` the circuits go on serving beside the profile.
+
+    Raises:
+        Refusal: what `gate` raises.
+    """
+    take = steering.take_over if displaces else steering.replace_all
+    if not profile.values:
+        after = take(live, MANUAL, {})
+        active = _active(profile_id, profile, is_applied=True)
+        return steering.mark(live, after, replace(active, authored={}))
+    at = gate(profile_id, profile, attached)  # (1)
+    scaled = scaled_values(profile)  # (2)
+    after = take(live, MANUAL, {at.key: scaled})  # (3)
+    active = _active(profile_id, profile, is_applied=True)
+    return steering.mark(live, after, replace(active, key=at.key, left=after.by(MANUAL)))
+
+
+def redial(live: Live, profile_id: str, profile: Profile) -> Live:
+    """Give the active profile another intensity. Its values replace those of MANUAL. Values of other owners stay, and
+    so does the switch. Nothing changes where the profile is not active or its values were not applied."""
+    active = live.active
+    if active is None or active.profile_id != profile_id or active.key is None:
+        return live
+    after = steering.replace_all(live, MANUAL, {active.key: scaled_values(profile)})
+    after = replace(after, enabled=live.enabled)
+    return steering.mark(live, after, replace(active, left=after.by(MANUAL)))
+
+
+def gate(profile_id: str, profile: Profile, attached: Sequence[Sae]) -> Sae:
+    """The attached SAE that a profile with values steers. (1) There must be one, and (2) the profile must have been
+    made for it. (3) It must have the number of features that a cluster declares, which is checked before (2) where no
+    attached SAE has it, and (4) all features of the profile.
+
+    Raises:
+        Refusal: SAE_NOT_ATTACHED, PROFILE_INCOMPATIBLE, VALIDATION_ERROR, INVALID_FEATURE_INDEX.
+    """
+    if not attached:
+        raise Refusal(  # (1)
+            "SAE_NOT_ATTACHED", f"profile {profile.name!r} steers, and no SAE is attached"
+        )
+    if profile.cluster is not None and not any(map(profile.cluster.is_wide, attached)):
+        cluster.check_fits(profile.cluster, profile_id, attached[0])  # (3)
+    at = site(profile, attached)  # (2)
+    if profile.cluster is not None:
+        cluster.check_fits(profile.cluster, profile_id, at)  # (3), (4)
+    for index in profile.values:
+        steering.check_index(index, at.d_sae)  # (4)
+    return at
+
+
+def scaled_values(profile: Profile) -> dict[int, float]:
+    """The values of a profile at its own intensity, each clamped."""
+    return {i: steering.at_intensity(v, profile.intensity) for i, v in profile.values.items()}
+
+
+def clamped_features(profile: Profile) -> list[int]:
+    """The features whose values at the profile's own intensity are clamped."""
+    return [i for i, v in profile.values.items() if abs(v * profile.intensity) > steering.MAXIMUM]
+
+
+def _active(profile_id: str, profile: Profile, *, is_applied: bool = False) -> Active:
+    declared = profile.cluster.declared_range if profile.cluster is not None else None
+    return Active(
+        profile_id,
+        dict(profile.values),
+        profile.choice,
+        is_applied,
+        is_cluster=profile.cluster is not None,
+        declared_range=declared,
+    )
+
+
+def cleared(before: Live, after: Live) -> dict[str, list[int]]:
+    """SAE key -> the features of that SAE that an operator had set by hand, and that activating a profile for another
+    SAE has cleared. Values that an earlier activation had set are not listed."""
+    active = before.active
+    applied = active.left if active is not None else {}
+    return {
+        key: sorted(values)
+        for key, values in before.by(MANUAL).items()
+        if key not in after.by(MANUAL) and values != applied.get(key)
+    }
+
+
+def steered(live: Live, attached: Sequence[AttachedSae]) -> AttachedSae:
+    """The only attached SAE that has values, or the first attached SAE where none has any.
+
+    Raises:
+        Refusal: SAE_NOT_ATTACHED; PROFILE_INCOMPATIBLE when several SAEs have values, because a profile has one SAE.
+    """
+    if not attached:
+        raise Refusal("SAE_NOT_ATTACHED", "no SAE is attached")
+    having = [candidate for candidate in attached if live.of(candidate.key)]
+    if len(having) > 1:
+        named = ", ".join(candidate.key for candidate in having)
+        raise Refusal(
+            "PROFILE_INCOMPATIBLE",
+            f"{len(having)} attached SAEs have values ({named}), and a profile keeps those of one",
+            attached=[{"sae_id": a.sae_id, "layer": a.layer} for a in having],
+        )
+    return having[0] if having else attached[0]
+
+
+def adopt(live: Live, profile_id: str, profile: Profile) -> Live:
+    """Make a profile the active one without changing the live values. If steering is off and values are kept, an
+    operator has switched steering off, and the profile is muted."""
+    is_muted = not live.enabled and bool(live.values)
+    active = replace(_active(profile_id, profile), is_muted=is_muted)
+    return steering.mark(live, live, active)
+
+
+def amend(live: Live, profile_id: str, profile: Profile) -> Live:
+    """Give the dial the new values of a saved profile that was changed while active. The live values and the epoch do
+    not change."""
+    active = live.active
+    if active is None or active.profile_id != profile_id:
+        return live
+    changed = replace(active, authored=dict(profile.values), choice=profile.choice)
+    return live if changed == active else replace(live, active=changed)
+
+
+def deactivate(live: Live, profile_id: str, *, clears: bool) -> Live:
+    """End the profile if it is the active one, and with `clears` forget the values of MANUAL."""
+    if live.active is None or live.active.profile_id != profile_id:
+        return live
+    after = steering.replace_all(live, MANUAL, {}) if clears else live
+    return steering.mark(live, after, None)
+
+
+def dialed(live: Live, attached: Sequence[AttachedSae]) -> Mapping[str, Values]:
+    """The values that an intensity scales in a request that names no profile. (1) There are none after an operator
+    switched steering off. (2) With an active profile they are the values of the profile as saved, so that the same
+    intensity always means the same values; there are none where no attached SAE fits them. (3) They are the live values
+    where no profile is active."""
+    active = live.active
+    if active is not None and not active.is_applied:
+        return {} if active.is_muted else _authored(active, attached)  # (1), (2)
+    if not live.enabled:
+        return {}  # (1)
+    if active is None:
+        return live.values  # (3)
+    return _authored(active, attached)  # (2)
+
+
+def _authored(active: Active, attached: Sequence[AttachedSae]) -> Mapping[str, Values]:
+    """The profile's values at the SAE that was steered at the activation, or else at the first SAE that fits."""
+    fitting = active.choice.among(attached)
+    sae = next((one for one in fitting if one.key == active.key), next(iter(fitting), None))
+    if sae is None or not all(0 <= index < sae.d_sae for index in active.authored):
+        return {}
+    if isinstance(active.choice, ClusterChoice) and not active.choice.is_wide(sae):
+        return {}
+    return {sae.key: active.authored}

@@ -1,0 +1,111 @@
+"""The steering that an answer really had, as one digest: equal for equal interventions, on every machine.
+
+The digest is the SHA-256 of a canonical JSON document: the model, and for each value that is added the SAE, its layer,
+its site, the index of the feature, and the value. The source of a value (an operator, a profile, a request) is no part
+of the document. An SAE and a model are named by facts that are the same on every machine, where such facts are known.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from steerserve.rules.saes.provenance import SaeOrigin
+from steerserve.rules.steering.live import Live, Values, effective
+
+
+@dataclass(frozen=True, slots=True)
+class SteeredModel:
+    """The model that is steered, with the facts that identify it on every machine, as far as they are known."""
+
+    name: str
+    repo_id: str | None = None
+    revision: str | None = None
+    content_digest: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SteeredSite:
+    """One attached SAE: its identity, and the place where its values are added. `overrides` are the facts stated at the
+    attach that change the added vector."""
+
+    sae_id: str
+    origin: SaeOrigin
+    layer: int
+    site: str
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+
+
+def applied(
+    live: Live, overlay: Mapping[str, Values] | None, keys: Iterable[str]
+) -> dict[str, Values]:
+    """Key -> the values, none of them 0, that are added to a request with this overlay, or without one, in the epoch of
+    `live`."""
+    by_key = {key: effective(live, overlay, live.epoch, key) for key in keys}
+    return {key: values for key, values in by_key.items() if values}
+
+
+def digest(
+    model: SteeredModel,
+    sites: Mapping[str, SteeredSite],
+    added: Mapping[str, Values],
+) -> str | None:
+    """`sha256=<64 hexadecimal digits>` of these values; None where nothing is added. `sites` has the site of each key
+    of `added`."""
+    entries = [
+        {
+            "sae": _sae(sites[key]),
+            "layer": sites[key].layer,
+            "site": sites[key].site,
+            "index": index,
+            "value": number,
+        }
+        for key, values in added.items()
+        for index, value in values.items()
+        if (number := _single(value))
+    ]
+    if not entries:
+        return None
+    entries.sort(key=_canonical)
+    document = {"model": _model(model), "steering": entries}
+    return f"sha256={hashlib.sha256(_canonical(document).encode()).hexdigest()}"
+
+
+def _canonical(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
+def _single(value: float) -> float:
+    """The value in single precision, in which it is multiplied with its direction."""
+    (number,) = struct.unpack("<f", struct.pack("<f", value))
+    return float(number)
+
+
+def _model(model: SteeredModel) -> dict[str, str | None]:
+    """The repository and the commit of a model of the hub, or the content of a model of this machine, or else its name
+    here."""
+    if model.repo_id is not None:
+        return {"repository_id": model.repo_id, "revision": model.revision}
+    if model.content_digest is not None:
+        return {"content_digest": model.content_digest}
+    return {"name": model.name}
+
+
+def _sae(site: SteeredSite) -> dict[str, Any]:
+    """The content of an SAE of this machine, or the file and the commit of an SAE of the hub, or else its id here."""
+    origin = site.origin
+    if origin.content_digest is not None:
+        name: dict[str, Any] = {"content_digest": origin.content_digest}
+    elif origin.repository_id is not None and origin.revision is not None:
+        name = {
+            "repository_id": origin.repository_id,
+            "revision": origin.revision,
+            "file_path": origin.file_path,
+        }
+    else:
+        name = {"sae_id": site.sae_id}
+    return {**name, **site.overrides}

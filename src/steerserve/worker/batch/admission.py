@@ -1,0 +1,196 @@
+"""Turns a command into rows of the batch: its tokens, its limits, and every refusal that needs facts of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from steerserve import messages as m
+from steerserve.errors import Refusal
+from steerserve.messages.prompts import NamedPrompt, check_ids, max_tokens
+from steerserve.rules.inference import activations
+from steerserve.worker import memory
+from steerserve.worker.model.checkpoint import Checkpoint
+from steerserve.worker.model.encoder import Encoder
+from steerserve.worker.rows import sampling
+from steerserve.worker.rows.constrain import RowConstraint
+from steerserve.worker.rows.rows import BatchRow, Pooling, Scoring, Writing
+from steerserve.worker.rows.text import TextStream
+
+
+def rows_of(
+    command: m.Generate,
+    model: Checkpoint,
+    context: int,
+    kv_tokens: int,
+    *,
+    constrain: Callable[[], RowConstraint] | None = None,
+) -> list[BatchRow]:
+    """The rows of a request, `n` per prompt.
+
+    Raises:
+        Refusal: CONTEXT_LENGTH_EXCEEDED, INVALID_PARAMETER (an empty prompt), SAE_ACTIVATIONS_REFUSED,
+            INSUFFICIENT_MEMORY (seeded rows that can never be in the cache together).
+    """
+    rows: list[BatchRow] = []
+    for index, prompt in enumerate(command.prompts):
+        plan = command.plans[index] if command.plans else command.plan
+        check_ids(prompt, model.input_vocabulary, "INVALID_PARAMETER")
+        with NamedPrompt(command.prompts, index) as where:
+            ids = _ids(prompt, model, "INVALID_PARAMETER")
+            limit = max_tokens(command.sampling, len(ids), context)
+            for i in range(command.n):
+                goal = _writing(command.sampling, model, i, ids, constrain)
+                row = BatchRow(command.id, index * command.n + i, ids, plan, goal, limit)
+                row.where = where
+                row.label = command.label
+                _check_tap(command.tap, row, len(command.prompts))
+                row.may_reuse = command.sampling.seed is None and command.tap is None
+                rows.append(row)
+    together = len(rows) * max(row.need for row in rows)
+    if command.sampling.seed is not None and together > kv_tokens:
+        raise Refusal(
+            "INSUFFICIENT_MEMORY",
+            f"the choices of a seeded request run together and need {together} tokens of KV cache; "
+            f"{kv_tokens} are there",
+            **memory.described(model.device),
+            prompt_tokens=max(len(row.prompt) for row in rows),
+            max_new_tokens=max(row.max_tokens for row in rows),
+            batch_rows=len(rows),
+        )
+    return rows
+
+
+def scoring_rows(command: m.Score, model: Checkpoint, context: int) -> list[BatchRow]:
+    """One unsteered row per prompt.
+
+    Raises:
+        Refusal: INVALID_SCORING_REQUEST (an id outside the vocabulary, an empty prompt), CONTEXT_LENGTH_EXCEEDED,
+            SAE_ACTIVATIONS_REFUSED; INVALID_PARAMETER when the answer would have too many log-probabilities.
+    """
+    echo = command.echo
+    outside = [i for i in command.allowed or () if i >= model.vocabulary]
+    if outside:
+        raise Refusal(
+            "INVALID_SCORING_REQUEST",
+            f"token id {outside[0]} is outside the vocabulary of {model.vocabulary} tokens",
+            param="allowed_token_ids",
+            token_id=outside[0],
+            vocabulary=model.vocabulary,
+        )
+    allowed = None if command.allowed is None else torch.tensor(command.allowed).to(model.device)
+    rows = []
+    for index, prompt in enumerate(command.prompts):
+        check_ids(prompt, model.input_vocabulary, "INVALID_SCORING_REQUEST")
+        with NamedPrompt(command.prompts, index) as where:
+            ids = _ids(prompt, model, "INVALID_SCORING_REQUEST")
+            max_tokens(m.Sampling(max_tokens=echo.max_tokens if echo else 1), len(ids), context)
+            _check_echo(echo, ids, model)
+            goal = Scoring(
+                command.temperature, command.top, allowed, model.decode_token, echo is not None
+            )
+            if prompt.place is not None:
+                goal.prompt_text = model.decode(ids, skip_special=False)
+            row = BatchRow(command.id, index, ids, m.Suppressed(), goal, where=where)
+            _check_tap(command.tap, row)
+            rows.append(row)
+    if echo is not None:
+        entries = sum(len(row.prompt) for row in rows) * ((command.top or 0) + 1)
+        if entries > echo.max_entries:
+            raise Refusal(
+                "INVALID_PARAMETER",
+                f"echo: the answer would have {entries} log-probabilities; at most {echo.max_entries}",
+                param="echo",
+                entries=entries,
+                max_entries=echo.max_entries,
+            )
+    return rows
+
+
+def _check_echo(echo: m.Echo | None, ids: list[int], model: Checkpoint) -> None:
+    """Raises:
+    Refusal: INVALID_SCORING_REQUEST for a prompt with a token that the model reads and never writes, because such a
+        token has no log-probability.
+    """
+    if echo is not None and max(ids) >= model.vocabulary:
+        raise Refusal(
+            "INVALID_SCORING_REQUEST",
+            f"the token {max(ids)} of the prompt has no log-probability: the model writes {model.vocabulary} tokens",
+            param="prompt",
+        )
+
+
+def pooling_rows(command: m.Embed, model: Checkpoint | Encoder, context: int) -> list[BatchRow]:
+    """One unsteered row per text.
+
+    Raises:
+        Refusal: CONTEXT_LENGTH_EXCEEDED, INVALID_PARAMETER (a text without tokens).
+    """
+    rows = []
+    for index, prompt in enumerate(command.prompts):
+        with NamedPrompt(command.prompts, index, "input") as where:
+            ids = _ids(prompt, model, "INVALID_PARAMETER")
+            max_tokens(m.Sampling(max_tokens=0), len(ids), context)
+            rows.append(BatchRow(command.id, index, ids, m.Suppressed(), Pooling(), where=where))
+    return rows
+
+
+def shortest_first(rows: list[BatchRow]) -> list[BatchRow]:
+    """The rows of a scoring or embedding request, ordered by length so that passes have little padding. Any order is
+    right, because each answer has the number of its choice."""
+    return sorted(rows, key=lambda row: len(row.prompt))
+
+
+def _ids(prompt: m.Tokens, model: Checkpoint | Encoder, empty: str) -> list[int]:
+    """The tokens of a prompt. `empty` is the code of the refusal of a prompt without tokens.
+
+    Raises:
+        Refusal: INVALID_PARAMETER for a token that the model has no embedding for. On a GPU, such a token would end
+            the process.
+    """
+    if not prompt.ids:
+        raise Refusal(empty, "the prompt has no tokens", param="prompt")
+    if max(prompt.ids) >= model.input_vocabulary:
+        raise Refusal(
+            "INVALID_PARAMETER",
+            f"the model's tokenizer gives the token {max(prompt.ids)}, and the model has only "
+            f"{model.input_vocabulary} tokens",
+            param="prompt",
+        )
+    return prompt.ids
+
+
+def _check_tap(tap: m.Tap | None, row: BatchRow, rows: int = 1) -> None:
+    """Check that the answer has room for the activations of `rows` rows like this one.
+
+    Raises:
+        Refusal: SAE_ACTIVATIONS_REFUSED.
+    """
+    if tap is not None:
+        activations.check_entries(
+            tap.positions, rows * tap.top_k, len(row.prompt), row.max_tokens, tap.max_entries
+        )
+
+
+def _writing(
+    wanted: m.Sampling,
+    model: Checkpoint,
+    repeat: int,
+    ids: list[int],
+    constrain: Callable[[], RowConstraint] | None,
+) -> Writing:
+    seen = None
+    if wanted.repetition_penalty != 1.0:
+        seen = torch.zeros(model.vocabulary, dtype=torch.bool, device=model.device)
+        seen[torch.tensor(ids, device=model.device)] = True
+    # the prompts of one request share a seed; the choices of a prompt have different seeds
+    choice = sampling.Sampler(
+        wanted.temperature,
+        wanted.top_p,
+        wanted.repetition_penalty,
+        sampling.generator(wanted.seed, repeat),
+        seen,
+    )
+    text = TextStream(model.decode, ids, wanted.stops)
+    return Writing(choice, text, constrain() if constrain else None)

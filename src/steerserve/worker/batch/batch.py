@@ -1,0 +1,157 @@
+"""The running batch: rows join, step together and leave. One row is one choice of one request.
+
+All rows share one group where the logits of a row do not depend on the other rows (`model/invariance.py`). Otherwise
+the rows of each seeded request are a group of their own, with passes of its own. Rows that the passes of the batch
+cannot serve (`model/plain.py`) are a group whose rows are stepped one at a time. The KV memory of all groups together
+stays within `kv_tokens`; rows that do not fit wait, and clients take turns at joining (`batch/waiting.py`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from steerserve.rules.inference import stepping
+from steerserve.worker.batch.graphs import DecodeGraphs
+from steerserve.worker.batch.group import Group
+from steerserve.worker.batch.prefix import Prefixes
+from steerserve.worker.batch.waiting import WaitingRows
+from steerserve.worker.hooks.hooks import HookedSaes
+from steerserve.worker.model.checkpoint import Checkpoint
+from steerserve.worker.model.plain import PlainPasses
+from steerserve.worker.observers.observers import Observers
+from steerserve.worker.rows.rows import BatchRow, Ending, settled
+
+
+class Batch:
+    """All groups, the rows that wait for room, and the bound on their KV memory."""
+
+    def __init__(
+        self,
+        model: Checkpoint,
+        saes: HookedSaes,
+        observers: Observers,
+        kv_tokens: int,
+        prefix_tokens: int = 0,
+        *,
+        shares_seeded: bool = False,
+        step_seconds: float = stepping.STEP_SECONDS,
+        graphs: DecodeGraphs | None = None,
+    ) -> None:
+        self._model = model
+        self._graphs = graphs
+        self._saes = saes
+        self._observers = observers
+        self._kv_tokens = kv_tokens
+        self._shares_seeded = shares_seeded
+        self._prefixes = Prefixes(prefix_tokens) if prefix_tokens else None
+        self._shared = self._group(self._prefixes, step_seconds)
+        self._alone = self._group(None, None, model.alone) if model.alone else None
+        self._seeded: dict[int, Group] = {}
+        self._waiting = WaitingRows()
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._waiting and all(group.is_empty for group in self._groups())
+
+    @property
+    def kv_held(self) -> int:
+        """The number of tokens of cache that are allocated."""
+        return sum(group.cache.tokens for group in self._groups())
+
+    def cache_tensors(self) -> Iterator[Tensor]:
+        """The keys and values that are allocated, for rows and for kept prefixes."""
+        for group in self._groups():
+            yield from group.cache.tensors()
+        if self._prefixes is not None:
+            yield from self._prefixes.tensors()
+
+    def add(self, rows: list[BatchRow], *, is_seeded: bool, client: str = "") -> None:
+        """Add the rows of a request of a client. They join once there is room: one by one, or all at once where they
+        have a group of their own."""
+        if is_seeded and not self._shares_seeded:
+            together = [row for row in rows if self._home(row) is self._shared]
+            if together:
+                self._waiting.add(together, client, is_seeded=True)
+            rows = [row for row in rows if self._home(row) is not self._shared]
+        for row in rows:
+            self._waiting.add([row], client)
+
+    def cancel(self, request: int) -> None:
+        self._waiting.cancel(request)
+        for group in self._lasting():
+            group.drop(request)
+        self._seeded.pop(request, None)
+        self._observers.forget(request)
+
+    def step(self) -> list[Ending]:
+        """Advance every group by one step. A request that was refused has no row left in the batch afterwards."""
+        self._admit()
+        outcomes = [outcome for group in self._lasting() for outcome in group.step()]
+        for request, group in list(self._seeded.items()):
+            outcomes += group.step()
+            if group.is_empty:
+                del self._seeded[request]
+        outcomes, refused = settled(outcomes)
+        for request in refused:
+            self.cancel(request)
+        for group in self._lasting():
+            if group.is_empty:
+                group.cache.release()
+        return outcomes
+
+    def _admit(self) -> None:
+        """Let rows join, clients in turns, as long as there is room. Rows that have no room let no others overtake
+        them."""
+        running: Counter[str] = Counter()
+        if self._waiting:
+            running.update(row.client for group in self._groups() for row in group.all_rows())
+        while (joining := self._waiting.next(running)) is not None:
+            rows = joining.rows
+            group = self._group(None, None) if joining.is_seeded else self._home(rows[0])
+            if not group.may_join(rows, self._room_of(group)):
+                break
+            self._waiting.take(joining)
+            group.join(rows)
+            running[joining.request.client] += len(rows)
+            if joining.is_seeded:
+                self._seeded[rows[0].request] = group
+        for group in self._groups():
+            group.cache.limit = self._room_of(group)
+
+    def _room_of(self, group: Group) -> int:
+        """The tokens of cache that the other groups leave to a group."""
+        return self._kv_tokens - sum(g.reserved for g in self._groups() if g is not group)
+
+    def _home(self, row: BatchRow) -> Group:
+        """The group of a row that has no group with its request."""
+        most = len(row.prompt) + row.max_tokens
+        if self._alone is None or most <= self._model.batched_context:
+            return self._shared
+        return self._alone
+
+    def _group(
+        self,
+        prefixes: Prefixes | None,
+        step_seconds: float | None,
+        passes: PlainPasses | None = None,
+    ) -> Group:
+        if passes is not None:
+            return Group(passes, self._saes, self._observers, prefixes, step_seconds)
+        return Group(
+            self._model,
+            self._saes,
+            self._observers,
+            prefixes,
+            step_seconds,
+            graphs=self._graphs,
+        )
+
+    def _lasting(self) -> list[Group]:
+        """The groups that do not end with a request."""
+        return [self._shared, self._alone] if self._alone else [self._shared]
+
+    def _groups(self) -> list[Group]:
+        return [*self._lasting(), *self._seeded.values()]

@@ -1,0 +1,43 @@
+"""Prefill passes of rows that score the tokens of their prompts: how long they may be, and the reading of their
+logits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import structlog
+from torch import Tensor
+
+from steerserve.worker.rows.rows import BatchRow, Scoring
+
+ECHO_LOGITS = 1 << 25
+"""The most logits of a prefill pass that keeps the logits after every token."""
+
+log = structlog.get_logger(__name__)
+
+
+def is_in(rows: Sequence[BatchRow]) -> bool:
+    """Whether the tokens of the prompt of any of these rows are scored."""
+    return any(isinstance(row.goal, Scoring) and row.goal.is_echoed for row in rows)
+
+
+def most(rows: Sequence[BatchRow], vocabulary: int, otherwise: int) -> int:
+    """The most tokens of these rows in one prefill pass, at most `otherwise`. A pass that keeps the logits after every
+    token has fewer where the logits would take too much memory."""
+    return max(1, min(otherwise, ECHO_LOGITS // vocabulary)) if is_in(rows) else otherwise
+
+
+def score(
+    rows: Sequence[BatchRow], parts: Sequence[Sequence[int]], start: int, logits: Tensor
+) -> Exception | None:
+    """Score the tokens of the prompts of a pass over `parts`, from its logits [rows, T, vocabulary]. Returns the error
+    that ended the scoring."""
+    try:
+        for row, part, own in zip(rows, parts, logits, strict=True):
+            if isinstance(row.goal, Scoring) and row.goal.is_echoed:
+                row.goal.read_prompt(row, own[: len(part)], start)
+    except Exception as error:
+        # log-probabilities over a large vocabulary may run out of memory
+        log.exception("prompts_not_scored", rows=len(rows))
+        return error
+    return None

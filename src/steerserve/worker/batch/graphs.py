@@ -1,0 +1,216 @@
+"""Decode passes on static buffers, which a card records once for each number of rows and then replays.
+
+Tokens, positions and the steering of each row are written into buffers before a pass; logits and the values of the
+sites are read from buffers after the pass. A replay is used only where it certainly did what a called pass does.
+Whenever anything is not as it must be, the pass is called on the same buffers, and no later pass is replayed. Where the
+called pass fails too, the pass runs as any other pass, steered by hooks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import structlog
+import torch
+from torch import Tensor
+
+from steerserve.messages import Plan
+from steerserve.rules.inference import stepping
+from steerserve.rules.inference.stepping import CudaGraphs, Decoding
+from steerserve.worker import memory
+from steerserve.worker.hooks.hooks import Catch, HookedSaes
+from steerserve.worker.model import recording
+from steerserve.worker.model.checkpoint import Checkpoint
+from steerserve.worker.model.kv import CacheSlot, KvCache
+from steerserve.worker.model.recording import CardRecorder, PassRecorder, RecordedPass
+from steerserve.worker.model.transformer import described_error
+
+log = structlog.get_logger(__name__)
+
+DecodeInputs = tuple[KvCache, Sequence[CacheSlot], Sequence[int], Sequence[int]]
+"""The cache, and for each row of a decode pass its slot, its token and its position."""
+
+
+class Unlike(Exception):
+    """A replayed pass did not do what a plain pass does."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedDecode:
+    """A recorded pass, and the tensors that hold the values of the sites after each replay."""
+
+    made: RecordedPass
+    values: Mapping[int, Tensor]
+
+
+class DecodeGraphs:
+    """Owner of the static buffers and of the recorded passes. Without a recorder, passes on static buffers are
+    called.
+
+    `recordings` counts the recorded passes, and `replays` the replays whose results were used. `on_change` is called
+    when the way changes in which later passes are run.
+    """
+
+    def __init__(
+        self,
+        model: Checkpoint,
+        saes: HookedSaes,
+        recorder: PassRecorder | None,
+    ) -> None:
+        self._model = model
+        self._saes = saes
+        self._recorder = recorder
+        self._is_off = False
+        self._numbers: tuple[int, ...] = ()
+        self._recorded: dict[int, RecordedDecode] = {}
+        most = stepping.GRAPH_ROWS[-1]
+        self._inputs = torch.zeros(2, most, 1, dtype=torch.long, device=model.device)
+        self.on_change: Callable[[CudaGraphs], None] = lambda _: None
+        self.recordings = 0
+        self.replays = 0
+
+    def takes(self, rows: int) -> bool:
+        """Whether a decode pass over so many rows runs on static buffers."""
+        return not self._is_off and self._rows(rows) is not None
+
+    def decode(
+        self,
+        cache: KvCache,
+        slots: Sequence[CacheSlot],
+        tokens: Sequence[int],
+        positions: Sequence[int],
+        *,
+        plans: Sequence[Plan],
+        catches: Mapping[int, Sequence[Catch]],
+    ) -> Tensor:
+        """A decode pass as `Checkpoint.decode_step`, with the steering of `plans`. The functions of `catches` take the
+        values of the sites."""
+        while not self._is_off:
+            try:
+                with self._saes.by_table() as values:
+                    self._fill(plans, tokens, positions)
+                    self._model.begin_decode(cache, slots, positions)
+                    logits, read = self._run(cache, len(tokens), values)
+                self._saes.tell(read, catches)
+                return logits
+            except Exception as error:
+                # the same pass may run again, because it writes at the same positions
+                self._fall_back(error)
+                memory.recover(error)
+        rows = stepping.up(len(tokens), self._model.row_step)
+        with self._saes.of(plans, catches, rows=rows):
+            return self._model.decode_step(cache, slots, tokens, positions)
+
+    # ------------------------------------------------------------- inside
+
+    def _rows(self, count: int) -> int | None:
+        return stepping.graph_rows(count, self._model.row_step)
+
+    def _fill(self, plans: Sequence[Plan], tokens: Sequence[int], positions: Sequence[int]) -> None:
+        """Write the tokens, the positions and the steering of the rows into their buffers. The other rows of the pass
+        have token 0 at position 0, and nobody reads what the model computes for them."""
+        self._saes.fill_tables(plans)
+        new = torch.zeros(self._inputs.shape, dtype=torch.long)
+        new[:, : len(tokens), 0] = torch.tensor([list(tokens), list(positions)])
+        self._inputs.copy_(new)
+
+    def _run(
+        self, cache: KvCache, count: int, values: dict[int, Tensor]
+    ) -> tuple[Tensor, Mapping[int, Tensor]]:
+        """The logits [count, vocabulary] of the pass, and the values of the sites. `values` gets the values of the
+        sites in each pass that is not a replay.
+
+        Raises:
+            Unlike.
+        """
+        rows = self._rows(count)
+        assert rows is not None
+        if self._recorder is None:
+            return self._called(cache, rows)[:count], values
+        if self._numbers != self._saes.numbers:
+            self._recorded.clear()
+            self._numbers = self._saes.numbers
+        recorded = self._recorded.get(rows)
+        if recorded is None:
+            return self._record(self._recorder, cache, rows, count, values)[:count], values
+        logits = self._replayed(recorded, cache)
+        self.replays += 1
+        return logits[:count].clone(), recorded.values
+
+    def _called(self, cache: KvCache, rows: int) -> Tensor:
+        """A plain pass on the static buffers."""
+        self._saes.forget_counts()
+        logits = self._forward(cache, rows)
+        self._check_steering()
+        return logits
+
+    def _forward(self, cache: KvCache, rows: int) -> Tensor:
+        return self._model.decode_pass(cache, self._inputs[0, :rows], self._inputs[1, :rows])
+
+    def _replayed(self, recorded: RecordedDecode, cache: KvCache) -> Tensor:
+        self._saes.forget_counts()
+        cache.beat = self._model.pulse.beat
+        logits = recorded.made.replay(cache)
+        self._check_steering()
+        return logits
+
+    def _check_steering(self) -> None:
+        if not self._saes.has_steered():
+            raise Unlike("a pass did not steer the rows that it had to steer")
+
+    def _record(
+        self,
+        recorder: PassRecorder,
+        cache: KvCache,
+        rows: int,
+        count: int,
+        values: dict[int, Tensor],
+    ) -> Tensor:
+        """Record the pass over so many rows, and replay it once. Then run it as a plain pass, whose logits are returned
+        and whose keys and values stay in the cache.
+
+        Raises:
+            Unlike: the logits of the replay, or the values of a site, are not the bits of the plain pass.
+        """
+        model = self._model
+        assert model.attention is not None
+        made = recording.record(
+            model.attention, cache, recorder, lambda: self._forward(cache, rows)
+        )
+        recorded = RecordedDecode(made, dict(values))
+        replayed = self._replayed(recorded, cache)
+        logits = self._called(cache, rows)
+        pairs = [(replayed, logits), *((recorded.values[n], values[n]) for n in values)]
+        if not all(_is_same(one[:count], other[:count]) for one, other in pairs):
+            raise Unlike("a replayed pass did not give the bits of a plain pass")
+        self._recorded[rows] = recorded
+        self.recordings += 1
+        return logits
+
+    def _fall_back(self, error: Exception) -> None:
+        """From now on, record no passes. Where none was recorded anyway, run no passes on static buffers."""
+        why = str(error) if isinstance(error, Unlike) else described_error(error)
+        log.warning("cuda_graphs_off", was_recorded=self._recorder is not None, why=why)
+        if self._recorder is not None:
+            self._recorder = None
+            self._recorded.clear()
+            self.on_change(CudaGraphs(Decoding.STATIC, f"passes are not recorded any more: {why}"))
+            return
+        self._is_off = True
+        self.on_change(
+            CudaGraphs(Decoding.CALLED, f"passes on static buffers were given up: {why}")
+        )
+
+
+def decode_graphs(state: CudaGraphs, model: Checkpoint, saes: HookedSaes) -> DecodeGraphs | None:
+    """What runs the decode passes of the model on static buffers; None where they are called."""
+    if state.decoding is Decoding.CALLED:
+        return None
+    is_recorded = state.decoding is Decoding.REPLAYED
+    return DecodeGraphs(model, saes, CardRecorder(model.device) if is_recorded else None)
+
+
+def _is_same(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors have the same bits."""
+    return torch.equal(*(tensor.contiguous().view(torch.uint8) for tensor in (one, other)))

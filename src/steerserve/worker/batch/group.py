@@ -1,0 +1,328 @@
+"""Rows that are stepped together over one KV cache: they join, are prefilled, decode and leave."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, cast
+
+import structlog
+from torch import Tensor
+
+from steerserve.errors import Refusal
+from steerserve.messages import Refused, is_last
+from steerserve.rules.inference import stepping
+from steerserve.rules.inference.stepping import PrefillTurn, Prompt, Tempo
+from steerserve.rules.residency.memory_needs import PREFILL_TOKENS
+from steerserve.worker import memory
+from steerserve.worker.batch import echo
+from steerserve.worker.batch.graphs import DecodeGraphs
+from steerserve.worker.batch.prefix import Prefixes
+from steerserve.worker.batch.reuse import Reuse
+from steerserve.worker.batch.steered import SteeredPasses
+from steerserve.worker.batch.tokens import sampled
+from steerserve.worker.hooks.hooks import HookedSaes
+from steerserve.worker.model import kv
+from steerserve.worker.model.checkpoint import Checkpoint
+from steerserve.worker.model.kv import CacheSlot
+from steerserve.worker.model.plain import PlainPasses
+from steerserve.worker.observers.observers import Observers
+from steerserve.worker.rows.rows import BatchRow, Ending, Pooling, Writing
+
+ROWS_MAXIMUM = 128
+"""The most rows that decode together, because logits over a large vocabulary take memory. One request alone may have
+more."""
+
+log = structlog.get_logger(__name__)
+
+
+class Group:
+    """Rows that are stepped together over one cache.
+
+    The rows of `rows` decode. The prompts of the rows of `joining` are not prefilled to their end yet, and a row has
+    its slot in the cache from its first pass on. A step with a prefill pass takes at most about `step_seconds`. With
+    None, the sizes of passes do not depend on the time that passes take.
+    """
+
+    def __init__(
+        self,
+        model: Checkpoint | PlainPasses,
+        saes: HookedSaes,
+        observers: Observers,
+        prefixes: Prefixes | None = None,
+        step_seconds: float | None = stepping.STEP_SECONDS,
+        clock: Callable[[], float] = time.perf_counter,
+        graphs: DecodeGraphs | None = None,
+    ) -> None:
+        self._model = model
+        self._passes = SteeredPasses(model, saes, observers, graphs)
+        self._saes = saes
+        self._observers = observers
+        self._step_seconds = step_seconds
+        self._clock = clock
+        self._tempo = Tempo()
+        self._turn = PrefillTurn()
+        self.cache: Any = model.cache()
+        self._reuse = Reuse(saes, observers, cast(Any, self.cache), prefixes)
+        self.rows: list[BatchRow] = []
+        self.joining: list[BatchRow] = []
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.rows or self.joining)
+
+    @property
+    def reserved(self) -> int:
+        """The number of tokens of cache that the rows may take until their ends, or that are allocated already."""
+        return max(self.cache.tokens, self._need(self.all_rows()))
+
+    def all_rows(self) -> list[BatchRow]:
+        return [*self.rows, *self.joining]
+
+    def may_join(self, new: list[BatchRow], budget: int) -> bool:
+        """Whether the new rows fit beside the rows of this group within `budget` tokens of cache."""
+        every = [*self.all_rows(), *new]
+        if len(every) > max(ROWS_MAXIMUM, len(new)):
+            return False
+        return self._need(every) <= budget
+
+    def join(self, new: list[BatchRow]) -> None:
+        """Take the rows in; they are prefilled by the coming steps."""
+        self.joining.extend(new)
+
+    def step(self) -> list[Ending]:
+        """One prefill pass if it is due, then one decode pass of the rows that decoded before; one of each row where
+        rows are stepped alone."""
+        decoding = list(self.rows)
+        outcomes = self._prefill()
+        for rows in [[row] for row in decoding] if self._model.is_alone else [decoding]:
+            outcomes += self._decode([row for row in rows if row.slot is not None])
+        return outcomes
+
+    def drop(self, request: int) -> None:
+        """Forget a request's rows at once."""
+        for row in self.all_rows():
+            if row.request == request:
+                self._leave(row)
+        if self.is_empty:
+            self.cache.release()
+
+    # ------------------------------------------------------------- inside
+
+    def _need(self, rows: list[BatchRow]) -> int:
+        return sum(row.need + self._model.state_tokens for row in rows)
+
+    def _prefill(self) -> list[Ending]:
+        """The prefill pass of this step, if one is due."""
+        if not self.joining:
+            return []
+        most = PREFILL_TOKENS
+        if not self._model.takes_parts:
+            most = max(len(row.prompt) for row in self.joining)
+        elif self.rows and self._step_seconds is not None:
+            most = self._tempo.tokens(self._step_seconds, PREFILL_TOKENS)
+        rows = self._due(most)
+        if not rows:
+            self._turn = replace(self._turn, rests=self._turn.rests + 1)
+            return []
+        started = self._clock()
+        outcomes, rows = self._begun(rows)
+        if not rows:
+            return outcomes
+        start = rows[0].filled
+        most = self._most(rows, most)
+        parts = [row.prompt[start : start + most] for row in rows]
+        logits = self._read(rows, start, parts)
+        if isinstance(logits, Exception):
+            return outcomes + self._failed(rows, logits)
+        for row, part in zip(rows, parts, strict=True):
+            row.filled = start + len(part)
+        first = rows[0]
+        if first.filled < len(first.prompt):
+            # the other long prompts go first next time
+            self.joining.remove(first)
+            self.joining.append(first)
+            self._turn = PrefillTurn(rests=0)
+        else:
+            for row in rows:
+                self.joining.remove(row)
+            self.rows.extend(rows)
+            self._turn = PrefillTurn(self._turn.rests, self._turn.shorts + 1)
+            outcomes += self._accept(logits, rows)
+        read = len(rows) * stepping.up(max(map(len, parts)), stepping.WIDTH)
+        self._tempo = self._tempo.prefilled(read, self._clock() - started)
+        return outcomes
+
+    def _read(self, rows: list[BatchRow], start: int, parts: list[list[int]]) -> Tensor | Exception:
+        """One pass over parts of the prompts. Returns the logits after each part, or the error that ended the pass."""
+        pools = any(isinstance(row.goal, Pooling) for row in rows)
+        echoes = echo.is_in(rows)
+        logits = self._passes.run(
+            rows,
+            [(start, len(part)) for part in parts],
+            lambda: self._model.prefill(
+                self.cache,
+                [cast(CacheSlot, row.slot) for row in rows],
+                parts,
+                start=start,
+                with_sums=pools,
+                with_all=echoes,
+            ),
+        )
+        if isinstance(logits, Exception):
+            return logits
+        if echoes:
+            every, self._model.every = cast(Tensor, self._model.every), None
+            error = echo.score(rows, parts, start, every)
+            if error is not None:
+                return error
+        for i, row in enumerate(rows):
+            if isinstance(row.goal, Pooling):
+                row.goal.add(cast(Tensor, self._model.sums)[i])
+        return logits
+
+    def _due(self, most: int) -> list[BatchRow]:
+        """The rows that the prefill pass of this step reads, with at most `most` tokens. A row that begins with a kept
+        prefix is read alone, from the end of that prefix."""
+        prompts = [
+            Prompt(len(row.prompt), row.filled, self._most([row], most)) for row in self.joining
+        ]
+        places = stepping.chosen(prompts, self._turn, is_decoding=bool(self.rows))
+        rows = [self.joining[i] for i in places]
+        if self._model.is_alone:
+            rows = rows[:1]
+        if len(rows) > 1:
+            begins = [self._reuse.find(row) is not None for row in rows]
+            rows = (
+                rows[:1] if begins[0] else [r for r, b in zip(rows, begins, strict=True) if not b]
+            )
+        return rows
+
+    def _most(self, rows: list[BatchRow], most: int) -> int:
+        """The most tokens of a prefill pass over these rows, at most `most`."""
+        return echo.most(rows, self._model.vocabulary, most) if self._model.takes_parts else most
+
+    def _begun(self, rows: list[BatchRow]) -> tuple[list[Ending], list[BatchRow]]:
+        """Give the rows that begin their slots. Returns the refusals of rows for which the memory cannot be allocated,
+        and the other rows."""
+        outcomes: list[Ending] = []
+        for row in rows:
+            if row.slot is None:
+                outcomes += self._with_room(row, self._begin)
+        return outcomes, [row for row in rows if row.slot is not None]
+
+    def _begin(self, row: BatchRow) -> None:
+        """Note the version of the steering, make room for the prompt, and copy a kept prefix into it."""
+        kept = self._reuse.find(row)
+        row.version = self._saes.version
+        row.slot = self.cache.open(stepping.capacity(len(row.prompt) + 1, row.need))
+        if kept is not None:
+            self._reuse.begin(row, kept)
+
+    def _decode(self, rows: list[BatchRow]) -> list[Ending]:
+        """One decode pass. Rows that were prefilled in this step wait for the next step."""
+        started = self._clock()
+        outcomes = [out for row in rows if row.slot is not None for out in self._made_room(row)]
+        rows = [row for row in rows if row.slot is not None]
+        if not rows:
+            return outcomes
+        rows.sort(key=lambda row: kv.order(cast(CacheSlot, row.slot)))
+        tokens, positions = [row.out[-1] for row in rows], [row.position for row in rows]
+        slots = [cast(CacheSlot, row.slot) for row in rows]
+        inputs = (self.cache, slots, tokens, positions)
+        logits = self._passes.run(
+            rows,
+            [(position, 1) for position in positions],
+            lambda: self._model.decode_step(*inputs),
+            stepping.up(len(rows), self._model.row_step),
+            inputs,
+        )
+        if isinstance(logits, Exception):
+            return outcomes + self._failed(rows, logits)
+        outcomes += self._accept(logits, rows)
+        self._tempo = self._tempo.decoded(self._clock() - started)
+        return outcomes
+
+    def _made_room(self, row: BatchRow) -> list[Ending]:
+        """Have room for the row's next token; the refusal of its request where the memory cannot be allocated."""
+        slot = cast(CacheSlot, row.slot)
+        if row.position < slot.capacity:
+            return []
+        size = stepping.capacity(row.position + 1, row.need)
+        return self._with_room(row, lambda _: self.cache.grow(slot, size))
+
+    def _with_room(self, row: BatchRow, make: Callable[[BatchRow], None]) -> list[Ending]:
+        """Make room for a row; the refusal of its request where the memory cannot be allocated."""
+        try:
+            make(row)
+        except (RuntimeError, MemoryError) as error:
+            if not memory.is_exhausted(error):
+                raise
+            log.warning("cache_not_grown", rows=len(self.rows))
+            return self._failed([row], error)
+        return []
+
+    def _accept(self, logits: Tensor, rows: list[BatchRow]) -> list[Ending]:
+        try:
+            tokens = sampled(logits, rows)
+        except Exception as error:
+            # sampling over a large vocabulary may run out of memory
+            log.exception("sampling_failed", rows=len(rows))
+            return self._failed(rows, error)
+        outcomes: list[Ending] = []
+        for i, row in enumerate(rows):
+            new = self._observed(row, self._taken(row, tokens.get(i), logits[i]))
+            last = new[-1]
+            if isinstance(last, Refused):
+                self._leave(row)
+            elif is_last(last):
+                self._reuse.keep(row)
+                self._leave(row)
+            outcomes += new
+        return outcomes
+
+    def _taken(self, row: BatchRow, token: Refusal | int | None, logits: Tensor) -> list[Ending]:
+        """The outcomes of a row: from its sampled token where the row writes, otherwise from its logits."""
+        try:
+            if not isinstance(row.goal, Writing):
+                return row.end(logits)
+            if isinstance(token, Refusal):
+                raise token
+            return row.accept(token, self._model.end_tokens)
+        except Exception as error:
+            return [self._refused(row, error)]
+
+    def _observed(self, row: BatchRow, new: list[Ending]) -> list[Ending]:
+        """The new outcomes of a row: first the outcomes of the observers, then the row's own."""
+        last = new[-1]
+        if isinstance(last, Refused):
+            return new
+        try:
+            told = self._observers.end(row) if is_last(last) else self._observers.progress(row)
+            return [*told, *new]
+        except Exception as error:
+            return [self._refused(row, error)]
+
+    def _refused(self, row: BatchRow, error: Exception) -> Refused:
+        """The refusal for an error over one row's logits, text or observers. The error ends this row's request only."""
+        if isinstance(error, Refusal):
+            return row.refused(error.code, error.message, **error.details)
+        log.exception("row_failed")
+        return row.failed(error, self._model.device, 1)
+
+    def _failed(self, rows: list[BatchRow], error: Exception) -> list[Ending]:
+        refusals: dict[int, Ending] = {
+            row.request: row.failed(error, self._model.device, len(rows)) for row in rows
+        }
+        for request in refusals:
+            self.drop(request)
+        memory.recover(error)
+        return list(refusals.values())
+
+    def _leave(self, row: BatchRow) -> None:
+        """Take a row out, and give up its slot."""
+        (self.rows if row in self.rows else self.joining).remove(row)
+        if row.slot is not None:
+            self.cache.close(row.slot)
+            row.slot = None

@@ -1,0 +1,67 @@
+"""The texts that wait to be embedded, and the passes of an embedding-only checkpoint over them."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import structlog
+
+from steerserve.worker import memory
+from steerserve.worker.batch.waiting import WaitingRows
+from steerserve.worker.model.encoder import Encoder
+from steerserve.worker.rows.rows import BatchRow, Ending, embedded, settled
+
+PASS_TOKENS = 2048
+"""The most tokens of one pass, padding included; a longer text has a pass to itself."""
+
+log = structlog.get_logger(__name__)
+
+
+class Passes:
+    """The texts that wait to be embedded, and the passes over them. An encoder has this in place of a `Batch`. Clients
+    take turns at the places in a pass."""
+
+    def __init__(self, model: Encoder) -> None:
+        self._model = model
+        self._waiting = WaitingRows()
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._waiting
+
+    def add(self, rows: list[BatchRow], *, is_seeded: bool = False, client: str = "") -> None:
+        for row in rows:
+            self._waiting.add([row], client)
+
+    def cancel(self, request: int) -> None:
+        self._waiting.cancel(request)
+
+    def step(self) -> list[Ending]:
+        """One forward pass over as many texts as fit in it."""
+        rows: list[BatchRow] = []
+        taken: Counter[str] = Counter()
+        width = 0
+        while (joining := self._waiting.next(taken)) is not None:
+            (row,) = joining.rows
+            widest = max(width, len(row.prompt))
+            if rows and (len(rows) + 1) * widest > PASS_TOKENS:
+                break
+            self._waiting.take(joining)
+            rows.append(row)
+            taken[row.client] += 1
+            width = widest
+        try:
+            vectors = self._model.pooled([row.prompt for row in rows])
+        except Exception as error:
+            # any error of a forward pass ends the requests of its rows, and no others
+            log.exception("forward_pass_failed", rows=len(rows))
+            outcomes: list[Ending] = [
+                row.failed(error, self._model.device, len(rows)) for row in rows
+            ]
+            memory.recover(error)
+        else:
+            outcomes = [embedded(row, vector) for row, vector in zip(rows, vectors, strict=True)]
+        outcomes, refused = settled(outcomes)
+        for request in refused:
+            self.cancel(request)
+        return outcomes

@@ -1,0 +1,188 @@
+"""Attention of decode passes over the shelves of a `KvCache`: each row reads a cache of its own size, and not one as
+long as the longest row's.
+
+The library lets a model use another attention function under a name
+(https://huggingface.co/docs/transformers/attention_interface). The function here calls the function that the library
+chose for the model, once for each shelf.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
+
+from steerserve.worker.model.kv import KvCache, ShelfPart
+
+FULL = "full_attention"
+SLIDING = "sliding_attention"
+
+_KINDS = frozenset({FULL, SLIDING})
+
+_OWN_MASKS = frozenset({"gpt_neo"})
+"""Architectures that compute their own masks from the length of the cache. The masks are wrong where the cache is
+longer than its rows, and the cache of the batch is longer than its rows."""
+
+_EAGER = "eager"
+_SDPA = "sdpa"
+_LIBRARY = (_EAGER, _SDPA)
+
+_HALF = (torch.bfloat16, torch.float16)
+
+Masks = Sequence[Mapping[str, Tensor]]
+"""For each part of a decode pass, the mask [n, 1, 1, capacity] of each type of layer."""
+
+
+Between = Callable[[KvCache], Tensor]
+"""A call of attention between two pieces of a recorded pass. It first writes the keys and values of the pass."""
+
+
+class PartedAttention:
+    """The attention function of one model. `cache` is the cache of the pass that runs, `masks` its masks; None outside
+    of passes. `kinds` has the type of each layer. `cut` is there while a pass is recorded; it gets each call of
+    attention, and returns the tensor that holds the result of the call at each replay."""
+
+    def __init__(self, library: str, kinds: Sequence[str]) -> None:
+        self.library = library
+        self.kinds = kinds
+        self.cache: KvCache | None = None
+        self.masks: Masks = ()
+        self.cut: Callable[[Between], Tensor] | None = None
+
+    def __call__(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Any]:
+        cache = self.cache
+        if cache is None or not cache.parts:
+            return cast(
+                tuple[Tensor, Any],
+                self._function(module)(module, query, key, value, attention_mask, *args, **kwargs),
+            )
+        layer = cache.layer
+        if self.cut is None:
+            return self._parted(cache, layer, module, query, args, kwargs), None
+        keys, values = cache.new
+
+        def between(cache: KvCache) -> Tensor:
+            cache.write(layer, keys, values)
+            return self._parted(cache, layer, module, query, args, kwargs)
+
+        return self.cut(between), None
+
+    def _parted(
+        self,
+        cache: KvCache,
+        layer: int,
+        module: nn.Module,
+        query: Tensor,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Tensor:
+        """Attention over each shelf [rows, 1, heads, dim]."""
+        attend = self._function(module)
+        found = []
+        for part, masks in zip(cache.parts, self.masks, strict=True):
+            mask = masks[self.kinds[layer]].to(query.device)
+            keys = part.shelf.keys[layer][: part.count]
+            values = part.shelf.values[layer][: part.count]
+            rows = _spread(query[part.first : part.last], part)
+            if self.library == _SDPA and _is_slow(rows, keys):
+                rows = rows.expand(-1, -1, 2, -1)
+            out = attend(module, rows, keys, values, mask, *args, **kwargs)[0][:, :1]
+            found.append(out if part.is_whole else out[part.places.to(out.device)])
+        missing = query.shape[0] - cache.parts[-1].last
+        if missing:
+            found.append(found[0].new_zeros(missing, *found[0].shape[1:]))
+        return found[0] if len(found) == 1 else torch.cat(found)
+
+    def _function(self, module: nn.Module) -> Callable[..., Any]:
+        if self.library == _EAGER:
+            return cast(
+                Callable[..., Any], sys.modules[type(module).__module__].eager_attention_forward
+            )
+        return cast(Callable[..., Any], ALL_ATTENTION_FUNCTIONS[self.library])
+
+
+def layer_kinds(text: Any, layers: int) -> tuple[str, ...]:
+    """The kind of attention of each layer, by the configuration of the language model; none where passes over several
+    rows cannot give right logits."""
+    if text.model_type in _OWN_MASKS:
+        return ()
+    types = getattr(text, "layer_types", None)
+    if types is None:
+        return (SLIDING if getattr(text, "sliding_window", None) else FULL,) * layers
+    return tuple(types) if set(types) <= _KINDS else ()
+
+
+def install(model: Any, kinds: Sequence[str]) -> PartedAttention | None:
+    """Have the model use a `PartedAttention`; None where its code does not take its attention from the library.
+
+    `kinds` has the type of each layer: FULL or SLIDING.
+    """
+    library = str(model.config._attn_implementation)
+    if library not in _LIBRARY or not model._can_set_attn_implementation():
+        return None
+    attention = PartedAttention(library, kinds)
+    name = f"steerserve_{id(attention)}"
+    AttentionInterface.register(name, attention)
+    AttentionMaskInterface.register(name, ALL_MASK_ATTENTION_FUNCTIONS[library])
+    model.set_attn_implementation(name)
+    return attention
+
+
+def uninstall(model: Any, attention: PartedAttention) -> None:
+    """Have the model use the library's own function again."""
+    model.set_attn_implementation(attention.library)
+
+
+def _spread(rows: Tensor, part: ShelfPart) -> Tensor:
+    """The queries [n, heads, 1, dim] at the places of their rows on the shelf [count, heads, 1, dim]."""
+    if part.is_whole:
+        return rows
+    out = rows.new_zeros(part.count, *rows.shape[1:])
+    out[part.places.to(rows.device)] = rows
+    return out
+
+
+def _is_slow(rows: Tensor, keys: Tensor) -> bool:
+    """Whether the kernel needs three times as long for these queries as for each of them twice: a processor's kernel
+    for half precision, with a single query for each head of keys."""
+    return rows.device.type == "cpu" and rows.dtype in _HALF and rows.shape[1] == keys.shape[1]
+
+
+def part_masks(
+    parts: Sequence[ShelfPart],
+    kinds: Sequence[str],
+    window: int | None,
+    form: Callable[[Tensor], Tensor],
+) -> Masks:
+    """The masks of a decode pass. A row sees the tokens up to its own position; with a window, the last ones of them.
+    Places of the shelf that take no part in the pass see their first token only."""
+    masks = []
+    for part in parts:
+        at = part.positions
+        if not part.is_whole:
+            at = at.new_zeros(part.count)
+            at[part.places] = part.positions
+        held = torch.arange(part.shelf.capacity, device=at.device)
+        allowed = held <= at[:, None]
+        own = {}
+        for kind in set(kinds):
+            seen = allowed
+            if kind == SLIDING and window:
+                seen = allowed & (held > at[:, None] - window)
+            own[kind] = form(seen[:, None, None])
+        masks.append(own)
+    return masks

@@ -1,0 +1,363 @@
+"""A transformers checkpoint: load it, and run prefill and decode passes over a `KvCache`.
+
+It owns the model, its tokenizer and its masks; it knows nothing of requests, sampling or steering.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, cast
+
+import structlog
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
+
+from steerserve.errors import Refusal
+from steerserve.rules.inference import stepping
+from steerserve.rules.inference.stepping import RowSteps
+from steerserve.rules.models.architecture import first_range, max_context
+from steerserve.rules.residency.heartbeat import Activity
+from steerserve.worker.model import agreement, attention, invariance
+from steerserve.worker.model.agreement import Agreement, BytesByDevice, Disagreement
+from steerserve.worker.model.attention import SLIDING, PartedAttention
+from steerserve.worker.model.kv import CacheSlot, KvCache
+from steerserve.worker.model.plain import PlainPasses, beat_per_layer
+from steerserve.worker.model.transformer import Report, Transformer, configuration, decode
+
+log = structlog.get_logger(__name__)
+
+
+class Checkpoint(Transformer):
+    """A loaded causal language model. `varies` says what changes the last bits of a row's logits; None where nothing
+    does. Decode passes have a multiple of `row_step` rows.
+
+    Rows of more than `batched_context` tokens are stepped one at a time by the passes `alone`, which are None where
+    there are no such rows. `row_steps` says why.
+
+    Raises:
+        Refusal: UNSUPPORTED_QUANTIZATION, MODEL_LOAD_FAILED.
+    """
+
+    is_alone = False
+    takes_parts = True
+    state_tokens = 0
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        quantization: str,
+        trust_remote_code: bool,
+        report: Report,
+        devices: Sequence[str] = (),
+    ) -> None:
+        config = configuration(path, trust_remote_code)
+        super().__init__(
+            path,
+            AutoModelForCausalLM,
+            config,
+            quantization=quantization,
+            devices=devices,
+            trust_remote_code=trust_remote_code,
+            report=report,
+        )
+        text = self.config.get_text_config(decoder=True)
+        self.layers = int(text.num_hidden_layers)
+        self.hidden_size = int(text.hidden_size)
+        self.vocabulary = self.output_vocabulary
+        self.model_max_context = max_context(text)
+        self.window: int | None = getattr(text, "sliding_window", None)
+        self.kinds = attention.layer_kinds(text, self.layers)
+        self.is_eager = self.model.config._attn_implementation == "eager"
+        self.attention: PartedAttention | None = None
+        self.end_tokens = self._end_tokens()
+        self._last: Tensor | None = None
+        self._sizes: Tensor | None = None
+        self.sums: Tensor | None = None
+        self.every: Tensor | None = None
+        self._texts: dict[int, str] = {}
+        self.model.get_output_embeddings().register_forward_pre_hook(self._keep_last)
+        report("checking", 90.0)
+        self.row_step = 1
+        self.varies: str | None = None
+        self.alone: PlainPasses | None = None
+        self.batched_context = self.model_max_context
+        self.row_steps = stepping.BATCHED
+        self.kv_bytes_by_device = self._check(first_range(text))
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """The number of bytes that a token takes in the cache, over all devices."""
+        return sum(self.kv_bytes_by_device.values())
+
+    @property
+    def row_tokens(self) -> int:
+        """The tokens of cache that a row takes beside its own tokens."""
+        return self.alone.state_tokens if self.alone is not None else 0
+
+    # ------------------------------------------------------------- text
+
+    def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
+        """The text of tokens, without special tokens unless told otherwise."""
+        return decode(self.tokenizer, ids, skip_special=skip_special)
+
+    def decode_token(self, token: int) -> str:
+        """The text of one token, even of a special one; empty for an id that the tokenizer does not know."""
+        text = self._texts.get(token)
+        if text is None:
+            text = self._texts[token] = str(self.tokenizer.decode([token]))
+        return text
+
+    # ------------------------------------------------------------- passes
+
+    def cache(self, limit: int = 0) -> KvCache:
+        """An empty cache for passes of this model. Up to `limit` tokens, room is made ahead of its use."""
+        return KvCache(limit, reads_parts=self.attention is not None)
+
+    def prefill(
+        self,
+        cache: KvCache,
+        slots: Sequence[CacheSlot],
+        rows: Sequence[Sequence[int]],
+        *,
+        start: int,
+        with_sums: bool = False,
+        with_all: bool = False,
+    ) -> Tensor:
+        """Write the tokens of `rows` into their slots, at positions from `start` on. Returns the logits [rows,
+        vocabulary] after each row's last token.
+
+        With `with_all`, `every` then holds the logits after every token, [rows, width, vocabulary].
+        With `with_sums`, `sums` then holds the last hidden layer summed over each row's tokens, [rows, hidden] in
+        float32. Rows are padded on the right to a multiple of WIDTH. Causal attention hides the padding from the tokens
+        before it. With `start` > 0 there is one row.
+        """
+        sizes = [len(ids) for ids in rows]
+        # with 8-bit weights the padding would take part in the rounding of the row
+        width = stepping.up(max(sizes), 1 if self.held.name == "int8" else stepping.WIDTH)
+        tokens = torch.zeros(len(rows), width, dtype=torch.long)
+        for i, ids in enumerate(rows):
+            tokens[i, : sizes[i]] = torch.tensor(ids)
+        self.pulse.passing(Activity.PREFILL)
+        end = start + width
+        read = stepping.up(end, stepping.KEYS) if self.device.type == "cpu" else end
+        if not start and self.device.type != "cpu":
+            read = 0  # the fused kernels of cards take the causal flag, and no mask
+        cache.begin_prefill(slots, sizes, start, read)
+        positions = torch.arange(start, end, device=self.device)[None].expand(len(rows), -1)
+        masks = self._masks(positions[:1], read) if read else None
+        counts = torch.tensor(sizes) if with_sums else None
+        last = torch.tensor(sizes) - 1
+        if not with_all:
+            return self._forward(cache, tokens, positions, masks, last=last, sizes=counts)[:, -1]
+        self.every = self._forward(cache, tokens, positions, masks, last=None, sizes=counts)
+        return self.every[torch.arange(len(rows)), last]
+
+    def decode_step(
+        self,
+        cache: KvCache,
+        slots: Sequence[CacheSlot],
+        tokens: Sequence[int],
+        positions: Sequence[int],
+    ) -> Tensor:
+        """Write one token per row at the row's position. Returns the logits [rows, vocabulary]. The rows are in the
+        order of `kv.order`; the pass has a multiple of `row_step` rows."""
+        count = len(tokens)
+        rows = stepping.up(count, self.row_step)
+        new = torch.zeros(rows, 1, dtype=torch.long)
+        new[:count, 0] = torch.tensor(tokens)
+        at = torch.zeros(rows, 1, dtype=torch.long)
+        at[:count, 0] = torch.tensor(positions)
+        self.begin_decode(cache, slots, positions)
+        return self.decode_pass(cache, new, at.to(self.device))[:count]
+
+    def begin_decode(
+        self, cache: KvCache, slots: Sequence[CacheSlot], positions: Sequence[int]
+    ) -> None:
+        """Prepare the parts of the cache, and their masks, for the decode passes that follow."""
+        self.pulse.passing(Activity.DECODE)
+        cache.begin_decode(slots, positions, self.device)
+        if self.attention is not None:
+            self.attention.masks = attention.part_masks(
+                cache.parts, self.kinds, self.window, self._in_form
+            )
+
+    def decode_pass(self, cache: KvCache, tokens: Tensor, positions: Tensor) -> Tensor:
+        """The logits [rows, vocabulary] of a decode pass over tokens [rows, 1] at positions [rows, 1]. The rows of
+        `begin_decode` come first."""
+        length = 1 if self.attention else max(part.shelf.capacity for part in cache.parts)
+        masks = self._masks(positions, length)
+        return self._forward(cache, tokens, positions, masks, last=None)[:, -1]
+
+    def _forward(
+        self,
+        cache: KvCache,
+        tokens: Tensor,
+        positions: Tensor,
+        masks: Any,
+        *,
+        last: Tensor | None,
+        sizes: Tensor | None = None,
+    ) -> Tensor:
+        """The logits [rows, T, vocabulary] of a pass over tokens [rows, T]; T is 1 where `last` names one token of each
+        row. With `sizes` [rows], `sums` is set."""
+        cache.beat = self.pulse.beat
+        if self.attention is not None:
+            self.attention.cache = cache
+        try:
+            out = self.call(
+                last=last,
+                sizes=sizes,
+                input_ids=tokens.to(self.device),
+                position_ids=positions,
+                attention_mask=masks,
+                past_key_values=cache,
+                use_cache=True,
+            )
+        finally:
+            if self.attention is not None:
+                self.attention.cache = None
+        return cast(Tensor, out.logits).to(self.device)
+
+    def call(self, *, last: Tensor | None, sizes: Tensor | None = None, **inputs: Any) -> Any:
+        """What the model gives for these inputs. With `last` [rows], there are logits of one token of each row only.
+        With `sizes` [rows], `sums` is set."""
+        self._last, self._sizes = last, sizes
+        try:
+            return self.model(**inputs)
+        finally:
+            self._last = self._sizes = None
+
+    def _keep_last(self, _: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+        """Before the output embedding: keep [rows, 1, hidden] of [rows, T, hidden], each row's last token."""
+        hidden = inputs[0]
+        if self._sizes is not None:
+            places = torch.arange(hidden.shape[1], device=hidden.device)
+            real = (places[None] < self._sizes.to(hidden.device)[:, None]).to(torch.float32)
+            self.sums = torch.einsum("rth,rt->rh", hidden.float(), real).to(self.device)
+        if self._last is None:
+            return None
+        rows = torch.arange(hidden.shape[0], device=hidden.device)
+        return (hidden[rows, self._last.to(hidden.device)][:, None],)
+
+    def _masks(self, positions: Tensor, length: int) -> Any:
+        """Attention masks [rows, 1, T, length] for queries at `positions` [rows, T], one per layer type."""
+        held = torch.arange(length, device=self.device)
+        full = held[None, None] <= positions[:, :, None]
+        masks: dict[str, Tensor] = {}
+        for kind in sorted(set(self.kinds)):
+            allowed = full
+            if kind == SLIDING and self.window:
+                allowed = full & (held[None, None] > positions[:, :, None] - self.window)
+            masks[kind] = self._in_form(allowed[:, None])
+        return masks if len(masks) > 1 else next(iter(masks.values()))
+
+    def _in_form(self, allowed: Tensor) -> Tensor:
+        if not self.is_eager:
+            return allowed
+        lowest = torch.finfo(self.dtype).min
+        return torch.zeros_like(allowed, dtype=self.dtype).masked_fill(~allowed, lowest)
+
+    # ------------------------------------------------------------- facts
+
+    def _end_tokens(self) -> frozenset[int]:
+        """The tokens that end a completion: the end tokens of the generation config, and the tokenizer's EOS."""
+        configured = getattr(self.model.generation_config, "eos_token_id", None)
+        ends = configured if isinstance(configured, list) else [configured]
+        return frozenset(int(e) for e in [*ends, self.tokenizer.eos_token_id] if e is not None)
+
+    @torch.inference_mode()
+    def _check(self, first: int | None) -> BytesByDevice:
+        """Choose the passes by which rows are stepped. `first` is the length from which on a row must be stepped alone.
+        Returns the bytes of KV per token by device.
+
+        Raises:
+            Refusal: MODEL_LOAD_FAILED when no passes give the logits of a plain pass, because every answer would be
+                wrong, and when these logits are no numbers.
+        """
+        try:
+            compared = Agreement(self)
+            self._check_numbers(compared.truth)
+            try:
+                sizes = self._check_batch(compared)
+            except Disagreement as why:
+                self.batched_context = 0
+                self.alone = agreement.plain_passes(self, compared)
+                reason = f"passes over several rows do not give right logits ({why})"
+                self.row_steps = RowSteps(False, f"{self.alone.described}, because {reason}")
+                log.warning("rows_stepped_alone", architecture=self.config.model_type, why=str(why))
+                sizes = self.alone.kv_bytes_by_device
+            else:
+                self._check_rows()
+                self._check_long(compared, first)
+        except Disagreement as why:
+            raise Refusal(
+                "MODEL_LOAD_FAILED",
+                f"this architecture's plain forward pass cannot be reproduced: {why}",
+            ) from why
+        if self.alone is not None:
+            beat_per_layer(self.model, self.layers, lambda: self.pulse.beat())
+        return sizes
+
+    def _check_numbers(self, logits: Tensor) -> None:
+        """Check that the logits [T, vocabulary] of a plain pass are numbers.
+
+        Raises:
+            Refusal: MODEL_LOAD_FAILED.
+        """
+        broken = logits.isnan().any(dim=0).nonzero().flatten().tolist()
+        if broken:
+            raise Refusal(
+                "MODEL_LOAD_FAILED",
+                f"the checkpoint has weights that are NaN or too large: a plain forward pass gives NaN as the logit of "
+                f"{len(broken)} of {logits.shape[-1]} tokens, the first is token {broken[0]}",
+                tokens=len(broken),
+                first_token_id=broken[0],
+            )
+
+    def _check_batch(self, compared: Agreement) -> BytesByDevice:
+        """Compare passes over several rows. Returns the bytes of KV per token by device.
+
+        Raises:
+            Disagreement.
+        """
+        if not self.kinds:
+            raise Disagreement("its layers have a state or masks of their own")
+        self.attention = attention.install(self.model, self.kinds)
+        if self.attention is not None:
+            with suppress(Disagreement):
+                return compared.batch()
+            # the model's code does not take its attention from the library as others do
+            attention.uninstall(self.model, self.attention)
+            self.attention = None
+        return compared.batch()
+
+    def _check_rows(self) -> None:
+        """Find the number of rows of which decode passes have a multiple, and what changes the last bits of a row's
+        logits."""
+        for self.row_step in stepping.ROW_STEPS:
+            self.varies = invariance.varies(self)
+            if self.varies is None:
+                return
+        self.row_step = 1
+
+    def _check_long(self, compared: Agreement, first: int | None) -> None:
+        """Find how rows of more than `first` tokens are stepped. The passes of the batch are padded, and no padding may
+        be beyond `first`."""
+        if first is None:
+            return
+        self.batched_context = min(self.model_max_context, first // stepping.WIDTH * stepping.WIDTH)
+        try:
+            self.alone = agreement.plain_passes(self, compared)
+        except Disagreement:
+            self.model_max_context = self.batched_context
+            return
+        self.alone.takes_parts = False
+        self.row_steps = RowSteps(
+            True,
+            f"rows of up to {self.batched_context} tokens share passes; longer rows are stepped one at a time, because "
+            "the model turns their positions by other angles",
+        )

@@ -1,0 +1,137 @@
+"""A decode pass that is recorded once and then replayed: on a card, without any Python of the model.
+
+Only what lies between two calls of attention is recorded. Attention itself, and the writing of keys and values, are
+called at each replay. A recorded pass therefore depends on the number of its rows alone, and not on the lengths, the
+places or the memory of the rows in the cache.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from steerserve.worker.model.attention import Between, PartedAttention
+from steerserve.worker.model.kv import KvCache
+
+
+class PassPiece(Protocol):
+    """A part of a pass. The tensors that the calls between `begin` and `end` make are the same tensors at each replay,
+    with other values. A first recording does not compute these values."""
+
+    def begin(self) -> None: ...
+
+    def end(self) -> None: ...
+
+    def replay(self) -> None: ...
+
+
+class PassRecorder(Protocol):
+    """Makes the pieces of one model. While `recording` is open, pieces may be recorded."""
+
+    def recording(self) -> AbstractContextManager[None]: ...
+
+    def piece(self) -> PassPiece: ...
+
+
+@dataclass(slots=True)
+class RecordedPass:
+    """The pieces of a pass. After each but the last one attention is called, and its result is copied to the tensor
+    that the next piece reads. The last piece leaves `logits` [rows, vocabulary]."""
+
+    pieces: list[PassPiece] = field(default_factory=list)
+    attentions: list[tuple[Between, Tensor]] = field(default_factory=list)
+    logits: Tensor | None = None
+
+    def replay(self, cache: KvCache) -> Tensor:
+        """The logits for the values that are in the static buffers now."""
+        assert self.logits is not None
+        for piece, (attend, out) in zip(self.pieces, self.attentions, strict=False):
+            piece.replay()
+            cache.beat()
+            out.copy_(attend(cache))
+        self.pieces[-1].replay()
+        return self.logits
+
+
+def record(
+    attention: PartedAttention,
+    cache: KvCache,
+    recorder: PassRecorder,
+    forward: Callable[[], Tensor],
+) -> RecordedPass:
+    """Record the pass that `forward` runs. `forward` is called once before, so that libraries are set up. The keys and
+    values that a recording writes into the cache at the positions of the pass are arbitrary, and the next pass at these
+    positions overwrites them."""
+    made = RecordedPass()
+
+    def begin() -> None:
+        piece = recorder.piece()
+        piece.begin()
+        made.pieces.append(piece)
+
+    def cut(attend: Between) -> Tensor:
+        made.pieces[-1].end()
+        out = attend(cache).clone()
+        made.attentions.append((attend, out))
+        begin()
+        return out
+
+    with recorder.recording():
+        forward()
+        try:
+            attention.cut, cache.is_recorded = cut, True
+            begin()
+            made.logits = forward()
+        except BaseException:
+            with suppress(Exception):
+                made.pieces[-1].end()
+            raise
+        finally:
+            attention.cut, cache.is_recorded, cache.new = None, False, ()
+        made.pieces[-1].end()
+    return made
+
+
+class CardRecorder:
+    """Records CUDA graphs, which all share one pool of memory. They are replayed one after the other, and all tensors
+    that outlive a replay are held, so no graph writes into what another one left."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)
+        self._pool = torch.cuda.graph_pool_handle()
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Graphs are recorded on a stream of their own, because the default stream cannot be recorded."""
+        gc.collect()  # a tensor that is freed while a graph is recorded would end the recording
+        torch.cuda.synchronize(self._device)
+        with torch.cuda.stream(self._stream):
+            yield
+        torch.cuda.synchronize(self._device)
+
+    def piece(self) -> PassPiece:
+        return _CardGraph(self._pool)
+
+
+class _CardGraph:
+    """One CUDA graph."""
+
+    def __init__(self, pool: Any) -> None:
+        self._pool = pool
+        self._graph = torch.cuda.CUDAGraph()
+
+    def begin(self) -> None:
+        self._graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+
+    def end(self) -> None:
+        self._graph.capture_end()
+
+    def replay(self) -> None:
+        self._graph.replay()

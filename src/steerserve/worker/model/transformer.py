@@ -1,0 +1,189 @@
+"""A transformers checkpoint opened from its folder: configuration, tokenizer and weights on their device."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoTokenizer
+
+from steerserve.errors import Refusal
+from steerserve.messages import LOADING_WEIGHTS
+from steerserve.worker import memory
+from steerserve.worker.heartbeat import Pulse
+from steerserve.worker.model import packing, placement, precision
+
+SHOWN = 4
+"""The most names of tensors in one refusal."""
+
+PREPARATION_BYTES = 3 << 30
+"""The most memory that reading the configuration and the tokenizer may take."""
+
+_SCALES_DEPTH = 3
+"""How deep the scales of a quantized parameter may lie within its fields."""
+
+WEIGHTS = ("*.safetensors", "*.bin")
+LINE_CHARACTERS = 200
+_PATH = re.compile(r"(?:/[^/\s'\"]+)+/")
+_ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
+
+Report = Callable[[str, float], None]
+
+
+class Transformer:
+    """The common part of a language model and an encoder. `kind` is the library's automatic class that loads the
+    weights. `output_vocabulary` is the width of the logits, 0 for a model without an output embedding. Passes give
+    their heartbeats through `pulse`.
+
+    Raises:
+        Refusal: UNSUPPORTED_QUANTIZATION; MODEL_LOAD_FAILED for a split of a model without a list of layers.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        kind: Any,
+        config: Any,
+        *,
+        quantization: str,
+        devices: Sequence[str],
+        trust_remote_code: bool,
+        report: Report,
+    ) -> None:
+        common: dict[str, Any] = {"trust_remote_code": trust_remote_code, "local_files_only": True}
+        self.pulse = Pulse()
+        self.config = config
+        used = [torch.device(name) for name in devices] or [memory.device()]
+        self.device = used[0]
+        if self.device.type == "cuda":
+            # calls that act on the current card would open a context on the first card, which may hold no model
+            torch.cuda.set_device(self.device)
+        self.held = precision.held(quantization, config, used)
+        with memory.bounded("reading the configuration and the tokenizer", PREPARATION_BYTES):
+            _check_size(path, kind, config, trust_remote_code)
+            where = placement.device_map(kind, config, devices, self.device, trust_remote_code)
+            report("loading_tokenizer", 5.0)
+            self.tokenizer: Any = open_tokenizer(path, trust_remote_code)
+        report(LOADING_WEIGHTS, 10.0)
+        loaded: Any = kind.from_pretrained(
+            path,
+            output_loading_info=True,
+            dtype=getattr(torch, self.held.dtype),
+            device_map=where,
+            **precision.load_options(self.held, kind, config, trust_remote_code=trust_remote_code),
+            **common,
+        )
+        self.model: Any = loaded[0]
+        _check_whole(loaded[1])
+        self.input_vocabulary = int(self.model.get_input_embeddings().weight.shape[0])
+        report("moving_to_device", 80.0)
+        self.model.eval().requires_grad_(False)
+        self.parameters = int(self.model.num_parameters())
+        head = self.model.get_output_embeddings()
+        self.output_vocabulary = int(head.weight.shape[0]) if head is not None else 0
+        packed = packing.pack(self.model, lambda: memory.free(torch.device("cpu")))
+        if packed or self.held.quantizes:
+            precision.let_go_of_files(self.model)
+        self.dtype: torch.dtype = getattr(torch, self.held.dtype)
+
+    @property
+    def devices(self) -> list[torch.device]:
+        """The devices of the model's tensors. The first is the device on which a pass begins."""
+        return list(dict.fromkeys([self.device, *(p.device for p in self.model.parameters())]))
+
+    @cached_property
+    def weights(self) -> dict[torch.device, int]:
+        """By device, the bytes of the parameters and buffers as they are held, with the scales of quantized
+        parameters. Measured once, because they stay as they are."""
+        return memory.bytes_by_device(self._tensors())
+
+    def _tensors(self) -> Iterator[Tensor]:
+        for tensor in (*self.model.parameters(), *self.model.buffers()):
+            yield tensor
+            yield from memory.tensors_in(vars(tensor), _SCALES_DEPTH)
+
+    def encode(self, text: str, *, special: bool) -> list[int]:
+        """The tokens of a text of the service itself. Texts of clients are tokenized in a process of their own."""
+        return encode(self.tokenizer, text, special=special)
+
+
+def open_tokenizer(path: Path, trust_remote_code: bool) -> Any:
+    return AutoTokenizer.from_pretrained(
+        path, trust_remote_code=trust_remote_code, local_files_only=True
+    )
+
+
+def encode(tokenizer: Any, text: str, *, special: bool) -> list[int]:
+    return list(tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"])
+
+
+def decode(tokenizer: Any, ids: Sequence[int], *, skip_special: bool) -> str:
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    read = tokenizer.decode if backend is None else backend.decode
+    return str(read(list(ids), skip_special_tokens=skip_special))
+
+
+def _check_size(path: Path, kind: Any, config: Any, trust_remote_code: bool) -> None:
+    """Check that the weight files can hold the parameters of the configuration, because the library makes memory for
+    all parameters. A parameter takes at least 8 bits of a file, and 1 bit if it is quantized.
+
+    Raises:
+        Refusal: MODEL_LOAD_FAILED.
+    """
+    stored = sum(file.stat().st_size for pattern in WEIGHTS for file in path.glob(pattern))
+    with torch.device("meta"):
+        empty: nn.Module = kind.from_config(config, trust_remote_code=trust_remote_code)
+    parameters = sum(parameter.numel() for parameter in empty.parameters())
+    per_byte = 8 if getattr(config, "quantization_config", None) else 1
+    if parameters > stored * per_byte:
+        raise Refusal(
+            "MODEL_LOAD_FAILED",
+            f"the configuration describes {parameters} parameters; the weights have {stored} bytes",
+        )
+
+
+def _check_whole(loading_info: dict[str, Any]) -> None:
+    """Check that the checkpoint has every tensor of its architecture, because the library fills missing tensors with
+    random numbers.
+
+    The pooler of an encoder may be missing, because it is not used here and many checkpoints leave it out.
+
+    Raises:
+        Refusal: MODEL_LOAD_FAILED.
+    """
+    missing = sorted(n for n in loading_info.get("missing_keys", ()) if "pooler." not in n)
+    odd = [
+        entry if isinstance(entry, str) else entry[0] for entry in loading_info["mismatched_keys"]
+    ]
+    for why, names in (("does not have", missing), ("has in another shape", sorted(odd))):
+        if names:
+            shown = ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
+            raise Refusal(
+                "MODEL_LOAD_FAILED",
+                f"the checkpoint {why} {len(names)} of the tensors that its configuration asks for: {shown}",
+            )
+
+
+def configuration(path: Path, trust_remote_code: bool) -> Any:
+    """The configuration of a folder."""
+    return AutoConfig.from_pretrained(
+        path, trust_remote_code=trust_remote_code, local_files_only=True
+    )
+
+
+def first_line(error: Exception) -> str:
+    """An error of the library in one short line, without the paths and addresses of this machine."""
+    line = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    line = _ADDRESS.sub("...", _PATH.sub("", line))
+    return line[:LINE_CHARACTERS] or type(error).__name__
+
+
+def described_error(error: Exception) -> str:
+    """The first line of an error behind the name of its type."""
+    line, kind = first_line(error), type(error).__name__
+    return kind if line == kind else f"{kind}: {line}"

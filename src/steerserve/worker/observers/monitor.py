@@ -1,0 +1,295 @@
+"""Monitoring: the features of one attached SAE at the latest token of each monitored choice.
+
+A pass only copies rows of d_in values; features are computed between passes. The monitor owns the rows that wait to be
+encoded, the latest row of each running choice, and the statistics. Monitoring does not change the results of the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+import torch
+from torch import Tensor
+
+from steerserve.messages import (
+    Contexts,
+    Outcome,
+    ReadContexts,
+    ReadStatistics,
+    Recorded,
+    Statistics,
+)
+from steerserve.rules.sensing.cluster_sensing import Decode
+from steerserve.rules.steering import live as steering
+from steerserve.worker import memory
+from steerserve.worker.hooks.hooks import Catch
+from steerserve.worker.observers.contexts import ContextRing, Place
+from steerserve.worker.observers.counts import RunningCounts
+from steerserve.worker.observers.observers import Observer, Span
+from steerserve.worker.observers.ranking import is_finite
+from steerserve.worker.observers.target import Seen, Target
+from steerserve.worker.rows.rows import BatchRow, RowName
+
+log = structlog.get_logger(__name__)
+CHUNK = 64
+"""The number of tokens that are encoded at once, so that the encoder's weights are read once for all of them."""
+
+
+def special_tokens(tokenizer: Any, ends: frozenset[int]) -> frozenset[int]:
+    """The tokens that are not text, with `ends` among them. SAEs are not trained on the values of such tokens."""
+    added = getattr(tokenizer, "added_tokens_decoder", None) or {}
+    named = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id)
+    return frozenset(
+        [
+            *ends,
+            *tokenizer.all_special_ids,
+            *(token for token in named if token is not None),
+            *(token for token, entry in added.items() if entry.special),
+        ]
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """One observed token of the coming pass. Its row is at `place` in the pass; the token is at `at` among the row's
+    tokens of the pass, and at `position` in the row. `is_text` is False for a special token."""
+
+    row: BatchRow
+    place: int
+    at: int
+    position: int
+    is_text: bool
+
+
+class FeatureMonitor(Observer):
+    """Monitors at most one attached SAE. Tokens in `special` are not counted. The first position is never read, because
+    all other positions attend to it and its values therefore say little about its token (Xiao et al. 2024,
+    arXiv:2309.17453)."""
+
+    def __init__(self, special: frozenset[int] = frozenset()) -> None:
+        self._special = special
+        self._target: Target | None = None
+        self._counts: RunningCounts | None = None
+        self._counted: int | None = None
+        self._ring: ContextRing | None = None
+        self._expected: list[Expected] = []
+        self._caught: Tensor | None = None
+        self._waiting: list[Tensor] = []
+        # the places of the waiting tokens, where their contexts are kept
+        self._places: list[Place] = []
+        self._latest: dict[RowName, Seen] = {}
+        self._ended: list[Seen] = []
+
+    @property
+    def whole(self) -> Target | None:
+        """The target, where all its features are monitored."""
+        target = self._target
+        return target if target is not None and target.features is None else None
+
+    def watch(self, target: Target | None, contexts: int = 0) -> None:
+        """Monitor this target from the next pass on, and keep the contexts of the last `contexts` tokens; None monitors
+        nothing. The statistics and the contexts stay, unless the target is another SAE."""
+        self._flush()
+        before, self._target = self._target, target
+        if target is None or before is None or before.number != target.number:
+            self._latest.clear()
+            self._ended.clear()
+        if target is not None and (self._counts is None or self._counted != target.number):
+            self._counts = RunningCounts(target.d_sae, target.device)
+            self._counted = target.number
+            self._ring = None
+        if target is not None and (self._ring is None or self._ring.size != contexts):
+            self._ring = ContextRing(contexts) if contexts else None
+
+    def detached(self, number: int) -> None:
+        """Drop all values and statistics of the SAE."""
+        if self._target is not None and self._target.number == number:
+            self._drop_waiting()
+            self.watch(None)
+        if self._counted == number:
+            self._counts = self._counted = self._ring = None
+
+    # ------------------------------------------------------------- beside a pass
+
+    def expect(
+        self, rows: Sequence[BatchRow], spans: Sequence[Span]
+    ) -> Iterable[tuple[int, Catch]]:
+        """Only the token of each row whose logits the pass gives is observed, so that the records do not depend on how
+        a long prompt was cut. A special token is observed only while its choice has no other token to record, and a
+        special token is not counted.
+        """
+        self.discard()
+        if self._target is None:
+            return ()
+        for i, (row, (start, count)) in enumerate(zip(rows, spans, strict=True)):
+            position = start + count - 1
+            is_whole = position >= len(row.prompt) - 1
+            is_text = row.token_at(position) not in self._special
+            is_wanted = is_text or row.name not in self._latest
+            if row.label is not None and is_whole and position > 0 and is_wanted:
+                self._expected.append(Expected(row, i, count - 1, position, is_text))
+        return [(self._target.number, self.catch)] if self._expected else ()
+
+    def catch(self, value: Tensor, _: Tensor | None = None) -> None:
+        """Copy the expected tokens of the site's value [rows, T, d_in], before its own steering is added.
+
+        Where the copy fails, these tokens are not observed, and their choices have no record.
+        """
+        rows = [one.place for one in self._expected]
+        places = [one.at for one in self._expected]
+        try:
+            # a slice is copied much faster than single rows are picked
+            is_step = value.shape[1] == 1 and rows == list(range(len(rows)))
+            caught = value[: len(rows), 0].clone() if is_step else value[rows, places]
+            self._caught = caught.detach()
+        except Exception as error:
+            log.exception("monitoring_failed", tokens=len(rows))
+            for one in self._expected:
+                self._latest.pop(one.row.name, None)
+            self.discard()
+            memory.recover(error)
+
+    def settle(self) -> None:
+        """Let the copied tokens wait to be encoded and counted, and note them as the latest tokens of their choices."""
+        if self._caught is not None:
+            texts = [place for place, one in enumerate(self._expected) if one.is_text]
+            if texts:
+                is_all = len(texts) == len(self._expected)
+                self._waiting.append(self._caught if is_all else self._caught[texts])
+                if self._ring is not None:
+                    named = [self._expected[place] for place in texts]
+                    self._places += [(one.row, one.position) for one in named]
+            for place, one in enumerate(self._expected):
+                self._latest[one.row.name] = Seen(one.row, one.position, self._caught, place)
+            self.discard()
+
+    def discard(self) -> None:
+        """Expect nothing, and drop the copies of a pass that failed."""
+        self._expected = []
+        self._caught = None
+
+    # ------------------------------------------------------------- between passes
+
+    def end(self, row: BatchRow) -> Sequence[Outcome]:
+        """The latest token of the choice becomes its record, which `events` encodes with the records of other
+        choices."""
+        seen = self._latest.pop(row.name, None)
+        if seen is not None:
+            self._ended.append(seen)
+        return ()
+
+    def forget(self, request: int) -> None:
+        """The request gets no record."""
+        self._ended = [seen for seen in self._ended if seen.row.request != request]
+        for choice in [c for c in self._latest if c[0] == request]:
+            del self._latest[choice]
+
+    def events(self) -> list[Recorded]:
+        """A record for each choice that ended since the last call, or no records where the encoding fails."""
+        ended, self._ended = self._ended, []
+        return self._flush(ended) if ended else []
+
+    def work(self) -> None:
+        """Encode the waiting tokens in whole chunks. The tokens after the last whole chunk wait on."""
+        if sum(len(rows) for rows in self._waiting) >= CHUNK:
+            self._flush(is_whole=True)
+
+    def read(self, command: ReadStatistics) -> Statistics:
+        """Raises:
+        Refusal: INVALID_FEATURE_INDEX.
+        """
+        self._flush()
+        counts = self._counts
+        if counts is None:
+            return Statistics(command.id, [], 0, 0)
+        for index in command.features or ():
+            steering.check_index(index, len(counts.count))
+        features = counts.read(command.features, command.metric, command.k)
+        return Statistics(command.id, features, counts.tokens, int(counts.active.sum()))
+
+    def read_contexts(self, command: ReadContexts, decode: Decode) -> Contexts:
+        """Raises:
+        Refusal: INVALID_FEATURE_INDEX.
+        """
+        self._flush()
+        if self._counts is not None:
+            steering.check_index(command.feature, len(self._counts.count))
+        if self._ring is None:
+            return Contexts(command.id, 0, [])
+        strongest = self._ring.strongest(command.feature, command.k, decode)
+        return Contexts(command.id, len(self._ring), strongest)
+
+    def reset(self) -> None:
+        """Start the statistics from nothing, and drop the contexts. Running choices keep their latest tokens for their
+        records."""
+        self._drop_waiting()
+        if self._counts is not None:
+            self._counts = RunningCounts(len(self._counts.count), self._counts.count.device)
+        if self._ring is not None:
+            self._ring = ContextRing(self._ring.size)
+
+    # ------------------------------------------------------------- inside
+
+    def _flush(self, ended: Sequence[Seen] = (), *, is_whole: bool = False) -> list[Recorded]:
+        """Encode and count the waiting tokens; in the same chunks, encode the last tokens of the choices that ended.
+        With `is_whole`, the tokens after the last whole chunk wait on."""
+        waiting, self._waiting = self._waiting, []
+        places, self._places = self._places, []
+        target, counts = self._target, self._counts
+        if target is None or counts is None or not (waiting or ended):
+            return []
+        try:
+            if is_whole:
+                together = torch.cat(waiting)
+                whole = len(together) - len(together) % CHUNK
+                waiting, self._waiting = [together[:whole]], [together[whole:]]
+                places, self._places = places[:whole], places[whole:]
+            return _encoded(target, counts, waiting, ended, self._ring, places)
+        except Exception as error:
+            # a failure of monitoring must not end the requests that are monitored
+            log.exception("monitoring_failed", tokens=sum(len(rows) for rows in waiting))
+            waiting.clear()
+            memory.recover(error)
+            return []
+
+    def _drop_waiting(self) -> None:
+        self._waiting.clear()
+        self._places.clear()
+
+
+def _encoded(
+    target: Target,
+    counts: RunningCounts,
+    waiting: list[Tensor],
+    ended: Sequence[Seen],
+    ring: ContextRing | None,
+    places: Sequence[Place],
+) -> list[Recorded]:
+    """Count the waiting rows [n, d_in], and record the choices that ended, one chunk of both at a time. With a ring,
+    keep the contexts of the waiting rows, which are at `places`.
+
+    Rows with values or features that are not finite are left out, because the statistics would stay infinite.
+    """
+    records: list[Recorded] = []
+    counted = sum(len(rows) for rows in waiting)
+    together = torch.cat([*waiting, *(seen.rows[seen.place][None] for seen in ended)])
+    for first in range(0, len(together), CHUNK):
+        rows = together[first : first + CHUNK]
+        values = target.encode(rows)
+        fine = is_finite(rows) & is_finite(values)
+        split = min(len(values), max(0, counted - first))
+        observed = values[:split]
+        if not bool(fine[:split].all()):
+            observed = observed[fine[:split]]
+        if len(observed):
+            counts.add(observed, target.features)
+            if ring is not None:
+                kept = fine[:split].nonzero()[:, 0].tolist()
+                ring.add([places[first + row] for row in kept], observed, target.features)
+        for place in range(split, len(values)):
+            if fine[place]:
+                records.append(target.record(ended[first + place - counted], values[place]))
+    return records

@@ -1,0 +1,309 @@
+"""Sensing: the firings of the members of armed clusters and circuits in every row that writes.
+
+The site's values are copied in the pass, before the SAE's own steering is added, and read between passes: all rows by
+one product, with one transfer to the host. Sensing does not change the results of the model. Rows that score or pool
+are not sensed.
+
+A row that begins with a kept prefix does not compute the positions of the prefix. It takes over the firings of the row
+that computed them. A prefix that was computed under another arming is not used, so that no firing is missed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import structlog
+import torch
+from torch import Tensor
+
+from steerserve.messages import ArmedCircuit, ArmedCluster, Embed, Event, Generate, Outcome, Score
+from steerserve.rules.sensing.cluster_sensing import Decode, common_prefix
+from steerserve.worker import memory
+from steerserve.worker.hooks.hooks import Catch, HookedSaes
+from steerserve.worker.observers.armed import Arming, Armoury, Fires, Whole, keys_of, subjects_of
+from steerserve.worker.observers.observers import Observer, Span
+from steerserve.worker.observers.ranking import is_active
+from steerserve.worker.observers.sensed_row import SensedRow
+from steerserve.worker.rows.rows import BatchRow, RowName, Writing
+
+log = structlog.get_logger(__name__)
+CHUNK = 64
+"""Copied positions are encoded once there are this many, or once a row ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowSpan:
+    """`count` tokens of a row in a pass, the first at position `start`. The row is at `place` in the pass."""
+
+    row: SensedRow
+    place: int
+    start: int
+    count: int
+
+
+class SensingObserver(Observer):
+    """Owner of the arming, and of what is sensed in the rows that run.
+
+    Args:
+        decode: tokens -> their text.
+        whole: the target of monitoring where all features are monitored. Only then are the active features counted.
+    """
+
+    def __init__(
+        self,
+        decode: Decode,
+        whole: Whole = lambda: None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._decode = decode
+        self._whole = whole
+        self._clock = clock
+        self._armoury = Armoury()
+        self._cluster: ArmedCluster | None = None
+        self._circuits: Sequence[ArmedCircuit] = ()
+        self._arming: Arming | None = None
+        self._saes: HookedSaes | None = None
+        self._rows: dict[RowName, SensedRow] = {}
+        self._ended: list[SensedRow] = []
+        self._expected: dict[Arming, list[RowSpan]] = {}
+        self._caught: dict[Arming, dict[int, Tensor]] = {}
+        self._waiting: dict[Arming, list[tuple[list[RowSpan], dict[int, Tensor]]]] = {}
+        self._positions = 0
+
+    # ------------------------------------------------------------- arming
+
+    def sense_cluster(self, cluster: ArmedCluster | None, saes: HookedSaes) -> None:
+        """Sense this cluster in the rows that begin from now on.
+
+        Raises:
+            Refusal: as `Armoury.make`; the arming before stays.
+        """
+        self._arm(cluster, self._circuits, saes)
+
+    def sense_circuits(self, circuits: Sequence[ArmedCircuit], saes: HookedSaes) -> None:
+        """Sense these circuits in the rows that begin from now on.
+
+        Raises:
+            Refusal: as `Armoury.make`; the arming before stays.
+        """
+        self._arm(self._cluster, circuits, saes)
+
+    def _arm(
+        self,
+        cluster: ArmedCluster | None,
+        circuits: Sequence[ArmedCircuit],
+        saes: HookedSaes,
+    ) -> None:
+        self._arming, self._saes = self._armoury.make(cluster, circuits, saes), saes
+        self._cluster, self._circuits = cluster, circuits
+        self._flush()
+        subjects = {one.subject for one in subjects_of(cluster, circuits)}
+        for row in self._rows.values():
+            row.keep_only(subjects)
+
+    def detached(self, number: int) -> None:
+        """Disarm what reads the SAE. The rows in which it was sensed are not read any more."""
+        for row in self._rows.values():
+            row.is_stopped = row.is_stopped or number in row.arming.sites
+        site = self._arming.sites.get(number) if self._arming is not None else None
+        if site is None or self._saes is None:
+            return
+        key, cluster = site.target.key, self._cluster
+        left = [circuit for circuit in self._circuits if key not in keys_of(circuit)]
+        is_left = cluster is not None and key not in keys_of(cluster)
+        self._arm(cluster if is_left else None, left, self._saes)
+
+    # ------------------------------------------------------------- beside a pass
+
+    def begin(
+        self, command: Generate | Score | Embed, rows: Sequence[BatchRow], saes: HookedSaes
+    ) -> None:
+        """Sense the rows of a request with a label. The choices of one prompt report the prompt once."""
+        arming = self._arming
+        if arming is None or not isinstance(command, Generate):
+            return
+        cluster, before = self._cluster, list[int]()
+        for row in rows:
+            if row.label is None or not isinstance(row.goal, Writing):
+                continue
+            skip = 0
+            if cluster is not None and cluster.history:
+                same = common_prefix(before, row.prompt)
+                skip = max(_reported(command, row, cluster.history), same)
+            self._rows[row.name] = SensedRow(row, arming, skip)
+            before = row.prompt
+
+    def expect(
+        self, rows: Sequence[BatchRow], spans: Sequence[Span]
+    ) -> Iterable[tuple[int, Catch]]:
+        self.discard()
+        if not self._rows:
+            return ()
+        for place, (row, (start, count)) in enumerate(zip(rows, spans, strict=True)):
+            sensed = self._rows.get(row.name)
+            if sensed is not None and sensed.is_wanted:
+                part = RowSpan(sensed, place, start, count)
+                self._expected.setdefault(sensed.arming, []).append(part)
+        return [
+            (number, partial(self._catch, arming, number))
+            for arming in self._expected
+            for number in arming.sites
+        ]
+
+    def _catch(self, arming: Arming, number: int, value: Tensor, _: Tensor | None = None) -> None:
+        """Copy the values [rows, T, d_in] of the sensed rows, without padding."""
+        spans = self._expected.get(arming, [])
+        try:
+            with self._timed(spans):
+                if len(spans) == len(value) and all(span.count == 1 for span in spans):
+                    copied = value[:, 0].clone()
+                else:
+                    copied = torch.cat([value[span.place, : span.count] for span in spans])
+            self._caught.setdefault(arming, {})[number] = copied
+        except Exception as error:
+            self._fail(spans, error)
+
+    def settle(self) -> None:
+        for arming, values in self._caught.items():
+            spans = self._expected[arming]
+            if len(values) < len(arming.sites):
+                continue  # a copy failed, and the rows are stopped
+            for span in spans:
+                span.row.read = span.start + span.count
+            self._waiting.setdefault(arming, []).append((spans, values))
+            self._positions += sum(span.count for span in spans)
+        self.discard()
+
+    def discard(self) -> None:
+        self._expected = {}
+        self._caught = {}
+
+    # ------------------------------------------------------------- between passes
+
+    def mark(self, row: BatchRow) -> Hashable:
+        sensed = self._sensed(row)
+        return sensed.arming.number if sensed is not None and not sensed.is_stopped else None
+
+    def notes(self, row: BatchRow) -> object:
+        sensed = self._sensed(row)
+        return sensed.trace if sensed is not None else None
+
+    def resume(self, row: BatchRow, length: int, notes: object) -> None:
+        sensed = self._rows.get(row.name)
+        if sensed is None or not isinstance(notes, list):
+            return
+        for fires in list(notes):
+            sensed.take(fires.where(fires.positions < length))
+        sensed.read = length
+
+    def end(self, row: BatchRow) -> Sequence[Outcome]:
+        sensed = self._rows.pop(row.name, None)
+        if sensed is not None:
+            self._ended.append(sensed)
+        return ()
+
+    def forget(self, request: int) -> None:
+        """What was sensed in rows that were cancelled is told too."""
+        for name in [name for name in self._rows if name[0] == request]:
+            sensed = self._rows.pop(name)
+            if sensed.read:
+                self._ended.append(sensed)
+
+    def events(self) -> Sequence[Event]:
+        ended, self._ended = self._ended, []
+        if not ended:
+            return ()
+        self._flush()
+        told: list[Event] = []
+        for sensed in ended:
+            try:
+                told += sensed.events(self._decode)
+            except Exception:
+                # a failure of sensing must not end the requests that are sensed
+                log.exception("sensing_failed", request=sensed.row.label)
+        return told
+
+    def work(self) -> None:
+        """Encode the copied positions once they are CHUNK positions or more."""
+        if self._positions >= CHUNK:
+            self._flush()
+
+    # ------------------------------------------------------------- inside
+
+    def _sensed(self, row: BatchRow) -> SensedRow | None:
+        """The state of a row that runs, or that has ended in this step."""
+        ended = (sensed for sensed in self._ended if sensed.row is row)
+        return self._rows.get(row.name) or next(ended, None)
+
+    def _flush(self) -> None:
+        waiting, self._waiting, self._positions = self._waiting, {}, 0
+        for arming, passes in waiting.items():
+            spans = [span for spans, _ in passes for span in spans]
+            try:
+                with self._timed(spans):
+                    values = {
+                        number: torch.cat([caught[number] for _, caught in passes])
+                        for number in arming.sites
+                    }
+                    self._read(arming, spans, values)
+            except Exception as error:
+                self._fail(spans, error)
+
+    def _read(self, arming: Arming, spans: list[RowSpan], values: dict[int, Tensor]) -> None:
+        """Give each row its firings at the positions of these spans, from the values [positions, d_in] of each SAE."""
+        active = arming.fires(values)
+        places, columns = active.nonzero()
+        if not len(places):
+            return
+        rows = list({id(span.row): span.row for span in spans}.values())
+        numbers = {id(row): number for number, row in enumerate(rows)}
+        counts = [span.count for span in spans]
+        owner = np.repeat([numbers[id(span.row)] for span in spans], counts)
+        position = np.concatenate([np.arange(s.start, s.start + s.count) for s in spans])
+        fires = Fires(position[places], columns, active[places, columns])
+        owners = owner[places]
+        for number, row in enumerate(rows):
+            mine = owners == number
+            if mine.any():
+                hot = row.take(fires.where(mine))
+                at = {int(position[p]): p for p in set(places[mine].tolist())} if hot else {}
+                self._count_active(row, {p: at[p] for p in hot}, values)
+
+    def _count_active(self, row: SensedRow, hot: dict[int, int], values: dict[int, Tensor]) -> None:
+        """Count the active features of the whole SAE at the positions of events, where all its features are monitored.
+        `hot` has the place of each position among the values."""
+        whole, sites = self._whole(), row.arming.sites
+        if not hot or whole is None or list(sites) != [whole.number]:
+            return
+        picked = values[whole.number][list(hot.values())]
+        counted = is_active(whole.encode(picked)).sum(-1).tolist()
+        row.ambient.update(zip(hot, counted, strict=True))
+
+    @contextmanager
+    def _timed(self, spans: Sequence[RowSpan]) -> Iterator[None]:
+        """Measures the block, and divides its time among the rows by their positions."""
+        began = self._clock()
+        yield
+        share = (self._clock() - began) / max(1, sum(span.count for span in spans))
+        for span in spans:
+            span.row.seconds += share * span.count
+
+    def _fail(self, spans: Sequence[RowSpan], error: Exception) -> None:
+        """Sense nothing more in these rows; the rows go on."""
+        log.exception("sensing_failed", tokens=sum(span.count for span in spans))
+        for span in spans:
+            span.row.is_stopped = True
+        memory.recover(error)
+
+
+def _reported(command: Generate, row: BatchRow, history: int) -> int:
+    """How many of the first tokens of the row's prompt are reported already, by the history of this arming."""
+    known = command.reported
+    if known is None or known.history != history:
+        return 0
+    return known.tokens[row.choice // command.n]

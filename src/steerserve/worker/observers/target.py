@@ -1,0 +1,91 @@
+"""The target of monitoring: an attached SAE, its features that are monitored, and how the values of its site become
+these features."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from steerserve.messages import RECORD_MAXIMUM, Recorded
+from steerserve.rules.steering import live as steering
+from steerserve.worker.hooks.hooks import HookedSaes
+from steerserve.worker.observers.ranking import is_active, largest
+from steerserve.worker.rows.rows import BatchRow
+from steerserve.worker.sae.canonical import NEEDS_K
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A row at its latest observed token, which has `position` in the row. The token's values are `rows[place]`, where
+    `rows` [n, d_in] was copied from one pass."""
+
+    row: BatchRow
+    position: int
+    rows: Tensor
+    place: int
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The attached SAE `key` with its `number`. `features` are the features that are encoded, None for all of them;
+    `encode` turns the site's values [n, d_in] into these features [n, features] in float32."""
+
+    key: str
+    number: int
+    d_sae: int
+    device: torch.device
+    encode: Callable[[Tensor], Tensor]
+    features: Tensor | None
+    top_k: int
+
+    def record(self, seen: Seen, values: Tensor) -> Recorded:
+        """The record of a choice by the values [features] of its last token: the largest by magnitude first, equals by
+        index. Inactive features are listed only where features were named."""
+        row = seen.row
+        assert row.label is not None
+        ranked = largest(values, RECORD_MAXIMUM)
+        if self.features is None:
+            ranked = [(index, value) for index, value in ranked if value != 0]
+        else:
+            named = self.features.tolist()
+            ranked = [(named[place], value) for place, value in ranked]
+        return Recorded(
+            id=row.request,
+            label=row.label,
+            key=self.key,
+            choice=row.choice,
+            position=seen.position,
+            token=row.token_at(seen.position),
+            activations=ranked,
+            top_k=ranked[: self.top_k],
+            fired=int(is_active(values).sum()),
+        )
+
+
+def target_of(saes: HookedSaes, key: str, features: list[int] | None, top_k: int) -> Target:
+    """The SAE at `key` as a target: all its features, or the `features` named. Where only some features are named and
+    the activation allows it, only their columns of the encoder are moved to the site's device.
+
+    Raises:
+        Refusal: SAE_NOT_ATTACHED; INVALID_FEATURE_INDEX; INSUFFICIENT_MEMORY as `HookedSaes.sae`.
+    """
+    hooked = saes.find(key)
+    sae, device = hooked.sae, hooked.device
+    for index in features or ():
+        steering.check_index(index, sae.d_sae)
+    columns: Tensor | None = None
+    encode: Callable[[Tensor], Tensor]
+    if features is None:
+        encode = saes.sae(key).encode
+    else:
+        on_host = torch.tensor(sorted(set(features)))
+        columns = on_host.to(device)
+        if sae.activation in NEEDS_K:
+            encode = partial(saes.sae(key).encode_columns, features=columns)
+        else:
+            encode = sae.narrowed(on_host).encoder_to(device).encode
+    return Target(key, hooked.number, sae.d_sae, device, encode, columns, top_k)

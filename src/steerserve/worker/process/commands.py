@@ -1,0 +1,290 @@
+"""Commands of the control plane, carried out one at a time on the main thread.
+
+A new command is a message in `messages/commands.py`, a method here, and a line of `METHODS`, in which the loop
+finds the method. A method returns the event that answers the command, or None where the answer comes later or never.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+import psutil
+import torch
+
+from steerserve import messages as m
+from steerserve.errors import Refusal
+from steerserve.rules.inference import threads
+from steerserve.rules.inference.schema_dialect import JSON_OBJECT
+from steerserve.rules.inference.threads import Threads
+from steerserve.rules.steering.live import Live
+from steerserve.worker import memory
+from steerserve.worker.batch import admission
+from steerserve.worker.batch.batch import Batch
+from steerserve.worker.batch.passes import Passes
+from steerserve.worker.heartbeat import Pulse
+from steerserve.worker.hooks import attach, explore
+from steerserve.worker.model import bits
+from steerserve.worker.model.budget import SaeRoom
+from steerserve.worker.observers.target import target_of
+from steerserve.worker.process import loading, processors
+from steerserve.worker.process.loading import LoadedEncoder, LoadedModel
+from steerserve.worker.process.thread_count import ThreadCount
+from steerserve.worker.rows.constrain import Grammar
+from steerserve.worker.rows.rows import BatchRow
+from steerserve.worker.sae import formats
+
+Work = Callable[[], m.Event | None]
+
+
+class Commands:
+    """Owns the loaded model and the requests whose grammars are still being compiled.
+
+    `send` sends an event at once. `wake` ends a wait of the loop, and may be called from any thread. The loaded model
+    sends its heartbeats through `pulse`.
+    """
+
+    def __init__(
+        self,
+        send: Callable[[m.Event], None],
+        wake: Callable[[], None],
+        pulse: Pulse | None = None,
+    ) -> None:
+        self._send = send
+        self._wake = wake
+        self._pulse = pulse or Pulse()
+        self.threads = ThreadCount(
+            lambda threads: send(m.ThreadsChanged(threads.now, threads.choices[-1]))
+        )
+        self._compiling: list[tuple[m.Generate, Future[Grammar]]] = []
+        self.loaded: LoadedModel | LoadedEncoder | None = None
+        self.release_after: float | None = None
+        self.is_stopped = False
+
+    @property
+    def batch(self) -> Batch | Passes | None:
+        return self.loaded.batch if self.loaded is not None else None
+
+    def obey(self, command: m.Command) -> m.Event | None:
+        """Carry out a command.
+
+        Raises:
+            Refusal: the refusal of the method of the command.
+        """
+        return METHODS[type(command)](self, command)
+
+    def compiled(self) -> Iterator[tuple[m.Command, Work]]:
+        """The requests whose grammars are compiled by now, each with the work that admits the request."""
+        for command, grammar in [entry for entry in self._compiling if entry[1].done()]:
+            self._compiling.remove((command, grammar))
+            yield command, partial(self._write_compiled, command, grammar)
+
+    # ------------------------------------------------------------- the model
+
+    def load(self, command: m.Load) -> m.Loaded:
+        most = command.threads or _usable()
+        torch.set_num_threads(most)
+        if command.idle_cache_release_s >= 0:
+            self.release_after = command.idle_cache_release_s
+
+        def report(stage: str, percent: float) -> None:
+            self._pulse.beat()
+            self._send(m.Progress(command.id, stage, percent))
+
+        self.loaded = loading.load(command, report)
+        self.loaded.model.pulse = self._pulse
+        if isinstance(self.loaded, LoadedModel) and self.loaded.graphs is not None:
+            self.loaded.graphs.on_change = lambda state: self._send(m.GraphsChanged(state))
+        self.threads.begin(_threads(self.loaded, most))
+        return self.loaded.facts(command)
+
+    def measure(self, command: m.Measure) -> m.Measured:
+        loaded = self.loaded
+        devices = memory.measured(loaded.model.devices if loaded is not None else [])
+        room = self._room()
+        parts = loaded.memory_parts() if loaded is not None else []
+        return m.Measured(command.id, devices, room.kv_reserve, room.working, parts)
+
+    def stop(self, _: m.Stop) -> None:
+        self.is_stopped = True
+
+    # ------------------------------------------------------------- SAEs
+
+    def inspect(self, command: m.Inspect) -> m.Inspected:
+        return m.Inspected(command.id, formats.inspect(command.source))
+
+    def attach(self, command: m.Attach) -> m.Attached:
+        loaded = self._language_model()
+        return attach.attach(command, loaded.model, loaded.saes, loaded.room)
+
+    def detach(self, command: m.Detach) -> m.Done:
+        self._language_model().saes.detach(command.key)
+        memory.give_back()
+        return m.Done(command.id)
+
+    def steer(self, command: m.Steer) -> m.Done:
+        # an encoder has nothing to steer
+        if not isinstance(self.loaded, LoadedEncoder):
+            live = Live(command.epoch, command.enabled, command.values)
+            self._language_model().saes.set_live(live)
+        return m.Done(command.id)
+
+    def explore(self, command: m.Explore) -> m.Explored:
+        if command.key is not None:
+            return explore.explore(command, self._language_model().saes.held(command.key))
+        assert command.source is not None
+        return explore.explore(
+            command, explore.load(command.source, command.features, self._room())
+        )
+
+    # ------------------------------------------------------------- observing
+
+    def monitor(self, command: m.Monitor) -> m.Done:
+        if command.key is not None:
+            loaded = self._language_model()
+            target = target_of(loaded.saes, command.key, command.features, command.top_k)
+            loaded.monitor.watch(target, command.contexts)
+        elif isinstance(self.loaded, LoadedModel):
+            self.loaded.monitor.watch(None)
+        return m.Done(command.id)
+
+    def read_statistics(self, command: m.ReadStatistics) -> m.Statistics:
+        return self._language_model().monitor.read(command)
+
+    def read_contexts(self, command: m.ReadContexts) -> m.Contexts:
+        loaded = self._language_model()
+        return loaded.monitor.read_contexts(command, loaded.model.decode)
+
+    def reset_statistics(self, command: m.ResetStatistics) -> m.Done:
+        self._language_model().monitor.reset()
+        return m.Done(command.id)
+
+    def sense_cluster(self, command: m.SenseCluster) -> m.Done:
+        if command.cluster is not None or isinstance(self.loaded, LoadedModel):
+            loaded = self._language_model()
+            loaded.sensing.sense_cluster(command.cluster, loaded.saes)
+        return m.Done(command.id)
+
+    def sense_circuits(self, command: m.SenseCircuits) -> m.Done:
+        if command.circuits or isinstance(self.loaded, LoadedModel):
+            loaded = self._language_model()
+            loaded.sensing.sense_circuits(command.circuits, loaded.saes)
+        return m.Done(command.id)
+
+    # ------------------------------------------------------------- requests
+
+    def generate(self, command: m.Generate) -> m.Started | None:
+        grammars = self._language_model().grammars
+        if command.constraint is None:
+            return self._write(command, None)
+        grammar = grammars.compile(command.constraint.schema or JSON_OBJECT)
+        self._compiling.append((command, grammar))
+        grammar.add_done_callback(lambda _: self._wake())
+        return None
+
+    def score(self, command: m.Score) -> m.Started:
+        loaded = self._language_model()
+        rows = admission.scoring_rows(command, loaded.model, loaded.context)
+        return self._begin(command, rows, admission.shortest_first(rows))
+
+    def embed(self, command: m.Embed) -> m.Started:
+        loaded = self.loaded if isinstance(self.loaded, LoadedEncoder) else self._language_model()
+        rows = admission.pooling_rows(command, loaded.model, loaded.context)
+        return self._begin(command, rows, admission.shortest_first(rows))
+
+    def cancel(self, command: m.Cancel) -> None:
+        self._compiling = [entry for entry in self._compiling if entry[0].id != command.id]
+        if self.batch is not None:
+            self.batch.cancel(command.id)
+
+    # ------------------------------------------------------------- inside
+
+    def _room(self) -> SaeRoom:
+        """The memory for SAEs; without a language model nothing of it is reserved."""
+        return self.loaded.room if isinstance(self.loaded, LoadedModel) else SaeRoom()
+
+    def _language_model(self) -> LoadedModel:
+        """Raises:
+        Refusal: MODEL_NOT_LOADED.
+        """
+        if not isinstance(self.loaded, LoadedModel):
+            raise Refusal("MODEL_NOT_LOADED", "this engine holds no language model")
+        return self.loaded
+
+    def _write_compiled(self, command: m.Generate, grammar: Future[Grammar]) -> m.Started:
+        return self._write(command, grammar.result())
+
+    def _write(self, command: m.Generate, grammar: Grammar | None) -> m.Started:
+        loaded = self._language_model()
+        rows = admission.rows_of(
+            command,
+            loaded.model,
+            loaded.context,
+            loaded.kv_tokens,
+            constrain=grammar.constraint if grammar else None,
+        )
+        seeded = command.sampling.seed is not None
+        return self._begin(command, rows[:: command.n], rows, is_seeded=seeded)
+
+    def _begin(
+        self,
+        command: m.Generate | m.Score | m.Embed,
+        prompts: list[BatchRow],
+        rows: list[BatchRow],
+        *,
+        is_seeded: bool = False,
+    ) -> m.Started:
+        """Let the rows of a request join the batch; `prompts` has the first row of each prompt.
+
+        Raises:
+            Refusal: the refusal of an observer.
+        """
+        loaded = self.loaded
+        assert loaded is not None
+        if isinstance(loaded, LoadedModel):
+            loaded.observers.begin(command, rows, loaded.saes)
+        loaded.batch.add(rows, is_seeded=is_seeded, client=command.client)
+        return m.Started(command.id, [len(row.prompt) for row in prompts])
+
+
+METHODS: Mapping[type[m.Command], Callable[[Commands, Any], m.Event | None]] = MappingProxyType(
+    {
+        m.Load: Commands.load,
+        m.Measure: Commands.measure,
+        m.Inspect: Commands.inspect,
+        m.Attach: Commands.attach,
+        m.Detach: Commands.detach,
+        m.Monitor: Commands.monitor,
+        m.ReadStatistics: Commands.read_statistics,
+        m.ReadContexts: Commands.read_contexts,
+        m.ResetStatistics: Commands.reset_statistics,
+        m.SenseCluster: Commands.sense_cluster,
+        m.SenseCircuits: Commands.sense_circuits,
+        m.Explore: Commands.explore,
+        m.Steer: Commands.steer,
+        m.Generate: Commands.generate,
+        m.Score: Commands.score,
+        m.Embed: Commands.embed,
+        m.Cancel: Commands.cancel,
+        m.Stop: Commands.stop,
+    }
+)
+"""The method of each command."""
+
+
+def _threads(loaded: LoadedModel | LoadedEncoder, most: int) -> Threads:
+    """The threads of a loaded model: several numbers to choose from only where all give the same bits."""
+    choices, model = threads.choices(most), loaded.model
+    is_language = isinstance(loaded, LoadedModel) and model.device.type == "cpu"
+    if is_language and bits.is_equal_with(model.model, model.vocabulary, choices):
+        return Threads(most, choices)
+    return Threads(most, (most,))
+
+
+def _usable() -> int:
+    """The number of threads that suits the processors that this process may use."""
+    physical = psutil.cpu_count(logical=False)
+    return threads.usable(physical, len(processors.allowed()), processors.quota())

@@ -1,0 +1,114 @@
+"""The process that tokenizes the prompts of a checkpoint, so that a long text, or a hostile tokenizer, holds up no
+forward pass.
+
+It reads questions and writes answers (`messages/tokenizing.py`) as frames on its socket, and ends with the socket.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import resource
+import signal
+import socket
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+from transformers.utils import logging as transformers_logging
+
+from steerserve.messages import LENGTH
+from steerserve.messages.tokenizing import Spelling, TextAnswer, TextQuestion
+from steerserve.rules.text_offsets import span_offsets, text_offsets
+from steerserve.worker import memory
+from steerserve.worker.model.transformer import decode, described_error, encode, open_tokenizer
+
+MEMORY_BYTES = 3 << 30
+"""The memory that the process may take: for the tokenizer, and for the tokens of the prompts of one request."""
+
+CHUNK = 1024
+"""The number of tokens that are decoded together."""
+
+
+def main(link: socket.socket) -> None:
+    """Answer question after question until the socket closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
+    memory.limit(MEMORY_BYTES)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with link, link.makefile("rb") as questions, contextlib.suppress(ConnectionError):
+        while body := _read(questions):
+            question = msgspec.msgpack.decode(body, type=TextQuestion)
+            # an alarm, because a service that was killed cannot end a question that takes for ever
+            signal.alarm(math.ceil(question.seconds) + 1)
+            reply = msgspec.msgpack.encode(answer(question))
+            signal.alarm(0)
+            link.sendall(LENGTH.pack(len(reply)) + reply)
+
+
+def answer(question: TextQuestion) -> TextAnswer:
+    try:
+        tokenizer = _opened(question.path, question.trust_remote_code)
+        if question.is_trial:
+            _decode_all(tokenizer)
+        if question.ids is not None:
+            return _read_back(tokenizer, question.ids)
+        if question.is_spelled:
+            ((text, special),) = question.texts
+            return TextAnswer(spelling=_spelled(tokenizer, text, special))
+        return TextAnswer([_row(tokenizer, question, *text) for text in question.texts])
+    except MemoryError:
+        return TextAnswer(reason="needs more memory than it may take")
+    except Exception as error:
+        # the tokenizer of a stranger may raise any error
+        return TextAnswer(reason=f"fails: {described_error(error)}")
+
+
+def _row(tokenizer: Any, question: TextQuestion, text: str, special: bool) -> list[int] | int:
+    if len(text) > question.longest:
+        least = len(encode(tokenizer, text[: question.longest], special=special))
+        if least > question.context:
+            return least
+    return encode(tokenizer, text, special=special)
+
+
+def _spelled(tokenizer: Any, text: str, special: bool) -> Spelling:
+    is_fast = bool(getattr(tokenizer, "is_fast", False))
+    made = tokenizer(
+        text, add_special_tokens=special, return_offsets_mapping=is_fast, verbose=False
+    )
+    ids = list(made["input_ids"])
+    pieces = [str(tokenizer.decode([token])) for token in ids]
+    if is_fast:
+        return Spelling(text, ids, pieces, span_offsets(text, made["offset_mapping"]))
+    return Spelling(text, ids, pieces, text_offsets(text, pieces))
+
+
+def _read_back(tokenizer: Any, ids: list[int]) -> TextAnswer:
+    """The text of these ids, or the size of the vocabulary where one of them is not in it."""
+    size = len(tokenizer)
+    if max(ids) >= size:
+        return TextAnswer(outside=size)
+    text = decode(tokenizer, ids, skip_special=False)
+    pieces = [str(tokenizer.decode([token])) for token in ids]
+    return TextAnswer(spelling=Spelling(text, ids, pieces, text_offsets(text, pieces)))
+
+
+def _decode_all(tokenizer: Any) -> None:
+    """Decode the vocabulary, as the engine decodes answers token by token: a decoder that makes texts grow without
+    bound meets the limits here."""
+    for first in range(0, len(tokenizer), CHUNK):
+        tokenizer.decode(range(first, min(first + CHUNK, len(tokenizer))))
+
+
+@lru_cache(maxsize=1)
+def _opened(path: str, trust_remote_code: bool) -> Any:
+    return open_tokenizer(Path(path), trust_remote_code)
+
+
+def _read(source: BinaryIO) -> bytes:
+    header = source.read(LENGTH.size)
+    return source.read(LENGTH.unpack(header)[0]) if len(header) == LENGTH.size else b""

@@ -1,0 +1,280 @@
+"""One row of the running batch: a choice being written, a prompt being scored, or a text being pooled.
+
+A row knows its tokens and its goal. The goal says how the logits after the tokens are used. A row knows nothing of
+other rows or of the cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from steerserve.messages import (
+    Embedded,
+    Outcome,
+    Piece,
+    Plan,
+    PromptToken,
+    Refused,
+    Scored,
+    TokenScore,
+)
+from steerserve.rules.residency.memory_needs import LENGTH_STEP
+from steerserve.worker import memory
+from steerserve.worker.model.kv import CacheSlot
+from steerserve.worker.rows import sampling
+from steerserve.worker.rows.constrain import RowConstraint
+from steerserve.worker.rows.text import TextStream
+
+Ending = Outcome | Refused
+
+ECHO_POSITIONS = 64
+"""The positions of a prompt that are scored at once, because log-probabilities over a large vocabulary take memory."""
+
+_NOT_FINITE = ("NON_FINITE_LOGITS", "the model produced NaN or infinite logits")
+_NO_CHANCE = ("NON_FINITE_LOGITS", "a reported token has a logit of -infinity")
+
+RowName = tuple[int, int]
+"""The name of one row: the id of its request, and the number of its choice."""
+
+
+@dataclass(slots=True)
+class Writing:
+    """A completion: how its tokens are chosen, and the text of its tokens."""
+
+    sampler: sampling.Sampler
+    text: TextStream
+    constraint: RowConstraint | None = None
+
+
+@dataclass(slots=True)
+class Scoring:
+    """Scores the next token among candidates: the tokens `allowed` [k], or the whole vocabulary. All allowed tokens are
+    listed, or the `top` most probable of the vocabulary; none where `top` is None. With `is_echoed` the tokens of the
+    prompt are scored too, and `prompt` has the scores so far. `prompt_text` is the text of a prompt that came as token
+    ids."""
+
+    temperature: float
+    top: int | None
+    allowed: Tensor | None
+    text_of: Callable[[int], str]
+    is_echoed: bool = False
+    prompt: list[PromptToken] = field(default_factory=list)
+    prompt_text: str = ""
+    refusal: Refused | None = None
+
+    def read_prompt(self, row: BatchRow, logits: Tensor, start: int) -> None:
+        """Score the tokens of the prompt that follow the positions from `start` on, from the logits [T, vocabulary] at
+        these positions. The last position has no token after it."""
+        if not self.prompt:
+            first = row.prompt[0]
+            self.prompt.append(PromptToken(first, self.text_of(first), None, []))
+        tokens = row.prompt[start + 1 : start + 1 + len(logits)]
+        for at in range(0, len(tokens), ECHO_POSITIONS):
+            if self.refusal is None:
+                part = tokens[at : at + ECHO_POSITIONS]
+                self._score(row, logits[at : at + len(part)].float(), part)
+
+    def _score(self, row: BatchRow, logits: Tensor, tokens: list[int]) -> None:
+        """Score tokens, each from its row of the logits [n, vocabulary]."""
+        if not bool((logits < torch.inf).all()):  # NaN compares false
+            self.refusal = row.refused(*_NOT_FINITE)
+            return
+        logprobs = (logits / (self.temperature or 1.0)).log_softmax(-1)
+        wanted = torch.tensor(tokens, device=logits.device)[:, None]
+        chosen = logprobs.gather(1, wanted)[:, 0].tolist()
+        largest = logprobs.topk(min(self.top or 0, logprobs.shape[-1]))
+        listed = zip(largest.indices.tolist(), largest.values.tolist(), strict=True)
+        for token, logprob, (places, values) in zip(tokens, chosen, listed, strict=True):
+            top = [
+                TokenScore(place, self.text_of(place), value)
+                for place, value in zip(places, values, strict=True)
+            ]
+            if top and token not in places:
+                top.append(TokenScore(token, self.text_of(token), logprob))
+            if not all(score > -torch.inf for score in (logprob, *values)):  # NaN when all are -inf
+                self.refusal = row.refused(*_NO_CHANCE)
+                return
+            self.prompt.append(PromptToken(token, self.text_of(token), logprob, top))
+
+    def read(self, row: BatchRow, logits: Tensor) -> Scored | Refused:
+        """The score of a row from its last logits [vocabulary].
+
+        log p = log_softmax(logits / temperature) over the candidates; temperature 0 does not scale.
+        """
+        if self.refusal is not None:
+            return self.refusal
+        logits = logits.float()
+        candidates = logits if self.allowed is None else logits[self.allowed]
+        if not bool((candidates < torch.inf).all()):  # NaN compares false
+            return row.refused(*_NOT_FINITE)
+        logprobs = (candidates / (self.temperature or 1.0)).log_softmax(-1)
+        wanted = self.top or 0
+        if self.allowed is not None and self.top is not None:
+            wanted = logprobs.shape[0]
+        scores = self._described(_largest(logprobs, max(1, wanted)), logprobs)
+        if not all(score.logprob > -torch.inf for score in scores):  # NaN when all are -inf
+            return row.refused(*_NO_CHANCE)
+        top = scores[:wanted]
+        return Scored(row.request, row.choice, scores[0], top, self.prompt, self.prompt_text)
+
+    def _described(self, places: Tensor, logprobs: Tensor) -> list[TokenScore]:
+        tokens = places if self.allowed is None else self.allowed[places]
+        return [
+            TokenScore(token, self.text_of(token), logprob)
+            for token, logprob in zip(tokens.tolist(), logprobs[places].tolist(), strict=True)
+        ]
+
+
+def _largest(values: Tensor, count: int) -> Tensor:
+    """The places [count] of the `count` largest of `values` [n], the largest value first and equal values by place."""
+    best = int(values.argmax())
+    rest = torch.cat([values[:best], values[best + 1 :]])
+    places = rest.topk(min(count, len(values)) - 1).indices
+    return torch.cat([places.new_tensor([best]), places + (places >= best)])
+
+
+@dataclass(slots=True)
+class Pooling:
+    """The sum of a text's last hidden layer over its tokens so far, [hidden] in float32."""
+
+    total: Tensor | None = None
+
+    def add(self, sums: Tensor) -> None:
+        self.total = sums if self.total is None else self.total + sums
+
+    def read(self, row: BatchRow) -> Embedded | Refused:
+        """The mean over the row's tokens."""
+        assert self.total is not None
+        return embedded(row, self.total / len(row.prompt))
+
+
+def embedded(row: BatchRow, vector: Tensor) -> Embedded | Refused:
+    """The vector [hidden] of a row as its event."""
+    if not bool(torch.isfinite(vector).all()):
+        return row.refused("NON_FINITE_LOGITS", "the model produced NaN or infinite states")
+    plain = vector.detach().to("cpu", torch.float32).contiguous().numpy()
+    return Embedded(row.request, row.choice, plain.astype("<f4").tobytes())
+
+
+@dataclass(slots=True, eq=False)
+class BatchRow:
+    """One row, from its prompt to its end. `version` is the version of the steering when its prefill began. `where`
+    names its prompt in refusals of a request with several prompts. `label` names it in records of monitoring; a row
+    without a label is not monitored. `slot` is its room in the cache, from its first pass to its end. `client` is the
+    client whose request it belongs to."""
+
+    request: int
+    choice: int
+    prompt: list[int]
+    plan: Plan
+    goal: Writing | Scoring | Pooling
+    max_tokens: int = 0
+    may_reuse: bool = False
+    where: str | None = None
+    label: str | None = None
+    out: list[int] = field(default_factory=list)
+    filled: int = 0
+    version: int | None = None
+    slot: CacheSlot | None = None
+    client: str = ""
+
+    @property
+    def name(self) -> RowName:
+        return self.request, self.choice
+
+    @property
+    def need(self) -> int:
+        """The most tokens of cache that the row may fill, rounded up to whole length steps."""
+        return -(-(len(self.prompt) + self.max_tokens) // LENGTH_STEP) * LENGTH_STEP
+
+    @property
+    def position(self) -> int:
+        """Position of the last token, which the next pass reads."""
+        return len(self.prompt) + len(self.out) - 1
+
+    def token_at(self, position: int) -> int:
+        """The token at a position of prompt and completion."""
+        size = len(self.prompt)
+        return self.prompt[position] if position < size else self.out[position - size]
+
+    @property
+    def cached(self) -> list[int]:
+        """The tokens whose keys and values the cache holds once the row is prefilled."""
+        return self.prompt + self.out[:-1]
+
+    def refused(self, code: str, message: str, **details: Any) -> Refused:
+        named = f"{self.where}: {message}" if self.where else message
+        return Refused(self.request, code, named, self.where, details)
+
+    def failed(self, error: Exception, device: torch.device, rows: int) -> Refused:
+        """The refusal of this row after an error in a forward pass over `rows` rows."""
+        if not memory.is_exhausted(error):
+            return self.refused("INTERNAL_ERROR", "the model's forward pass failed")
+        device = memory.exhausted(error, device)
+        return self.refused(
+            "INSUFFICIENT_MEMORY",
+            f"{device} ran out of memory while generating",
+            **memory.described(device),
+            prompt_tokens=len(self.prompt),
+            max_new_tokens=self.max_tokens,
+            batch_rows=rows,
+        )
+
+    def end(self, logits: Tensor) -> list[Ending]:
+        """The outcome of a row that scores or pools, from the logits [vocabulary] after its prompt."""
+        if isinstance(self.goal, Pooling):
+            return [self.goal.read(self)]
+        assert isinstance(self.goal, Scoring)
+        return [self.goal.read(self, logits)]
+
+    def accept(self, token: int | None, end_tokens: frozenset[int]) -> list[Ending]:
+        """Take the sampled token. Returns the piece of text that is certain now, with `finish` where the row ends.
+
+        A token of None means that the logits were not finite.
+        """
+        assert isinstance(self.goal, Writing)
+        if token is None:
+            return [
+                self.refused(
+                    "NON_FINITE_LOGITS",
+                    "the model produced NaN or infinite logits; a strong steering value is a common cause",
+                )
+            ]
+        self.out.append(token)
+        text, finish = self._take(token, token in end_tokens)
+        return [Piece(self.request, self.choice, text, len(self.out), finish)]
+
+    def _take(self, token: int, is_end: bool) -> tuple[str, str | None]:
+        assert isinstance(self.goal, Writing)
+        text, sampler, constraint = self.goal.text, self.goal.sampler, self.goal.constraint
+        if sampler.seen is not None:
+            sampler.seen[token] = True
+        if is_end:
+            return text.finish(), "stop"
+        if constraint is not None:
+            constraint.advance(token)
+        new = text.push(token)
+        if text.is_stopped:
+            return new, "stop"
+        if constraint is not None and constraint.is_complete:
+            return new + text.finish(), "stop"
+        if len(self.out) < self.max_tokens:
+            return new, None
+        new += text.finish()
+        return new, "stop" if text.is_stopped else "length"
+
+
+def settled(outcomes: list[Ending]) -> tuple[list[Ending], set[int]]:
+    """The outcomes of a step and the refused requests. A refused request keeps its first refusal and no other
+    outcome."""
+    refused: dict[int, Refused] = {}
+    for outcome in outcomes:
+        if isinstance(outcome, Refused):
+            refused.setdefault(outcome.id, outcome)
+    kept = [outcome for outcome in outcomes if outcome.id not in refused]
+    return [*kept, *refused.values()], set(refused)

@@ -1,0 +1,253 @@
+"""The places where an SAE reads and writes: the module of a site in a model, which side of it, and how values
+convert."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from steerserve.errors import Refusal
+from steerserve.rules.saes.sites import (
+    ATTN_OUT,
+    EMBED,
+    MLP_IN,
+    MLP_NEURONS,
+    MLP_OUT,
+    MLP_RAW,
+    RESID_MID,
+    RESID_POST,
+    RESID_PRE,
+    SITES,
+    Z,
+)
+from steerserve.worker.model.layers import decoder_layers
+from steerserve.worker.sae.families import FAMILIES, inputs, objection, place
+
+
+@dataclass(frozen=True, slots=True)
+class RowDeltas:
+    """What is added to the rows of a value for which `is_added` [rows, 1, 1] is true. The other rows stay the same
+    bits, which adding zero would not do to -0."""
+
+    delta: Tensor
+    is_added: Tensor
+
+
+Edit = Callable[[Tensor], Tensor | RowDeltas | None]
+
+
+class Handle(Protocol):
+    """A registered hook, which `remove` takes away."""
+
+    def remove(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """The input or the output of one module, and how its tensor relates to the site's value [rows, T, width].
+
+    The value is `scale` x tensor, plus the input of the layer where `has_residual`. `path` is the module's name in the
+    model. `is_flat`: the tensor has the shape [rows * T, width].
+    """
+
+    name: str
+    module: nn.Module
+    path: str
+    width: int
+    is_input: bool = False
+    scale: float = 1.0
+    layer: nn.Module | None = None
+    has_residual: bool = False
+    is_flat: bool = False
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the module."""
+        return next((self.layer or self.module).parameters()).device
+
+    def hook(self, edit: Edit) -> Handle:
+        """Hook the site. `edit` gets the value [rows, T, width] and returns a tensor to add to it, whose shape
+        broadcasts to the value's, such a tensor for some of the rows, or None. `edit` must clone a value that it keeps,
+        because some layers write into the tensor later."""
+        residual: list[Tensor] = []
+
+        def change(tensor: Tensor) -> Tensor | None:
+            return self._changed(tensor, edit, residual.pop() if residual else None)
+
+        if self.is_input:
+            # this hook must run before the hook of an inner site that keeps the layer's input
+            first: Handle = self.module.register_forward_pre_hook(
+                lambda _, args, kwargs: _with_input(change, args, kwargs),
+                with_kwargs=True,
+                prepend=self.name == RESID_PRE,
+            )
+        else:
+            # the hook of an added output must run before the hook of the stream that it is added to
+            first = self.module.register_forward_hook(
+                lambda _, __, output: _with_output(change, output),
+                prepend=self.name not in (RESID_MID, RESID_POST),
+            )
+        if self.layer is None:
+            return first
+
+        def keep(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            residual[:] = [args[0] if args else kwargs["hidden_states"]]
+
+        return _Both(first, self.layer.register_forward_pre_hook(keep, with_kwargs=True))
+
+    def _changed(self, tensor: Tensor, edit: Edit, residual: Tensor | None) -> Tensor | None:
+        shaped = tensor
+        if self.is_flat and residual is not None:
+            shaped = tensor.view(residual.shape[0], -1, tensor.shape[-1])
+        value = shaped if self.scale == 1.0 else shaped * self.scale
+        if self.has_residual and residual is not None:
+            value = residual.to(value.device) + value
+        delta = edit(value)
+        if delta is None:
+            return None
+        if isinstance(delta, RowDeltas):
+            changed = shaped + self._scaled(delta.delta, tensor)
+            return torch.where(delta.is_added, changed, shaped).view(tensor.shape)
+        delta = self._scaled(delta, tensor)
+        return (shaped + delta).view(tensor.shape) if self.is_flat else tensor + delta
+
+    def _scaled(self, delta: Tensor, tensor: Tensor) -> Tensor:
+        """The delta of the value, as it is added to the tensor of the site."""
+        delta = delta.to(tensor.device, tensor.dtype)
+        return delta if self.scale == 1.0 else delta / self.scale
+
+
+@dataclass(frozen=True, slots=True)
+class _Both:
+    first: Handle
+    second: Handle
+
+    def remove(self) -> None:
+        self.first.remove()
+        self.second.remove()
+
+
+def find(model: nn.Module, layers: int, site: str, layer: int) -> Site:
+    """The site `site` of decoder layer `layer`; the model has `layers` layers.
+
+    Raises:
+        Refusal: SAE_INCOMPATIBLE, with architecture and site, when this layer does not have the site.
+    """
+    path, stack = decoder_layers(model, layers)
+    if site not in SITES:
+        raise _lacks(model, site, layer, f"sites are {', '.join(SITES)}")
+    if not 0 <= layer < layers:
+        raise _lacks(model, site, layer, f"its layers are [0, {layers})")
+    if site == EMBED:
+        return _embedding(model, layer)
+    block, path = stack[layer], f"{path}.{layer}"
+    hidden = int(_text_config(model).hidden_size)
+    if site in (RESID_PRE, RESID_POST):
+        return Site(site, block, path, hidden, is_input=site == RESID_PRE)
+    family = FAMILIES.get(_kind(model))
+    if family is None:
+        raise _lacks(
+            model,
+            site,
+            layer,
+            "for this architecture only the residual stream before and after a layer is known",
+        )
+    if why := objection(block, family, site):
+        raise _lacks(model, site, layer, why)
+    name, is_input = place(family, site)
+    module = block.get_submodule(name)
+    is_flat = family.is_flat and site in (MLP_OUT, MLP_RAW, MLP_IN, MLP_NEURONS)
+    is_added = site in (RESID_MID, ATTN_OUT, MLP_OUT)
+    return Site(
+        site,
+        module,
+        f"{path}.{name}",
+        inputs(module) if site in (Z, MLP_NEURONS) else hidden,
+        is_input=is_input,
+        scale=float(getattr(block, "residual_multiplier", 1.0)) if is_added else 1.0,
+        layer=block if is_flat or site == RESID_MID else None,
+        has_residual=site == RESID_MID,
+        is_flat=is_flat,
+    )
+
+
+def widths(model: nn.Module, layers: int) -> dict[str, int]:
+    """The sites that at least one layer of this model has, each with its width."""
+    offered: dict[str, int] = {}
+    for site in SITES:
+        for layer in range(layers):
+            try:
+                offered[site] = find(model, layers, site, layer).width
+                break
+            except Refusal:
+                continue
+    return offered
+
+
+def has_layer_norm(model: nn.Module, layers: int) -> bool:
+    """Whether the layers use LayerNorm, which subtracts the mean. RMSNorm does not."""
+    _, stack = decoder_layers(model, layers)
+    return any(
+        isinstance(child, nn.LayerNorm) or type(child).__name__.endswith("LayerNorm")
+        for child in stack[0].children()
+    )
+
+
+def _embedding(model: Any, layer: int) -> Site:
+    """The token embedding as it enters the residual stream, after the norm or the factor that some models apply to
+    it."""
+    if layer != 0:
+        raise _lacks(model, EMBED, layer, "the token embedding is at layer 0")
+    embedding = model.get_input_embeddings()
+    path = next(name for name, module in model.named_modules() if module is embedding)
+    above, _, name = path.rpartition(".")
+    parent = model.get_submodule(above)
+    width = int(getattr(embedding, "embedding_dim", 0))
+    if width != int(_text_config(model).hidden_size):
+        raise _lacks(model, EMBED, layer, "its embedding is projected to the width of the stream")
+    behind = getattr(parent, f"{name}_layernorm", None)
+    if isinstance(behind, nn.Module):
+        return Site(EMBED, behind, f"{path}_layernorm", width)
+    scale = float(getattr(parent, "embedding_multiplier", 1.0))
+    return Site(EMBED, embedding, path, width, scale=scale)
+
+
+def _text_config(model: Any) -> Any:
+    return model.config.get_text_config(decoder=True)
+
+
+def _kind(model: nn.Module) -> str:
+    return str(_text_config(model).model_type)
+
+
+def _lacks(model: nn.Module, site: str, layer: int, why: str) -> Refusal:
+    kind = _kind(model)
+    what = f" ({SITES[site]})" if site in SITES else ""
+    return Refusal(
+        "SAE_INCOMPATIBLE",
+        f"{kind} offers no site {site!r}{what} at layer {layer}: {why}",
+        architecture=kind,
+        site=site,
+        layer=layer,
+    )
+
+
+def _with_input(
+    change: Callable[[Tensor], Tensor | None], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    if args:
+        changed = change(args[0])
+        return None if changed is None else ((changed, *args[1:]), kwargs)
+    changed = change(kwargs["hidden_states"])
+    return None if changed is None else (args, {**kwargs, "hidden_states": changed})
+
+
+def _with_output(change: Callable[[Tensor], Tensor | None], output: Any) -> Any:
+    if isinstance(output, (tuple, list)):
+        changed = change(output[0])
+        return None if changed is None else type(output)((changed, *output[1:]))
+    return change(output)

@@ -1,0 +1,82 @@
+"""Hostile checkpoints: each is refused by name before its weights are read, and the service goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from steerserve.engines.checkpoint import preparation, tokenizer
+from tests.engines import damaged
+from tests.service import Running, add_model, running
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return damaged.make(tmp_path_factory.mktemp("sound") / "model")
+
+
+@pytest.mark.parametrize("name", damaged.UNREADABLE)
+def test_a_checkpoint_that_lies_is_refused_when_it_is_registered(
+    shared: Running, sound: Path, tmp_path: Path, name: str
+) -> None:
+    folder = damaged.copy(sound, tmp_path / "lying", damaged.UNREADABLE[name])
+    body = {"source": "local", "local_path": str(folder)}
+    status, code, _ = shared.error("POST", "/api/models", body)
+    assert (status, code) == (400, "INVALID_LOCAL_PATH")
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with running(tmp_path_factory.mktemp("damaged"), kv_cache_mb=1, torch_threads=1) as live:
+        yield live
+
+
+def load(live: Running, folder: Path) -> dict[str, Any]:
+    """The error of a load."""
+    number = add_model(live, folder, folder.name)
+    answer = live.http.post(f"/api/models/{number}/load?wait=true").json()
+    return dict(answer["error"] or {})
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("hidden", "the configuration describes 1280311296 parameters"),
+        ("hanging", "longer than"),
+        ("doubled text", "the tokenizer of the model "),
+    ],
+)
+def test_what_a_checkpoint_costs_before_its_weights_are_read_is_bounded(
+    live: Running,
+    sound: Path,
+    tmp_path: Path,
+    name: str,
+    reason: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(preparation, "PREPARATION_SECONDS", 3.0)
+    monkeypatch.setattr(tokenizer, "OPEN_SECONDS", 2.0)
+    folder = damaged.copy(sound, tmp_path / name.replace(" ", "_"), damaged.UNLOADABLE[name])
+    error = load(live, folder)
+    assert error["code"] == "MODEL_LOAD_FAILED"
+    assert reason in error["message"]
+
+
+def test_a_text_on_which_the_tokenizer_hangs_is_refused_and_others_are_served(
+    live: Running, sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    growing = {"type": "Sequence", "normalizers": damaged.doubling("~")}
+    damage = damaged.tokenizer(normalizer=growing)
+    assert load(live, damaged.copy(sound, tmp_path / "growing", damage)) == {}
+    body = {"model": "growing", "prompt": "fine", "max_tokens": 4, "temperature": 0}
+    before = live.post("/v1/completions", body).json()["choices"]
+    monkeypatch.setattr(tokenizer, "ENCODE_SECONDS", 0.5)
+    for path, field in (("/v1/completions", "prompt"), ("/v1/embeddings", "input")):
+        status, error = live.v1_error(path, {"model": "growing", field: "a~b"})
+        assert (status, error["code"], error["param"]) == (400, "invalid_parameter", field)
+        assert error["message"].startswith("the model's tokenizer ")
+    monkeypatch.undo()
+    assert live.post("/v1/completions", body).json()["choices"] == before

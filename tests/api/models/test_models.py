@@ -1,0 +1,518 @@
+"""/api/models against a running service and real checkpoints."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+import socketio
+from safetensors.torch import load_file, save_file
+
+from steerserve import demo
+from steerserve.control.bus import LoadComplete, UnloadComplete
+from steerserve.rules.residency import heartbeat
+from tests.conftest import Start
+from tests.files.test_gguf import entry_of, text
+from tests.files.test_gguf_hostile import number, tensor, write
+from tests.resident import processes, standing_still
+from tests.service import Running, add_demo, add_model, load_demo
+
+
+@pytest.fixture
+def broken(tmp_path: Path) -> Path:
+    """A checkpoint whose weights do not fit its configuration."""
+    folder = tmp_path / "broken"
+    shutil.copytree(demo.MODEL_DIR, folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["num_hidden_layers"] = "many"
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.shows("models.4")
+def test_a_record_carries_the_specified_fields(shared: Running) -> None:
+    record = shared.data("GET", "/api/models")["models"][0]
+    specified = (
+        "id name source repo_id quantization params architecture disk_size_mb estimated_memory_mb "
+        "status locked device dtype loaded_at supports_embeddings"
+    ).split()
+    assert set(specified) <= set(record)
+    assert record["status"] == "loaded"
+    assert record["source"] == "local"
+    assert record["dtype"] == "bfloat16"
+    assert record["loaded_at"].endswith("Z")
+    assert shared.data("GET", f"/api/models/{record['id']}") == record
+
+
+@pytest.mark.shows(
+    "model-record.10",
+    "model-record.16",
+    "overview.1",
+    "models.1",
+    "models.5",
+    "models.6",
+    "models.7",
+    "model-errors.4",
+    "model-errors.5",
+)
+def test_a_model_lives_from_registration_to_deletion(start: Start) -> None:
+    with start() as live:
+        model_id = add_demo(live)
+        assert live.data("GET", "/api/models")["total"] == 1
+        accepted = live.data("POST", f"/api/models/{model_id}/load", status=202)
+        assert accepted["status"] == "loading"
+        # a request for the model that is being loaded waits for it
+        assert live.complete("One day", max_tokens=2)["usage"]["completion_tokens"] == 2
+        assert live.data("GET", f"/api/models/{model_id}")["status"] == "loaded"
+        assert live.error("POST", f"/api/models/{model_id}/load")[:2] == (
+            400,
+            "MODEL_ALREADY_LOADED",
+        )
+        assert live.error("DELETE", f"/api/models/{model_id}")[:2] == (409, "MODEL_BUSY")
+        gone = live.data("POST", f"/api/models/{model_id}/unload")
+        assert (gone["status"], gone["loaded_at"], gone["device"]) == ("ready", None, None)
+        assert live.error("POST", f"/api/models/{model_id}/unload")[:2] == (
+            400,
+            "MODEL_NOT_LOADED",
+        )
+        live.data("DELETE", f"/api/models/{model_id}")
+        assert demo.MODEL_DIR.is_dir()
+        assert live.data("GET", "/api/models") == {
+            "models": [],
+            "total": 0,
+            "loaded_model_id": None,
+        }
+        assert live.error("GET", f"/api/models/{model_id}")[:2] == (404, "MODEL_NOT_FOUND")
+
+
+@pytest.mark.shows("chat-parameters.1", "overview.6", "overview.7")
+def test_naming_an_unloaded_model_loads_it_and_naming_another_swaps(
+    start: Start, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(demo.MODEL_DIR, other)
+    with start() as live:
+        first = add_demo(live)
+        second = live.data(
+            "POST", "/api/models", {"source": "local", "local_path": str(other)}, 202
+        )
+        assert live.complete("One day", max_tokens=1)["model"] == demo.MODEL_NAME
+        body = {"model": "other", "prompt": "One day", "max_tokens": 1}
+        answer = live.http.post("/v1/completions", json=body)
+        assert answer.json()["model"] == "other"
+        statuses = {m["id"]: m["status"] for m in live.data("GET", "/api/models")["models"]}
+        assert statuses == {first: "ready", second["id"]: "loaded"}
+
+
+@pytest.mark.shows(
+    "model-record.11",
+    "overview.10",
+    "models.8",
+    "models.25",
+    "models.26",
+    "states.5",
+    "model-errors.7",
+)
+def test_a_locked_model_is_not_swapped_out_but_can_be_unloaded(
+    start: Start, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(demo.MODEL_DIR, other)
+    with start() as live:
+        model_id = load_demo(live)
+        added = live.data("POST", "/api/models", {"source": "local", "local_path": str(other)}, 202)
+        assert live.error("POST", f"/api/models/{added['id']}/lock")[1] == "MODEL_NOT_LOADED"
+        assert live.data("POST", f"/api/models/{model_id}/lock")["locked"] is True
+        assert live.error("POST", f"/api/models/{added['id']}/lock")[:2] == (409, "MODEL_LOCKED")
+        answer = live.http.post("/v1/completions", json={"model": "other", "prompt": "x"})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (409, "model_locked")
+        assert answer.headers["x-should-retry"] == "false"
+        error = answer.json()["error"]
+        assert "because an operator locked it" in error["message"]
+        assert error["details"]["ways_out"] == [f"POST /api/models/{model_id}/unlock"]
+        assert [m["id"] for m in live.http.get("/v1/models").json()["data"]] == [demo.MODEL_NAME]
+        assert live.data("POST", f"/api/models/{model_id}/unload")["status"] == "ready"
+        assert len(live.http.get("/v1/models").json()["data"]) == 2
+
+
+@pytest.mark.shows(
+    "overview.7",
+    "models.8",
+    "models.9",
+    "models.21",
+    "models.25",
+    "models.27",
+    "states.3",
+    "states.6",
+    "model-errors.7",
+)
+def test_a_load_of_another_model_unloads_the_locked_one_first_whatever_the_policy(
+    start: Start, tmp_path: Path
+) -> None:
+    other = shutil.copytree(demo.MODEL_DIR, tmp_path / "other")
+    refuse = {"X-Service-Load-Policy": "refuse"}
+    with start() as live:
+        first, second = load_demo(live), add_model(live, other, "other")
+        told: list[object] = []
+        live.service.owners.bus.subscribe(told.append)
+        assert live.data("POST", f"/api/models/{first}/lock")["locked"] is True
+        answer = live.http.post(f"/api/models/{second}/load?wait=true", headers=refuse)
+        assert (answer.status_code, answer.json()["data"]["status"]) == (200, "loaded")
+        steps = [event for event in told if isinstance(event, UnloadComplete | LoadComplete)]
+        assert [(type(step), step.model_id) for step in steps] == [
+            (UnloadComplete, first),
+            (LoadComplete, second),
+        ]
+        models = {model["id"]: model for model in live.data("GET", "/api/models")["models"]}
+        assert (models[first]["status"], models[first]["locked"]) == ("ready", False)
+        locked = live.data("POST", f"/api/models/{second}/lock")
+        assert (locked["locked"], locked["lock"]["by"]) == (True, "operator")
+        unlocked = live.data("POST", f"/api/models/{second}/unlock")
+        assert (unlocked["locked"], unlocked["lock"]) == (False, None)
+        assert unlocked["message"] == "the model was locked because an operator locked it"
+        again = live.data("POST", f"/api/models/{second}/unlock")
+        assert again["message"] == "the model was not locked"
+        assert live.complete("One day", max_tokens=1)["model"] == demo.MODEL_NAME
+        answer = live.http.post(f"/api/models/{first}/unload", headers=refuse)
+        assert (answer.status_code, answer.json()["data"]["status"]) == (200, "ready")
+
+
+@pytest.mark.shows("model-record.10", "model-errors.3")
+def test_a_failed_load_leaves_the_reason_and_the_next_load_works(
+    start: Start, broken: Path
+) -> None:
+    with start() as live:
+        bad = live.data("POST", "/api/models", {"source": "local", "local_path": str(broken)}, 202)
+        status, code, _ = live.error("POST", f"/api/models/{bad['id']}/load?wait=true")
+        assert (status, code) == (500, "MODEL_LOAD_FAILED")
+        record = live.data("GET", f"/api/models/{bad['id']}")
+        assert record["status"] == "error"
+        assert record["error_message"]
+        status, error = live.v1_error("/v1/completions", {"model": "broken", "prompt": "x"})
+        assert (status, error["code"]) == (500, "model_load_failed")
+        assert error["message"].endswith(f"POST /api/models/{bad['id']}/load tries again")
+        load_demo(live)
+        assert live.complete("One day", max_tokens=1)["choices"]
+
+
+@pytest.mark.shows("models.19", "resource-errors.3", "resource-errors.7")
+def test_a_quantization_the_engine_cannot_apply_is_refused_before_anything(start: Start) -> None:
+    with start() as live:
+        resident = load_demo(live)
+        body = {"source": "local", "local_path": str(demo.MODEL_DIR), "quantization": "Q2"}
+        added = live.data("POST", "/api/models", body, 202)
+        assert live.error("POST", f"/api/models/{added['id']}/load")[:2] == (
+            400,
+            "UNSUPPORTED_QUANTIZATION",
+        )
+        status, error = live.v1_error(
+            "/v1/completions", {"model": f"{added['name']}:Q2", "prompt": "x"}
+        )
+        assert (status, error["code"]) == (400, "unsupported_quantization")
+        assert live.data("GET", f"/api/models/{resident}")["status"] == "loaded"
+
+
+@pytest.mark.shows("model-record.5", "models.2", "download-errors.6")
+@pytest.mark.parametrize(
+    ("body", "status", "code"),
+    [
+        ({}, 422, "VALIDATION_ERROR"),
+        ({"source": "elsewhere"}, 422, "VALIDATION_ERROR"),
+        ({"source": "local"}, 422, "VALIDATION_ERROR"),
+        ({"source": "local", "local_path": 3}, 422, "VALIDATION_ERROR"),
+        ({"source": "local", "local_path": "relative/path"}, 400, "INVALID_LOCAL_PATH"),
+        ({"source": "local", "local_path": "/etc"}, 400, "INVALID_LOCAL_PATH"),
+        ({"source": "local", "local_path": "/proc/self/root/etc"}, 400, "INVALID_LOCAL_PATH"),
+        ({"source": "local", "local_path": "/no/such/folder"}, 400, "INVALID_LOCAL_PATH"),
+        ({"source": "local", "local_path": "/tmp\x00x"}, 400, "INVALID_LOCAL_PATH"),
+        ({"source": "local", "local_path": str(demo.DATA)}, 400, "INVALID_LOCAL_PATH"),
+        ({"source": "local", "local_path": "/tmp", "quantization": "Q5"}, 422, "VALIDATION_ERROR"),
+        (
+            {"source": "local", "local_path": str(demo.MODEL_DIR), "custom_name": "a\r\nb"},
+            422,
+            "VALIDATION_ERROR",
+        ),
+        (
+            {"source": "local", "local_path": str(demo.MODEL_DIR), "trust_remote_code": "true"},
+            422,
+            "VALIDATION_ERROR",
+        ),
+        ({"source": "local", "local_path": str(demo.MODEL_DIR)}, 409, "MODEL_ALREADY_EXISTS"),
+    ],
+)
+def test_a_bad_registration_is_refused(shared: Running, body: dict, status: int, code: str) -> None:
+    assert shared.error("POST", "/api/models", body)[:2] == (status, code)
+
+
+@pytest.mark.shows("model-errors.1")
+@pytest.mark.parametrize("path", ["/api/models/999", "/api/models/99999999999999999999"])
+def test_an_unknown_model_is_not_found(shared: Running, path: str) -> None:
+    for method, tail in (("GET", ""), ("DELETE", ""), ("POST", "/load"), ("POST", "/unload")):
+        assert shared.error(method, path + tail)[:2] == (404, "MODEL_NOT_FOUND")
+
+
+@pytest.mark.shows("formats.1", "envelope.1", "envelope.3", "overview.14")
+def test_broken_json_and_a_wrong_method_answer_in_the_envelope(shared: Running) -> None:
+    answer = shared.http.post(
+        "/api/models", content=b"{", headers={"content-type": "application/json"}
+    )
+    assert (answer.status_code, answer.json()["error"]["code"]) == (422, "VALIDATION_ERROR")
+    assert shared.error("PATCH", "/api/models")[:2] == (405, "METHOD_NOT_ALLOWED")
+    assert shared.error("GET", "/api/nothing")[:2] == (404, "NOT_FOUND")
+    assert shared.error("GET", "/api/models/seven")[:2] == (422, "VALIDATION_ERROR")
+
+
+@pytest.mark.shows("models.2")
+def test_code_in_a_checkpoint_does_not_run_without_the_opt_in(start: Start, tmp_path: Path) -> None:
+    folder, marker = tmp_path / "remote", tmp_path / "ran"
+    shutil.copytree(demo.MODEL_DIR, folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["model_type"] = "never-heard-of"
+    config["auto_map"] = {"AutoConfig": "code.C", "AutoModelForCausalLM": "code.M"}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "code.py").write_text(f"open({str(marker)!r}, 'w').close()\n")
+    with start() as live:
+        added = live.data(
+            "POST", "/api/models", {"source": "local", "local_path": str(folder)}, 202
+        )
+        assert live.error("POST", f"/api/models/{added['id']}/load?wait=true")[0] == 500
+        assert not marker.exists()
+
+
+def test_a_hostile_chat_template_runs_in_a_sandbox(start: Start, tmp_path: Path) -> None:
+    folder, marker = tmp_path / "hostile", tmp_path / "ran"
+    shutil.copytree(demo.MODEL_DIR, folder)
+    template = f"{{{{ lipsum.__globals__['os'].popen('touch {marker}').read() }}}}"
+    (folder / "chat_template.jinja").write_text(template)
+    with start() as live:
+        live.data("POST", "/api/models", {"source": "local", "local_path": str(folder)}, 202)
+        body = {"model": "hostile", "messages": [{"role": "user", "content": "x"}]}
+        status, error = live.v1_error("/v1/chat/completions", body)
+        assert (status, error["param"]) == (400, "messages")
+        assert not marker.exists()
+
+
+def test_pickled_weights_cannot_run_code(start: Start, tmp_path: Path) -> None:
+    folder, marker = tmp_path / "pickled", tmp_path / "ran"
+    shutil.copytree(demo.MODEL_DIR, folder)
+    (folder / "model.safetensors").unlink()
+    payload = f"cos\nsystem\n(S'touch {marker}'\ntR.".encode()
+    (folder / "pytorch_model.bin").write_bytes(payload)
+    with start() as live:
+        added = live.data(
+            "POST", "/api/models", {"source": "local", "local_path": str(folder)}, 202
+        )
+        assert live.error("POST", f"/api/models/{added['id']}/load?wait=true")[0] == 500
+        assert not marker.exists()
+
+
+def test_a_folder_changed_after_registration_is_checked_again(start: Start, tmp_path: Path) -> None:
+    folder = tmp_path / "moved"
+    shutil.copytree(demo.MODEL_DIR, folder)
+    with start() as live:
+        added = live.data(
+            "POST", "/api/models", {"source": "local", "local_path": str(folder)}, 202
+        )
+        shutil.rmtree(folder)
+        os.symlink("/etc", folder)
+        assert live.error("POST", f"/api/models/{added['id']}/load")[:2] == (
+            400,
+            "INVALID_LOCAL_PATH",
+        )
+
+
+async def test_events_tell_a_load_and_an_unload(start: Start) -> None:
+    with start() as live:
+        model_id = add_demo(live)
+        seen: list[tuple[str, dict]] = []
+        client = socketio.AsyncSimpleClient()
+        await client.connect(live.url, transports=["websocket"])
+        try:
+            live.data("POST", f"/api/models/{model_id}/load", status=202)
+            while not seen or seen[-1][0] != "model:load:complete":
+                seen.append(tuple(await client.receive(timeout=30)))
+            live.data("POST", f"/api/models/{model_id}/unload")
+            while seen[-1][0] != "model:unload:complete":
+                seen.append(tuple(await client.receive(timeout=30)))
+        finally:
+            await client.disconnect()
+    stages = [body["stage"] for name, body in seen if name == "model:load:progress"]
+    assert stages[0] == "loading_tokenizer"
+    assert stages[-1] == "complete"
+    complete = dict(seen)["model:load:complete"]
+    assert complete["modelId"] == complete["model_id"] == model_id
+    assert complete["memoryUsedMb"] > 0
+    percents = [body["progress"] for name, body in seen if name == "model:load:progress"]
+    assert percents == sorted(percents)
+
+
+@pytest.mark.parametrize("written", ["1%0A", "%201", "+1", "1.0", "01", "1_0", "١"])
+def test_an_id_is_written_in_one_way_only(shared: Running, written: str) -> None:
+    for method, path in (("GET", ""), ("POST", "/unload"), ("GET", "/lease")):
+        status, code, _ = shared.error(method, f"/api/models/{written}{path}")
+        assert (status, code) == (422, "VALIDATION_ERROR")
+
+
+def test_an_id_beyond_any_row_is_not_found(shared: Running) -> None:
+    for written in ("0", "-1", "99999999999999999"):
+        status, code, _ = shared.error("GET", f"/api/models/{written}")
+        assert (status, code) == (404, "MODEL_NOT_FOUND")
+
+
+def test_a_name_does_not_end_in_a_blank(shared: Running) -> None:
+    body = {"source": "local", "local_path": str(demo.MODEL_DIR), "custom_name": "red "}
+    assert shared.error("POST", "/api/models", body)[:2] == (422, "VALIDATION_ERROR")
+
+
+def test_a_checkpoint_with_a_tensor_missing_is_not_served_with_an_invented_one(
+    start: Start, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(demo.MODEL_DIR, tmp_path / "holed")
+    tensors = load_file(folder / "model.safetensors")
+    removed = "model.layers.2.mlp.down_proj.weight"
+    del tensors[removed]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with start() as live:
+        for quantization in ("FP16", "Q4"):
+            holed = add_model(live, folder, f"holed-{quantization}", quantization=quantization)
+            status, code, _ = live.error("POST", f"/api/models/{holed}/load?wait=true")
+            assert (status, code) == (500, "MODEL_LOAD_FAILED")
+            assert removed in live.data("GET", f"/api/models/{holed}")["error_message"]
+
+
+def test_the_reason_of_a_failed_load_names_no_folder_of_this_machine(
+    start: Start, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(demo.MODEL_DIR, tmp_path / "mute")
+    for file in folder.glob("*token*"):
+        file.unlink()
+    with start() as live:
+        mute = add_model(live, folder, "mute")
+        live.error("POST", f"/api/models/{mute}/load?wait=true")
+        reason = live.data("GET", f"/api/models/{mute}")["error_message"]
+        assert len(reason.split()) > 5
+        assert str(tmp_path) not in reason
+
+
+@pytest.mark.parametrize("kind", ["weights", "name", "alignment"])
+def test_a_gguf_file_that_lies_is_refused_and_makes_no_record(
+    shared: Running, tmp_path: Path, kind: str
+) -> None:
+    """Such numbers and names would not fit the columns of a database."""
+    huge = tuple(tensor(str(n), (1 << 53,), 0, kind=99) for n in range(2000))
+    entries = {
+        "weights": (),
+        "name": (entry_of("general.name", 8, text("n")),) * 2,
+        "alignment": (number("general.alignment", 3),),
+    }
+    path = write(tmp_path / "m-Q8_0.gguf", *entries[kind], tensors=huge)
+    before = shared.data("GET", "/api/models")
+    status, code, _ = shared.error(
+        "POST", "/api/models", {"source": "local", "local_path": str(path)}
+    )
+    assert (status, code) == (400, "INVALID_LOCAL_PATH")
+    assert shared.data("GET", "/api/models") == before
+
+
+# ---------------------------------------------------------------- ending a load
+
+
+def hanging(folder: Path) -> Path:
+    """A checkpoint whose own code never returns, so that its load hangs."""
+    shutil.copytree(demo.MODEL_DIR, folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["model_type"] = "never-heard-of"
+    config["auto_map"] = {"AutoConfig": "code.C", "AutoModelForCausalLM": "code.M"}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "code.py").write_text("while True:\n    pass\n")
+    return folder
+
+
+def processes_of(live: Running, model_id: int) -> list[psutil.Process]:
+    """The processes of the engine of this model, once the model is in the slot and its engine has started."""
+    while True:
+        live.data("GET", "/api/health")
+        resident = live.service.owners.conductor.resident
+        if resident is None or resident.row.id != model_id or resident.engine is None:
+            continue
+        if running := processes(live):
+            return running
+
+
+@pytest.mark.shows("models.2", "model-errors.6")
+def test_a_load_that_hangs_is_ended_by_an_operator_at_any_moment(
+    start: Start, tmp_path: Path
+) -> None:
+    with start() as live, ThreadPoolExecutor(4) as pool:
+        good = load_demo(live)
+        bad = add_model(live, hanging(tmp_path / "hanging"), "hanging", trust_remote_code=True)
+        body = {"model": "hanging", "prompt": "One day", "max_tokens": 1}
+        for ends in (["unload"], ["cancel"], ["unload", "cancel", "unload", "cancel"]):
+            waiting = pool.submit(live.http.post, f"/api/models/{bad}/load?wait=true")
+            while live.data("GET", f"/api/models/{bad}")["status"] != "loading":
+                pass
+            running = processes_of(live, bad)
+            assert live.error("POST", f"/api/models/{good}/load")[:2] == (409, "MODEL_BUSY")
+            asked = pool.submit(live.http.post, "/v1/completions", json=body)
+            while live.service.owners.conductor.view().phase == "loading" and (
+                live.data("GET", "/api/health/detailed")["inference"]["queue_pending"] < 1
+            ):
+                pass
+            barrier = threading.Barrier(len(ends))
+
+            def end(
+                how: str, barrier: threading.Barrier = barrier
+            ) -> tuple[int, dict[str, object]]:
+                barrier.wait()
+                answer = live.http.post(f"/api/models/{bad}/{how}")
+                return answer.status_code, answer.json()
+
+            with ThreadPoolExecutor(len(ends)) as operators:
+                answers = list(operators.map(end, ends))
+            for how, (status, answer) in zip(ends, answers, strict=True):
+                # a second unload is refused while the first runs, and afterwards nothing is loaded
+                assert status == 200 or how == "unload", answer
+                assert status in (200, 400, 409)
+            assert 200 in [status for status, _ in answers]
+            assert not [process for process in running if process.is_running()]
+            model = live.data("GET", f"/api/models/{bad}")
+            assert (model["status"], model["error_message"]) == (
+                "ready",
+                "the load was ended by an operator",
+            )
+            refused = asked.result()
+            assert refused.status_code == 503
+            assert refused.json()["error"]["code"] == "model_busy"
+            assert int(refused.headers["retry-after"]) >= 1
+            assert waiting.result().status_code == 409
+        live.data("POST", f"/api/models/{good}/load?wait=true")
+        assert live.complete("One day", max_tokens=2)["choices"]
+
+
+def test_ending_a_load_that_waits_for_an_unload_lets_the_loaded_model_serve_on(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # the engine stands still, so that no text ends before the load
+    monkeypatch.setattr(heartbeat, "STOPPED_PATIENCE", 600.0)
+    with start() as live, ThreadPoolExecutor(1) as pool:
+        good = load_demo(live)
+        other = add_model(live, hanging(tmp_path / "hanging"), "hanging", trust_remote_code=True)
+        long = {"model": demo.MODEL_NAME, "prompt": ["One day"] * 8, "max_tokens": 500}
+        running = processes_of(live, good)
+        with standing_still(live):
+            text = pool.submit(live.http.post, "/v1/completions", json=long)
+            while live.data("GET", "/api/health/detailed")["inference"]["in_flight"] != 1:
+                pass
+            live.data("POST", f"/api/models/{other}/load", status=202)
+            assert live.v1_error("/v1/completions", long)[0] == 503
+            live.data("POST", f"/api/models/{other}/cancel")
+        assert len(text.result().json()["choices"]) == 8
+        assert live.complete("One day", max_tokens=2)["choices"]
+        assert processes(live) == running
+        assert live.data("GET", f"/api/models/{other}")["status"] == "ready"

@@ -1,0 +1,488 @@
+"""Attaching SAEs to the loaded model, one or several: /api/saes/{id}/attach and its neighbours on the demo model."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from steerserve import demo
+from steerserve.rules.units import MIB
+from tests.api.steering.test_steering import greedy, set_one
+from tests.app.test_lifecycle import MANY, raw_request, until_idle
+from tests.conftest import Start
+from tests.service import ONE_REPLICA, Running, add_demo, add_sae, load_demo
+
+FIRST, LAST = demo.saes()[0], demo.saes()[-1]
+FEATURE, STRENGTH = demo.proof()["feature_idx"], demo.proof()["strength"]
+
+
+@pytest.fixture
+def free(shared: Running) -> Iterator[Running]:
+    """The shared service; whatever is attached at the end of the test is detached."""
+    yield shared
+    for sae_id in {entry["sae_id"] for entry in attachments(shared)["entries"]}:
+        shared.data("POST", f"/api/saes/{sae_id}/detach")
+
+
+def attachments(live: Running) -> Any:
+    return live.data("GET", "/api/saes/attachments")
+
+
+def attach(live: Running, sae: demo.DemoSae, **fields: Any) -> Any:
+    body = {"layer": sae.layer, **fields}
+    return live.data("POST", f"/api/saes/{add_sae(live, sae)}/attach", body)
+
+
+def members(live: Running, *saes: demo.DemoSae) -> list[dict[str, Any]]:
+    return [{"sae_id": add_sae(live, sae), "layer": sae.layer} for sae in saes]
+
+
+def attach_set(live: Running, *saes: demo.DemoSae, **fields: Any) -> Any:
+    return live.data("POST", "/api/saes/attach-set", {"saes": members(live, *saes), **fields})
+
+
+def copied(live: Running, folder: Path) -> tuple[str, Path]:
+    """A registered SAE like a demo SAE, and where its weights lie."""
+    shutil.copytree(FIRST.path, folder)
+    # equal content would be the demo SAE itself
+    config = folder / "cfg.json"
+    config.write_text(config.read_text() + "\n")
+    body = {"local_path": str(folder)}
+    sae_id = live.data("POST", "/api/saes/download", body, 202)["sae_id"]
+    return sae_id, folder / "sae_weights.safetensors"
+
+
+# ---------------------------------------------------------------- one
+
+
+def test_the_answer_says_what_was_attached_and_how(free: Running) -> None:
+    attached = attach(free, FIRST)
+    assert attached["dtype"] == "float32"
+    assert attached["site"] == "resid_post"
+    assert attached["is_calibrated"] is True
+    assert attached["check"]["l0"] == pytest.approx(24, abs=1)
+    status = free.data("GET", "/api/saes/attachment")
+    (listed,) = free.data("GET", "/api/saes/attachments")["entries"]
+    for name in ("layer_module_path", "site", "dtype", "is_calibrated", "check", "warnings"):
+        assert listed[name] == status[name] == attached[name]
+
+
+def test_what_the_operator_says_wins_over_the_files(free: Running) -> None:
+    attached = attach(free, FIRST, overrides={"k": 3, "site": "resid_pre"}, dtype="float16")
+    assert attached["check"]["l0"] == pytest.approx(3)
+    assert attached["site"] == "resid_pre"
+    assert attached["dtype"] == "float16"
+
+
+def test_the_self_check_can_be_left_out(free: Running) -> None:
+    assert attach(free, FIRST, check=False)["check"] == {}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"{}",
+        b'{"layer": "2"}',
+        b'{"layer": 2.0}',
+        b'{"layer": -1}',
+        b'{"layer": 99999999999999999999999}',
+        b'{"layer": 2, "dtype": "int8"}',
+        b'{"layer": 2, "check": 1}',
+        b'{"layer": 2, "overrides": []}',
+        b'{"layer": 2, "overrides": {"activaton": "relu"}}',
+        b'{"layer": 2, "overrides": {"activation": "swish"}}',
+        b'{"layer": 2, "overrides": {"k": 0}}',
+        b'{"layer": 2, "overrides": {"k": true}}',
+        b'{"layer": 2, "overrides": {"threshold": NaN}}',
+        b'{"layer": 2, "overrides": {"norm_factor": Infinity}}',
+        b'{"layer": 2, "overrides": {"norm_factor": 0}}',
+        b'{"layer": 2, "overrides": {"normalisation": "batch"}}',
+        b'{"layer": 2, "overrides": {"site": ""}}',
+        b'{"layer": 2, "overrides": {"site": "resid_somewhere"}}',
+        b'{"layer": 2, "overrides": {"is_centred": "yes"}}',
+    ],
+)
+def test_a_bad_body_is_refused_and_attaches_nothing(free: Running, body: bytes) -> None:
+    path = f"/api/saes/{add_sae(free, FIRST)}/attach"
+    answer = free.http.post(path, content=body, headers={"content-type": "application/json"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (422, "VALIDATION_ERROR")
+    assert attachments(free)["count"] == 0
+
+
+@pytest.mark.parametrize(
+    ("method", "word", "allowed"),
+    [
+        ("DELETE", "attachment", "GET, HEAD"),
+        ("DELETE", "attachments", "GET, HEAD"),
+        ("GET", "attach-set", "POST"),
+        ("DELETE", "attach-set", "POST"),
+        ("GET", "monitoring", "POST"),
+        ("DELETE", "monitoring", "POST"),
+    ],
+)
+def test_a_word_is_not_read_as_an_id(shared: Running, method: str, word: str, allowed: str) -> None:
+    answer = shared.http.request(method, f"/api/saes/{word}")
+    assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
+    assert answer.json()["error"]["code"] == "METHOD_NOT_ALLOWED"
+
+
+@pytest.mark.shows("queue-block.6", "states.10")
+def test_a_detach_waits_for_requests_in_flight_and_not_for_the_queue(start: Start) -> None:
+    with start(**ONE_REPLICA, max_concurrent_requests=1) as live:
+        load_demo(live)
+        sae_id = attach(live, FIRST)["sae_id"]
+        links = [raw_request(live, MANY)]
+        while live.data("GET", "/api/health/detailed")["inference"]["in_flight"] < 1:
+            pass
+        links += [raw_request(live, MANY) for _ in range(3)]
+        while live.data("GET", "/api/health/detailed")["inference"]["queue_pending"] < 4:
+            pass
+        with ThreadPoolExecutor(1) as pool:
+            detaching = pool.submit(live.data, "POST", f"/api/saes/{sae_id}/detach")
+            while not live.service.owners.conductor.editing.locked():
+                live.data("GET", "/api/health")
+            links[0].close()
+            detaching.result()
+        assert live.data("GET", "/api/health/detailed")["inference"]["queue_pending"] == 3
+        for link in links:
+            link.close()
+        until_idle(live)
+
+
+@pytest.mark.shows("steering-errors.1")
+def test_an_unknown_sae_is_not_found(free: Running) -> None:
+    for method, path, body in (
+        ("POST", "/api/saes/sae_none/attach", {"layer": 0}),
+        ("POST", "/api/saes/sae_none/detach", None),
+        ("GET", "/api/saes/sae_none/compatibility?layer=0", None),
+    ):
+        assert free.error(method, path, body)[:2] == (404, "SAE_NOT_FOUND")
+
+
+def test_an_sae_whose_files_went_away_is_refused(free: Running, tmp_path: Path) -> None:
+    sae_id, weights = copied(free, tmp_path / "gone")
+    shutil.rmtree(weights.parent)
+    refused = free.error("POST", f"/api/saes/{sae_id}/attach", {"layer": FIRST.layer})
+    assert refused[:2] == (400, "INVALID_LOCAL_PATH")
+    free.data("DELETE", f"/api/saes/{sae_id}")
+
+
+@pytest.mark.shows("steering-errors.5")
+def test_an_sae_whose_files_were_damaged_is_refused(free: Running, tmp_path: Path) -> None:
+    sae_id, weights = copied(free, tmp_path / "damaged")
+    weights.write_bytes(weights.read_bytes()[:1000])
+    refused = free.error("POST", f"/api/saes/{sae_id}/attach", {"layer": FIRST.layer})
+    assert refused[:2] == (500, "SAE_LOAD_FAILED")
+    assert attachments(free)["is_attached"] is False
+    free.data("DELETE", f"/api/saes/{sae_id}")
+
+
+def test_two_attaches_at_once_leave_one(free: Running) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda sae: attach(free, sae), (FIRST, LAST)))
+    found = attachments(free)
+    assert found["count"] == 1
+    statuses = sorted(sae["status"] for sae in free.data("GET", "/api/saes")["saes"])
+    assert statuses == ["attached", "cached"]
+
+
+# ---------------------------------------------------------------- several
+
+
+@pytest.mark.shows("attachment-status.8", "saes.11", "saes.12")
+def test_a_set_is_attached_and_listed(free: Running) -> None:
+    made = attach_set(free, FIRST, LAST)
+    assert (made["status"], made["attached_count"]) == ("attached", 2)
+    assert [(e["layer"], e["status"]) for e in made["entries"]] == [
+        (FIRST.layer, "attached"),
+        (LAST.layer, "attached"),
+    ]
+    assert all(e["dtype"] == "float16" and e["warnings"] == [] for e in made["entries"])
+    assert made["total_memory_usage_mb"] == sum(e["memory_usage_mb"] for e in made["entries"])
+    assert (made["vram_envelope_mb"], made["vram_warning"]) == (4096, False)
+    found = attachments(free)
+    assert (found["is_attached"], found["count"]) == (True, 2)
+    assert found["total_memory_usage_mb"] == made["total_memory_usage_mb"]
+    assert (found["vram_envelope_mb"], found["vram_warning"]) == (4096, False)
+    assert found["to_restore"] == []
+    wanted = {"sae_id", "layer", "memory_usage_mb", "steering_enabled", "monitoring_enabled"}
+    assert all(wanted | {"steering_apply_count"} <= set(entry) for entry in found["entries"])
+    assert free.data("GET", "/api/models")["models"][0]["locked"] is True
+
+
+def test_nothing_attached_is_told_as_such(free: Running) -> None:
+    assert attachments(free) == {
+        "is_attached": False,
+        "count": 0,
+        "entries": [],
+        "total_memory_usage_mb": None,
+        "vram_envelope_mb": 4096,
+        "vram_warning": False,
+        "to_restore": [],
+    }
+
+
+def test_every_attached_sae_tells_the_one_switch(free: Running) -> None:
+    attach_set(free, FIRST, LAST)
+
+    def told() -> list[bool]:
+        each = [entry["steering_enabled"] for entry in attachments(free)["entries"]]
+        assert free.data("GET", "/api/saes/attachment")["steering_enabled"] is each[0]
+        assert free.data("GET", "/api/saes/steering")["enabled"] is each[0]
+        return each
+
+    assert told() == [False, False]
+    free.data("POST", "/api/saes/steering/enable")
+    assert told() == [True, True]
+    set_one(free, 5, 3)
+    free.complete("One day", max_tokens=4, temperature=0)
+    counts = [entry["steering_apply_count"] for entry in attachments(free)["entries"]]
+    assert counts[0] > 0
+    assert counts[1] == 0
+    free.data("POST", "/api/saes/steering/disable")
+    assert told() == [False, False]
+
+
+def test_the_switch_outlasts_a_detach_until_the_last_sae_is_detached(free: Running) -> None:
+    attach_set(free, FIRST)
+    first, last = add_sae(free, FIRST), add_sae(free, LAST)
+    set_one(free, 5, 3)
+    attach_set(free, LAST)
+    assert free.data("GET", "/api/saes/steering") == {"enabled": True, "values": {"5": 3.0}}
+    free.data("POST", f"/api/saes/{first}/detach")
+    assert free.data("GET", "/api/saes/steering") == {"enabled": True, "values": {}}
+    free.data("POST", f"/api/saes/{first}/attach", {"layer": FIRST.layer})
+    assert free.data("GET", "/api/saes/steering") == {"enabled": False, "values": {}}
+    free.data("POST", "/api/saes/steering/enable")
+    attach_set(free, LAST)
+    assert free.data("GET", "/api/saes/steering") == {"enabled": True, "values": {}}
+    for sae_id in (first, last):
+        free.data("POST", f"/api/saes/{sae_id}/detach")
+    attach_set(free, FIRST)
+    assert free.data("GET", "/api/saes/steering") == {"enabled": False, "values": {}}
+
+
+def test_what_steers_at_another_sae_is_shown_and_cleared(free: Running) -> None:
+    attach_set(free, FIRST, LAST)
+    last = add_sae(free, LAST)
+    fields = {"name": "other", "steering": {"5": 3}, "sae_id": last}
+    path = f"/api/profiles/{free.data('POST', '/api/profiles', fields, 201)['id']}"
+    try:
+        free.data("POST", f"{path}/activate")
+        others = {f"{last}@{LAST.layer}": {"5": 3.0}}
+        shown = {"enabled": True, "values": {}, "others": others}
+        assert free.data("GET", "/api/saes/steering") == shown
+        assert set_one(free, 1, 2) == shown | {"values": {"1": 2.0}}
+        cleared = free.data("DELETE", "/api/saes/steering")
+        assert cleared == {"enabled": False, "values": {}}
+        assert free.data("GET", "/api/saes/steering") == cleared
+        assert free.data("GET", "/api/profiles/active") is None
+    finally:
+        free.data("DELETE", path)
+
+
+@pytest.mark.shows("saes.12")
+def test_a_set_is_additive_and_asking_again_changes_nothing(free: Running) -> None:
+    attach_set(free, FIRST)
+    set_one(free, 5, 3)
+    made = attach_set(free, LAST, FIRST)
+    assert [e["status"] for e in made["entries"]] == ["attached", "already_attached"]
+    assert made["attached_count"] == 2
+    assert free.data("GET", "/api/saes/steering") == {"enabled": True, "values": {"5": 3.0}}
+    again = attach_set(free, LAST, FIRST)
+    assert [e["status"] for e in again["entries"]] == ["already_attached"] * 2
+
+
+@pytest.mark.shows("attach-response.5", "saes.15", "saes.18", "states.8")
+def test_one_sae_on_several_layers_leaves_with_all_of_them(free: Running) -> None:
+    sae_id = add_sae(free, FIRST)
+    body = {"saes": [{"sae_id": sae_id, "layer": layer} for layer in (0, 1, 2)]}
+    made = free.data("POST", "/api/saes/attach-set", body)
+    assert made["attached_count"] == 3
+    assert "layer 2" in made["entries"][0]["warnings"][0]
+    freed = free.data("POST", f"/api/saes/{sae_id}/detach")
+    assert freed["memory_freed_mb"] == made["total_memory_usage_mb"]
+    assert attachments(free)["count"] == 0
+    assert free.data("GET", "/api/models")["models"][0]["locked"] is False
+
+
+@pytest.mark.parametrize("dtype", ["stored", "model", "bfloat16"])
+def test_a_set_is_kept_in_the_dtype_that_is_asked_for(free: Running, dtype: str) -> None:
+    model = free.data("GET", "/api/models")["models"][0]["dtype"]
+    kept = {"stored": "float32", "model": model}.get(dtype, dtype)
+    assert attach_set(free, FIRST, dtype=dtype)["entries"][0]["dtype"] == kept
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"saes": []},
+        {"saes": [{"sae_id": "sae_1", "layer": 0}] * 17},
+        {"saes": [{"sae_id": "sae_1"}]},
+        {"saes": [{"layer": 0}]},
+        {"saes": [{"sae_id": "", "layer": 0}]},
+        {"saes": [{"sae_id": "sae_1", "layer": -1}]},
+        {"saes": [{"sae_id": "sae_1", "layer": True}]},
+        {"saes": {"sae_id": "sae_1", "layer": 0}},
+        {"saes": [{"sae_id": "sae_1", "layer": 0}], "dtype": "int4"},
+    ],
+)
+def test_a_bad_set_is_refused(free: Running, body: dict[str, Any]) -> None:
+    assert free.error("POST", "/api/saes/attach-set", body)[:2] == (422, "VALIDATION_ERROR")
+
+
+def test_a_set_with_a_missing_member_says_which_and_attaches_nothing(free: Running) -> None:
+    body = {"saes": [*members(free, FIRST), {"sae_id": "sae_none", "layer": 1}]}
+    status, code, details = free.error("POST", "/api/saes/attach-set", body)
+    assert (status, code) == (422, "SAE_SET_INCOMPLETE")
+    assert details["offenders"] == [
+        {"layer": 1, "sae_id": "sae_none", "reason": "no SAE has this id"}
+    ]
+    assert attachments(free)["count"] == 0
+
+
+def test_a_set_with_a_member_that_does_not_fit_attaches_nothing(free: Running) -> None:
+    sae_id = add_sae(free, LAST)
+    body = {"saes": [*members(free, FIRST), {"sae_id": sae_id, "layer": 99}]}
+    status, code, details = free.error("POST", "/api/saes/attach-set", body)
+    assert (status, code) == (400, "SAE_INCOMPATIBLE")
+    assert [(o["sae_id"], o["layer"]) for o in details["offenders"]] == [(sae_id, 99)]
+    assert attachments(free)["count"] == 0
+
+
+def test_a_set_of_which_one_cannot_be_read_is_taken_back(free: Running, tmp_path: Path) -> None:
+    attach(free, LAST)
+    before = set_one(free, 5, 3)
+    sae_id, weights = copied(free, tmp_path / "damaged")
+    weights.write_bytes(weights.read_bytes()[:1000])
+    body = {"saes": [*members(free, FIRST), {"sae_id": sae_id, "layer": 1}]}
+    status, code, details = free.error("POST", "/api/saes/attach-set", body)
+    assert (status, code) == (500, "SAE_LOAD_FAILED")
+    assert (details["sae_id"], details["layer"]) == (sae_id, 1)
+    assert [e["layer"] for e in attachments(free)["entries"]] == [LAST.layer]
+    assert free.data("GET", "/api/saes/steering") == before
+    assert free.data("GET", f"/api/saes/{add_sae(free, FIRST)}")["status"] == "cached"
+    free.data("DELETE", f"/api/saes/{sae_id}")
+
+
+@pytest.mark.local("each replica has reserves of its own, and the largest are told")
+@pytest.mark.shows("saes.19")
+def test_a_set_that_memory_does_not_hold_is_refused_with_figures(
+    free: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def little(_: Any) -> int:
+        return 1
+
+    monkeypatch.setattr(free.service.owners.attachments, "_read_free", little)
+    body = {"saes": members(free, FIRST, LAST)}
+    status, code, details = free.error("POST", "/api/saes/attach-set", body)
+    assert (status, code) == (507, "INSUFFICIENT_MEMORY")
+    # 2 SAEs x 2 matrices x 192 x 1024 x 2 bytes x 1.1
+    assert (details["projected_mb"], details["available_mb"]) == (2, 1)
+    facts = free.service.owners.conductor.loaded().running()[1]
+    whole = -(-facts.kv_tokens * facts.kv_bytes_per_token // MIB)
+    assert (details["device"], details["kv_context_tokens"]) == ("cpu", facts.kv_tokens)
+    assert 0 < details["kv_reserve_mb"] <= whole
+    assert details["working_reserve_mb"] > 0
+    assert attachments(free)["count"] == 0
+
+
+def test_two_sets_at_once_are_both_attached(free: Running) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda sae: attach_set(free, sae), (FIRST, LAST)))
+    assert {e["layer"] for e in attachments(free)["entries"]} == {FIRST.layer, LAST.layer}
+
+
+@pytest.mark.shows("attachment-status.8", "saes.11")
+def test_a_set_needs_a_model_and_the_envelope_only_warns(start: Start) -> None:
+    with start(multisae_vram_envelope_mb=1, multisae_attach_dtype="stored") as live:
+        body = {"saes": members(live, FIRST, LAST)}
+        refused = live.error("POST", "/api/saes/attach-set", body)
+        assert refused[:2] == (400, "MODEL_NOT_LOADED")
+        live.data("POST", f"/api/models/{add_demo(live)}/load?wait=true")
+        made = live.data("POST", "/api/saes/attach-set", body)
+        assert (made["vram_envelope_mb"], made["vram_warning"]) == (1, True)
+        assert {e["dtype"] for e in made["entries"]} == {"float32"}
+        assert attachments(live)["vram_warning"] is True
+
+
+# ---------------------------------------------------------------- the engine ends
+
+
+def kill_engine(live: Running) -> None:
+    resident = live.service.owners.conductor.resident
+    assert resident is not None
+    assert resident.engine is not None
+    assert resident.engine.pid is not None
+    os.kill(resident.engine.pid, signal.SIGKILL)
+    while live.data("GET", "/api/models")["loaded_model_id"] is not None:
+        pass
+
+
+@pytest.mark.local("a replica that ends is started again while its model stays loaded")
+def test_a_model_whose_engine_was_killed_is_served_steered_again_or_not_at_all(
+    start: Start, tmp_path: Path
+) -> None:
+    with start() as live:
+        model_id = load_demo(live)
+        plain = greedy(live)
+        # the proof's feature is one of this SAE
+        sae = next(sae for sae in demo.saes() if sae.name == demo.proof()["sae"])
+        folder = tmp_path / "sae"
+        shutil.copytree(sae.path, folder)
+        registered = live.data("POST", "/api/saes/download", {"local_path": str(folder)}, 202)
+        sae_id = registered["sae_id"]
+        live.data("POST", f"/api/saes/{sae_id}/attach", {"layer": sae.layer})
+        live.data("POST", "/api/saes/steering", {"feature_idx": FEATURE, "value": STRENGTH})
+        steered = greedy(live)
+        assert steered != plain
+
+        kill_engine(live)
+        assert live.data("GET", "/api/saes/attachment")["is_attached"] is False
+        assert live.data("GET", f"/api/saes/{sae_id}")["status"] == "cached"
+        lost = {"model_id": model_id, "sae_id": sae_id, "layer": sae.layer}
+        assert attachments(live)["to_restore"] == [lost]
+        assert greedy(live) == steered
+        assert attachments(live)["to_restore"] == []
+        state = live.data("GET", "/api/saes/steering")
+        assert state == {"enabled": True, "values": {str(FEATURE): STRENGTH}}
+        assert live.data("GET", f"/api/saes/{sae_id}")["status"] == "attached"
+        assert live.data("GET", f"/api/models/{model_id}")["locked"] is True
+
+        kill_engine(live)
+        folder.rename(tmp_path / "elsewhere")
+        body = {"model": demo.MODEL_NAME, "prompt": "One day", "max_tokens": 2}
+        status, error = live.v1_error("/v1/completions", body)
+        assert (status, error["code"]) == (500, "model_load_failed")
+        assert sae_id in error["message"]
+        status, error = live.v1_error("/v1/completions", body)
+        assert (status, error["code"]) == (500, "model_load_failed")
+        assert sae_id in live.data("GET", f"/api/models/{model_id}")["error_message"]
+
+        detached = live.data("POST", f"/api/saes/{sae_id}/detach")
+        assert detached["memory_freed_mb"] == 0
+        live.data("POST", f"/api/models/{model_id}/load?wait=true")
+        assert greedy(live) == plain
+        assert live.data("GET", f"/api/models/{model_id}")["locked"] is False
+
+
+def test_a_model_says_that_an_sae_holds_its_lock_and_so_does_unlocking(steered: Running) -> None:
+    state = steered.data("GET", "/api/models")
+    model_id = state["loaded_model_id"]
+    (model,) = [row for row in state["models"] if row["id"] == model_id]
+    sae_id = steered.data("GET", "/api/saes/attachment")["sae_id"]
+    why = f"because the SAE {sae_id!r} is attached to it"
+    lock = {"by": "attached_sae", "sae_ids": [sae_id], "message": f"locked {why}"}
+    assert (model["locked"], model["lock"]) == (True, lock)
+    unlocked = steered.data("POST", f"/api/models/{model_id}/unlock")
+    assert (unlocked["locked"], unlocked["lock"]) == (False, None)
+    assert unlocked["message"] == f"the model was locked {why}; the SAE stays attached"
+    assert steered.data("GET", "/api/saes/attachment")["sae_id"] == sae_id

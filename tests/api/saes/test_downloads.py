@@ -1,0 +1,777 @@
+"""SAEs from the hub over the API: preview, download, cancel, going on, deleting; and where the token goes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from steerserve import demo
+from tests.api.models.test_downloads import Events
+from tests.loopback_hub import LoopbackHub
+from tests.service import Running, load_demo, running
+from tests.worker.sae import checkpoints
+
+SENTINEL = "hf_SentinelTokenThatNobodyElseMaySee"
+DEMO = demo.saes()[0]
+WEIGHTS = "sae_weights.safetensors"
+PATIENT = 60.0
+LOOKED_AT = 65_536
+"""Bytes of a file that a look reads."""
+
+
+def files_of(folder: Path, below: str = "") -> dict[str, bytes]:
+    """A folder as the files of a repository."""
+    found = (path for path in folder.rglob("*") if path.is_file())
+    return {f"{below}{p.relative_to(folder).as_posix()}": p.read_bytes() for p in found}
+
+
+SAE = {name: (DEMO.path / name).read_bytes() for name in ("cfg.json", WEIGHTS)}
+D_IN, D_SAE = (json.loads(SAE["cfg.json"])[name] for name in ("d_in", "d_sae"))
+PATH = f"blocks.{DEMO.layer}.hook_resid_post"
+ONE = {f"{PATH}/{name}": content for name, content in SAE.items()}
+
+
+@pytest.fixture(scope="module")
+def hub() -> Iterator[LoopbackHub]:
+    with LoopbackHub() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def live(hub: LoopbackHub, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    home = tmp_path_factory.mktemp("home")
+    settings: dict[str, Any] = {
+        "hf_endpoint": hub.url,
+        "disk_reserve_mb": 0,
+        "hub_breaker_failures": 100,
+        # however busy this machine is, the hub answers in time
+        "hub_answer_wait_s": PATIENT,
+    }
+    with running(home, **settings) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def hasty(hub: LoopbackHub, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A service that waits for no answer of the hub."""
+    home = tmp_path_factory.mktemp("hasty")
+    settings: dict[str, Any] = {"hf_endpoint": hub.url, "disk_reserve_mb": 0}
+    with running(home, hub_answer_wait_s=0, hub_breaker_failures=100, **settings) as made:
+        yield made
+
+
+class Told(Events):
+    """What a Socket.IO client is told."""
+
+    def end(self, sae_id: str) -> tuple[str, dict[str, Any]]:
+        """How a download ends."""
+        ends = ("sae:download:complete", "sae:download:error")
+        while True:
+            name, told = self._loop.run_until_complete(self._client.receive(timeout=30))
+            if name in ends and told["saeId"] == sae_id:
+                return name, told
+
+    def error(self, sae_id: str) -> str:
+        """Why a download failed."""
+        name, told = self.end(sae_id)
+        assert name == "sae:download:error"
+        return str(told["error"])
+
+
+@pytest.fixture
+def events(live: Running) -> Iterator[Told]:
+    made = Told(live)
+    yield made
+    made.close()
+
+
+@pytest.fixture(autouse=True)
+def _clean(hub: LoopbackHub) -> Iterator[None]:
+    yield
+    for fault in hub.faults:
+        fault.release.set()
+    hub.heal()
+
+
+def ask(live: Running, repo: str, **fields: Any) -> dict[str, Any]:
+    body = {"repository_id": repo, **fields}
+    return live.data("POST", "/api/saes/download", body, 202)
+
+
+def fetch(live: Running, events: Told, repo: str, **fields: Any) -> dict[str, Any]:
+    """Download to the end; the record."""
+    made = ask(live, repo, **fields)
+    assert made["status"] == "downloading"
+    name, told = events.end(made["sae_id"])
+    assert (name, told["sae_id"]) == ("sae:download:complete", made["sae_id"]), told
+    return live.data("GET", f"/api/saes/{made['sae_id']}")
+
+
+def cached_files(live: Running, repo: str) -> list[str]:
+    folder = live.service.settings.sae_cache_dir / repo.replace("/", "--")
+    return sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
+
+
+# ------------------------------------------------------------------ one SAE
+
+
+@pytest.mark.shows("sae-records.1", "sae-records.4", "saes.2", "saes.3")
+def test_an_sae_is_previewed_downloaded_attached_and_deleted(
+    live: Running, hub: LoopbackHub, events: Told
+) -> None:
+    other = {f"blocks.0.hook_resid_pre/{name}": content for name, content in SAE.items()}
+    sha = hub.add("acme/pair", ONE | other | {"README.md": b"hello", "pytorch_model.bin": b"x"}).sha
+    before = len(hub.asked("/resolve/"))
+    shown = live.data("POST", "/api/saes/preview", {"repository_id": "acme/pair"})
+    assert len(hub.asked("/resolve/")) == before
+    assert (shown["repository_id"], shown["revision"], shown["model_id"]) == (
+        "acme/pair",
+        sha,
+        None,
+    )
+    assert (shown["total_files"], shown["total_units"], shown["matched"]) == (6, 2, 2)
+    first, second = shown["files"]
+    assert (first["path"], first["layer"], first["site"]) == (
+        "blocks.0.hook_resid_pre",
+        0,
+        "resid_pre",
+    )
+    assert second["size_bytes"] == sum(map(len, ONE.values()))
+    assert {f["path"] for f in shown["other_files"]} == {"README.md", "pytorch_model.bin"}
+
+    asked = {"repository_id": "acme/pair", "file_path": f"{PATH}/{WEIGHTS}"}
+    (inside,) = live.data("POST", "/api/saes/preview", asked)["files"]
+    assert (inside["path"], inside["d_in"], inside["d_sae"]) == (PATH, D_IN, D_SAE)
+    assert inside["dtype"] == "float32"
+    assert [D_SAE, D_IN] in [tensor["shape"] for tensor in inside["tensors"]]
+    assert [s.range for s in hub.asked("/resolve/")[before:]] == ["bytes=0-65535"]
+
+    row = fetch(live, events, "acme/pair", file_path=PATH)
+    assert row["id"].startswith("sae_")
+    assert row["status"] == "cached"
+    assert (row["revision"], row["file_path"], row["is_loadable"]) == (sha, PATH, True)
+    assert (row["d_in"], row["d_sae"], row["trained_layer"]) == (D_IN, D_SAE, DEMO.layer)
+    assert row["needs"] == []
+    assert cached_files(live, "acme/pair") == sorted(f"{sha}/{path}" for path in ONE)
+
+    again = ask(live, "acme/pair", file_path=f"{PATH}/{WEIGHTS}")
+    assert (again["sae_id"], again["status"]) == (row["id"], "cached")
+    load_demo(live)
+    live.data("POST", f"/api/saes/{row['id']}/attach", {"layer": DEMO.layer})
+    assert ask(live, "acme/pair", file_path=PATH)["status"] == "attached"
+    status, code, _ = live.error("DELETE", f"/api/saes/{row['id']}")
+    assert (status, code) == (409, "SAE_ALREADY_ATTACHED")
+    live.data("POST", f"/api/saes/{row['id']}/detach")
+    gone = live.data("DELETE", f"/api/saes/{row['id']}")
+    assert gone["status"] == "deleted"
+    assert gone["freed_disk_mb"] >= 1
+    assert cached_files(live, "acme/pair") == []
+    assert live.error("GET", f"/api/saes/{row['id']}")[:2] == (404, "SAE_NOT_FOUND")
+
+
+@pytest.mark.shows("sae-records.4", "saes.3", "saes.6")
+def test_a_cancelled_download_leaves_nothing_and_begins_again_under_its_id(
+    live: Running, hub: LoopbackHub, events: Told
+) -> None:
+    hub.add("acme/slow", ONE)
+    fault = hub.fault(f"/{PATH}/cfg.json", hold=10)
+    made = ask_held(live, fault)
+    told = live.data("GET", f"/api/saes/{made['sae_id']}")
+    assert (told["status"], told["is_loadable"], told["d_sae"]) == (
+        "downloading",
+        False,
+        D_SAE,
+    )
+    assert 0 <= told["download_progress"] < 100
+    assert told["download"]["percent"] == told["download_progress"]
+    assert 0 <= told["download"]["downloaded_bytes"] < told["download"]["total_bytes"]
+    cancelled = live.data("POST", f"/api/saes/{made['sae_id']}/cancel")
+    assert cancelled == {
+        "sae_id": made["sae_id"],
+        "status": "cancelled",
+        "message": "cancelled by user",
+    }
+    assert events.error(made["sae_id"]) == "cancelled by user"
+    assert cached_files(live, "acme/slow") == []
+    row = live.data("GET", f"/api/saes/{made['sae_id']}")
+    assert (row["status"], row["error_message"]) == ("error", "cancelled by user")
+    assert (row["error_code"], row["same_request"]) == ("DOWNLOAD_CANCELLED", "retry")
+    fault.release.set()
+    hub.heal()
+    assert fetch(live, events, "acme/slow")["id"] == made["sae_id"]
+    told = live.data("POST", f"/api/saes/{made['sae_id']}/cancel")
+    assert told["status"] == "cached"
+
+
+@pytest.mark.shows("saes.3")
+def test_the_progress_of_a_download_is_told_up_to_its_end(
+    live: Running, hub: LoopbackHub, events: Told
+) -> None:
+    hub.add("acme/watched", ONE)
+    made = ask(live, "acme/watched")
+    told = events.until("sae:download:complete")
+    progress = [event for name, event in told if name == "sae:download:progress"]
+    assert {event["saeId"] for event in progress} == {made["sae_id"]}
+    percents = [event["percent"] for event in progress]
+    assert percents == sorted(percents)
+    assert percents[-1] == 100
+
+
+def ask_held(live: Running, fault: Any) -> dict[str, Any]:
+    """Ask for acme/slow, which does not come to its end, twice at once; only one request begins the download."""
+    with ThreadPoolExecutor(2) as pool:
+        asked = [pool.submit(ask, live, "acme/slow") for _ in range(2)]
+        made = sorted((each.result() for each in asked), key=lambda m: str(m["status"]))
+    assert [m["status"] for m in made] == ["already_downloading", "downloading"]
+    assert made[0]["sae_id"] == made[1]["sae_id"]
+    assert fault.held.wait(30)
+    return made[1]
+
+
+@pytest.mark.shows("saes.3")
+def test_a_download_is_deleted_while_it_runs_and_its_lost_files_are_fetched_again(
+    live: Running, hub: LoopbackHub, events: Told
+) -> None:
+    sha = hub.add("acme/lost", ONE).sha
+    row = fetch(live, events, "acme/lost", revision=sha)
+    assert row["file_path"] == PATH
+    # a commit that is here cannot change: the hub is not asked
+    hub.fault("acme/lost", status=500)
+    assert ask(live, "acme/lost", revision=sha, file_path=PATH)["status"] == "cached"
+    hub.heal()
+    Path(row["local_path"], WEIGHTS).unlink()
+    again = fetch(live, events, "acme/lost", revision=sha, file_path=PATH)
+    assert again["id"] == row["id"]
+    fault = hub.fault(f"/{PATH}/cfg.json", hold=10)
+    Path(row["local_path"], "cfg.json").unlink()
+    ask(live, "acme/lost")
+    assert fault.held.wait(30)
+    live.data("DELETE", f"/api/saes/{row['id']}")
+    assert cached_files(live, "acme/lost") == []
+
+
+def test_a_download_that_a_restart_ended_goes_on(hub: LoopbackHub, tmp_path: Path) -> None:
+    hub.add("acme/slow", ONE)
+    settings: dict[str, Any] = {
+        "hf_endpoint": hub.url,
+        "disk_reserve_mb": 0,
+        "hub_answer_wait_s": PATIENT,
+    }
+    with running(tmp_path / "home", **settings) as first:
+        fault = hub.fault(f"/{PATH}/cfg.json", hold=10)
+        made = ask_held(first, fault)
+    fault.release.set()
+    hub.heal()
+    with running(tmp_path / "home", **settings) as second:
+        row = second.data("GET", f"/api/saes/{made['sae_id']}")
+        assert row["status"] == "error"
+        assert "restart" in row["error_message"]
+        assert row["same_request"] == "resume"
+        told = Told(second)
+        assert fetch(second, told, "acme/slow")["id"] == made["sae_id"]
+        told.close()
+
+
+def test_what_a_look_has_read_is_not_fetched_again(
+    live: Running, hub: LoopbackHub, events: Told
+) -> None:
+    hub.add("acme/looked-at", ONE)
+    asked = {"repository_id": "acme/looked-at", "file_path": PATH}
+    live.data("POST", "/api/saes/preview", asked)
+    row = fetch(live, events, "acme/looked-at", file_path=PATH)
+    assert row["is_loadable"]
+    gets = hub.asked(f"GET /acme/looked-at/resolve/{row['revision']}/{PATH}/{WEIGHTS}")
+    assert [seen.range for seen in gets] == [f"bytes=0-{LOOKED_AT - 1}", f"bytes={LOOKED_AT}-"]
+
+
+# ------------------------------------------------------------------ a hub that answers late
+
+
+def test_a_download_is_answered_before_the_hub_answers_and_ends_under_its_own_id(
+    hasty: Running, live: Running, hub: LoopbackHub, events: Told
+) -> None:
+    hub.add("acme/late", ONE)
+    alone = fetch(live, events, "acme/late")["id"]
+    fault = hub.fault("/api/models/acme/late", hold=0, times=1)
+    told = Told(hasty)
+    made = ask(hasty, "acme/late")
+    assert (made["status"], "hub" in made["message"]) == ("downloading", True)
+    assert fault.held.wait(30)
+    row = hasty.data("GET", f"/api/saes/{made['sae_id']}")
+    assert (row["id"], row["status"], row["repository_id"]) == (
+        made["sae_id"],
+        "downloading",
+        "acme/late",
+    )
+    assert (row["download_progress"], row["download"]["phase"]) == (0, "looking")
+    again = ask(hasty, "acme/late")
+    assert (again["sae_id"], again["status"]) == (made["sae_id"], "already_downloading")
+    fault.release.set()
+    assert told.end(made["sae_id"])[0] == "sae:download:complete"
+    told.close()
+    row = hasty.data("GET", f"/api/saes/{made['sae_id']}")
+    assert (row["status"], row["id"]) == ("cached", alone)
+    load_demo(hasty)
+    attached = hasty.data("POST", f"/api/saes/{made['sae_id']}/attach", {"layer": DEMO.layer})
+    assert attached["sae_id"] == alone
+    hasty.data("POST", f"/api/saes/{made['sae_id']}/detach")
+    assert [sae["id"] for sae in hasty.data("GET", "/api/saes")["saes"]] == [alone]
+    assert ask(hasty, "acme/late", revision=row["revision"], file_path=PATH)["status"] == "cached"
+    hasty.data("DELETE", f"/api/saes/{made['sae_id']}")
+    assert cached_files(hasty, "acme/late") == []
+
+
+def test_the_id_of_an_early_answer_outlasts_a_restart(hub: LoopbackHub, tmp_path: Path) -> None:
+    hub.add("acme/later", ONE)
+    settings: dict[str, Any] = {"hf_endpoint": hub.url, "disk_reserve_mb": 0}
+    with running(tmp_path / "home", hub_answer_wait_s=0, **settings) as first:
+        told = Told(first)
+        made = ask(first, "acme/later")
+        told.end(made["sae_id"])
+        told.close()
+        row = first.data("GET", f"/api/saes/{made['sae_id']}")
+        fault = hub.fault("/api/models/acme/later", hold=0)
+        looked = ask(first, "acme/later", revision="main")
+        assert fault.held.wait(30)
+    fault.release.set()
+    hub.heal()
+    with running(tmp_path / "home", hub_answer_wait_s=PATIENT, **settings) as second:
+        assert second.data("GET", f"/api/saes/{made['sae_id']}")["id"] == row["id"]
+        broken = second.data("GET", f"/api/saes/{looked['sae_id']}")
+        assert (broken["status"], broken["same_request"]) == ("error", "retry")
+        # the look begins again, and its record makes room for that of the SAE
+        assert ask(second, "acme/later", revision="main")["sae_id"] == row["id"]
+        assert [sae["id"] for sae in second.data("GET", "/api/saes")["saes"]] == [row["id"]]
+
+
+def test_a_look_is_cancelled(hasty: Running, hub: LoopbackHub) -> None:
+    hub.add("acme/cancelled", ONE)
+    fault = hub.fault("/api/models/acme/cancelled", hold=0)
+    made = ask(hasty, "acme/cancelled")
+    assert fault.held.wait(30)
+    cancelled = hasty.data("POST", f"/api/saes/{made['sae_id']}/cancel")
+    assert (cancelled["sae_id"], cancelled["status"]) == (made["sae_id"], "cancelled")
+    row = hasty.data("GET", f"/api/saes/{made['sae_id']}")
+    assert (row["status"], row["error_code"]) == ("error", "DOWNLOAD_CANCELLED")
+    assert not hub.asked("/acme/cancelled/resolve/")
+    hasty.data("DELETE", f"/api/saes/{made['sae_id']}")
+    assert hasty.error("GET", f"/api/saes/{made['sae_id']}")[:2] == (404, "SAE_NOT_FOUND")
+
+
+def test_an_sae_is_deleted_while_its_repository_is_looked_at(
+    hasty: Running, hub: LoopbackHub
+) -> None:
+    hub.add("acme/deleted", ONE)
+    fault = hub.fault("/api/models/acme/deleted", hold=0)
+    made = ask(hasty, "acme/deleted", revision="main")
+    assert fault.held.wait(30)
+    hasty.data("DELETE", f"/api/saes/{made['sae_id']}")
+    assert hasty.error("GET", f"/api/saes/{made['sae_id']}")[:2] == (404, "SAE_NOT_FOUND")
+
+
+@pytest.mark.parametrize(
+    ("facts", "files", "code", "same_request"),
+    [
+        (None, ONE, "REPO_NOT_FOUND", "retry"),
+        ({"gated": "manual", "tokens": (SENTINEL,)}, ONE, "GATED_MODEL_NO_TOKEN", "retry"),
+        ({}, {"model.safetensors": b"x"}, "SAE_INCOMPATIBLE", None),
+    ],
+)
+def test_a_late_refusal_is_in_the_record(
+    hasty: Running,
+    hub: LoopbackHub,
+    facts: dict[str, Any] | None,
+    files: dict[str, bytes],
+    code: str,
+    same_request: str | None,
+) -> None:
+    hub.repos.pop("acme/refused", None)
+    if facts is not None:
+        hub.add("acme/refused", files, **facts)
+    told = Told(hasty)
+    made = ask(hasty, "acme/refused")
+    failed = told.error(made["sae_id"])
+    told.close()
+    row = hasty.data("GET", f"/api/saes/{made['sae_id']}")
+    assert (row["status"], row["error_code"], row["error_message"]) == ("error", code, failed)
+    assert row["same_request"] == same_request
+    hasty.data("DELETE", f"/api/saes/{made['sae_id']}")
+
+
+def test_what_needs_no_answer_of_the_hub_is_refused_at_once(
+    hasty: Running, hub: LoopbackHub
+) -> None:
+    before = len(hub.seen)
+    for fields, code in [
+        ({"repository_id": "../etc"}, "VALIDATION_ERROR"),
+        ({"repository_id": "a/b", "revision": "../x"}, "VALIDATION_ERROR"),
+        ({"repository_id": "a/b", "hub_token": "not a token"}, "INVALID_HUB_TOKEN"),
+    ]:
+        assert hasty.error("POST", "/api/saes/download", fields)[1] == code
+    assert len(hub.seen) == before
+
+
+# ------------------------------------------------------------------ a whole repository
+
+
+@pytest.mark.shows("saes.3")
+def test_a_whole_repository_becomes_an_sae_for_each_unit(
+    live: Running, hub: LoopbackHub, events: Told, tmp_path: Path
+) -> None:
+    checkpoints.sparsify(tmp_path, "layers.1")
+    checkpoints.sparsify(tmp_path, "layers.2")
+    shutil.copytree(tmp_path / "layers.1", tmp_path / "layers.3")
+    (tmp_path / "layers.3" / "sae.safetensors").write_bytes(b"\xff" * 100)
+    sha = hub.add("acme/many", files_of(tmp_path)).sha
+    row = fetch(live, events, "acme/many")
+    assert (row["status"], row["format"], row["d_in"], row["file_path"]) == (
+        "cached",
+        "repository",
+        None,
+        None,
+    )
+    assert row["is_loadable"] is False
+    assert row["error_message"] == "1 of 3 SAEs cannot be read"
+    units = {unit["path"]: unit for unit in row["units"]}
+    assert {path: unit["status"] for path, unit in units.items()} == {
+        "layers.1": "cached",
+        "layers.2": "cached",
+        "layers.3": "error",
+    }
+    assert units["layers.1"]["layer"] == 1
+    assert ask(live, "acme/many")["status"] == "cached"
+    alone = ask(live, "acme/many", file_path="layers.2")
+    assert (alone["sae_id"], alone["status"]) == (units["layers.2"]["sae_id"], "cached")
+    # nothing of the unreadable one stays, and what the others share does
+    kept = [f"{sha}/config.json"]
+    kept += [f"{sha}/layers.{n}/{f}" for n in (1, 2) for f in ("cfg.json", "sae.safetensors")]
+    assert cached_files(live, "acme/many") == sorted(kept)
+    live.data("DELETE", f"/api/saes/{units['layers.1']['sae_id']}")
+    assert cached_files(live, "acme/many") == [kept[0], *kept[3:]]
+    gone = live.data("DELETE", f"/api/saes/{row['id']}")
+    assert gone["sae_id"] == row["id"]
+    assert cached_files(live, "acme/many") == []
+    left = [sae["repository_id"] for sae in live.data("GET", "/api/saes")["saes"]]
+    assert "acme/many" not in left
+
+
+def test_formats_without_headers_are_downloaded_and_read(
+    live: Running, hub: LoopbackHub, events: Told, tmp_path: Path
+) -> None:
+    written = checkpoints.gemma_scope(tmp_path)
+    hub.add(written.repository, files_of(tmp_path))
+    asked = {"repository_id": written.repository, "file_path": written.inside}
+    (inside,) = live.data("POST", "/api/saes/preview", asked)["files"]
+    assert (inside["d_in"], inside["tensors"]) == (None, None)
+    assert "only when it is downloaded" in inside["note"]
+    assert (inside["width"], inside["l0"]) == ("16k", 71)
+    row = fetch(live, events, written.repository)
+    assert (row["d_in"], row["d_sae"], row["site"]) == (16, 64, "resid_post")
+    assert (row["trained_layer"], row["average_l0"]) == (20, 71)
+
+
+def test_an_sae_that_says_too_little_is_registered_with_what_it_needs(
+    live: Running, tmp_path: Path
+) -> None:
+    p = checkpoints.arrays()
+    checkpoints.raw(tmp_path, checkpoints.tensors(p))
+    made = live.data("POST", "/api/saes/download", {"local_path": str(tmp_path / "sae.pt")}, 202)
+    row = live.data("GET", f"/api/saes/{made['sae_id']}")
+    assert (row["status"], row["is_loadable"], row["d_sae"]) == ("cached", True, 64)
+    assert "activation" in row["needs"]
+    freed = live.data("DELETE", f"/api/saes/{made['sae_id']}")["freed_disk_mb"]
+    assert freed == 0
+    assert (tmp_path / "sae.pt").exists()
+
+
+def test_equal_content_of_this_machine_is_one_sae(live: Running, tmp_path: Path) -> None:
+    made = []
+    for name in ("one", "two"):
+        folder = tmp_path / name
+        folder.mkdir()
+        for file, content in SAE.items():
+            (folder / file).write_bytes(content)
+        body = {"local_path": str(folder)}
+        made.append(live.data("POST", "/api/saes/download", body, 202))
+    first, second = made
+    assert second["sae_id"] == first["sae_id"]
+    assert (first["message"], second["message"]) == ("registered", "already registered")
+    assert live.data("GET", f"/api/saes/{first['sae_id']}")["local_path"] == str(tmp_path / "one")
+    live.data("DELETE", f"/api/saes/{first['sae_id']}")
+
+
+# ------------------------------------------------------------------ refused
+
+
+class Bomb:
+    """Runs a command when it is unpickled."""
+
+    def __init__(self, marker: Path) -> None:
+        self._marker = marker
+
+    def __reduce__(self) -> Any:
+        return (Path.touch, (self._marker,))
+
+
+def test_a_hostile_pickle_is_not_run_and_not_kept(
+    live: Running, hub: LoopbackHub, events: Told, tmp_path: Path
+) -> None:
+    marker = tmp_path / "run"
+    checkpoints.raw(tmp_path / "repo", {"W_enc": Bomb(marker)}, "layer3.sae.pt")
+    hub.add("acme/SAE-Res-tiny-W64K-L0_50", files_of(tmp_path / "repo"))
+    made = ask(live, "acme/SAE-Res-tiny-W64K-L0_50")
+    failed = events.error(made["sae_id"])
+    row = live.data("GET", f"/api/saes/{made['sae_id']}")
+    assert (row["status"], row["error_message"]) == ("error", failed)
+    assert row["same_request"] is None
+    assert str(live.home) not in failed
+    assert not marker.exists()
+    assert cached_files(live, "acme/SAE-Res-tiny-W64K-L0_50") == []
+
+
+@pytest.mark.parametrize(
+    ("files", "asked", "why"),
+    [
+        (
+            {"layer_1/width_16k/average_l0_3/params.npz": b"x"},
+            {"repository_id": "acme/gemma-scope-transcoders"},
+            "a transcoder",
+        ),
+        (
+            {"transcoder/layer_1/params.safetensors": b"x", **ONE},
+            {"file_path": "transcoder/layer_1"},
+            "a transcoder",
+        ),
+        ({"README.md": b"x", "model.safetensors": b"x"}, {}, "no files of an SAE"),
+    ],
+)
+def test_what_can_never_be_attached_is_refused_before_it_is_fetched(
+    live: Running, hub: LoopbackHub, files: dict[str, bytes], asked: dict[str, Any], why: str
+) -> None:
+    body = {"repository_id": "acme/odd"} | asked
+    hub.add(body["repository_id"], files)
+    answer = live.http.post("/api/saes/download", json=body).json()
+    assert answer["error"]["code"] == "SAE_INCOMPATIBLE"
+    assert why in answer["error"]["message"]
+    assert not hub.asked("/acme/odd/resolve/")
+
+
+def test_a_file_whose_header_shows_no_sae_is_refused_before_it_is_fetched(
+    live: Running, hub: LoopbackHub, tmp_path: Path
+) -> None:
+    checkpoints.saelens(tmp_path, p={"W_enc": np.zeros((4, 8), np.float32), **_half()})
+    hub.add("acme/half", files_of(tmp_path))
+    status, code, details = live.error("POST", "/api/saes/download", {"repository_id": "acme/half"})
+    assert (status, code) == (400, "SAE_INCOMPATIBLE")
+    assert "W_enc [4, 8]" in details["found"]
+    assert cached_files(live, "acme/half") == []
+    assert all(row["repository_id"] != "acme/half" for row in live.data("GET", "/api/saes")["saes"])
+
+
+@pytest.mark.shows("download-errors.1")
+@pytest.mark.parametrize("route", ["preview", "download"])
+@pytest.mark.parametrize("header", [b"\1\0\0", b"\x10\0\0\0\0\0\0\0not a JSON header", b""])
+def test_a_damaged_header_is_refused_with_the_name_of_its_file(
+    live: Running, hub: LoopbackHub, header: bytes, route: str
+) -> None:
+    hub.add("acme/damaged", ONE | {f"{PATH}/{WEIGHTS}": header})
+    body = {"repository_id": "acme/damaged", "file_path": PATH}
+    error = live.http.post(f"/api/saes/{route}", json=body).json()["error"]
+    assert error["code"] == "DOWNLOAD_FAILED"
+    assert f"{PATH}/{WEIGHTS}" in error["message"]
+
+
+def test_upper_case_names_at_the_hub_are_read(
+    live: Running, hub: LoopbackHub, events: Told
+) -> None:
+    hub.add("acme/loud", {path.upper(): content for path, content in ONE.items()})
+    asked = {"repository_id": "acme/loud", "file_path": PATH.upper()}
+    (shown,) = live.data("POST", "/api/saes/preview", asked)["files"]
+    assert (shown["format"], shown["d_in"], shown["d_sae"]) == ("saelens", D_IN, D_SAE)
+    row = fetch(live, events, "acme/loud")
+    assert (row["status"], row["format"], row["is_loadable"]) == ("cached", "saelens", True)
+
+
+def _half() -> dict[str, np.ndarray]:
+    """A decoder that does not fit an encoder of [4, 8]."""
+    return {"W_dec": np.zeros((8, 5), np.float32), "b_dec": np.zeros(5, np.float32)}
+
+
+@pytest.mark.shows("download-errors.1")
+@pytest.mark.parametrize(
+    "path",
+    ["../../evil.pt", "a/../../evil.pt", "..\\evil.pt", "/etc/evil.pt", "a\x00.pt", "a//b.pt"],
+)
+def test_a_repository_that_names_other_places_is_refused_whole(
+    live: Running, hub: LoopbackHub, path: str
+) -> None:
+    hub.add("acme/evil", ONE)
+    hub.repos["acme/evil"].extra.append({"type": "file", "path": path, "size": 1, "oid": "0" * 40})
+    answer = live.error("POST", "/api/saes/download", {"repository_id": "acme/evil"})
+    assert answer[:2] == (502, "DOWNLOAD_FAILED")
+    assert cached_files(live, "acme/evil") == []
+    assert not list(live.home.rglob("evil*"))
+
+
+@pytest.mark.parametrize("path", ["../../etc/passwd", "\x00"])
+def test_a_path_that_is_no_sae_is_refused_naming_the_near_ones(
+    live: Running, hub: LoopbackHub, path: str
+) -> None:
+    hub.add("acme/one", ONE)
+    asked = {"repository_id": "acme/one", "file_path": path}
+    status, code, details = live.error("POST", "/api/saes/download", asked)
+    assert (status, code) == (422, "VALIDATION_ERROR")
+    assert (details["param"], details["near"]) == ("file_path", [PATH])
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "repository_id"),
+        ({"repository_id": "a/b", "local_path": "/tmp/x"}, "repository_id"),
+        ({"repository_id": "http://127.0.0.1:1/x"}, "repository_id"),
+        ({"repository_id": "../etc"}, "repository_id"),
+        ({"repository_id": "a/b", "revision": "../x"}, "revision"),
+        ({"local_path": "/tmp/x", "file_path": "a"}, "file_path"),
+        ({"local_path": "/tmp/x", "revision": "main"}, "revision"),
+        ({"local_path": "/tmp/x", "hf_token": "hf_x"}, "hub_token"),
+    ],
+)
+def test_what_is_no_repository_is_refused_naming_the_field(
+    live: Running, body: dict[str, Any], param: str
+) -> None:
+    status, code, details = live.error("POST", "/api/saes/download", body)
+    assert (status, code, details["param"]) == (422, "VALIDATION_ERROR", param)
+
+
+@pytest.mark.parametrize("field", [{"limit": 0}, {"limit": 20_001}, {"offset": -1}, {"layer": -1}])
+def test_a_page_out_of_bounds_is_refused(live: Running, field: dict[str, int]) -> None:
+    answer = live.error("POST", "/api/saes/preview", {"repository_id": "acme/one", **field})
+    assert answer[:2] == (422, "VALIDATION_ERROR")
+
+
+@pytest.mark.shows("sae-records.1", "saes.2")
+def test_a_preview_is_filtered_and_paged(live: Running, hub: LoopbackHub) -> None:
+    scope = [
+        f"layer_{n}/width_{w}/average_l0_9/params.npz" for n in range(300) for w in ("16k", "65k")
+    ]
+    hub.add("acme/gemma-scope-tiny-res", dict.fromkeys(scope, b"12345"))
+    asked = {"repository_id": "acme/gemma-scope-tiny-res"}
+    whole = live.data("POST", "/api/saes/preview", asked)
+    assert (len(whole["files"]), whole["matched"], whole["limit"]) == (600, 600, None)
+    assert whole["total_bytes"] == 5 * 600
+    page = live.data("POST", "/api/saes/preview", asked | {"limit": 2, "offset": 3, "width": "65k"})
+    assert [(f["layer"], f["width"]) for f in page["files"]] == [(3, "65k"), (4, "65k")]
+    assert page["matched"] == 300
+    words = {"layer": 7, "query": "WIDTH_16", "site": "resid_post"}
+    (only,) = live.data("POST", "/api/saes/preview", asked | words)["files"]
+    assert only["path"] == "layer_7/width_16k/average_l0_9"
+
+
+@pytest.mark.shows(
+    "authentication.6", "download-errors.3", "download-errors.4", "download-errors.5"
+)
+@pytest.mark.parametrize(
+    ("facts", "token", "status", "code"),
+    [
+        (None, None, 404, "REPO_NOT_FOUND"),
+        ({"gated": "manual", "tokens": (SENTINEL,)}, None, 401, "GATED_MODEL_NO_TOKEN"),
+        ({"gated": "manual", "tokens": (SENTINEL,)}, "hf_wrong", 401, "INVALID_HUB_TOKEN"),
+    ],
+)
+def test_a_repository_that_cannot_be_had_is_refused_at_once(
+    live: Running,
+    hub: LoopbackHub,
+    facts: dict[str, Any] | None,
+    token: str | None,
+    status: int,
+    code: str,
+) -> None:
+    hub.repos.pop("acme/closed", None)
+    if facts is not None:
+        hub.add("acme/closed", ONE, **facts)
+    asked = {"repository_id": "acme/closed", "hub_token": token}
+    assert live.error("POST", "/api/saes/download", asked)[:2] == (status, code)
+    assert cached_files(live, "acme/closed") == []
+
+
+@pytest.mark.shows("resource-errors.2")
+def test_an_sae_too_large_for_the_disk_is_refused_before_anything_is_fetched(
+    live: Running, hub: LoopbackHub
+) -> None:
+    hub.add("acme/huge", {"README.md": b"x"})
+    entry = {"type": "file", "path": "layer1.sae.pt", "size": 10**17, "oid": "0" * 40}
+    hub.repos["acme/huge"].extra.append(entry)
+    status, code, details = live.error("POST", "/api/saes/download", {"repository_id": "acme/huge"})
+    assert (status, code) == (507, "INSUFFICIENT_DISK")
+    assert details["needed_mb"] > details["free_mb"]
+    assert not hub.asked("/acme/huge/resolve/")
+    assert all(row["repository_id"] != "acme/huge" for row in live.data("GET", "/api/saes")["saes"])
+
+
+def test_a_hub_that_fails_is_told_with_the_time_to_wait(live: Running, hub: LoopbackHub) -> None:
+    hub.add("acme/one", ONE)
+    hub.fault("/api/models", status=500)
+    for route in ("preview", "download"):
+        answer = live.error("POST", f"/api/saes/{route}", {"repository_id": "acme/one"})
+        assert answer[:2] == (503, "HUB_UNAVAILABLE")
+
+
+def test_a_download_that_fails_is_told_and_begins_again_under_its_id(
+    live: Running, hub: LoopbackHub, events: Told
+) -> None:
+    hub.add("acme/broken", ONE)
+    # the weights are fetched first, and kept
+    hub.fault(f"/{PATH}/cfg.json", status=404, headers={"X-Error-Code": "EntryNotFound"})
+    made = ask(live, "acme/broken")
+    failed = events.error(made["sae_id"])
+    row = live.data("GET", f"/api/saes/{made['sae_id']}")
+    assert (row["status"], row["error_message"]) == ("error", failed)
+    assert (row["is_loadable"], row["reason"]) == (False, failed)
+    assert (row["error_code"], row["same_request"]) == ("DOWNLOAD_FAILED", "resume")
+    hub.heal()
+    assert fetch(live, events, "acme/broken")["id"] == made["sae_id"]
+
+
+@pytest.mark.shows("events.3")
+def test_the_progress_of_a_download_is_told_over_the_socket(
+    live: Running, hub: LoopbackHub, events: Told
+) -> None:
+    hub.add("acme/told", ONE)
+    made = ask(live, "acme/told")
+    told = events.until("sae:download:complete")
+    progress = [body for name, body in told if name == "sae:download:progress"]
+    assert {body["saeId"] for body in progress} == {made["sae_id"]}
+    assert progress[-1]["percent"] == 100
+
+
+@pytest.mark.shows("authentication.5", "saes.3")
+def test_the_token_goes_to_the_hub_and_nowhere_else(
+    live: Running,
+    hub: LoopbackHub,
+    events: Told,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    hub.add("acme/gated", ONE, gated="manual", tokens=(SENTINEL,))
+    shown = {"repository_id": "acme/gated", "file_path": PATH, "token": SENTINEL}
+    told: list[Any] = [live.data("POST", "/api/saes/preview", shown)]
+    made = ask(live, "acme/gated", hf_token=SENTINEL)
+    told += events.until("sae:download:complete")
+    told.append(live.data("GET", f"/api/saes/{made['sae_id']}"))
+    bad = live.http.post("/api/saes/download", json={"repository_id": 7, "hub_token": SENTINEL})
+    wrong = live.http.post(
+        "/api/saes/preview", json={"repository_id": "acme/gated", "hub_token": SENTINEL + "x"}
+    )
+    assert {seen.token for seen in hub.asked("acme/gated")} == {SENTINEL, SENTINEL + "x"}
+    output = capfd.readouterr()
+    for text in (json.dumps(told), bad.text, wrong.text, output.out, output.err):
+        assert SENTINEL not in text
+    for file in live.home.rglob("*"):
+        assert not file.is_file() or SENTINEL.encode() not in file.read_bytes(), file

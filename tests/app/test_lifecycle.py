@@ -1,0 +1,449 @@
+"""The service as a process: signals, crashes of the engine, clients that go away, a full queue, a taken port."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from steerserve import demo
+from steerserve.engines.checkpoint.process import ENGINE, NAMES
+from steerserve.errors import Refusal
+from tests.conftest import Start
+from tests.described import Held
+from tests.service import ANSWER_SECONDS, ONE_REPLICA, Running, add_sae, load_demo
+
+MANY = {
+    "model": demo.MODEL_NAME,
+    "prompt": ["One day"] * 32,
+    "max_tokens": 700,
+    "temperature": 2.0,
+}
+"""A request for many choices at a high temperature, so that some choices are long."""
+LONG = {"model": demo.MODEL_NAME, "prompt": "One day", "max_tokens": 1000, "temperature": 1.9}
+GONE_SECONDS = 60
+"""Seconds in which no process of a service that has ended may be left."""
+
+
+class Process:
+    """`python -m steerserve serve` on a free port, with the demo model registered. The process may have at most
+    `open_files` files open."""
+
+    def __init__(self, home: Path, open_files: int | None = None, **settings: Any) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        environment = {name.upper(): str(value) for name, value in settings.items()}
+        command = [sys.executable, "-m", "steerserve", "serve", "--port", str(self.port)]
+        if open_files is not None:
+            command = ["sh", "-c", f'ulimit -n {open_files}; exec "$@"', "sh", *command]
+        self.process = subprocess.Popen(
+            command,
+            env=os.environ | {"STEERSERVE_HOME": str(home), "LOG_FORMAT": "json"} | environment,
+            stderr=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self.lines: list[str] = []
+        self.started = threading.Event()
+        self.draining = threading.Event()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        assert self.started.wait(ANSWER_SECONDS), self.lines
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.http = httpx.Client(
+            base_url=self.url,
+            timeout=ANSWER_SECONDS,
+            event_hooks={"response": [Held(self._described)]},
+        )
+
+    def _described(self) -> dict[str, Any]:
+        described: dict[str, Any] = httpx.get(
+            f"{self.url}/openapi.json", timeout=ANSWER_SECONDS
+        ).json()
+        return described
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        with suppress(ValueError):  # closed under it: a child still held the other end
+            for line in self.process.stderr:
+                self.lines.append(line)
+                if '"listening"' in line:
+                    self.started.set()
+                if '"draining"' in line:
+                    self.draining.set()
+        self.started.set()
+
+    def load_demo(self) -> int:
+        body = {
+            "source": "local",
+            "local_path": str(demo.MODEL_DIR),
+            "custom_name": demo.MODEL_NAME,
+        }
+        answer = self.http.post("/api/models", json=body)
+        model_id = answer.json()["data"]["id"]
+        loaded = self.http.post(f"/api/models/{model_id}/load?wait=true")
+        assert loaded.status_code == 200, loaded.text
+        return int(model_id)
+
+    def family(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def engines(self) -> list[psutil.Process]:
+        """The processes that hold the model: the engine, or those of its replicas, which are no children."""
+        health = self.http.get("/api/health/detailed").json()["data"]
+        if health["replicas"] is not None:
+            return [psutil.Process(one["pid"]) for one in health["replicas"]["replicas"]]
+        name = NAMES[ENGINE]
+        (engine,) = (child for child in self.family() if child.name() == name)
+        return [engine]
+
+    def wait(self) -> int:
+        return self.process.wait(ANSWER_SECONDS)
+
+
+@contextmanager
+def serving(home: Path, **settings: Any) -> Iterator[Process]:
+    served = Process(home, **settings)
+    try:
+        yield served
+    finally:
+        served.http.close()
+        if served.process.poll() is None:
+            for child in served.family():
+                child.kill()
+            served.process.kill()
+        served.process.wait(10)
+        served._reader.join(
+            10
+        )  # it reads to the end of the pipe, which children hold open for a moment
+        for pipe in (served.process.stdout, served.process.stderr):
+            assert pipe is not None
+            pipe.close()
+
+
+def stop_amid_a_stream(served: Process, sent: int) -> None:
+    """Send a signal while a stream runs: the stream finishes, new requests are refused, and no child is left."""
+    children = served.family()
+    assert children
+    body = MANY | {"max_tokens": 300, "stream": True}
+    with served.http.stream("POST", "/v1/completions", json=body) as answer:
+        lines = (line for line in answer.iter_lines() if line)
+        next(lines)
+        # the signal goes to the whole process group, as from a terminal
+        os.killpg(served.process.pid, sent)
+        with httpx.Client(base_url=served.url, timeout=30) as other:
+            while (ready := other.get("/api/health/ready")).status_code == 200:
+                pass
+            assert ready.status_code == 503
+            assert int(ready.headers["retry-after"]) >= 1
+            refused = other.post("/v1/completions", json=LONG)
+            assert refused.status_code == 503
+            assert refused.json()["error"]["code"] == "shutting_down"
+            assert other.get("/api/health").status_code == 200
+        rest = list(lines)
+    assert rest[-1] == "data: [DONE]"
+    last = json.loads(rest[-2].removeprefix("data: "))
+    assert last["choices"][0]["finish_reason"] in ("stop", "length")
+    assert served.wait() == 0
+    assert psutil.wait_procs(children, timeout=GONE_SECONDS)[1] == []
+
+
+def test_a_signal_lets_the_stream_finish_and_leaves_no_child(tmp_path: Path) -> None:
+    with serving(tmp_path) as served:
+        served.load_demo()
+        stop_amid_a_stream(served, signal.SIGTERM)
+
+
+@pytest.mark.shows("chat-parameters.23", "events.8", "formats.3")
+def test_a_stop_that_waits_too_long_ends_the_stream_with_an_error_event(tmp_path: Path) -> None:
+    with serving(tmp_path, graceful_shutdown_timeout=0.1) as served:
+        served.load_demo()
+        body = {
+            "model": demo.MODEL_NAME,
+            "prompt": ["One day"] * 64,
+            "max_tokens": 1000,
+            "temperature": 2.0,
+            "stream": True,
+        }
+        with served.http.stream("POST", "/v1/completions", json=body) as answer:
+            lines = (line for line in answer.iter_lines() if line)
+            next(lines)
+            served.process.send_signal(signal.SIGTERM)
+            rest = list(lines)
+        assert rest[-1] == "data: [DONE]"
+        error = json.loads(rest[-2].removeprefix("data: "))["error"]
+        assert error["code"] == "shutting_down"
+        assert error["retry_after"] >= 1
+        assert served.wait() == 0
+
+
+def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
+    with serving(tmp_path, graceful_shutdown_timeout=600) as served:
+        served.load_demo()
+        with served.http.stream("POST", "/v1/completions", json=LONG | {"stream": True}) as answer:
+            next(answer.iter_lines())
+            children = served.family() + served.engines()
+            for engine in served.engines():
+                engine.suspend()  # a suspended engine cannot end the stream
+            served.process.send_signal(signal.SIGTERM)
+            assert served.draining.wait(ANSWER_SECONDS), served.lines
+            assert served.process.poll() is None
+            served.process.send_signal(signal.SIGTERM)
+            served.wait()
+        assert psutil.wait_procs(children, timeout=GONE_SECONDS)[1] == []
+
+
+def test_a_data_folder_has_one_service_and_is_free_again_after_a_kill(tmp_path: Path) -> None:
+    """The next service has the registry of the killed one, and an interrupt lets its stream finish."""
+    with serving(tmp_path) as served:
+        model_id = served.load_demo()
+        children = served.family()
+        second = subprocess.run(
+            [sys.executable, "-m", "steerserve", "serve", "--port", str(served.port)],
+            env=os.environ | {"STEERSERVE_HOME": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            timeout=ANSWER_SECONDS,
+        )
+        assert second.returncode == 1
+        assert "another steerserve uses the data folder" in second.stderr
+        served.process.kill()
+        served.wait()
+        assert psutil.wait_procs(children, timeout=GONE_SECONDS)[1] == []
+    with serving(tmp_path) as served:
+        model = served.http.get(f"/api/models/{model_id}").json()["data"]
+        assert model["status"] == "ready"
+        assert served.http.post("/v1/completions", json=LONG | {"max_tokens": 1}).status_code == 200
+        stop_amid_a_stream(served, signal.SIGINT)
+
+
+def test_idle_connections_take_no_file_that_the_service_needs(tmp_path: Path) -> None:
+    with serving(tmp_path, open_files=256, request_headers_timeout=600) as served:
+        for turn in range(2):
+            with ExitStack() as stack:
+                for _ in range(400):
+                    with suppress(OSError):  # another idle connection is closed for this one
+                        address = ("127.0.0.1", served.port)
+                        stack.enter_context(socket.create_connection(address))
+                assert httpx.get(f"{served.url}/api/health").status_code == 200
+                if not turn:
+                    served.load_demo()
+                for name in ("a", "b"):
+                    profile = {"name": f"{name}{turn}"}
+                    saved = served.http.post("/api/profiles", json=profile)
+                    assert saved.status_code == 201, saved.text
+                answer = served.http.post("/v1/completions", json=LONG | {"max_tokens": 1})
+                assert answer.status_code == 200, answer.text
+                ready = served.http.get("/api/health/ready")
+                assert ready.status_code == 200, ready.text
+        assert len(served.http.get("/api/profiles").json()["data"]["profiles"]) == 4
+        lines = "".join(served.lines)
+        assert "too_few_open_files" in lines
+        assert "database_fault" not in lines
+        assert "Too many open files" not in lines
+
+
+def test_a_service_that_may_open_too_few_files_does_not_start(tmp_path: Path) -> None:
+    ran = subprocess.run(
+        ["sh", "-c", 'ulimit -n 100; exec "$@"', "sh", sys.executable, "-m", "steerserve", "serve"],
+        env=os.environ | {"STEERSERVE_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=ANSWER_SECONDS,
+    )
+    assert ran.returncode == 1
+    assert ran.stderr == (
+        "this process may open 100 files, and the service needs 208; raise the limit (`ulimit -n`)\n"
+    )
+
+
+def test_a_taken_port_is_said_plainly(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        ran = subprocess.run(
+            [sys.executable, "-m", "steerserve", "serve", "--port", str(port)],
+            env=os.environ | {"STEERSERVE_HOME": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            timeout=ANSWER_SECONDS,
+        )
+    assert ran.returncode == 1
+    assert f"cannot listen on 127.0.0.1:{port}" in ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
+def test_a_bad_setting_is_named(tmp_path: Path) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-m", "steerserve", "doctor"],
+        env=os.environ | {"STEERSERVE_HOME": str(tmp_path), "MAX_CONCURRENT_REQUESTS": "0"},
+        capture_output=True,
+        text=True,
+        timeout=ANSWER_SECONDS,
+    )
+    assert ran.returncode == 2
+    assert "MAX_CONCURRENT_REQUESTS" in ran.stderr
+
+
+# ---------------------------------------------------------------- the engine
+
+
+def engine_pid(live: Running) -> int:
+    resident = live.service.owners.conductor.resident
+    assert resident is not None
+    assert resident.engine is not None
+    assert resident.engine.pid is not None
+    return resident.engine.pid
+
+
+@pytest.mark.local("a replica that ends is started again while its model stays loaded")
+def test_a_killed_engine_costs_only_the_requests_in_flight(start: Start) -> None:
+    with start() as live:
+        model_id = load_demo(live)
+        sae = demo.saes()[0]
+        sae_id = add_sae(live, sae)
+        live.data("POST", f"/api/saes/{sae_id}/attach", {"layer": sae.layer})
+        live.data("POST", "/api/saes/steering", {"feature_idx": 1, "value": 1})
+        with ThreadPoolExecutor(2) as pool:
+            body = LONG | {"prompt": ["One day"] * 32, "temperature": 2.0}
+            with live.http.stream("POST", "/v1/completions", json=body | {"stream": True}) as run:
+                lines = (line for line in run.iter_lines() if line)
+                next(lines)
+                blocking = pool.submit(live.http.post, "/v1/completions", json=body)
+                while live.data("GET", "/api/health/detailed")["inference"]["in_flight"] < 2:
+                    pass
+                os.kill(engine_pid(live), signal.SIGKILL)
+                rest = list(lines)
+            error = json.loads(rest[-2].removeprefix("data: "))["error"]
+            assert error["code"] == "engine_unavailable"
+            assert rest[-1] == "data: [DONE]"
+            answer = blocking.result()
+            assert answer.status_code == 503
+            assert int(answer.headers["retry-after"]) >= 1
+        assert live.http.get("/api/health").status_code == 200
+        while (model := live.data("GET", f"/api/models/{model_id}"))["status"] == "loaded":
+            pass
+        assert model["status"] == "ready"
+        assert "signal 9" in model["error_message"]
+        assert model["locked"] is True  # the lock stays, so no request replaces the model
+        assert live.data("GET", "/api/saes/attachment")["is_attached"] is False
+        assert live.data("GET", f"/api/saes/{sae_id}")["status"] == "cached"
+        assert live.complete("One day", max_tokens=2)["choices"]
+        assert live.data("GET", f"/api/models/{model_id}")["error_message"] is None
+        # the SAE was attached and its values were set again before the request was served
+        assert live.data("GET", f"/api/saes/{sae_id}")["status"] == "attached"
+        assert live.data("GET", "/api/saes/steering") == {"enabled": True, "values": {"1": 1.0}}
+
+
+@pytest.mark.shows("model-errors.4")
+def test_a_request_whose_engine_ended_before_it_began_finds_no_loaded_model(
+    shared: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def ended(*_: Any, **__: Any) -> AsyncIterator[Any]:
+        raise Refusal("MODEL_NOT_LOADED", "the engine has ended")
+        yield
+
+    resident = shared.service.owners.conductor.loaded()
+    monkeypatch.setattr(resident.held(), "generate", ended)
+    answer = shared.http.post("/v1/completions", json=LONG | {"max_tokens": 1})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "model_not_loaded")
+    assert int(answer.headers["retry-after"]) == 30
+
+
+# ---------------------------------------------------------------- clients that go away
+
+
+def until_idle(live: Running) -> None:
+    while True:
+        block = live.data("GET", "/api/health/detailed")["inference"]
+        if block["queue_pending"] == block["in_flight"] == 0:
+            return
+
+
+def raw_request(live: Running, body: dict[str, Any]) -> socket.socket:
+    content = json.dumps(body).encode()
+    host, port = live.url.removeprefix("http://").split(":")
+    link = socket.create_connection((host, int(port)))
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nHost: {host}:{port}\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
+    )
+    link.sendall(head.encode() + content)
+    return link
+
+
+@pytest.mark.shows("overview.12")
+@pytest.mark.parametrize("is_stream", [True, False])
+def test_a_client_that_leaves_frees_its_slot_also_while_it_waits(
+    start: Start, is_stream: bool
+) -> None:
+    with start(**ONE_REPLICA, max_concurrent_requests=1, max_pending_requests=2) as live:
+        load_demo(live)
+        body = LONG | {"prompt": ["One day"] * 64, "temperature": 2.0, "stream": is_stream}
+        links = []
+        for count in (1, 2, 3):
+            links.append(raw_request(live, body))
+            while live.data("GET", "/api/health/detailed")["inference"]["queue_pending"] < count:
+                pass
+        status, error = live.v1_error("/v1/completions", body)
+        assert (status, error["code"]) == (503, "queue_full")
+        for link in links:
+            link.close()
+        until_idle(live)
+        assert live.complete("One day", max_tokens=2)["choices"]
+
+
+@pytest.mark.shows("retry-after.2", "general-errors.3", "overview.12", "limits.27")
+def test_a_full_room_refuses_with_the_estimate(start: Start) -> None:
+    with start(**ONE_REPLICA, max_concurrent_requests=1, max_pending_requests=0) as live:
+        load_demo(live)
+        for _ in range(3):
+            live.complete("One day", max_tokens=1)
+        link = raw_request(live, LONG | {"prompt": ["One day"] * 64, "temperature": 2.0})
+        while live.data("GET", "/api/health/detailed")["inference"]["in_flight"] < 1:
+            pass
+        answer = live.http.post("/v1/completions", json=LONG)
+        assert answer.status_code == 503
+        assert answer.json()["error"]["type"] == "invalid_request_error"
+        assert 1 <= int(answer.headers["retry-after"]) <= 60
+        link.close()
+        until_idle(live)
+
+
+def test_many_clients_that_leave_leave_nothing_behind(start: Start) -> None:
+    with start() as live:
+        load_demo(live)
+        for _ in range(30):
+            raw_request(live, LONG | {"stream": True}).close()
+        # a link may be accepted after its client has left, so the requests that ended are counted
+        ended = r'^steerserve_requests_total\{route="/v1/completions",status="499"\} 30\.0$'
+        while not re.search(ended, live.http.get("/api/health/metrics/prometheus").text, re.M):
+            pass
+        until_idle(live)
+        assert live.service.owners.generation.active == 0
+
+
+def test_a_reader_that_stops_reading_does_not_keep_its_slot(start: Start) -> None:
+    with start(**ONE_REPLICA, max_concurrent_requests=1) as live:
+        load_demo(live)
+        link = raw_request(live, LONG | {"prompt": ["One day"] * 8, "stream": True})
+        assert live.complete("One day", max_tokens=2)["choices"]
+        link.close()
+        until_idle(live)

@@ -1,0 +1,100 @@
+"""The content digests of the records of local models: computed beside everything else."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+
+import pytest
+
+from steerserve.database.catalog import ModelRow
+from steerserve.files import model_content
+from tests import doubles
+from tests.doubles import World, soon, until, write_checkpoint
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Reading of files waits until this event is set."""
+    opened, digest = threading.Event(), model_content.digest
+
+    def waiting(*fields: object) -> str:
+        opened.wait(doubles.PATIENCE)
+        return digest(*fields)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(model_content, "digest", waiting)
+    return opened
+
+
+async def known(world: World, row: ModelRow) -> str:
+    await soon(world.contents.until_known(await world.catalog.model(row.id)))
+    digest = (await world.catalog.model(row.id)).content_digest
+    assert digest is not None
+    return digest
+
+
+async def test_registering_and_loading_do_not_wait_for_the_digest_and_attaching_does(
+    world: World, held: threading.Event
+) -> None:
+    row = await world.loaded()
+    assert (await world.catalog.model(row.id)).content_digest is None
+    attaching = world.begin(world.attachments.attach(await world.sae(), 1))
+    await world.conductor.records.sae("sae_a", "cached")
+    assert not attaching.done()
+    held.set()
+    await soon(attaching)
+    digest = (await world.catalog.model(row.id)).content_digest
+    assert digest is not None
+    assert world.resident.row.content_digest == digest
+
+
+async def test_files_that_changed_get_a_new_digest_with_the_next_load(world: World) -> None:
+    row = await world.loaded()
+    first = await known(world, row)
+    await soon(world.conductor.unload(row.id))
+    (world.home / "a" / "config.json").write_text('{"architectures": ["OtherForCausalLM"]}')
+    await soon((await world.conductor.load(await world.catalog.model(row.id))).ready)
+    second = await known(world, row)
+    assert second != first
+    assert world.resident.row.content_digest == second
+
+
+async def test_the_same_files_are_read_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = await world.loaded()
+    first = await known(world, row)
+    monkeypatch.setattr(model_content, "digest", None)
+    await soon(world.conductor.unload(row.id))
+    await soon((await world.conductor.load(await world.catalog.model(row.id))).ready)
+    assert await known(world, row) == first
+
+
+async def test_an_sae_is_attached_to_a_model_whose_files_are_gone(
+    world: World, held: threading.Event
+) -> None:
+    row = await world.loaded()
+    shutil.rmtree(world.home / "a")
+    held.set()
+    await soon(world.attachments.attach(await world.sae(), 1))
+    assert (await world.catalog.model(row.id)).content_digest is None
+
+
+async def test_the_end_of_the_service_does_not_wait_for_a_long_reading(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reached = threading.Event()
+
+    def endless(_: object, ended: threading.Event) -> str:
+        reached.set()
+        ended.wait()
+        raise model_content.ReadingEnded
+
+    monkeypatch.setattr(model_content, "digest", endless)
+    row = await world.models.add(
+        str(write_checkpoint(world.home / "b")),
+        quantization="FP16",
+        custom_name=None,
+        trust_remote_code=False,
+    )
+    await until(reached.is_set)
+    await soon(world.contents.close())
+    assert (await world.catalog.model(row.id)).content_digest is None

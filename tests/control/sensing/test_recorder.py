@@ -1,0 +1,105 @@
+"""The record of sensing beside load: reads answer what was told before them, whatever comes after."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+import pytest
+
+from steerserve.control.sensing import recorder as module
+from steerserve.control.sensing.sensing_views import cluster_firing
+from steerserve.database.sensing import FiringStore
+from steerserve.rules.sensing.firings import Firing, FiringRow
+from tests.control.sensing import test_circuit_sensing as circuits
+from tests.control.sensing import test_sensing as clusters
+from tests.doubles import World, soon, until
+
+Told = Callable[[], None]
+
+
+@pytest.fixture(params=["cluster", "circuit"])
+async def sensed(request: pytest.FixtureRequest, world: World) -> AsyncIterator[tuple[Any, Told]]:
+    """What is sensed, and a function that lets the engine tell of one choice."""
+    if request.param == "cluster":
+        cluster = await clusters.serving(world)
+        yield world.sensing, lambda: world.launcher.engine.on_spans(clusters.told(cluster))
+    else:
+        await circuits.attached(world, 0, 1)
+        circuit = await circuits.serving(world)
+        yield world.circuit_sensing, lambda: world.launcher.engine.on_edges(circuits.told(circuit))
+
+
+async def test_reads_answer_while_each_written_choice_is_followed_by_another(
+    sensed: tuple[Any, Told], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner, tell = sensed
+    add, is_loaded = FiringStore.add, True
+
+    async def refilled(
+        store: FiringStore, subject: str, firings: Sequence[Firing]
+    ) -> list[FiringRow]:
+        if is_loaded:
+            tell()
+        return await add(store, subject, firings)
+
+    monkeypatch.setattr(FiringStore, "add", refilled)
+    tell()
+    (newest, total), status = await soon(owner.events(50)), await soon(owner.status())
+    assert await soon(owner.event(newest[-1].id)) == newest[-1]
+    is_loaded = False
+    recorded = getattr(status, "events_recorded_since_start", None) or status.events_recorded
+    assert 1 <= len(newest) == total <= recorded
+
+
+async def test_a_read_waits_for_what_was_told_before_it(sensed: tuple[Any, Told]) -> None:
+    owner, tell = sensed
+    for _ in range(20):
+        tell()
+    assert (await soon(owner.events(50)))[1] == 20
+
+
+async def test_a_read_waits_no_longer_than_its_bound_for_a_database_that_is_slow(
+    sensed: tuple[Any, Told], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner, tell = sensed
+    add, opened = FiringStore.add, asyncio.Event()
+
+    async def held(store: FiringStore, subject: str, firings: Sequence[Firing]) -> list[FiringRow]:
+        await opened.wait()
+        return await add(store, subject, firings)
+
+    monkeypatch.setattr(FiringStore, "add", held)
+    monkeypatch.setattr(module, "READ_SECONDS", 0.01)
+    tell()
+    assert await soon(owner.events(50)) == ([], 0)
+    opened.set()
+    await soon(owner.recorder.settled())
+    assert (await soon(owner.events(50)))[1] == 1
+
+
+async def test_clearing_takes_the_events_that_wait_too_and_only_those_of_its_subject(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = await clusters.cluster(world, name="one")
+    two = await clusters.cluster(world, name="two")
+    add, reached, opened = FiringStore.add, asyncio.Event(), asyncio.Event()
+
+    async def held(store: FiringStore, subject: str, firings: Sequence[Firing]) -> list[FiringRow]:
+        reached.set()
+        await opened.wait()
+        return await add(store, subject, firings)
+
+    monkeypatch.setattr(FiringStore, "add", held)
+    recorder = world.sensing.recorder
+    for row in (one, one, two, one):
+        told = clusters.told(row)
+        recorder.take(row.id, [cluster_firing(told, span) for span in told.spans], 0.0, "x")
+    await soon(reached.wait())
+    clearing = world.begin(recorder.clear(one.id))
+    await until(lambda: recorder.waiting == 1)
+    opened.set()
+    assert await soon(clearing) == 3
+    found, total = await soon(world.sensing.events(50))
+    assert ([row.subject for row in found], total) == ([two.id], 1)

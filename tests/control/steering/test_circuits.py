@@ -1,0 +1,345 @@
+"""Circuits on a scripted engine: crashes, engines that fail, races for a layer, and faults of the database."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from steerserve.control.bus import ServedCircuitsChanged
+from steerserve.control.steering.circuit_views import CircuitActivation
+from steerserve.database.circuits import CircuitStore
+from steerserve.errors import Refusal
+from steerserve.rules.steering import circuit as rules
+from steerserve.rules.steering.claims import LayerClaim
+from tests.control.residency.test_restoring import answered, crash
+from tests.control.saes.test_attachments import refused
+from tests.doubles import PATIENCE, World, soon
+
+LAYERS = (1, 2)
+FAILED = Refusal("ENGINE_UNAVAILABLE", "the engine did not answer")
+
+
+def document(
+    name: str = "rain", layers: Sequence[int] = LAYERS, feature: int = 3
+) -> dict[str, Any]:
+    return {
+        "name": name,
+        "saes": [{"layer": layer} for layer in layers],
+        "members": [
+            {"layer": layer, "feature": {"feature_idx": feature, "strength": 4.0}}
+            for layer in layers
+        ],
+        "edges": [],
+    }
+
+
+async def attached(world: World) -> None:
+    """Model a is loaded, and one SAE is attached at each of two layers."""
+    await world.loaded()
+    members = [(f"sae_{layer}", layer) for layer in LAYERS]
+    for sae_id, _ in members:
+        await world.sae(sae_id)
+    await soon(world.attachments.attach_set(members))
+
+
+async def imported(world: World, **fields: Any) -> str:
+    view, _ = await world.circuits.add(rules.imported(document(**fields)), "rename")
+    return view.row.id
+
+
+async def activate(world: World, circuit_id: str, **options: bool) -> CircuitActivation:
+    chosen = {"acknowledged": True, "allows_overlap": False, **options}
+    return await soon(world.circuit_serving.activate(circuit_id, **chosen))
+
+
+async def served(world: World, **fields: Any) -> str:
+    """A circuit that serves."""
+    circuit_id = await imported(world, **fields)
+    await activate(world, circuit_id)
+    return circuit_id
+
+
+async def claims(world: World) -> list[tuple[str, int]]:
+    """The claims as the database has them."""
+    held = await CircuitStore(world.database).claims()
+    return [(claim.circuit_id, claim.layer) for claim in held]
+
+
+# ------------------------------------------------------------------ the engine
+
+
+async def test_an_activation_is_one_push_one_step_and_one_event(world: World) -> None:
+    await attached(world)
+    circuit_id, epoch = await imported(world), world.steering.live.epoch
+    begin = len(world.launcher.log)
+    await activate(world, circuit_id)
+    assert world.launcher.log[begin:] == ["steer"]
+    assert world.launcher.engine.steered == (
+        epoch + 1,
+        True,
+        {"sae_1@1": {3: 4.0}, "sae_2@2": {3: 4.0}},
+    )
+    assert world.published(ServedCircuitsChanged) == [ServedCircuitsChanged((circuit_id,))]
+
+
+async def test_an_engine_that_refuses_leaves_nothing_behind(world: World) -> None:
+    await attached(world)
+    circuit_id = await imported(world)
+    world.launcher.fail("steer", FAILED)
+    assert (await refused(activate(world, circuit_id))).code == "ENGINE_UNAVAILABLE"
+    assert await claims(world) == []
+    assert world.steering.live.circuits == ()
+    assert (await activate(world, circuit_id)).view.is_steering
+
+
+async def test_a_second_activation_that_fails_keeps_the_claims_of_the_first(world: World) -> None:
+    await attached(world)
+    circuit_id = await served(world)
+    await world.steering.disable()
+    world.launcher.fail("steer", FAILED)
+    assert (await refused(activate(world, circuit_id))).code == "ENGINE_UNAVAILABLE"
+    assert await claims(world) == [(circuit_id, 1), (circuit_id, 2)]
+    assert not world.claims.health().claims_degraded
+
+
+async def test_a_cancelled_activation_leaves_no_claim(world: World) -> None:
+    await attached(world)
+    circuit_id = await imported(world)
+    gate = world.launcher.hold("steer")
+    activating = world.begin(activate(world, circuit_id))
+    await soon(gate.reached.wait())
+    assert len(await claims(world)) == 2
+    activating.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await activating
+    gate.open.set()
+    assert await claims(world) == []
+
+
+async def test_a_failed_intensity_puts_the_old_one_back(world: World) -> None:
+    await attached(world)
+    circuit_id = await served(world)
+    world.launcher.fail("steer", FAILED)
+    dialing = world.circuit_serving.set_intensity(0.5, reapply=True, acknowledged=True)
+    assert (await refused(dialing)).code == "ENGINE_UNAVAILABLE"
+    assert (await CircuitStore(world.database).circuit(circuit_id)).intensity == 1.0
+    assert world.steering.live.of("sae_1@1") == {3: 4.0}
+
+
+async def test_a_write_that_lands_after_the_new_intensity_supersedes_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await attached(world)
+    await served(world)
+    everywhere = world.steering.everywhere
+
+    async def then_cleared(step: Any) -> bool:
+        monkeypatch.undo()
+        is_changed = await everywhere(step)
+        await world.steering.clear()
+        return is_changed
+
+    async def dialed(intensity: float) -> tuple[bool, bool]:
+        serving = world.circuit_serving
+        done = await soon(serving.set_intensity(intensity, reapply=True, acknowledged=True))
+        return done.reapplied, done.superseded
+
+    assert await dialed(0.5) == (True, False)
+    monkeypatch.setattr(world.steering, "everywhere", then_cleared)
+    assert await dialed(0.7) == (False, True)
+
+
+async def test_a_damaged_document_is_refused_before_anything_changes(world: World) -> None:
+    await attached(world)
+    circuit_id = await imported(world)
+    await CircuitStore(world.database).change(circuit_id, document='{"name": "rain"}')
+    refusal = await refused(activate(world, circuit_id))
+    assert (refusal.code, type(refusal)) == ("VALIDATION_ERROR", Refusal)
+    assert await claims(world) == []
+    assert world.steering.live.circuits == ()
+
+
+# ------------------------------------------------------------------ crashes
+
+
+async def test_after_a_crash_the_circuit_serves_again_with_its_claims(world: World) -> None:
+    await attached(world)
+    circuit_id = await served(world)
+    before = world.steering.live.values
+    await crash(world)
+    assert world.steering.live.circuits == ()
+    (view,) = await world.circuits.active()
+    assert (view.row.id, view.is_steering) == (circuit_id, False)
+    assert [claim.layer for claim in await world.claims.current()] == [1, 2]
+    assert not world.claims.health().claims_degraded
+    await answered(world)
+    assert world.steering.live.values == before
+    (view,) = await world.circuits.active()
+    assert (view.row.id, view.is_steering) == (circuit_id, True)
+    assert await claims(world) == [(circuit_id, 1), (circuit_id, 2)]
+
+
+@pytest.mark.parametrize("way", ["deactivate", "delete", "clear", "detach", "another model"])
+async def test_a_circuit_that_is_given_up_after_a_crash_does_not_come_back(
+    world: World, way: str
+) -> None:
+    await attached(world)
+    circuit_id = await served(world)
+    await crash(world)
+    match way:
+        case "deactivate":
+            _, was_serving = await world.circuit_serving.deactivate(circuit_id)
+            assert was_serving
+        case "delete":
+            await world.circuit_serving.remove(circuit_id)
+        case "clear":
+            await world.steering.clear()
+        case "detach":
+            for layer in LAYERS:
+                await world.attachments.detach(f"sae_{layer}")
+        case "another model":
+            await world.loaded("b")
+    assert await world.claims.current() == []
+    assert await claims(world) == []
+    assert await world.circuits.active() == []
+    if way != "another model":
+        await answered(world)
+    assert world.steering.live.circuits == ()
+
+
+async def test_a_circuit_whose_sae_was_given_up_ends_whole_with_the_next_load(
+    world: World,
+) -> None:
+    await attached(world)
+    await served(world)
+    await crash(world)
+    await world.attachments.detach("sae_2")
+    await answered(world)
+    assert world.steering.live.values == {}
+    assert await world.claims.current() == []
+
+
+async def test_an_intensity_set_after_a_crash_counts_when_the_model_is_back(world: World) -> None:
+    await attached(world)
+    await served(world)
+    await crash(world)
+    done = await world.circuit_serving.set_intensity(0.5, reapply=True, acknowledged=True)
+    assert not done.reapplied
+    await answered(world)
+    assert world.steering.live.of("sae_1@1") == {3: 2.0}
+
+
+async def test_an_unload_ends_the_circuit_and_releases_its_layers(world: World) -> None:
+    await attached(world)
+    await served(world)
+    resident = world.resident
+    await soon(world.conductor.unload(resident.row.id))
+    assert world.steering.circuits == ()
+    assert await world.claims.current() == []
+
+
+# ------------------------------------------------------------------ claims
+
+
+async def test_claims_are_released_in_the_database_without_a_reader(world: World) -> None:
+    await attached(world)
+    await served(world)
+    await world.steering.clear()
+    async with asyncio.timeout(PATIENCE):
+        while await claims(world):
+            await asyncio.sleep(0)
+
+
+async def test_of_two_circuits_that_race_for_a_layer_one_serves(world: World) -> None:
+    await attached(world)
+    ids = [await imported(world, name=name, feature=i) for i, name in enumerate(("a", "b"))]
+    races = [world.begin(activate(world, circuit_id)) for circuit_id in ids]
+    outcomes = await asyncio.gather(*races, return_exceptions=True)
+    (lost,) = [one for one in outcomes if isinstance(one, Refusal)]
+    assert lost.code == "CIRCUIT_LAYER_CONTENTION"
+    assert len(world.steering.live.circuits) == 1
+
+
+async def test_a_claim_that_came_between_is_contention(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # another writer of the database claims the layer after the gate has read the claims
+    await attached(world)
+    first, second = await imported(world, name="a"), await imported(world, name="b", feature=5)
+    await served(world, name="c", layers=[2], feature=7)
+    store = CircuitStore(world.database)
+    original = CircuitStore.claim
+
+    async def late(self: CircuitStore, circuit_id: str, wanted: Sequence[LayerClaim]) -> Any:
+        monkeypatch.undo()
+        await original(store, first, [LayerClaim(first, "a", 1, (3,))])
+        # the faster circuit is about to serve, so its claim is not released as a stale one
+        world.claims._taking.add(first)
+        return await original(self, circuit_id, wanted)
+
+    await world.circuit_serving.deactivate(world.steering.live.circuits[0].circuit_id)
+    monkeypatch.setattr(CircuitStore, "claim", late)
+    assert (await refused(activate(world, second))).code == "CIRCUIT_LAYER_CONTENTION"
+    assert await claims(world) == [(first, 1)]
+    assert world.steering.live.circuits == ()
+
+
+async def test_a_release_that_the_database_refuses_degrades_health_until_it_succeeds(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await attached(world)
+    circuit_id = await served(world)
+
+    async def broken(*_: Any) -> Any:
+        raise Refusal("DATABASE_UNAVAILABLE", "the disk is full")
+
+    with monkeypatch.context() as fault:
+        fault.setattr(CircuitStore, "release", broken)
+        _, was_serving = await world.circuit_serving.deactivate(circuit_id)
+        assert was_serving
+        health = world.claims.health()
+        assert health.claims_degraded
+        assert "the disk is full" in health.reasons[0]
+        assert health.claim_faults == 1
+        assert (await refused(world.claims.current())).code == "DATABASE_UNAVAILABLE"
+        readiness = await world.vitals.readiness()
+        assert "circuits" in [part.name for part in readiness.components]
+    detailed = await world.vitals.detailed()
+    assert detailed.circuits is not None
+    assert not detailed.circuits.claims_degraded
+    assert await claims(world) == []
+
+
+async def test_a_circuit_whose_claims_were_released_by_hand_is_degraded(world: World) -> None:
+    await attached(world)
+    circuit_id = await served(world)
+    released = await world.circuit_serving.release(circuit_id)
+    assert released.layers == LAYERS
+    health = world.claims.health()
+    assert health.claims_degraded
+    assert len(health.reasons) == 2
+    await activate(world, circuit_id)
+    assert not world.claims.health().claims_degraded
+    await world.circuit_serving.deactivate(circuit_id)
+    assert not world.claims.health().claims_degraded
+
+
+async def test_a_detach_during_an_activation_refuses_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await attached(world)
+    circuit_id = await imported(world)
+    original = CircuitStore.claim
+
+    async def slow(self: CircuitStore, *arguments: Any) -> Any:
+        monkeypatch.undo()
+        await world.attachments.detach("sae_2")
+        return await original(self, *arguments)
+
+    monkeypatch.setattr(CircuitStore, "claim", slow)
+    assert (await refused(activate(world, circuit_id))).code == "SAE_SET_INCOMPLETE"
+    assert await claims(world) == []
+    assert world.steering.live.values == {}

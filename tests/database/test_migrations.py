@@ -1,0 +1,221 @@
+"""Databases of earlier versions: their rows are there after the upgrade."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+from alembic import command
+from alembic.config import Config
+from sqlalchemy import create_engine, event, inspect, text
+from sqlalchemy.dialects import sqlite
+from sqlalchemy.engine import Engine
+
+import steerserve.database.db
+from steerserve.database.catalog import Catalog
+from steerserve.database.circuits import CircuitStore
+from steerserve.database.db import Database
+from steerserve.database.documents import Documents
+from steerserve.database.tables import Encoded
+from steerserve.errors import CannotStart, Refusal
+from steerserve.rules.steering import circuit
+from steerserve.rules.steering.circuit import Circuit
+
+SCRIPTS = Path(steerserve.database.db.__file__).parent / "migrations"
+MODEL = (
+    "INSERT INTO models (name, source, local_path, quantization, trust_remote_code, disk_size_mb, "
+    "estimated_memory_mb, supports_embeddings, status, created_at, updated_at) "
+    "VALUES ('old', 'local', '/models/old', 'FP16', 0, 1, 1, 1, 'ready', "
+    "'2026-01-05 10:00:00', '2026-01-05 10:00:00')"
+)
+SAE = (
+    "INSERT INTO saes (id, name, format, architecture, d_in, d_sae, dtype, status, created_at, updated_at) "
+    "VALUES ('sae_1', 'old', 'saelens', 'standard', 8, 16, 'float32', 'cached', "
+    "'2026-01-05 10:00:00', '2026-01-05 10:00:00')"
+)
+
+
+def migrate(url: str, revision: str, *statements: str, up: bool = True) -> set[str]:
+    """Move a database to a revision, then run the statements; the tables it has then."""
+    path = url.removeprefix("sqlite+aiosqlite:///")
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    engine = create_engine(f"sqlite:///{path}")
+    config = Config()
+    config.set_main_option("script_location", str(SCRIPTS))
+    with engine.begin() as connection:
+        config.attributes["connection"] = connection
+        (command.upgrade if up else command.downgrade)(config, revision)
+        for statement in statements:
+            connection.execute(text(statement))
+        tables = set(inspect(connection).get_table_names())
+    engine.dispose()
+    return tables
+
+
+async def test_a_database_without_profiles_gets_them_and_keeps_its_rows(url: str) -> None:
+    assert "profiles" not in migrate(url, "0001", MODEL, SAE)
+    database = Database(url)
+    await database.open()
+    catalog, documents = Catalog(database), Documents(database)
+    assert [(row.id, row.name, row.status) for row in await catalog.models()] == [
+        (1, "old", "ready")
+    ]
+    assert [(row.id, row.d_sae) for row in await catalog.saes()] == [("sae_1", 16)]
+    assert (await documents.page(200))[0] == []
+    made = await documents.add_profile(name="calm", steering={14: 2.5})
+    await database.close()
+    again = Database(url)
+    await again.open()
+    assert (await Documents(again).page(200))[0] == [made]
+    await again.close()
+
+
+async def test_going_back_takes_only_the_profiles(url: str, database: Database) -> None:
+    await Catalog(database).add_model(name="m", source="local", quantization="FP16", status="ready")
+    await database.close()
+    assert migrate(url, "0001", up=False) == {"models", "saes", "alembic_version"}
+    again = Database(url)
+    await again.open()
+    found = [(row.name, row.engine) for row in await Catalog(again).models()]
+    assert found == [("m", "checkpoint")]
+    await again.close()
+
+
+async def test_profiles_of_before_clusters_stay_profiles_and_their_names_stay_taken(
+    url: str,
+) -> None:
+    migrate(
+        url,
+        "0006",
+        "INSERT INTO profiles (id, name, steering, intensity, source_kind, created_at, updated_at) VALUES "
+        "('prof_000000000001', 'calm', '{\"14\": 2.5}', 0.5, 'manual', "
+        "'2026-01-05 10:00:00', '2026-01-05 10:00:00')",
+    )
+    database = Database(url)
+    await database.open()
+    documents = Documents(database)
+    (row,) = (await documents.page(200))[0]
+    assert (row.name, row.steering, row.intensity) == ("calm", {14: 2.5}, 0.5)
+    assert (row.cluster, row.warnings, row.hub_ref) == (None, (), None)
+    assert (row.sensing_enabled, row.sensing_min_k) == (False, None)
+    assert await documents.document(row.id) is None
+    with pytest.raises(Refusal, match="calm"):
+        await documents.add_profile(name="calm", steering={})
+    await database.close()
+
+
+async def test_an_upgrade_copies_the_file_beside_itself_first(
+    url: str, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    migrate(url, "0001", MODEL)
+    database = Database(url)
+    await database.open()
+    await database.close()
+    file = Path(url.removeprefix("sqlite+aiosqlite:///"))
+    (copy,) = file.parent.glob("steerserve.db.0001-*")
+    assert migrate(f"sqlite+aiosqlite:///{copy}", "0001") == {"models", "saes", "alembic_version"}
+    # where no service has configured the log yet, its lines go to the standard output
+    lines = caplog.text + capsys.readouterr().out
+    assert "database_copied" in lines
+    assert str(copy) in lines
+    again = Database(url)
+    await again.open()
+    await again.close()
+    assert len(list(file.parent.glob("steerserve.db.0001-*"))) == 1
+
+
+async def test_a_database_of_a_newer_version_does_not_open_and_stays_as_it_is(url: str) -> None:
+    migrate(url, "head", "UPDATE alembic_version SET version_num = '9999'")
+    database = Database(url)
+    with pytest.raises(CannotStart, match="a newer steerserve wrote it") as refused:
+        await database.open()
+    assert "'9999'" in str(refused.value)
+    assert "DATABASE_URL" in str(refused.value)
+    file = Path(url.removeprefix("sqlite+aiosqlite:///"))
+    assert [path.name for path in file.parent.iterdir() if ".lock" not in path.name] == [file.name]
+
+
+async def test_the_refusal_of_a_newer_database_names_the_copy_of_before_its_upgrade(
+    url: str,
+) -> None:
+    migrate(url, "0001", MODEL)
+    database = Database(url)
+    await database.open()
+    await database.close()
+    file = Path(url.removeprefix("sqlite+aiosqlite:///"))
+    (copy,) = file.parent.glob("steerserve.db.0001-*")
+    copy.with_name("steerserve.db.9998-20990101T000000Z").touch()
+    migrate(url, "head", "UPDATE alembic_version SET version_num = '9999'")
+    with pytest.raises(CannotStart) as refused:
+        await database.open()
+    assert str(copy) in str(refused.value)
+    assert "9998-" not in str(refused.value)
+
+
+async def test_a_kill_at_any_statement_of_an_upgrade_leaves_a_database_that_opens(
+    url: str, tmp_path: Path
+) -> None:
+    migrate(url, "0001", MODEL, SAE)
+    file = Path(url.removeprefix("sqlite+aiosqlite:///"))
+    killed: dict[bytes, Path] = {}
+    statements = 0
+
+    def copy(*_: Any) -> None:
+        """Copy the files as a kill at this moment would leave them."""
+        nonlocal statements
+        statements += 1
+        content = b"".join(path.read_bytes() for path in sorted(file.parent.glob("*.db*")))
+        if content not in killed:
+            killed[content] = tmp_path / f"killed {statements}"
+            shutil.copytree(file.parent, killed[content])
+
+    event.listen(Engine, "before_cursor_execute", copy)
+    try:
+        database = Database(url)
+        await database.open()
+    finally:
+        event.remove(Engine, "before_cursor_execute", copy)
+    await database.close()
+    assert statements > 20
+    for folder in killed.values():
+        again = Database(f"sqlite+aiosqlite:///{folder / file.name}")
+        await again.open()
+        assert [row.name for row in await Catalog(again).models()] == ["old"]
+        assert [row.id for row in await Catalog(again).saes()] == ["sae_1"]
+        await again.close()
+
+
+async def test_a_circuit_of_before_is_listed_as_a_circuit_of_now(url: str, tmp_path: Path) -> None:
+    document = {
+        "name": "old",
+        "narrative": "from before",
+        "saes": [{"layer": 2, "sae_id": "sae_a", "n_features": 64}],
+        "members": [
+            {"layer": 2, "feature": {"feature_idx": 7, "strength": 1}},
+            {"layer": 3, "member_kind": "cluster_ref"},
+        ],
+        "edges": [{"up": {"layer": 2}, "down": {"layer": 3}}],
+        "budget": {"intensity": 1},
+        "intensity_range": [0.2, 1.4],
+    }
+    imported = circuit.imported(document)
+    new = Database(f"sqlite+aiosqlite:///{tmp_path / 'new.db'}")
+    await new.open()
+    made = await CircuitStore(new).add("old", imported, 1.0)
+    await new.close()
+    migrate(url, "0009")
+    path = url.removeprefix("sqlite+aiosqlite:///")
+    with sqlite3.connect(path) as connection:
+        facts = Encoded(Circuit).process_bind_param(imported.circuit, sqlite.dialect())
+        row = (made.id, "old", 0, facts, 1.0, 0, imported.document, *["2026-01-05 10:00:00"] * 2)
+        connection.execute(f"INSERT INTO circuits VALUES ({','.join('?' * 9)})", row)
+    connection.close()
+    database = Database(url)
+    await database.open()
+    ((listed,), _) = await CircuitStore(database).page(200)
+    assert (listed.outline, listed.description) == (made.outline, "from before")
+    assert await CircuitStore(database).document(made.id) == imported.document
+    await database.close()

@@ -1,0 +1,73 @@
+"""Lines of the log: what a text of a stranger cannot do to them."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import sys
+
+import pytest
+
+from steerserve.logs import setup as log
+
+FORGED = "x\n2026-01-01T00:00:00Z [info     ] forged\x1b[2J\u202e\u2028\x85\ud800"
+
+
+def line(form: str, message: str, **facts: object) -> str:
+    """A line of the log about a failure, with facts."""
+    try:
+        raise ValueError(FORGED)
+    except ValueError:
+        record = logging.LogRecord(
+            "steerserve", logging.ERROR, __file__, 1, message, (), sys.exc_info()
+        )
+    record.__dict__.update(facts)
+    return log.formatter(form).format(record)
+
+
+@pytest.mark.parametrize("form", ["console", "json"])
+def test_a_text_makes_no_line_of_its_own_and_no_control_sequence(form: str) -> None:
+    text = line(form, FORGED, model=FORGED, locations=[FORGED])
+    first, *others = text.split("\n")
+    assert first.isprintable()
+    assert all(other.isprintable() for other in others)
+    assert all(other == "" or other.startswith("    ") for other in others)
+    assert "forged" in text
+
+
+def test_a_line_of_json_has_each_text_as_it_was() -> None:
+    facts = json.loads(line("json", "event", model=FORGED))
+    assert facts["model"] == FORGED
+    assert FORGED in facts["exception"]
+
+
+class Replaced(io.StringIO):
+    """A standard error that is replaced, and closed, while a line is written: so a capture of pytest ends beside a
+    service that goes on."""
+
+    def __init__(self, successor: io.StringIO) -> None:
+        super().__init__()
+        self._successor = successor
+
+    def write(self, text: str) -> int:
+        sys.stderr = self._successor
+        self.close()
+        return super().write(text)
+
+
+def test_a_line_goes_to_the_standard_error_that_replaced_a_closed_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    successor = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", Replaced(successor))
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    try:
+        log.configure("INFO", "json")
+        logging.getLogger("steerserve").info("kept")
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
+    (written,) = successor.getvalue().splitlines()
+    assert json.loads(written)["event"] == "kept"

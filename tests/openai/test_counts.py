@@ -1,0 +1,113 @@
+"""What one request may ask for: long lists are refused before they are validated, with their field and their limit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from steerserve import demo
+from steerserve.openai import counts
+from steerserve.rules.json_size import REQUEST_MAXIMUM
+from tests.service import Running
+
+CHAT, TEXT, EMBED = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
+HELLO = {"role": "user", "content": "hello"}
+WRONG: dict[str, Any] = {"role": "nobody", "content": 5}
+"""A message that no validation accepts, so that its refusal shows which check came first."""
+SCORED = {"max_tokens": 1, "logprobs": 1}
+PARTS = [{"type": "text", "text": ""}] * 5001
+
+REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
+    (CHAT, {"messages": [WRONG] * 2001}, "messages", "at most 2000 messages"),
+    (
+        CHAT,
+        {"messages": [HELLO] * 1001, "extra_messages": [[WRONG] * 500] * 2},
+        "extra_messages[1]",
+        "at most 2000 messages",
+    ),
+    (CHAT, {"messages": [HELLO], "extra_messages": [5] * 65}, "extra_messages", "at most 64"),
+    (CHAT, {"messages": [HELLO | {"content": PARTS}] * 2}, "messages[1].content", "10000 parts"),
+    (
+        CHAT,
+        {"messages": [HELLO | {str(i): 1 for i in range(1001)}]},
+        "messages[0]",
+        "at most 1000 fields",
+    ),
+    (
+        CHAT,
+        {"messages": [HELLO], "chat_template_kwargs": {f"v{i}": 1 for i in range(1001)}},
+        "chat_template_kwargs",
+        "at most 1000 variables",
+    ),
+    (CHAT, {"messages": [HELLO], "stop": ["a"] * 17}, "stop", "at most 16"),
+    (CHAT, {"messages": [HELLO], "stop": "a" * 1001}, "stop", "at most 1000 characters"),
+    (CHAT, {"messages": [HELLO], "n": 17}, "n", "at most 16"),
+    (TEXT, {"prompt": [[5]] * 129}, "prompt", "at most 128"),
+    (TEXT, {"prompt": "a", "stop": ["b", "a" * 1001]}, "stop", "at most 1000 characters"),
+    (
+        TEXT,
+        {"prompt": "a", "allowed_token_ids": ["x"] * 65_537} | SCORED,
+        "allowed_token_ids",
+        "at most 65536 token ids",
+    ),
+    (
+        TEXT,
+        {"prompt": ["a"] * 128, "allowed_token_ids": list(range(513))} | SCORED,
+        "allowed_token_ids",
+        "513 tokens for each of 128 prompts",
+    ),
+    (EMBED, {"input": [5] * 129}, "input", "at most 128"),
+    (EMBED, {"input": "a"} | {f"f{i}": 1 for i in range(1000)}, "the body", "at most 1000 fields"),
+]
+
+
+@pytest.mark.parametrize(("path", "fields", "param", "words"), REFUSED)
+def test_a_count_over_its_limit_is_refused_before_it_is_validated(
+    shared: Running, path: str, fields: dict[str, Any], param: str, words: str
+) -> None:
+    status, error = shared.v1_error(path, {"model": demo.MODEL_NAME} | fields)
+    assert (status, error["code"], error["param"]) == (400, "invalid_parameter", param)
+    assert words in error["message"]
+
+
+def test_very_many_features_of_activations_are_refused(shared: Running) -> None:
+    asked = {"features": ["x"] * 65_537}
+    body = {"model": demo.MODEL_NAME, "prompt": "a", "return_sae_activations": asked}
+    status, error = shared.v1_error(TEXT, body)
+    assert (status, error["code"]) == (400, "sae_activations_refused")
+    assert error["param"] == "return_sae_activations.features"
+
+
+def test_a_body_of_very_many_values_is_not_read(shared: Running) -> None:
+    for value in (b"[]", b"1", b'""', b'{"a":1}'):
+        bomb = b'{"model": "x", "metadata": [' + (value + b",") * REQUEST_MAXIMUM + value + b"]}"
+        status, error = shared.v1_error(CHAT, bomb)
+        assert (status, error["code"]) == (413, "payload_too_large")
+
+
+def test_a_text_of_very_many_commas_and_brackets_is_one_value(shared: Running) -> None:
+    text = "[1,\\" * REQUEST_MAXIMUM
+    status, error = shared.v1_error(TEXT, {"model": demo.MODEL_NAME, "prompt": text})
+    assert (status, error["code"]) == (400, "context_length_exceeded")
+
+
+def test_an_unused_field_may_be_of_any_length(shared: Running) -> None:
+    answer = shared.post(
+        TEXT,
+        {"model": demo.MODEL_NAME, "prompt": "a", "max_tokens": 1, "input": [1] * 500},
+    )
+    assert answer.headers["x-service-ignored-fields"] == "input"
+
+
+def test_every_limit_at_once_is_served(shared: Running) -> None:
+    stops = [f"{i} " + "z" * (counts.STOP_CHARACTERS - 5) for i in range(16)]
+    extra = [[HELLO] * 30] * 64
+    body = {"model": demo.MODEL_NAME, "messages": [HELLO] * 30, "extra_messages": extra}
+    answer = shared.post(CHAT, body | {"stop": stops, "max_tokens": 2})
+    assert len(answer.json()["choices"]) == 65
+    scored = {"prompt": ["a"] * 128, "allowed_token_ids": list(range(512))} | SCORED
+    answer = shared.post(TEXT, {"model": demo.MODEL_NAME} | scored)
+    choices = answer.json()["choices"]
+    assert len(choices) == 128
+    assert shared.post(EMBED, {"model": demo.MODEL_NAME, "input": ["a"] * 128}).json()["data"]

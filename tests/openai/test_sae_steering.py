@@ -1,0 +1,471 @@
+"""`sae_steering` over HTTP: a request that brings its own steering, and the digest of the steering that it had."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+
+from steerserve import demo
+from tests.near import check_same_chat
+from tests.openai.conftest import Zoo, payload, until_idle
+from tests.service import Running, add_sae
+
+CHAT = "/v1/chat/completions"
+TEXT = "/v1/completions"
+STEERING = "/api/saes/steering"
+DIAL = "x-service-steering-intensity"
+STATE = "x-service-steering-state"
+STORY = [{"role": "user", "content": "Tell me a story."}]
+FEATURE = 500
+LOOPING = (17, 60.0)
+"""It makes the model say one word for ever, so that a stream is sure to be long."""
+
+OTHER_LOOP = (3, 60.0)
+
+
+def own(*features: tuple[int, float], **fields: Any) -> dict[str, Any]:
+    return {"features": [{"index": i, "value": v} for i, v in features], **fields}
+
+
+def chat(live: Running, **fields: Any) -> httpx.Response:
+    body = {"model": demo.MODEL_NAME, "messages": STORY, "max_tokens": 20, "temperature": 0}
+    return live.post(CHAT, body | fields)
+
+
+def completion(live: Running, **fields: Any) -> httpx.Response:
+    body = {"model": demo.MODEL_NAME, "prompt": "One day", "max_tokens": 20, "temperature": 0}
+    return live.post(TEXT, body | fields)
+
+
+def words(answer: httpx.Response) -> str:
+    (choice,) = answer.json()["choices"]
+    return str(choice["message"]["content"] if "message" in choice else choice["text"])
+
+
+def refused(live: Running, path: str = CHAT, **fields: Any) -> tuple[int, dict[str, Any]]:
+    prompt: dict[str, Any] = {"messages": STORY} if path == CHAT else {"prompt": "One day"}
+    return live.v1_error(path, {"model": demo.MODEL_NAME, "max_tokens": 4} | prompt | fields)
+
+
+def steer(live: Running, index: int, value: float) -> None:
+    live.data("POST", STEERING, {"feature_idx": index, "value": value})
+
+
+def clear(live: Running) -> None:
+    live.data("DELETE", STEERING)
+
+
+# ---------------------------------------------------------------- what it does
+
+
+@pytest.mark.parametrize("ask", [chat, completion])
+def test_its_text_is_that_of_the_same_values_set_live(steered: Running, ask: Any) -> None:
+    plain = ask(steered)
+    steer(steered, FEATURE, 40)
+    live = ask(steered)
+    clear(steered)
+    answer = ask(steered, sae_steering=own((FEATURE, 40)))
+    assert words(answer) == words(live) != words(plain)
+    assert answer.headers[STATE] == live.headers[STATE]
+    assert answer.headers["x-service-backend"] == "serial"
+    assert not {DIAL, "x-service-ignored-fields"} & set(answer.headers)
+    assert STATE not in plain.headers
+    assert steered.data("GET", STEERING) == {"enabled": False, "values": {}}
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+def test_it_streams_the_same_text_with_the_same_headers(steered: Running, path: str) -> None:
+    ask = chat if path == CHAT else completion
+    fields = {"sae_steering": own((FEATURE, 40))}
+    whole = ask(steered, **fields)
+    streamed = ask(steered, stream=True, **fields)
+    assert streamed.headers[STATE] == whole.headers[STATE]
+    text = ""
+    for line in streamed.iter_lines():
+        if line and payload(line) != "[DONE]":
+            (choice,) = payload(line)["choices"]
+            text += choice.get("text") or choice.get("delta", {}).get("content", "")
+    assert text == words(whole)
+
+
+def test_it_replaces_the_live_values_or_is_added_to_them(steered: Running) -> None:
+    alone = chat(steered, sae_steering=own((FEATURE, 40)))
+    steer(steered, 7, -30)
+    live = chat(steered)
+    replaced = chat(steered, sae_steering=own((FEATURE, 40)))
+    added = chat(steered, sae_steering=own((FEATURE, 40), mode="add"))
+    both = chat(steered, sae_steering=own((FEATURE, 40), (7, -30)))
+    doubled = chat(steered, sae_steering=own((7, -170.5), mode="add"))
+    lowest = chat(steered, sae_steering=own((7, -200)))
+    clear(steered)
+    assert (words(replaced), replaced.headers[STATE]) == (words(alone), alone.headers[STATE])
+    assert (words(added), added.headers[STATE]) == (words(both), both.headers[STATE])
+    # a sum is clamped, as the sum over the owners is
+    assert doubled.headers[STATE] == lowest.headers[STATE]
+    assert len({answer.headers[STATE] for answer in (live, alone, both, lowest)}) == 4
+
+
+@pytest.mark.parametrize(
+    ("intensity", "value", "echo"), [(0.5, 20, "0.5"), (1, 40, "1"), ("max", 60, "1.5")]
+)
+def test_an_intensity_scales_it_and_is_echoed(
+    steered: Running, intensity: Any, value: float, echo: str
+) -> None:
+    dialed = chat(steered, sae_steering=own((FEATURE, 40)), steering_intensity=intensity)
+    plain = chat(steered, sae_steering=own((FEATURE, value)))
+    assert dialed.headers[DIAL] == echo
+    assert (words(dialed), dialed.headers[STATE]) == (words(plain), plain.headers[STATE])
+
+
+def test_off_runs_it_unsteered_even_with_an_sae_that_is_not_attached(steered: Running) -> None:
+    plain = chat(steered)
+    steered_by = own((FEATURE, 40))
+    steered_by["features"][0]["sae_id"] = "sae_of_nobody"
+    off = chat(steered, sae_steering=steered_by, steering_intensity="off")
+    assert words(off) == words(plain)
+    assert off.headers[DIAL] == "0"
+    assert STATE not in off.headers
+
+
+def test_a_value_of_0_runs_a_text_completion_without_the_live_steering(steered: Running) -> None:
+    plain = completion(steered)
+    steer(steered, FEATURE, 60)
+    unsteered = completion(steered, sae_steering=own((0, 0)))
+    clear(steered)
+    assert words(unsteered) == words(plain)
+    assert STATE not in unsteered.headers
+
+
+@pytest.mark.parametrize("ask", [chat, completion])
+def test_without_features_the_request_is_unsteered_or_with_add_steered_live(
+    steered: Running, ask: Any
+) -> None:
+    plain = ask(steered)
+    steer(steered, FEATURE, 60)
+    live = ask(steered)
+    replaced, added = (ask(steered, sae_steering=own(mode=mode)) for mode in ("replace", "add"))
+    clear(steered)
+    assert words(live) != words(plain)
+    assert (words(replaced), words(added)) == (words(plain), words(live))
+    assert STATE not in replaced.headers
+    assert added.headers[STATE] == live.headers[STATE]
+
+
+def test_null_is_no_steering(steered: Running) -> None:
+    assert words(chat(steered, sae_steering=None)) == words(chat(steered))
+
+
+def test_every_choice_and_conversation_has_it(steered: Running) -> None:
+    alone = words(chat(steered, sae_steering=own(LOOPING)))
+    other = [{"role": "user", "content": "Tell me about the sea."}]
+    answer = chat(steered, sae_steering=own(LOOPING), extra_messages=[STORY, other])
+    first, same, _ = (choice["message"]["content"] for choice in answer.json()["choices"])
+    assert first == same == alone
+
+
+def test_with_two_saes_each_feature_names_its_own(steered: Running) -> None:
+    one, two = demo.saes()[:2]
+    second = add_sae(steered, two)
+    members = [
+        {"sae_id": add_sae(steered, one), "layer": one.layer},
+        {"sae_id": second, "layer": two.layer},
+    ]
+    steered.data("POST", "/api/saes/attach-set", {"saes": members})
+    features = [
+        {"index": FEATURE, "value": 40.0, **members[0]},
+        {"index": FEATURE, "value": -20.0, "sae_id": second},
+    ]
+    answer = chat(steered, sae_steering={"features": features})
+    again = chat(steered, sae_steering={"features": features[::-1]})
+    first = chat(steered, sae_steering={"features": features[:1]})
+    status, error = refused(steered, sae_steering=own((FEATURE, 40)))
+    steered.data("POST", f"/api/saes/{second}/detach")
+    assert (status, error["code"]) == (400, "invalid_parameter")
+    assert error["param"] == "sae_steering.features[0].sae_id"
+    assert [entry["sae_id"] for entry in error["details"]["attached"]] == [
+        member["sae_id"] for member in members
+    ]
+    assert answer.headers[STATE] == again.headers[STATE] != first.headers[STATE]
+    assert words(answer) == words(again)
+
+
+# ---------------------------------------------------------------- which steering an answer had
+
+
+def test_the_digest_is_the_same_whatever_the_values_came_from(steered: Running) -> None:
+    made = steered.data("POST", "/api/profiles", {"name": "one", "steering": {"500": 20}}, 201)
+    states = [
+        chat(steered, sae_steering=own((FEATURE, 20))).headers[STATE],
+        chat(steered, profile="one").headers[STATE],
+        chat(steered, sae_steering=own((FEATURE, 40)), steering_intensity=0.5).headers[STATE],
+        completion(steered, sae_steering=own((FEATURE, 20))).headers[STATE],
+    ]
+    steered.data("POST", f"/api/profiles/{made['id']}/activate")
+    states += [chat(steered).headers[STATE], chat(steered, stream=True).headers[STATE]]
+    steer(steered, 7, 1)
+    changed = chat(steered).headers[STATE]
+    steered.data("POST", f"{STEERING}/disable")
+    off = chat(steered).headers
+    steered.data("DELETE", f"/api/profiles/{made['id']}")
+    clear(steered)
+    assert set(states) == {states[0]}
+    assert states[0].startswith("sha256=")
+    assert len(states[0]) == len("sha256=") + 64
+    assert changed != states[0]
+    assert STATE not in off
+
+
+def test_the_digest_can_be_computed_from_what_the_routes_answer(steered: Running) -> None:
+    (attached,) = steered.data("GET", "/api/saes/attachments")["entries"]
+    sae_id, layer = attached["sae_id"], attached["layer"]
+    steered.data("POST", f"/api/saes/{sae_id}/detach")
+    scale = {"normalisation": "expected_average_only_in", "norm_factor": 2.0}
+    told = {"layer": layer, "overrides": scale}
+    steered.data("POST", f"/api/saes/{sae_id}/attach", told)
+    answer = chat(steered, sae_steering=own((FEATURE, 40)))
+    (attached,) = steered.data("GET", "/api/saes/attachments")["entries"]
+    steered.data("POST", f"/api/saes/{sae_id}/detach")
+    steered.data("POST", f"/api/saes/{sae_id}/attach", {"layer": layer})
+
+    models = steered.data("GET", "/api/models")
+    model = steered.data("GET", f"/api/models/{models['loaded_model_id']}")
+    content = steered.data("GET", f"/api/saes/{sae_id}")["content_digest"]
+    entry = {
+        "sae": {"content_digest": content, **attached["overrides"]},
+        "layer": attached["layer"],
+        "site": attached["site"],
+        "index": FEATURE,
+        "value": 40.0,
+    }
+    document = {"model": {"content_digest": model["content_digest"]}, "steering": [entry]}
+    text = json.dumps(document, sort_keys=True, separators=(",", ":"))
+    assert attached["overrides"] == scale
+    assert answer.headers[STATE] == f"sha256={hashlib.sha256(text.encode()).hexdigest()}"
+
+
+def test_scoring_and_embeddings_have_no_digest(steered: Running) -> None:
+    steer(steered, FEATURE, 40)
+    scored = completion(steered, max_tokens=1, logprobs=1)
+    body = {"model": demo.MODEL_NAME, "input": "the sea"}
+    embedded = steered.post("/v1/embeddings", body)
+    clear(steered)
+    for answer in (scored, embedded):
+        assert STATE not in answer.headers
+        assert answer.headers["x-service-steering"] == "none"
+
+
+# ---------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+@pytest.mark.parametrize("is_stream", [False, True])
+@pytest.mark.parametrize(
+    ("steering", "code", "param"),
+    [
+        (own(*((i, 1.0) for i in range(1001))), "invalid_parameter", "sae_steering.features"),
+        (own((1, 200.1)), "invalid_parameter", "sae_steering.features[0].value"),
+        (own((1, 1), (2, -201)), "invalid_parameter", "sae_steering.features[1].value"),
+        (own((-1, 1)), "invalid_parameter", "sae_steering.features[0].index"),
+        (own((1024, 1)), "invalid_feature_index", "sae_steering.features[0].index"),
+        (own((1, 1), (1, 2)), "invalid_parameter", "sae_steering.features[1]"),
+        (own((1, 1), mode="plus"), "invalid_parameter", "sae_steering.mode"),
+        ({}, "invalid_parameter", "sae_steering.features"),
+        ([], "invalid_parameter", "sae_steering"),
+        (
+            {"features": [{"index": 1, "strength": 2}]},
+            "invalid_parameter",
+            "sae_steering.features[0].value",
+        ),
+        (
+            {"features": [{"index": 1, "value": True}]},
+            "invalid_parameter",
+            "sae_steering.features[0].value",
+        ),
+        (
+            {"features": [{"index": 1.5, "value": 1}]},
+            "invalid_parameter",
+            "sae_steering.features[0].index",
+        ),
+        (
+            {"features": [{"index": 1, "value": 1, "sae_id": "sae_of_nobody"}]},
+            "sae_not_attached",
+            "sae_steering.features[0]",
+        ),
+        (
+            {"features": [{"index": 1, "value": 1, "layer": 99}]},
+            "sae_not_attached",
+            "sae_steering.features[0]",
+        ),
+    ],
+    ids=[
+        "too many",
+        "above the bound",
+        "below the bound",
+        "a negative index",
+        "past the SAE",
+        "twice",
+        "another mode",
+        "no features",
+        "a list",
+        "no value",
+        "a boolean",
+        "a broken index",
+        "another SAE",
+        "another layer",
+    ],
+)
+def test_a_wrong_value_is_refused_by_its_place(
+    steered: Running, path: str, is_stream: bool, steering: Any, code: str, param: str
+) -> None:
+    status, error = refused(steered, path, sae_steering=steering, stream=is_stream)
+    assert (status, error["code"], error["param"]) == (400, code, param)
+
+
+def test_without_an_attached_sae_it_is_refused(shared: Running) -> None:
+    status, error = refused(shared, sae_steering=own((1, 1)))
+    assert (status, error["code"]) == (400, "sae_not_attached")
+
+
+def test_with_a_profile_it_is_refused(steered: Running) -> None:
+    status, error = refused(steered, sae_steering=own((1, 1)), profile="calm")
+    assert (status, error["code"], error["param"]) == (400, "invalid_parameter", "sae_steering")
+
+
+@pytest.mark.parametrize(
+    ("path", "scoring"),
+    [
+        (CHAT, {"logprobs": True}),
+        (CHAT, {"allowed_token_ids": [5]}),
+        (TEXT, {"logprobs": 1}),
+        (TEXT, {"allowed_token_ids": [5]}),
+    ],
+)
+def test_a_scoring_request_with_it_is_refused(
+    steered: Running, path: str, scoring: dict[str, Any]
+) -> None:
+    fields = {"sae_steering": own((1, 1)), "max_tokens": 1, **scoring}
+    status, error = refused(steered, path, **fields)
+    assert (status, error["code"]) == (400, "field_not_honoured")
+    assert error["param"] == "sae_steering"
+    assert "never steered" in error["message"]
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+def test_the_field_steering_is_refused_and_points_to_it(zoo: Zoo, path: str) -> None:
+    zoo.empty()
+    status, error = refused(zoo.live, path, model="tiny", steering=own((1, 1)))
+    assert (status, error["code"], error["param"]) == (400, "field_not_honoured", "steering")
+    assert "sae_steering" in error["message"]
+    assert zoo.resident() is None
+
+
+def test_embeddings_refuse_it(shared: Running) -> None:
+    body = {"model": demo.MODEL_NAME, "input": "a", "sae_steering": own((1, 1))}
+    status, error = shared.v1_error("/v1/embeddings", body)
+    assert (status, error["code"]) == (400, "field_not_honoured")
+
+
+def test_unknown_parts_of_it_are_reported_or_refused(steered: Running) -> None:
+    steering = own((1, 1), mood="calm")
+    steering["features"][0]["label"] = "sea"
+    answer = chat(steered, sae_steering=steering)
+    named = "sae_steering.features[0].label, sae_steering.mood"
+    assert answer.headers["x-service-ignored-fields"] == named
+    body = {"model": demo.MODEL_NAME, "messages": STORY, "sae_steering": steering}
+    status, error = steered.v1_error(CHAT, body, **{"x-service-strict": "true"})
+    assert (status, error["code"]) == (400, "unused_fields_refused")
+
+
+# ---------------------------------------------------------------- others at the same time
+
+
+def test_requests_with_different_steering_at_once_are_each_as_alone(steered: Running) -> None:
+    asked = [{"sae_steering": own((i, i - 280.0))} for i in range(300, 332)]
+    fields = {"temperature": 1.0, "seed": 3, "max_tokens": 3}
+    alone = [chat(steered, **fields, **one) for one in asked]
+    with ThreadPoolExecutor(32) as pool:
+        runs = [pool.submit(chat, steered, **fields, **one) for one in asked]
+        together = [run.result() for run in runs]
+    assert [words(answer) for answer in together] == [words(answer) for answer in alone]
+    states = [answer.headers[STATE] for answer in together]
+    assert states == [answer.headers[STATE] for answer in alone]
+    assert len(set(states)) == 32
+
+
+def test_greedy_requests_with_different_steering_share_a_batch_and_are_each_as_alone(
+    steered: Running,
+) -> None:
+    asked = [{"sae_steering": own(LOOPING)}, {"sae_steering": own(OTHER_LOOP)}, {}]
+    alone = [words(chat(steered, max_tokens=12, **one)) for one in asked]
+    assert len(set(alone)) == 3
+    with ThreadPoolExecutor(3) as pool:
+        *steering, plain = [pool.submit(chat, steered, max_tokens=12, **one) for one in asked]
+        # this steering makes the model say one word for ever, which rounding does not change
+        assert [words(run.result()) for run in steering] == alone[:2]
+        check_same_chat(steered, STORY, words(plain.result()), alone[2])
+
+
+@pytest.mark.parametrize("mode", ["replace", "add"])
+def test_an_operators_change_during_the_stream_ends_it(steered: Running, mode: str) -> None:
+    body = {"model": demo.MODEL_NAME, "messages": STORY, "temperature": 0, "max_tokens": 1000}
+    own_loop = body | {"sae_steering": own(LOOPING, mode=mode), "stream": True}
+    before = after = ""
+    with steered.http.stream("POST", CHAT, json=own_loop) as answer:
+        deltas = (
+            payload(line)["choices"][0]["delta"].get("content", "")
+            for line in answer.iter_lines()
+            if line
+        )
+        while len(before) < 10:
+            before += next(deltas)
+        steer(steered, *OTHER_LOOP)
+        while "he he he" not in after:
+            after += next(deltas)
+    assert "he he" not in before
+    until_idle(steered)
+    index, value = OTHER_LOOP
+    assert steered.data("GET", STEERING) == {"enabled": True, "values": {str(index): value}}
+
+
+def test_changes_that_add_nothing_leave_the_request_its_steering(steered: Running) -> None:
+    first, second = demo.saes()[:2]
+    other = add_sae(steered, second)
+    body = {"model": demo.MODEL_NAME, "messages": STORY, "temperature": 0, "max_tokens": 900}
+    asked = body | {"sae_steering": own(LOOPING)}
+    alone = words(steered.post(CHAT, asked))
+    before = after = ""
+    with steered.http.stream("POST", CHAT, json=asked | {"stream": True}) as answer:
+        deltas = (
+            payload(line)["choices"][0]["delta"].get("content", "")
+            for line in answer.iter_lines()
+            if line and not line.endswith("[DONE]")
+        )
+        while len(before) < 10:
+            before += next(deltas)
+        steered.data("POST", f"{STEERING}/enable")
+        steer(steered, FEATURE, 0)
+        steered.data("POST", f"{STEERING}/disable")
+        members = [
+            {"sae_id": add_sae(steered, first), "layer": first.layer},
+            {"sae_id": other, "layer": second.layer},
+        ]
+        steered.data("POST", "/api/saes/attach-set", {"saes": members})
+        after = "".join(deltas)
+    steered.data("POST", f"/api/saes/{other}/detach")
+    assert len(after) > 100
+    assert before + after == alone
+
+
+def test_a_refused_request_leaves_nothing_steered(steered: Running) -> None:
+    plain = words(chat(steered))
+    long = [{"role": "user", "content": "word " * 2000}]
+    for is_stream in (False, True):
+        fields = {"messages": long, "stream": is_stream, "sae_steering": own((FEATURE, 80))}
+        status, error = refused(steered, **fields)
+        assert (status, error["code"]) == (400, "context_length_exceeded")
+    assert words(chat(steered)) == plain

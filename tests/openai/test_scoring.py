@@ -1,0 +1,633 @@
+"""Scoring over HTTP: what is answered is the model's own distribution of the next token, unsteered, or a refusal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from steerserve import demo
+from tests.openai.conftest import Zoo
+from tests.service import Running, add_sae
+from tests.worker.models import CONTEXT, VOCABULARY
+
+CHAT = "/v1/chat/completions"
+TEXT = "/v1/completions"
+INVALID = (400, "invalid_parameter")
+SCORING = (400, "invalid_scoring_request")
+NOT_HONOURED = (400, "field_not_honoured")
+FORMAT = (400, "response_format_unsupported")
+PROMPTS = ["the boats were coming", "fish", "over the stone steps and home \U0001f600 they"]
+STORY = [{"role": "user", "content": "Tell me a story."}]
+CALM = [{"role": "system", "content": "Be calm."}, {"role": "user", "content": "the boats"}]
+
+Logprobs = dict[int, float]
+
+
+class Truth:
+    """A checkpoint as transformers runs it in float32."""
+
+    def __init__(self, folder: Path) -> None:
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+        self.model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+
+    def after(
+        self, prompt: str, *, special: bool = True, temperature: float = 1.0, among: Any = None
+    ) -> Logprobs:
+        """Log-probabilities of the token after a text, by token id."""
+        ids = self.tokenizer(prompt, add_special_tokens=special)["input_ids"]
+        with torch.inference_mode():
+            logits = self.model(input_ids=torch.tensor([ids])).logits[0, -1].float()
+        tokens = list(range(len(logits))) if among is None else among
+        found = (logits[tokens] / temperature).log_softmax(-1).tolist()
+        return dict(zip(tokens, found, strict=True))
+
+    def text(self, token: int) -> str:
+        return str(self.tokenizer.decode([token]))
+
+    def rendered(self, messages: list[dict[str, str]]) -> str:
+        return str(
+            self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        )
+
+
+@pytest.fixture(scope="module")
+def truth(zoo: Zoo) -> Iterator[Truth]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield Truth(zoo.folders["tiny"])
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def demo_truth() -> Truth:
+    """The demo model in float32. The service computes in bfloat16, as any other pass in bfloat16 does with roundings of
+    its own."""
+    return Truth(demo.MODEL_DIR)
+
+
+@pytest.fixture
+def tiny(zoo: Zoo) -> Running:
+    """The service whose resident model is a random one in float32."""
+    zoo.load("tiny")
+    return zoo.live
+
+
+def text(**fields: Any) -> dict[str, Any]:
+    return {"model": "tiny", "prompt": PROMPTS[0], "max_tokens": 1, "logprobs": 5} | fields
+
+
+def chat(**fields: Any) -> dict[str, Any]:
+    return {"model": "tiny", "messages": CALM, "max_tokens": 1, "logprobs": True} | fields
+
+
+def without(body: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value for name, value in body.items() if name not in names}
+
+
+def score(live: Running, **fields: Any) -> dict[str, Any]:
+    """The one choice of a text scoring request, keyed by token id."""
+    answer = live.post(TEXT, text(return_tokens_as_token_ids=True, **fields)).json()
+    (choice,) = answer["choices"]
+    return choice
+
+
+def by_token(listed: dict[str, float]) -> Logprobs:
+    assert all(key.startswith("token_id:") for key in listed)
+    return {int(key.removeprefix("token_id:")): value for key, value in listed.items()}
+
+
+def most(truth: Logprobs, count: int) -> Logprobs:
+    """The most probable tokens, best first."""
+    ordered = sorted(truth.items(), key=lambda item: -item[1])
+    return dict(ordered[:count])
+
+
+# ---------------------------------------------------------------- the model's own distribution
+
+
+@pytest.mark.shows("scoring-mode.4", "scoring-mode.9", "scoring-mode.10", "limits.10")
+@pytest.mark.parametrize("prompt", PROMPTS)
+@pytest.mark.parametrize("temperature", [None, 0, 0.001, 0.5, 2.0])
+def test_a_texts_score_is_a_plain_forward_pass_divided_by_the_temperature(
+    tiny: Running, truth: Truth, prompt: str, temperature: float | None
+) -> None:
+    choice = score(tiny, prompt=prompt, logprobs=20, temperature=temperature)
+    expected = truth.after(prompt, temperature=temperature or 1.0)
+    found = by_token(choice["logprobs"]["top_logprobs"][0])
+    scale = 1 / (temperature or 1.0)
+    assert list(found) == list(most(expected, 20))
+    for token, value in found.items():
+        assert value == pytest.approx(expected[token], abs=1e-4 * max(1.0, scale))
+    best = next(iter(most(expected, 1)))
+    assert choice["text"] == truth.text(best)
+    assert choice["logprobs"]["tokens"] == [f"token_id:{best}"]
+    assert choice["logprobs"]["token_logprobs"] == [found[best]]
+
+
+@pytest.mark.parametrize("prompt", ["One day", "The old fisherman walked down to the"])
+def test_the_demo_models_score_is_its_forward_pass_within_half_precision(
+    shared: Running, demo_truth: Truth, prompt: str
+) -> None:
+    choice = score(shared, model=demo.MODEL_NAME, prompt=prompt, logprobs=10)
+    expected = demo_truth.after(prompt)
+    found = by_token(choice["logprobs"]["top_logprobs"][0])
+    assert len(found) == 10
+    for token, value in found.items():
+        assert value == pytest.approx(expected[token], abs=0.1)
+    tenth = min(most(expected, 10).values())
+    assert all(expected[token] > tenth - 0.1 for token in found)
+
+
+@pytest.mark.shows("chat-scoring.1", "chat-scoring.3")
+def test_a_chats_score_is_its_rendered_template_with_exactly_one_beginning(
+    tiny: Running, truth: Truth
+) -> None:
+    answer = tiny.post(CHAT, chat(top_logprobs=20)).json()
+    (choice,) = answer["choices"]
+    rendered = truth.rendered(CALM)
+    assert rendered.startswith("<bos>")
+    expected = truth.after(rendered, special=False)
+    (entry,) = choice["logprobs"]["content"]
+    best = next(iter(most(expected, 1)))
+    assert entry["token"] == truth.text(best)
+    assert entry["logprob"] == pytest.approx(expected[best], abs=1e-4)
+    listed = [other["logprob"] for other in entry["top_logprobs"]]
+    assert listed == pytest.approx(list(most(expected, 20).values()), abs=1e-4)
+    ids = truth.tokenizer(rendered, add_special_tokens=False)["input_ids"]
+    assert answer["usage"]["prompt_tokens"] == len(ids)
+
+
+def test_a_chat_that_ends_with_the_assistant_scores_the_continuation(
+    tiny: Running, truth: Truth
+) -> None:
+    partial = [*CALM, {"role": "assistant", "content": "the fisher"}]
+    answer = tiny.post(CHAT, chat(messages=partial)).json()
+    expected = truth.after(truth.rendered(CALM) + "the fisher", special=False)
+    (entry,) = answer["choices"][0]["logprobs"]["content"]
+    assert entry["logprob"] == pytest.approx(max(expected.values()), abs=1e-4)
+
+
+@pytest.mark.shows("scoring-mode.4")
+def test_without_special_tokens_the_prompt_is_tokenized_exactly_as_written(
+    tiny: Running, truth: Truth
+) -> None:
+    for special in (True, False):
+        choice = score(tiny, add_special_tokens=special)
+        expected = truth.after(PROMPTS[0], special=special)
+        found = by_token(choice["logprobs"]["top_logprobs"][0])
+        assert found == pytest.approx(most(expected, 5), abs=1e-4)
+    counts = [
+        tiny.post(TEXT, text(add_special_tokens=special)).json()["usage"]["prompt_tokens"]
+        for special in (True, False)
+    ]
+    assert counts[0] == counts[1] + 1
+
+
+# ---------------------------------------------------------------- the shape of a text's score
+
+
+@pytest.mark.shows("scoring-mode.1", "scoring-mode.12")
+def test_a_choice_of_a_text_has_the_four_lists_of_one_token(tiny: Running) -> None:
+    answer = tiny.post(TEXT, text(logprobs=3)).json()
+    (choice,) = answer["choices"]
+    assert set(choice) == {"index", "text", "finish_reason", "logprobs"}
+    assert choice["finish_reason"] == "length"
+    logprobs = choice["logprobs"]
+    assert set(logprobs) == {"tokens", "token_logprobs", "top_logprobs", "text_offset"}
+    assert logprobs["tokens"] == [choice["text"]]
+    assert [len(part) for part in logprobs.values()] == [1, 1, 1, 1]
+    assert answer["object"] == "text_completion"
+    assert answer["usage"]["completion_tokens"] == 1
+    assert answer["usage"]["total_tokens"] == answer["usage"]["prompt_tokens"] + 1
+    assert answer["system_fingerprint"].startswith("service:tiny@")
+
+
+@pytest.mark.shows("scoring-mode.12")
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_the_text_offset_counts_the_characters_of_the_prompt(tiny: Running, prompt: str) -> None:
+    assert score(tiny, prompt=prompt)["logprobs"]["text_offset"] == [len(prompt)]
+    without_bos = score(tiny, prompt=prompt, add_special_tokens=False)
+    assert without_bos["logprobs"]["text_offset"] == [len(prompt)]
+
+
+@pytest.mark.shows("scoring-mode.2", "limits.13")
+@pytest.mark.parametrize("count", [0, 1, 20])
+def test_as_many_alternatives_are_listed_as_were_asked_for(tiny: Running, count: int) -> None:
+    choice = score(tiny, logprobs=count)
+    (listed,) = choice["logprobs"]["top_logprobs"]
+    assert len(listed) == count
+    assert len(choice["logprobs"]["token_logprobs"]) == 1
+
+
+@pytest.mark.shows("scoring-mode.5", "scoring-mode.14")
+def test_tokens_of_one_text_share_the_entry_of_the_most_probable_one(
+    tiny: Running, truth: Truth
+) -> None:
+    broken = [t for t in range(VOCABULARY) if truth.text(t) == "\ufffd"][:3]
+    whole = truth.tokenizer("a", add_special_tokens=False)["input_ids"]
+    allowed = [*whole, *broken]
+    assert len(broken) == 3
+    expected = truth.after(PROMPTS[0], among=allowed)
+    answer = tiny.post(TEXT, text(allowed_token_ids=allowed)).json()
+    (listed,) = answer["choices"][0]["logprobs"]["top_logprobs"]
+    best = max(expected[token] for token in broken)
+    assert listed == {
+        "\ufffd": pytest.approx(best, abs=1e-4),
+        "a": pytest.approx(expected[whole[0]], abs=1e-4),
+    }
+    keyed = score(tiny, allowed_token_ids=allowed)
+    assert by_token(keyed["logprobs"]["top_logprobs"][0]) == pytest.approx(expected, abs=1e-4)
+
+
+# ---------------------------------------------------------------- allowed tokens
+
+ALLOWED = [300, 7, 41, 198]
+
+
+@pytest.mark.shows("scoring-mode.3", "scoring-mode.9")
+def test_every_allowed_token_is_listed_and_normalised_over_the_allowed_only(
+    tiny: Running, truth: Truth
+) -> None:
+    expected = truth.after(PROMPTS[0], among=ALLOWED)
+    for count in (0, 2, 20):
+        choice = score(tiny, logprobs=count, allowed_token_ids=[*ALLOWED, ALLOWED[0]])
+        found = by_token(choice["logprobs"]["top_logprobs"][0])
+        assert found == pytest.approx(expected, abs=1e-4)
+        assert math.fsum(math.exp(value) for value in found.values()) == pytest.approx(1, abs=1e-5)
+        best = next(iter(most(expected, 1)))
+        assert choice["text"] == truth.text(best)
+        assert choice["logprobs"]["tokens"] == [f"token_id:{best}"]
+
+
+def test_a_single_allowed_token_is_certain(tiny: Running, truth: Truth) -> None:
+    choice = score(tiny, allowed_token_ids=[41])
+    assert by_token(choice["logprobs"]["top_logprobs"][0]) == {41: 0.0}
+    assert choice["text"] == truth.text(41)
+
+
+@pytest.mark.shows("scoring-mode.13", "chat-scoring.1")
+def test_allowed_tokens_without_logprobs_constrain_and_give_null(
+    tiny: Running, truth: Truth
+) -> None:
+    expected = truth.after(PROMPTS[0], among=ALLOWED)
+    body = without(text(allowed_token_ids=ALLOWED), "logprobs")
+    (choice,) = tiny.post(TEXT, body).json()["choices"]
+    assert choice["text"] == truth.text(next(iter(most(expected, 1))))
+    assert choice["logprobs"] is None
+    conversation = without(chat(allowed_token_ids=ALLOWED), "logprobs")
+    (choice,) = tiny.post(CHAT, conversation).json()["choices"]
+    expected = truth.after(truth.rendered(CALM), special=False, among=ALLOWED)
+    assert choice["message"]["content"] == truth.text(next(iter(most(expected, 1))))
+    assert choice["logprobs"] is None
+
+
+@pytest.mark.shows("scoring-mode.2")
+def test_a_choice_that_was_not_scored_has_no_logprobs(tiny: Running) -> None:
+    plain = tiny.post(TEXT, without(text(), "logprobs")).json()
+    assert "logprobs" not in plain["choices"][0]
+    assert "logprobs" not in tiny.post(CHAT, chat(logprobs=False)).json()["choices"][0]
+
+
+# ---------------------------------------------------------------- the shape of a chat's score
+
+
+@pytest.mark.shows("chat-scoring.6")
+def test_a_choice_of_a_chat_has_one_entry_with_the_bytes_of_its_text(tiny: Running) -> None:
+    answer = tiny.post(CHAT, chat(top_logprobs=4)).json()
+    (choice,) = answer["choices"]
+    assert set(choice) == {"index", "message", "finish_reason", "logprobs"}
+    assert set(choice["logprobs"]) == {"content"}
+    (entry,) = choice["logprobs"]["content"]
+    assert set(entry) == {"token", "logprob", "bytes", "top_logprobs"}
+    assert choice["message"] == {"role": "assistant", "content": entry["token"]}
+    assert len(entry["top_logprobs"]) == 4
+    for found in [entry, *entry["top_logprobs"]]:
+        assert found["bytes"] == list(found["token"].encode())
+    assert all(set(other) == {"token", "logprob", "bytes"} for other in entry["top_logprobs"])
+    assert entry["top_logprobs"][0]["logprob"] == entry["logprob"]
+
+
+@pytest.mark.shows("chat-scoring.1", "chat-scoring.6", "limits.13")
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, 0),
+        ({"top_logprobs": 0}, 0),
+        ({"top_logprobs": 20}, 20),
+        ({"top_logprobs": 20, "allowed_token_ids": ALLOWED}, 4),
+        ({"top_logprobs": 3, "allowed_token_ids": ALLOWED}, 3),
+        ({"allowed_token_ids": ALLOWED}, 0),
+    ],
+)
+def test_a_chat_lists_as_many_alternatives_as_asked_for_or_as_there_are(
+    tiny: Running, fields: dict[str, Any], expected: int
+) -> None:
+    (choice,) = tiny.post(CHAT, chat(**fields)).json()["choices"]
+    (entry,) = choice["logprobs"]["content"]
+    assert len(entry["top_logprobs"]) == expected
+
+
+@pytest.mark.shows("chat-parameters.13", "chat-scoring.6")
+def test_a_chats_tokens_can_be_named_by_their_ids(tiny: Running, truth: Truth) -> None:
+    fields = {"top_logprobs": 4, "allowed_token_ids": ALLOWED, "return_tokens_as_token_ids": True}
+    (choice,) = tiny.post(CHAT, chat(**fields)).json()["choices"]
+    (entry,) = choice["logprobs"]["content"]
+    found = {other["token"]: bytes(other["bytes"]).decode() for other in entry["top_logprobs"]}
+    assert found == {f"token_id:{token}": truth.text(token) for token in ALLOWED}
+    assert choice["message"]["content"] == found[entry["token"]]
+
+
+# ---------------------------------------------------------------- several at once
+
+
+def test_each_prompt_of_a_list_is_scored_by_itself_in_its_place(tiny: Running) -> None:
+    answer = tiny.post(TEXT, text(prompt=PROMPTS, return_tokens_as_token_ids=True)).json()
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2]
+    for prompt, choice in zip(PROMPTS, answer["choices"], strict=True):
+        alone = score(tiny, prompt=prompt)
+        assert choice["text"] == alone["text"]
+        assert choice["logprobs"]["text_offset"] == [len(prompt)]
+        (found,) = choice["logprobs"]["top_logprobs"]
+        (expected,) = alone["logprobs"]["top_logprobs"]
+        assert found == pytest.approx(expected, abs=1e-4)
+    assert answer["usage"]["completion_tokens"] == 3
+
+
+@pytest.mark.shows("chat-scoring.7")
+def test_each_conversation_is_scored_by_itself_in_its_place(tiny: Running) -> None:
+    others = [STORY, [{"role": "user", "content": "fish"}]]
+    answer = tiny.post(CHAT, chat(extra_messages=others, top_logprobs=5)).json()
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2]
+    for messages, choice in zip([CALM, *others], answer["choices"], strict=True):
+        alone = tiny.post(CHAT, chat(messages=messages, top_logprobs=5)).json()["choices"][0]
+        (found,) = choice["logprobs"]["content"]
+        (expected,) = alone["logprobs"]["content"]
+        assert found["token"] == expected["token"]
+        assert found["logprob"] == pytest.approx(expected["logprob"], abs=1e-4)
+        assert [other["token"] for other in found["top_logprobs"]] == [
+            other["token"] for other in expected["top_logprobs"]
+        ]
+    assert answer["usage"]["completion_tokens"] == 3
+
+
+@pytest.mark.shows("chat-scoring.7")
+def test_a_conversation_that_fails_fails_the_request_and_is_named(tiny: Running) -> None:
+    long = [{"role": "user", "content": "fish " * CONTEXT}]
+    status, error = tiny.v1_error(CHAT, chat(extra_messages=[STORY, long]))
+    assert (status, error["code"]) == (400, "context_length_exceeded")
+    assert error["param"] == "extra_messages[1]"
+    assert "extra_messages[1]" in error["message"]
+    status, error = tiny.v1_error(CHAT, chat(messages=long, extra_messages=[STORY]))
+    assert (status, error["param"]) == (400, "messages")
+
+
+def test_a_prompt_that_fails_is_named_by_its_place(tiny: Running) -> None:
+    status, error = tiny.v1_error(TEXT, text(prompt=["fish", "fish " * CONTEXT]))
+    assert (status, error["code"]) == (400, "context_length_exceeded")
+    assert error["param"] == "prompt[1]"
+
+
+def test_a_prompt_that_leaves_room_for_one_token_is_scored(tiny: Running, truth: Truth) -> None:
+    def sized(count: int) -> str:
+        prompt = "x" * (count - 1)
+        assert len(truth.tokenizer(prompt)["input_ids"]) == count
+        return prompt
+
+    assert score(tiny, prompt=sized(CONTEXT - 1))["logprobs"]
+    status, error = tiny.v1_error(TEXT, text(prompt=sized(CONTEXT)))
+    assert (status, error["code"]) == (400, "context_length_exceeded")
+    assert error["details"]["prompt_tokens"] == CONTEXT
+    assert error["details"]["max_tokens"] == 1
+
+
+# ---------------------------------------------------------------- what does not apply
+
+
+@pytest.mark.shows("scoring-mode.11")
+def test_sampling_fields_change_no_score_and_are_reported(tiny: Running) -> None:
+    plain = score(tiny)
+    idle = {"top_p": 0.1, "stop": ["the"], "frequency_penalty": 2.0, "presence_penalty": -1.0}
+    answer = tiny.post(TEXT, text(return_tokens_as_token_ids=True, **idle))
+    assert answer.json()["choices"][0] == plain
+    ignored = answer.headers["x-service-ignored-fields"].split(", ")
+    assert sorted(ignored) == sorted(idle)
+    status, error = tiny.v1_error(TEXT, text(stop="the"), **{"X-Service-Strict": "1"})
+    assert (status, error["code"]) == (400, "unused_fields_refused")
+    assert error["param"] == "stop"
+
+
+@pytest.mark.shows("scoring-mode.11")
+def test_a_stop_string_does_not_cut_the_scored_token(tiny: Running) -> None:
+    best = tiny.post(TEXT, text()).json()["choices"][0]["text"]
+    again = tiny.post(TEXT, text(stop=[best])).json()["choices"][0]
+    assert again["text"] == best
+
+
+@pytest.mark.shows("seeds.7")
+def test_a_seed_is_echoed_and_changes_nothing(tiny: Running) -> None:
+    plain = tiny.post(TEXT, text())
+    seeded = tiny.post(TEXT, text(seed=7))
+    assert "x-service-seed" not in plain.headers
+    assert seeded.headers["x-service-seed"] == "7;scope=request"
+    assert seeded.json()["choices"] == plain.json()["choices"]
+    several = tiny.post(CHAT, chat(seed=7, extra_messages=[STORY]))
+    assert several.headers["x-service-seed"] == "7;scope=batch-shape"
+    prompts = tiny.post(TEXT, text(seed=7, prompt=PROMPTS))
+    assert prompts.headers["x-service-seed"] == "7;scope=request"
+
+
+@pytest.mark.shows("scoring-mode.7", "limits.16")
+def test_max_completion_tokens_of_one_is_as_good(tiny: Running) -> None:
+    for path, body in ((TEXT, text()), (CHAT, chat())):
+        named = without(body, "max_tokens") | {"max_completion_tokens": 1}
+        assert tiny.post(path, named).json()["choices"] == tiny.post(path, body).json()["choices"]
+
+
+# ---------------------------------------------------------------- never steered
+
+LIVE = {"steering": {"90": 60.0, "3": -40.0}}
+
+
+@pytest.mark.shows("scoring-mode.19", "overview.9")
+def test_scores_under_live_steering_are_those_without_and_count_no_application(
+    steered: Running,
+) -> None:
+    model = {"model": demo.MODEL_NAME}
+    asked = [
+        (TEXT, text(**model, prompt=["One day", "The sea"], logprobs=20)),
+        (CHAT, chat(**model, messages=STORY, top_logprobs=20)),
+    ]
+    before = [steered.post(path, body) for path, body in asked]
+    words = steered.complete("One day", max_tokens=12, temperature=0)["choices"]
+    steered.data("POST", "/api/saes/steering/batch", LIVE)
+    assert steered.complete("One day", max_tokens=12, temperature=0)["choices"] != words
+    applied = steered.data("GET", "/api/saes/attachment")["steering_apply_count"]
+    assert applied > 0
+    after = [steered.post(path, body) for path, body in asked]
+    assert [a.json()["choices"] for a in after] == [a.json()["choices"] for a in before]
+    assert all(answer.headers["x-service-steering"] == "none" for answer in before + after)
+    attachment = steered.data("GET", "/api/saes/attachment")
+    assert attachment["steering_apply_count"] == applied
+    assert attachment["steering_enabled"] is True
+    generated = steered.post(TEXT, {**model, "prompt": "One day", "max_tokens": 1})
+    assert "x-service-steering" not in generated.headers
+
+
+@pytest.mark.shows("scoring-mode.19", "embeddings.2")
+def test_every_attached_sae_is_left_out_of_scores_and_embeddings(steered: Running) -> None:
+    second = demo.saes()[1]
+    member = {"sae_id": add_sae(steered, second), "layer": second.layer}
+    asked = [
+        (TEXT, {"model": demo.MODEL_NAME, "prompt": "One day", "max_tokens": 1, "logprobs": 20}),
+        ("/v1/embeddings", {"model": demo.MODEL_NAME, "input": "One day"}),
+    ]
+    before = [steered.post(path, body).json() for path, body in asked]
+    words = steered.complete("One day", max_tokens=12, temperature=0)["choices"]
+    steered.data("POST", "/api/saes/attach-set", {"saes": [member]})
+    try:
+        steered.data("POST", "/api/saes/steering", {"feature_idx": 90, "value": 60, **member})
+        assert steered.complete("One day", max_tokens=12, temperature=0)["choices"] != words
+        steered.data("POST", "/api/saes/steering", {"feature_idx": 90, "value": 60})
+        after = [steered.post(path, body).json() for path, body in asked]
+    finally:
+        steered.data("POST", f"/api/saes/{member['sae_id']}/detach")
+    for one, other in zip(before, after, strict=True):
+        for part in ("choices", "data"):
+            assert one.get(part) == other.get(part)
+
+
+# ---------------------------------------------------------------- streamed
+
+
+def test_a_streamed_score_of_a_text_is_the_whole_one_in_chunks(tiny: Running) -> None:
+    body = text(prompt=PROMPTS)
+    whole = tiny.post(TEXT, body).json()
+    *chunks, done = tiny.stream(TEXT, body)
+    assert done == "[DONE]"
+    choices = [choice for chunk in chunks for choice in chunk["choices"]]
+    assert sorted(choices, key=lambda choice: choice["index"]) == whole["choices"]
+    assert [chunk["usage"] for chunk in chunks if "usage" in chunk] == [whole["usage"]]
+    assert "usage" in chunks[-1]
+
+
+# ---------------------------------------------------------------- refusals
+
+REFUSALS: list[tuple[str, dict[str, Any], tuple[int, str], str]] = [
+    # (1) one token, one choice
+    (TEXT, without(text(), "max_tokens"), INVALID, "max_tokens"),
+    (TEXT, text(n=2), NOT_HONOURED, "n"),
+    (TEXT, text(max_completion_tokens=2), INVALID, "max_completion_tokens"),
+    (TEXT, without(text(max_completion_tokens=2), "max_tokens"), INVALID, "max_tokens"),
+    (TEXT, without(text(allowed_token_ids=[5], max_tokens=2), "logprobs"), INVALID, "max_tokens"),
+    (CHAT, chat(n=2), INVALID, "n"),
+    (CHAT, chat(max_tokens=2), INVALID, "max_tokens"),
+    (CHAT, without(chat(), "max_tokens"), INVALID, "max_tokens"),
+    (CHAT, chat(stream=True), INVALID, "stream"),
+    (CHAT, without(chat(allowed_token_ids=[5], stream=True), "logprobs"), INVALID, "stream"),
+    # (5) temperature
+    (TEXT, text(temperature=0.0009), INVALID, "temperature"),
+    (CHAT, chat(temperature=1e-9), INVALID, "temperature"),
+    # (5) what steers or constrains
+    (TEXT, text(profile="calm"), NOT_HONOURED, "profile"),
+    (TEXT, text(steering_intensity=1), NOT_HONOURED, "steering_intensity"),
+    (TEXT, text(steering={"features": []}), NOT_HONOURED, "steering"),
+    (TEXT, text(response_format={"type": "json_object"}), NOT_HONOURED, "response_format"),
+    (CHAT, chat(profile="calm"), NOT_HONOURED, "profile"),
+    (CHAT, chat(steering_intensity="off"), NOT_HONOURED, "steering_intensity"),
+    (CHAT, chat(steering_intensity=0), NOT_HONOURED, "steering_intensity"),
+    (CHAT, chat(steering={"features": []}), NOT_HONOURED, "steering"),
+    (CHAT, chat(response_format={"type": "json_object"}), FORMAT, "response_format"),
+    # (5) tokens and prompts
+    (TEXT, text(allowed_token_ids=[0, VOCABULARY]), SCORING, "allowed_token_ids"),
+    (CHAT, chat(allowed_token_ids=[0, VOCABULARY]), SCORING, "allowed_token_ids"),
+    (TEXT, text(allowed_token_ids=[]), INVALID, "allowed_token_ids"),
+    (TEXT, text(allowed_token_ids=["5"]), INVALID, "allowed_token_ids[0]"),
+    (TEXT, text(allowed_token_ids=[5, True]), INVALID, "allowed_token_ids[1]"),
+    (TEXT, text(allowed_token_ids=5), INVALID, "allowed_token_ids"),
+    # (7) never silently ignored
+    (TEXT, text(max_tokens=2), INVALID, "max_tokens"),
+    (TEXT, text(max_tokens=50, logprobs=0), INVALID, "max_tokens"),
+    # counts
+    (TEXT, text(logprobs=21), INVALID, "logprobs"),
+    (TEXT, text(logprobs=-1), INVALID, "logprobs"),
+    (TEXT, text(logprobs=True), INVALID, "logprobs"),
+    (TEXT, text(logprobs="5"), INVALID, "logprobs"),
+    (TEXT, text(top_logprobs=5), NOT_HONOURED, "top_logprobs"),
+    (CHAT, chat(logprobs=5), INVALID, "logprobs"),
+    (CHAT, chat(top_logprobs=21), INVALID, "top_logprobs"),
+    (CHAT, chat(top_logprobs=-1), INVALID, "top_logprobs"),
+    (CHAT, chat(top_logprobs=True), INVALID, "top_logprobs"),
+    (CHAT, without(chat(top_logprobs=5), "logprobs"), INVALID, "top_logprobs"),
+    (CHAT, chat(top_logprobs=5, logprobs=False), INVALID, "top_logprobs"),
+    (
+        CHAT,
+        without(chat(top_logprobs=5, allowed_token_ids=[5]), "logprobs"),
+        INVALID,
+        "top_logprobs",
+    ),
+]
+
+
+@pytest.mark.shows(
+    "scoring-mode.2",
+    "scoring-mode.6",
+    "scoring-mode.7",
+    "scoring-mode.15",
+    "scoring-mode.18",
+    "chat-scoring.2",
+    "limits.10",
+    "limits.13",
+    "limits.16",
+    "general-errors.9",
+)
+@pytest.mark.parametrize(("path", "body", "expected", "param"), REFUSALS)
+def test_a_score_that_cannot_be_given_is_refused_by_the_field(
+    tiny: Running, path: str, body: dict[str, Any], expected: tuple[int, str], param: str
+) -> None:
+    status, error = tiny.v1_error(path, body)
+    assert (status, error["code"]) == expected
+    assert error["param"] == param
+    assert error["type"] == "invalid_request_error"
+
+
+@pytest.mark.shows("scoring-mode.15")
+@pytest.mark.parametrize("token", [-1, VOCABULARY, 2**31 - 1, 2**31, 10**12])
+def test_every_token_id_outside_the_vocabulary_has_the_same_code(tiny: Running, token: int) -> None:
+    status, error = tiny.v1_error(TEXT, text(allowed_token_ids=[5, token]))
+    assert (status, error["code"]) == SCORING
+    assert str(token) in error["message"]
+
+
+def test_an_empty_prompt_is_scored_after_the_beginning_and_refused_without_one(
+    tiny: Running, truth: Truth
+) -> None:
+    choice = score(tiny, prompt="")
+    found = by_token(choice["logprobs"]["top_logprobs"][0])
+    assert found == pytest.approx(most(truth.after(""), 5), abs=1e-4)
+    assert choice["logprobs"]["text_offset"] == [0]
+    status, error = tiny.v1_error(TEXT, text(prompt="", add_special_tokens=False))
+    assert (status, error["code"]) == SCORING
+    assert error["param"] == "prompt"
+
+
+@pytest.mark.shows("scoring-mode.15", "general-errors.9")
+def test_a_prompt_that_becomes_no_tokens_is_refused(zoo: Zoo) -> None:
+    zoo.load("plain")
+    status, error = zoo.live.v1_error(TEXT, text(model="plain", prompt="   "))
+    assert (status, error["code"]) == SCORING
+    status, error = zoo.live.v1_error(TEXT, text(model="plain", prompt=["fish", "   "]))
+    assert (status, error["code"]) == SCORING
+    assert error["param"] == "prompt[1]"
+
+
+def test_several_fields_that_steer_are_all_named(tiny: Running) -> None:
+    _, error = tiny.v1_error(CHAT, chat(profile="calm", steering_intensity=1))
+    assert error["details"]["fields"] == ["profile", "steering_intensity"]
+    assert "profile" in error["message"]
+    assert "steering_intensity" in error["message"]

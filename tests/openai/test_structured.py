@@ -1,0 +1,508 @@
+"""Structured output over HTTP: what ends by itself is a document of the schema; what cannot be enforced is refused."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import pytest
+from jsonschema import Draft202012Validator
+
+from steerserve import demo
+from tests.conftest import Start
+from tests.openai.conftest import Zoo, payload, until_idle
+from tests.service import Running
+
+CHAT = "/v1/chat/completions"
+TEXT = "/v1/completions"
+UNSUPPORTED = (400, "response_format_unsupported")
+NOT_HONOURED = (400, "field_not_honoured")
+STORY = [{"role": "user", "content": "Tell me a story."}]
+OTHERS = [[{"role": "user", "content": "Tell me about the sea."}], STORY]
+OBJECT = {"type": "json_object"}
+PET = {
+    "$defs": {"flag": {"type": "boolean"}},
+    "title": "a pet",
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "minLength": 1, "maxLength": 5},
+        "age": {"type": "integer", "minimum": 3, "maximum": 40},
+        "kind": {"enum": ["cat", "dog"]},
+        "code": {"type": "string", "pattern": "^[A-C]{2}[0-9]$"},
+        "flags": {"type": "array", "items": {"$ref": "#/$defs/flag"}, "maxItems": 1},
+        "home": {"anyOf": [{"type": "null"}, {"const": "barn"}]},
+    },
+    "required": ["name", "age", "kind", "code", "flags", "home"],
+    "additionalProperties": False,
+}
+"""Every document of it is short."""
+
+
+def schema_format(schema: Any, name: str = "pet", **fields: Any) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": name, "schema": schema, **fields}}
+
+
+def chat(wanted: Any, **fields: Any) -> dict[str, Any]:
+    body = {"model": demo.MODEL_NAME, "messages": STORY, "max_tokens": 120}
+    return body | {"response_format": wanted} | fields
+
+
+def documents(answer: httpx.Response) -> list[Any]:
+    """The documents of an answer whose choices all ended by themselves."""
+    choices = answer.json()["choices"]
+    assert [choice["finish_reason"] for choice in choices] == ["stop"] * len(choices)
+    return [json.loads(choice["message"]["content"]) for choice in choices]
+
+
+def check_pets(found: list[Any]) -> None:
+    for document in found:
+        Draft202012Validator(PET).validate(document)
+
+
+# ---------------------------------------------------------------- what is enforced
+
+
+@pytest.mark.shows(
+    "chat-parameters.12",
+    "structured-output.1",
+    "structured-output.2",
+    "structured-output.3",
+    "structured-output.4",
+    "structured-output.8",
+)
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_finished_document_satisfies_its_schema_whatever_strict_says(
+    shared: Running, strict: bool
+) -> None:
+    answer = shared.post(CHAT, chat(schema_format(PET, strict=strict), temperature=1.3))
+    check_pets(documents(answer))
+    assert answer.headers["x-service-constrained"] == "json_schema;name=pet"
+    assert "x-service-ignored-fields" not in answer.headers
+    assert answer.json()["object"] == "chat.completion"
+
+
+@pytest.mark.shows("structured-output.7")
+def test_each_of_several_choices_is_constrained(shared: Running) -> None:
+    answer = shared.post(CHAT, chat(schema_format(PET), n=3, temperature=1.5))
+    found = documents(answer)
+    assert len(found) == 3
+    check_pets(found)
+    assert len({json.dumps(document) for document in found}) > 1
+
+
+@pytest.mark.shows("structured-output.7")
+def test_each_of_several_conversations_is_constrained(shared: Running) -> None:
+    answer = shared.post(CHAT, chat(schema_format(PET), extra_messages=OTHERS))
+    found = documents(answer)
+    assert len(found) == 3
+    check_pets(found)
+
+
+@pytest.mark.shows("chat-parameters.12", "structured-output.1", "structured-output.3")
+def test_an_object_without_a_schema_is_one_json_object(shared: Running) -> None:
+    answer = shared.post(CHAT, chat(OBJECT, n=8, seed=1, max_tokens=60))
+    assert answer.headers["x-service-constrained"] == "json_object"
+    choices = answer.json()["choices"]
+    ended = [c["message"]["content"] for c in choices if c["finish_reason"] == "stop"]
+    assert ended
+    assert all(isinstance(json.loads(text), dict) for text in ended)
+    assert all(c["message"]["content"].startswith("{") for c in choices)
+
+
+@pytest.mark.parametrize(
+    ("schema", "expected"),
+    [
+        ({"const": {"a": [1, None, True]}}, {"a": [1, None, True]}),
+        ({"enum": ["only"]}, "only"),
+        ({"type": "null"}, None),
+        ({"type": "integer", "minimum": 7, "maximum": 7}, 7),
+        ({"type": "array", "items": {"const": 0}, "minItems": 2, "maxItems": 2}, [0, 0]),
+        ({"type": "string", "pattern": "^ab$"}, "ab"),
+    ],
+)
+def test_a_schema_with_one_document_gives_that_document(
+    shared: Running, schema: Any, expected: Any
+) -> None:
+    assert documents(shared.post(CHAT, chat(schema_format(schema)))) == [expected]
+
+
+def test_a_property_may_be_named_like_a_keyword(shared: Running) -> None:
+    named = {"multipleOf": {"const": 1}, "$ref": {"const": 2}, "not": {"const": 3}}
+    schema = {"type": "object", "properties": named, "required": list(named)}
+    schema["additionalProperties"] = False
+    expected = {"multipleOf": 1, "$ref": 2, "not": 3}
+    assert documents(shared.post(CHAT, chat(schema_format(schema)))) == [expected]
+
+
+@pytest.mark.shows("structured-output.4")
+@pytest.mark.parametrize("wanted", [schema_format(PET), OBJECT])
+def test_a_document_cut_by_its_length_says_so(shared: Running, wanted: dict[str, Any]) -> None:
+    answer = shared.post(CHAT, chat(wanted, max_tokens=3))
+    (choice,) = answer.json()["choices"]
+    assert choice["finish_reason"] == "length"
+    assert choice["message"]["content"].startswith("{")
+    assert answer.json()["usage"]["completion_tokens"] == 3
+
+
+def test_a_seeded_document_is_the_same_while_others_run(shared: Running) -> None:
+    body = chat(schema_format(PET), seed=23, n=2, temperature=1.5)
+    alone = shared.post(CHAT, body)
+    assert alone.headers["x-service-seed"] == "23;scope=request"
+    with ThreadPoolExecutor(2) as pool:
+        others = [
+            pool.submit(shared.post, CHAT, chat(schema_format(PET), temperature=1.5))
+            for _ in range(2)
+        ]
+        again = shared.post(CHAT, body)
+        assert again.json()["choices"] == alone.json()["choices"]
+        for other in others:
+            check_pets(documents(other.result()))
+
+
+def test_a_constrained_choice_does_not_constrain_its_neighbours(shared: Running) -> None:
+    free = {"model": demo.MODEL_NAME, "messages": STORY, "max_tokens": 30, "seed": 4}
+    alone = shared.post(CHAT, free)
+    with ThreadPoolExecutor(2) as pool:
+        beside = pool.submit(shared.post, CHAT, chat(schema_format(PET)))
+        again = shared.post(CHAT, free)
+        check_pets(documents(beside.result()))
+    assert again.json()["choices"] == alone.json()["choices"]
+    assert "x-service-constrained" not in again.headers
+
+
+def test_the_name_of_a_schema_is_echoed_in_printable_characters(shared: Running) -> None:
+    answer = shared.post(CHAT, chat(schema_format({"const": 1}, name="a b\r\nü;x=1")))
+    found = answer.headers["x-service-constrained"]
+    assert found == "json_schema;name=a%20b%0D%0A%C3%BC%3Bx%3D1"
+
+
+@pytest.mark.shows("chat-parameters.12")
+def test_plain_text_is_no_constraint(shared: Running) -> None:
+    for wanted in ({"type": "text"}, None):
+        answer = shared.post(CHAT, chat(wanted, max_tokens=4, stream=False))
+        assert "x-service-constrained" not in answer.headers
+        assert not answer.json()["choices"][0]["message"]["content"].startswith("{")
+
+
+def test_steering_and_structure_go_together(steered: Running) -> None:
+    steered.data("POST", "/api/saes/steering", {"feature_idx": 3, "value": 30})
+    answer = steered.post(CHAT, chat(schema_format(PET), steering_intensity=0.5))
+    check_pets(documents(answer))
+    assert answer.headers["x-service-steering-intensity"] == "0.5"
+
+
+# ---------------------------------------------------------------- an invalid document
+
+
+@pytest.mark.shows("structured-output.4")
+def test_a_document_that_parses_by_chance_when_it_is_cut_says_so_too(shared: Running) -> None:
+    schema = {"type": "integer", "minimum": 10, "maximum": 10**15}
+    (choice,) = shared.post(CHAT, chat(schema_format(schema), max_tokens=1)).json()["choices"]
+    assert isinstance(json.loads(choice["message"]["content"]), int)
+    assert choice["finish_reason"] == "length"
+
+
+@pytest.mark.shows("structured-output.5", "general-errors.8")
+def test_a_document_that_does_not_validate_is_an_error_and_never_an_answer(
+    shared: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    async def disagree(schema: Any, text: str, client: str) -> str:
+        asked.append(text)
+        return "$.age: 3 is not what I meant"
+
+    monkeypatch.setattr(shared.service.owners.around.checker, "validate", disagree)
+    answer = shared.http.post(CHAT, json=chat(schema_format(PET)))
+    assert answer.status_code == 500
+    error = answer.json()["error"]
+    assert (error["code"], error["type"]) == ("constrained_output_invalid", "invalid_request_error")
+    assert "$.age: 3 is not what I meant" in error["message"]
+    assert answer.headers["x-should-retry"] == "false"
+    check_pets([json.loads(text) for text in asked])
+    # one that was cut is not a whole document, and is not checked
+    cut = shared.post(CHAT, chat(schema_format(PET), max_tokens=3))
+    assert cut.json()["choices"][0]["finish_reason"] == "length"
+    assert len(asked) == 1
+
+
+def test_a_document_whose_validation_runs_out_of_time_is_not_called_invalid(
+    shared: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checker = shared.service.owners.around.checker
+    validate = checker.validate
+
+    async def hostile(_: Any, __: str, client: str) -> str | None:
+        pattern = {"type": "string", "pattern": "^(a|aa)*b$"}
+        return await validate(pattern, json.dumps("a" * 5000), client)
+
+    monkeypatch.setattr(checker, "validate", hostile)
+    answer = shared.http.post(CHAT, json=chat(schema_format(PET)))
+    assert answer.status_code == 500
+    error = answer.json()["error"]
+    assert (error["code"], error["type"]) == ("constrained_output_unchecked", "server_error")
+    assert "takes longer than" in error["message"]
+    assert "x-should-retry" not in answer.headers
+
+
+# ---------------------------------------------------------------- refusals
+
+REFUSALS: list[tuple[str, dict[str, Any], tuple[int, str]]] = [
+    (CHAT, chat(OBJECT, stream=True), UNSUPPORTED),
+    (CHAT, chat(schema_format(PET), stream=True), UNSUPPORTED),
+    (CHAT, chat(OBJECT, stop="."), UNSUPPORTED),
+    (CHAT, chat(OBJECT, stop=["."]), UNSUPPORTED),
+    (CHAT, chat(OBJECT, logprobs=True, max_tokens=1), UNSUPPORTED),
+    (CHAT, chat(OBJECT, allowed_token_ids=[5], max_tokens=1), UNSUPPORTED),
+    (TEXT, {"prompt": "One day", "response_format": OBJECT}, NOT_HONOURED),
+    ("/v1/embeddings", {"input": "One day", "response_format": OBJECT}, NOT_HONOURED),
+    (CHAT, chat({"type": "xml"}), UNSUPPORTED),
+    (CHAT, chat({"type": "JSON_OBJECT"}), UNSUPPORTED),
+    (CHAT, chat({"type": None}), UNSUPPORTED),
+    (CHAT, chat({}), UNSUPPORTED),
+    (CHAT, chat("json_object"), UNSUPPORTED),
+    (CHAT, chat([]), UNSUPPORTED),
+    (CHAT, chat({"type": "json_schema"}), UNSUPPORTED),
+    (CHAT, chat({"type": "json_schema", "json_schema": None}), UNSUPPORTED),
+    (CHAT, chat({"type": "json_schema", "json_schema": {"name": "pet"}}), UNSUPPORTED),
+    (CHAT, chat({"type": "json_schema", "json_schema": {"schema": PET}}), UNSUPPORTED),
+    (CHAT, chat(schema_format(PET, name="")), UNSUPPORTED),
+    (CHAT, chat(schema_format(PET, strict="yes")), UNSUPPORTED),
+    (CHAT, chat(schema_format("object")), UNSUPPORTED),
+    (CHAT, chat(schema_format(None)), UNSUPPORTED),
+    (CHAT, chat(schema_format(False)), UNSUPPORTED),
+]
+
+
+@pytest.mark.shows("structured-output.6")
+@pytest.mark.parametrize(("path", "body", "expected"), REFUSALS)
+def test_what_cannot_be_constrained_is_refused_by_its_field_before_a_model_is_sought(
+    shared: Running, path: str, body: dict[str, Any], expected: tuple[int, str]
+) -> None:
+    status, error = shared.v1_error(path, body | {"model": "nobody"})
+    assert (status, error["code"]) == expected
+    assert error["param"] == "response_format"
+    assert "response_format" in error["message"]
+    assert error["type"] == "invalid_request_error"
+
+
+KEYWORDS: dict[str, Any] = {
+    "multipleOf": 2,
+    "not": {"type": "null"},
+    "uniqueItems": True,
+    "allOf": [{"type": "string"}],
+    "oneOf": [{"type": "string"}],
+    "if": {"type": "string"},
+    "then": {"type": "string"},
+    "else": {"type": "string"},
+    "format": "date",
+    "patternProperties": {"^a": {"type": "string"}},
+    "dependentRequired": {"a": ["b"]},
+    "$schema": "https://json-schema.org/draft/2020-12/schema",
+    "exclusiveMinimum": 1,
+    "contains": {"type": "string"},
+    "prefixItems": [{"type": "string"}],
+    "made/up~": 1,
+}
+
+
+@pytest.mark.shows("structured-output.9")
+def test_every_unsupported_keyword_is_named_with_its_pointer(shared: Running) -> None:
+    schema = {
+        **KEYWORDS,
+        "properties": {"a/b": {"items": KEYWORDS}, "fine": {"type": "string"}},
+        "$defs": {"x": {"$ref": "https://example.org/x.json"}},
+    }
+    status, error = shared.v1_error(CHAT, chat(schema_format(schema)))
+    assert (status, error["code"]) == UNSUPPORTED
+    found = {(f["keyword"], f["pointer"]) for f in error["details"]["unsupported"]}
+    escaped = {keyword: keyword.replace("~", "~0").replace("/", "~1") for keyword in KEYWORDS}
+    expected = {(keyword, f"/{written}") for keyword, written in escaped.items()}
+    expected |= {
+        (keyword, f"/properties/a~1b/items/{written}") for keyword, written in escaped.items()
+    }
+    expected |= {("$ref", "/$defs/x/$ref")}
+    assert found == expected
+    for keyword in list(KEYWORDS)[:12]:
+        assert f"{keyword} at /" in error["message"]
+
+
+def nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"const": 1}
+    for _ in range(depth):
+        schema = {"type": "array", "items": schema, "minItems": 1, "maxItems": 1}
+    return schema
+
+
+def padded(size: int) -> dict[str, Any]:
+    """A schema of so many bytes, written as short as can be."""
+    schema = {"const": 1, "title": ""}
+    schema["title"] = "x" * (size - len(json.dumps(schema, separators=(",", ":"))))
+    return schema
+
+
+def wide(count: int) -> dict[str, Any]:
+    names = {f"p{i}": {"const": 1} for i in range(count)}
+    return {"type": "object", "properties": names, "required": ["p0"]}
+
+
+@pytest.mark.shows("limits.20")
+@pytest.mark.parametrize(
+    ("fits", "too_large", "words"),
+    [
+        (nested(32), nested(33), "deeper than 32"),
+        (padded(65_536), padded(65_537), "65536"),
+        (wide(256), wide(257), "256"),
+    ],
+    ids=["depth", "bytes", "properties"],
+)
+def test_a_schema_at_a_limit_is_enforced_and_past_it_refused(
+    shared: Running, fits: Any, too_large: Any, words: str
+) -> None:
+    served = shared.post(CHAT, chat(schema_format(fits), max_tokens=1))
+    assert served.headers["x-service-constrained"] == "json_schema;name=pet"
+    status, error = shared.v1_error(CHAT, chat(schema_format(too_large)))
+    assert (status, error["code"], error["param"]) == (*UNSUPPORTED, "response_format")
+    assert words in error["message"]
+
+
+@pytest.mark.parametrize("pattern", ["(", "a{5,1}", r"\p{L}", "(?=a)b", r"(a)\1", "[a&&b]"])
+def test_a_pattern_that_cannot_be_compiled_is_named_before_a_model_is_loaded(
+    zoo: Zoo, pattern: str
+) -> None:
+    zoo.empty()
+    schema = {"type": "object", "properties": {"p": {"pattern": pattern}}, "required": ["p"]}
+    status, error = zoo.live.v1_error(CHAT, chat(schema_format(schema), model="tiny"))
+    assert (status, error["code"]) == UNSUPPORTED
+    (found,) = error["details"]["unsupported"]
+    assert (found["keyword"], found["pointer"]) == ("pattern", "/properties/p/pattern")
+    assert zoo.resident() is None
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "integer", "minimum": 5, "maximum": 3},
+        {"type": "string", "minLength": 2, "maxLength": 1},
+        {"type": "array", "minItems": 1, "items": False},
+    ],
+)
+def test_a_schema_without_any_document_is_refused(shared: Running, schema: Any) -> None:
+    status, error = shared.v1_error(CHAT, chat(schema_format(schema)))
+    assert (status, error["code"], error["param"]) == (*UNSUPPORTED, "response_format")
+
+
+@pytest.mark.shows("structured-output.6", "continuous-batching.2")
+def test_a_server_that_batches_continuously_refuses_every_constraint(start: Start) -> None:
+    with start(enable_continuous_batching=True) as live:
+        for wanted in (OBJECT, schema_format(PET)):
+            status, error = live.v1_error(CHAT, chat(wanted))
+            assert (status, error["code"], error["param"]) == (*UNSUPPORTED, "response_format")
+            assert "continuous batching" in error["message"]
+        status, error = live.v1_error(CHAT, chat({"type": "text"}))
+        assert (status, error["code"]) == (404, "model_not_found")
+
+
+# ---------------------------------------------------------------- hostile schemas
+
+
+def ambiguous(kinds: int, lengths: int) -> dict[str, Any]:
+    """Every array may be of any of `kinds` x `lengths` sorts, which a parser has to follow all at once."""
+    any_kind = {"anyOf": [{"$ref": f"#/$defs/{kind}"} for kind in range(kinds)]}
+    sorts = [{"type": "array", "items": any_kind, "minItems": i} for i in range(lengths)]
+    return {
+        "$defs": {str(kind): {"anyOf": sorts} for kind in range(kinds)},
+        "type": "object",
+        "properties": {"p": {"$ref": "#/$defs/0"}},
+        "required": ["p"],
+    }
+
+
+HOSTILE: list[Any] = [
+    ambiguous(6, 60),
+    ambiguous(20, 60),
+    {"type": "string", "pattern": "a{4294967296}"},
+    {"type": "string", "pattern": "^" + "(" * 3000 + "a" + ")" * 3000 + "$"},
+    {"type": "string", "minLength": 50_000, "pattern": "[0-9]$"},
+    {"type": "string", "pattern": "^" + "".join(f"(a{i}|b{i})?" for i in range(2000)) + "$"},
+]
+WORK: list[Any] = [
+    {"type": "string", "pattern": "(.*a){50}"},
+    {"type": "string", "pattern": "^(.*a.{60}){20}$"},
+    {"type": "string", "pattern": "((a{1,1000}){1,1000})"},
+]
+"""Enforceable, at a price."""
+
+
+class Streams:
+    """One stream after the other, read by a thread of its own until the test is over."""
+
+    def __init__(self, live: Running) -> None:
+        self._live = live
+        self.arrived: list[float] = []
+        self.first = threading.Event()
+        self._is_over = False
+
+    def read(self) -> None:
+        while not self._is_over:
+            self._read_one()
+
+    def _read_one(self) -> None:
+        body = {
+            "model": demo.MODEL_NAME,
+            "prompt": ["One day"] * 8,
+            "max_tokens": 1000,
+            "temperature": 2.0,
+            "stream": True,
+        }
+        with self._live.http.stream("POST", TEXT, json=body) as answer:
+            assert answer.status_code == 200
+            for line in answer.iter_lines():
+                if line:
+                    assert "error" not in payload(line)
+                    self.arrived.append(time.monotonic())
+                    self.first.set()
+                if self._is_over:
+                    return
+
+    def stop(self) -> None:
+        self._is_over = True
+
+
+@contextmanager
+def streaming(live: Running) -> Iterator[Streams]:
+    streams = Streams(live)
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(streams.read)
+        try:
+            assert streams.first.wait(30)
+            yield streams
+        finally:
+            streams.stop()
+            reading.result()
+    until_idle(live)
+
+
+def test_a_hostile_schema_is_refused_within_two_seconds_while_a_stream_goes_on(
+    shared: Running,
+) -> None:
+    shared.post(CHAT, chat(schema_format({"const": 1})))
+    with streaming(shared) as streams:
+        for schema in HOSTILE:
+            since = time.monotonic()
+            status, error = shared.v1_error(CHAT, chat(schema_format(schema)))
+            until = time.monotonic()
+            assert (status, error["code"]) == UNSUPPORTED
+            assert until - since < 2
+        for schema in WORK:
+            answer = shared.http.post(CHAT, json=chat(schema_format(schema), max_tokens=4))
+            assert answer.status_code == 200, answer.text
+        gaps = [b - a for a, b in zip(streams.arrived, streams.arrived[1:], strict=False)]
+    assert len(gaps) > 20
+    assert max(gaps) < 2

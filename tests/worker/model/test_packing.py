@@ -1,0 +1,141 @@
+"""Packed linear layers: the same products and the same hooks as plain layers, and which layers stay plain."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import AutoModelForCausalLM
+from transformers.pytorch_utils import Conv1D
+
+from steerserve.rules.saes.sites import SITES, Z
+from steerserve.worker.model import packing
+from tests.worker import models
+from tests.worker.running import hooked, next_logits, open_checkpoint, site_of
+
+ROOM = 1 << 40
+BFLOAT16 = pytest.param(
+    torch.bfloat16,
+    marks=pytest.mark.skipif(
+        not torch.ops.mkldnn._is_mkldnn_bf16_supported(),
+        reason="this processor has no bfloat16 kernels",
+    ),
+)
+
+
+def packed(layer: nn.Module, free: int = ROOM) -> nn.Module:
+    layer.requires_grad_(False)
+    packing.pack(nn.ModuleList([layer]), lambda: free)
+    return layer
+
+
+def rows(dtype: torch.dtype, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(1)).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, BFLOAT16])
+@pytest.mark.parametrize("has_bias", [True, False])
+@torch.inference_mode()
+def test_a_packed_layer_gives_the_plain_product(dtype: torch.dtype, has_bias: bool) -> None:
+    layer = nn.Linear(96, 50, bias=has_bias).to(dtype)
+    weight = layer.weight.detach().clone()
+    packed(layer)
+    assert type(layer) is packing.PackedLinear
+    given = rows(dtype, 3, 5, 96)
+    for value in (
+        given,
+        given[0],
+        given[0, 0],
+        given.transpose(0, 1),
+        given[:, :1].expand(3, 4, 96),
+    ):
+        bias = layer.bias.float() if has_bias else None
+        exact = functional.linear(value.float(), weight.float(), bias)
+        off = 1e-5 if dtype == torch.float32 else 1e-2
+        torch.testing.assert_close(layer(value).float(), exact, rtol=off, atol=off)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, BFLOAT16])
+@torch.inference_mode()
+def test_the_packed_layer_of_gpt2_gives_the_plain_product(dtype: torch.dtype) -> None:
+    layer = Conv1D(50, 96).to(dtype)
+    layer.bias.data.normal_()
+    given = rows(dtype, 3, 5, 96)
+    plain = layer(given)
+    torch.testing.assert_close(packed(layer)(given), plain)
+    assert type(layer) is packing.PackedConv1D
+
+
+@torch.inference_mode()
+def test_the_weight_of_a_packed_layer_can_still_be_read() -> None:
+    for layer in (nn.Linear(96, 50), Conv1D(50, 96)):
+        weight = layer.weight.detach().clone()
+        packed(layer)
+        assert torch.equal(layer.weight, weight)
+        assert sum(held.numel() for held in layer.parameters()) == weight.numel() + 50
+
+
+def test_layers_of_other_kinds_and_dtypes_stay_plain() -> None:
+    class Own(nn.Linear):
+        pass
+
+    for layer in (Own(8, 8), nn.Linear(8, 8).double(), nn.Linear(8, 8, device="meta")):
+        before = type(layer)
+        assert packing.pack(nn.ModuleList([layer]), lambda: ROOM) == 0
+        assert type(layer) is before
+
+
+@torch.inference_mode()
+def test_a_tied_weight_is_packed_only_where_a_copy_leaves_most_of_the_memory_free() -> None:
+    def tied() -> nn.Module:
+        model = nn.Module()
+        model.embedding, model.head = nn.Embedding(40, 8), nn.Linear(8, 40, bias=False)
+        model.head.weight = model.embedding.weight
+        return model.requires_grad_(False)
+
+    size = 40 * 8 * 4
+    short, ample = tied(), tied()
+    assert packing.pack(short, lambda: size * 8 - 1) == 0
+    assert short.head.weight is short.embedding.weight
+    table = ample.embedding.weight.clone()
+    assert packing.pack(ample, lambda: size * 8) == 1
+    assert torch.equal(ample.embedding.weight, table)
+    given = rows(torch.float32, 3, 8)
+    torch.testing.assert_close(ample.head(given), given @ table.T)
+
+
+@pytest.mark.parametrize("variant", ["llama", "gpt2", "qwen2"])
+def test_a_loaded_model_is_packed_and_answers_as_the_library_does(
+    variant: str, tmp_path: Path
+) -> None:
+    folder = models.save(variant, tmp_path / variant)
+    model = open_checkpoint(folder)
+    kinds = {type(layer) for layer in model.model.modules()}
+    assert kinds & {packing.PackedLinear, packing.PackedConv1D}
+    assert not kinds & {nn.Linear, Conv1D}
+    library: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    ids = list(range(20, 40))
+    with torch.inference_mode():
+        plain = library(torch.tensor([ids])).logits[0, -1]
+    torch.testing.assert_close(next_logits(model, ids), plain, rtol=1e-4, atol=1e-4)
+    assert model.parameters == library.num_parameters()
+    assert model.vocabulary == plain.shape[0]
+
+
+@torch.inference_mode()
+def test_a_site_inside_a_packed_layer_is_read_and_changed(tmp_path: Path) -> None:
+    model = open_checkpoint(models.save("llama", tmp_path / "llama"))
+    ids = list(range(20, 40))
+    before = next_logits(model, ids)
+    for name in SITES:
+        values: list[Tensor] = []
+        site = site_of(model, 0, name)
+        with hooked(site, lambda value, values=values: values.append(value.clone())):
+            assert torch.equal(next_logits(model, ids), before)
+        assert [value.shape[-1] for value in values] == [site.width]
+    with hooked(site_of(model, 0, Z), torch.ones_like):
+        assert not torch.equal(next_logits(model, ids), before)

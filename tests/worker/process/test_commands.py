@@ -1,0 +1,65 @@
+"""Every command has its method."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import pytest
+
+from steerserve import messages as m
+from steerserve.errors import Refusal
+from steerserve.rules.inference.stepping import CudaGraphs, Decoding
+from steerserve.worker.process.commands import METHODS, Commands
+from steerserve.worker.process.loading import LoadedModel
+from tests.worker.conftest import Folder
+
+
+def test_every_command_has_a_method_and_every_method_a_command() -> None:
+    assert set(METHODS) == set(get_args(m.Command))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        m.Detach(1, "sae@0"),
+        m.Steer(1, 1, True, {}),
+        m.Monitor(1, "sae@0"),
+        m.ReadStatistics(1),
+        m.Generate(1, [m.Tokens([1])], 1, m.Sampling(), m.Follow()),
+        m.Score(1, [m.Tokens([1])], 1.0, 5),
+        m.Embed(1, [m.Tokens([1])]),
+    ],
+    ids=lambda command: type(command).__name__,
+)
+def test_a_command_that_needs_a_model_is_refused_without_one(command: m.Command) -> None:
+    with pytest.raises(Refusal) as refused:
+        Commands(lambda _: None, lambda: None).obey(command)
+    assert refused.value.code == "MODEL_NOT_LOADED"
+
+
+@pytest.mark.parametrize(("asked", "decoding"), [("off", "called"), ("on", "static")])
+def test_the_facts_of_a_model_say_how_decode_passes_are_run(
+    folder: Folder, asked: str, decoding: str
+) -> None:
+    sent: list[m.Event] = []
+    commands = Commands(sent.append, lambda: None)
+    path = str(folder("llama"))
+    loaded = commands.obey(m.Load(1, path, "FP16", False, 1, 64, 16, cuda_graphs=asked))
+    assert isinstance(loaded, m.Loaded)
+    assert loaded.cuda_graphs is not None
+    assert loaded.cuda_graphs.decoding == decoding
+    assert m.decode_event(m.frame(loaded)[m.LENGTH.size :]) == loaded
+    model = commands.loaded
+    assert isinstance(model, LoadedModel)
+    assert (model.graphs is None) is (asked == "off")
+    if model.graphs is not None:
+        state = CudaGraphs(Decoding.CALLED, "broken")
+        model.graphs.on_change(state)
+        assert sent[-1] == m.GraphsChanged(state)
+
+
+def test_an_engine_without_a_model_has_nothing_to_stop_monitoring_or_to_cancel() -> None:
+    commands = Commands(lambda _: None, lambda: None)
+    assert commands.obey(m.Monitor(1, None)) == m.Done(1)
+    assert commands.obey(m.Cancel(2)) is None
+    assert commands.obey(m.Measure(3)) == m.Measured(3, {})
