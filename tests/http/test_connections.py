@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from steerserve import demo
+from steerserve.http import connections
 from steerserve.http.connections import RESERVED, Connections, Place
 from steerserve.http.protocol import HEAD_BYTES, PIPELINED
 from steerserve.settings import Settings
@@ -301,6 +302,25 @@ def test_a_client_that_reads_nothing_is_cut_and_one_that_reads_slowly_is_not(
         while read < whole * PIPELINED:
             read += len(_more(slow, b""))
         assert len(until_closed(stopped)) < whole * PIPELINED
+
+
+def test_answers_that_nobody_reads_are_bounded_over_all_clients(
+    shared: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = len(shared.http.get("/openapi.json").content)
+    monkeypatch.setattr(connections, "UNREAD_BYTES", 3 * whole)
+    page = b"GET /openapi.json HTTP/1.1\r\n" + HOST + b"\r\n"
+    with ExitStack() as stack:
+        first, *_, last = links = [stack.enter_context(linked(shared, room=2048)) for _ in range(8)]
+        for link in links:
+            pour(link, page * PIPELINED)
+        cut = select.poll()
+        cut.register(first, select.POLLHUP)
+        assert cut.poll(1000 * PATIENCE)
+        assert len(until_closed(first)) < whole * PIPELINED
+        read = 0
+        while read < whole * PIPELINED:
+            read += len(_more(last, b""))
 
 
 # ---------------------------------------------------------------- how many

@@ -20,6 +20,8 @@ log = structlog.get_logger(__name__)
 
 RESERVED = 64
 """Connections above the limit that are answered: probes get their answer, other requests a 503."""
+UNREAD_BYTES = 256 << 20
+"""The most bytes of answers that all clients together may leave unread in this process."""
 WARNING_SECONDS = 60.0
 """The least time between two warnings that all connections are taken."""
 
@@ -59,6 +61,8 @@ class Connections:
         """Connections without the whole head of a request, the longest waiting first."""
         self._stuck: dict[asyncio.Transport, tuple[int, float]] = {}
         """Connections whose client must read -> the bytes that it must read, and the time since it read nothing."""
+        self._held_up: dict[asyncio.Transport, None] = {}
+        """Connections whose answer cannot go on before the client reads, the longest held up first."""
         self._watching: asyncio.TimerHandle | None = None
         self._warned: float | None = None
 
@@ -82,7 +86,7 @@ class Connections:
         self._open[link.transport] = link
 
     def leave(self, transport: asyncio.Transport) -> None:
-        for kept in (self._open, self._waiting, self._stuck):
+        for kept in (self._open, self._waiting, self._stuck, self._held_up):
             kept.pop(transport, None)
 
     def serve(self, transport: asyncio.Transport) -> None:
@@ -93,6 +97,23 @@ class Connections:
         """The connection has no request any more."""
         if transport in self._open:
             self._waiting[transport] = None
+
+    def hold_up(self, transport: asyncio.Transport) -> None:
+        """The answer cannot go on before the client reads. If the clients leave more than UNREAD_BYTES unread, the
+        connections that are held up longest are cut."""
+        self._held_up[transport] = None
+        unread = sum(one.get_write_buffer_size() for one in self._held_up)
+        for one in list(self._held_up):
+            if unread <= UNREAD_BYTES:
+                return
+            unread -= one.get_write_buffer_size()
+            log.warning("unread_answer_cut", unread_bytes=one.get_write_buffer_size())
+            self.leave(one)
+            _cut(one)
+
+    def go_on(self, transport: asyncio.Transport) -> None:
+        """The client has read."""
+        self._held_up.pop(transport, None)
 
     # ------------------------------------------------------------- inside
 

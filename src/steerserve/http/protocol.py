@@ -113,6 +113,14 @@ class HttpLink(HttpToolsProtocol):
             self._answering.message_event.set()
         super().connection_lost(exc)
 
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._connections.hold_up(self.transport)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._connections.go_on(self.transport)
+
     def data_received(self, data: bytes) -> None:
         for start in range(0, len(data), SLICE):
             if self._is_over or self.transport.is_closing():
