@@ -84,7 +84,7 @@ def over_ray(folder: Path) -> Iterator[None]:
     with secured(folder), started(*NODES) as nodes:
         with joined(nodes.address):
             yield
-        assert not nodes.seats(), "a service has left replicas"
+        assert not nodes.replica_processes(), "a service has left replicas"
 
 
 @contextmanager

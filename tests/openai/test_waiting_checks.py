@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from steerserve import demo
-from steerserve.engines.sandbox.pool_process import Lane
+from steerserve.engines.sandbox.pool_process import PoolProcess
 from tests.openai.conftest import PATIENCE, Zoo, asked, pending, until_idle
 from tests.service import Running
 
@@ -45,14 +45,14 @@ def costly(number: int, model: str = demo.MODEL_NAME) -> dict[str, Any]:
 
 @pytest.fixture(autouse=True)
 def _costly(monkeypatch: pytest.MonkeyPatch) -> None:
-    exchange = Lane._exchange
+    exchange = PoolProcess._exchange
 
-    async def held(lane: Lane, child: Process, body: bytes, seconds: float) -> bytes:
+    async def held(process: PoolProcess, child: Process, body: bytes, seconds: float) -> bytes:
         if b"costly" in body:
             await asyncio.Event().wait()
-        return await exchange(lane, child, body, seconds)
+        return await exchange(process, child, body, seconds)
 
-    monkeypatch.setattr(Lane, "_exchange", held)
+    monkeypatch.setattr(PoolProcess, "_exchange", held)
 
 
 @contextmanager

@@ -49,7 +49,7 @@ def killing_on(nodes: Nodes) -> Kill:
     def kill(pids: list[int], draw: random.Random) -> str:
         if draw.random() >= ACTOR_SHARE:
             return kill_engine(pids, draw)
-        replica_of(draw.choice(nodes.seats())).actor.kill()
+        replica_of(draw.choice(nodes.replica_processes())).actor.kill()
         return "actors killed"
 
     return kill
@@ -137,4 +137,4 @@ def test_every_answer_has_that_steering_on_a_ray_cluster_too(tmp_path: Path) -> 
     with started(4, 4) as nodes:
         kill = killing_on(nodes)
         check(tmp_path, kill, RAY_REPLICAS, ray_address=nodes.address, engine_cards=0)
-        assert not nodes.seats()
+        assert not nodes.replica_processes()

@@ -71,10 +71,10 @@ async def cluster(joined: Joining) -> AsyncIterator[RayCluster]:
 
 async def placed(cluster: RayCluster, nodes: Nodes) -> tuple[CheckpointEngine, ReplicaProcesses]:
     """A new engine without a model, and its processes."""
-    before = {seat.pid for seat in nodes.seats()}
+    before = {process.pid for process in nodes.replica_processes()}
     engine = await cluster.launch()
-    (seat,) = [seat for seat in nodes.seats() if seat.pid not in before]
-    return engine, replica_of(seat)
+    (process,) = [process for process in nodes.replica_processes() if process.pid not in before]
+    return engine, replica_of(process)
 
 
 async def loaded(engine: CheckpointEngine) -> CheckpointEngine:

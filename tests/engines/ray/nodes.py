@@ -20,7 +20,7 @@ STORE_BYTES = 80 * 1024 * 1024
 PATIENCE = 60.0
 LOOK = 0.05
 LOST = "RAY_gcs_rpc_server_reconnect_timeout_s"
-SEAT = "steerserve.engines.ray.replica_process"
+REPLICA_PROCESS = "steerserve.engines.ray.replica_process"
 
 
 @dataclass
@@ -58,9 +58,9 @@ class Nodes:
     def logs(self) -> Path:
         return Path(self.nodes[0].get_logs_dir_path())
 
-    def seats(self) -> list[psutil.Process]:
-        """The seats of all replicas on all nodes, oldest first."""
-        return [each for each in self._workers() if SEAT in arguments_of(each)]
+    def replica_processes(self) -> list[psutil.Process]:
+        """The processes of all replicas on all nodes, oldest first."""
+        return [each for each in self._workers() if REPLICA_PROCESS in arguments_of(each)]
 
     def _workers(self) -> list[psutil.Process]:
         found: list[psutil.Process] = []
@@ -79,17 +79,17 @@ def arguments_of(process: psutil.Process) -> list[str]:
 
 @dataclass(frozen=True)
 class ReplicaProcesses:
-    """The processes of one replica: its actor, and the group of its seat, in which its engine is too."""
+    """The processes of one replica: its actor, and the group of its replica process, in which its engine is too."""
 
     actor: psutil.Process
-    seat: psutil.Process
+    process: psutil.Process
 
     def all(self) -> list[psutil.Process]:
         group = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error, ProcessLookupError):
                 if (
-                    os.getpgid(process.pid) == self.seat.pid
+                    os.getpgid(process.pid) == self.process.pid
                     and process.status() != psutil.STATUS_ZOMBIE
                 ):
                     group.append(process)
@@ -105,10 +105,10 @@ class ReplicaProcesses:
             await asyncio.sleep(LOOK)
 
 
-def replica_of(seat: psutil.Process) -> ReplicaProcesses:
-    actor = seat.parent()
+def replica_of(process: psutil.Process) -> ReplicaProcesses:
+    actor = process.parent()
     assert actor is not None
-    return ReplicaProcesses(actor, seat)
+    return ReplicaProcesses(actor, process)
 
 
 def kill(process: psutil.Process) -> None:

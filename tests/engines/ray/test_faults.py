@@ -54,8 +54,10 @@ class Broken:
         while (row := by_name(self.replicated.now())[name])["requests"] < 2:
             pass
         pid = row["pid"]
-        (seat,) = [seat for seat in self.nodes.seats() if os.getpgid(pid) == seat.pid]
-        return Victim(name, pid, replica_of(seat))
+        (process,) = [
+            process for process in self.nodes.replica_processes() if os.getpgid(pid) == process.pid
+        ]
+        return Victim(name, pid, replica_of(process))
 
     def until_away(self, victim: Victim) -> None:
         """Wait until no more requests go to the victim."""
@@ -82,7 +84,7 @@ def broken(nodes: Nodes, tmp_path_factory: pytest.TempPathFactory) -> Iterator[B
         load_demo(live)
         attach(live.http)
         yield Broken(live, Replicated(live, PATIENCE), cluster, nodes, learned(live.http))
-    assert not nodes.seats()
+    assert not nodes.replica_processes()
 
 
 def crowd_of(broken: Broken, state: str = "first") -> Any:
@@ -109,8 +111,8 @@ def engine(victim: Victim) -> int:
     return victim.engine
 
 
-def seat(victim: Victim) -> int:
-    return int(victim.processes.seat.pid)
+def process(victim: Victim) -> int:
+    return int(victim.processes.process.pid)
 
 
 def actor(victim: Victim) -> int:
@@ -119,10 +121,10 @@ def actor(victim: Victim) -> int:
 
 BREAKS = {
     "engine killed": sent_to(engine, signal.SIGKILL),
-    "host killed": sent_to(seat, signal.SIGKILL),
+    "host killed": sent_to(process, signal.SIGKILL),
     "actor killed": sent_to(actor, signal.SIGKILL),
     "engine stopped": sent_to(engine, signal.SIGSTOP),
-    "host stopped": sent_to(seat, signal.SIGSTOP),
+    "host stopped": sent_to(process, signal.SIGSTOP),
 }
 SHORT = "engine killed"
 """The fault of the short form."""

@@ -67,7 +67,7 @@ def is_whole(served: Process) -> bool:
 
 def until_none(nodes: Nodes) -> None:
     """Wait until no process of a replica is left."""
-    until(nodes, "no replica is left", lambda: not nodes.seats())
+    until(nodes, "no replica is left", lambda: not nodes.replica_processes())
 
 
 def test_a_node_dies_and_its_replica_goes_to_another_node(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_a_node_dies_and_its_replica_goes_to_another_node(tmp_path: Path) -> Non
     with started(2, 2) as nodes, service(tmp_path, nodes) as served:
         known = prepared(served)
         steer(served.http, "first")
-        replicas = [replica_of(seat) for seat in nodes.seats()]
+        replicas = [replica_of(process) for process in nodes.replica_processes()]
         homes = {replica.actor.ppid(): replica for replica in replicas}
         assert len(homes) == COUNT
         with crowding(served.url, known, "first") as crowd:
@@ -91,7 +91,7 @@ def test_a_node_dies_and_its_replica_goes_to_another_node(tmp_path: Path) -> Non
             crowd.flow(2)
         print(dict(crowd.outcomes()))
         asyncio.run(victim.gone())
-        assert home not in {seat.parent().ppid() for seat in nodes.seats()}
+        assert home not in {process.parent().ppid() for process in nodes.replica_processes()}
         served.process.send_signal(signal.SIGTERM)
         assert served.wait() == 0
         until_none(nodes)
@@ -171,7 +171,7 @@ def test_a_service_that_stood_still_has_its_replicas_and_its_steering_again(tmp_
     with started(2, 2) as nodes, service(tmp_path, nodes) as served:
         known = prepared(served)
         steer(served.http, "second")
-        replicas = [replica_of(seat) for seat in nodes.seats()]
+        replicas = [replica_of(process) for process in nodes.replica_processes()]
         before = {row["pid"] for row in rows(served)}
         with crowding(served.url, known, "second") as crowd:
             crowd.flow()

@@ -69,7 +69,7 @@ def live(
     with running(tmp_path_factory.mktemp("home"), **settings) as made:
         made.http.timeout = httpx.Timeout(250)
         yield made
-    assert not own_nodes.seats()
+    assert not own_nodes.replica_processes()
 
 
 def downloaded(live: Running, kind: str, body: dict[str, Any]) -> dict[str, Any]:

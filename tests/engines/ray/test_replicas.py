@@ -87,10 +87,10 @@ async def test_a_replica_never_goes_to_a_node_that_is_left_out(
         homes = []
         for left_out in (*ids, *ids):
             engine = await cluster.launch(barred={left_out: "a: it has other files in /m"})
-            (seat,) = nodes.seats()
-            homes.append(replica_of(seat).actor.ppid())
+            (process,) = nodes.replica_processes()
+            homes.append(replica_of(process).actor.ppid())
             await engine.stop()
-            await replica_of(seat).gone()
+            await replica_of(process).gone()
         # each of the two nodes was left out in turn
         assert homes[0] != homes[1]
         assert homes == homes[:2] * 2
@@ -116,7 +116,7 @@ async def test_nodes_with_other_files_are_found_when_a_replica_comes_there(
         # both nodes were tried, each once
         here = f"{os.uname().nodename}: it has other files in {folder}"
         assert f"nodes that were left out: {here}; {here}. " in refused.value.message
-        while nodes.seats():
+        while nodes.replica_processes():
             await asyncio.sleep(0.05)
 
 
@@ -143,9 +143,9 @@ async def test_a_replica_waits_for_the_service_on_a_port_of_the_range(
 End = Callable[[ReplicaProcesses, int], None]
 ENDS: dict[str, End] = {
     "actor": lambda replica, _: kill(replica.actor),
-    "seat": lambda replica, _: kill(replica.seat),
+    "replica process": lambda replica, _: kill(replica.process),
     "engine": lambda _, engine: os.kill(engine, signal.SIGKILL),
-    "stopped seat": lambda replica, _: replica.seat.send_signal(signal.SIGSTOP),
+    "stopped replica process": lambda replica, _: replica.process.send_signal(signal.SIGSTOP),
     "stopped engine": lambda _, engine: os.kill(engine, signal.SIGSTOP),
     "stopped actor": lambda replica, _: replica.actor.send_signal(signal.SIGSTOP),
 }
@@ -180,7 +180,7 @@ async def test_the_placer_may_die_while_replicas_serve(cluster: RayCluster, node
     assert await cluster.nodes()
     assert cluster.placer_pid != before
     # the new placer finds the actors of the former one
-    replica.seat.send_signal(signal.SIGSTOP)
+    replica.process.send_signal(signal.SIGSTOP)
     engine.lose("the engine stands still")
     await engine.ended
     await replica.gone()
@@ -209,9 +209,9 @@ async def test_a_cluster_without_room_refuses_with_a_sentence(
 
 async def test_a_start_that_is_given_up_leaves_nothing(cluster: RayCluster, nodes: Nodes) -> None:
     starting = asyncio.create_task(cluster.launch())
-    while not (seats := nodes.seats()):
+    while not (processes := nodes.replica_processes()):
         await asyncio.sleep(0.02)
-    replica = replica_of(seats[0])
+    replica = replica_of(processes[0])
     starting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await starting
@@ -219,7 +219,7 @@ async def test_a_start_that_is_given_up_leaves_nothing(cluster: RayCluster, node
 
 
 async def test_replicas_end_with_their_service(nodes: Nodes, tmp_path: Path) -> None:
-    before = {seat.pid for seat in nodes.seats()}
+    before = {process.pid for process in nodes.replica_processes()}
     file = tmp_path / "service.py"
     file.write_text(SERVICE)
     service = await asyncio.create_subprocess_exec(
@@ -228,11 +228,11 @@ async def test_replicas_end_with_their_service(nodes: Nodes, tmp_path: Path) -> 
     assert service.stdout is not None
     while (line := await service.stdout.readline()) != b"serves\n":
         assert line, "the service has ended"
-    (seat,) = [seat for seat in nodes.seats() if seat.pid not in before]
+    (process,) = [process for process in nodes.replica_processes() if process.pid not in before]
     (placer,) = psutil.Process(service.pid).children()[:1]
     children = psutil.Process(service.pid).children(recursive=True)
     assert placer in children
-    replica = replica_of(seat)
+    replica = replica_of(process)
     service.kill()
     await service.wait()
     await replica.gone()

@@ -35,7 +35,7 @@ def test_the_service_serves_a_model_on_the_nodes_of_a_cluster(nodes: Nodes, tmp_
         back = by_name(replicated.whole(2))[victim["name"]]
         assert (back["restarts"], back["pid"] != victim["pid"]) == (1, True)
         live.data("POST", f"/api/models/{model_id}/unload")
-    assert not nodes.seats()
+    assert not nodes.replica_processes()
 
 
 SHARED = ("tests/openai/test_dial.py", "tests/openai/test_sae_steering.py")
@@ -52,4 +52,4 @@ def test_tests_of_the_local_backend_pass_over_a_cluster(nodes: Nodes) -> None:
         text=True,
     )
     assert ran.returncode == 0, ran.stdout
-    assert not nodes.seats()
+    assert not nodes.replica_processes()

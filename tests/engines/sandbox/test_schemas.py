@@ -49,7 +49,7 @@ def pid(checker: Checker) -> int | None:
 
 def is_busy(checker: Checker) -> bool:
     return checker.counts().running > 0 and any(
-        lane._lock.locked() for lane in checker._lanes._lanes
+        process._lock.locked() for process in checker._pool._processes
     )
 
 
@@ -317,18 +317,18 @@ async def test_closing_after_a_process_was_replaced_refuses_whoever_waits(
     checker: Checker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await checker.check(TEXT)
-    (lane,) = [lane for lane in checker._lanes._lanes if lane._child]
-    first = lane._child
+    (process,) = [process for process in checker._pool._processes if process._child]
+    first = process._child
     assert first is not None
     has_asked_another = asyncio.Event()
-    exchange = lane._exchange
+    exchange = process._exchange
 
     async def told(child: Process, body: bytes, seconds: float) -> bytes:
         if child is not first:
             has_asked_another.set()
         return await exchange(child, body, seconds)
 
-    monkeypatch.setattr(lane, "_exchange", told)
+    monkeypatch.setattr(process, "_exchange", told)
     first.kill()
     waiting = asyncio.create_task(checker.validate(CATASTROPHE, CATASTROPHIC_TEXT))
     async with asyncio.timeout(30):
@@ -351,7 +351,7 @@ async def test_a_schema_is_not_seen_among_the_processes_and_the_environment_is_n
 
 async def test_the_process_ends_with_its_input(checker: Checker) -> None:
     await checker.check(TEXT)
-    (child,) = [lane._child for lane in checker._lanes._lanes if lane._child]
+    (child,) = [process._child for process in checker._pool._processes if process._child]
     assert child.stdin is not None
     child.stdin.close()
     assert await child.wait() == 0

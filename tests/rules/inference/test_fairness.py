@@ -1,4 +1,4 @@
-"""Turns at the lanes: who is next, who may run long, who is refused when too many wait."""
+"""Turns at the processes: who is next, who may run long, who is refused when too many wait."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from steerserve.rules.inference import fairness
 from steerserve.rules.inference.fairness import Account, Turn
 
-LANES = 4
+PROCESSES = 4
 
 
 def turns(text: str) -> list[Turn]:
@@ -24,15 +24,15 @@ NEXT: list[tuple[str, str, dict[str, float], int | None]] = [
     ("aab", "", {"a": 1.0}, 2),
     ("aab", "", {"a": 1.0, "b": 2.0}, 0),
     ("abc", "", {"a": 3.0, "b": 2.0, "c": 2.0}, 1),
-    # (1) long questions of all clients leave one lane free
+    # (1) long questions of all clients leave one process free
     ("D", "ABC", {}, None),
     ("Da", "ABC", {}, 1),
     ("D", "ABc", {}, 0),
-    # (2) one client leaves one lane free
+    # (2) one client leaves one process free
     ("a", "aaa", {}, None),
     ("ab", "aaa", {}, 1),
     ("ab", "aAa", {"b": 9.0}, 1),
-    # (3) the long questions of one client leave a lane to its own quick ones
+    # (3) the long questions of one client leave a process to its own quick ones
     ("Aa", "AA", {}, 1),
     ("Aa", "AAa", {}, None),
     ("AB", "AA", {}, 1),
@@ -45,15 +45,15 @@ def test_the_next_question_is_of_the_client_that_used_least(
 ) -> None:
     asked = turns(waiting)
     held = [replace(turn, number=100 + turn.number) for turn in turns(running)]
-    chosen = fairness.next_turn(asked, held, LANES, used)
+    chosen = fairness.next_turn(asked, held, PROCESSES, used)
     assert chosen == (None if place is None else asked[place])
 
 
 def test_a_client_gets_its_short_questions_answered_first() -> None:
     long, short, same = Turn("a", 0, size=9), Turn("a", 1, size=2), Turn("a", 2, size=2)
-    assert fairness.next_turn([long, same, short], [], LANES, {}) == short
+    assert fairness.next_turn([long, same, short], [], PROCESSES, {}) == short
     other = Turn("b", 3, size=50)
-    assert fairness.next_turn([long, short, other], [], LANES, {"a": 0.1}) == other
+    assert fairness.next_turn([long, short, other], [], PROCESSES, {"a": 0.1}) == other
 
 
 def test_a_single_lane_serves_questions_of_every_kind() -> None:

@@ -17,7 +17,7 @@ import msgspec
 import ray
 import ray.util
 
-from steerserve.engines.ray.messages import SEAT, NodeSeen, Seated, Seating
+from steerserve.engines.ray.messages import REPLICA_PROCESS, NodeSeen, ReplicaStarted, StartReplica
 from steerserve.engines.remote.checkpoints import on_this_node
 from steerserve.engines.remote.facts import checkpoint_seen, read_facts
 from steerserve.engines.remote.presence import hub_fault
@@ -30,9 +30,9 @@ ENDING_SECONDS = 1.0
 
 
 class ReplicaActor:
-    """Holds the resources of one replica, and the seat that runs its engine. The actor ends with the seat.
+    """Holds the resources of one replica, and the replica process that runs its engine. The actor ends with the replica process.
 
-    The seat is a process of its own, so that no engine has Ray in it, and so that Ray's threads never hold up frames.
+    The replica process is a process of its own, so that no engine has Ray in it, and so that Ray's threads never hold up frames.
     """
 
     def __init__(self) -> None:
@@ -41,8 +41,8 @@ class ReplicaActor:
         self._timer.start()
         self._has_ended = threading.Event()
         # a process group of its own, which can be ended as a whole
-        self._seat = subprocess.Popen(  # noqa: S603 -- this program itself
-            [sys.executable, "-m", SEAT],
+        self._process = subprocess.Popen(  # noqa: S603 -- this program itself
+            [sys.executable, "-m", REPLICA_PROCESS],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,
@@ -58,43 +58,43 @@ class ReplicaActor:
         files: dict[str, str | None],
         caches: dict[str, str],
     ) -> tuple[bytes, list[int], str]:
-        """The answer of the seat, the cards that Ray gave to this actor, by the driver's index, and Ray's id of the
+        """The answer of the replica process, the cards that Ray gave to this actor, by the driver's index, and Ray's id of the
         node."""
         self._timer.cancel()
-        assert self._seat.stdin is not None
-        assert self._seat.stdout is not None
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
         address = ray.util.get_node_ip_address()
-        seating = Seating(address, ports, certificate, log_level, log_format, files, caches)
+        order = StartReplica(address, ports, certificate, log_level, log_format, files, caches)
         with contextlib.suppress(OSError):
-            self._seat.stdin.write(msgspec.json.encode(seating) + b"\n")
-            self._seat.stdin.flush()
-        answer = self._seat.stdout.readline()
-        threading.Thread(target=self._follow, name="seat", daemon=True).start()
+            self._process.stdin.write(msgspec.json.encode(order) + b"\n")
+            self._process.stdin.flush()
+        answer = self._process.stdout.readline()
+        threading.Thread(target=self._follow, name="replica-process", daemon=True).start()
         if not answer.endswith(b"\n"):
-            answer = msgspec.json.encode(Seated(error="its process ended at the start"))
+            answer = msgspec.json.encode(ReplicaStarted(error="its process ended at the start"))
         cards = [int(card) for card in ray.get_gpu_ids() if str(card).isdecimal()]
         return answer, cards, ray.get_runtime_context().get_node_id()
 
     def ended(self) -> str:
         """Why the replica has ended. Waits for the end."""
         self._has_ended.wait()
-        code = self._seat.returncode
+        code = self._process.returncode
         return "its engine has ended" if code == 0 else f"its process ended with the code {code}"
 
     def _follow(self) -> None:
         # the group is killed before the end of its first process is taken note of, because its number stays taken until
         # then
-        os.waitid(os.P_PID, self._seat.pid, os.WEXITED | os.WNOWAIT)
+        os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
         self._kill()
-        self._seat.wait()
+        self._process.wait()
         self._has_ended.set()
         threading.Event().wait(ENDING_SECONDS)
         os._exit(0)
 
     def _kill(self) -> None:
-        """Kill the seat and all processes that it started."""
+        """Kill the replica process and all processes that it started."""
         with contextlib.suppress(OSError):
-            os.killpg(self._seat.pid, signal.SIGKILL)
+            os.killpg(self._process.pid, signal.SIGKILL)
 
     def _give_up(self) -> None:
         self._kill()
@@ -105,7 +105,7 @@ class ReplicaActor:
 
 
 def _environment() -> dict[str, str]:
-    """The environment of a seat. Variables of Ray stay behind: they may have the cluster's token, and the code of a
+    """The environment of a replica process. Variables of Ray stay behind: they may have the cluster's token, and the code of a
     model's repository may run in an engine. Ray sets the number of threads to 1, which would also bind the engine."""
     return {
         name: value

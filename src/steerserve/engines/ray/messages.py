@@ -1,6 +1,6 @@
-"""The messages between the service and its placer, and between an actor and its seat.
+"""The messages between the service and its placer, and between an actor and its replica process.
 
-The service and the placer send frames: a 4-byte big-endian length and a MessagePack body. An actor and its seat send
+The service and the placer send frames: a 4-byte big-endian length and a MessagePack body. An actor and its replica process send
 JSON lines. No message has a secret: certificates are public.
 """
 
@@ -15,7 +15,7 @@ from steerserve.engines.remote.facts import NodeFacts
 from steerserve.messages import LENGTH
 
 PLACER = "steerserve.engines.ray.placer"
-SEAT = "steerserve.engines.ray.replica_process"
+REPLICA_PROCESS = "steerserve.engines.ray.replica_process"
 
 Number = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -136,8 +136,8 @@ PlacerAnswer = Joined | Placed | Displaced | Removed | Surveyed | Unplaced
 Told = PlacerAnswer | Gone
 
 
-class Seating(msgspec.Struct):
-    """What a seat is told: the address and the ports to listen on, the certificate of its only peer, the log of its
+class StartReplica(msgspec.Struct):
+    """What a replica process is told: the address and the ports to listen on, the certificate of its only peer, the log of its
     engine, the digests that folders must have on its node, and the cache folders of the service with the variables
     that name them."""
 
@@ -150,8 +150,8 @@ class Seating(msgspec.Struct):
     caches: dict[str, str]
 
 
-class Seated(msgspec.Struct):
-    """The answer of a seat: its contact, or why it has none. `barred` says why the node `name` must not serve."""
+class ReplicaStarted(msgspec.Struct):
+    """The answer of a replica process: its contact, or why it has none. `barred` says why the node `name` must not serve."""
 
     contact: Contact | None = None
     error: str | None = None

@@ -106,19 +106,19 @@ class Placer:
         )
         try:
             answer, cards, home = await self._opened(question, opening, wanted)
-            seated = msgspec.json.decode(answer, type=m.Seated)
-            if seated.barred is not None:
+            started = msgspec.json.decode(answer, type=m.ReplicaStarted)
+            if started.barred is not None:
                 await asyncio.to_thread(ray.kill, actor)
-                return m.Displaced(question.id, home, seated.name, seated.barred)
-            if seated.contact is None:
-                raise NotPlaced(str(seated.error))
+                return m.Displaced(question.id, home, started.name, started.barred)
+            if started.contact is None:
+                raise NotPlaced(str(started.error))
         except BaseException:
             await asyncio.to_thread(ray.kill, actor)
             raise
         following = asyncio.create_task(self._follow(question.name, actor))
         self._following[question.name] = following
         self._homes[question.name] = home
-        return m.Placed(question.id, home, seated.contact, cards)
+        return m.Placed(question.id, home, started.contact, cards)
 
     def _strategy(self, question: m.PlaceReplica) -> Any:
         """Spread over the nodes; or on the node that has the newest replica, and elsewhere where that node is full."""
@@ -169,7 +169,7 @@ class Placer:
         except ValueError:  # Ray knows no such actor
             return m.Removed(question.id)
         with contextlib.suppress(ray.exceptions.RayError, TimeoutError):
-            # killed by the actor, the seat also ends while it stands still
+            # killed by the actor, the replica process also ends while it stands still
             async with asyncio.timeout(END_SECONDS):
                 await as_task(actor.end.remote())
         with contextlib.suppress(ray.exceptions.RayError, ValueError):

@@ -18,7 +18,7 @@ from typing import BinaryIO
 import msgspec
 import structlog
 
-from steerserve.engines.ray.messages import Seated, Seating
+from steerserve.engines.ray.messages import ReplicaStarted, StartReplica
 from steerserve.engines.remote.checkpoints import on_this_node
 from steerserve.engines.remote.facts import why_barred
 from steerserve.engines.remote.host import EngineHost
@@ -36,9 +36,9 @@ def main() -> None:
     answers = _answers()
     if not (line := sys.stdin.buffer.readline()):
         return
-    seating = msgspec.json.decode(line, type=Seating)
-    logging.configure(seating.log_level, seating.log_format)
-    asyncio.run(_serve_and_exit(seating, answers))
+    order = msgspec.json.decode(line, type=StartReplica)
+    logging.configure(order.log_level, order.log_format)
+    asyncio.run(_serve_and_exit(order, answers))
 
 
 def _answers() -> BinaryIO:
@@ -48,9 +48,9 @@ def _answers() -> BinaryIO:
     return ours
 
 
-async def _serve_and_exit(seating: Seating, answers: BinaryIO) -> None:
+async def _serve_and_exit(order: StartReplica, answers: BinaryIO) -> None:
     try:
-        await _serve(seating, answers)
+        await _serve(order, answers)
     except Exception:
         log.exception("replica_failed")
     finally:
@@ -58,28 +58,28 @@ async def _serve_and_exit(seating: Seating, answers: BinaryIO) -> None:
         os._exit(0)
 
 
-async def _serve(seating: Seating, answers: BinaryIO) -> None:
-    host = EngineHost(seating.certificate, seating.log_level, seating.log_format)
+async def _serve(order: StartReplica, answers: BinaryIO) -> None:
+    host = EngineHost(order.certificate, order.log_level, order.log_format)
     orphaned = asyncio.ensure_future(asyncio.to_thread(_until_input_closes))
     name = socket.gethostname()
-    for folder, digest in seating.files.items():
-        seen = await host.checkpoint_seen(on_this_node(folder, seating.caches))
+    for folder, digest in order.files.items():
+        seen = await host.checkpoint_seen(on_this_node(folder, order.caches))
         if (barred := why_barred(folder, digest, seen)) is not None:
-            _say(answers, Seated(barred=barred, name=name))
+            _say(answers, ReplicaStarted(barred=barred, name=name))
             return
-    ports = range(seating.ports[0], seating.ports[1] + 1) if seating.ports else ANY_PORT
+    ports = range(order.ports[0], order.ports[1] + 1) if order.ports else ANY_PORT
     try:
-        contact = await host.open(seating.address, ports)
+        contact = await host.open(order.address, ports)
     except NoPortIsFree as error:
         why = f"{error} on {name} (ENGINE_PORTS)"
         log.warning("replica_not_opened", reason=why)
-        _say(answers, Seated(error=why))
+        _say(answers, ReplicaStarted(error=why))
         return
     except Exception as error:
         log.exception("replica_not_opened")
-        _say(answers, Seated(error=f"its engine does not start ({type(error).__name__})"))
+        _say(answers, ReplicaStarted(error=f"its engine does not start ({type(error).__name__})"))
         return
-    _say(answers, Seated(contact))
+    _say(answers, ReplicaStarted(contact))
     ended = asyncio.ensure_future(host.ended())
     await asyncio.wait([ended, orphaned], return_when=asyncio.FIRST_COMPLETED)
     await host.close()
@@ -91,7 +91,7 @@ def _until_input_closes() -> None:
         pass
 
 
-def _say(answers: BinaryIO, message: Seated) -> None:
+def _say(answers: BinaryIO, message: ReplicaStarted) -> None:
     answers.write(msgspec.json.encode(message) + b"\n")
     answers.flush()
 

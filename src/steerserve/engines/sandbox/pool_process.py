@@ -30,7 +30,7 @@ class Died(Exception):
     """The process ended over this question, which needs more memory or depth than the limits allow."""
 
 
-class Lane:
+class PoolProcess:
     """One process: started when it is first needed, and again after it had to be killed or died.
 
     `name` names the process in refusals; the program that `command` starts ends in `serve`.

@@ -23,7 +23,7 @@ from jsonschema import Draft202012Validator
 from jsonschema.exceptions import ValidationError
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from steerserve.engines.sandbox.pool import LaneCounts, Lanes
+from steerserve.engines.sandbox.pool import PoolCounts, ProcessPool
 from steerserve.engines.sandbox.pool_process import Died, limit, serve
 from steerserve.errors import Refusal
 from steerserve.rules.inference.schema_dialect import LEXER_STATES, dialect
@@ -33,7 +33,7 @@ from steerserve.rules.inference.schema_subset import Fault, compact, fault, refu
 CHECK_SECONDS = 1.5
 """Seconds that one check or validation may take."""
 
-LANES = 4
+PROCESSES = 4
 """Processes that may run at once."""
 
 MEMORY_BYTES = 1 << 30
@@ -77,19 +77,19 @@ class Checker:
         waiting_maximum: the number of checks that may wait for a process.
     """
 
-    def __init__(self, waiting_maximum: int = LANES) -> None:
+    def __init__(self, waiting_maximum: int = PROCESSES) -> None:
         command = [sys.executable, "-m", "steerserve.engines.sandbox.schemas"]
-        self._lanes = Lanes("the checker of schemas", command, LANES, waiting_maximum)
+        self._pool = ProcessPool("the checker of schemas", command, PROCESSES, waiting_maximum)
         self._passed: OrderedDict[bytes, None] = OrderedDict()
 
     @property
     def pids(self) -> list[int]:
         """The ids of the processes that run."""
-        return self._lanes.pids
+        return self._pool.pids
 
-    def counts(self) -> LaneCounts:
+    def counts(self) -> PoolCounts:
         """The checks and validations that wait and run."""
-        return self._lanes.counts()
+        return self._pool.counts()
 
     def has_passed(self, schema: Schema) -> bool:
         """Whether the schema is remembered as good."""
@@ -131,12 +131,12 @@ class Checker:
 
     async def close(self) -> None:
         """End the processes. Questions that wait for a process are refused."""
-        await self._lanes.close()
+        await self._pool.close()
 
     async def _ask(self, ask: SchemaQuestion, client: str, *, may_drop: bool) -> SchemaAnswer:
         """The answer of a process, or an unfinished answer with the limit that the question met."""
         try:
-            answer = await self._lanes.ask(
+            answer = await self._pool.ask(
                 msgspec.json.encode(ask), CHECK_SECONDS, client, may_drop=may_drop
             )
             return msgspec.json.decode(answer, type=SchemaAnswer)

@@ -25,7 +25,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from steerserve import messages as m
-from steerserve.engines.sandbox.pool import Lanes
+from steerserve.engines.sandbox.pool import ProcessPool
 from steerserve.engines.sandbox.pool_process import Died, limit, serve
 from steerserve.errors import Refusal
 from steerserve.messages.prompts import Continuation, NamedPrompt, Prompt
@@ -33,7 +33,7 @@ from steerserve.messages.prompts import Continuation, NamedPrompt, Prompt
 RENDER_SECONDS = 2.0
 """Seconds that the rendering of all conversations of one request may take."""
 
-LANES = 3
+PROCESSES = 3
 """Processes that may run at once for one model: a slow conversation of a client leaves one to its other conversations,
 and one to other clients."""
 
@@ -78,12 +78,12 @@ class Templates:
 
     def __init__(self) -> None:
         command = [sys.executable, "-m", "steerserve.engines.sandbox.templates"]
-        self._lanes = Lanes("the renderer of chat templates", command, LANES)
+        self._pool = ProcessPool("the renderer of chat templates", command, PROCESSES)
 
     @property
     def pids(self) -> list[int]:
         """The ids of the processes that run."""
-        return self._lanes.pids
+        return self._pool.pids
 
     async def texts(
         self, prompts: Sequence[Prompt], template: m.ChatTemplate | None
@@ -124,11 +124,11 @@ class Templates:
 
     async def close(self) -> None:
         """End the processes. Questions that wait for a process are refused."""
-        await self._lanes.close()
+        await self._pool.close()
 
     async def _ask(self, ask: TemplateQuestion, client: str) -> TemplateAnswer:
         try:
-            answer = await self._lanes.ask(msgspec.json.encode(ask), RENDER_SECONDS, client)
+            answer = await self._pool.ask(msgspec.json.encode(ask), RENDER_SECONDS, client)
             return msgspec.json.decode(answer, type=TemplateAnswer)
         except TimeoutError:
             return TemplateAnswer(reason=f"rendering takes longer than {RENDER_SECONDS:g} s")

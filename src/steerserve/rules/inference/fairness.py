@@ -1,13 +1,13 @@
-"""Turns at a few helper processes (lanes): which waiting question is next, which may run long, which is refused.
+"""Turns at a few helper processes: which waiting question is next, which may run long, which is refused.
 
-A lane answers one question at a time, and nobody knows beforehand how long an answer takes. Clients take turns by the
+A process answers one question at a time, and nobody knows beforehand how long an answer takes. Clients take turns by the
 time that each has used lately: the client that used least is next (fair queueing by cost, as in Goyal, Vin and Cheng
 1996, "Start-time Fair Queueing", with a decaying account in place of virtual time). A question that has run for longer
 than QUICK_SECONDS is long.
 
-(1) Long questions of all clients together leave one lane free.
-(2) The questions of one client leave one lane free.
-(3) The long questions of one client leave two lanes free, so that its own quick questions have a lane too.
+(1) Long questions of all clients together leave one process free.
+(2) The questions of one client leave one process free.
+(3) The long questions of one client leave two processes free, so that its own quick questions have a process too.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ACCOUNTS_MAXIMUM = 1000
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A question that waits for a lane or holds one.
+    """A question that waits for a process or holds one.
 
     Attributes:
         number: the place of the question in the order of arrival.
@@ -46,7 +46,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """The seconds of lanes that a client had used at the moment `at`."""
+    """The seconds of processes that a client had used at the moment `at`."""
 
     seconds: float = 0.0
     at: float = 0.0
@@ -60,11 +60,11 @@ class Account:
 
 
 def next_turn(
-    waiting: Collection[Turn], running: Collection[Turn], lanes: int, used: Mapping[str, float]
+    waiting: Collection[Turn], running: Collection[Turn], processes: int, used: Mapping[str, float]
 ) -> Turn | None:
-    """The waiting question that gets the next free lane: of the client that used least, its shortest, and of
+    """The waiting question that gets the next free process: of the client that used least, its shortest, and of
     equally short ones the first. None where no question may start. `used` has the seconds that clients used lately."""
-    startable = [turn for turn in waiting if may_run(turn, running, lanes)]
+    startable = [turn for turn in waiting if may_run(turn, running, processes)]
     return min(
         startable,
         key=lambda turn: (used.get(turn.client, 0.0), turn.size, turn.number),
@@ -72,16 +72,16 @@ def next_turn(
     )
 
 
-def may_run(turn: Turn, running: Collection[Turn], lanes: int) -> bool:
-    """Whether a question may have a lane beside the questions `running`, which do not include it."""
+def may_run(turn: Turn, running: Collection[Turn], processes: int) -> bool:
+    """Whether a question may have a process beside the questions `running`, which do not include it."""
     own = [other for other in running if other.client == turn.client]
-    if len(own) >= max(1, lanes - 1):  # (2)
+    if len(own) >= max(1, processes - 1):  # (2)
         return False
     if not turn.is_long:
         return True
     long = sum(other.is_long for other in running)
     long_own = sum(other.is_long for other in own)
-    return long < max(1, lanes - 1) and long_own < max(1, lanes - 2)  # (1) and (3)
+    return long < max(1, processes - 1) and long_own < max(1, processes - 2)  # (1) and (3)
 
 
 def overflow(waiting: Collection[Turn], maximum: int) -> Turn | None:
