@@ -56,12 +56,12 @@ BOUNDS = (("ge", "at least"), ("gt", "above"), ("le", "at most"), ("lt", "below"
 
 
 def errors_page() -> str:
-    """Every error code, and how both doors answer it."""
+    """Every error code, and how both APIs answer it."""
     rows = [error_row(row) for row in TABLE.values()]
     return page(
         "Errors",
         "Every refusal carries a code of this table. Under `/api` the code is `error.code` of the\n"
-        "[envelope](index.md#two-doors). Under `/v1` it is `error.code` of the protocol's error body, in the\n"
+        "[envelope](index.md#two-apis). Under `/v1` it is `error.code` of the protocol's error body, in the\n"
         "form of the fourth column. Some refusals under `/api` come with status 200; check `success`. Every 503\n"
         "has a `Retry-After` in whole seconds. A code marked *final* is answered with `x-should-retry: false`,\n"
         "because the same request sent again cannot succeed.",

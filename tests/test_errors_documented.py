@@ -7,7 +7,7 @@ from docs import generate
 
 from steerserve.errors import TABLE, Refusal, Retry
 
-# code: status under /api, status under /v1 (None where the code belongs to one door only)
+# code: status under /api, status under /v1 (None where the code belongs to one API only)
 SPECIFIED: dict[str, tuple[int | None, int | None]] = {
     "MODEL_NOT_FOUND": (404, 404),
     "MODEL_ALREADY_EXISTS": (409, None),

@@ -1,4 +1,4 @@
-"""Names and texts of every kind of Unicode, through the routes of both doors.
+"""Names and texts of every kind of Unicode, through the routes of both APIs.
 
 A text is answered exactly as it came, or it is refused with a code of the error table that names the field. It never
 becomes a 500, a broken header, a line of its own in the log, or half a surrogate pair in the database.

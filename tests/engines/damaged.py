@@ -1,4 +1,4 @@
-"""Checkpoints of strangers that lie, or that cost much: each is a copy of a tiny checkpoint with one damage."""
+"""Untrusted checkpoints that lie, or that cost much: each is a copy of a tiny checkpoint with one damage."""
 
 from __future__ import annotations
 

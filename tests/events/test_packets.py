@@ -11,7 +11,7 @@ import socketio
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
-from steerserve.events.packets import LARGEST_BODY, LiveDoor, is_understood
+from steerserve.events.packets import LARGEST_BODY, CheckedPackets, is_understood
 from tests.service import Running
 
 OPEN = "/socket.io/?EIO=4&transport=polling"
@@ -120,10 +120,10 @@ async def test_a_client_that_left_before_its_request_was_read_reaches_no_library
         return {"type": "http.disconnect"}
 
     server = socketio.AsyncServer(async_mode="asgi")
-    door = LiveDoor(never, server, never, 10)  # type: ignore[arg-type]
+    checked = CheckedPackets(never, server, never, 10)  # type: ignore[arg-type]
     path, _, query = OPEN.partition("?")
     scope = {"type": "http", "method": "GET", "path": path, "headers": []}
-    await door(scope | {"query_string": query.encode()}, left, never)
+    await checked(scope | {"query_string": query.encode()}, left, never)
 
 
 def test_a_request_with_many_or_large_packets_is_refused(shared: Running) -> None:

@@ -1,4 +1,4 @@
-"""Lines of the log: what a text of a stranger cannot do to them."""
+"""Lines of the log: what an untrusted text cannot do to them."""
 
 from __future__ import annotations
 

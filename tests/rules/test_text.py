@@ -1,4 +1,4 @@
-"""Which characters names and free texts may have, and how texts of strangers are shown."""
+"""Which characters names and free texts may have, and how untrusted texts are shown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hostile values on the management door: each is refused by name, and none harms the service."""
+"""Hostile values on the management API: each is refused by name, and none harms the service."""
 
 from __future__ import annotations
 

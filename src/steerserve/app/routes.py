@@ -31,12 +31,14 @@ from steerserve.openai.intake import Intake
 
 def inference(owners: Owners) -> list[APIRouter]:
     """The routers of `/v1`."""
-    door = render.Door(owners.generation, owners.settings, owners.metrics, owners.features.labels)
+    parts = render.AnswerParts(
+        owners.generation, owners.settings, owners.metrics, owners.features.labels
+    )
     intake = Intake(owners.settings, owners.served)
     return [
-        chat_routes.router(intake, door),
-        completion_routes.router(intake, door),
-        embedding_routes.router(intake, door),
+        chat_routes.router(intake, parts),
+        completion_routes.router(intake, parts),
+        embedding_routes.router(intake, parts),
         v1_model_routes.router(owners.served),
     ]
 

@@ -21,7 +21,7 @@ from steerserve.app.error_handlers import Refusals
 from steerserve.app.meter import Meter
 from steerserve.app.openapi import DescribedApi
 from steerserve.app.wiring import Owners, Surroundings, surroundings
-from steerserve.events.packets import LiveDoor
+from steerserve.events.packets import CheckedPackets
 from steerserve.events.socketio import LiveEvents
 from steerserve.http.guards import Guards
 from steerserve.http.head_requests import HeadRequests
@@ -100,7 +100,7 @@ class Service:
 
     def _guarded(self) -> Application:
         server = self.live.server
-        inner: Application = LiveDoor(
+        inner: Application = CheckedPackets(
             ASGIApp(server, other_asgi_app=HeadRequests(self.api)),
             server,
             self._refusals.answer,

@@ -64,7 +64,7 @@ def _parsed(text: str) -> object:
         return None
 
 
-class LiveDoor:
+class CheckedPackets:
     """The Socket.IO application behind the checks of its packets. Other requests pass unchanged.
 
     `answer` makes the response to a refusal from the path and the refusal. `most` is the largest number of sessions.

@@ -40,7 +40,7 @@ def _without_color(
 def printable(
     _logger: Any, _method: str, event: MutableMapping[str, Any]
 ) -> MutableMapping[str, Any]:
-    """Write control characters as escape sequences, and indent the lines of a traceback. So a text of a stranger makes
+    """Write control characters as escape sequences, and indent the lines of a traceback. So an untrusted text makes
     no line of its own that looks like a line of the log, and does not control the terminal."""
     for key, value in event.items():
         if isinstance(value, str):

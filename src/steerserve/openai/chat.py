@@ -7,10 +7,10 @@ from starlette.responses import Response
 
 from steerserve.openai import answers, bodies, render, shape
 from steerserve.openai.intake import Intake
-from steerserve.openai.render import Door
+from steerserve.openai.render import AnswerParts
 
 
-def router(intake: Intake, door: Door) -> APIRouter:
+def router(intake: Intake, parts: AnswerParts) -> APIRouter:
     routes = APIRouter(tags=["inference"])
 
     @routes.post(
@@ -20,6 +20,6 @@ def router(intake: Intake, door: Door) -> APIRouter:
     )
     async def chat_completion(request: Request) -> Response:
         accepted = await intake.chat(request)
-        return await render.answer(request, accepted, shape.CHAT, door)
+        return await render.answer(request, accepted, shape.CHAT, parts)
 
     return routes

@@ -7,10 +7,10 @@ from starlette.responses import Response
 
 from steerserve.openai import answers, bodies, render
 from steerserve.openai.intake import Intake
-from steerserve.openai.render import Door
+from steerserve.openai.render import AnswerParts
 
 
-def router(intake: Intake, door: Door) -> APIRouter:
+def router(intake: Intake, parts: AnswerParts) -> APIRouter:
     routes = APIRouter(tags=["inference"])
 
     @routes.post(
@@ -19,6 +19,6 @@ def router(intake: Intake, door: Door) -> APIRouter:
         openapi_extra=bodies.documented(bodies.EmbeddingBody),
     )
     async def embeddings(request: Request) -> Response:
-        return await render.embed(request, await intake.embedding(request), door)
+        return await render.embed(request, await intake.embedding(request), parts)
 
     return routes

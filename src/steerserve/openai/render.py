@@ -49,7 +49,7 @@ LabelsOf = Callable[[str], Awaitable[Mapping[int, str]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Door:
+class AnswerParts:
     """The parts of the service that make an answer. `metrics` counts the failures of streams, whose status 200 was sent
     before; `labels_of` gives the labels of an SAE's features."""
 
@@ -63,7 +63,7 @@ async def answer(
     request: Request,
     accepted: Accepted[GenerateIntent | ScoreIntent],
     shape: AnswerShape,
-    door: Door,
+    parts: AnswerParts,
 ) -> Response:
     """The response to a generating or scoring request.
 
@@ -79,22 +79,22 @@ async def answer(
             "model": opened.run.model_name,
         }
         if intent.is_stream:
-            frames = _stream(stack, base, shape, intent, opened, door)
+            frames = _stream(stack, base, shape, intent, opened, parts)
             return EventStream(frames, stack.aclose, opened.headers)
         body = await unless_disconnected(request, _fold(base, shape, intent, opened))
         return await _closed(stack, body, opened)
 
-    return await _answer(request, accepted, door, respond)
+    return await _answer(request, accepted, parts, respond)
 
 
-async def embed(request: Request, accepted: Accepted[EmbedIntent], door: Door) -> Response:
+async def embed(request: Request, accepted: Accepted[EmbedIntent], parts: AnswerParts) -> Response:
     """The response to an embeddings request."""
 
     async def respond(stack: AsyncExitStack, opened: _Opened) -> Response:
         body = await unless_disconnected(request, _vectors(accepted.intent, opened))
         return await _closed(stack, body, opened)
 
-    return await _answer(request, accepted, door, respond)
+    return await _answer(request, accepted, parts, respond)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,12 +112,12 @@ class _Opened:
 async def _answer(
     request: Request,
     accepted: Accepted[Kind],
-    door: Door,
+    parts: AnswerParts,
     respond: Callable[[AsyncExitStack, _Opened], Awaitable[Response]],
 ) -> Response:
     stack = AsyncExitStack()
     try:
-        opened = await unless_disconnected(request, _start(stack, accepted, door))
+        opened = await unless_disconnected(request, _start(stack, accepted, parts))
         return await respond(stack, opened)
     except Disconnected:
         await stack.aclose()
@@ -132,20 +132,20 @@ async def _closed(stack: AsyncExitStack, body: dict[str, Any], opened: _Opened) 
     return Response(_json(body), media_type="application/json", headers=opened.headers)
 
 
-async def _start(stack: AsyncExitStack, accepted: Accepted[Kind], door: Door) -> _Opened:
+async def _start(stack: AsyncExitStack, accepted: Accepted[Kind], parts: AnswerParts) -> _Opened:
     intent = accepted.intent
-    run = await stack.enter_async_context(door.generation.open(intent, accepted.model))
+    run = await stack.enter_async_context(parts.generation.open(intent, accepted.model))
     events = aiter(run.events)
     started = await anext(events)
     assert isinstance(started, Started)
     headers = service_headers.of(
         intent,
         run,
-        limit=door.settings.ignored_fields_header_max_bytes,
-        is_shared=door.settings.enable_continuous_batching,
+        limit=parts.settings.ignored_fields_header_max_bytes,
+        is_shared=parts.settings.enable_continuous_batching,
     )
     tapped = run.admitted.tapped
-    labels = await door.labels_of(tapped.sae_id) if tapped else {}
+    labels = await parts.labels_of(tapped.sae_id) if tapped else {}
     return _Opened(run, started, headers, events, labels)
 
 
@@ -180,7 +180,7 @@ async def _stream(
     shape: AnswerShape,
     intent: GenerateIntent | ScoreIntent,
     opened: _Opened,
-    door: Door,
+    parts: AnswerParts,
 ) -> AsyncIterator[bytes]:
     """The server-sent events of an answer: the role, the pieces of text, the finish reason with the usage, `[DONE]`. A
     failure is sent as an error event before `[DONE]`. Activations have a chunk at the end, or with `stream_positions`
@@ -227,10 +227,10 @@ async def _stream(
             if intent.activations is not None and not is_streamed:
                 yield chunks.chunk([], service=service)
         except Refusal as refusal:
-            yield _failure(refusal, door)
+            yield _failure(refusal, parts)
         except Exception:
             log.exception("stream_failed")
-            yield _failure(Refusal("INTERNAL_ERROR", "an error inside the service"), door)
+            yield _failure(Refusal("INTERNAL_ERROR", "an error inside the service"), parts)
         yield DONE
 
 
@@ -240,10 +240,10 @@ def _ending(opened: _Opened, choices: list[AnswerChoice]) -> dict[str, Any]:
     return {"usage": _usage(opened.started, choices)} if is_over else {}
 
 
-def _failure(refusal: Refusal, door: Door) -> bytes:
+def _failure(refusal: Refusal, parts: AnswerParts) -> bytes:
     """The event that ends a stream which failed after its 200 was sent."""
-    door.metrics.failed(refusal.code)
-    after = retry.seconds(door.settings, refusal, refusal.row.v1)
+    parts.metrics.failed(refusal.code)
+    after = retry.seconds(parts.settings, refusal, refusal.row.v1)
     return event(_json(in_stream(refusal, after)))
 
 

@@ -1,4 +1,4 @@
-"""The characters that names and free texts may have, and how a text of a stranger is written into a message.
+"""The characters that names and free texts may have, and how an untrusted text is written into a message.
 
 Every name and text that a client, a file or a hub gives is checked here: names of models and profiles, holders and
 reasons of leases, labels, paths. A text that passes is stored and answered exactly as it came.
@@ -13,7 +13,7 @@ UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 """Characters that a database cannot store in a text. No row can have an id or a name with such a character."""
 
 SHOWN = 100
-"""The most characters of a stranger's text in a message."""
+"""The most characters of an untrusted text in a message."""
 
 _CONTROLS = frozenset({"Cc", "Cs", "Zl", "Zp"})
 """Unicode categories: control characters, halves of surrogate pairs, separators of lines and of paragraphs."""

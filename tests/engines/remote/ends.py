@@ -15,7 +15,7 @@ from steerserve.engines.remote.certificates import Identity
 from steerserve.engines.remote.channel import Channel, PartKind, Patience
 from steerserve.engines.remote.contact import Contact
 from steerserve.engines.remote.facts import NodeFacts
-from steerserve.engines.remote.listener import PeerDoor, listen
+from steerserve.engines.remote.listener import PeerListener, listen
 from tests.engines.remote.proxy import between
 
 FACTS = NodeFacts("node-b", "127.0.0.1", __version__, "3.11", None, None, "cpu", 1, 1, 1)
@@ -76,13 +76,13 @@ async def listening(patience: Patience = QUICK) -> AsyncIterator[Listening]:
     listener = await listen("127.0.0.1")
     end = KeptEnd()
     contact = Contact("127.0.0.1", listener.getsockname()[1], host.certificate, None, FACTS)
-    door = PeerDoor(
+    peer_listener = PeerListener(
         listener,
         host.as_server(peer.certificate),
         peer.certificate,
         partial(Channel, end, bytes, patience),
     )
-    admitting = asyncio.create_task(door.admit())
+    admitting = asyncio.create_task(peer_listener.admit())
     try:
         yield Listening(contact, peer, end, admitting)
     finally:

@@ -339,7 +339,7 @@ STATUS = {
 
 
 def plain_status(lease: Lease, now: datetime) -> dict[str, Any]:
-    """A status as the JSON that a door makes of it."""
+    """A status as the JSON that a route makes of it."""
     return dict(msgspec.to_builtins(lease_status.status(lease, now)))
 
 

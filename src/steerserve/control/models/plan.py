@@ -136,8 +136,8 @@ def name_of(plan: ModelPlan, request: ModelRequest, rows: Sequence[ModelRow]) ->
         return request.custom_name
     repo_id = plan.repository.repo_id
     short = repo_id.rpartition("/")[2]
-    strangers = {row.name for row in rows if row.repo_id != repo_id}
-    bare = {name.rpartition(":")[0] for name in strangers} | strangers
+    others = {row.name for row in rows if row.repo_id != repo_id}
+    bare = {name.rpartition(":")[0] for name in others} | others
     name = repo_id if short in bare else short
     if plan.label is not None:
         return f"{name}:{plan.label}"

@@ -146,7 +146,7 @@ class RecordedDownloads(ABC, Generic[Id, Plan, Contents]):
         except Refusal:
             raise
         except Exception as error:
-            # the files come from strangers, so reading them may raise anything; the download must end all the same
+            # the files are untrusted, so reading them may raise anything; the download must end all the same
             log.exception("downloaded_files_unreadable", record=record_id)
             raise Refusal("DOWNLOAD_FAILED", UNREADABLE) from error
 

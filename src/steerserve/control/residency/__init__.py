@@ -1,9 +1,9 @@
 """The one model slot. This room owns which model is resident, its engine, its lock, its lease and its attached SAEs.
 
-`conductor.py` is the door: it decides at once, by asking `rules/residency/swap`. `turnover.py` loads and unloads in
-tasks. `occupant.py` is the model in the slot, and the only place where its fields are written; outside of this room
-everybody sees it as a `Resident`, which cannot be written. `loading.py` and `fitting*.py` check a load before anything
-is unloaded. `leases.py` and `records.py` keep the leases and write the records. `engines.py` starts engines.
+`conductor.py` is asked by all other code: it decides at once, by asking `rules/residency/swap`. `turnover.py` loads and
+unloads in tasks. `occupant.py` is the model in the slot, and the only place where its fields are written; outside of
+this room everybody sees it as a `Resident`, which cannot be written. `loading.py` and `fitting*.py` check a load before
+anything is unloaded. `leases.py` and `records.py` keep the leases and write the records. `engines.py` starts engines.
 `cluster.py` says what this room needs of a cluster whose nodes run the replicas of the model; `replicas.py` changes the
 replicas.
 

@@ -1,4 +1,4 @@
-"""The bound on the part of a load before any weights are read: an engine then reads only small files of a stranger."""
+"""The bound on the part of a load before any weights are read: an engine then reads only small untrusted files."""
 
 from __future__ import annotations
 

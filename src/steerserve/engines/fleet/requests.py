@@ -59,7 +59,7 @@ class _Still(Exception):
 
 class Requests:
     """Owner of the choice of replicas. Which replica holds which beginning of a prompt is in `affinity`. Requests with
-    a seed and requests without one wait at doors of their own, because they need not wait for the same replicas."""
+    a seed and requests without one wait separately, because they need not wait for the same replicas."""
 
     def __init__(self, roster: Roster, prompts: PromptMaker) -> None:
         self._roster = roster

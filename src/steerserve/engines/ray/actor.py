@@ -30,9 +30,11 @@ ENDING_SECONDS = 1.0
 
 
 class ReplicaActor:
-    """Holds the resources of one replica, and the replica process that runs its engine. The actor ends with the replica process.
+    """Holds the resources of one replica, and the replica process that runs its engine. The actor ends with the replica
+    process.
 
-    The replica process is a process of its own, so that no engine has Ray in it, and so that Ray's threads never hold up frames.
+    The replica process is a process of its own, so that no engine has Ray in it, and so that Ray's threads never hold
+    up frames.
     """
 
     def __init__(self) -> None:
@@ -58,8 +60,8 @@ class ReplicaActor:
         files: dict[str, str | None],
         caches: dict[str, str],
     ) -> tuple[bytes, list[int], str]:
-        """The answer of the replica process, the cards that Ray gave to this actor, by the driver's index, and Ray's id of the
-        node."""
+        """The answer of the replica process, the cards that Ray gave to this actor, by the driver's index, and Ray's id
+        of the node."""
         self._timer.cancel()
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -105,8 +107,9 @@ class ReplicaActor:
 
 
 def _environment() -> dict[str, str]:
-    """The environment of a replica process. Variables of Ray stay behind: they may have the cluster's token, and the code of a
-    model's repository may run in an engine. Ray sets the number of threads to 1, which would also bind the engine."""
+    """The environment of a replica process. Variables of Ray stay behind: they may have the cluster's token, and the
+    code of a model's repository may run in an engine. Ray sets the number of threads to 1, which would also bind the
+    engine."""
     return {
         name: value
         for name, value in os.environ.items()

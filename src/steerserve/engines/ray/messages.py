@@ -1,7 +1,7 @@
 """The messages between the service and its placer, and between an actor and its replica process.
 
-The service and the placer send frames: a 4-byte big-endian length and a MessagePack body. An actor and its replica process send
-JSON lines. No message has a secret: certificates are public.
+The service and the placer send frames: a 4-byte big-endian length and a MessagePack body. An actor and its replica
+process send JSON lines. No message has a secret: certificates are public.
 """
 
 from __future__ import annotations
@@ -137,9 +137,9 @@ Told = PlacerAnswer | Gone
 
 
 class StartReplica(msgspec.Struct):
-    """What a replica process is told: the address and the ports to listen on, the certificate of its only peer, the log of its
-    engine, the digests that folders must have on its node, and the cache folders of the service with the variables
-    that name them."""
+    """What a replica process is told: the address and the ports to listen on, the certificate of its only peer, the log
+    of its engine, the digests that folders must have on its node, and the cache folders of the service with the
+    variables that name them."""
 
     address: str
     ports: tuple[int, int] | None
@@ -151,7 +151,8 @@ class StartReplica(msgspec.Struct):
 
 
 class ReplicaStarted(msgspec.Struct):
-    """The answer of a replica process: its contact, or why it has none. `barred` says why the node `name` must not serve."""
+    """The answer of a replica process: its contact, or why it has none. `barred` says why the node `name` must not
+    serve."""
 
     contact: Contact | None = None
     error: str | None = None

@@ -22,7 +22,7 @@ from steerserve.engines.remote import certificates
 from steerserve.engines.remote.channel import PATIENCE, Channel, PartKind, Patience
 from steerserve.engines.remote.contact import Contact
 from steerserve.engines.remote.facts import checkpoint_seen, read_facts
-from steerserve.engines.remote.listener import ANY_PORT, PeerDoor, listen
+from steerserve.engines.remote.listener import ANY_PORT, PeerListener, listen
 from steerserve.engines.remote.presence import NodeFiles
 from steerserve.rules.residency import heartbeat
 
@@ -105,13 +105,13 @@ class EngineHost:
         """Serve one peer to the end of the engine, the peer, or the host. Returns the reason of the end."""
         engine, _, writer = started
         relay = Relay(started)
-        door = PeerDoor(
+        peer_listener = PeerListener(
             listener,
             context,
             self._peer_certificate,
             partial(Channel, relay, relay.life, self._patience),
         )
-        using = asyncio.create_task(self._use(door, relay))
+        using = asyncio.create_task(self._use(peer_listener, relay))
         closing = asyncio.create_task(self._closing.wait())
         try:
             await asyncio.wait([using, closing], return_when=asyncio.FIRST_COMPLETED)
@@ -130,10 +130,10 @@ class EngineHost:
             return f"the host failed ({type(error).__name__})"
         return using.result()
 
-    async def _use(self, door: PeerDoor, relay: Relay) -> str:
+    async def _use(self, peer_listener: PeerListener, relay: Relay) -> str:
         try:
             async with asyncio.timeout(self._patience.contact):
-                channel = await door.admit()
+                channel = await peer_listener.admit()
         except TimeoutError:
             return f"no peer came within {self._patience.contact:g} s"
         log.info("peer_admitted")

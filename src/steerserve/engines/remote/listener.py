@@ -67,7 +67,7 @@ async def listen(address: str, ports: Sequence[int] = ANY_PORT) -> socket.socket
 
 
 @dataclass(slots=True, eq=False)
-class PeerDoor:
+class PeerListener:
     """The place where a host waits for its peer.
 
     Args:
@@ -87,7 +87,7 @@ class PeerDoor:
     async def admit(self) -> Channel:
         """Wait for the peer. Afterwards nobody listens any more."""
         came = asyncio.Event()
-        accepting = asyncio.create_task(self._accept(came), name="door")
+        accepting = asyncio.create_task(self._accept(came), name="peer-listener")
         try:
             await came.wait()
             assert self._peer is not None

@@ -1,7 +1,7 @@
 """Several processes that answer questions, and the fair order of the questions that wait for one of them.
 
-`ProcessPool` owns the processes, the waiting questions, and the time that each client has used. The decisions are those of
-`rules/inference/fairness.py`.
+`ProcessPool` owns the processes, the waiting questions, and the time that each client has used. The decisions are those
+of `rules/inference/fairness.py`.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ class PoolCounts:
 
 
 class ProcessPool:
-    """A question waits until it has a process. The process that was used last is used next, so most services never start a
-    second process. A question that becomes long may lose its process to others; it then waits again and starts anew.
+    """A question waits until it has a process. The process that was used last is used next, so most services never
+    start a second process. A question that becomes long may lose its process to others; it then waits again and starts
+    anew.
 
     Args:
         waiting_maximum: the number of questions that may wait, of those that say they may be refused.
@@ -177,8 +178,8 @@ class ProcessPool:
         return grown
 
     def _release(self, turn: Turn, process: PoolProcess) -> None:
-        """Charge the client, and free the process. The start of a new process, where this one had to be ended, is charged
-        too."""
+        """Charge the client, and free the process. The start of a new process, where this one had to be ended, is
+        charged too."""
         if process.is_warm or self._is_closed:
             self._charge(turn)
             self._free.append(process)

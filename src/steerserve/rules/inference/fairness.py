@@ -1,9 +1,9 @@
 """Turns at a few helper processes: which waiting question is next, which may run long, which is refused.
 
-A process answers one question at a time, and nobody knows beforehand how long an answer takes. Clients take turns by the
-time that each has used lately: the client that used least is next (fair queueing by cost, as in Goyal, Vin and Cheng
-1996, "Start-time Fair Queueing", with a decaying account in place of virtual time). A question that has run for longer
-than QUICK_SECONDS is long.
+A process answers one question at a time, and nobody knows beforehand how long an answer takes. Clients take turns by
+the time that each has used lately: the client that used least is next (fair queueing by cost, as in Goyal, Vin and
+Cheng 1996, "Start-time Fair Queueing", with a decaying account in place of virtual time). A question that has run for
+longer than QUICK_SECONDS is long.
 
 (1) Long questions of all clients together leave one process free.
 (2) The questions of one client leave one process free.

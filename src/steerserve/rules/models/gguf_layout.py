@@ -88,5 +88,5 @@ def _fault(tensor: GgufTensor, alignment: int) -> str | None:
 
 
 def shown(name: str) -> str:
-    """The beginning of a name of a file of strangers, with every other character than ASCII escaped."""
+    """The beginning of a name in an untrusted file, with every other character than ASCII escaped."""
     return ascii(name[:_SHOWN])

@@ -63,7 +63,7 @@ def answer(question: TextQuestion) -> TextAnswer:
     except MemoryError:
         return TextAnswer(reason="needs more memory than it may take")
     except Exception as error:
-        # the tokenizer of a stranger may raise any error
+        # an untrusted tokenizer may raise any error
         return TextAnswer(reason=f"fails: {described_error(error)}")
 
 

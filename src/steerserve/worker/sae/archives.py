@@ -1,4 +1,4 @@
-"""Zip archives of strangers, checked before any entry is read."""
+"""Untrusted zip archives, checked before any entry is read."""
 
 from __future__ import annotations
 
