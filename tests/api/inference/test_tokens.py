@@ -102,6 +102,17 @@ def test_what_cannot_be_answered_is_refused(
     assert shared.error("POST", f"/api/{route}", body)[:2] == (status, code)
 
 
+@pytest.mark.parametrize(
+    "body", ['{"text": "a\\udfffb"}', '{"messages": [{"role": "user", "content": "\\udab5"}]}']
+)
+def test_half_of_a_surrogate_pair_is_refused(shared: Running, body: str) -> None:
+    answer = shared.http.post(
+        "/api/tokenize", content=body, headers={"Content-Type": "application/json"}
+    )
+    assert answer.status_code == 422, answer.text
+    assert "half of a surrogate pair" in answer.text
+
+
 def test_an_id_outside_the_vocabulary_is_refused_by_its_place(
     shared: Running, tokenizer: Tokenizer
 ) -> None:

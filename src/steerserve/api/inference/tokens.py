@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Depends
-from pydantic import Field
+from pydantic import AfterValidator, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -23,11 +23,26 @@ ID_MAXIMUM = 2**31 - 1
 Id = Annotated[int, Field(ge=0, le=ID_MAXIMUM)]
 
 
+def _encodable(text: str) -> str:
+    """Raises:
+    ValueError: half of a surrogate pair, which no answer can repeat.
+    """
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"half of a surrogate pair at character {error.start}") from None
+    return text
+
+
+Written = Annotated[str, AfterValidator(_encodable)]
+
+
 class TokenizeMessage(RequestBody):
     """One message of a conversation."""
 
     role: Annotated[str, Field(min_length=1, max_length=50)]
-    content: str
+    content: Written
     name: Annotated[str, Field(max_length=100)] | None = None
 
 
@@ -35,7 +50,7 @@ class TokenizeBody(RequestBody):
     """A text, or the messages of a conversation, which is rendered as chat completions render it. `add_special_tokens`
     belongs to a text: with `false` it is tokenized exactly as written."""
 
-    text: str | None = None
+    text: Written | None = None
     messages: (
         Annotated[list[TokenizeMessage], Field(min_length=1, max_length=MESSAGES_MAXIMUM)] | None
     ) = None
