@@ -11,7 +11,7 @@ BENCH := $(VENV)/.installed-bench
 # compiled modules are kept, because each worker of the tests and each service of a test would compile them anew
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: run serve ui test test-browser test-ray test-both screenshots test-cpus test-all test-gpu soak fuzz contract check format bench bench-quick demo-model docs clean
+.PHONY: run serve ui test test-browser test-ray test-both screenshots test-cpus test-all test-gpu coverage soak fuzz contract check format bench bench-quick demo-model docs clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -73,6 +73,10 @@ test-all: $(STAMP) ## the test suite with its slow part
 
 test-gpu: $(STAMP) ## the tests that need a card
 	$(BIN)/python -m pytest -m gpu
+
+COVER ?= -n $(WORKERS) --dist loadfile -m 'not slow and not gpu and not soak and not browser and not ray'
+coverage: $(STAMP) ## lines and branches that the test suite runs, in all processes; keeps its figures (COVER='tests/rules')
+	$(BIN)/python -m tools.coverage $(COVER)
 
 soak: $(STAMP) ## minutes of stress; prints what was measured (SOAK_SECONDS=3600: an hour of everything mixed)
 	$(BIN)/python -m pytest -m soak -rP tests/soak tests/worker/batch/test_seeds.py tests/api/test_operators.py tests/api/test_fork_server.py

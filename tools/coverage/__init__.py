@@ -1,0 +1,1 @@
+"""The coverage of the tests, over all processes of a service."""
