@@ -132,7 +132,7 @@ class CheckedPackets:
         query = parse_qs(raw.decode("latin-1"))
         if "j" in query:
             raise Refusal("INVALID_PARAMETER", "the service does not answer scripts (JSONP)")
-        sid = query.get("sid", [""])[0]
+        sid: str = query.get("sid", [""])[0]
         if not sid and len(self._server.eio.sockets) >= self._most and not self._end_a_guest():
             message = f"{self._most} clients of live events are connected (MAX_LIVE_CLIENTS)"
             raise Refusal("TOO_MANY_CONNECTIONS", message, limit=self._most)

@@ -75,7 +75,8 @@ class Group:
     @property
     def reserved(self) -> int:
         """The number of tokens of cache that the rows may take until their ends, or that are allocated already."""
-        return max(self.cache.tokens, self._need(self.all_rows()))
+        allocated: int = self.cache.tokens
+        return max(allocated, self._need(self.all_rows()))
 
     def all_rows(self) -> list[BatchRow]:
         return [*self.rows, *self.joining]

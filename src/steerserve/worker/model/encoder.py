@@ -71,7 +71,7 @@ class Encoder(Transformer):
             mask[i, : len(ids)] = 1
         mask = mask.to(self.device)
         out = self.model(input_ids=tokens.to(self.device), attention_mask=mask)
-        hidden = out.last_hidden_state.float().to(self.device)
+        hidden: Tensor = out.last_hidden_state.float().to(self.device)
         weights = mask.float()[..., None]
         return (hidden * weights).sum(1) / weights.sum(1)
 
