@@ -5,13 +5,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 WORKERS ?= 3
 STAMP := $(VENV)/.installed
+SITE := $(VENV)/.installed-docs
 BROWSER := $(VENV)/.installed-browser
 BENCH := $(VENV)/.installed-bench
 
 # compiled modules are kept, because each worker of the tests and each service of a test would compile them anew
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: run serve ui test test-browser test-ray test-both screenshots test-cpus test-all test-gpu coverage soak fuzz contract check format bench bench-quick demo-model docs clean
+.PHONY: run serve ui test test-browser test-ray test-both screenshots test-cpus test-all test-gpu coverage soak fuzz contract check format bench bench-quick demo-model docs site clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -112,9 +113,16 @@ bench-quick: $(STAMP) ## the throughput of a small model, without peers, in unde
 demo-model: $(STAMP) ## rebuild the demo model and its SAEs from their seeds (under an hour on 2 cores)
 	$(BIN)/python -m tools.demo.build
 
+$(SITE): $(STAMP)
+	$(BIN)/pip install -q -c constraints.txt -e '.[docs]'
+	touch $(SITE)
+
+site: $(SITE) ## the manual as a site in site/; fails on a page that the navigation lacks and on a link to nothing
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
 docs: $(STAMP) ## rewrite the generated tables in docs/
 	$(BIN)/python -m docs.generate
 
 clean: ## remove the environment and caches
 	rm -rf $(VENV) .venv-clients tests/contract/node/node_modules .mypy_cache .ruff_cache ui/node_modules \
-		src/steerserve/webui
+		src/steerserve/webui site
