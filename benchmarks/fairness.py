@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 
 from benchmarks import machine, service
 from benchmarks.machine import quantile
@@ -68,11 +68,11 @@ def loads() -> dict[str, Greedy]:
     }
 
 
-def client(url: str, address: str) -> httpx.AsyncClient:
-    transport = httpx.AsyncHTTPTransport(
-        local_address=address, limits=httpx.Limits(max_connections=None)
+def client(url: str, address: str) -> httpx2.AsyncClient:
+    transport = httpx2.AsyncHTTPTransport(
+        local_address=address, limits=httpx2.Limits(max_connections=None)
     )
-    return httpx.AsyncClient(base_url=url, transport=transport, timeout=300)
+    return httpx2.AsyncClient(base_url=url, transport=transport, timeout=300)
 
 
 # ---------------------------------------------------------------------- the greedy client
@@ -83,10 +83,10 @@ async def be_greedy(url: str, load: Greedy) -> None:
         await asyncio.gather(*(_again_and_again(http, load) for _ in range(load.in_flight)))
 
 
-async def _again_and_again(http: httpx.AsyncClient, load: Greedy) -> None:
+async def _again_and_again(http: httpx2.AsyncClient, load: Greedy) -> None:
     while True:
         answer = await http.post(load.path, json=load.body)
-        if answer.status_code == httpx.codes.SERVICE_UNAVAILABLE:
+        if answer.status_code == httpx2.codes.SERVICE_UNAVAILABLE:
             await asyncio.sleep(GREEDY_PAUSE)
         else:
             answer.raise_for_status()
@@ -115,12 +115,12 @@ async def _until_waiting(url: str) -> None:
             await asyncio.sleep(0.1)
 
 
-async def _until_idle(http: httpx.AsyncClient) -> None:
+async def _until_idle(http: httpx2.AsyncClient) -> None:
     while (await _queue(http))["queue_pending"]:
         await asyncio.sleep(0.1)
 
 
-async def _queue(http: httpx.AsyncClient) -> dict[str, Any]:
+async def _queue(http: httpx2.AsyncClient) -> dict[str, Any]:
     answer = await http.get("/api/health/detailed")
     block: dict[str, Any] = answer.raise_for_status().json()["data"]["inference"]
     return block
@@ -129,7 +129,7 @@ async def _queue(http: httpx.AsyncClient) -> dict[str, Any]:
 # ---------------------------------------------------------------------- the polite client
 
 
-async def be_polite(http: httpx.AsyncClient, requests: int) -> dict[str, Any]:
+async def be_polite(http: httpx2.AsyncClient, requests: int) -> dict[str, Any]:
     """Seconds of so many requests, one after the other, and the statuses of their answers."""
     seconds: list[float] = []
     statuses: Counter[int] = Counter()

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import psutil
 
 from benchmarks import machine
@@ -50,7 +50,7 @@ class Request:
     body: dict[str, Any] | None = None
     status: int = 200
 
-    async def send(self, client: httpx.AsyncClient) -> int:
+    async def send(self, client: httpx2.AsyncClient) -> int:
         """The size of the answer in bytes."""
         answer = await client.request(self.method, self.path, json=self.body)
         assert answer.status_code == self.status, answer.text[:500]
@@ -202,13 +202,13 @@ def _sae(number: int) -> dict[str, Any]:
     }
 
 
-async def memory_mib(client: httpx.AsyncClient) -> float:
+async def memory_mib(client: httpx2.AsyncClient) -> float:
     text = (await client.get("/api/health/metrics/prometheus")).text
     line = next(x for x in text.splitlines() if 'resident_memory_bytes{process="control"}' in x)
     return round(float(line.split()[-1]) / 2**20, 1)
 
 
-async def times(client: httpx.AsyncClient, request: Request) -> dict[str, float]:
+async def times(client: httpx2.AsyncClient, request: Request) -> dict[str, float]:
     """Milliseconds of a request alone, of the processor for it, and of liveness while CLIENTS clients repeat it."""
     (service,) = psutil.Process().children()
     size, alone, before = 0, [], sum(service.cpu_times()[:2])

@@ -12,7 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import psutil
 
 from benchmarks import gguf_files, llama_peer, models, service
@@ -81,7 +81,7 @@ async def ours(home: Path, folder: Path, **settings: str) -> AsyncIterator[Serve
         yield served(client, folder.name)
 
 
-def served(client: httpx.AsyncClient, model: str) -> Server:
+def served(client: httpx2.AsyncClient, model: str) -> Server:
     """A service that runs already."""
     port = client.base_url.port
     assert port is not None
@@ -209,11 +209,11 @@ async def _in_time(process: asyncio.subprocess.Process, log: Path) -> AsyncItera
 
 
 async def _until_healthy(process: asyncio.subprocess.Process, port: int, log: Path) -> None:
-    async with _in_time(process, log), httpx.AsyncClient(timeout=5) as client:
+    async with _in_time(process, log), httpx2.AsyncClient(timeout=5) as client:
         while True:
             if process.returncode is not None:
                 raise NotStarted(_tail(log))
-            with suppress(httpx.TransportError):
+            with suppress(httpx2.TransportError):
                 if (await client.get(f"http://127.0.0.1:{port}/health")).status_code == 200:
                     return
             await asyncio.sleep(0.2)

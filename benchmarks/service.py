@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 
 from benchmarks.machine import Spread, quantile
 from steerserve import demo
@@ -130,7 +130,7 @@ async def _generate(engine: CheckpointEngine, tokens: int) -> int:
     return count
 
 
-async def _liveness(client: httpx.AsyncClient, big: Path) -> dict[str, Any]:
+async def _liveness(client: httpx2.AsyncClient, big: Path) -> dict[str, Any]:
     """Times of the liveness probe while a 0.5B-shaped model loads over the demo model."""
     body = {"source": "local", "local_path": str(big), "custom_name": "big"}
     added = (await client.post("/api/models", json=body)).json()["data"]
@@ -156,7 +156,7 @@ def _difference(through: list[float], bare: list[float], per: int) -> dict[str, 
     }
 
 
-async def load(client: httpx.AsyncClient, folder: Path, name: str) -> None:
+async def load(client: httpx2.AsyncClient, folder: Path, name: str) -> None:
     body = {"source": "local", "local_path": str(folder), "custom_name": name}
     added = (await client.post("/api/models", json=body)).json()["data"]
     (await client.post(f"/api/models/{added['id']}/load?wait=true")).raise_for_status()
@@ -165,19 +165,19 @@ async def load(client: httpx.AsyncClient, folder: Path, name: str) -> None:
 @asynccontextmanager
 async def running(
     home: Path, program: Sequence[str] = PROGRAM, /, **settings: str
-) -> AsyncIterator[httpx.AsyncClient]:
+) -> AsyncIterator[httpx2.AsyncClient]:
     """The service as a process of its own on a free port. `program` is what Python runs."""
     port = free_port()
     environment = os.environ | {"STEERSERVE_HOME": str(home), "LOG_LEVEL": "WARNING"} | settings
     arguments = [sys.executable, *program, "--port", str(port)]
     process = await asyncio.create_subprocess_exec(*arguments, env=environment)
     try:
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=300) as client:
+        async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=300) as client:
             while process.returncode is None:
                 try:
                     await client.get("/api/health")
                     break
-                except httpx.ConnectError:
+                except httpx2.ConnectError:
                     await asyncio.sleep(0.1)
             assert process.returncode is None, "the service did not start"
             yield client

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import psutil
 
 from benchmarks import servers, service
@@ -44,7 +44,7 @@ class Served:
 
     replicas: int
     steps: Steps
-    client: httpx.AsyncClient
+    client: httpx2.AsyncClient
     process: psutil.Process
     profile: Path
 
@@ -154,7 +154,7 @@ async def _prepare(served: Served) -> None:
     await _post(client, f"/api/saes/{added['sae_id']}/attach", {"layer": sae.layer})
 
 
-async def _post(client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> Any:
+async def _post(client: httpx2.AsyncClient, path: str, body: dict[str, Any]) -> Any:
     answer = await client.post(path, json=body)
     assert answer.is_success, answer.text
     return answer.json()["data"]

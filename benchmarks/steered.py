@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 
 from benchmarks import loads, saes, servers, service
 from benchmarks.loads import Load
@@ -48,7 +48,7 @@ class Pair:
 class Steered:
     """A service with an SAE of random weights in the middle of the model."""
 
-    def __init__(self, client: httpx.AsyncClient, server: Server) -> None:
+    def __init__(self, client: httpx2.AsyncClient, server: Server) -> None:
         self._client = client
         self._server = server
         self._cluster = ""

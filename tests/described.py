@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any, ClassVar
 from urllib.parse import quote, unquote
 
-import httpx
+import httpx2
 import jsonschema_rs
 
 BASE = "urn:description"
@@ -109,7 +109,7 @@ class Held:
             Held._description = Description(self._document())
         return Held._description
 
-    def __call__(self, answer: httpx.Response) -> None:
+    def __call__(self, answer: httpx2.Response) -> None:
         request = answer.request
         path = unquote(request.url.raw_path.decode().partition("?")[0])
         if not is_described(request.method, path, answer.headers.get("content-type")):

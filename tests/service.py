@@ -14,7 +14,7 @@ from pathlib import Path
 from traceback import format_stack
 from typing import Any
 
-import httpx
+import httpx2
 import socketio
 import uvicorn
 
@@ -48,7 +48,7 @@ class Running:
         self.home = home
         self.held = Held(service.api.openapi)
         self._events = _emitted(service.live.server)
-        self.http = httpx.Client(
+        self.http = httpx2.Client(
             base_url=url, timeout=ANSWER_SECONDS, event_hooks={"response": [self.held]}
         )
 
@@ -94,7 +94,7 @@ class Running:
         assert {"message", "type", "code"} <= set(error)
         return answer.status_code, error
 
-    def post(self, path: str, body: Any, **headers: str) -> httpx.Response:
+    def post(self, path: str, body: Any, **headers: str) -> httpx2.Response:
         """A `/v1` answer with its headers, which must be a success."""
         answer = self.http.post(path, json=body, headers=headers)
         assert answer.status_code == 200, answer.text

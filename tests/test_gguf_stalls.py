@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from steerserve.engines.gguf import client as gguf_client
@@ -60,9 +60,9 @@ def engine_of(live: Running) -> GgufEngine:
 def answers(engine: GgufEngine) -> bool:
     """Whether the server of the engine answers that it is healthy."""
     assert engine._opened is not None
-    with suppress(httpx.TimeoutException):
+    with suppress(httpx2.TimeoutException):
         url = engine._opened.server._http.base_url.join("/health")
-        return httpx.get(url, timeout=HEALTH_SECONDS).status_code == 200
+        return httpx2.get(url, timeout=HEALTH_SECONDS).status_code == 200
     return False
 
 

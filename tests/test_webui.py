@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 
 import hatch_build
-import httpx
+import httpx2
 import pytest
 from fastapi import FastAPI
 
@@ -43,15 +43,15 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-async def client(folder: Path) -> AsyncIterator[httpx.AsyncClient]:
+async def client(folder: Path) -> AsyncIterator[httpx2.AsyncClient]:
     app = FastAPI(redirect_slashes=False)
     app.include_router(webui.router(lambda: INFO, folder))
-    transport = httpx.ASGITransport(app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://service") as client:
+    transport = httpx2.ASGITransport(app)
+    async with httpx2.AsyncClient(transport=transport, base_url="http://service") as client:
         yield client
 
 
-async def test_the_page_is_served_under_a_strict_policy(client: httpx.AsyncClient) -> None:
+async def test_the_page_is_served_under_a_strict_policy(client: httpx2.AsyncClient) -> None:
     for path in ("/ui/", "/ui/index.html", "/ui/assets/index-a1.js"):
         answer = await client.get(path)
         assert answer.status_code == 200
@@ -67,7 +67,7 @@ async def test_the_page_is_served_under_a_strict_policy(client: httpx.AsyncClien
 
 
 async def test_files_with_a_digest_are_kept_forever_and_the_page_is_asked_for_again(
-    client: httpx.AsyncClient,
+    client: httpx2.AsyncClient,
 ) -> None:
     page = await client.get("/ui/")
     assert page.headers["cache-control"] == "no-cache"
@@ -78,7 +78,7 @@ async def test_files_with_a_digest_are_kept_forever_and_the_page_is_asked_for_ag
 
 
 async def test_a_browser_gets_the_compressed_file_and_other_clients_the_plain_one(
-    client: httpx.AsyncClient,
+    client: httpx2.AsyncClient,
 ) -> None:
     request = client.build_request("GET", "/ui/assets/index-a1.js")
     request.headers["Accept-Encoding"] = "br, gzip"
@@ -94,16 +94,16 @@ async def test_a_browser_gets_the_compressed_file_and_other_clients_the_plain_on
 
 @pytest.mark.parametrize("path", ["/", "/ui"])
 async def test_a_redirect_leads_to_the_page_behind_a_path_prefix_too(
-    client: httpx.AsyncClient, path: str
+    client: httpx2.AsyncClient, path: str
 ) -> None:
     answer = await client.get(path)
     assert answer.status_code == 307
-    seen_from = httpx.URL(f"https://example.org/tools/steer{path}")
+    seen_from = httpx2.URL(f"https://example.org/tools/steer{path}")
     assert seen_from.join(answer.headers["location"]).path == "/tools/steer/ui/"
 
 
 async def test_a_browser_finds_the_icon_where_it_asks_for_it(
-    client: httpx.AsyncClient, folder: Path
+    client: httpx2.AsyncClient, folder: Path
 ) -> None:
     answer = await client.get("/favicon.ico")
     assert (answer.status_code, answer.text) == (200, "<svg></svg>")
@@ -112,7 +112,7 @@ async def test_a_browser_finds_the_icon_where_it_asks_for_it(
     assert (await client.get("/favicon.ico")).status_code == 204
 
 
-async def test_no_path_leads_out_of_the_folder(client: httpx.AsyncClient, folder: Path) -> None:
+async def test_no_path_leads_out_of_the_folder(client: httpx2.AsyncClient, folder: Path) -> None:
     (folder.parent / "secret.txt").write_text("secret")
     for path in (
         "../secret.txt",
@@ -126,7 +126,7 @@ async def test_no_path_leads_out_of_the_folder(client: httpx.AsyncClient, folder
 
 
 async def test_without_the_page_its_place_says_how_to_build_it(
-    client: httpx.AsyncClient, folder: Path
+    client: httpx2.AsyncClient, folder: Path
 ) -> None:
     (folder / "index.html").unlink()
     answer = await client.get("/ui/")
@@ -145,7 +145,7 @@ def test_the_doctor_says_whether_the_page_is_there(monkeypatch: pytest.MonkeyPat
 
 
 def test_the_page_needs_no_key_and_everything_it_asks_for_needs_one(start: Start) -> None:
-    with start(api_keys=["secret-key"]) as live, httpx.Client(base_url=live.url) as browser:
+    with start(api_keys=["secret-key"]) as live, httpx2.Client(base_url=live.url) as browser:
         assert browser.get("/").status_code == 307
         assert browser.get("/ui/").status_code == 200
         assert browser.get("/ui/assets/none.js").status_code == 404

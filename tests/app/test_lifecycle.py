@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import psutil
 import pytest
 
@@ -66,14 +66,14 @@ class Process:
         self._reader.start()
         assert self.started.wait(ANSWER_SECONDS), self.lines
         self.url = f"http://127.0.0.1:{self.port}"
-        self.http = httpx.Client(
+        self.http = httpx2.Client(
             base_url=self.url,
             timeout=ANSWER_SECONDS,
             event_hooks={"response": [Held(self._described)]},
         )
 
     def _described(self) -> dict[str, Any]:
-        described: dict[str, Any] = httpx.get(
+        described: dict[str, Any] = httpx2.get(
             f"{self.url}/openapi.json", timeout=ANSWER_SECONDS
         ).json()
         return described
@@ -147,7 +147,7 @@ def stop_amid_a_stream(served: Process, sent: int) -> None:
         next(lines)
         # the signal goes to the whole process group, as from a terminal
         os.killpg(served.process.pid, sent)
-        with httpx.Client(base_url=served.url, timeout=30) as other:
+        with httpx2.Client(base_url=served.url, timeout=30) as other:
             while (ready := other.get("/api/health/ready")).status_code == 200:
                 pass
             assert ready.status_code == 503
@@ -241,7 +241,7 @@ def test_idle_connections_take_no_file_that_the_service_needs(tmp_path: Path) ->
                     with suppress(OSError):  # another idle connection is closed for this one
                         address = ("127.0.0.1", served.port)
                         stack.enter_context(socket.create_connection(address))
-                assert httpx.get(f"{served.url}/api/health").status_code == 200
+                assert httpx2.get(f"{served.url}/api/health").status_code == 200
                 if not turn:
                     served.load_demo()
                 for name in ("a", "b"):

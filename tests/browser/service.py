@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import psutil
 
 from steerserve import demo
@@ -38,7 +38,7 @@ class Demo:
             self.port = probe.getsockname()[1]
         self.home = home
         self.url = f"http://127.0.0.1:{self.port}"
-        self.http = httpx.Client(base_url=self.url, timeout=180)
+        self.http = httpx2.Client(base_url=self.url, timeout=180)
         self.start()
 
     def start(self) -> None:
@@ -165,7 +165,7 @@ class Demo:
                 self.data("POST", f"/api/saes/{row['sae_id']}/detach")
 
     def answers(self) -> bool:
-        with suppress(httpx.TransportError):
+        with suppress(httpx2.TransportError):
             return self.http.get("/api/health").status_code == 200
         return False
 

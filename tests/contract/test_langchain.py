@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 import tiktoken
 
@@ -27,7 +27,7 @@ def langchain() -> Any:
 @pytest.fixture
 def there(shared: Running) -> Iterator[dict[str, Any]]:
     """Where the service is, and the model, as every class of the library wants it."""
-    with httpx.Client() as client:
+    with httpx2.Client() as client:
         yield {
             "base_url": f"{shared.url}/v1",
             "api_key": "any",
@@ -52,7 +52,7 @@ def test_it_invokes_streams_and_batches(langchain: Any, there: dict[str, Any]) -
 
 
 async def test_it_does_the_same_asynchronously(langchain: Any, there: dict[str, Any]) -> None:
-    async with httpx.AsyncClient() as client:
+    async with httpx2.AsyncClient() as client:
         chat = langchain.ChatOpenAI(max_tokens=8, seed=1, http_async_client=client, **there)
         whole = await chat.ainvoke(STORY)
         streamed = [chunk async for chunk in chat.astream(STORY)]

@@ -6,7 +6,7 @@ import asyncio
 import struct
 from collections.abc import Iterator
 
-import httpx
+import httpx2
 import pytest
 
 import openai
@@ -20,14 +20,14 @@ TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": 
 
 
 @pytest.fixture
-def sent() -> list[httpx.Request]:
+def sent() -> list[httpx2.Request]:
     """What the client sent, in order."""
     return []
 
 
 @pytest.fixture
-def client(shared: Running, sent: list[httpx.Request]) -> Iterator[openai.OpenAI]:
-    recording = httpx.Client(event_hooks={"request": [sent.append]})
+def client(shared: Running, sent: list[httpx2.Request]) -> Iterator[openai.OpenAI]:
+    recording = httpx2.Client(event_hooks={"request": [sent.append]})
     with openai.OpenAI(base_url=f"{shared.url}/v1", api_key="any", http_client=recording) as made:
         yield made
 
@@ -142,7 +142,7 @@ def test_it_reads_log_probabilities(client: openai.OpenAI) -> None:
 
 @pytest.mark.shows("overview.3")
 def test_its_embeddings_are_the_same_in_both_encodings(
-    client: openai.OpenAI, sent: list[httpx.Request]
+    client: openai.OpenAI, sent: list[httpx2.Request]
 ) -> None:
     texts = ["The sea", "A mountain path"]
     default = client.embeddings.create(model=MODEL, input=texts)
@@ -222,7 +222,7 @@ def test_it_raises_its_own_typed_errors(client: openai.OpenAI) -> None:
 
 
 def test_it_does_not_repeat_what_repeating_cannot_change(
-    shared: Running, client: openai.OpenAI, sent: list[httpx.Request]
+    shared: Running, client: openai.OpenAI, sent: list[httpx2.Request]
 ) -> None:
     """The client repeats a 409 by itself; `x-should-retry: false` is why it does not here."""
     other = add_model(shared, demo.MODEL_DIR, "another", quantization="Q8")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from contextlib import suppress
 
-import httpx
+import httpx2
 import pytest
 import socketio
 from websockets.exceptions import ConnectionClosed
@@ -25,7 +25,7 @@ def session(live: Running) -> str:
     return f"{OPEN}&sid={json.loads(answer.text[1:])['sid']}"
 
 
-def check_refused(answer: httpx.Response, status: int = 400) -> None:
+def check_refused(answer: httpx2.Response, status: int = 400) -> None:
     assert answer.status_code == status, answer.text
     body = answer.json()
     assert (body["success"], body["data"]) == (False, None)

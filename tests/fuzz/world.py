@@ -12,7 +12,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import httpx
+import httpx2
 
 from steerserve import demo
 from tests.app.test_lifecycle import Process, serving
@@ -193,6 +193,6 @@ def opened(root: Path) -> Iterator[World]:
                 watching._end(served)
 
 
-def http(world: World) -> httpx.Client:
+def http(world: World) -> httpx2.Client:
     """A client of the caller's own."""
-    return httpx.Client(base_url=world.url, timeout=60)
+    return httpx2.Client(base_url=world.url, timeout=60)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from steerserve import demo
@@ -333,7 +333,7 @@ def test_above_the_limit_probes_are_answered_and_other_requests_are_refused(star
         for _ in range(2):
             # a request whose body is on its way keeps its place
             stack.enter_context(linked(live)).sendall(body)
-        with httpx.Client(base_url=live.url) as other:
+        with httpx2.Client(base_url=live.url) as other:
             while (refused := other.get("/v1/models")).status_code == 200:
                 pass
             assert refused.status_code == 503

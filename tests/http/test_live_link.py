@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import suppress
 
-import httpx
+import httpx2
 import pytest
 import websockets.exceptions
 from websockets.sync.client import ClientConnection, connect
@@ -21,7 +21,7 @@ from tests.service import Running
 JOIN = "/socket.io/?EIO=4&transport=polling"
 
 
-def joined(http: httpx.Client) -> str:
+def joined(http: httpx2.Client) -> str:
     """The session of a new client that polls."""
     answer = http.get(JOIN)
     assert answer.status_code == 200, answer.text

@@ -60,7 +60,7 @@ def test_a_secret_is_in_no_line(lines: RecentLines) -> None:
         "asked", hub_token=TOKEN, address=f"https://user:{TOKEN}@hub/", reason=[f"Bearer {TOKEN}"]
     )
     logger.info(f"asked with {TOKEN}")
-    logging.getLogger("httpx").warning("GET %s", TOKEN)
+    logging.getLogger("httpx2").warning("GET %s", TOKEN)
     logging.getLogger("uvicorn.error").info("GET %s", TOKEN)
     try:
         raise ValueError(TOKEN)

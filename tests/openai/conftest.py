@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 import torch
 from tokenizers import normalizers
@@ -185,10 +185,10 @@ def until_idle(live: Running) -> None:
         pass
 
 
-def asked(live: Running, path: str, body: dict[str, Any], address: str) -> httpx.Response:
+def asked(live: Running, path: str, body: dict[str, Any], address: str) -> httpx2.Response:
     """The answer to a request from an address of this machine."""
-    transport = httpx.HTTPTransport(local_address=address)
-    with httpx.Client(base_url=live.url, transport=transport, timeout=60) as client:
+    transport = httpx2.HTTPTransport(local_address=address)
+    with httpx2.Client(base_url=live.url, transport=transport, timeout=60) as client:
         return client.post(path, json=body)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from steerserve import demo
@@ -16,7 +16,7 @@ STATE = "x-service-steering-state"
 PROOF = demo.proof()
 
 
-def asked(live: Running, **fields: Any) -> httpx.Response:
+def asked(live: Running, **fields: Any) -> httpx2.Response:
     body = {
         "model": demo.MODEL_NAME,
         "messages": [{"role": "user", "content": "Tell me a story."}],
@@ -27,7 +27,7 @@ def asked(live: Running, **fields: Any) -> httpx.Response:
     return live.post("/v1/chat/completions", body)
 
 
-def told(answer: httpx.Response) -> str:
+def told(answer: httpx2.Response) -> str:
     return str(answer.json()["choices"][0]["message"]["content"])
 
 

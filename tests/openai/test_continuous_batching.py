@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from steerserve import demo
@@ -29,7 +29,7 @@ def batched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         yield live
 
 
-def ask(live: Running, **fields: Any) -> httpx.Response:
+def ask(live: Running, **fields: Any) -> httpx2.Response:
     body = {"model": demo.MODEL_NAME, "messages": HELLO, "max_tokens": 3, **fields}
     return live.http.post(CHAT, json=body)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from steerserve import demo
@@ -27,12 +27,12 @@ OTHER_LOOP = (3, 60.0)
 Profile = Callable[..., str]
 
 
-def ask(live: Running, **fields: Any) -> httpx.Response:
+def ask(live: Running, **fields: Any) -> httpx2.Response:
     body = {"model": demo.MODEL_NAME, "messages": STORY, "max_tokens": 20, "temperature": 0}
     return live.post(CHAT, body | fields)
 
 
-def words(answer: httpx.Response) -> str:
+def words(answer: httpx2.Response) -> str:
     return str(answer.json()["choices"][0]["message"]["content"])
 
 

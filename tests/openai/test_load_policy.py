@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from tests.openai.conftest import Zoo, holding, pending
@@ -27,7 +27,7 @@ ASKS: dict[str, dict[str, Any]] = {
 ROUTES = list(ASKS)
 
 
-def ask(live: Running, path: str, model: str, **headers: str) -> httpx.Response:
+def ask(live: Running, path: str, model: str, **headers: str) -> httpx2.Response:
     return live.http.post(path, json={"model": model} | ASKS[path], headers=headers)
 
 

@@ -7,7 +7,7 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from steerserve import demo
@@ -32,17 +32,17 @@ def own(*features: tuple[int, float], **fields: Any) -> dict[str, Any]:
     return {"features": [{"index": i, "value": v} for i, v in features], **fields}
 
 
-def chat(live: Running, **fields: Any) -> httpx.Response:
+def chat(live: Running, **fields: Any) -> httpx2.Response:
     body = {"model": demo.MODEL_NAME, "messages": STORY, "max_tokens": 20, "temperature": 0}
     return live.post(CHAT, body | fields)
 
 
-def completion(live: Running, **fields: Any) -> httpx.Response:
+def completion(live: Running, **fields: Any) -> httpx2.Response:
     body = {"model": demo.MODEL_NAME, "prompt": "One day", "max_tokens": 20, "temperature": 0}
     return live.post(TEXT, body | fields)
 
 
-def words(answer: httpx.Response) -> str:
+def words(answer: httpx2.Response) -> str:
     (choice,) = answer.json()["choices"]
     return str(choice["message"]["content"] if "message" in choice else choice["text"])
 

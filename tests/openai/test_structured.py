@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 from jsonschema import Draft202012Validator
 
@@ -53,7 +53,7 @@ def chat(wanted: Any, **fields: Any) -> dict[str, Any]:
     return body | {"response_format": wanted} | fields
 
 
-def documents(answer: httpx.Response) -> list[Any]:
+def documents(answer: httpx2.Response) -> list[Any]:
     """The documents of an answer whose choices all ended by themselves."""
     choices = answer.json()["choices"]
     assert [choice["finish_reason"] for choice in choices] == ["stop"] * len(choices)

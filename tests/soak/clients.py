@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-import httpx
+import httpx2
 
 from tests.soak.watching import PATIENCE
 
@@ -18,7 +18,7 @@ LONG = {"model": "red", "prompt": ["the boats"] * 32, "max_tokens": 240, "temper
 """Takes the engine about half a second."""
 
 
-def text_of(http: httpx.Client, **fields: Any) -> str:
+def text_of(http: httpx2.Client, **fields: Any) -> str:
     """What the model says to SHORT."""
     answer = http.post("/v1/completions", json=SHORT | fields)
     assert answer.status_code == 200, answer.text

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 
 HEADER = "X-Service-Lease"
 LEAST_NAMED, MOST_NAMED = 1, 4
@@ -42,13 +42,13 @@ class Ledger:
 
     # ------------------------------------------------------------- writing
 
-    def write(self, http: httpx.Client) -> None:
+    def write(self, http: httpx2.Client) -> None:
         """One random write, entered when it is acknowledged.
 
         Raises:
-            httpx.TransportError: the service is gone; `unsure` says what was under way.
+            httpx2.TransportError: the service is gone; `unsure` says what was under way.
         """
-        writes: list[Callable[[httpx.Client], None]] = [
+        writes: list[Callable[[httpx2.Client], None]] = [
             self._add_model,
             self._delete_model,
             self._add_profile,
@@ -61,7 +61,7 @@ class Ledger:
         ]
         self.draw.choice(writes)(http)
 
-    def prepare(self, http: httpx.Client) -> None:
+    def prepare(self, http: httpx2.Client) -> None:
         """Have a model loading, or for the patient one that is loaded and leased."""
         if not self.models:
             self._add_model(http)
@@ -70,7 +70,7 @@ class Ledger:
         if self.is_patient:
             self._lease(http)
 
-    def _send(self, http: httpx.Client, method: str, path: str, **fields: Any) -> Any:
+    def _send(self, http: httpx2.Client, method: str, path: str, **fields: Any) -> Any:
         """The data of an answer, None for a refusal."""
         answer = http.request(method, path, **fields)
         assert answer.status_code < 500, f"{method} {path}: {answer.text}"
@@ -81,7 +81,7 @@ class Ledger:
         self._names += 1
         return f"named {self._names}"
 
-    def _add_model(self, http: httpx.Client) -> None:
+    def _add_model(self, http: httpx2.Client) -> None:
         taken = {model["local_path"] for model in self.models.values()}
         free = [folder for folder in self.folders if str(folder) not in taken]
         if not free:
@@ -92,11 +92,11 @@ class Ledger:
         self.models[made["id"]] = _kept(made, body)
         self.unsure = None
 
-    def _delete_model(self, http: httpx.Client) -> None:
+    def _delete_model(self, http: httpx2.Client) -> None:
         if len(self.models) > LEAST_NAMED:
             self._delete(http, "model", self.models)
 
-    def _add_profile(self, http: httpx.Client) -> None:
+    def _add_profile(self, http: httpx2.Client) -> None:
         if len(self.profiles) == MOST_NAMED:
             return
         values = {str(index): self.draw.uniform(-200, 200) for index in range(200)}
@@ -106,18 +106,18 @@ class Ledger:
         self.profiles[made["id"]] = _kept(made, body)
         self.unsure = None
 
-    def _delete_profile(self, http: httpx.Client) -> None:
+    def _delete_profile(self, http: httpx2.Client) -> None:
         if self.profiles:
             self._delete(http, "profile", self.profiles)
 
-    def _delete(self, http: httpx.Client, noun: str, book: Found) -> None:
+    def _delete(self, http: httpx2.Client, noun: str, book: Found) -> None:
         chosen = self.draw.choice(list(book))
         self.unsure = (f"delete {noun}", chosen)
         if self._send(http, "DELETE", f"/api/{noun}s/{chosen}") is not None:
             del book[chosen]
         self.unsure = None
 
-    def _switch(self, http: httpx.Client) -> None:
+    def _switch(self, http: httpx2.Client) -> None:
         """A write that changes what is live only."""
         if self.models:
             model_id = self.draw.choice(list(self.models))
@@ -125,14 +125,14 @@ class Ledger:
             action = self.draw.choice([load, load, "unload", "lock", "unlock"])
             self._send(http, "POST", f"/api/models/{model_id}/{action}")
 
-    def _lease(self, http: httpx.Client) -> None:
+    def _lease(self, http: httpx2.Client) -> None:
         body = {"holder": "soak", "reason": "to be forgotten"}
         for model_id in self.models:
             granted = self._send(http, "POST", f"/api/models/{model_id}/lease", json=body)
             if granted is not None:
                 self.leases.append((model_id, granted["lease_id"]))
 
-    def _change_lease(self, http: httpx.Client) -> None:
+    def _change_lease(self, http: httpx2.Client) -> None:
         if self.leases:
             model_id, lease_id = self.leases[-1]
             method, tail = self.draw.choice([("POST", "/renew"), ("DELETE", ""), ("DELETE", "")])
@@ -141,7 +141,7 @@ class Ledger:
 
     # ------------------------------------------------------------- comparing
 
-    def compare(self, http: httpx.Client) -> None:
+    def compare(self, http: httpx2.Client) -> None:
         """What a service that was killed and started again must still know, and must have forgotten."""
         models = {m["id"]: m for m in http.get("/api/models").json()["data"]["models"]}
         profiles = {p["id"]: p for p in http.get("/api/profiles").json()["data"]["profiles"]}
@@ -167,7 +167,7 @@ class Ledger:
                 book[key] = _kept(found[key], what)
                 assert {name: found[key][name] for name in book[key]} == book[key]
 
-    def _compare_leases(self, http: httpx.Client, models: Found) -> None:
+    def _compare_leases(self, http: httpx2.Client, models: Found) -> None:
         assert http.get("/api/health/detailed").json()["data"]["lease"] is None
         for model_id in models:
             assert http.get(f"/api/models/{model_id}/lease").json()["data"]["lease"] is None

@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import httpx
+import httpx2
 
 from steerserve import demo
 from steerserve.errors import TABLE
@@ -128,7 +128,7 @@ class Schedule:
     def __init__(
         self,
         seed: str,
-        http: httpx.AsyncClient,
+        http: httpx2.AsyncClient,
         gate: Gate,
         known: Mapping[tuple[str, str], Said],
         book: Book,
@@ -199,7 +199,7 @@ class Schedule:
                 if not is_stream:
                     return [json.loads(await answer.aread())]
                 return await self._events(kind, answer, None if stays else self._draw.randint(1, 6))
-        except httpx.TransportError as error:
+        except httpx2.TransportError as error:
             self._book.wrong.append(f"{kind}: {error!r}")
             return None
 
@@ -213,7 +213,7 @@ class Schedule:
             self._book.outcomes["answered before leaving"] += 1
 
     async def _events(
-        self, kind: str, answer: httpx.Response, most: int | None
+        self, kind: str, answer: httpx2.Response, most: int | None
     ) -> list[dict[str, Any]] | None:
         events: list[dict[str, Any]] = []
         async for line in answer.aiter_lines():
@@ -253,7 +253,7 @@ class Schedule:
             ):
                 self._book.wrong.append(f"schema: {text!r}")
 
-    def _refused(self, kind: str, answer: httpx.Response, content: bytes) -> None:
+    def _refused(self, kind: str, answer: httpx2.Response, content: bytes) -> None:
         after = answer.headers.get("retry-after", "")
         if answer.status_code == 503 and not (after.isdigit() and 1 <= int(after) <= 60):
             self._book.wrong.append(f"{kind}: 503 with Retry-After {after!r}")

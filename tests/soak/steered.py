@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import httpx
+import httpx2
 
 from steerserve import demo
 from steerserve.errors import TABLE
@@ -70,7 +70,7 @@ class Records:
 class Operator:
     """Makes the changes. The changes up to `made` are over; those up to `begun` have begun."""
 
-    def __init__(self, http: httpx.AsyncClient, records: Records, draw: random.Random) -> None:
+    def __init__(self, http: httpx2.AsyncClient, records: Records, draw: random.Random) -> None:
         self.made = self.begun = 0
         self._http = http
         self._records = records
@@ -105,7 +105,7 @@ class Asker:
     """One client."""
 
     def __init__(
-        self, http: httpx.AsyncClient, operator: Operator, records: Records, draw: random.Random
+        self, http: httpx2.AsyncClient, operator: Operator, records: Records, draw: random.Random
     ) -> None:
         self._http = http
         self._operator = operator
@@ -117,7 +117,7 @@ class Asker:
             kind = self._draw.choice(list(KINDS))
             try:
                 await self._ask(kind, is_streamed=self._draw.random() < 0.5)
-            except httpx.TransportError as error:
+            except httpx2.TransportError as error:
                 self._records.wrong.append(f"{kind}: {error!r}")
 
     async def _ask(self, kind: str, *, is_streamed: bool) -> None:
@@ -137,7 +137,7 @@ class Asker:
             self._records.outcomes[f"{kind}, {'streamed' if is_streamed else 'whole'}"] += 1
             self._records.answers.append(Admitted(kind, digest, text, first, last, shown))
 
-    async def _streamed(self, kind: str, answer: httpx.Response) -> str | None:
+    async def _streamed(self, kind: str, answer: httpx2.Response) -> str | None:
         """The text of a stream; None where a typed error ended it."""
         text = ""
         async for line in answer.aiter_lines():
@@ -170,7 +170,7 @@ def text_of(body: dict[str, Any]) -> str:
     return text
 
 
-async def words_of(http: httpx.AsyncClient, operator: Operator) -> dict[str, int]:
+async def words_of(http: httpx2.AsyncClient, operator: Operator) -> dict[str, int]:
     """The word of each feature -> its place in FEATURES."""
     made: dict[str, int] = {}
     for _ in FEATURES:

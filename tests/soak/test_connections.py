@@ -9,7 +9,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
+import httpx2
 import psutil
 import pytest
 import websockets.exceptions
@@ -68,7 +68,7 @@ class Probes:
 
     def ask(self) -> None:
         since = time.monotonic()
-        assert httpx.get(f"{self._url}/api/health", timeout=10).status_code == 200
+        assert httpx2.get(f"{self._url}/api/health", timeout=10).status_code == 200
         self.seconds.append(time.monotonic() - since)
 
 
@@ -88,7 +88,7 @@ def slow_clients(probes: Probes, url: str, size: Slow, first: bytes, later: byte
 
 def sessions_without_end(probes: Probes, url: str, size: Slow) -> None:
     """Sessions of live events whose clients never join."""
-    with httpx.Client(base_url=url) as http:
+    with httpx2.Client(base_url=url) as http:
         for number in range(size.clients * size.rounds):
             assert http.get("/socket.io/?EIO=4&transport=polling").status_code == 200
             if number % 50 == 0:

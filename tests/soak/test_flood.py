@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
+import httpx2
 import psutil
 
 from tests.conftest import Start
@@ -33,14 +33,14 @@ async def flood(url: str, slow: psutil.Process, expected: str) -> list[float]:
     """Requests at once while the engine `slow` does not move; the seconds of the refusals."""
     durations = []
 
-    async def ask(http: httpx.AsyncClient) -> httpx.Response:
+    async def ask(http: httpx2.AsyncClient) -> httpx2.Response:
         since = time.monotonic()
         answer = await http.post("/v1/completions", json=SHORT)
         if answer.status_code == 503:
             durations.append(time.monotonic() - since)
         return answer
 
-    async with httpx.AsyncClient(base_url=url, timeout=watching.PATIENCE) as http:
+    async with httpx2.AsyncClient(base_url=url, timeout=watching.PATIENCE) as http:
         with frozen(slow):
             left = {asyncio.create_task(ask(http)) for _ in range(FLOOD)}
             while len(left) > ACCEPTED:
@@ -56,7 +56,7 @@ async def flood(url: str, slow: psutil.Process, expected: str) -> list[float]:
     return durations
 
 
-def check_refusal(answer: httpx.Response) -> None:
+def check_refusal(answer: httpx2.Response) -> None:
     assert answer.status_code == 503, answer.text
     error = answer.json()["error"]
     assert (error["code"], error["type"]) == ("queue_full", "invalid_request_error")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from steerserve.errors import TABLE
@@ -94,7 +94,7 @@ def state(live: Running) -> list[Any]:
     return [live.data("GET", path) for path in (*paths, "/api/models/1/lease")]
 
 
-def check_refused(answer: httpx.Response) -> None:
+def check_refused(answer: httpx2.Response) -> None:
     """A 4xx in the envelope with a code of the table; nothing of the inside is told."""
     assert 400 <= answer.status_code < 500, answer.text[:500]
     body = answer.json()
@@ -105,7 +105,7 @@ def check_refused(answer: httpx.Response) -> None:
     assert len(answer.content) < 20_000
 
 
-def post(live: Running, path: str, content: str) -> httpx.Response:
+def post(live: Running, path: str, content: str) -> httpx2.Response:
     headers = {"content-type": "application/json"}
     return live.http.post(path, content=content.encode("utf-8", "surrogatepass"), headers=headers)
 

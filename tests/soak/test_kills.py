@@ -10,7 +10,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 
 from tests.soak import watching
@@ -43,7 +43,7 @@ def kill_amid_writes(served: Process, ledger: Ledger, draw: random.Random) -> No
     ledger.prepare(served.http)
     killing = threading.Timer(draw.uniform(0, KILL_SECONDS), served.process.kill)
     killing.start()
-    with pytest.raises(httpx.TransportError):
+    with pytest.raises(httpx2.TransportError):
         write_on(served, ledger, MOST_WRITES)
     killing.join()
     served.wait()

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import psutil
 import pytest
 
@@ -71,7 +71,7 @@ JSON = {"content-type": "application/json"}
 async def stress(url: str) -> list[float]:
     """Let every client send every request; the seconds of each liveness probe beside them."""
     probes: list[float] = []
-    async with httpx.AsyncClient(base_url=url, timeout=300) as http:
+    async with httpx2.AsyncClient(base_url=url, timeout=300) as http:
         clients = [asyncio.create_task(client(http, i)) for i in range(CLIENTS)]
         work = asyncio.gather(*clients)
         while not work.done():
@@ -83,7 +83,7 @@ async def stress(url: str) -> list[float]:
     return probes
 
 
-async def client(http: httpx.AsyncClient, number: int) -> None:
+async def client(http: httpx2.AsyncClient, number: int) -> None:
     """Send every request, each client beginning at another one."""
     sent = [(path, json.dumps({"model": "red"} | body).encode()) for path, body in AT_LIMITS]
     sent += BEYOND
@@ -110,7 +110,7 @@ def test_clients_at_every_limit_hurt_neither_liveness_nor_memory(
     tmp_path: Path, folders: dict[str, Path]
 ) -> None:
     with watching.stressed(tmp_path / "home") as served:
-        with httpx.Client(base_url=served.url, timeout=60) as http:
+        with httpx2.Client(base_url=served.url, timeout=60) as http:
             watching.load(http, watching.register(http, folders["red"], "red"))
             clean = text_of(http)
             probes: list[float] = []

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import psutil
 import pytest
 
@@ -56,7 +56,7 @@ class Rest:
     engine_mb: float
 
 
-async def steer(http: httpx.AsyncClient, values: dict[str, float]) -> None:
+async def steer(http: httpx2.AsyncClient, values: dict[str, float]) -> None:
     """Replace the live values, and ask again as long as the engine is away."""
     asked = {"model": demo.MODEL_NAME, "prompt": "a", "max_tokens": 1}
     steering = "/api/saes/steering"
@@ -78,7 +78,7 @@ async def steer(http: httpx.AsyncClient, values: dict[str, float]) -> None:
 
 
 async def known_texts(
-    http: httpx.AsyncClient, states: schedule.States
+    http: httpx2.AsyncClient, states: schedule.States
 ) -> dict[tuple[str, str], Said]:
     """What each seeded request says under each steering when nothing else runs."""
     known = {}
@@ -92,7 +92,7 @@ async def known_texts(
     return known
 
 
-async def change_steering(http: httpx.AsyncClient, gate: Gate, draw: random.Random) -> None:
+async def change_steering(http: httpx2.AsyncClient, gate: Gate, draw: random.Random) -> None:
     """Change the steering again and again."""
     while True:
         await asyncio.sleep(draw.uniform(0, STEERING_SECONDS))
@@ -103,7 +103,7 @@ async def change_steering(http: httpx.AsyncClient, gate: Gate, draw: random.Rand
 
 
 async def kill_engines(
-    served: Process, http: httpx.AsyncClient, seconds: float, draw: random.Random, book: Book
+    served: Process, http: httpx2.AsyncClient, seconds: float, draw: random.Random, book: Book
 ) -> None:
     """Kill the engine a few times within these seconds, each time at another moment of its work.
 
@@ -125,8 +125,8 @@ async def wave(
     """Let all clients ask for a while, beside changes of the steering and, in odd waves, kills."""
     seconds = SECONDS / WAVES
     draw = random.Random(f"{SEED} {number}")
-    limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(base_url=served.url, limits=limits, timeout=None) as http:
+    limits = httpx2.Limits(max_connections=None)
+    async with httpx2.AsyncClient(base_url=served.url, limits=limits, timeout=None) as http:
         until = time.monotonic() + seconds
         clients = [
             Schedule(f"{SEED} {number} {client}", http, gate, known, book)
@@ -192,7 +192,7 @@ def test_a_mix_of_everything_stays_right_and_small(tmp_path: Path) -> None:
     with demonstrated(tmp_path / "home") as served:
 
         async def solo() -> dict[tuple[str, str], Said]:
-            async with httpx.AsyncClient(base_url=served.url, timeout=60) as http:
+            async with httpx2.AsyncClient(base_url=served.url, timeout=60) as http:
                 known = await known_texts(http, STATES)
                 assert await known_texts(http, STATES) == known
                 return known

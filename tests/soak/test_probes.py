@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 
 from tests.conftest import Start
@@ -35,7 +35,7 @@ class Probing:
 
 
 def probe(
-    http: httpx.Client, durations: dict[str, list[float]], *, is_frozen: bool = False
+    http: httpx2.Client, durations: dict[str, list[float]], *, is_frozen: bool = False
 ) -> None:
     """Ask every probe once. Readiness turns to 503 a second after the engine was frozen."""
     for path in PROBES:
@@ -54,7 +54,7 @@ def check(situation: str, durations: dict[str, list[float]]) -> None:
 
 def swap_in_turn(served: Process, ids: list[int], count: int, over: threading.Event) -> None:
     try:
-        with httpx.Client(base_url=served.url, timeout=PATIENCE) as http:
+        with httpx2.Client(base_url=served.url, timeout=PATIENCE) as http:
             for number in range(count):
                 watching.load(http, ids[number % len(ids)])
     finally:

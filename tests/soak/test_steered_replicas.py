@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import psutil
 import pytest
 
@@ -56,7 +56,7 @@ def killing_on(nodes: Nodes) -> Kill:
 
 
 async def kill_replicas(
-    http: httpx.AsyncClient,
+    http: httpx2.AsyncClient,
     records: Records,
     draw: random.Random,
     kill: Kill,
@@ -76,8 +76,8 @@ async def kill_replicas(
 async def stress(url: str, records: Records, kill: Kill) -> tuple[dict[str, int], int]:
     """Run clients, an operator and kills beside each other. Returns the words, and the number of changes."""
     draw = random.Random(SEED)
-    limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(base_url=url, limits=limits, timeout=120) as http:
+    limits = httpx2.Limits(max_connections=None)
+    async with httpx2.AsyncClient(base_url=url, limits=limits, timeout=120) as http:
         operator, is_over = Operator(http, records, draw), asyncio.Event()
         words = await words_of(http, operator)
         askers = [

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from tests.soak import watching
@@ -61,7 +61,7 @@ def said(path: str, choice: dict[str, Any]) -> str:
     return str((choice.get("message") or choice["delta"]).get("content") or "")
 
 
-def known_texts(http: httpx.Client) -> dict[tuple[str, str], str]:
+def known_texts(http: httpx2.Client) -> dict[tuple[str, str], str]:
     """What each model says to each kind of request when nothing else happens."""
     texts = {}
     for model in ("red", "blue"):
@@ -78,7 +78,7 @@ class Client:
     """One client with its own luck. It asks until the time is over, and never waits after a refusal."""
 
     def __init__(
-        self, number: int, http: httpx.AsyncClient, known: dict[tuple[str, str], str], tally: Tally
+        self, number: int, http: httpx2.AsyncClient, known: dict[tuple[str, str], str], tally: Tally
     ) -> None:
         self._draw = random.Random(SEED * 1000 + number)
         self._http = http
@@ -125,7 +125,7 @@ class Client:
         else:
             self._tally.outcomes["answered before leaving"] += 1
 
-    async def _read(self, answer: httpx.Response, model: str, kind: str, most: int | None) -> None:
+    async def _read(self, answer: httpx2.Response, model: str, kind: str, most: int | None) -> None:
         path, text, count = KINDS[kind][0], "", 0
         async for line in answer.aiter_lines():
             if not line:
@@ -151,7 +151,7 @@ class Client:
             expected = self._known[model, kind]
             self._tally.wrong.append(f"{kind} of {model}: said {text!r}, not {expected!r}")
 
-    def _note_refusal(self, answer: httpx.Response) -> None:
+    def _note_refusal(self, answer: httpx2.Response) -> None:
         code = answer.json()["error"]["code"]
         after = answer.headers.get("retry-after", "")
         is_allowed = answer.status_code == 503 and code in REFUSALS
@@ -164,8 +164,8 @@ class Client:
 async def rage(url: str, known: dict[tuple[str, str], str], size: Storm) -> Tally:
     tally = Tally()
     until = time.monotonic() + size.seconds
-    limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(base_url=url, limits=limits, timeout=None) as http:
+    limits = httpx2.Limits(max_connections=None)
+    async with httpx2.AsyncClient(base_url=url, limits=limits, timeout=None) as http:
         clients = [Client(number, http, known, tally) for number in range(size.clients)]
         await asyncio.gather(*(client.run(until) for client in clients))
     return tally

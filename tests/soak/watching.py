@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import psutil
 import pytest
 
@@ -57,14 +57,14 @@ def _end(served: Process) -> None:
     served._reader.join(PATIENCE)
 
 
-def register(http: httpx.Client, folder: Path, name: str) -> int:
+def register(http: httpx2.Client, folder: Path, name: str) -> int:
     body = {"source": "local", "local_path": str(folder), "custom_name": name}
     answer = http.post("/api/models", json=body)
     assert answer.status_code == 202, answer.text
     return int(answer.json()["data"]["id"])
 
 
-def load(http: httpx.Client, model_id: int) -> None:
+def load(http: httpx2.Client, model_id: int) -> None:
     answer = http.post(f"/api/models/{model_id}/load?wait=true")
     assert answer.status_code == 200, answer.text
 
@@ -80,14 +80,14 @@ def until(condition: Callable[[], object], what: str, seconds: float = PATIENCE)
 # ---------------------------------------------------------------- counters
 
 
-def counters(http: httpx.Client) -> dict[str, Any]:
+def counters(http: httpx2.Client) -> dict[str, Any]:
     """The queue block."""
     block = http.get("/api/health/detailed").json()["data"]["inference"]
     assert isinstance(block, dict)
     return block
 
 
-def until_idle(http: httpx.Client, seconds: float = PATIENCE) -> float:
+def until_idle(http: httpx2.Client, seconds: float = PATIENCE) -> float:
     """Wait until no request is counted any more; the seconds that it took."""
 
     def is_idle() -> bool:

@@ -132,8 +132,8 @@ def configure(level: str, form: str, *others: logging.Handler) -> None:
         logging.getLogger(name).propagate = True
     for name in (
         "uvicorn.access",
-        "httpx",
-        "httpcore",
+        "httpx2",
+        "httpcore2",
         "engineio",
         "socketio",
         "alembic",

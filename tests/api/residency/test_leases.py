@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from steerserve import demo
@@ -36,7 +36,7 @@ def call(live: Running, method: str, path: str, body: Any = None, lease: str | N
     return live.http.request(method, path, json=body, headers=headers)
 
 
-def refusal(answer: httpx.Response) -> tuple[int, str, dict[str, Any]]:
+def refusal(answer: httpx2.Response) -> tuple[int, str, dict[str, Any]]:
     error = answer.json()["error"]
     return answer.status_code, error["code"], error["details"]
 
@@ -278,7 +278,7 @@ def add_other(live: Running, folder: Path) -> int:
     return int(live.data("POST", "/api/models", body, 202)["id"])
 
 
-def ask_other(live: Running, lease: str | None = None, **headers: str) -> httpx.Response:
+def ask_other(live: Running, lease: str | None = None, **headers: str) -> httpx2.Response:
     body = {"model": "other", "prompt": "One day", "max_tokens": 1}
     if lease is not None:
         headers["X-Service-Lease"] = lease

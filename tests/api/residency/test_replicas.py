@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from steerserve.app.service import Service
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.local("starts doubles of engines with replicas of their
 class Replicated:
     """A service whose engines are doubles, with a client for it."""
 
-    def __init__(self, service: Service, launcher: Launcher, client: httpx.AsyncClient) -> None:
+    def __init__(self, service: Service, launcher: Launcher, client: httpx2.AsyncClient) -> None:
         self.service = service
         self.launcher = launcher
         self.client = client
@@ -59,14 +59,14 @@ async def replicated(home: Path, count: int, **settings: Any) -> AsyncIterator[R
     service = Service(made, replace(surroundings(made), launcher=launcher))
     held = Held(service.api.openapi)
 
-    async def check(answer: httpx.Response) -> None:
+    async def check(answer: httpx2.Response) -> None:
         await answer.aread()
         held(answer)
 
     async with (
         service.api.router.lifespan_context(service.api),
-        httpx.AsyncClient(
-            transport=httpx.ASGITransport(service),
+        httpx2.AsyncClient(
+            transport=httpx2.ASGITransport(service),
             base_url="http://127.0.0.1",
             event_hooks={"response": [check]},
         ) as client,

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from steerserve import demo
@@ -167,7 +167,7 @@ def liveness(live: Running) -> Iterator[list[float]]:
     done, begun = threading.Event(), threading.Event()
 
     def ask() -> None:
-        with httpx.Client(base_url=live.url, timeout=60) as http:
+        with httpx2.Client(base_url=live.url, timeout=60) as http:
             while not done.wait(0.01):
                 since = time.monotonic()
                 assert http.get("/api/health").status_code == 200
@@ -205,7 +205,7 @@ def test_twenty_imports_that_fail_leave_liveness(live: Running) -> None:
     large = AT_LIMITS["circuit of many members"]()
     with liveness(live) as seconds, ThreadPoolExecutor(20) as clients:
         answers = clients.map(
-            lambda _: httpx.post(
+            lambda _: httpx2.post(
                 live.url + large.path, content=large.body, headers=JSON, timeout=120
             ),
             range(20),

@@ -7,7 +7,7 @@ import os
 import signal
 from collections.abc import AsyncIterator
 
-import httpx
+import httpx2
 import psutil
 import pytest
 
@@ -114,7 +114,7 @@ async def test_the_key_and_the_environment_stay_secret(
     assert key not in repr(environment)
     assert environment["OMP_WAIT_POLICY"] == "passive"
     assert not {name for name in environment if "TOKEN" in name or name.startswith("PYTEST")}
-    async with httpx.AsyncClient(base_url=engine._opened.server._http.base_url) as unknown:
+    async with httpx2.AsyncClient(base_url=engine._opened.server._http.base_url) as unknown:
         for path in ("/completion", "/slots", "/tokenize", "/embedding"):
             assert (await unknown.post(path, json={})).status_code in (401, 404)
     connections = process.net_connections()

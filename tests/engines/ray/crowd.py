@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import httpx
+import httpx2
 
 from steerserve import demo
 from steerserve.errors import TABLE
@@ -66,7 +66,7 @@ class Heard:
     fault: str | None = None
 
 
-def attach(http: httpx.Client) -> None:
+def attach(http: httpx2.Client) -> None:
     """Attach the SAE whose features the states steer."""
     added = http.post("/api/saes/download", json={"local_path": str(SAE.path)})
     path = f"/api/saes/{added.json()['data']['sae_id']}/attach"
@@ -74,12 +74,12 @@ def attach(http: httpx.Client) -> None:
     assert answer.status_code == 200, answer.text
 
 
-def steer(http: httpx.Client, state: str) -> None:
+def steer(http: httpx2.Client, state: str) -> None:
     answer = http.post(BATCH, json={"steering": STATES[state]})
     assert answer.status_code == 200, answer.text
 
 
-def learned(http: httpx.Client) -> Known:
+def learned(http: httpx2.Client) -> Known:
     """Ask for everything alone. Different states give different texts and different digests."""
     texts: dict[tuple[str, str], str] = {}
     digests: dict[str, str | None] = {}
@@ -97,7 +97,7 @@ def learned(http: httpx.Client) -> Known:
 
 
 def asked(
-    http: httpx.Client, name: str, *, is_streamed: bool, states: tuple[str, ...] = ()
+    http: httpx2.Client, name: str, *, is_streamed: bool, states: tuple[str, ...] = ()
 ) -> Heard:
     """Send a request, and read its answer to the end."""
     body = {"model": demo.MODEL_NAME, "stream": is_streamed, **REQUESTS[name]}
@@ -111,12 +111,12 @@ def asked(
                 text, code, fault = streamed(answer)
             else:
                 text = json.loads(answer.read())["choices"][0]["text"]
-    except httpx.TransportError as error:
+    except httpx2.TransportError as error:
         fault = repr(error)
     return Heard(name, is_streamed, states, text, digest, code, fault)
 
 
-def refused(answer: httpx.Response) -> tuple[str, str | None]:
+def refused(answer: httpx2.Response) -> tuple[str, str | None]:
     """The code of a refusal, and what is wrong with it."""
     error = json.loads(answer.read())["error"]
     statuses = {row.v1 for row in TABLE.values() if row.v1_code == error["code"]}
@@ -127,7 +127,7 @@ def refused(answer: httpx.Response) -> tuple[str, str | None]:
     return error["code"], None
 
 
-def streamed(answer: httpx.Response) -> tuple[str, str | None, str | None]:
+def streamed(answer: httpx2.Response) -> tuple[str, str | None, str | None]:
     """The text of a stream, the code of the error that ended it, and what is wrong with it."""
     text = ""
     for line in answer.iter_lines():
@@ -157,7 +157,7 @@ class Crowd:
     def __post_init__(self) -> None:
         self._states = [self.state]
 
-    def steer(self, http: httpx.Client, state: str) -> None:
+    def steer(self, http: httpx2.Client, state: str) -> None:
         """Change the steering. From its beginning on, answers may have the new state; from its end on, they must."""
         self._states.append(state)
         steer(http, state)
@@ -180,7 +180,7 @@ class Crowd:
 
     def client(self, number: int) -> None:
         names = itertools.islice(itertools.cycle(REQUESTS), number, None)
-        with httpx.Client(base_url=self.url, timeout=PATIENCE) as http:
+        with httpx2.Client(base_url=self.url, timeout=PATIENCE) as http:
             while not self._is_over.is_set():
                 first = self._changes
                 one = asked(http, next(names), is_streamed=number % 2 == 0)

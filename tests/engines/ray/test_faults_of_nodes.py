@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import psutil
 import pytest
 
@@ -156,7 +156,7 @@ def test_the_service_is_killed_and_the_next_one_serves(tmp_path: Path) -> None:
 def ask_until_lost(served: Process, name: str, *, is_streamed: bool) -> list[str]:
     """The texts of a client until its service is gone. The last one may be cut off."""
     texts = []
-    with httpx.Client(base_url=served.url, timeout=PATIENCE) as http:
+    with httpx2.Client(base_url=served.url, timeout=PATIENCE) as http:
         while True:
             one = asked(http, name, is_streamed=is_streamed, states=("second",))
             texts.append(one.text)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from steerserve import demo
@@ -67,7 +67,7 @@ def live(
         "download_attempts": 1,
     }
     with running(tmp_path_factory.mktemp("home"), **settings) as made:
-        made.http.timeout = httpx.Timeout(250)
+        made.http.timeout = httpx2.Timeout(250)
         yield made
     assert not own_nodes.replica_processes()
 

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import httpx
+import httpx2
 import msgspec
 
 from steerserve import messages as m
@@ -97,11 +97,11 @@ class LlamaServer:
     documents; any other answer is `Lost`."""
 
     def __init__(self, url: str, key: str) -> None:
-        self._http = httpx.AsyncClient(
+        self._http = httpx2.AsyncClient(
             base_url=url,
             headers={"Authorization": f"Bearer {key}", "Accept-Encoding": "identity"},
-            timeout=httpx.Timeout(None),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=16),
+            timeout=httpx2.Timeout(None),
+            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=16),
             # a request to the loopback address must not go through a proxy of the environment
             trust_env=False,
         )
@@ -221,7 +221,7 @@ class LlamaServer:
     @asynccontextmanager
     async def _answer(
         self, method: str, path: str, body: dict[str, Any] | None = None
-    ) -> AsyncIterator[httpx.Response]:
+    ) -> AsyncIterator[httpx2.Response]:
         """A successful answer, before its body.
 
         Raises:
@@ -230,10 +230,10 @@ class LlamaServer:
         """
         try:
             async with self._http.stream(method, path, json=body) as response:
-                if response.status_code != httpx.codes.OK:
+                if response.status_code != httpx2.codes.OK:
                     raise _failed(_decoded(await _body(response), _Failure).error)
                 yield response
-        except httpx.HTTPError as error:
+        except httpx2.HTTPError as error:
             raise Lost(str(error)) from error
 
 
@@ -296,7 +296,7 @@ def _text(piece: str | list[int]) -> str:
     return bytes(byte & 0xFF for byte in piece).decode("utf-8", "replace")
 
 
-async def _body(response: httpx.Response) -> bytes:
+async def _body(response: httpx2.Response) -> bytes:
     body = bytearray()
     # the raw bytes, because a small packed body may unpack to a huge one
     async for data in response.aiter_raw():
@@ -306,7 +306,7 @@ async def _body(response: httpx.Response) -> bytes:
     return bytes(body)
 
 
-async def _lines(response: httpx.Response) -> AsyncIterator[bytes]:
+async def _lines(response: httpx2.Response) -> AsyncIterator[bytes]:
     """The lines of a body that are not empty."""
     rest = bytearray()
     async for data in response.aiter_raw():
