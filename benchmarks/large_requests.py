@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import numpy as np
 import psutil
 from safetensors.numpy import save_file
@@ -57,7 +57,7 @@ class Request:
     path: str
     body: bytes | None = None
 
-    async def send(self, client: httpx.AsyncClient) -> int:
+    async def send(self, client: httpx2.AsyncClient) -> int:
         """The bytes of the answer."""
         if self.body is None:
             answer = (await client.get(self.path)).raise_for_status()
@@ -67,14 +67,14 @@ class Request:
         return len(answer.content)
 
 
-Part = Callable[[httpx.AsyncClient, Path], Awaitable[Sequence[Request]]]
+Part = Callable[[httpx2.AsyncClient, Path], Awaitable[Sequence[Request]]]
 """Prepares the service, and gives the requests to measure. The path is an empty folder."""
 
 
 # ---------------------------------------------------------------------- what is sent
 
 
-async def history(client: httpx.AsyncClient, _: Path) -> Sequence[Request]:
+async def history(client: httpx2.AsyncClient, _: Path) -> Sequence[Request]:
     """Records of 1000 named features with long labels."""
     sae = demo.saes()[-1]
     await attach(client, sae.path, sae.layer, NAMED)
@@ -86,7 +86,7 @@ async def history(client: httpx.AsyncClient, _: Path) -> Sequence[Request]:
     return [Request(2, f"/api/monitoring/history?limit={RECORDS}&features={features}")]
 
 
-async def statistics(client: httpx.AsyncClient, scratch: Path) -> Sequence[Request]:
+async def statistics(client: httpx2.AsyncClient, scratch: Path) -> Sequence[Request]:
     """Statistics of all features of a wide SAE with long labels."""
     await attach(client, wide_sae(scratch / "wide"), 1, WIDTH)
     await data(client, "POST", "/api/monitoring/configure", {})
@@ -95,7 +95,7 @@ async def statistics(client: httpx.AsyncClient, scratch: Path) -> Sequence[Reque
     return [Request(at_once, "/api/monitoring/statistics") for at_once in (2, 20)]
 
 
-async def circuits(client: httpx.AsyncClient, _: Path) -> Sequence[Request]:
+async def circuits(client: httpx2.AsyncClient, _: Path) -> Sequence[Request]:
     document = {"members": [member(0)], "saes": [{"layer": 0}]}
     document["more"] = "x" * (CIRCUIT_BYTES - len(json.dumps(document)) - 50)
     for number in range(CIRCUITS):
@@ -104,7 +104,7 @@ async def circuits(client: httpx.AsyncClient, _: Path) -> Sequence[Request]:
     return [Request(20, f"/api/circuits?limit={PAGE}")]
 
 
-async def profiles(client: httpx.AsyncClient, _: Path) -> Sequence[Request]:
+async def profiles(client: httpx2.AsyncClient, _: Path) -> Sequence[Request]:
     steering = {str(index): index / 7 for index in range(VALUES)}
     for number in range(PROFILES):
         body = {"name": f"profile {number}", "steering": steering}
@@ -112,7 +112,7 @@ async def profiles(client: httpx.AsyncClient, _: Path) -> Sequence[Request]:
     return [Request(20, f"/api/profiles?limit={PAGE}")]
 
 
-async def imports(_: httpx.AsyncClient, __: Path) -> Sequence[Request]:
+async def imports(_: httpx2.AsyncClient, __: Path) -> Sequence[Request]:
     """Documents of 1 MiB of which each is refused after it was read whole."""
     circuit = {"name": "large", "saes": [{"layer": 1}]}
     return [
@@ -163,7 +163,7 @@ def wide_sae(folder: Path) -> Path:
     return folder
 
 
-async def attach(client: httpx.AsyncClient, folder: Path, layer: int, labelled: int) -> None:
+async def attach(client: httpx2.AsyncClient, folder: Path, layer: int, labelled: int) -> None:
     """Attach an SAE in the place of any other, with long labels for its first features."""
     added = await data(client, "POST", "/api/saes/download", {"local_path": str(folder)})
     for first in range(0, labelled, LABELS_AT_ONCE):
@@ -175,7 +175,7 @@ async def attach(client: httpx.AsyncClient, folder: Path, layer: int, labelled: 
     await data(client, "POST", f"/api/saes/{added['sae_id']}/attach", {"layer": layer})
 
 
-async def data(client: httpx.AsyncClient, method: str, path: str, body: Any) -> Any:
+async def data(client: httpx2.AsyncClient, method: str, path: str, body: Any) -> Any:
     answer = (await client.request(method, path, json=body)).json()
     assert answer["success"], answer["error"]
     return answer["data"]
@@ -188,7 +188,7 @@ async def measure(parts: Sequence[str], scratch: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     async with service.running(scratch / "home") as client:
         (process,) = psutil.Process().children()
-        client.timeout = httpx.Timeout(600)
+        client.timeout = httpx2.Timeout(600)
         await service.load(client, demo.MODEL_DIR, demo.MODEL_NAME)
         found["idle"] = {"liveness_seconds": await idle(client)}
         say("idle", found["idle"])
@@ -200,13 +200,13 @@ async def measure(parts: Sequence[str], scratch: Path) -> dict[str, Any]:
     return found
 
 
-async def idle(client: httpx.AsyncClient) -> dict[str, Any]:
+async def idle(client: httpx2.AsyncClient) -> dict[str, Any]:
     async with probing(client.base_url.port or 0) as seconds:
         await asyncio.sleep(IDLE_SECONDS)
     return liveness(seconds)
 
 
-async def together(client: httpx.AsyncClient, pid: int, request: Request) -> dict[str, Any]:
+async def together(client: httpx2.AsyncClient, pid: int, request: Request) -> dict[str, Any]:
     """The figures of ROUNDS rounds of one request. Memory is in MiB and is that of the service process."""
     before = memory_mib(pid, "VmRSS")
     forget_peak(pid)

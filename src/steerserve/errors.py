@@ -233,13 +233,13 @@ class Refusal(Exception):
     """
 
     def __init__(
-        self, code: str, message: str, *, param: str | None = None, **details: Any
+        self, code: str, message: str, *, param: str | None = None, **details: object
     ) -> None:
         self.message = _writable(message)
         super().__init__(self.message)
         self.row = TABLE[code]
         self.param = param
-        self.details = details
+        self.details: dict[str, Any] = details
 
     @property
     def is_final(self) -> bool:

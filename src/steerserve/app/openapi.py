@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fastapi import APIRouter, FastAPI
 from pydantic import TypeAdapter
 
@@ -24,7 +22,7 @@ class DescribedApi(FastAPI):
         look for the route of every request in one router after the other."""
         self.router.routes += router.routes
 
-    def openapi(self) -> dict[str, Any]:
+    def openapi(self) -> dict[str, object]:
         if self.openapi_schema is None:
             document = super().openapi()
             for path, operations in document["paths"].items():
@@ -39,7 +37,7 @@ class DescribedApi(FastAPI):
         return super().openapi()
 
 
-def _refusals(path: str) -> dict[str, Any]:
+def _refusals(path: str) -> dict[str, object]:
     """The refusals of the routes at a path, by their statuses."""
     body = next(body for start, body in _BODIES.items() if path.startswith(start))
     described = {
@@ -51,9 +49,9 @@ def _refusals(path: str) -> dict[str, Any]:
     return {str(status): described for status in REFUSALS}
 
 
-def _bodies() -> dict[str, Any]:
+def _bodies() -> dict[str, object]:
     """The schemas of the bodies of refusals, and of their parts."""
-    parts: dict[str, Any] = {}
+    parts: dict[str, object] = {}
     for body in _BODIES.values():
         schema = TypeAdapter(body).json_schema(mode="serialization", ref_template=_TEMPLATE)
         parts |= schema.pop("$defs")

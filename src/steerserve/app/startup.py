@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import structlog
 
@@ -114,7 +113,7 @@ class DemoReady:
     layer: int
     feature_idx: int
     strength: float
-    others: list[dict[str, Any]]
+    others: list[dict[str, object]]
 
 
 async def start_demo(owners: Owners) -> DemoReady:
@@ -196,7 +195,7 @@ async def _import_examples(owners: Owners) -> None:
         await owners.circuit_sensing.enable(demo.CIRCUIT_ID)
 
 
-def _read(file: Path) -> Any:
+def _read(file: Path) -> object:
     return json.loads(file.read_text(encoding="utf-8"))
 
 

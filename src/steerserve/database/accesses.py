@@ -84,7 +84,9 @@ class Accesses:
         task.add_done_callback(self._under_way.discard)
         return task
 
-    async def _give_back(self, connection: AsyncConnection, connecting: asyncio.Task[Any]) -> None:
+    async def _give_back(
+        self, connection: AsyncConnection, connecting: asyncio.Task[object]
+    ) -> None:
         try:
             await asyncio.wait({connecting})
             if connecting.cancelled() or connecting.exception() is not None:

@@ -124,7 +124,7 @@ class Catalog:
         """
         return _known_model((await self._models.records(self._database)).get(model_id), model_id)
 
-    async def add_model(self, **values: Any) -> ModelRow:
+    async def add_model(self, **values: object) -> ModelRow:
         """Raises:
         Refusal: MODEL_ALREADY_EXISTS.
         """
@@ -145,7 +145,7 @@ class Catalog:
                 quantization=values["quantization"],
             ) from error
 
-    async def change_model(self, model_id: int, **values: Any) -> ModelRow:
+    async def change_model(self, model_id: int, **values: object) -> ModelRow:
         """Raises:
         Refusal: MODEL_NOT_FOUND, MODEL_ALREADY_EXISTS.
         """
@@ -195,7 +195,7 @@ class Catalog:
             )
             return _known_sae(await self._saes.reread(connection, sae_id), sae_id)
 
-    async def change_sae(self, sae_id: str, **values: Any) -> SaeRow:
+    async def change_sae(self, sae_id: str, **values: object) -> SaeRow:
         """Raises:
         Refusal: SAE_NOT_FOUND.
         """
@@ -204,7 +204,7 @@ class Catalog:
             await connection.execute(changed.values(**_held(values), updated_at=self._now()))
             return _known_sae(await self._saes.reread(connection, sae_id), sae_id)
 
-    async def put_sae(self, sae_id: str, *, may_add: bool = True, **values: Any) -> SaeRow:
+    async def put_sae(self, sae_id: str, *, may_add: bool = True, **values: object) -> SaeRow:
         """Write the values of a download into the record of an SAE. If there is no record, one is added. The record of
         an attached SAE is not changed.
 
@@ -214,7 +214,7 @@ class Catalog:
         async with self._saes.writing(self._database) as connection:
             return _known_sae(await self._put(connection, sae_id, values, may_add=may_add), sae_id)
 
-    async def put_saes(self, records: Mapping[str, Mapping[str, Any]]) -> None:
+    async def put_saes(self, records: Mapping[str, Mapping[str, object]]) -> None:
         """Write values into the records of several SAEs, as `put_sae` does. `records` has the values by id."""
         ids = list(records)
         for first in range(0, len(ids), _AT_ONCE):
@@ -223,7 +223,12 @@ class Catalog:
                     await self._put(connection, sae_id, records[sae_id], may_add=True)
 
     async def _put(
-        self, connection: AsyncConnection, sae_id: str, values: Mapping[str, Any], *, may_add: bool
+        self,
+        connection: AsyncConnection,
+        sae_id: str,
+        values: Mapping[str, object],
+        *,
+        may_add: bool,
     ) -> SaeRow | None:
         now, texts = self._now(), _held(values)
         changed = update(saes).where(saes.c.id == sae_id, saes.c.status != "attached")
@@ -249,7 +254,7 @@ class Catalog:
             await connection.execute(follow.values(look_id=look_id))
             return _known_sae(await self._saes.reread(connection, sae_id), sae_id)
 
-    async def rename_sae(self, sae_id: str, new_id: str, **values: Any) -> SaeRow:
+    async def rename_sae(self, sae_id: str, new_id: str, **values: object) -> SaeRow:
         """Give an SAE a new id, which no other SAE may have. The labels of the SAE and the profiles that name it get
         the new id too."""
         async with self._saes.writing(self._database) as connection:
@@ -293,7 +298,7 @@ def unknown_sae(sae_id: str) -> Refusal:
     return Refusal("SAE_NOT_FOUND", f"no SAE has the id {unknown!r}", sae_id=unknown)
 
 
-def _held(values: Mapping[str, Any]) -> dict[str, Any]:
+def _held(values: Mapping[str, object]) -> dict[str, object]:
     """The values of an SAE's record, with the texts cut to the length of their columns."""
     texts = {name: text for name in CLAIMED_TEXTS if isinstance(text := values.get(name), str)}
     return dict(values) | {

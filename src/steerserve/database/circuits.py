@@ -189,7 +189,7 @@ class CircuitStore:
         except IntegrityError as error:
             raise NameTaken(name) from error
 
-    async def change(self, circuit_id: str, **changes: Any) -> WholeCircuit:
+    async def change(self, circuit_id: str, **changes: object) -> WholeCircuit:
         """Replace columns of one circuit.
 
         Raises:

@@ -63,7 +63,7 @@ class ProfileRow:
     origin: Origin | None
     cluster: Cluster | None
     warnings: tuple[str, ...]
-    hub_ref: dict[str, Any] | None
+    hub_ref: dict[str, object] | None
     sensing_enabled: bool
     sensing_min_k: int | None
     created_at: datetime
@@ -211,7 +211,7 @@ class Documents:
         name: str,
         sae_id: str | None,
         warnings: tuple[str, ...],
-        hub_ref: Mapping[str, Any] | None,
+        hub_ref: Mapping[str, object] | None,
         own_id: str | None = None,
         slice_of: SliceOf | None = None,
     ) -> ProfileRow:
@@ -248,7 +248,7 @@ class Documents:
         async with self._database.read() as connection:
             return [_record(row) for row in (await connection.execute(wanted)).mappings()]
 
-    async def change_profile(self, profile_id: str, changes: Mapping[str, Any]) -> ProfileRow:
+    async def change_profile(self, profile_id: str, changes: Mapping[str, object]) -> ProfileRow:
         """Replace the columns of one profile that `changes` names. Without changes, nothing is written.
 
         Raises:
@@ -345,7 +345,7 @@ def _columns(values: Mapping[str, Any]) -> dict[str, Any]:
     return {**values, "origin": asdict(origin)} if origin is not None else dict(values)
 
 
-def _taken(name: Any) -> Refusal:
+def _taken(name: object) -> Refusal:
     return Refusal("PROFILE_ALREADY_EXISTS", f"a profile is named {name!r}", name=name)
 
 

@@ -47,7 +47,7 @@ def make(
 
 def _sqlite(url: URL, file: SqliteFile, *, is_pooled: bool, busy_ms: int) -> AsyncEngine:
     options = url.set(database=file.uri, query={**url.query, "uri": "true"})
-    pool: dict[str, Any] = {} if is_pooled else {"poolclass": NullPool}
+    pool: dict[str, object] = {} if is_pooled else {"poolclass": NullPool}
     engine = create_async_engine(options, **pool)
     event.listen(engine.sync_engine, "do_connect", _naming(file))
     event.listen(engine.sync_engine, "connect", _preparing(file, busy_ms))
@@ -58,14 +58,14 @@ def _sqlite(url: URL, file: SqliteFile, *, is_pooled: bool, busy_ms: int) -> Asy
 def _naming(file: SqliteFile) -> Callable[..., None]:
     """A function that names the file as it was found at the opening of the database to each new connection."""
 
-    def name(_dialect: Any, _record: Any, arguments: list[Any], _options: Any) -> None:
+    def name(_dialect: object, _record: object, arguments: list[object], _options: object) -> None:
         # with `rw` SQLite never makes the file, so a file that was deleted is not replaced by an empty one
         arguments[0] = f"{file.uri}?mode=rw"
 
     return name
 
 
-def _preparing(file: SqliteFile, busy_ms: int) -> Callable[[Any, Any], None]:
+def _preparing(file: SqliteFile, busy_ms: int) -> Callable[[object, object], None]:
     """A function that sets up each new connection to a SQLite file."""
 
     def prepare(connection: Any, _record: Any) -> None:

@@ -40,7 +40,7 @@ class UtcDateTime(TypeDecorator[datetime]):
     impl = DateTime(timezone=True)
     cache_ok = True
 
-    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> Any:
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> object:
         return value.astimezone(UTC) if value is not None else None
 
     def process_result_value(self, value: Any, dialect: Dialect) -> datetime | None:
@@ -54,7 +54,7 @@ class FeatureValues(TypeDecorator[dict[int, float]]):
     impl = Text
     cache_ok = True
 
-    def process_bind_param(self, value: dict[int, float] | None, dialect: Dialect) -> Any:
+    def process_bind_param(self, value: dict[int, float] | None, dialect: Dialect) -> object:
         if value is None:
             return None
         return json.dumps({str(i): float(v) for i, v in sorted(value.items())}, allow_nan=False)
@@ -69,7 +69,7 @@ class JsonObject(TypeDecorator[dict[str, Any]]):
     impl = Text
     cache_ok = True
 
-    def process_bind_param(self, value: dict[str, Any] | None, dialect: Dialect) -> Any:
+    def process_bind_param(self, value: dict[str, object] | None, dialect: Dialect) -> object:
         return json.dumps(value, allow_nan=False) if value is not None else None
 
     def process_result_value(self, value: Any, dialect: Dialect) -> dict[str, Any] | None:
@@ -82,7 +82,7 @@ class TextList(TypeDecorator[list[str]]):
     impl = Text
     cache_ok = True
 
-    def process_bind_param(self, value: Sequence[str] | None, dialect: Dialect) -> Any:
+    def process_bind_param(self, value: Sequence[str] | None, dialect: Dialect) -> object:
         return json.dumps(list(value)) if value is not None else None
 
     def process_result_value(self, value: Any, dialect: Dialect) -> list[str] | None:
@@ -95,11 +95,11 @@ class Encoded(TypeDecorator[Any]):
     impl = Text
     cache_ok = True
 
-    def __init__(self, kind: Any) -> None:
+    def __init__(self, kind: object) -> None:
         super().__init__()
         self.kind = kind
 
-    def process_bind_param(self, value: Any, dialect: Dialect) -> Any:
+    def process_bind_param(self, value: object, dialect: Dialect) -> object:
         return msgspec.json.encode(value).decode() if value is not None else None
 
     def process_result_value(self, value: Any, dialect: Dialect) -> Any:

@@ -142,7 +142,7 @@ def read_model(path: Path) -> ModelFolder:
     )
 
 
-def configuration(path: Path) -> dict[str, Any]:
+def configuration(path: Path) -> dict[str, object]:
     """The `config.json` of a model folder.
 
     Raises:
@@ -151,13 +151,13 @@ def configuration(path: Path) -> dict[str, Any]:
     return _json(path / "config.json", path, CONFIGURATION_BYTES)
 
 
-def architecture(config: Mapping[str, Any]) -> str | None:
+def architecture(config: Mapping[str, object]) -> str | None:
     """The first architecture that a configuration names; None if it names none."""
     named = config.get("architectures")
     return _text(named[0], _ARCHITECTURE_CHARACTERS) if isinstance(named, list) and named else None
 
 
-def dtype(named: Any) -> str | None:
+def dtype(named: object) -> str | None:
     """A dtype as a configuration names it; None if the value is not a text."""
     return _text(named, _DTYPE_CHARACTERS)
 
@@ -191,7 +191,7 @@ def weight_files(path: Path) -> list[Path]:
     return files
 
 
-def _json(file: Path, folder: Path, most: int) -> dict[str, Any]:
+def _json(file: Path, folder: Path, most: int) -> dict[str, object]:
     if not _is_file(file):
         raise bad_path(f"the folder has no readable {file.name}", str(folder))
     try:
@@ -305,7 +305,7 @@ def reading(folder: Path) -> Iterator[None]:
         raise bad_path(why, str(folder)) from None
 
 
-def _text(value: Any, longest: int) -> str | None:
+def _text(value: object, longest: int) -> str | None:
     """The first printable characters of a text; None if it has none."""
     if not isinstance(value, str):
         return None

@@ -6,7 +6,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from steerserve.files import local
 from steerserve.rules.models.precision import StoredTensor, quantization_config
@@ -42,7 +41,7 @@ class Weights:
 
     architecture: str | None
     dtype: str | None
-    quantized: dict[str, Any] | None
+    quantized: dict[str, object] | None
     tensors: tuple[StoredTensor, ...]
     pickled_bytes: int
     shape: ModelShape
@@ -77,7 +76,7 @@ def read_weights(path: Path) -> Weights:
 
 
 def weights_of(
-    config: Mapping[str, Any], tensors: Sequence[StoredTensor], pickled_bytes: int = 0
+    config: Mapping[str, object], tensors: Sequence[StoredTensor], pickled_bytes: int = 0
 ) -> Weights:
     """The weights that a configuration and the headers of its files describe.
 
@@ -104,7 +103,7 @@ def weights_of(
     )
 
 
-def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def _text(config: Mapping[str, object]) -> Mapping[str, object]:
     """The part of a configuration that describes the language model."""
     for key in ("text_config", "decoder"):
         inner = config.get(key)
@@ -113,14 +112,14 @@ def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return config
 
 
-def _is_tied(config: Mapping[str, Any], stored: Sequence[StoredTensor]) -> bool:
+def _is_tied(config: Mapping[str, object], stored: Sequence[StoredTensor]) -> bool:
     """Whether the input embedding is also the output head: the configuration says so, or the weights have no head."""
     if any(_OUTPUT_HEAD.search(t.name) for t in stored if t.layer is None):
         return config.get("tie_word_embeddings") is True
     return True
 
 
-def _shape(text: Mapping[str, Any], stored: Sequence[StoredTensor]) -> ModelShape:
+def _shape(text: Mapping[str, object], stored: Sequence[StoredTensor]) -> ModelShape:
     hidden = _count(text, "hidden_size", "n_embd", "d_model")
     heads = _count(text, "num_attention_heads", "n_head", "n_heads", "num_heads")
     layers = _count(text, "num_hidden_layers", "n_layer", "n_layers", "num_layers")
@@ -143,7 +142,7 @@ def _shape(text: Mapping[str, Any], stored: Sequence[StoredTensor]) -> ModelShap
     )
 
 
-def _intermediate(text: Mapping[str, Any], hidden: int) -> int:
+def _intermediate(text: Mapping[str, object], hidden: int) -> int:
     """The width of the largest activation in an MLP. With experts, it is the sum over the experts that one token
     passes."""
     wide = _count(text, "intermediate_size", "n_inner", "ffn_dim") or 4 * hidden
@@ -152,7 +151,7 @@ def _intermediate(text: Mapping[str, Any], hidden: int) -> int:
     return max(wide, experts * (each or (wide if experts > 1 else 0)))
 
 
-def _kv_values(text: Mapping[str, Any], hidden: int, heads: int) -> int:
+def _kv_values(text: Mapping[str, object], hidden: int, heads: int) -> int:
     if not heads:
         return 0
     # compressed keys and values are cached in their expanded form, per head
@@ -165,7 +164,7 @@ def _kv_values(text: Mapping[str, Any], hidden: int, heads: int) -> int:
     return 2 * (kv_heads or heads) * width
 
 
-def _count(text: Mapping[str, Any], *names: str) -> int:
+def _count(text: Mapping[str, object], *names: str) -> int:
     """The first of the fields that holds a positive whole number; 0 if none does.
 
     Raises:

@@ -101,7 +101,7 @@ def describe(job: Describe, session: Session) -> Described:
     )
 
 
-def _info(job: Describe, session: Session) -> dict[str, Any]:
+def _info(job: Describe, session: Session) -> dict[str, object]:
     url = f"{session.endpoint}/api/models/{job.repo_id}"
     if job.revision is not None:
         url += f"/revision/{quote(job.revision, safe='')}"
@@ -171,7 +171,7 @@ def _check_access(repo_id: str, sha: str, file: WantedFile, session: Session) ->
 
 def _config(
     repo_id: str, sha: str, file: WantedFile | None, session: Session
-) -> dict[str, Any] | None:
+) -> dict[str, object] | None:
     """The content of config.json. None if there is no such file, if it is too large, or if it is not a JSON object."""
     if file is None or (file.size or 0) > CONFIG_BYTES:
         return None

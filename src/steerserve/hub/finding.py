@@ -81,11 +81,11 @@ def _repository(entry: Any) -> FoundRepository | None:
     )
 
 
-def _count(value: Any) -> int | None:
+def _count(value: object) -> int | None:
     return value if type(value) is int and 0 <= value < 1 << 63 else None
 
 
-def _text(value: Any) -> str | None:
+def _text(value: object) -> str | None:
     if not isinstance(value, str):
         return None
     return "".join(c for c in value[:_TEXT_MAXIMUM] if c.isprintable()) or None

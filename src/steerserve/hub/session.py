@@ -12,7 +12,6 @@ import re
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 from urllib.parse import urljoin, urlsplit
 
 import httpx2
@@ -70,7 +69,7 @@ class Session:
         """Whether an address has the hub's own origin."""
         return origin(url) == self._home
 
-    def json(self, url: str, maximum: int) -> tuple[Any, str | None]:
+    def json(self, url: str, maximum: int) -> tuple[object, str | None]:
         """A JSON answer of the hub, and the address of its next page. The unpacked answer may have at most `maximum`
         bytes.
 

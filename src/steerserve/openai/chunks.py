@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from steerserve.http.event_stream import event
@@ -25,12 +23,12 @@ class Chunks:
         shape: how the route writes choices.
     """
 
-    def __init__(self, base: dict[str, Any], shape: AnswerShape) -> None:
+    def __init__(self, base: dict[str, object], shape: AnswerShape) -> None:
         self._base = {**base, "object": shape.chunk}
         self._shape = shape
         self._around: dict[int, tuple[bytes, bytes]] = {}
 
-    def chunk(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
+    def chunk(self, choices: list[dict[str, object]], **more: object) -> bytes:
         return event(_json({**self._base, "choices": choices, **more}))
 
     def text(self, index: int, text: str) -> bytes:

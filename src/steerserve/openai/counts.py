@@ -4,7 +4,6 @@ list takes seconds."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from steerserve.errors import Refusal
 from steerserve.openai.bodies import ID_PROMPT, kind_of_prompt
@@ -22,7 +21,7 @@ STOP_CHARACTERS = 1000
 """Characters of a stop string. The end of a text is compared with stop strings at every token."""
 
 
-def check(route: str, body: dict[str, Any], settings: Settings) -> None:
+def check(route: str, body: dict[str, object], settings: Settings) -> None:
     """Check the fields that the route reads. A field that the route does not use may be of any length.
 
     Raises:
@@ -56,13 +55,13 @@ def check(route: str, body: dict[str, Any], settings: Settings) -> None:
 
 
 def _at_most(
-    where: str, value: Any, maximum: int, things: str, code: str = "INVALID_PARAMETER"
+    where: str, value: object, maximum: int, things: str, code: str = "INVALID_PARAMETER"
 ) -> None:
     if isinstance(value, list | dict) and len(value) > maximum:
         raise Refusal(code, f"{where}: at most {maximum} {things}", param=where)
 
 
-def _check_stops(stops: Any, maximum: int) -> None:
+def _check_stops(stops: object, maximum: int) -> None:
     _at_most("stop", stops, maximum, "stop strings")
     for stop in stops if isinstance(stops, list) else [stops]:
         if isinstance(stop, str) and len(stop) > STOP_CHARACTERS:
@@ -73,7 +72,7 @@ def _check_stops(stops: Any, maximum: int) -> None:
             )
 
 
-def _check_messages(body: dict[str, Any], maximum: int) -> None:
+def _check_messages(body: dict[str, object], maximum: int) -> None:
     """The messages of all conversations count together."""
     messages = parts = 0
     for where, conversation in _conversations(body):
@@ -98,7 +97,7 @@ def _check_messages(body: dict[str, Any], maximum: int) -> None:
                 )
 
 
-def _conversations(body: dict[str, Any]) -> Iterator[tuple[str, list[Any]]]:
+def _conversations(body: dict[str, object]) -> Iterator[tuple[str, list[object]]]:
     """The lists of messages in a body, each with its location."""
     if isinstance(messages := body.get("messages"), list):
         yield "messages", messages

@@ -178,7 +178,7 @@ class _Opened:
     """A request whose body is JSON and has no field that is refused by its name. `base` has the values that every
     intent has."""
 
-    body: dict[str, Any]
+    body: dict[str, object]
     base: dict[str, Any]
     model: ServedModel | Refusal
     policy: str | None
@@ -199,7 +199,7 @@ class _Opened:
         return Accepted(replace(intent, may_load=fields.may_load(self.policy)), self.model)
 
 
-async def read_json(request: Request) -> dict[str, Any]:
+async def read_json(request: Request) -> dict[str, object]:
     """The body as a JSON object.
 
     Raises:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fastapi import APIRouter
 
 from steerserve.control.models.served import ServedModel, ServedModels
@@ -15,7 +13,7 @@ def router(models: ServedModels) -> APIRouter:
     routes = APIRouter(tags=["inference"])
 
     @routes.get("/v1/models", response_model=None, responses=answers.answered(answers.ModelEntries))
-    async def list_models() -> dict[str, Any]:
+    async def list_models() -> dict[str, object]:
         return {"object": "list", "data": [entry(model) for model in await models.listed()]}
 
     @routes.get(
@@ -23,7 +21,7 @@ def router(models: ServedModels) -> APIRouter:
         response_model=None,
         responses=answers.answered(answers.ModelEntry),
     )
-    async def get_model(name: str) -> dict[str, Any]:
+    async def get_model(name: str) -> dict[str, object]:
         if not name:
             raise Refusal("NOT_FOUND", "no route '/v1/models/'")
         return entry(await models.find(name))
@@ -31,7 +29,7 @@ def router(models: ServedModels) -> APIRouter:
     return routes
 
 
-def entry(model: ServedModel) -> dict[str, Any]:
+def entry(model: ServedModel) -> dict[str, object]:
     return {
         "id": model.name,
         "object": "model",

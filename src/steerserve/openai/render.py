@@ -127,7 +127,7 @@ async def _answer(
         raise
 
 
-async def _closed(stack: AsyncExitStack, body: dict[str, Any], opened: _Opened) -> Response:
+async def _closed(stack: AsyncExitStack, body: dict[str, object], opened: _Opened) -> Response:
     await stack.aclose()
     return Response(_json(body), media_type="application/json", headers=opened.headers)
 
@@ -150,10 +150,13 @@ async def _start(stack: AsyncExitStack, accepted: Accepted[Kind], parts: AnswerP
 
 
 async def _fold(
-    base: dict[str, Any], shape: AnswerShape, intent: GenerateIntent | ScoreIntent, opened: _Opened
-) -> dict[str, Any]:
+    base: dict[str, object],
+    shape: AnswerShape,
+    intent: GenerateIntent | ScoreIntent,
+    opened: _Opened,
+) -> dict[str, object]:
     choices = [AnswerChoice() for _ in range(intent.choices)]
-    service: dict[str, Any] = {}
+    service: dict[str, object] = {}
     async for outcome in opened.events:
         match outcome:
             case Piece():
@@ -176,7 +179,7 @@ async def _fold(
 
 async def _stream(
     stack: AsyncExitStack,
-    base: dict[str, Any],
+    base: dict[str, object],
     shape: AnswerShape,
     intent: GenerateIntent | ScoreIntent,
     opened: _Opened,
@@ -190,7 +193,7 @@ async def _stream(
     is_streamed = intent.activations is not None and intent.activations.is_streamed
     async with stack:
         choices = [AnswerChoice() for _ in range(intent.choices)]
-        service: dict[str, Any] = {}
+        service: dict[str, object] = {}
         if shape.is_chat:
             for index in range(len(choices)):
                 yield chunks.chunk([shape.opening(index)])
@@ -234,7 +237,7 @@ async def _stream(
         yield DONE
 
 
-def _ending(opened: _Opened, choices: list[AnswerChoice]) -> dict[str, Any]:
+def _ending(opened: _Opened, choices: list[AnswerChoice]) -> dict[str, object]:
     """What the chunk with a finish reason has beside it: after the last choice, the usage."""
     is_over = all(choice.finish for choice in choices)
     return {"usage": _usage(opened.started, choices)} if is_over else {}
@@ -247,7 +250,7 @@ def _failure(refusal: Refusal, parts: AnswerParts) -> bytes:
     return event(_json(in_stream(refusal, after)))
 
 
-async def _vectors(intent: EmbedIntent, opened: _Opened) -> dict[str, Any]:
+async def _vectors(intent: EmbedIntent, opened: _Opened) -> dict[str, object]:
     vectors: dict[int, msgspec.Raw] = {}
     async for outcome in opened.events:
         assert isinstance(outcome, Embedded)
@@ -275,7 +278,7 @@ def _embedding(vector: bytes, is_base64: bool) -> msgspec.Raw:
 
 def _service(
     intent: GenerateIntent | ScoreIntent, opened: _Opened, readings: Sequence[Reading]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     asked = intent.activations
     assert asked is not None
     read_point = UNSTEERED if isinstance(intent, ScoreIntent) else asked.read_point
@@ -287,7 +290,7 @@ def _service(
 
 def _read(
     intent: GenerateIntent | ScoreIntent, opened: _Opened, readings: Sequence[Reading]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """What a chunk has beside its choices: the readings of its token, where there are any."""
     return {"service": _service(intent, opened, readings)} if readings else {}
 
@@ -304,7 +307,7 @@ def _usage(started: Started, choices: list[AnswerChoice]) -> dict[str, int]:
 def error_body(refusal: Refusal) -> dict[str, Any]:
     """A refusal in the form of the OpenAI API. A refusal without details has no field `details`."""
     row = refusal.row
-    error: dict[str, Any] = {
+    error: dict[str, object] = {
         "message": refusal.message,
         "type": row.v1_type,
         "code": row.v1_code,
@@ -319,7 +322,7 @@ def error_bytes(refusal: Refusal) -> bytes:
     return _json(error_body(refusal))
 
 
-def in_stream(refusal: Refusal, retry_after: int | None) -> dict[str, Any]:
+def in_stream(refusal: Refusal, retry_after: int | None) -> dict[str, object]:
     """The error event of a refusal inside a stream. The headers were sent before, so `retry_after` is a field here."""
     body = error_body(refusal)
     if retry_after is not None:

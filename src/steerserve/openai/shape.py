@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import msgspec
 
@@ -61,11 +60,11 @@ class AnswerShape:
 
     def choice(
         self, index: int, choice: AnswerChoice, intent: GenerateIntent | ScoreIntent
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         """A whole choice. Only choices of scoring requests have `logprobs`."""
         text = "".join(choice.text)
         if self.is_chat:
-            body: dict[str, Any] = {"message": {"role": "assistant", "content": text}}
+            body: dict[str, object] = {"message": {"role": "assistant", "content": text}}
         else:
             body = {"text": text}
         entry = {"index": index, **body, "finish_reason": choice.finish}
@@ -73,19 +72,19 @@ class AnswerShape:
             entry["logprobs"] = self._logprobs(choice.scored, intent)
         return entry
 
-    def delta(self, index: int, text: str | msgspec.Raw, finish: str | None) -> dict[str, Any]:
+    def delta(self, index: int, text: str | msgspec.Raw, finish: str | None) -> dict[str, object]:
         if self.is_chat:
-            body: dict[str, Any] = {"delta": {"content": text} if text else {}}
+            body: dict[str, object] = {"delta": {"content": text} if text else {}}
         else:
             body = {"text": text}
         return {"index": index, **body, "finish_reason": finish}
 
-    def opening(self, index: int) -> dict[str, Any]:
+    def opening(self, index: int) -> dict[str, object]:
         """The first delta of a chat's choice."""
         delta = {"role": "assistant", "content": ""}
         return {"index": index, "delta": delta, "finish_reason": None}
 
-    def _logprobs(self, scored: Scored, intent: ScoreIntent) -> dict[str, Any] | None:
+    def _logprobs(self, scored: Scored, intent: ScoreIntent) -> dict[str, object] | None:
         if intent.top is None:
             return None
         if self.is_chat:
@@ -120,7 +119,7 @@ def activations(
     labels: Mapping[int, str],
     *,
     is_streamed: bool,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The `sae_activations` object of an answer, or of a chunk whose readings are streamed. A feature without a label
     has no field `label`."""
     tapped = run.admitted.tapped
@@ -161,7 +160,7 @@ def _key(score: TokenScore | PromptToken, intent: ScoreIntent) -> str:
     return f"token_id:{score.token}" if intent.is_keyed_by_id else score.text
 
 
-def _described(score: TokenScore, intent: ScoreIntent) -> dict[str, Any]:
+def _described(score: TokenScore, intent: ScoreIntent) -> dict[str, object]:
     return {
         "token": _key(score, intent),
         "logprob": score.logprob,

@@ -35,7 +35,7 @@ def conversations(body: bodies.ChatBody) -> tuple[intent.Prompt, ...]:
 def generate(
     body: bodies.Sampled,
     settings: Settings,
-    raw: dict[str, Any],
+    raw: dict[str, object],
     *,
     prompts: tuple[intent.Prompt, ...],
     base: dict[str, Any],
@@ -87,13 +87,13 @@ def generate(
 def score(
     body: bodies.Sampled,
     settings: Settings,
-    raw: dict[str, Any],
+    raw: dict[str, object],
     *,
     prompts: tuple[intent.Prompt, ...],
     top: int | None,
     base: dict[str, Any],
     special: bool = True,
-    template: Mapping[str, Any] | None = None,
+    template: Mapping[str, object] | None = None,
     is_echoed: bool = False,
 ) -> intent.ScoreIntent:
     """The intent to score the next token. The parameters mean the same as those of `generate`.
@@ -151,7 +151,7 @@ def _check_allowed(allowed: Sequence[int], prompts: int, maximum: int) -> None:
 
 
 def _activations(
-    body: bodies.Sampled, raw: dict[str, Any], prompts: int, n: int, settings: Settings
+    body: bodies.Sampled, raw: dict[str, object], prompts: int, n: int, settings: Settings
 ) -> activations.Activations | None:
     asked = raw.get(activations.FIELD)
     if asked is None:
@@ -222,7 +222,7 @@ _RESERVED = frozenset(
 them, because a template is code."""
 
 
-def template(body: bodies.ChatBody) -> Mapping[str, Any] | None:
+def template(body: bodies.ChatBody) -> Mapping[str, object] | None:
     """The client's own variables of the chat template.
 
     Raises:
@@ -275,7 +275,7 @@ def prompts(value: str | list[str] | list[int] | list[list[int]]) -> tuple[inten
     )
 
 
-def _message(where: str, message: bodies.ChatMessage) -> Mapping[str, Any]:
+def _message(where: str, message: bodies.ChatMessage) -> Mapping[str, object]:
     """A message in the form of chat templates: role, text content, and the name where the message has one."""
     content = message.content
     if content is None and message.role != "assistant":

@@ -110,7 +110,7 @@ class ProcessPool:
         """A process, which the turn then holds."""
         if self._is_closed:
             raise stopping()
-        future: asyncio.Future[Lane] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[PoolProcess] = asyncio.get_running_loop().create_future()
         self._waiting[turn] = future
         self._begin()
         dropped = fairness.overflow(self._unanswered(), self._waiting_maximum)

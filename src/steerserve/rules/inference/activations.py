@@ -44,7 +44,7 @@ class Activations:
     is_streamed: bool = False
 
 
-def parse(raw: Any, max_top_k: int) -> Activations:
+def parse(raw: object, max_top_k: int) -> Activations:
     """The value of the field `return_sae_activations`, after every check that needs no model.
 
     Raises:
@@ -193,7 +193,7 @@ def _features(raw: Any) -> tuple[int, ...] | None:
     return tuple(dict.fromkeys(raw))
 
 
-def _positions(raw: Any) -> Positions:
+def _positions(raw: object) -> Positions:
     if raw is None:
         return "last"
     if isinstance(raw, str) and raw in NAMED_POSITIONS:
@@ -208,10 +208,10 @@ def _positions(raw: Any) -> Positions:
     )
 
 
-def _is_int(value: Any) -> bool:
+def _is_int(value: object) -> bool:
     return type(value) is int
 
 
-def _refused(part: str, expected: str, **details: Any) -> Refusal:
+def _refused(part: str, expected: str, **details: object) -> Refusal:
     where = f"{FIELD}.{part}" if part else FIELD
     return Refusal("SAE_ACTIVATIONS_REFUSED", f"{where} must be {expected}", param=where, **details)

@@ -61,7 +61,7 @@ READ: dict[str, frozenset[str]] = {
 }
 """Route -> the fields that it reads beside those of `CHANGING`."""
 
-_IDLE_IN_SCORING: tuple[tuple[str, tuple[Any, ...]], ...] = (
+_IDLE_IN_SCORING: tuple[tuple[str, tuple[object, ...]], ...] = (
     ("top_p", (1,)),
     ("stop", ([],)),
     ("frequency_penalty", (0,)),
@@ -92,7 +92,7 @@ _INNER: dict[str, Known] = {
 }
 
 
-def means_no_change(field: str, value: Any) -> bool:
+def means_no_change(field: str, value: object) -> bool:
     """Whether a value of a field in `CHANGING` asks for no change of the output."""
     if value is None:
         return True
@@ -111,7 +111,7 @@ def means_no_change(field: str, value: Any) -> bool:
             return False
 
 
-def changing(body: Mapping[str, Any]) -> tuple[str, ...]:
+def changing(body: Mapping[str, object]) -> tuple[str, ...]:
     """The fields of a body that ask for a change of the output, in the order of the body."""
     return tuple(
         name
@@ -138,7 +138,7 @@ def check_honoured(route: str, names: Sequence[str], engine: str) -> None:
         )
 
 
-def unused_by(engine: str, body: Mapping[str, Any]) -> list[str]:
+def unused_by(engine: str, body: Mapping[str, object]) -> list[str]:
     """Fields that the route uses and this engine does not. They are reported in the answer, and never refused."""
     is_idle = engine == GGUF and body.get("chat_template_kwargs")
     return ["chat_template_kwargs"] if is_idle else []
@@ -153,7 +153,7 @@ _AS_STREAM = "stream_positions"
 use it."""
 
 
-def is_scoring(body: Mapping[str, Any]) -> bool:
+def is_scoring(body: Mapping[str, object]) -> bool:
     """Whether a body asks for the distribution of the next token instead of text."""
     return any(name in ("logprobs", "allowed_token_ids") for name in changing(body))
 
@@ -173,7 +173,7 @@ def check_scoring(names: Sequence[str]) -> None:
         )
 
 
-def unused(route: str, body: Mapping[str, Any]) -> list[str]:
+def unused(route: str, body: Mapping[str, object]) -> list[str]:
     """Locations of the fields that the route does not use."""
     used, has_logprobs = READ[route], "logprobs" in changing(body)
     if not has_logprobs and body.get(_ECHO):
@@ -200,12 +200,12 @@ def unused(route: str, body: Mapping[str, Any]) -> list[str]:
     return locations
 
 
-def _is_in_ids(prompt: Any) -> bool:
+def _is_in_ids(prompt: object) -> bool:
     """Whether a prompt comes as token ids, which get no special tokens."""
     return isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], int | list)
 
 
-def _unknown(where: str, value: Any, known: Known) -> Iterator[str]:
+def _unknown(where: str, value: object, known: Known) -> Iterator[str]:
     """Locations of the fields inside a value that nothing reads."""
     if isinstance(value, list):
         for index, item in enumerate(value):

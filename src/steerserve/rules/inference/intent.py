@@ -10,10 +10,10 @@ from steerserve.rules.inference.activations import Activations
 from steerserve.rules.inference.compare import Sweep
 from steerserve.rules.steering.request import RequestSteering
 
-Conversation = tuple[Mapping[str, Any], ...]
+Conversation = tuple[Mapping[str, object], ...]
 
 
-def message(role: str, content: str, name: str | None) -> Mapping[str, Any]:
+def message(role: str, content: str, name: str | None) -> Mapping[str, object]:
     """A message in the form of chat templates. Newer clients name the role `developer` that templates name `system`."""
     named = {} if name is None else {"name": name}
     return {"role": "system" if role == "developer" else role, "content": content, **named}
@@ -90,7 +90,7 @@ class GenerateIntent(BaseIntent):
     n: int = 1
     is_stream: bool = False
     has_special: bool = True
-    template: Mapping[str, Any] | None = None
+    template: Mapping[str, object] | None = None
     profile: str | None = None
     intensity: float | str | None = None
     steering: RequestSteering | None = None
@@ -122,7 +122,7 @@ class ScoreIntent(BaseIntent):
     allowed: tuple[int, ...] | None = None
     is_keyed_by_id: bool = False
     has_special: bool = True
-    template: Mapping[str, Any] | None = None
+    template: Mapping[str, object] | None = None
     seed: int | None = None
     is_stream: bool = False
     activations: Activations | None = None

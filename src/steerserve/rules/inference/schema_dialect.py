@@ -134,7 +134,7 @@ def tightened(keyword: str, value: float) -> float:
     return float(_VALUES[keyword](value))
 
 
-def _translated(part: dict[str, Any]) -> dict[str, Any]:
+def _translated(part: dict[str, object]) -> dict[str, object]:
     return {
         keyword: _VALUES[keyword](value) if keyword in _VALUES else value
         for keyword, value in part.items()

@@ -24,7 +24,7 @@ def pointer(path: Path) -> str:
     return "".join("/" + token.replace("~", "~0").replace("/", "~1") for token in path)
 
 
-def children(keyword: str, value: Any) -> Iterator[tuple[Path, Any]]:
+def children(keyword: str, value: object) -> Iterator[tuple[Path, object]]:
     """The subschemas directly under a keyword, with their paths relative to the schema of that keyword."""
     if keyword in ("properties", "$defs") and isinstance(value, dict):
         for name, part in value.items():
@@ -53,7 +53,7 @@ def path_of(reference: str) -> Path:
 
 def resolve(root: Schema, reference: str) -> Any:
     """The part of the document that a reference of the form `#/$defs/...` names, or None."""
-    part: Any = root
+    part: object = root
     for token in path_of(reference):
         if isinstance(part, dict):
             part = part.get(token)
@@ -108,7 +108,7 @@ def is_endless(root: Schema) -> bool:
     return not _is_finite(root, finite)
 
 
-def _same_instance(root: Schema, part: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _same_instance(root: Schema, part: dict[str, object]) -> Iterator[dict[str, object]]:
     """The parts that a validator applies to the same instance as this part: its `anyOf` branches and its `$ref`."""
     branches = part.get("anyOf", [])
     reached = list(branches) if isinstance(branches, list) else []

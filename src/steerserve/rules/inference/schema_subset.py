@@ -47,12 +47,12 @@ FRACTIONS = (1e-6, 1e15)
 Fault = dict[str, str]
 
 
-def compact(schema: Any) -> str:
+def compact(schema: object) -> str:
     """The schema as the shortest JSON text, its keys in their own order."""
     return json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
 
 
-def check(schema: Any) -> None:
+def check(schema: object) -> None:
     """Raises:
     Refusal: RESPONSE_FORMAT_UNSUPPORTED; `unsupported` lists the refused keywords in document order, each with its JSON
         pointer, and with a reason where the keyword itself is supported and its value is not.
@@ -98,7 +98,7 @@ def _too_large(message: str, **limit: int) -> Refusal:
     )
 
 
-def _check_size(schema: Any) -> None:
+def _check_size(schema: object) -> None:
     """Check the nesting before the size, and without recursion, because writing a deeply nested document overflows the
     stack."""
     layer, depth = [schema], 0
@@ -136,7 +136,7 @@ class _Walk:
         self._known = {id(part) for _, part in parts(root)}
         self._idle = idle_references(root)
 
-    def visit(self, schema: Any, path: Path, depth: int) -> Iterator[Fault]:
+    def visit(self, schema: object, path: Path, depth: int) -> Iterator[Fault]:
         if isinstance(schema, bool):
             return
         if not isinstance(schema, dict):
@@ -163,7 +163,7 @@ class _Walk:
                 yield from self.visit(part, (*path, *step), depth + 1)
         yield from _bad_ranges(schema, path)
 
-    def _reference(self, schema: dict[str, Any], reference: str) -> str | None:
+    def _reference(self, schema: dict[str, object], reference: str) -> str | None:
         target = resolve(self._root, reference)
         if not isinstance(target, bool) and id(target) not in self._known:
             return "there is no schema at this pointer"
@@ -201,31 +201,31 @@ def _type(value: Any) -> str | None:
     return None
 
 
-def _is_unique_names(value: Any) -> bool:
+def _is_unique_names(value: object) -> bool:
     if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
         return False
     return len(set(value)) == len(value)
 
 
-def _required(value: Any) -> str | None:
+def _required(value: object) -> str | None:
     return None if _is_unique_names(value) else "must be a list of unique strings"
 
 
-def _schemas(value: Any) -> str | None:
+def _schemas(value: object) -> str | None:
     return None if isinstance(value, dict) else "must be an object of schemas"
 
 
-def _properties(value: Any) -> str | None:
+def _properties(value: object) -> str | None:
     if isinstance(value, dict) and len(value) > PROPERTIES_MAXIMUM:
         return f"has {len(value)} properties; at most {PROPERTIES_MAXIMUM} are accepted"
     return _schemas(value)
 
 
-def _schema(value: Any) -> str | None:
+def _schema(value: object) -> str | None:
     return None if isinstance(value, dict | bool) else "must be a schema"
 
 
-def _any_of(value: Any) -> str | None:
+def _any_of(value: object) -> str | None:
     return None if isinstance(value, list) and value else "must be a list of at least one schema"
 
 
@@ -237,7 +237,7 @@ def _count(value: Any) -> str | None:
     return None
 
 
-def _bound(value: Any) -> str | None:
+def _bound(value: object) -> str | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return "must be a number"
     try:
@@ -246,13 +246,13 @@ def _bound(value: Any) -> str | None:
         return "must fit a double"
 
 
-def _enum(value: Any) -> str | None:
+def _enum(value: object) -> str | None:
     if not isinstance(value, list) or not value:
         return "must be a list of at least one value"
     return _const(value)
 
 
-def _const(value: Any) -> str | None:
+def _const(value: object) -> str | None:
     """Why a constant cannot be enforced: it holds a number that the grammar engine would write with other digits."""
     pending = [value]
     while pending:
@@ -275,17 +275,17 @@ def _is_exact(number: float) -> bool:
     return float(f"{number:.{DIGITS}g}") == number
 
 
-def _pattern(value: Any) -> str | None:
+def _pattern(value: object) -> str | None:
     return disputed(value) if isinstance(value, str) else "must be a string"
 
 
-def _reference(value: Any) -> str | None:
+def _reference(value: object) -> str | None:
     if not isinstance(value, str) or not value.startswith(REFERENCE):
         return f"must begin with {REFERENCE}"
     return None
 
 
-_FORMS: dict[str, Callable[[Any], str | None]] = {
+_FORMS: dict[str, Callable[[object], str | None]] = {
     "type": _type,
     "properties": _properties,
     "required": _required,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 from steerserve.errors import Refusal
 
@@ -42,12 +41,12 @@ def check_generates(name: str, architecture: str | None, engine: str = "checkpoi
         )
 
 
-def max_context(text: Any) -> int:
+def max_context(text: object) -> int:
     """The number of tokens of context with which the model is served."""
     return int(getattr(text, "max_position_embeddings", 0) or 0) or 2048
 
 
-def first_range(text: Any) -> int | None:
+def first_range(text: object) -> int | None:
     """The length of a row from which on a longrope model turns positions by other angles; None for other models.
 
     Such a model turns the positions of all rows of a pass by the angles of the longest row.

@@ -158,7 +158,7 @@ def compute_dtype(stored: str | None, *, has_card: bool) -> str:
     return "float16" if has_card else "float32"
 
 
-def quantization_config(config: Mapping[str, Any]) -> dict[str, Any] | None:
+def quantization_config(config: Mapping[str, object]) -> dict[str, object] | None:
     """The quantization in a checkpoint's configuration; None for a plain checkpoint."""
     for place in (config, config.get("text_config")):
         if not isinstance(place, Mapping):
@@ -171,7 +171,7 @@ def quantization_config(config: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def choose(
-    asked: str, stored: str | None, quantized: Mapping[str, Any] | None, machine: Machine
+    asked: str, stored: str | None, quantized: Mapping[str, object] | None, machine: Machine
 ) -> Held:
     """How a checkpoint is held. `stored` is the dtype its configuration names, `quantized` its `quantization_config`.
 
@@ -203,7 +203,7 @@ def choose(
     return Held(str(scheme), dtype, scheme)
 
 
-def _of_method(asked: str, dtype: str, quantized: Mapping[str, Any], machine: Machine) -> Held:
+def _of_method(asked: str, dtype: str, quantized: Mapping[str, object], machine: Machine) -> Held:
     named = str(quantized.get("quant_method") or "")
     if not named and (quantized.get("load_in_8bit") or quantized.get("load_in_4bit")):
         named = "bitsandbytes"
@@ -239,7 +239,7 @@ def _is_expanded(named: str, method: _Method, machine: Machine) -> bool:
     return method.is_expanded
 
 
-def _own_name(named: str, quantized: Mapping[str, Any]) -> str:
+def _own_name(named: str, quantized: Mapping[str, object]) -> str:
     if named != "bitsandbytes":
         return named
     if quantized.get("load_in_8bit"):

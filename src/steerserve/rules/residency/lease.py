@@ -241,7 +241,7 @@ def _named(book: Book, model_id: int, lease_id: str) -> Lease:
 # ---------------------------------------------------------------------- request bodies
 
 
-def terms(body: Any, limits: LeaseLimits) -> Terms:
+def terms(body: object, limits: LeaseLimits) -> Terms:
     """The terms in the body of a grant. No value is clamped or converted.
 
     Raises:
@@ -255,7 +255,7 @@ def terms(body: Any, limits: LeaseLimits) -> Terms:
     )
 
 
-def renewal(body: Any, limits: LeaseLimits) -> int:
+def renewal(body: object, limits: LeaseLimits) -> int:
     """The seconds in the body of a renewal. The default is the same as for a grant.
 
     Raises:
@@ -275,7 +275,7 @@ def required_id(header: str | None) -> str:
     return header
 
 
-def _fields(body: Any, known: Iterable[str]) -> dict[str, Any]:
+def _fields(body: object, known: Iterable[str]) -> dict[str, object]:
     if body is None:
         return {}
     if not isinstance(body, dict):
@@ -287,7 +287,7 @@ def _fields(body: Any, known: Iterable[str]) -> dict[str, Any]:
 
 
 def _text(
-    asked: dict[str, Any], name: str, maximum: int, fault_of: Callable[[str], str | None]
+    asked: dict[str, object], name: str, maximum: int, fault_of: Callable[[str], str | None]
 ) -> str:
     value = asked.get(name)
     if not isinstance(value, str) or not 1 <= len(value) <= maximum:
@@ -298,7 +298,7 @@ def _text(
     return value
 
 
-def _ttl(asked: dict[str, Any], limits: LeaseLimits) -> int:
+def _ttl(asked: dict[str, object], limits: LeaseLimits) -> int:
     value = asked.get("ttl_seconds")
     maximum = limits.max_ttl_seconds
     if value is None:
@@ -309,7 +309,7 @@ def _ttl(asked: dict[str, Any], limits: LeaseLimits) -> int:
 
 
 def _invalid(param: str, why: str, maximum: int | None = None) -> Refusal:
-    limits: dict[str, Any] = {} if maximum is None else {"minimum": 1, "maximum": maximum}
+    limits: dict[str, object] = {} if maximum is None else {"minimum": 1, "maximum": maximum}
     return Refusal("INVALID_LEASE_REQUEST", f"{param}: {why}", param=param, **limits)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from steerserve.errors import Refusal
 from steerserve.rules.residency.memory_needs import Device, Needs, Share
@@ -48,9 +47,9 @@ class PlacementPlan:
     def working_mb(self) -> int:
         return max(share.working_mb for share in self.shares)
 
-    def placement(self, memory_by_device_mb: dict[str, int]) -> dict[str, Any]:
+    def placement(self, memory_by_device_mb: dict[str, int]) -> dict[str, object]:
         """The placement of a resident model as records show it. `memory_by_device_mb` is what the engine measured."""
-        shown: dict[str, Any] = {
+        shown: dict[str, object] = {
             "mode": self.mode,
             "reason": self.reason,
             "requested": None if self.requested is None else str(self.requested),

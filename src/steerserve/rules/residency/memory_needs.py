@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 PREFILL_TOKENS = 1024
 """Tokens of one prefill pass, which takes more working memory than any other pass. The batch prefills short prompts
@@ -105,7 +104,7 @@ class Share:
     def fits(self) -> bool:
         return self.needed_mb <= self.device.free_mb
 
-    def described(self) -> dict[str, Any]:
+    def described(self) -> dict[str, object]:
         return {
             "device": self.device.label,
             "name": self.device.name,

@@ -6,7 +6,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
 from steerserve.errors import Refusal
 from steerserve.rules.residency.gpus import Card
@@ -37,7 +36,7 @@ class GpuRequest:
         return self.uuid if self.uuid is not None else self.index
 
 
-def parse(gpu: Any) -> GpuRequest:
+def parse(gpu: object) -> GpuRequest:
     """Read the `gpu` of a load.
 
     Raises:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from steerserve.rules.text import line_fault
 
@@ -53,7 +52,7 @@ class Origin:
     model: ModelOrigin | None = None
 
 
-def read(document: Mapping[str, Any]) -> Origin | None:
+def read(document: Mapping[str, object]) -> Origin | None:
     """The origin of the SAE and the model in a document. Values that are too long, or not printable text, are left out.
     None where no value is left."""
     sae = SaeOrigin(**_texts(document, "sae", SaeOrigin.__slots__))
@@ -62,7 +61,7 @@ def read(document: Mapping[str, Any]) -> Origin | None:
     return origin if origin != Origin() else None
 
 
-def _texts(document: Mapping[str, Any], part: str, names: tuple[str, ...]) -> dict[str, str]:
+def _texts(document: Mapping[str, object], part: str, names: tuple[str, ...]) -> dict[str, str]:
     said = document.get(part)
     values = {name: said.get(name) for name in names} if isinstance(said, Mapping) else {}
     return {name: text for name, text in values.items() if isinstance(text, str) and _is_text(text)}

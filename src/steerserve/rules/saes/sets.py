@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from steerserve.errors import Refusal
 from steerserve.rules.units import MIB
@@ -27,7 +26,7 @@ class Offender:
     layer: int
     reason: str
 
-    def details(self) -> dict[str, Any]:
+    def details(self) -> dict[str, object]:
         """The member as an entry in the details of a refusal."""
         return {"layer": self.layer, "sae_id": self.sae_id, "reason": self.reason}
 

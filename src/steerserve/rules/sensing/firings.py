@@ -95,7 +95,7 @@ class FiringRow:
     firing: Any = field(repr=False)
 
 
-def cluster_body(row: FiringRow) -> dict[str, Any]:
+def cluster_body(row: FiringRow) -> dict[str, object]:
     """A recorded firing of a cluster as clients get it."""
     fired: ClusterFiring = row.firing
     return {
@@ -113,7 +113,7 @@ def cluster_body(row: FiringRow) -> dict[str, Any]:
     }
 
 
-def edge_body(row: FiringRow) -> dict[str, Any]:
+def edge_body(row: FiringRow) -> dict[str, object]:
     """A recorded firing of an edge as clients get it."""
     fired: EdgeFiring = row.firing
     return {
@@ -133,12 +133,12 @@ def edge_body(row: FiringRow) -> dict[str, Any]:
     }
 
 
-def without_context(body: Mapping[str, Any]) -> dict[str, Any]:
+def without_context(body: Mapping[str, object]) -> dict[str, object]:
     """The body of an event without text and tokens of the request, whatever such fields there are."""
     return {name: value for name, value in body.items() if not name.startswith(CONTEXT)}
 
 
-def _common(row: FiringRow, fired: Firing) -> dict[str, Any]:
+def _common(row: FiringRow, fired: Firing) -> dict[str, object]:
     ids, parts = fired.context_token_ids, fired.context_parts
     return {
         "ambient_fired_count": fired.ambient_fired_count,

@@ -66,7 +66,7 @@ def read(body: bytes, d_sae: int, *, is_lines: bool) -> ParsedLabels:
     return parse(document, d_sae)
 
 
-def parse(document: Any, d_sae: int) -> ParsedLabels:
+def parse(document: object, d_sae: int) -> ParsedLabels:
     """The labels of a document. If one entry is wrong, the whole document is refused.
 
     Args:
@@ -123,13 +123,13 @@ def _checked(entries: Iterable[Entry], d_sae: int) -> tuple[dict[int, str], int]
     return by_feature, repeated
 
 
-def _of_object(document: Mapping[Any, Any]) -> Iterator[Entry]:
+def _of_object(document: Mapping[object, object]) -> Iterator[Entry]:
     for key, value in document.items():
         label = _first(value, LABEL_FIELDS) if isinstance(value, Mapping) else value
         yield repr(str(key)[:50]), key, label
 
 
-def _of_list(document: Sequence[Any]) -> Iterator[Entry]:
+def _of_list(document: Sequence[object]) -> Iterator[Entry]:
     for place, entry in enumerate(document):
         if not isinstance(entry, Mapping):
             yield f"[{place}]", None, None
@@ -137,7 +137,7 @@ def _of_list(document: Sequence[Any]) -> Iterator[Entry]:
             yield f"[{place}]", _first(entry, INDEX_FIELDS), _first(entry, LABEL_FIELDS)
 
 
-def _lines(text: str) -> list[Any]:
+def _lines(text: str) -> list[object]:
     objects = []
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
@@ -156,14 +156,14 @@ class _Twice(Exception):
     """A JSON object has a key twice. The argument is the key."""
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
     by_key = dict(pairs)
     if len(by_key) < len(pairs):
         raise _Twice(Counter(key for key, _ in pairs).most_common(1)[0][0])
     return by_key
 
 
-def _layers(objects: Any) -> Iterator[int]:
+def _layers(objects: object) -> Iterator[int]:
     """The layers that a Neuronpedia export names. Its `layer` has the form `5-res-jb`."""
     for entry in objects if isinstance(objects, list) else []:
         layer = entry.get("layer")
@@ -172,17 +172,17 @@ def _layers(objects: Any) -> Iterator[int]:
             yield int(match[0])
 
 
-def _first(entry: Mapping[str, Any], names: Iterable[str]) -> Any:
+def _first(entry: Mapping[str, object], names: Iterable[str]) -> object:
     return next((entry[name] for name in names if entry.get(name) is not None), None)
 
 
-def _number(index: Any) -> int | None:
+def _number(index: object) -> int | None:
     if type(index) is int:
         return index
     return int(index) if isinstance(index, str) and _INDEX.fullmatch(index) else None
 
 
-def _fault(label: Any) -> str | None:
+def _fault(label: object) -> str | None:
     if not isinstance(label, str):
         return "without a label"
     text = label.strip()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from steerserve.errors import Refusal
 from steerserve.rules.saes.attachment import AttachedSae
@@ -127,7 +126,7 @@ def check_indices(circuit: Circuit, attached: Sequence[AttachedSae]) -> None:
 
 def incomplete(circuit: Circuit, bindings: Sequence[LayerBinding], message: str) -> Refusal:
     """The refusal of a circuit with layers that no SAE serves. Its offenders are the members of these layers."""
-    offenders: list[dict[str, Any]] = []
+    offenders: list[dict[str, object]] = []
     for binding in bindings:
         if binding.is_bound:
             continue

@@ -127,7 +127,7 @@ def parse(body: bytes) -> ImportedCircuit:
     return imported(documents.parse(body))
 
 
-def imported(document: Mapping[str, Any]) -> ImportedCircuit:
+def imported(document: Mapping[str, object]) -> ImportedCircuit:
     """The circuit in a document, to be stored.
 
     Raises:
@@ -145,7 +145,7 @@ def read_text(text: str) -> Circuit:
     return read(json.loads(text))
 
 
-def read(document: Mapping[str, Any]) -> Circuit:
+def read(document: Mapping[str, object]) -> Circuit:
     """The circuit in a document.
 
     Raises:

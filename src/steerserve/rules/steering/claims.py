@@ -115,13 +115,13 @@ def _colliding(wanted: Wanted, claim: LayerClaim) -> list[int]:
     return sorted(set(wanted.features.get(claim.layer, ())) & set(claim.features))
 
 
-def _name(claim: LayerClaim) -> dict[str, Any]:
+def _name(claim: LayerClaim) -> dict[str, object]:
     return {"id": claim.circuit_id, "name": claim.circuit_name}
 
 
-def _all(claims: Sequence[LayerClaim]) -> list[dict[str, Any]]:
+def _all(claims: Sequence[LayerClaim]) -> list[dict[str, object]]:
     layers: dict[str, set[int]] = {}
-    names: dict[str, dict[str, Any]] = {}
+    names: dict[str, dict[str, object]] = {}
     for claim in claims:
         layers.setdefault(claim.circuit_id, set()).add(claim.layer)
         names[claim.circuit_id] = _name(claim)
@@ -145,7 +145,7 @@ def _sentence(details: Mapping[str, Any]) -> str:
     return f"{holders} serve{ending} on {where}; {OVERRIDE}=true serves both circuits there"
 
 
-def _holders(incumbents: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+def _holders(incumbents: Sequence[Mapping[str, object]]) -> tuple[str, str]:
     """The names of circuits, each once, and the ending of a verb that follows them."""
     names = {one["id"]: repr(one["name"]) for one in incumbents}
     return ", ".join(names.values()), "s" if len(names) == 1 else ""

@@ -126,7 +126,7 @@ def parse(body: bytes) -> ReadClusters:
     return imported(documents.parse(body))
 
 
-def imported(document: Mapping[str, Any]) -> ReadClusters:
+def imported(document: Mapping[str, object]) -> ReadClusters:
     """The clusters in a document, which is checked as a whole.
 
     Raises:
@@ -158,7 +158,7 @@ _PARTS = {BUNDLE: "definitions", DEFINITION: "members"}
 """The kind of a document that leaves out its kind -> the key by which the document is recognised."""
 
 
-def definition(document: Mapping[str, Any]) -> ImportedCluster:
+def definition(document: Mapping[str, object]) -> ImportedCluster:
     """One definition, which is not a bundle.
 
     Raises:

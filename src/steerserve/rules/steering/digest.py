@@ -12,7 +12,6 @@ import json
 import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from steerserve.rules.saes.provenance import SaeOrigin
 from steerserve.rules.steering.live import Live, Values, effective
@@ -37,7 +36,7 @@ class SteeredSite:
     origin: SaeOrigin
     layer: int
     site: str
-    overrides: Mapping[str, Any] = field(default_factory=dict)
+    overrides: Mapping[str, object] = field(default_factory=dict)
 
 
 def applied(
@@ -75,7 +74,7 @@ def digest(
     return f"sha256={hashlib.sha256(_canonical(document).encode()).hexdigest()}"
 
 
-def _canonical(value: Any) -> str:
+def _canonical(value: object) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
@@ -95,11 +94,11 @@ def _model(model: SteeredModel) -> dict[str, str | None]:
     return {"name": model.name}
 
 
-def _sae(site: SteeredSite) -> dict[str, Any]:
+def _sae(site: SteeredSite) -> dict[str, object]:
     """The content of an SAE of this machine, or the file and the commit of an SAE of the hub, or else its id here."""
     origin = site.origin
     if origin.content_digest is not None:
-        name: dict[str, Any] = {"content_digest": origin.content_digest}
+        name: dict[str, object] = {"content_digest": origin.content_digest}
     elif origin.repository_id is not None and origin.revision is not None:
         name = {
             "repository_id": origin.repository_id,

@@ -40,7 +40,7 @@ class DocumentFault:
     why: str
 
 
-Check = Callable[[Any, Place], Iterator[DocumentFault]]
+Check = Callable[[object, Place], Iterator[DocumentFault]]
 
 # ------------------------------------------------------------- the body
 
@@ -79,7 +79,7 @@ _BRACKETS = bytes.maketrans(b"{}", b"[]")
 _OTHER_BYTES = bytes(byte for byte in range(256) if byte not in b"[]{}")
 
 
-def read_json(body: bytes) -> Any:
+def read_json(body: bytes) -> object:
     """The JSON of a body.
 
     Raises:
@@ -106,7 +106,7 @@ def not_json(error: Exception) -> Refusal:
     return malformed(f"the body is not JSON: {why}")
 
 
-def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def once(pairs: list[tuple[str, object]]) -> dict[str, object]:
     unique = dict(pairs)
     if len(unique) < len(pairs):
         twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
@@ -119,7 +119,7 @@ def malformed(why: str, *place: str) -> Refusal:
     return Refusal("VALIDATION_ERROR", why, errors=[{"loc": ["body", *place], "msg": why}])
 
 
-def parse(body: bytes) -> dict[str, Any]:
+def parse(body: bytes) -> dict[str, object]:
     """The document in a body, alone or inside the `data` of an answer of this service.
 
     Raises:
@@ -142,7 +142,7 @@ def unwrapped(body: Any) -> Any:
     return body
 
 
-def check_numbers(document: Any) -> None:
+def check_numbers(document: object) -> None:
     """Check that no number of a parsed document is NaN or infinite, in unknown keys too. JSON has no such numbers.
 
     Raises:
@@ -154,7 +154,7 @@ def check_numbers(document: Any) -> None:
         raise invalid([DocumentFault(_not_finite(document), "not a finite number")]) from None
 
 
-def written(document: Any) -> str:
+def written(document: object) -> str:
     """The JSON text of a parsed document, in which it is stored and exported.
 
     Raises:
@@ -163,9 +163,9 @@ def written(document: Any) -> str:
     return json.dumps(document, allow_nan=False)
 
 
-def _not_finite(document: Any) -> Place:
+def _not_finite(document: object) -> Place:
     """The place of a number that is NaN or infinite."""
-    waiting: list[tuple[Any, Place]] = [(document, ())]
+    waiting: list[tuple[object, Place]] = [(document, ())]
     while waiting:
         value, place = waiting.pop()
         if isinstance(value, float) and not math.isfinite(value):
@@ -177,7 +177,7 @@ def _not_finite(document: Any) -> Place:
     return ()
 
 
-def unknown_kind(document: Mapping[str, Any], known: Sequence[str]) -> DocumentRefusal:
+def unknown_kind(document: Mapping[str, object], known: Sequence[str]) -> DocumentRefusal:
     """The refusal of a document whose `kind` the route does not import."""
     kind = document.get("kind")
     name = shown(kind) if isinstance(kind, str) else type(kind).__name__
@@ -189,7 +189,7 @@ def unknown_kind(document: Mapping[str, Any], known: Sequence[str]) -> DocumentR
     )
 
 
-def check(document: Any, shape: Check) -> None:
+def check(document: object, shape: Check) -> None:
     """Check a document by its shape.
 
     Raises:
@@ -219,12 +219,12 @@ def _part(part: str | int) -> str:
 # ------------------------------------------------------------- checks of values
 
 
-def anything(_: Any, __: Place) -> Iterator[DocumentFault]:
+def anything(_: object, __: Place) -> Iterator[DocumentFault]:
     """A value that nobody reads."""
     yield from ()
 
 
-def flag(value: Any, place: Place) -> Iterator[DocumentFault]:
+def flag(value: object, place: Place) -> Iterator[DocumentFault]:
     if not isinstance(value, bool):
         yield DocumentFault(place, "not true or false")
 
@@ -234,7 +234,7 @@ def text(
 ) -> Check:
     """A text with `least` to `most` characters. `why` says what else is wrong with a text."""
 
-    def fault(value: Any, place: Place) -> Iterator[DocumentFault]:
+    def fault(value: object, place: Place) -> Iterator[DocumentFault]:
         if not isinstance(value, str):
             yield DocumentFault(place, "not a text")
         elif not least <= len(value) <= (len(value) if most is None else most):
@@ -274,7 +274,7 @@ def whole(least: int = 0, most: int = LARGEST_WHOLE) -> Check:
 def one_of(*values: str | int) -> Check:
     """One of these values."""
 
-    def fault(value: Any, place: Place) -> Iterator[DocumentFault]:
+    def fault(value: object, place: Place) -> Iterator[DocumentFault]:
         if isinstance(value, bool) or value not in values:
             yield DocumentFault(place, f"not {' or '.join(map(repr, values))}")
 
@@ -284,7 +284,7 @@ def one_of(*values: str | int) -> Check:
 def either(first: Check, second: Check, why: str) -> Check:
     """A value that one of two checks accepts."""
 
-    def fault(value: Any, place: Place) -> Iterator[DocumentFault]:
+    def fault(value: object, place: Place) -> Iterator[DocumentFault]:
         if any(first(value, place)) and any(second(value, place)):
             yield DocumentFault(place, why)
 
@@ -294,7 +294,7 @@ def either(first: Check, second: Check, why: str) -> Check:
 def items(each: Check, least: int = 0, most: int | None = None) -> Check:
     """A list with `least` to `most` values of one kind."""
 
-    def fault(value: Any, place: Place) -> Iterator[DocumentFault]:
+    def fault(value: object, place: Place) -> Iterator[DocumentFault]:
         if not isinstance(value, list):
             yield DocumentFault(place, "not a list")
         elif not least <= len(value) <= (len(value) if most is None else most):
@@ -310,7 +310,7 @@ def items(each: Check, least: int = 0, most: int | None = None) -> Check:
 def mapping(each: Check) -> Check:
     """An object whose values are of one kind, or null."""
 
-    def fault(value: Any, place: Place) -> Iterator[DocumentFault]:
+    def fault(value: object, place: Place) -> Iterator[DocumentFault]:
         if not isinstance(value, dict):
             yield DocumentFault(place, "not an object")
             return
@@ -324,7 +324,7 @@ def mapping(each: Check) -> Check:
 def fields(required: Mapping[str, Check], optional: Mapping[str, Check]) -> Check:
     """An object. Its optional fields may be missing or null. Other keys are accepted."""
 
-    def fault(value: Any, place: Place) -> Iterator[DocumentFault]:
+    def fault(value: object, place: Place) -> Iterator[DocumentFault]:
         if not isinstance(value, dict):
             yield DocumentFault(place, "not an object")
             return
@@ -340,7 +340,7 @@ def fields(required: Mapping[str, Check], optional: Mapping[str, Check]) -> Chec
     return fault
 
 
-def as_number(value: Any) -> float | None:
+def as_number(value: object) -> float | None:
     """The finite number that a value is; None for any other value."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
@@ -351,7 +351,7 @@ def as_number(value: Any) -> float | None:
     return size if math.isfinite(size) else None
 
 
-def part_of(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+def part_of(document: Mapping[str, object], name: str) -> Mapping[str, Any]:
     """An object inside a document; empty where the document has none, null or something else there."""
     value = document.get(name)
     return value if isinstance(value, dict) else {}

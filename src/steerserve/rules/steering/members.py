@@ -93,7 +93,7 @@ _META_FIELDS: Mapping[str, Check] = {
 }
 
 
-def _meta(value: Any, place: Place) -> Iterator[DocumentFault]:
+def _meta(value: object, place: Place) -> Iterator[DocumentFault]:
     yield from fields({}, _META_FIELDS)(value, place)
     if isinstance(value, dict):
         others = {key: part for key, part in value.items() if key not in _META_FIELDS}
@@ -214,7 +214,7 @@ def member(raw: Mapping[str, Any]) -> AuthoredMember:
     )
 
 
-def sae_reference(raw: Any) -> SaeReference:
+def sae_reference(raw: object) -> SaeReference:
     """An SAE reference that fits `SAE`; null or a missing reference declares nothing."""
     if not isinstance(raw, dict):
         return SaeReference()
@@ -232,13 +232,13 @@ def narrative(document: Mapping[str, Any]) -> str | None:
     return None if written is None else readable(written)
 
 
-def model_name(document: Mapping[str, Any]) -> str | None:
+def model_name(document: Mapping[str, object]) -> str | None:
     """The model that a document was made for: its id on the hub, or else its id in the studio."""
     model = part_of(document, "model")
     return model.get("hf_id") or model.get("mistudio_model_id") or None
 
 
-def declared_range(budget: Any) -> tuple[float, float] | None:
+def declared_range(budget: object) -> tuple[float, float] | None:
     """The `intensity_range` of the budget of a stored document, in ascending order. Anything but two finite numbers
     declares no range."""
     declared = budget.get("intensity_range") if isinstance(budget, dict) else None
@@ -256,12 +256,12 @@ def within(declared: tuple[float, float] | None, configured: Range) -> Range:
     return Range(lowest, highest)
 
 
-def declared_intensity(budget: Any) -> float | None:
+def declared_intensity(budget: object) -> float | None:
     """The `intensity` of the budget of a stored document."""
     return as_number(budget.get("intensity")) if isinstance(budget, dict) else None
 
 
-def sensing_overrides(document: Mapping[str, Any]) -> SensingOverrides:
+def sensing_overrides(document: Mapping[str, object]) -> SensingOverrides:
     """The `sensing` object of a document. A value that is out of range counts as missing."""
     raw = part_of(document, "sensing")
     epsilon, floor = as_number(raw.get("epsilon")), as_number(raw.get("theta_floor"))
@@ -280,7 +280,7 @@ def display_word(token: str | None) -> str | None:
     return storable(spaced).strip() or None
 
 
-def _whole(value: Any, least: int = 0, most: int | None = None) -> int | None:
+def _whole(value: object, least: int = 0, most: int | None = None) -> int | None:
     size = as_number(value)
     if size is None or size != int(size) or size < least or (most is not None and size > most):
         return None

@@ -37,7 +37,7 @@ _NAMED = 20
 # ------------------------------------------------------------- saving
 
 
-def feature_values(values: Mapping[str, Any], *, is_import: bool = False) -> dict[int, float]:
+def feature_values(values: Mapping[str, object], *, is_import: bool = False) -> dict[int, float]:
     """The map with its indices converted to integers and its values to floats: at most 1,000 features, each once. A
     value outside of [-200, 200] is kept, and is clamped when the profile is applied.
 
@@ -64,7 +64,7 @@ def _index(key: str) -> int | None:
     return int(key) if _INDEX.fullmatch(key) else None
 
 
-def _number(value: Any) -> float | None:
+def _number(value: object) -> float | None:
     """The finite number that a value is, or that its text says; None for any other value."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
@@ -153,7 +153,7 @@ class ImportedProfile:
     the model that the document was made for."""
 
     steering: dict[int, float]
-    fields: dict[str, Any]
+    fields: dict[str, object]
     warnings: tuple[str, ...]
     origin: Origin | None = None
 
@@ -175,7 +175,7 @@ def parse(body: bytes) -> ImportedProfile:
         raise DocumentRefusal(refusal.code, refusal.message, **refusal.details) from None
 
 
-def _json(body: bytes) -> Any:
+def _json(body: bytes) -> object:
     """Raises:
     Refusal: PAYLOAD_TOO_LARGE, VALIDATION_ERROR.
     """
@@ -191,7 +191,7 @@ def _json(body: bytes) -> Any:
     return documents.read_json(body)
 
 
-def read(body: Any) -> ImportedProfile:
+def read(body: object) -> ImportedProfile:
     """The profile in a document that this service exported, alone or inside the `data` of an answer, or in the older
     form with `features`.
 
@@ -213,7 +213,7 @@ def read(body: Any) -> ImportedProfile:
     return ImportedProfile(_entries(body), fields, warnings, provenance.read(body))
 
 
-def _check_kind(body: dict[str, Any]) -> None:
+def _check_kind(body: dict[str, object]) -> None:
     """Raises:
     Refusal: IS_CLUSTER_DOCUMENT; VALIDATION_ERROR for any other document that has a `kind`.
     """
@@ -250,7 +250,7 @@ def _older(body: dict[str, Any], fields: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-def _entries(body: dict[str, Any]) -> dict[int, float]:
+def _entries(body: dict[str, object]) -> dict[int, float]:
     """Raises:
     Refusal: VALIDATION_ERROR with `invalid_keys`.
     """
@@ -264,14 +264,14 @@ def _entries(body: dict[str, Any]) -> dict[int, float]:
     return feature_values(values, is_import=True)
 
 
-def _of_list(features: Any) -> dict[str, Any]:
+def _of_list(features: object) -> dict[str, object]:
     """The list of {index, strength} of the older form, as a map. An entry of a wrong form gets its place in the list as
     its key, so that the refusal can name the entry."""
     if not isinstance(features, list):
         raise invalid("features", "not a list of {index, strength}")
     if len(features) > FEATURES_MAXIMUM:
         raise invalid("features", f"more than {FEATURES_MAXIMUM} features")
-    values: dict[str, Any] = {}
+    values: dict[str, object] = {}
     for place, entry in enumerate(features):
         index = entry.get("index") if isinstance(entry, dict) else None
         is_index = isinstance(index, int) and not isinstance(index, bool)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from steerserve.errors import Refusal
 from steerserve.rules.saes.attachment import FIRST_SAE, Sae, SaeChoice
@@ -103,6 +102,6 @@ def _named(choice: SaeChoice, where: str, attached: Sequence[Sae]) -> Sae:
     )
 
 
-def _invalid(part: str, expected: str, **details: Any) -> Refusal:
+def _invalid(part: str, expected: str, **details: object) -> Refusal:
     where = f"{FIELD}.{part}"
     return Refusal("INVALID_PARAMETER", f"{where} must be {expected}", param=where, **details)

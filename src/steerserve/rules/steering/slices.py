@@ -22,7 +22,7 @@ def imported(
 
 def project(
     document: Mapping[str, Any], circuit: Circuit, circuit_id: str, layer: int, intensity: float
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The cluster document of one layer. Its name ends in the layer, its budget is the budget of the layer with the
     intensity and the range of the circuit, and its provenance says that it is a part."""
     declared = (sae for sae in document["saes"] if sae.get("layer") == layer)

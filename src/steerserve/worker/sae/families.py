@@ -136,14 +136,14 @@ def _is_parallel(block: Any, family: Family) -> bool:
     return family.is_parallel or bool(getattr(block, "use_parallel_residual", False))
 
 
-def _is_post_norm(block: Any, family: Family) -> bool:
+def _is_post_norm(block: object, family: Family) -> bool:
     if family.post_norms is None:
         return False
     flag, value = family.post_norms
     return bool(getattr(block, flag) is value)
 
 
-def _is_sliced(module: Any) -> bool:
+def _is_sliced(module: object) -> bool:
     """Whether Bloom reads the weights of its projection without calling the module, so that hooks on the module never
     run."""
     return getattr(module, "pretraining_tp", 1) > 1 and bool(
@@ -159,6 +159,6 @@ def _has(block: nn.Module, name: str) -> bool:
     return True
 
 
-def inputs(module: Any) -> int:
+def inputs(module: object) -> int:
     """The width of a projection's input; 0 where the module does not say. GPT-2's projections call it `nx`."""
     return int(getattr(module, "in_features", 0) or getattr(module, "nx", 0) or 0)

@@ -9,7 +9,6 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -63,7 +62,7 @@ def _unwrapped(tensors: Tensors) -> Tensors:
     )
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, object]:
     """The JSON object in a file.
 
     Raises:

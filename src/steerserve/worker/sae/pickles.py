@@ -115,7 +115,7 @@ def _check_names(path: Path, file: IO[bytes]) -> None:
             raise failed(path, "is a pickle that calls more than tensors; nothing was executed")
 
 
-def _check_object(path: Path, value: Any) -> None:
+def _check_object(path: Path, value: object) -> None:
     """Check depth and size before other code walks the object: a few bytes of pickle can repeat one dict a thousand
     times, or make a dict that contains itself.
 
@@ -124,7 +124,7 @@ def _check_object(path: Path, value: Any) -> None:
     """
     if not isinstance(value, dict):
         raise failed(path, f"holds a {type(value).__name__}, not a dict of tensors")
-    pending: list[tuple[Any, int]] = [(value, 0)]
+    pending: list[tuple[object, int]] = [(value, 0)]
     seen = 0
     while pending:
         part, depth = pending.pop()
@@ -142,11 +142,11 @@ def _check_object(path: Path, value: Any) -> None:
 
 
 def _flat(
-    path: Path, values: dict[Any, Any], prefix: str = "", *, is_outer: bool = True
-) -> tuple[dict[str, Any], dict[str, Any]]:
+    path: Path, values: dict[object, object], prefix: str = "", *, is_outer: bool = True
+) -> tuple[dict[str, object], dict[str, object]]:
     """Every value by its dotted name, and the configuration."""
-    leaves: dict[str, Any] = {}
-    config: dict[str, Any] = {}
+    leaves: dict[str, object] = {}
+    config: dict[str, object] = {}
     wrapper = _wrapper(values) if is_outer else None
     for key, value in values.items():
         inner = dict(enumerate(value)) if isinstance(value, list | tuple) else value
@@ -165,7 +165,7 @@ def _flat(
     return leaves, config
 
 
-def _wrapper(values: dict[Any, Any]) -> str | None:
+def _wrapper(values: dict[object, object]) -> str | None:
     wrappers = [name for name in WRAPPERS if isinstance(values.get(name), dict)]
     has_tensors = any(isinstance(value, torch.Tensor) for value in values.values())
     return wrappers[0] if len(wrappers) == 1 and not has_tensors else None

@@ -79,7 +79,7 @@ class Tensors:
     infos: dict[str, Info]
     reading: Callable[[str], torch.Tensor]
     scalars: dict[str, Scalar] = field(default_factory=dict)
-    config: dict[str, Any] = field(default_factory=dict)
+    config: dict[str, object] = field(default_factory=dict)
 
     @property
     def size_bytes(self) -> int:

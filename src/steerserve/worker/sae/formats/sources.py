@@ -48,7 +48,7 @@ class Fields:
         Refusal: SAE_LOAD_FAILED for a value of another type; the message names the file and the field.
     """
 
-    def __init__(self, file: str, values: dict[str, Any]) -> None:
+    def __init__(self, file: str, values: dict[str, object]) -> None:
         self.file = file
         self.values = values
 
@@ -101,7 +101,7 @@ class Fields:
                 return name, self.values[name]
         return names[0], None
 
-    def _wrong(self, name: str, value: Any, expected: str) -> Refusal:
+    def _wrong(self, name: str, value: object, expected: str) -> Refusal:
         return Refusal(
             "SAE_LOAD_FAILED",
             f"{self.file}: {name} must be {expected}, and is {shown(value)[:60]}",
