@@ -1,0 +1,1 @@
+"""The manual as a site."""
