@@ -71,10 +71,10 @@ class Saes:
 
     @torch.inference_mode()
     def attached(self, *, check: bool, dtype: str | None = None) -> m.Attached:
-        command = m.Attach(1, KEY, self._source, self._layer, dtype, check)
+        placed = m.PlacedSae(KEY, self._source, self._layer, dtype, check)
         model = self._bench.model
         room = SaeRoom.beside(model, KV_TOKENS, 0, 0)
-        return attach(command, model, self._bench.steering, room)
+        return attach(placed, model, self._bench.steering, room)
 
     @torch.inference_mode()
     def attach_seconds(self, *, check: bool) -> list[float]:

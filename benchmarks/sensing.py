@@ -42,7 +42,7 @@ class Sensed:
         """Sense a cluster whose members have this threshold."""
         members = [m.ClusterMember(i * (D_SAE // MEMBERS), theta) for i in range(MEMBERS)]
         cluster = m.ArmedCluster("prof_1", "bench", KEY, members, min_k, 20, 16, 1)
-        self._bench.sensing.sense_cluster(cluster, self._bench.steering)
+        self._bench.sensing.arm(cluster, (), self._bench.steering)
 
     @torch.inference_mode()
     def step_ratio(self) -> list[float]:

@@ -203,14 +203,12 @@ class SimulatedEngine(asyncio.Protocol):
                 return m.Measured(number)
             case m.Inspect():
                 return m.Inspected(number, facts.claims)
-            case m.Attach():
-                self._applied[command.key] = 0
-                return msgspec.structs.replace(facts.attached, id=number)
-            case m.Detach():
-                self._applied.pop(command.key, None)
-            case m.Steer():
-                values = [v for of in command.values.values() for v in of.values()]
-                self._steering = round(MARKS * max(values, default=0)) if command.enabled else 0
+            case m.Apply():
+                steering, keys = command.state.steering, command.state.keys
+                values = [v for of in steering.values.values() for v in of.values()]
+                self._steering = round(MARKS * max(values, default=0)) if steering.enabled else 0
+                self._applied = {key: self._applied.get(key, 0) for key in keys}
+                return m.Applied(number, dict.fromkeys(keys, facts.attached))
             case m.ReadStatistics():
                 return m.Statistics(number, [], 0, 0)
             case m.ReadContexts():

@@ -100,7 +100,9 @@ async def recorded() -> Facts:
         sae = demo.saes()[0]
         source = m.SaeSource(str(sae.path), sae.name)
         claims = await engine.inspect(source)
-        facts = Facts(loaded, claims, await engine.attach("sae", source, sae.layer))
+        placed = m.PlacedSae("sae", source, sae.layer)
+        made = await engine.change(lambda state: state.attached(placed))
+        facts = Facts(loaded, claims, made["sae"])
     finally:
         await engine.stop()
     return facts

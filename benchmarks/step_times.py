@@ -209,7 +209,7 @@ def watched(model: Checkpoint) -> dict[str, Any]:
     monitor.watch(target_of(saes, KEY, None, TOP_K))
     members = [m.ClusterMember(n * (D_SAE // MEMBERS), THETA) for n in range(MEMBERS)]
     cluster = m.ArmedCluster("prof_1", "bench", KEY, members, MEMBERS // 2, 20, 16, 1)
-    sensing.sense_cluster(cluster, saes)
+    sensing.arm(cluster, (), saes)
     observers = {
         "not watched": Observers([]),
         f"monitored, the top {TOP_K}": Observers([monitor]),

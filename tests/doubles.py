@@ -144,7 +144,6 @@ class ScriptedEngine(Engine):
     def __init__(self, launcher: Launcher) -> None:
         super().__init__()
         self._launcher = launcher
-        self.monitored: tuple[str, list[int] | None, int] | None = None
         self.asked_statistics: list[tuple[list[int] | None, str | None, int]] = []
         self.counted = m.Statistics(1, [], 0, 0)
         self.figures: dict[str, tuple[int, int]] = {}
@@ -154,11 +153,6 @@ class ScriptedEngine(Engine):
         self.kept: dict[str, m.Measured] = {}
         """The memory of each replica by its name."""
         self.loaded: dict[str, Any] | None = None
-        self.attached: dict[str, tuple[str, int]] = {}
-        self.asked_attach: list[tuple[str, m.SaeSource, str | None, bool]] = []
-        self.sensed_cluster: m.ArmedCluster | None = None
-        self.sensed_circuits: list[m.ArmedCircuit] = []
-        self.steered: tuple[int, bool, dict[str, dict[int, float]]] | None = None
         self._streams: list[Stream] = []
         self._signs = 0
         self.views: dict[str, ReplicaView] = {}
@@ -269,46 +263,28 @@ class ScriptedEngine(Engine):
             size_bytes=1,
         )
 
-    async def attach(
-        self,
-        key: str,
-        source: m.SaeSource,
-        layer: int,
-        dtype: str | None = None,
-        check: bool = True,
-    ) -> m.Attached:
-        await self._step("attach")
-        self.attached[key] = (source.path, layer)
-        self.asked_attach.append((key, source, dtype, check))
-        self.applied[key] = 0
-        return self._launcher.made or m.Attached(
-            1, f"model.layers.{layer}", 3, HIDDEN, WIDTH, ["from the engine"], {}
-        )
+    @property
+    def attached(self) -> dict[str, tuple[str, int]]:
+        """Path and layer of each attached SAE, by its key."""
+        return {sae.key: (sae.source.path, sae.layer) for sae in self.state.saes}
 
-    async def detach(self, key: str) -> None:
-        await self._step("detach")
-        if key not in self.attached:
-            raise Refusal("SAE_NOT_ATTACHED", f"nothing is attached as {key!r}")
-        del self.attached[key]
-        self.applied.pop(key, None)
-
-    async def steer(self, epoch: int, enabled: bool, values: dict[str, dict[int, float]]) -> None:
-        await self._step("steer")
-        self.steered = (epoch, enabled, values)
-
-    async def monitor(
-        self, key: str | None, features: list[int] | None = None, top_k: int = 10, contexts: int = 0
-    ) -> None:
-        await self._step("monitor")
-        self.monitored = None if key is None else (key, features, top_k)
-
-    async def sense_cluster(self, cluster: m.ArmedCluster | None) -> None:
-        await self._step("sense_cluster")
-        self.sensed_cluster = cluster
-
-    async def sense_circuits(self, circuits: list[m.ArmedCircuit]) -> None:
-        await self._step("sense_circuits")
-        self.sensed_circuits = circuits
+    async def _apply(self, state: m.State) -> dict[str, m.Attached]:
+        difference = state.since(self.state)
+        for _ in difference.coming:
+            await self._step("attach")
+        for _ in difference.gone:
+            await self._step("detach")
+        if difference.is_steered:
+            await self._step("steer")
+        if difference.is_monitored:
+            await self._step("monitor")
+            if state.monitored is not None and state.monitored.key not in state.keys:
+                raise Refusal("SAE_NOT_ATTACHED", "the SAE was detached")
+        if difference.is_sensed:
+            await self._step("sense")
+        if not difference:
+            await self._step("change")
+        return {sae.key: self._launcher.made or _attached(sae.layer) for sae in state.saes}
 
     async def statistics(
         self, features: list[int] | None = None, metric: str | None = None, k: int = 10
@@ -490,6 +466,10 @@ class Launcher:
                 opened.cancel()
         if failure is not None:
             raise failure
+
+
+def _attached(layer: int) -> m.Attached:
+    return m.Attached(f"model.layers.{layer}", 3, HIDDEN, WIDTH, ["from the engine"], {})
 
 
 def _gone(reason: str) -> Refusal:

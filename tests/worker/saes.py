@@ -21,6 +21,12 @@ def source(path: Path | str, **overrides: Any) -> m.SaeSource:
     return m.SaeSource(str(path), str(path), m.Overrides(**overrides))
 
 
+def attaching(path: Path, layer: int = 0, key: str | None = None) -> m.Step:
+    """The change that attaches the SAE at this path, by default under the key `sae@<layer>`."""
+    placed = m.PlacedSae(key or f"sae@{layer}", source(path), layer)
+    return lambda state: state.attached(placed)
+
+
 Arrays = dict[str, np.ndarray]
 
 

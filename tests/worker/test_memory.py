@@ -273,7 +273,7 @@ def test_an_attach_is_refused_before_its_tensors_are_read(
     free_of(monkeypatch, 1000)
     monkeypatch.setattr(formats, "load", lambda _: pytest.fail("the tensors were read"))
     with pytest.raises(Refusal) as refused:
-        commands.obey(m.Attach(2, "sae@0", source(sae), 0))
+        commands.obey(m.Apply(2, m.State((m.PlacedSae("sae@0", source(sae), 0),))))
     assert refused.value.code == "INSUFFICIENT_MEMORY"
     assert isinstance(commands.loaded, loading.LoadedModel)
     assert refused.value.details["kv_context_tokens"] == commands.loaded.kv_tokens

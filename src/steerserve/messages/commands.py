@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from steerserve.messages.sensing import Reported, SenseCircuits, SenseCluster
+from steerserve.messages.sensing import Reported
+from steerserve.messages.state import State
 from steerserve.messages.values import (
     Constraint,
     Echo,
@@ -57,33 +58,11 @@ class Inspect(Message, frozen=True):
     source: SaeSource
 
 
-class Attach(Message, frozen=True):
-    """Put an SAE at a layer under `key`; `check` runs the self-check on a short text. `dtype` is the dtype of its
-    matrices (`float32`, `bfloat16`, `float16`); None keeps the dtype of the file."""
+class Apply(Message, frozen=True):
+    """Come into this state, from the next forward pass on. An engine that refuses stays in the state that it holds."""
 
     id: int
-    key: str
-    source: SaeSource
-    layer: int
-    dtype: str | None = None
-    check: bool = True
-
-
-class Detach(Message, frozen=True):
-    id: int
-    key: str
-
-
-class Monitor(Message, frozen=True):
-    """Watch the features of the SAE `key` in every generation; with a `key` of None, watch nothing. Only `features` are
-    encoded, or all features where it is None. A record names the `top_k` largest features. The text around the last
-    `contexts` monitored tokens is kept. The statistics and the contexts stay until `ResetStatistics`."""
-
-    id: int
-    key: str | None
-    features: list[int] | None = None
-    top_k: int = 10
-    contexts: int = 0
+    state: State
 
 
 class ReadStatistics(Message, frozen=True):
@@ -119,18 +98,6 @@ class Explore(Message, frozen=True):
     source: SaeSource | None
     features: list[int]
     nearest: int = 0
-
-
-class Steer(Message, frozen=True):
-    """Replace the live steering, from the next forward pass on.
-
-    `values` maps the key of an attached SAE (`sae_id@layer`) to feature index -> value.
-    """
-
-    id: int
-    epoch: int
-    enabled: bool
-    values: dict[str, dict[int, float]]
 
 
 class Generate(Message, frozen=True):
@@ -194,16 +161,11 @@ Command = (
     Load
     | Measure
     | Inspect
-    | Attach
-    | Detach
-    | Monitor
+    | Apply
     | ReadStatistics
     | ReadContexts
     | ResetStatistics
-    | SenseCluster
-    | SenseCircuits
     | Explore
-    | Steer
     | Generate
     | Score
     | Embed

@@ -44,6 +44,8 @@ class Engine(ABC):
     None stands for this host. `on_replicas` is called with each replica that came into another state."""
 
     def __init__(self) -> None:
+        self._state = m.State()
+        self._changing = asyncio.Lock()
         self._applied: dict[str, int] = {}
         self.on_record: Callable[[m.Recorded], None] = lambda _: None
         self.on_spans: Callable[[m.SensedSpans], None] = lambda _: None
@@ -204,30 +206,48 @@ class Engine(ABC):
                 once the engine has ended.
         """
 
+    # ------------------------------------------------------------- the state
+
+    @property
+    def state(self) -> m.State:
+        """The state that the engine was told last, and has not refused."""
+        return self._state
+
+    async def change(self, step: m.Step) -> Mapping[str, m.Attached]:
+        """Bring the engine from its state to the state that `step` makes of it. Returns once the next forward pass runs
+        in the new state, with the facts of all attached SAEs by their keys. Changes are made one after the other. A
+        caller that gives up has changed nothing.
+
+        Raises:
+            Refusal: the refusal of the engine, which keeps the state that it had.
+        """
+        async with self._changing:
+            after = step(self._state)
+            facts = await self._apply(after)
+            for sae in after.since(self._state).coming:
+                self._applied.pop(sae.key, None)
+            self._applied = {key: self._applied.get(key, 0) for key in after.keys}
+            self._state = after
+            return facts
+
+    async def _apply(self, state: m.State) -> Mapping[str, m.Attached]:
+        """Tell the engine its whole state, and return the facts of its SAEs. By default there are no layers, so nothing
+        can be attached.
+
+        Raises:
+            Refusal: the refusal of the engine.
+        """
+        if state.saes or any(state.steering.values.values()):
+            raise no_layers()
+        if state.monitored is not None or state.cluster is not None or state.circuits:
+            raise no_layers()
+        return {}
+
     # ------------------------------------------------------------- SAEs
 
     async def inspect(self, source: m.SaeSource) -> m.Claims:
         """Read the facts that an SAE checkpoint states about itself."""
         raise no_layers()
-
-    async def attach(
-        self,
-        key: str,
-        source: m.SaeSource,
-        layer: int,
-        dtype: str | None = None,
-        check: bool = True,
-    ) -> m.Attached:
-        """Put an SAE at a layer under `key`."""
-        raise no_layers()
-
-    async def detach(self, key: str) -> None:  # noqa: B027 -- a default
-        """Take the SAE at `key` away. By default nothing is ever attached, so this does nothing."""
-
-    async def steer(self, epoch: int, enabled: bool, values: dict[str, dict[int, float]]) -> None:
-        """Replace the live steering; returns once the next forward pass uses the values."""
-        if any(values.values()):
-            raise no_layers()
 
     async def explore(
         self,
@@ -242,13 +262,6 @@ class Engine(ABC):
 
     # ------------------------------------------------------------- observing
 
-    async def monitor(
-        self, key: str | None, features: list[int] | None = None, top_k: int = 10, contexts: int = 0
-    ) -> None:
-        """Monitor the SAE at `key`; with a `key` of None, monitor nothing. `on_record` is called with each record. The
-        text around the last `contexts` monitored tokens is kept."""
-        raise no_layers()
-
     async def contexts(self, feature: int, k: int) -> m.Contexts:
         """Read the kept contexts in which a feature had its `k` largest values."""
         raise no_layers()
@@ -262,23 +275,12 @@ class Engine(ABC):
     async def reset_statistics(self) -> None:  # noqa: B027 -- a default
         """Clear the statistics. By default nothing is ever counted, so this does nothing."""
 
-    async def sense_cluster(self, cluster: m.ArmedCluster | None) -> None:
-        """Sense this cluster in place of the one before; None senses none. `on_spans` is called with what was sensed
-        in each choice."""
-        if cluster is not None:
-            raise no_layers()
-
     def reported(self, prompts: Sequence[m.Tokens]) -> m.Reported | None:
         """What sensing has reported of these prompts already; None while it has reported nothing."""
         history = self.history
         if not history.number:
             return None
         return m.Reported(history.number, [history.skip(prompt.ids) for prompt in prompts])
-
-    async def sense_circuits(self, circuits: list[m.ArmedCircuit]) -> None:
-        """Sense these circuits and no others. `on_edges` is called with what was sensed in each choice."""
-        if circuits:
-            raise no_layers()
 
     async def measure(self) -> m.Measured:
         """The memory of the engine; by default without any figures."""

@@ -119,7 +119,6 @@ class Attached(Message, frozen=True):
     self-check ran. `dtype` is the dtype in which the matrices are kept; `site` is the site that the SAE reads and
     writes. `is_calibrated` is False where a norm factor is not known."""
 
-    id: int
     layer_module_path: str
     memory_mb: int
     d_in: int
@@ -129,6 +128,13 @@ class Attached(Message, frozen=True):
     dtype: str = "float32"
     site: str = "resid_post"
     is_calibrated: bool = True
+
+
+class Applied(Message, frozen=True):
+    """The engine holds the state. `facts` are those of all attached SAEs, by their keys."""
+
+    id: int
+    facts: dict[str, Attached]
 
 
 class FeatureCount(Message, frozen=True):
@@ -336,7 +342,7 @@ Event = (
     | Loaded
     | Measured
     | Inspected
-    | Attached
+    | Applied
     | Statistics
     | Contexts
     | Explored

@@ -63,21 +63,6 @@ class ArmedCircuit(Message, frozen=True):
     context_tokens: int
 
 
-class SenseCluster(Message, frozen=True):
-    """Sense this cluster in the rows that begin from now on, in place of the cluster before; None senses none. A row
-    that has begun keeps the cluster with which it began, unless that cluster is not armed any more."""
-
-    id: int
-    cluster: ArmedCluster | None
-
-
-class SenseCircuits(Message, frozen=True):
-    """Sense these circuits, and no others, in the rows that begin from now on. See `SenseCluster`."""
-
-    id: int
-    circuits: list[ArmedCircuit]
-
-
 # ------------------------------------------------------------- what was sensed
 
 

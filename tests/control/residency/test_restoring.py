@@ -46,7 +46,7 @@ def keys(world: World) -> list[str]:
 async def test_the_request_that_loads_again_is_served_steered(world: World) -> None:
     await steered(world)
     values, epoch = world.steering.live.values, world.steering.live.epoch
-    asked = list(world.launcher.engine.asked_attach)
+    asked = world.launcher.engine.state.saes
     await crash(world)
     assert keys(world) == []
     assert [a.place for a in world.conductor.reattaching.pending()] == [(1, "sae_a@1")]
@@ -61,9 +61,10 @@ async def test_the_request_that_loads_again_is_served_steered(world: World) -> N
         "generated",
     ]
     assert keys(world) == ["sae_a@1"]
-    assert world.launcher.engine.asked_attach == asked
-    assert world.launcher.engine.steered is not None
-    assert world.launcher.engine.steered[1:] == (True, {"sae_a@1": {1: 5.0}})
+    assert world.launcher.engine.state.saes == asked
+    assert world.launcher.engine.state.steering == m.Steering(
+        world.steering.live.epoch, True, {"sae_a@1": {1: 5.0}}
+    )
     assert world.steering.live.values == values
     assert world.steering.live.epoch > epoch
     assert world.resident.is_locked
@@ -95,8 +96,7 @@ async def test_what_was_disabled_stays_disabled(world: World) -> None:
     await crash(world)
     await answered(world)
     assert world.steering.state() == (False, {1: 5.0})
-    assert world.launcher.engine.steered is not None
-    assert world.launcher.engine.steered[1] is False
+    assert world.launcher.engine.state.steering.enabled is False
 
 
 async def test_an_unlocked_model_comes_back_unlocked(world: World) -> None:
@@ -296,8 +296,7 @@ async def test_what_was_ended_meanwhile_does_not_come_back(
     assert keys(world) == ["sae_a@1"]
     assert world.steering.state() == (False, {})
     assert world.serving.profile_id is None
-    assert world.launcher.engine.steered is not None
-    assert world.launcher.engine.steered[1:] == (False, {})
+    assert world.launcher.engine.state.steering == m.Steering(world.steering.live.epoch, False, {})
 
 
 async def test_a_profile_deactivated_meanwhile_may_leave_its_values(world: World) -> None:
@@ -407,7 +406,7 @@ async def test_what_comes_back_is_told_as_the_new_engine_made_it(world: World) -
     (before,) = world.conductor.attachments()
     await crash(world)
     world.launcher.made = m.Attached(
-        1, "elsewhere", 9, 8, before.d_sae, ["new"], {"l0": 2.0}, "float16", "resid_pre", False
+        "elsewhere", 9, 8, before.d_sae, ["new"], {"l0": 2.0}, "float16", "resid_pre", False
     )
     await answered(world)
     (after,) = world.conductor.attachments()
@@ -419,7 +418,7 @@ async def test_what_comes_back_is_told_as_the_new_engine_made_it(world: World) -
 async def test_an_sae_of_another_size_is_not_put_back(world: World) -> None:
     await steered(world)
     await crash(world)
-    world.launcher.made = m.Attached(1, "model.layers.1", 3, 8, 4, [], {})
+    world.launcher.made = m.Attached("model.layers.1", 3, 8, 4, [], {})
     refusal = await refused(world.ask())
     assert refusal.code == "MODEL_LOAD_FAILED"
     assert refusal.details == {"cause": "SAE_INCOMPATIBLE", "sae_id": "sae_a", "layer": 1}
@@ -446,8 +445,7 @@ async def test_an_unload_while_values_are_put_back_ends_the_load_and_keeps_them(
     second = await world.conductor.load(await world.catalog.model(1))
     await soon(second.ready)
     assert world.conductor.resident is second
-    assert world.launcher.engine.steered is not None
-    assert world.launcher.engine.steered[2] == {"sae_a@1": {1: 5.0}}
+    assert world.launcher.engine.state.steering.values == {"sae_a@1": {1: 5.0}}
 
 
 async def test_closing_while_something_is_given_back_ends(world: World) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from steerserve import messages as m
 from steerserve.control.bus import SaeAttached, SaeDetached
 from steerserve.errors import Refusal
 from steerserve.messages import Overrides, Piece
@@ -100,8 +101,7 @@ async def test_a_replacing_attach_clears_the_old_values_and_says_so(world: World
     assert [a.sae_id for a in world.conductor.attachments()] == ["sae_new"]
     assert list(world.launcher.engine.attached) == ["sae_new@2"]
     assert world.steering.state() == (False, {})
-    assert world.launcher.engine.steered is not None
-    assert world.launcher.engine.steered[1:] == (False, {})
+    assert world.launcher.engine.state.steering == m.Steering(world.steering.live.epoch, False, {})
     assert (await world.sae_status(old), await world.sae_status(new)) == ("cached", "attached")
     assert world.resident.is_locked
     assert world.published(SaeDetached) == [SaeDetached("sae_old")]
@@ -167,56 +167,14 @@ async def test_a_first_attach_does_not_wait_for_requests_in_flight(world: World)
     await soon(holder)
 
 
-async def test_a_replaced_pair_of_which_one_stays_in_the_engine_is_told_as_it_is(
-    world: World,
-) -> None:
-    await world.loaded()
-    for name in ("sae_1", "sae_2", "sae_new"):
-        await world.sae(name)
-    await soon(world.attachments.attach_set([("sae_1", 1), ("sae_2", 2)]))
-    real, calls = world.launcher.engine.detach, []
-
-    async def once(key: str) -> None:
-        calls.append(key)
-        if key == "sae_2@2":
-            raise Refusal("INTERNAL_ERROR", "the hook stays")
-        await real(key)
-
-    world.launcher.engine.detach = once  # type: ignore[method-assign]
-    await refused(world.attachments.attach(await world.catalog.sae("sae_new"), 3))
-    assert calls == ["sae_1@1", "sae_2@2", "sae_new@3"]
-    assert [a.key for a in world.conductor.attachments()] == ["sae_2@2"]
-    assert list(world.launcher.engine.attached) == ["sae_2@2"]
-    assert (await world.catalog.sae("sae_1")).status == "cached"
-    assert (await world.catalog.sae("sae_2")).status == "attached"
-    assert world.resident.is_locked
-
-
-async def test_an_sae_that_left_one_of_its_layers_is_still_attached(world: World) -> None:
-    await world.loaded()
-    sae = await world.sae()
-    await soon(world.attachments.attach_set([("sae_a", 1), ("sae_a", 2)]))
-    real = world.launcher.engine.detach
-
-    async def once(key: str) -> None:
-        world.launcher.fail("detach", Refusal("INTERNAL_ERROR", "the hook stays"))
-        world.launcher.engine.detach = real  # type: ignore[method-assign]
-        world.launcher.engine.attached.pop(key)
-
-    world.launcher.engine.detach = once  # type: ignore[method-assign]
-    await refused(world.attachments.detach("sae_a"))
-    assert [a.key for a in world.conductor.attachments()] == ["sae_a@2"]
-    assert await world.sae_status(sae) == "attached"
-
-
 async def test_what_is_asked_of_an_attach_reaches_the_engine(world: World) -> None:
     await world.loaded()
     sae = await world.sae()
     overrides = {"activation": "topk", "k": 4, "site": "resid_pre"}
     await world.attachments.attach(sae, 1, dtype="model", overrides=overrides, is_checked=False)
-    ((key, source, dtype, is_checked),) = world.launcher.engine.asked_attach
-    assert (key, dtype, is_checked) == ("sae_a@1", "float32", False)
-    assert source.overrides == Overrides(activation="topk", k=4, site="resid_pre")
+    (placed,) = world.launcher.engine.state.saes
+    assert (placed.key, placed.dtype, placed.check) == ("sae_a@1", "float32", False)
+    assert placed.source.overrides == Overrides(activation="topk", k=4, site="resid_pre")
 
 
 @pytest.mark.parametrize(
@@ -349,11 +307,11 @@ async def test_a_set_attaches_all_of_it_and_is_no_step_of_the_epoch(world: World
     assert list(world.launcher.engine.attached) == ["sae_1@1", "sae_1@2", "sae_2@2"]
     assert world.steering.live.epoch == before
     # an engine that was started since does not know the epoch yet
-    assert world.launcher.engine.steered == (before, False, {})
+    assert world.launcher.engine.state.steering == m.Steering(before, False, {})
     assert world.resident.is_locked
     assert {row.status for row in await world.saes.list()} == {"attached"}
     assert [e.sae_id for e in world.published(SaeAttached)] == ["sae_1", "sae_1", "sae_2"]
-    assert {dtype for _, _, dtype, _ in world.launcher.engine.asked_attach} == {"float16"}
+    assert {sae.dtype for sae in world.launcher.engine.state.saes} == {"float16"}
 
 
 async def test_a_set_adds_to_what_is_attached_and_keeps_its_values(world: World) -> None:
@@ -456,16 +414,13 @@ async def test_a_set_of_which_one_fails_takes_back_what_it_added_and_nothing_els
     await world.attachments.attach(await world.catalog.sae("sae_0"), 0)
     await world.steering.set_values({3: 7.0})
     before = world.steering.live
-    real = world.launcher.engine.attach
-
-    async def second_fails(key: str, *more: Any) -> Any:
-        if key == "sae_2@2":
-            raise FAILED
-        return await real(key, *more)
-
-    world.launcher.engine.attach = second_fails  # type: ignore[method-assign, assignment]
+    gate = world.launcher.hold("attach")
     asked = [("sae_0", 0), ("sae_1", 1), ("sae_2", 2)]
-    refusal = await refused(world.attachments.attach_set(asked))
+    attaching = world.begin(world.attachments.attach_set(asked))
+    await soon(gate.reached.wait())
+    world.launcher.fail("attach", FAILED)
+    gate.open.set()
+    refusal = await refused(attaching)
     assert refusal.code == "SAE_LOAD_FAILED"
     assert (refusal.details["sae_id"], refusal.details["layer"]) == ("sae_2", 2)
     assert "sae_2 at layer 2" in refusal.message
@@ -491,7 +446,7 @@ async def test_a_detach_takes_every_layer_and_leaves_the_lock_to_the_others(worl
     assert [a.key for a in world.conductor.attachments()] == ["sae_2@1"]
     assert world.steering.live.epoch == before
     # an engine that was started since does not know the epoch yet
-    assert world.launcher.engine.steered == (before, False, {})
+    assert world.launcher.engine.state.steering == m.Steering(before, False, {})
     assert world.resident.is_locked
     assert world.published(SaeDetached) == [SaeDetached("sae_1")]
     await soon(world.attachments.detach("sae_2"))
@@ -501,16 +456,19 @@ async def test_a_detach_takes_every_layer_and_leaves_the_lock_to_the_others(worl
 # ---------------------------------------------------------------------- one at a time, and what fails
 
 
-async def test_a_replacing_attach_that_cannot_remove_the_old_one_leaves_one_hook_in_the_engine(
+async def test_a_replacing_attach_that_cannot_remove_the_old_ones_leaves_them_as_they_were(
     world: World,
 ) -> None:
     await world.loaded()
-    old, new = await world.sae("sae_old"), await world.sae("sae_new")
-    await world.attachments.attach(old, 1)
+    for name in ("sae_1", "sae_2", "sae_new"):
+        await world.sae(name)
+    await soon(world.attachments.attach_set([("sae_1", 1), ("sae_2", 2)]))
     world.launcher.fail("detach", Refusal("INTERNAL_ERROR", "the hook stays"))
-    await refused(world.attachments.attach(new, 2))
+    await refused(world.attachments.attach(await world.catalog.sae("sae_new"), 3))
     reported = [attached.key for attached in world.conductor.attachments()]
-    assert list(world.launcher.engine.attached) == reported == ["sae_old@1"]
+    assert list(world.launcher.engine.attached) == reported == ["sae_1@1", "sae_2@2"]
+    assert {row.status for row in await world.saes.list() if row.id != "sae_new"} == {"attached"}
+    assert world.resident.is_locked
 
 
 @pytest.mark.shows("states.10")
@@ -679,7 +637,7 @@ async def test_an_engine_that_dies_while_the_old_sae_is_removed_leaves_the_new_o
     await world.loaded()
     old, new = await world.sae("sae_old"), await world.sae("sae_new")
     await world.attachments.attach(old, 1)
-    gate = world.launcher.hold("steer")
+    gate = world.launcher.hold("change")
     attaching = world.begin(world.attachments.attach(new, 1))
     await soon(gate.reached.wait())
     world.launcher.engine.die()

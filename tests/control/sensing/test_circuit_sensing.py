@@ -59,7 +59,7 @@ def engine(world: World) -> Any:
 
 
 def subjects(world: World) -> list[str]:
-    return [one.subject for one in engine(world).sensed_circuits]
+    return [one.subject for one in engine(world).state.circuits]
 
 
 def told(row: CircuitRow, count: int = 1, truncated: tuple[int, ...] = ()) -> m.SensedEdges:
@@ -88,7 +88,7 @@ async def test_the_engine_gets_the_columns_of_sensable_edges_only(world: World) 
     await world.circuit_serving.activate(row.id, acknowledged=True, allows_overlap=False)
     report = await world.circuit_sensing.enable(row.id)
     assert [edge.reason for edge in report.unsensable_edges] == ["no_activation_threshold"]
-    assert engine(world).sensed_circuits == [
+    assert engine(world).state.circuits == (
         m.ArmedCircuit(
             subject=row.id,
             title="rain",
@@ -100,8 +100,8 @@ async def test_the_engine_gets_the_columns_of_sensable_edges_only(world: World) 
             max_lag=4,
             max_events=20,
             context_tokens=16,
-        )
-    ]
+        ),
+    )
 
 
 async def test_a_document_does_not_raise_the_context_that_the_operator_allows(make: Make) -> None:
@@ -110,7 +110,7 @@ async def test_a_document_does_not_raise_the_context_that_the_operator_allows(ma
         row = await circuit(world, document("rain", 0, 1) | {"sensing": {"context_tokens": 64}})
         await world.circuit_serving.activate(row.id, acknowledged=True, allows_overlap=False)
         assert (await world.circuit_sensing.enable(row.id)).armed
-        assert engine(world).sensed_circuits[0].context_tokens == 0
+        assert engine(world).state.circuits[0].context_tokens == 0
 
 
 async def test_circuits_on_disjoint_layers_are_sensed_together(world: World) -> None:
@@ -173,7 +173,7 @@ async def test_an_engine_that_refuses_leaves_the_wish(world: World) -> None:
     row = await circuit(world, document("rain", 0, 1))
     await world.circuit_serving.activate(row.id, acknowledged=True, allows_overlap=False)
     await world.circuit_sensing.settled()
-    world.launcher.fail("sense_circuits", Refusal("INSUFFICIENT_MEMORY", "no room"))
+    world.launcher.fail("sense", Refusal("INSUFFICIENT_MEMORY", "no room"))
     with pytest.raises(Refusal) as refused:
         await world.circuit_sensing.enable(row.id)
     assert refused.value.code == "VALIDATION_ERROR"
@@ -193,7 +193,7 @@ async def test_after_a_crash_the_next_engine_senses_the_same_circuits(world: Wor
     assert world.circuit_sensing.armed_count == 0
     asked, stream = await world.in_flight()
     assert engine(world) is not first
-    assert engine(world).sensed_circuits == first.sensed_circuits
+    assert engine(world).state.circuits == first.state.circuits
     stream.complete()
     await soon(asked)
     await world.circuit_sensing.settled()

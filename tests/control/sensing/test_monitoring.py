@@ -73,17 +73,17 @@ async def test_only_the_state_is_told_without_an_sae(
 async def test_what_is_reported_is_what_the_engine_got(world: World) -> None:
     await attached(world)
     state = await world.monitoring.configure(features=[5, 3, 5], history_size=7, top_k=2)
-    assert engine(world).monitored == (KEY, [3, 5], 2)
+    assert engine(world).state.monitored == m.Monitored(KEY, [3, 5], 2)
     assert (state.enabled, state.features, state.history_size, state.top_k) == (True, (3, 5), 7, 2)
     assert (world.monitoring.key(), world.monitoring.watched()) == (KEY, 2)
     state = await world.monitoring.enable(False)
-    assert engine(world).monitored is None
+    assert engine(world).state.monitored is None
     assert (state.enabled, state.features, state.history_size, state.top_k) == (False, (3, 5), 7, 2)
     assert (world.monitoring.key(), world.monitoring.watched()) == (None, 0)
     state = await world.monitoring.enable(True)
-    assert engine(world).monitored == (KEY, [3, 5], 2)
+    assert engine(world).state.monitored == m.Monitored(KEY, [3, 5], 2)
     state = await world.monitoring.configure()
-    assert engine(world).monitored == (KEY, None, 10)
+    assert engine(world).state.monitored == m.Monitored(KEY, None, 10)
     assert (state.features, state.history_size, state.top_k) == (None, 100, 10)
     assert world.monitoring.watched() == WIDTH
     assert world.published(MonitoringState) == [
@@ -121,7 +121,7 @@ async def test_what_the_engine_refuses_changes_nothing(
     with pytest.raises(Refusal, match="no room"):
         await edit(world.monitoring)
     assert world.monitoring.state() == before
-    assert engine(world).monitored == (KEY, [3], 10)
+    assert engine(world).state.monitored == m.Monitored(KEY, [3], 10)
     assert len(world.published(MonitoringState)) == 1
 
 
@@ -133,7 +133,7 @@ async def test_a_feature_outside_the_sae_changes_nothing(world: World, index: in
     assert refused.value.code == "INVALID_FEATURE_INDEX"
     assert refused.value.details == {"feature_idx": index, "d_sae": WIDTH}
     assert not world.monitoring.state().enabled
-    assert engine(world).monitored is None
+    assert engine(world).state.monitored is None
     with pytest.raises(Refusal) as refused:
         await world.monitoring.statistics([index])
     assert refused.value.code == "INVALID_FEATURE_INDEX"
@@ -237,7 +237,7 @@ async def test_a_detach_ends_monitoring_and_keeps_the_records(world: World) -> N
     assert (state.history_size, state.top_k, state.history_count) == (7, 2, 1)
     assert (await world.monitoring.statistics()).since is None
     await world.monitoring.enable(True)
-    assert engine(world).monitored == (KEY, None, 2)
+    assert engine(world).state.monitored == m.Monitored(KEY, None, 2)
     assert (await world.monitoring.statistics()).features == []
 
 
@@ -249,7 +249,7 @@ async def test_replacing_the_sae_ends_monitoring(world: World) -> None:
     state = world.monitoring.state()
     assert (state.enabled, state.sae_id, state.features) == (False, "sae_b", None)
     await world.monitoring.configure()
-    assert engine(world).monitored == ("sae_b@1", None, 10)
+    assert engine(world).state.monitored == m.Monitored("sae_b@1", None, 10)
 
 
 async def test_another_sae_beside_it_changes_nothing(world: World) -> None:
@@ -260,17 +260,19 @@ async def test_another_sae_beside_it_changes_nothing(world: World) -> None:
     await world.attachments.detach("sae_b")
     await settled(world)
     assert world.monitoring.state() == before
-    assert engine(world).monitored == (KEY, [3], 10)
+    assert engine(world).state.monitored == m.Monitored(KEY, [3], 10)
 
 
 async def test_a_detach_during_an_edit_is_not_undone_by_it(world: World) -> None:
     await attached(world)
-    gate = world.launcher.hold("monitor")
-    asked = world.begin(world.monitoring.configure(features=[3]))
+    gate = world.launcher.hold("detach")
+    detaching = world.begin(world.attachments.detach("sae_a"))
     await soon(gate.reached.wait())
-    await world.attachments.detach("sae_a")
-    await world.attachments.attach(await world.catalog.sae("sae_a"), 1)
+    asked = world.begin(world.monitoring.configure(features=[3]))
+    await until(lambda: "reset_statistics" in world.launcher.log)
     gate.open.set()
+    await soon(detaching)
+    await world.attachments.attach(await world.catalog.sae("sae_a"), 1)
     with pytest.raises(Refusal) as refused:
         await soon(asked)
     assert refused.value.code == "SAE_NOT_ATTACHED"
@@ -288,7 +290,7 @@ async def test_unloading_the_model_ends_monitoring(world: World) -> None:
     await world.attachments.attach(await world.catalog.sae("sae_a"), 1)
     await settled(world)
     assert world.monitoring.state().enabled is False
-    assert engine(world).monitored is None
+    assert engine(world).state.monitored is None
 
 
 # ---------------------------------------------------------------------- engines that end by themselves
@@ -312,7 +314,7 @@ async def test_the_next_engine_goes_on_with_the_sae_that_it_gets_back(world: Wor
     await settled(world)
     assert len(world.launcher.engines) == 2
     assert world.launcher.log.count("monitor") == 2
-    assert engine(world).monitored == (KEY, [3], 2)
+    assert engine(world).state.monitored == m.Monitored(KEY, [3], 2)
     assert world.published(MonitoringState)[-1] == MonitoringState(True, [3])
     engine(world).on_record(SEEN)
     assert world.monitoring.state().history_count == 1
@@ -343,7 +345,7 @@ async def test_a_next_engine_that_refuses_leaves_it_off(world: World) -> None:
     await settled(world)
     assert world.monitoring.state().enabled is False
     await world.monitoring.enable(True)
-    assert engine(world).monitored == (KEY, [3], 2)
+    assert engine(world).state.monitored == m.Monitored(KEY, [3], 2)
 
 
 async def test_what_was_meant_for_a_lost_sae_is_not_taken_for_another(world: World) -> None:
@@ -359,7 +361,7 @@ async def test_what_was_meant_for_a_lost_sae_is_not_taken_for_another(world: Wor
     state = world.monitoring.state()
     assert (state.enabled, state.sae_id, state.features) == (False, "sae_b", None)
     await world.monitoring.enable(True)
-    assert engine(world).monitored == ("sae_b@1", None, 2)
+    assert engine(world).state.monitored == m.Monitored("sae_b@1", None, 2)
 
 
 async def test_an_sae_taken_out_after_the_crash_is_not_monitored_again(world: World) -> None:
@@ -370,7 +372,7 @@ async def test_an_sae_taken_out_after_the_crash_is_not_monitored_again(world: Wo
     await world.attachments.attach(await world.catalog.sae("sae_a"), 1)
     await settled(world)
     assert world.monitoring.state().enabled is False
-    assert engine(world).monitored is None
+    assert engine(world).state.monitored is None
 
 
 # ---------------------------------------------------------------------- what else is told of it
@@ -420,5 +422,5 @@ async def test_two_edits_at_once_end_in_the_state_of_the_second(world: World) ->
     second = world.begin(world.monitoring.configure(features=[5], top_k=2))
     gate.open.set()
     await soon(asyncio.gather(first, second))
-    assert engine(world).monitored == (KEY, [5], 2)
+    assert engine(world).state.monitored == m.Monitored(KEY, [5], 2)
     assert world.monitoring.state().features == (5,)

@@ -96,9 +96,9 @@ async def test_an_enabled_cluster_is_armed_while_it_is_active(world: World) -> N
     await attached(world)
     row = await cluster(world)
     assert not (await world.serving.activate(row.id)).is_sensed
-    assert engine(world).sensed_cluster is None
+    assert engine(world).state.cluster is None
     assert await world.sensing.enable(row.id)
-    assert engine(world).sensed_cluster == m.ArmedCluster(
+    assert engine(world).state.cluster == m.ArmedCluster(
         subject=row.id,
         title="rain",
         key=KEY,
@@ -144,7 +144,7 @@ async def test_every_way_out_disarms(world: World, way: str) -> None:
     else:
         await attached(world, "sae_b", 2)
     await settled(world)
-    assert engine(world).sensed_cluster is None
+    assert engine(world).state.cluster is None
     assert not world.sensing.is_armed
     assert not (await world.sensing.status()).armed
 
@@ -154,8 +154,8 @@ async def test_a_cluster_of_the_next_activation_takes_the_place(world: World) ->
     other = await cluster(world, replace(WEATHER, display_token=None), "other")
     await world.sensing.enable(other.id)
     await world.serving.activate(other.id)
-    assert engine(world).sensed_cluster.subject == other.id
-    assert engine(world).sensed_cluster.title == "other"
+    assert engine(world).state.cluster.subject == other.id
+    assert engine(world).state.cluster.title == "other"
 
 
 async def test_the_quorum_of_the_operator_rearms_and_null_restores_the_default(
@@ -164,7 +164,7 @@ async def test_the_quorum_of_the_operator_rearms_and_null_restores_the_default(
     row = await serving(world, replace(WEATHER, sensing=SensingOverrides(min_k=9)))
     report = await world.sensing.configure(row.id, 1)
     assert (report.min_k, report.effective_min_k, report.armed) == (1, 1, True)
-    assert engine(world).sensed_cluster.min_k == 1
+    assert engine(world).state.cluster.min_k == 1
     why = await refused(world.sensing.configure(row.id, 3))
     assert (why.code, why.details) == (
         "VALIDATION_ERROR",
@@ -177,7 +177,7 @@ async def test_the_quorum_of_the_operator_rearms_and_null_restores_the_default(
     )
     report = await world.sensing.configure(row.id, None)
     assert (report.min_k, report.effective_min_k) == (None, 2)
-    assert engine(world).sensed_cluster.min_k == 2
+    assert engine(world).state.cluster.min_k == 2
 
 
 async def test_what_is_not_a_cluster_or_unknown_is_refused(world: World) -> None:
@@ -196,7 +196,7 @@ async def test_a_cluster_that_cannot_be_armed_stays_enabled_and_active(
     of = WEATHER if reason == "engine" else Cluster((AuthoredMember(3, 1.0),))
     row = await cluster(world, of)
     if reason == "engine":
-        world.launcher.fail("sense_cluster", Refusal("INSUFFICIENT_MEMORY", "no room"))
+        world.launcher.fail("sense", Refusal("INSUFFICIENT_MEMORY", "no room"))
     await world.serving.activate(row.id)
     why = await refused(world.sensing.enable(row.id))
     assert why.code == "VALIDATION_ERROR"
@@ -224,7 +224,7 @@ async def test_the_document_overrides_the_settings(make: Make) -> None:
         sensing_dedup_history=False,
     ) as world:
         await serving(world, replace(WEATHER, sensing=wanted))
-        armed = engine(world).sensed_cluster
+        armed = engine(world).state.cluster
         assert [one.theta for one in armed.members] == [2.5, 5.0, 1.0]
         assert (armed.min_k, armed.context_tokens, armed.max_events) == (1, 0, 4)
         assert armed.history == 0
@@ -234,7 +234,7 @@ async def test_a_document_does_not_raise_the_context_that_the_operator_allows(ma
     wanted = SensingOverrides(context_tokens=64)
     async with make(sensing_context_tokens=0) as world:
         await serving(world, replace(WEATHER, sensing=wanted))
-        assert engine(world).sensed_cluster.context_tokens == 0
+        assert engine(world).state.cluster.context_tokens == 0
         assert (await world.sensing.status()).context_tokens == 0
 
 
@@ -244,12 +244,12 @@ async def test_each_arming_has_a_larger_number_which_an_unchanged_cluster_keeps(
     row = await serving(world)
     await world.sensing.enable(row.id)
     await world.serving.activate(row.id)
-    assert engine(world).sensed_cluster.history == 1
+    assert engine(world).state.cluster.history == 1
     await world.sensing.configure(row.id, 1)
-    assert engine(world).sensed_cluster.history == 2
+    assert engine(world).state.cluster.history == 2
     await world.sensing.enable(row.id, enabled=False)
     await world.sensing.enable(row.id)
-    assert engine(world).sensed_cluster.history == 3
+    assert engine(world).state.cluster.history == 3
 
 
 async def test_after_a_crash_the_next_engine_senses_before_it_serves(world: World) -> None:
@@ -260,8 +260,8 @@ async def test_after_a_crash_the_next_engine_senses_before_it_serves(world: Worl
     assert not (await world.sensing.status()).armed
     asked, stream = await world.in_flight()
     assert engine(world) is not first
-    sensed = structs.replace(engine(world).sensed_cluster, history=first.sensed_cluster.history)
-    assert sensed == first.sensed_cluster
+    sensed = structs.replace(engine(world).state.cluster, history=first.state.cluster.history)
+    assert sensed == first.state.cluster
     assert (await world.sensing.status()).armed
     stream.complete()
     await soon(asked)

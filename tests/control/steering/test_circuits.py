@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from steerserve import messages as m
 from steerserve.control.bus import ServedCircuitsChanged
 from steerserve.control.steering.circuit_views import CircuitActivation
 from steerserve.database.circuits import CircuitStore
@@ -77,7 +78,7 @@ async def test_an_activation_is_one_push_one_step_and_one_event(world: World) ->
     begin = len(world.launcher.log)
     await activate(world, circuit_id)
     assert world.launcher.log[begin:] == ["steer"]
-    assert world.launcher.engine.steered == (
+    assert world.launcher.engine.state.steering == m.Steering(
         epoch + 1,
         True,
         {"sae_1@1": {3: 4.0}, "sae_2@2": {3: 4.0}},

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from steerserve import messages as m
 from steerserve.control.bus import ActiveProfileChanged
 from steerserve.control.steering.clusters import ImportOptions
 from steerserve.database.documents import ProfileRow
@@ -65,7 +66,7 @@ async def test_an_activation_is_one_step_that_takes_the_values_of_circuits(world
     assert live(world) == {KEY: {3: 4.0, 5: -2.0}}
     assert displaced == [before + 1]
     assert "circuit circ_1 was deactivated" in report.warnings
-    assert world.launcher.engine.steered == (before + 1, True, live(world))
+    assert world.launcher.engine.state.steering == m.Steering(before + 1, True, live(world))
 
 
 async def test_another_intensity_displaces_nothing(world: World) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from steerserve import messages as m
 from steerserve.control.bus import SteeringUpdate
 from steerserve.control.residency.engine_state import Return
 from steerserve.control.steering.profiles import Profiles
@@ -48,7 +49,7 @@ async def test_an_activation_is_one_push_one_step_and_one_event(world: World) ->
     done = await world.serving.activate(row.id)
     assert (done.applied, done.count, done.warnings) == (True, 1, ())
     assert state(world) == (True, {4: 200.0}, row.id)
-    assert world.launcher.engine.steered == (epoch + 1, True, {KEY: {4: 200.0}})
+    assert world.launcher.engine.state.steering == m.Steering(epoch + 1, True, {KEY: {4: 200.0}})
     assert world.launcher.log.count("steer") == pushed + 1
     assert world.published(SteeringUpdate)[told:] == [SteeringUpdate(True, {"4": 200.0})]
     assert await world.serving.active() == row
@@ -110,7 +111,7 @@ async def test_the_engine_learns_of_a_step_that_was_taken_without_an_sae(world: 
     await world.loaded()
     await world.serving.activate((await saved(world, "empty", steering={})).id)
     await world.attachments.attach(await world.sae(), 1)
-    assert world.launcher.engine.steered == (world.steering.live.epoch, False, {})
+    assert world.launcher.engine.state.steering == m.Steering(world.steering.live.epoch, False, {})
 
 
 async def test_deactivating_an_inactive_profile_keeps_the_active_ones_values(world: World) -> None:
@@ -141,8 +142,7 @@ async def test_a_deleted_profile_is_deactivated_first(world: World) -> None:
     await world.serving.activate(row.id)
     assert await world.profiles.remove(row.id) is True
     assert state(world) == (False, {}, None)
-    assert world.launcher.engine.steered is not None
-    assert world.launcher.engine.steered[1:] == (False, {})
+    assert world.launcher.engine.state.steering == m.Steering(world.steering.live.epoch, False, {})
     assert await code_of(world.profiles.remove(row.id)) == "PROFILE_NOT_FOUND"
 
 
@@ -249,14 +249,13 @@ async def test_an_activation_while_the_sae_is_detached_leaves_nothing_active(wor
     gate.open.set()
     await soon(asyncio.gather(activating, detaching))
     assert state(world) == (False, {}, None)
-    assert world.launcher.engine.steered is not None
-    assert world.launcher.engine.steered[1:] == (False, {})
+    assert world.launcher.engine.state.steering == m.Steering(world.steering.live.epoch, False, {})
 
 
 async def test_a_detach_that_comes_first_refuses_the_activation(world: World) -> None:
     await attached(world)
     row = await saved(world)
-    gate = world.launcher.hold("steer")
+    gate = world.launcher.hold("change")
     detaching = world.begin(world.attachments.detach("sae_a"))
     await soon(gate.reached.wait())
     activating = world.begin(world.serving.activate(row.id))
@@ -277,7 +276,7 @@ async def test_of_two_activations_the_later_one_stands_whole(world: World) -> No
     gate.open.set()
     await soon(asyncio.gather(one, two))
     assert state(world) == (True, {5: 1.0}, second.id)
-    assert world.launcher.engine.steered == (epoch + 2, True, {KEY: {5: 1.0}})
+    assert world.launcher.engine.state.steering == m.Steering(epoch + 2, True, {KEY: {5: 1.0}})
 
 
 class Held(Documents):

@@ -12,7 +12,7 @@ from steerserve.errors import Refusal
 from tests.doubles import until
 
 STALLED = Refusal("ENGINE_UNAVAILABLE", "it stands still")
-STEER = m.Steer(1, 1, True, {})
+STEER = m.Apply(1, m.State(steering=m.Steering(1, True, {})))
 
 
 class Sent(Asks):
@@ -39,8 +39,8 @@ async def test_a_command_gets_its_answer_or_its_refusal() -> None:
     asks = Sent()
     first, second = await asks.begun(STEER), await asks.begun(m.Measure(2))
     assert asks.take(m.Refused(2, "INTERNAL_ERROR", "no"))
-    assert asks.take(m.Done(1))
-    assert await first == m.Done(1)
+    assert asks.take(m.Applied(1, {}))
+    assert await first == m.Applied(1, {})
     assert await refused(second) == "no"
     assert asks.sent == [STEER, m.Measure(2)]
 
@@ -71,7 +71,7 @@ async def test_an_edit_that_was_carried_out_after_it_was_taken_back_is_told() ->
     asks = Sent()
     for answer, is_known in (
         (m.Refused(1, "ENGINE_UNAVAILABLE", "dropped"), True),
-        (m.Done(1), False),
+        (m.Applied(1, {}), False),
     ):
         steering = await asks.begun(STEER)
         steering.cancel()

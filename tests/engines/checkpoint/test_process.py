@@ -30,7 +30,7 @@ from tests.backend import is_ray
 from tests.doubles import until
 from tests.worker.models import CONTEXT, VOCABULARY
 from tests.worker.running import generated, words
-from tests.worker.saes import arrays, config_older, config_v6, source, write
+from tests.worker.saes import arrays, attaching, config_older, config_v6, source, write
 
 Folder = Callable[[str], Path]
 Launches = Launcher | RayCluster
@@ -190,7 +190,7 @@ async def test_an_engine_without_a_model_refuses_by_code(empty: CheckpointEngine
         await events(empty, "hello")
     assert refused.value.code == "MODEL_NOT_LOADED"
     with pytest.raises(Refusal) as refused:
-        await empty.steer(1, True, {KEY: {0: 1.0}})
+        await empty.change(m.setting(steering=m.Steering(1, True, {KEY: {0: 1.0}})))
     assert refused.value.code == "MODEL_NOT_LOADED"
 
 
@@ -200,7 +200,7 @@ async def test_an_engine_without_a_model_refuses_by_code(empty: CheckpointEngine
 async def test_closing_the_iterator_ends_the_request_in_the_engine(
     engine: CheckpointEngine, llama: Checkpoint, tmp_path: Path
 ) -> None:
-    await engine.attach(KEY, source(sae_folder(tmp_path)), 0)
+    await engine.change(attaching(sae_folder(tmp_path)))
     steered = m.Overlay(0, {KEY: {1: 0.5}})
     stream = engine.generate([m.Text(words(20))], 1, LONG, steered)
     async for event in stream:
@@ -220,15 +220,15 @@ async def test_closing_the_iterator_ends_the_request_in_the_engine(
 async def test_steering_acts_on_the_next_request_and_ends_with_it(
     engine: CheckpointEngine, llama: Checkpoint, tmp_path: Path
 ) -> None:
-    attached = await engine.attach(KEY, source(sae_folder(tmp_path)), 0)
+    attached = (await engine.change(attaching(sae_folder(tmp_path))))[KEY]
     assert (attached.layer_module_path, attached.d_in) == ("model.layers.0", 32)
     plain = truth(llama, words(20))
     assert text_of(await events(engine, words(20))) == plain
     assert engine.applied == {KEY: 0}
-    await engine.steer(1, True, {KEY: {1: 20.0, 5: -20.0}})
+    await engine.change(m.setting(steering=m.Steering(1, True, {KEY: {1: 20.0, 5: -20.0}})))
     assert text_of(await events(engine, words(20))) != plain
     assert engine.applied[KEY] > 0
-    await engine.detach(KEY)
+    await engine.change(lambda state: state.detached(KEY))
     assert engine.applied == {}
     assert text_of(await events(engine, words(20))) == plain
 
@@ -259,20 +259,20 @@ async def test_an_idle_engine_gives_signs_and_a_stopped_one_does_not(
 async def test_a_command_that_was_taken_back_before_it_was_read_is_not_carried_out(
     engine: CheckpointEngine, tmp_path: Path
 ) -> None:
-    await engine.attach(KEY, source(sae_folder(tmp_path)), 0)
+    await engine.change(attaching(sae_folder(tmp_path)))
     assert engine.pid
     os.kill(engine.pid, signal.SIGSTOP)
-    detaching = asyncio.ensure_future(engine.detach(KEY))
+    detaching = asyncio.ensure_future(engine.change(lambda state: state.detached(KEY)))
     await until(lambda: engine._asks._answers)
     engine.stall(Refusal("ENGINE_UNAVAILABLE", "it stands still"))
     with pytest.raises(Refusal):
         await detaching
     with pytest.raises(Refusal):
-        await engine.steer(1, True, {KEY: {1: 1.0}})
+        await engine.change(m.setting(steering=m.Steering(1, True, {KEY: {1: 1.0}})))
     os.kill(engine.pid, signal.SIGCONT)
     engine.wake()
-    await engine.steer(2, True, {KEY: {1: 1.0}})
-    await engine.detach(KEY)
+    await engine.change(m.setting(steering=m.Steering(2, True, {KEY: {1: 1.0}})))
+    await engine.change(lambda state: state.detached(KEY))
 
 
 async def test_a_lost_engine_ends_for_the_reason_that_it_was_given(
@@ -452,7 +452,7 @@ async def test_an_sae_of_another_width_is_refused_and_leaves_no_hook(
 ) -> None:
     path = write(tmp_path, config_v6("standard"), arrays("standard"))
     with pytest.raises(Refusal) as refused:
-        await engine.attach(KEY, source(path), 0)
+        await engine.change(attaching(path))
     assert refused.value.code in ("SAE_INCOMPATIBLE", "SAE_LOAD_FAILED")
     assert text_of(await events(engine, words(20))) == truth(llama, words(20))
 

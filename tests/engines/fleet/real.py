@@ -25,6 +25,7 @@ FIELDS: dict[str, Any] = {
 SAE = demo.saes()[0]
 KEY = f"{SAE.name}@{SAE.layer}"
 SOURCE = m.SaeSource(str(SAE.path), SAE.name)
+PLACED = m.PlacedSae(KEY, SOURCE, SAE.layer, None, False)
 PROMPT = "One morning the"
 FEATURES = (0, 3, 9, 12, 18, 21, 24, 27, 30, 33, 48, 57, 60, 81, 84, 93, 105, 135, 138)
 """Features that each make the model write another token after the prompt, when they are steered with STRENGTH."""
@@ -53,7 +54,7 @@ async def serving(count: int, **more: Any) -> AsyncIterator[Fleet]:
     )
     try:
         await fleet.load(lambda _: None, **FIELDS)
-        await fleet.attach(KEY, SOURCE, SAE.layer, None, False)
+        await fleet.change(lambda state: state.attached(PLACED))
         yield fleet
     finally:
         await fleet.stop()
@@ -62,7 +63,7 @@ async def serving(count: int, **more: Any) -> AsyncIterator[Fleet]:
 async def steer(fleet: Engine, epoch: int) -> None:
     """Steer so that answers tell the epoch."""
     feature = FEATURES[epoch % len(FEATURES)]
-    await fleet.steer(epoch, True, {KEY: {feature: STRENGTH}})
+    await fleet.change(m.setting(steering=m.Steering(epoch, True, {KEY: {feature: STRENGTH}})))
 
 
 async def answer(fleet: Engine, sampling: m.Sampling = ONE_TOKEN, text: str = PROMPT) -> str:

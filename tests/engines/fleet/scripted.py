@@ -26,6 +26,14 @@ NO_ROOM = Refusal("ENGINE_UNAVAILABLE", "no room")
 Events = AsyncGenerator[m.Started | m.Outcome, None]
 
 
+def attached(state: m.State) -> m.State:
+    return state.attached(m.PlacedSae(KEY, SOURCE, 1))
+
+
+def detached(state: m.State) -> m.State:
+    return state.detached(KEY)
+
+
 class Letters:
     """Makes a token of each letter."""
 

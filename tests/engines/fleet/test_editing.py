@@ -13,33 +13,33 @@ from steerserve.errors import Refusal
 from steerserve.rules.residency.replicas import ReplicaState
 from tests.doubles import soon, until
 from tests.engines.fleet.conftest import Made
-from tests.engines.fleet.scripted import KEY, SOURCE, Scene
+from tests.engines.fleet.scripted import KEY, Scene, attached, detached
 
-ON: tuple[int, bool, dict[str, dict[int, float]]] = (1, True, {KEY: {3: 5.0}})
-OFF: tuple[int, bool, dict[str, dict[int, float]]] = (2, False, {KEY: {3: 5.0}})
+ON = m.Steering(1, True, {KEY: {3: 5.0}})
+OFF = m.Steering(2, False, {KEY: {3: 5.0}})
 
 
 async def test_an_edit_is_one_step_of_the_epoch_on_every_replica(scene: Made) -> None:
     one = await scene(3)
-    await one.fleet.attach(KEY, SOURCE, 1)
-    await one.fleet.steer(*ON)
-    assert [one.engine(number).steered for number in range(3)] == [ON] * 3
+    await one.fleet.change(attached)
+    await one.fleet.change(m.setting(steering=ON))
+    assert [one.engine(number).state.steering for number in range(3)] == [ON] * 3
     assert {view.epoch for view in one.fleet.replicas()} == {2}
 
 
 async def test_no_request_begins_on_a_replica_that_has_not_made_the_edit(scene: Made) -> None:
     one = await scene(2)
     gates = [launcher.hold("steer") for launcher in one.crew.launchers]
-    edit = asyncio.create_task(one.fleet.steer(*ON))
+    edit = asyncio.create_task(one.fleet.change(m.setting(steering=ON)))
     for gate in gates:
         await gate.reached.wait()
     requests = [one.ask(), one.ask()]
     await asyncio.sleep(0)
-    assert one.engine(0).steered is one.engine(1).steered is None
+    assert one.engine(0).state.steering == one.engine(1).state.steering == m.Steering()
     gates[1].open.set()
     for _ in requests:
         (await one.stream(1)).complete()
-        assert one.engine(1).steered == ON
+        assert one.engine(1).state.steering == ON
     for request in requests:
         await request.text()
     assert not edit.done()
@@ -59,7 +59,10 @@ async def test_no_request_begins_between_the_beginning_of_an_edit_and_its_end(
     begun: list[tuple[int, int]] = []
     for name, launcher in zip(("r1", "r2"), one.crew.launchers, strict=True):
         launcher.step = _watched(launcher.step, one, name, begun)  # type: ignore[method-assign]
-    works = [lambda: one.ask().task, lambda: asyncio.create_task(one.fleet.steer(*ON))]
+    works = [
+        lambda: one.ask().task,
+        lambda: asyncio.create_task(one.fleet.change(m.setting(steering=ON))),
+    ]
     first, second = works if lead < 0 else works[::-1]
     tasks: list[asyncio.Task[object]] = [first()]
     for _ in range(abs(lead)):
@@ -79,7 +82,7 @@ async def test_an_edit_that_every_replica_refuses_changes_nothing(scene: Made) -
     for launcher in one.crew.launchers:
         launcher.fail("attach", Refusal("SAE_LOAD_FAILED", "damaged"))
     with pytest.raises(Refusal, match="damaged"):
-        await soon(one.fleet.attach(KEY, SOURCE, 1))
+        await soon(one.fleet.change(attached))
     await one.serving("r1", "r2")
     assert one.fleet.applied == {}
     request = one.ask()
@@ -93,7 +96,7 @@ async def test_a_replica_that_refuses_what_others_made_starts_again_with_it(scen
     one.crew.launchers[1].fail("attach", Refusal("SAE_LOAD_FAILED", "not on this node"))
     gates = []
     one.crew.prepare = lambda launcher: gates.append(launcher.hold("load"))
-    await soon(one.fleet.attach(KEY, SOURCE, 1))
+    await soon(one.fleet.change(attached))
     assert one.engine(1).ended.done()
     assert "not on this node" in (one.fleet.replicas()[1].reason or "")
     await until(lambda: gates)
@@ -104,8 +107,8 @@ async def test_a_replica_that_refuses_what_others_made_starts_again_with_it(scen
 
 async def test_a_replica_that_answers_with_another_sae_is_left_behind(scene: Made) -> None:
     one = await scene(2)
-    one.crew.launchers[1].made = m.Attached(1, "layer", 3, 8, 17, [], {})
-    await soon(one.fleet.attach(KEY, SOURCE, 1))
+    one.crew.launchers[1].made = m.Attached("layer", 3, 8, 17, [], {})
+    await soon(one.fleet.change(attached))
     assert one.engine(1).ended.done()
     await one.serving("r1", "r2")
 
@@ -113,24 +116,24 @@ async def test_a_replica_that_answers_with_another_sae_is_left_behind(scene: Mad
 async def test_a_replica_that_ends_during_an_edit_does_not_fail_it(scene: Made) -> None:
     one = await scene(2)
     gate = one.crew.launchers[0].hold("steer")
-    edit = asyncio.create_task(one.fleet.steer(*ON))
+    edit = asyncio.create_task(one.fleet.change(m.setting(steering=ON)))
     await gate.reached.wait()
     one.engine(0).die()
     await soon(edit)
     await one.serving("r1", "r2")
-    assert one.engine(2).steered == ON
+    assert one.engine(2).state.steering == ON
 
 
 async def test_a_replica_that_stands_still_during_an_edit_is_left_behind(scene: Made) -> None:
     one = await scene(2)
     gate = one.crew.launchers[0].hold("steer")
-    edit = asyncio.create_task(one.fleet.steer(*ON))
+    edit = asyncio.create_task(one.fleet.change(m.setting(steering=ON)))
     await gate.reached.wait()
     one.engine(0).stall(Refusal("ENGINE_UNAVAILABLE", "silent"))
     await soon(edit)
     await one.serving("r1", "r2")
     assert one.engine(0).ended.done()
-    assert one.engine(2).steered == ON
+    assert one.engine(2).state.steering == ON
 
 
 async def test_a_replica_that_stood_still_before_an_edit_must_not_wake_without_it(
@@ -139,7 +142,7 @@ async def test_a_replica_that_stood_still_before_an_edit_must_not_wake_without_i
     one = await scene(2)
     one.engine(0).stall(Refusal("ENGINE_UNAVAILABLE", "silent"))
     one.replica("r1").move(ReplicaState.STALLED, "silent")
-    await soon(one.fleet.steer(*ON))
+    await soon(one.fleet.change(m.setting(steering=ON)))
     assert one.engine(0).ended.done()
     await one.serving("r1", "r2")
 
@@ -147,75 +150,75 @@ async def test_a_replica_that_stood_still_before_an_edit_must_not_wake_without_i
 async def test_an_edit_with_every_replica_gone_is_refused_and_made_by_nobody(scene: Made) -> None:
     one = await scene(1)
     gate = one.crew.launchers[0].hold("steer")
-    edit = asyncio.create_task(one.fleet.steer(*ON))
+    edit = asyncio.create_task(one.fleet.change(m.setting(steering=ON)))
     await gate.reached.wait()
     one.engine(0).die()
     with pytest.raises(Refusal) as refused:
         await soon(edit)
     assert refused.value.code == "ENGINE_UNAVAILABLE"
     await one.serving("r1")
-    assert one.engine(1).steered is None
+    assert one.engine(1).state.steering == m.Steering()
 
 
 async def test_an_edit_waits_for_a_replica_that_serves(scene: Made) -> None:
     one = await scene(1)
     await one.kill(0)
-    await soon(one.fleet.steer(*ON))
+    await soon(one.fleet.change(m.setting(steering=ON)))
     await one.serving("r1")
-    assert one.engine(1).steered == ON
+    assert one.engine(1).state.steering == ON
 
 
 async def test_an_edit_whose_caller_has_gone_is_taken_back(scene: Made) -> None:
     one = await scene(2)
-    await one.fleet.attach(KEY, SOURCE, 1)
-    await one.fleet.steer(*ON)
+    await one.fleet.change(attached)
+    await one.fleet.change(m.setting(steering=ON))
     gate = one.crew.launchers[0].hold("steer")
-    edit = asyncio.create_task(one.fleet.steer(*OFF))
+    edit = asyncio.create_task(one.fleet.change(m.setting(steering=OFF)))
     await gate.reached.wait()
     edit.cancel()
     await until(edit.done)
     gate.open.set()
     # the next edit comes after the one that is taken back
-    await soon(one.fleet.monitor(KEY))
-    assert [one.engine(number).steered for number in range(2)] == [ON, ON]
+    await soon(one.fleet.change(m.setting(monitored=m.Monitored(KEY))))
+    assert [one.engine(number).state.steering for number in range(2)] == [ON, ON]
     await one.kill(0)
     await one.serving("r1", "r2")
-    assert one.engine(2).steered == ON
+    assert one.engine(2).state.steering == ON
 
 
 async def test_edits_are_made_one_after_the_other(scene: Made) -> None:
     one = await scene(2)
     gate = one.crew.launchers[0].hold("steer")
-    first = asyncio.create_task(one.fleet.steer(*ON))
+    first = asyncio.create_task(one.fleet.change(m.setting(steering=ON)))
     await gate.reached.wait()
-    second = asyncio.create_task(one.fleet.steer(*OFF))
-    await until(lambda: one.engine(1).steered == ON)
+    second = asyncio.create_task(one.fleet.change(m.setting(steering=OFF)))
+    await until(lambda: one.engine(1).state.steering == ON)
     gate.open.set()
     await soon(first)
     await soon(second)
-    assert [one.engine(number).steered for number in range(2)] == [OFF, OFF]
+    assert [one.engine(number).state.steering for number in range(2)] == [OFF, OFF]
 
 
 async def test_edits_are_refused_while_the_whole_fleet_stands_still(scene: Made) -> None:
     one = await scene(2)
     one.fleet.stall(Refusal("ENGINE_UNAVAILABLE", "all silent"))
     with pytest.raises(Refusal, match="all silent"):
-        await soon(one.fleet.steer(*ON))
+        await soon(one.fleet.change(m.setting(steering=ON)))
     one.fleet.wake()
-    await soon(one.fleet.steer(*ON))
+    await soon(one.fleet.change(m.setting(steering=ON)))
 
 
 async def test_after_a_detach_a_new_replica_is_told_nothing_of_that_sae(scene: Made) -> None:
     one = await scene(2)
-    await one.fleet.attach(KEY, SOURCE, 1)
-    await one.fleet.steer(*ON)
-    await one.fleet.monitor(KEY)
-    await one.fleet.detach(KEY)
+    await one.fleet.change(attached)
+    await one.fleet.change(m.setting(steering=ON))
+    await one.fleet.change(m.setting(monitored=m.Monitored(KEY)))
+    await one.fleet.change(detached)
     await one.kill(0)
     await one.serving("r1", "r2")
     new = one.engine(2)
-    assert (new.attached, new.monitored) == ({}, None)
-    assert new.steered == (1, True, {})
+    assert (new.attached, new.state.monitored) == ({}, None)
+    assert new.state.steering == m.Steering(1, True, {})
 
 
 def _watched(

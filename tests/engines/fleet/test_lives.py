@@ -14,8 +14,9 @@ from steerserve.rules.residency.heartbeat import Activity, Sign
 from steerserve.rules.residency.replicas import STARTS, ReplicaState, Strength, strength, wanted
 from tests.doubles import FACTS, Launcher, soon, until
 from tests.engines.fleet.conftest import Made
-from tests.engines.fleet.scripted import FIELDS, KEY, NO_ROOM, SOURCE, Scene
+from tests.engines.fleet.scripted import FIELDS, KEY, NO_ROOM, SOURCE, Scene, attached, detached
 
+PLACED = m.PlacedSae(KEY, SOURCE, 1, "float32", False)
 CLUSTER = m.ArmedCluster("c", "Cluster", KEY, [m.ClusterMember(3, 0.5)], 1, 10, 4)
 CIRCUIT = m.ArmedCircuit("k", "Circuit", [m.CircuitFeature(KEY, 1, 3, 0.5)], [], 3, 10, 4)
 
@@ -90,13 +91,13 @@ async def test_a_stop_during_the_load_ends_every_engine() -> None:
 
 async def test_a_replica_is_told_everything_before_it_serves_again(scene: Made) -> None:
     one = await scene(2)
-    await one.fleet.attach(KEY, SOURCE, 1, "float32", False)
-    await one.fleet.steer(4, True, {KEY: {3: 5.0}})
-    await one.fleet.monitor(KEY, [3], 5, 7)
-    await one.fleet.sense_cluster(CLUSTER)
-    await one.fleet.sense_circuits([CIRCUIT])
+    await one.fleet.change(lambda state: state.attached(PLACED))
+    await one.fleet.change(m.setting(steering=m.Steering(4, True, {KEY: {3: 5.0}})))
+    await one.fleet.change(m.setting(monitored=m.Monitored(KEY, [3], 5, 7)))
+    await one.fleet.change(m.setting(cluster=CLUSTER))
+    await one.fleet.change(m.setting(circuits=(CIRCUIT,)))
     gates = []
-    one.crew.prepare = lambda launcher: gates.append(launcher.hold("sense_circuits"))
+    one.crew.prepare = lambda launcher: gates.append(launcher.hold("sense"))
     await one.kill(0)
     await until(lambda: gates)
     await gates[0].reached.wait()
@@ -105,15 +106,18 @@ async def test_a_replica_is_told_everything_before_it_serves_again(scene: Made) 
     (await one.stream(1)).complete()
     await request.text()
     # an edit goes on meanwhile, and the new replica is told it too
-    await soon(one.fleet.steer(5, False, {KEY: {3: 6.0}}))
+    await soon(one.fleet.change(m.setting(steering=m.Steering(5, False, {KEY: {3: 6.0}}))))
     gates[0].open.set()
     await one.serving("r1", "r2")
     new = one.engine(2)
-    assert new.asked_attach == [(KEY, SOURCE, "float32", False)]
-    assert new.steered == (5, False, {KEY: {3: 6.0}})
-    assert (new.monitored, new.sensed_cluster) == ((KEY, [3], 5), CLUSTER)
-    assert new.sensed_circuits == [CIRCUIT]
-    assert new._launcher.log.index("sense_circuits") > new._launcher.log.index("load")
+    assert new.state == m.State(
+        (PLACED,),
+        m.Steering(5, False, {KEY: {3: 6.0}}),
+        m.Monitored(KEY, [3], 5, 7),
+        CLUSTER,
+        (CIRCUIT,),
+    )
+    assert new._launcher.log.index("sense") > new._launcher.log.index("load")
     views = {view.name: view for view in one.fleet.replicas()}
     assert views["r1"].epoch == views["r2"].epoch == 6
     assert (views["r1"].restarts, views["r2"].restarts) == (1, 0)
@@ -205,14 +209,14 @@ async def test_a_silent_replica_is_stalled_then_lost_and_started_again() -> None
 
 async def test_the_steering_passes_are_counted_over_all_engines(scene: Made) -> None:
     one = await scene(2)
-    await one.fleet.attach(KEY, SOURCE, 1)
+    await one.fleet.change(attached)
     one.engine(0).applied[KEY], one.engine(1).applied[KEY] = 3, 4
     assert one.fleet.applied == {KEY: 7}
     await one.kill(0)
     await one.serving("r1", "r2")
     one.engine(2).applied[KEY] = 1
     assert one.fleet.applied == {KEY: 8}
-    await one.fleet.detach(KEY)
+    await one.fleet.change(detached)
     assert one.fleet.applied == {}
 
 
@@ -221,10 +225,10 @@ async def test_the_steering_passes_are_counted_over_all_engines(scene: Made) -> 
 
 async def test_a_fleet_grows_and_shrinks_while_it_serves(scene: Made) -> None:
     one = await scene(1)
-    await one.fleet.steer(1, True, {})
+    await one.fleet.change(m.setting(steering=m.Steering(1, True, {})))
     await one.fleet.resize(3)
     await one.serving("r1", "r2", "r3")
-    assert [one.engine(number).steered for number in (1, 2)] == [(1, True, {})] * 2
+    assert [one.engine(number).state.steering for number in (1, 2)] == [m.Steering(1, True, {})] * 2
     busy = one.ask()
     stream = await one.stream(0)
     await one.fleet.resize(1)
@@ -251,8 +255,8 @@ async def test_a_replica_that_is_taken_away_finishes_its_requests_first(scene: M
     for other in others:
         await other.text()
     # its rows follow the live steering to their end
-    await soon(one.fleet.steer(1, True, {}))
-    assert one.engine(0).steered == (1, True, {})
+    await soon(one.fleet.change(m.setting(steering=m.Steering(1, True, {}))))
+    assert one.engine(0).state.steering == m.Steering(1, True, {})
     stream.say("the end", finish="stop")
     assert await running.text() == "the end"
     await one.serving("r2")

@@ -11,7 +11,7 @@ from steerserve.engines.fleet import merging
 from steerserve.errors import Refusal
 from tests.doubles import ScriptedEngine, soon
 from tests.engines.fleet.conftest import Made
-from tests.engines.fleet.scripted import KEY, SOURCE, Scene
+from tests.engines.fleet.scripted import KEY, SOURCE, Scene, attached
 
 Values = NDArray[np.float64]
 FEATURES = 16
@@ -69,8 +69,8 @@ def is_near(left: m.Statistics, values: Values) -> bool:
 async def observed(scene: Made, *values: Values) -> tuple[Scene, list[Counting]]:
     """A fleet that monitors an SAE, with an engine for each table of values."""
     one = await scene(len(values))
-    await one.fleet.attach(KEY, SOURCE, 1)
-    await one.fleet.monitor(KEY)
+    await one.fleet.change(attached)
+    await one.fleet.change(m.setting(monitored=m.Monitored(KEY)))
     return one, [Counting(one.engine(number), table) for number, table in enumerate(values)]
 
 
@@ -168,7 +168,7 @@ def test_contexts_are_merged_by_their_values() -> None:
 async def test_requests_of_a_replica_that_ends_by_itself_are_told_as_lost(scene: Made) -> None:
     """Only completions that were monitored count, and none of a replica that was taken away."""
     one = await scene(2)
-    await one.fleet.attach(KEY, SOURCE, 1)
+    await one.fleet.change(attached)
 
     async def served_by(number: int) -> None:
         asked = one.ask()
@@ -179,7 +179,7 @@ async def test_requests_of_a_replica_that_ends_by_itself_are_told_as_lost(scene:
         return (await soon(one.fleet.statistics())).lost_requests
 
     await served_by(0)
-    await one.fleet.monitor(KEY)
+    await one.fleet.change(m.setting(monitored=m.Monitored(KEY)))
     Counting(one.engine(0), sparse(3, seed=1))
     Counting(one.engine(1), sparse(3, seed=2))
     await served_by(1)

@@ -25,9 +25,8 @@ from tests.engines.fleet.real import (
     FIELDS,
     KEY,
     ONE_TOKEN,
+    PLACED,
     PROMPT,
-    SAE,
-    SOURCE,
     answer,
     serving,
     steer,
@@ -112,7 +111,7 @@ async def test_equal_seeds_give_equal_texts_on_every_replica(fleet: Fleet) -> No
 
 
 async def test_statistics_of_real_replicas_count_every_token(fleet: Fleet) -> None:
-    await fleet.monitor(KEY)
+    await fleet.change(m.setting(monitored=m.Monitored(KEY)))
 
     async def labelled(number: int) -> None:
         stream = fleet.generate([m.Text("fish")], 1, ONE_TOKEN, m.Follow(), label=str(number))
@@ -147,7 +146,7 @@ async def turns(
     the name of the replica that wrote the answer."""
     told: list[m.SensedSpans] = []
     engine.on_spans = told.append
-    await engine.sense_cluster(CLUSTER)
+    await engine.change(m.setting(cluster=CLUSTER))
     text = PROMPT
     for _ in range(3):
         made, name = await said(engine, text)
@@ -161,7 +160,7 @@ async def test_turns_on_different_replicas_are_sensed_as_turns_on_one_engine(fle
     one = await launcher.launch()
     try:
         await one.load(lambda _: None, **FIELDS)
-        await one.attach(KEY, SOURCE, SAE.layer, None, False)
+        await one.change(lambda state: state.attached(PLACED))
         expected = await turns(one, lambda _: asyncio.sleep(0))
     finally:
         await one.stop()

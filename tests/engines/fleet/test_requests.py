@@ -200,7 +200,7 @@ async def test_without_a_replica_that_can_be_placed_the_wait_is_bounded(
     async def refused() -> Refusal:
         asked = {
             "request": lambda: one.ask().text(),
-            "edit": lambda: one.fleet.steer(1, True, {}),
+            "edit": lambda: one.fleet.change(m.setting(steering=m.Steering(1, True, {}))),
             "question": lambda: one.fleet.explore([1]),
         }[work]
         with pytest.raises(Refusal, match=r"no replica serves.*signal 9") as caught:

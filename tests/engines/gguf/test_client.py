@@ -29,7 +29,7 @@ from tests.engines.llamas import (
     writer,
 )
 from tests.gguf import CONTEXT, counted
-from tests.worker.saes import source
+from tests.worker.saes import attaching
 
 GREEDY = m.Sampling(temperature=0.0, max_tokens=4)
 
@@ -313,10 +313,10 @@ async def test_what_the_engine_cannot_honour_is_refused_and_not_ignored(engine: 
     for stream in unhonoured:
         assert (await refused(stream)).code == "FIELD_NOT_HONOURED"
     with pytest.raises(Refusal) as caught:
-        await engine.attach("k", source("/nowhere"), 0)
+        await engine.change(attaching(Path("/nowhere")))
     assert caught.value.code == "SAE_INCOMPATIBLE"
-    await engine.steer(1, True, {})
-    await engine.detach("k")
+    await engine.change(m.setting(steering=m.Steering(1, True, {})))
+    await engine.change(lambda state: state.detached("sae@0"))
     assert (await engine.measure()).devices == {}
     assert engine.applied == {}
 

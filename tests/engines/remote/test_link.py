@@ -173,7 +173,7 @@ async def test_an_edit_larger_than_the_window_reaches_an_engine_that_is_busy(
     )
     values = {"sae": dict.fromkeys(range(400_000), 1.5)}
     with pytest.raises(Refusal) as refused:
-        await pair.engine.steer(1, True, values)
+        await pair.engine.change(m.setting(steering=m.Steering(1, True, values)))
     assert refused.value.code != "ENGINE_UNAVAILABLE"
     await loading
     assert text_of(await events(pair.engine, words(20)))

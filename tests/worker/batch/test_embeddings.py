@@ -29,7 +29,7 @@ from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.model.encoder import Encoder
 from tests.worker.models import CONTEXT
 from tests.worker.running import Bench, generated, random_sae, site_of, vector_of, words
-from tests.worker.saes import arrays, config_v6, source, write
+from tests.worker.saes import arrays, attaching, config_v6, write
 
 Loaded = Callable[[str], Checkpoint]
 Folder = Callable[[str], Path]
@@ -585,8 +585,7 @@ async def test_an_engine_with_an_encoder_embeds_and_refuses_all_else_by_code(
     refused_calls: list[Callable[[], Any]] = [
         lambda: drained(engine.generate([Text("a")], 1, m.Sampling(), m.Follow())),
         lambda: drained(engine.score([Text("a")], 1.0, 5, None)),
-        lambda: engine.attach(KEY, source(sae), 0),
-        lambda: engine.detach(KEY),
+        lambda: engine.change(attaching(sae)),
         lambda: drained(engine.embed([Text("fine"), Text(words(400))])),
     ]
     codes = []
@@ -598,8 +597,8 @@ async def test_an_engine_with_an_encoder_embeds_and_refuses_all_else_by_code(
         assert started.prompt_tokens == [len(model.encode(t, special=True)) for t in texts]
         for vector, text in zip(found, texts, strict=True):
             assert close(vector, encoder_mean(model, text))
-    assert codes == [*["MODEL_NOT_LOADED"] * 4, "CONTEXT_LENGTH_EXCEEDED"]
-    await engine.steer(1, True, {KEY: {0: 1.0}})
+    assert codes == [*["MODEL_NOT_LOADED"] * 3, "CONTEXT_LENGTH_EXCEEDED"]
+    await engine.change(m.setting(steering=m.Steering(1, True, {KEY: {0: 1.0}})))
     assert engine.applied == {}
 
 

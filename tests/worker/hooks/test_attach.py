@@ -65,8 +65,8 @@ def attached(
     room: SaeRoom | None = None,
     **fields: Any,
 ) -> m.Attached:
-    command = m.Attach(**{"id": 1, "key": KEY, "source": where, "layer": 1, **fields})
-    return attach(command, model, steering, room or SaeRoom())
+    placed = m.PlacedSae(**{"key": KEY, "source": where, "layer": 1, **fields})
+    return attach(placed, model, steering, room or SaeRoom())
 
 
 def refused_code(call: Callable[[], object]) -> tuple[str, dict[str, Any]]:

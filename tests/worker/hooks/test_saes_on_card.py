@@ -57,7 +57,7 @@ def test_steering_readings_records_and_statistics_are_those_of_the_host(
     after: list[Tensor] = []
     wanted = m.Tap(KEY, features, host.d_sae, "all", False, 1 << 16)
     with hooked(site_of(model, 1), lambda h: before.append(h.clone())):
-        told = attach(m.Attach(1, KEY, where, 1), model, bench.steering, SaeRoom())
+        told = attach(m.PlacedSae(KEY, where, 1), model, bench.steering, SaeRoom())
         before.clear()  # the self-check ran the model too
         try:
             bench.watch(KEY, features, 5)

@@ -38,7 +38,7 @@ from steerserve.worker.observers.counts import RunningCounts
 from steerserve.worker.observers.monitor import FeatureMonitor
 from steerserve.worker.sae.canonical import Sae
 from tests.worker.running import Answer, Bench, Counted, generated, random_sae, site_of, words
-from tests.worker.saes import arrays, config_v6, reference, source, write
+from tests.worker.saes import arrays, attaching, config_v6, reference, source, write
 
 Loaded = Callable[[str], Checkpoint]
 KEY = "sae@0"
@@ -821,11 +821,11 @@ async def test_an_engine_tells_records_before_the_answer_ends_and_what_it_counte
     records: list[Recorded] = []
     engine.on_record = records.append
     with pytest.raises(Refusal) as absent:
-        await engine.monitor(KEY)
-    await engine.attach(KEY, source(path), 0)
+        await engine.change(m.setting(monitored=m.Monitored(KEY)))
+    await engine.change(attaching(path))
     with pytest.raises(Refusal) as outside:
-        await engine.monitor(KEY, [64])
-    await engine.monitor(KEY, top_k=3)
+        await engine.change(m.setting(monitored=m.Monitored(KEY, [64])))
+    await engine.change(m.setting(monitored=m.Monitored(KEY, top_k=3)))
     sampling = m.Sampling(temperature=0.0, max_tokens=6)
     tokens = llama.encode(words(30), special=True)
     async for event in engine.generate(
@@ -838,11 +838,11 @@ async def test_an_engine_tells_records_before_the_answer_ends_and_what_it_counte
     best = await engine.statistics(metric="mean", k=4)
     await engine.reset_statistics()
     after = await engine.statistics()
-    await engine.monitor(None)
+    await engine.change(m.setting(monitored=None))
     async for _ in engine.generate([m.Text(words(30))], 1, sampling, m.Follow(), label="cmpl-2"):
         pass
     assert len(records) == 1
-    await engine.detach(KEY)
+    await engine.change(lambda state: state.detached(KEY))
 
     assert (absent.value.code, outside.value.code) == ("SAE_NOT_ATTACHED", "INVALID_FEATURE_INDEX")
     assert record.position == len(tokens) + 4
@@ -862,7 +862,7 @@ async def test_an_engine_explores_what_is_attached_or_lies_on_disk(
 ) -> None:
     values = arrays("jumprelu", d_in=32)
     path = write(tmp_path, config_v6("jumprelu", d_in=32), values)
-    await engine.attach(KEY, source(path), 0)
+    await engine.change(attaching(path))
     attached = await engine.explore([7, 0], 5, key=KEY)
     with pytest.raises(Refusal) as outside:
         await engine.explore([64], key=KEY)

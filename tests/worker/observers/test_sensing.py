@@ -148,8 +148,8 @@ def spans_of(bench: Bench) -> dict[tuple[int, int], SensedSpans]:
 # ------------------------------------------------------------- clusters
 
 
-def armed(bench: Bench, **changed: Any) -> None:
-    bench.sensing.sense_cluster(cluster(**changed), bench.steering)
+def armed(bench: Bench, circuits: Sequence[ArmedCircuit] = (), **changed: Any) -> None:
+    bench.sensing.arm(cluster(**changed), circuits, bench.steering)
 
 
 def test_the_firings_of_a_row_are_those_of_its_hidden_states(llama: Checkpoint) -> None:
@@ -298,7 +298,7 @@ def test_a_row_that_began_keeps_its_thresholds_and_a_disarmed_one_ends(llama: Ch
         armed(bench)
         disarmed = bench.ask(3, words(60), label="three", max_tokens=12)
         bench.step(4)
-        bench.sensing.sense_cluster(None, bench.steering)
+        bench.sensing.arm(None, (), bench.steering)
         bench.run()
     sensed = len(disarmed.row.prompt) + 3
     values = encoded(hidden(llama, read(disarmed), 0), SAE)[:sensed]
@@ -353,8 +353,7 @@ def test_a_pass_is_sent_to_the_host_in_one_transfer(
 
     bench = Bench(llama)
     with bench.attached(KEY, SAE), bench.attached(OTHER, OTHER_SAE, 1):
-        armed(bench)
-        bench.sensing.sense_circuits([circuit()], bench.steering)
+        armed(bench, [circuit()])
         answers = [bench.ask(i, words(60, i), label="r", max_tokens=40) for i in range(4)]
         monkeypatch.setattr(torch.Tensor, "cpu", counted)
         bench.run()
@@ -435,8 +434,7 @@ def check_edges(model: Checkpoint, told: SensedEdges, answer: Answer, one: Armed
 def test_the_edges_of_a_circuit_fire_as_by_brute_force(llama: Checkpoint) -> None:
     bench = Bench(llama, kv_tokens=16_384)
     with bench.attached(KEY, SAE), bench.attached(OTHER, OTHER_SAE, 1):
-        armed(bench)
-        bench.sensing.sense_circuits([circuit()], bench.steering)
+        armed(bench, [circuit()])
         answers = [
             bench.ask(i, words(20 + 9 * i, 13 * i), label=f"r{i}", max_tokens=12) for i in range(4)
         ]
@@ -456,7 +454,7 @@ def test_circuits_share_nothing_but_the_pass(llama: Checkpoint) -> None:
     bench = Bench(llama)
     other = circuit(subject="circ_2", max_lag=1, max_events=2)
     with bench.attached(KEY, SAE), bench.attached(OTHER, OTHER_SAE, 1):
-        bench.sensing.sense_circuits([circuit(), other], bench.steering)
+        bench.sensing.arm(None, [circuit(), other], bench.steering)
         answer = bench.ask(1, words(60), label="one", max_tokens=12)
         bench.run()
     one, two = bench.edges
@@ -493,8 +491,7 @@ def test_firings_with_a_kept_prefix_equal_those_without(
 ) -> None:
     bench = Counted(wide, prefix_tokens)
     with bench.attached(KEY, SAE), bench.attached(OTHER, OTHER_SAE, 1):
-        armed(bench, history=history, max_events=1000)
-        bench.sensing.sense_circuits([circuit(max_events=10_000)], bench.steering)
+        armed(bench, [circuit(max_events=10_000)], history=history, max_events=1000)
         answers = conversation(wide, bench)
     told = spans_of(bench)
     for i, answer in enumerate(answers):
@@ -512,7 +509,7 @@ def test_a_row_uses_a_prefix_of_its_own_arming_only(wide: Checkpoint) -> None:
             if step == "again" or (step == "armed" and request == 1):
                 armed(bench)
             elif step == "none" and request:
-                bench.sensing.sense_cluster(None, bench.steering)
+                bench.sensing.arm(None, (), bench.steering)
             _, count = bench.turn(request, ids, label="r", max_tokens=4)
             given.append(count)
     assert given == [400, 400, 1, 400, 1, 1]

@@ -38,7 +38,7 @@ from steerserve.worker.observers.taps import TapReader
 from steerserve.worker.sae.canonical import Sae
 from steerserve.worker.sae.sites import RESID_POST, RESID_PRE
 from tests.worker.running import Answer, Bench, generated, hooked, random_sae, site_of, words
-from tests.worker.saes import arrays, config_v6, reference, source, write
+from tests.worker.saes import arrays, attaching, config_v6, reference, write
 
 Loaded = Callable[[str], Checkpoint]
 KEY = "sae@1"
@@ -753,7 +753,7 @@ async def test_an_engine_tells_readings_and_refuses_a_tap_on_nothing(
         )
         with pytest.raises(Refusal) as refused:
             await drained(wanted[0])
-        await engine.attach(KEY, source(path), 1)
+        await engine.change(attaching(path, 1))
         found = [await drained(which) for which in wanted]
     finally:
         await engine.stop()

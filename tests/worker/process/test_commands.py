@@ -21,9 +21,8 @@ def test_every_command_has_a_method_and_every_method_a_command() -> None:
 @pytest.mark.parametrize(
     "command",
     [
-        m.Detach(1, "sae@0"),
-        m.Steer(1, 1, True, {}),
-        m.Monitor(1, "sae@0"),
+        m.Apply(1, m.State(steering=m.Steering(1, True, {}))),
+        m.Apply(1, m.State(monitored=m.Monitored("sae@0"))),
         m.ReadStatistics(1),
         m.Generate(1, [m.Tokens([1])], 1, m.Sampling(), m.Follow()),
         m.Score(1, [m.Tokens([1])], 1.0, 5),
@@ -58,8 +57,8 @@ def test_the_facts_of_a_model_say_how_decode_passes_are_run(
         assert sent[-1] == m.GraphsChanged(state)
 
 
-def test_an_engine_without_a_model_has_nothing_to_stop_monitoring_or_to_cancel() -> None:
+def test_an_engine_without_a_model_comes_into_the_empty_state_and_has_nothing_to_cancel() -> None:
     commands = Commands(lambda _: None, lambda: None)
-    assert commands.obey(m.Monitor(1, None)) == m.Done(1)
+    assert commands.obey(m.Apply(1, m.State())) == m.Applied(1, {})
     assert commands.obey(m.Cancel(2)) is None
     assert commands.obey(m.Measure(3)) == m.Measured(3, {})

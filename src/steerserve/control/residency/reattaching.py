@@ -74,8 +74,8 @@ async def hook(engine: Engine, order: Order) -> Attachment:
     """
     await asyncio.to_thread(local.resolve_either, order.source.path)
     await engine.bring(order.source.path)
-    made = await engine.attach(order.key, order.source, order.layer, order.dtype, order.is_checked)
-    return Attachment.of(order, made)
+    facts = await engine.change(lambda state: state.attached(order.placed))
+    return Attachment.of(order, facts[order.key])
 
 
 async def _again(engine: Engine, before: Attachment) -> Attachment:

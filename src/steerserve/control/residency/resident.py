@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any, Protocol
 
 from steerserve.database.catalog import ModelRow
-from steerserve.messages import Attached, Loaded, SaeSource
+from steerserve.messages import Attached, Loaded, PlacedSae, SaeSource
 from steerserve.messages.engine import Engine
 from steerserve.rules.residency.heartbeat import Silence
 from steerserve.rules.residency.swap import Phase
@@ -38,6 +38,11 @@ class Order:
     @property
     def key(self) -> str:
         return key_of(self.sae_id, self.layer)
+
+    @property
+    def placed(self) -> PlacedSae:
+        """The SAE as the engine is told it."""
+        return PlacedSae(self.key, self.source, self.layer, self.dtype, self.is_checked)
 
     @property
     def scale(self) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from steerserve.control.saes.attachable import AttachRequest
 from steerserve.control.saes.records import origin_of, source_of
 from steerserve.database.catalog import Catalog, SaeRow
 from steerserve.errors import Refusal
+from steerserve.messages.engine import Engine
 from steerserve.rules.saes import attachment as rules
 from steerserve.rules.saes import sets as sae_set
 from steerserve.rules.saes.sets import Offender, Size
@@ -238,11 +239,11 @@ class Attachments:
         try:
             yield made
         except BaseException:
-            for attachment in made:
-                try:
-                    await engine.detach(attachment.key)
-                except Refusal:
-                    engine.lose("the engine could not take an SAE back")
+            try:
+                if made:
+                    await _detach(engine, made)
+            except Refusal:
+                engine.lose("the engine could not take an SAE back")
             raise
 
     async def _exchange(
@@ -258,22 +259,10 @@ class Attachments:
         async with AsyncExitStack() as held:
             if old:
                 await held.enter_async_context(self._conductor.drained(resident))
-            await self._unhook(resident, old)
+            engine, _ = resident.running()
+            if old:
+                await _detach(engine, old)
             await self._conductor.exchange(resident, old, new)
-
-    async def _unhook(self, resident: Resident, old: Sequence[Attachment]) -> None:
-        engine, _ = resident.running()
-        gone: list[Attachment] = []
-        try:
-            for attachment in old:
-                await engine.detach(attachment.key)
-                gone.append(attachment)
-        except BaseException:
-            # if the engine ended, the next load attaches its SAEs again
-            if gone and not engine.ended.done():
-                await self._conductor.exchange(resident, gone, [])
-                await self._note(resident, gone, [])
-            raise
 
     async def _note(
         self, resident: Resident, old: Sequence[Attachment], new: Sequence[Attachment]
@@ -289,6 +278,12 @@ class Attachments:
             self._bus.publish(
                 SaeAttached(attachment.sae_id, attachment.layer, attachment.memory_mb)
             )
+
+
+async def _detach(engine: Engine, attachments: Sequence[Attachment]) -> None:
+    """Let the engine detach all of these SAEs, or none where it refuses."""
+    keys = [attachment.key for attachment in attachments]
+    await engine.change(lambda state: state.detached(*keys))
 
 
 def _replacing(attached: Attachment, before: Sequence[Attachment]) -> Attachment:

@@ -59,7 +59,7 @@ class _Candidate:
     lag: int
 
 
-_Armed = ArmedAt[list[m.ArmedCircuit], tuple[SensedCircuit, ...]]
+_Armed = ArmedAt[tuple[m.ArmedCircuit, ...], tuple[SensedCircuit, ...]]
 
 
 class CircuitSensing:
@@ -83,8 +83,8 @@ class CircuitSensing:
         self._thresholds = Thresholds(
             settings.circuit_sensing_epsilon, settings.circuit_sensing_theta_floor
         )
-        self._arming: SensingState[list[m.ArmedCircuit], tuple[SensedCircuit, ...]] = SensingState(
-            conductor, lambda engine, circuits: engine.sense_circuits(circuits or []), self._listen
+        self._arming: SensingState[tuple[m.ArmedCircuit, ...], tuple[SensedCircuit, ...]] = (
+            SensingState(conductor, _send, self._listen)
         )
         self._overhead: float | None = None
         self._truncated: tuple[int, ...] = ()
@@ -210,7 +210,7 @@ class CircuitSensing:
         if not candidates:
             return None
         engine, _ = self._conductor.loaded().running()
-        message = [self._armed(one) for one in candidates]
+        message = tuple(self._armed(one) for one in candidates)
         keys = {feature.key for circuit in message for feature in circuit.features}
         attachments = tuple(one for one in self._conductor.attachments() if one.key in keys)
         facts = tuple(_facts(one) for one in candidates)
@@ -291,6 +291,11 @@ class CircuitSensing:
         self._cut_off += bool(told.truncated_layers)
         fired = [edge_firing(told, edge) for edge in told.edges]
         self.recorder.take(told.subject, fired, told.overhead_ms, told.label)
+
+
+async def _send(engine: Engine, circuits: tuple[m.ArmedCircuit, ...] | None) -> None:
+    """Let an engine sense the circuits."""
+    await engine.change(m.setting(circuits=circuits or ()))
 
 
 def attached_layers(circuit: Circuit, attached: Sequence[Attachment]) -> dict[int, AttachedLayer]:

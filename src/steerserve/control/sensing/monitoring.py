@@ -238,7 +238,7 @@ class Monitoring(EngineState[_Watch]):
         engine, _ = self._conductor.loaded().running()
         if not wanted.enabled:
             if self.key() is not None:
-                await engine.monitor(None)
+                await engine.change(m.setting(monitored=None))
             self._running = None
             return
         is_new = self._counting_at(attached) is None
@@ -246,7 +246,8 @@ class Monitoring(EngineState[_Watch]):
             await engine.reset_statistics()
         engine.on_record = self._take
         features = None if wanted.features is None else list(wanted.features)
-        await engine.monitor(attached.key, features, wanted.top_k, self._contexts)
+        monitored = m.Monitored(attached.key, features, wanted.top_k, self._contexts)
+        await engine.change(m.setting(monitored=monitored))
         self._running = (engine, attached)
         if is_new:
             self._counting = (engine, attached, self._now())

@@ -235,7 +235,7 @@ class ClusterSensing:
         """Let an engine sense the cluster. What was reported under an earlier arming counts no more."""
         if cluster is not None and self._settings.sensing_dedup_history:
             cluster = structs.replace(cluster, history=next(self._armings))
-        await engine.sense_cluster(cluster)
+        await engine.change(m.setting(cluster=cluster))
 
     def _site(self, row: ProfileRow) -> Attachment:
         """The SAE that the cluster steers, or the first that fits it.

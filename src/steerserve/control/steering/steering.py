@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
+from steerserve import messages as m
 from steerserve.control.bus import ActiveProfileChanged, Bus, ServedCircuitsChanged, SteeringUpdate
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.engine_state import EngineState, Return, unchanged
@@ -222,7 +223,8 @@ class Steering(EngineState[Live]):
 
 async def _push(engine: Engine, live: Live) -> None:
     values = {key: dict(values) for key, values in live.values.items()}
-    await engine.steer(live.epoch, live.enabled, values)
+    steering = m.Steering(live.epoch, live.enabled, values)
+    await engine.change(m.setting(steering=steering))
 
 
 def _profile_of(live: Live) -> str | None:

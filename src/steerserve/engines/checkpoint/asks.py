@@ -10,15 +10,12 @@ from steerserve import messages as m
 from steerserve.errors import Refusal
 from steerserve.messages.engine import Report
 
-_EDITS = (m.Attach, m.Detach, m.Steer, m.Monitor, m.SenseCluster, m.SenseCircuits)
-"""The commands that change the state of the engine."""
-
 
 class Asks:
     """Owner of the commands that wait.
 
     A command whose caller gives up, or is refused because the engine is stalled, is taken back: an engine that has not
-    read it yet never carries it out. `take` tells where an edit was carried out all the same.
+    read it yet never carries it out. `take` tells where an engine took a new state all the same.
 
     Args:
         write: sends a command, without waiting.
@@ -58,8 +55,8 @@ class Asks:
         return event
 
     def take(self, event: m.Event) -> bool:
-        """Give an event to its command. Returns False where the event says that an edit was carried out although it was
-        taken back."""
+        """Give an event to its command. Returns False where the event says that the engine took a new state although
+        the command was taken back."""
         if isinstance(event, m.Stepped):
             return True
         if isinstance(event, m.Progress):
@@ -88,7 +85,7 @@ class Asks:
                 answer.set_result(refused(number, gone))
 
     def _take_back(self, command: m.Command) -> None:
-        if isinstance(command, _EDITS):
+        if isinstance(command, m.Apply):
             self._taken_back.add(command.id)
         self._write(m.Cancel(command.id))
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
@@ -110,24 +110,8 @@ class CheckpointEngine(Engine):
     async def inspect(self, source: m.SaeSource) -> m.Claims:
         return (await self._asked(lambda i: m.Inspect(i, source), m.Inspected)).claims
 
-    async def attach(
-        self,
-        key: str,
-        source: m.SaeSource,
-        layer: int,
-        dtype: str | None = None,
-        check: bool = True,
-    ) -> m.Attached:
-        answer = await self._ask(lambda i: m.Attach(i, key, source, layer, dtype, check))
-        assert isinstance(answer, m.Attached)
-        self.applied[key] = 0
-        return answer
-
-    async def monitor(
-        self, key: str | None, features: list[int] | None = None, top_k: int = 10, contexts: int = 0
-    ) -> None:
-        """Monitor the SAE at `key`; `on_record` is called with each record."""
-        await self._ask(lambda i: m.Monitor(i, key, features, top_k, contexts))
+    async def _apply(self, state: m.State) -> Mapping[str, m.Attached]:
+        return (await self._asked(lambda i: m.Apply(i, state), m.Applied)).facts
 
     async def contexts(self, feature: int, k: int) -> m.Contexts:
         return await self._asked(lambda i: m.ReadContexts(i, feature, k), m.Contexts)
@@ -140,12 +124,6 @@ class CheckpointEngine(Engine):
     async def reset_statistics(self) -> None:
         await self._ask(m.ResetStatistics)
 
-    async def sense_cluster(self, cluster: m.ArmedCluster | None) -> None:
-        await self._ask(lambda i: m.SenseCluster(i, cluster))
-
-    async def sense_circuits(self, circuits: list[m.ArmedCircuit]) -> None:
-        await self._ask(lambda i: m.SenseCircuits(i, circuits))
-
     async def explore(
         self,
         features: list[int],
@@ -155,14 +133,6 @@ class CheckpointEngine(Engine):
         source: m.SaeSource | None = None,
     ) -> m.Explored:
         return await self._asked(lambda i: m.Explore(i, key, source, features, nearest), m.Explored)
-
-    async def detach(self, key: str) -> None:
-        await self._ask(lambda i: m.Detach(i, key))
-        self.applied.pop(key, None)
-
-    async def steer(self, epoch: int, enabled: bool, values: dict[str, dict[int, float]]) -> None:
-        """Replace the live steering. Returns once the next forward pass uses these values."""
-        await self._ask(lambda i: m.Steer(i, epoch, enabled, values))
 
     def generate(
         self,

@@ -1,20 +1,19 @@
-"""Edits of the state that every replica holds. Each edit is one step of the fleet's epoch."""
+"""Changes of the state that every replica holds. Each edit is one step of the fleet's epoch."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import structlog
 
-from steerserve.engines.fleet import setup as setups
+from steerserve import messages as m
 from steerserve.engines.fleet.replica import Replica
 from steerserve.engines.fleet.roster import Roster
-from steerserve.engines.fleet.setup import Setup
 from steerserve.errors import Refusal
 from steerserve.messages.engine import Engine
 from steerserve.rules.residency import replicas as rules
@@ -22,25 +21,78 @@ from steerserve.rules.residency.replicas import EditAnswer, ReplicaState
 
 log = structlog.get_logger(__name__)
 Result = TypeVar("Result")
+Facts = Mapping[str, m.Attached]
+Send = Callable[[Engine, m.State], Awaitable[Facts]]
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What every replica was told.
+
+    Attributes:
+        facts: the facts of each attached SAE, as the first replica answered them.
+        counted: the key of the SAE whose statistics are counted; they stay when monitoring ends.
+    """
+
+    state: m.State = field(default_factory=m.State)
+    facts: Facts = field(default_factory=dict)
+    counted: str | None = None
+
+    def after(self, state: m.State, made: Facts) -> Told:
+        """What they were told once they are in this state. `made` has the facts of its new SAEs."""
+        known = {**self.facts, **made}
+        counted = self.counted if state.monitored is None else state.monitored.key
+        return Told(
+            state,
+            {key: known[key] for key in state.keys},
+            counted if counted in state.keys else None,
+        )
+
+
+def are_same(made: Facts, others: Facts) -> bool:
+    """Whether two engines hold the same SAE under each key that both have."""
+    return all(_identity(made[key]) == _identity(others[key]) for key in made.keys() & others)
+
+
+def _identity(facts: m.Attached) -> tuple[int, int, str, str]:
+    return facts.d_in, facts.d_sae, facts.site, facts.dtype
+
+
+async def tell(engine: Engine, told: Told) -> None:
+    """Bring one engine to what the others were told. SAEs that are not among them are detached first, so that there is
+    memory for the others.
+
+    Raises:
+        Refusal: what the engine refuses; SAE_INCOMPATIBLE where the files of an SAE hold another SAE on its node.
+    """
+    if gone := told.state.since(engine.state).gone:
+        await engine.change(lambda state: state.detached(*gone))
+    if engine.state != told.state:
+        made = await engine.change(lambda _: told.state)
+        for key, facts in made.items():
+            if not are_same({key: facts}, told.facts):
+                raise Refusal("SAE_INCOMPATIBLE", f"the files of {key} hold another SAE there")
+
+
+async def _change(engine: Engine, state: m.State) -> Facts:
+    return await engine.change(lambda _: state)
 
 
 @dataclass(slots=True, eq=False)
-class Edit(Generic[Result]):
+class Edit:
     """One edit.
 
     Attributes:
-        send: tells it to an engine.
-        after: the setup after the edit, from the setup before it and the answer of the first engine.
-        is_same: whether two engines answered the same.
+        step: the change of the state.
+        send: asks an engine to make it; gets the state after it.
         is_given_up: whether the caller has gone. An edit that was made all the same is then taken back.
-        span: the setups before and after it, once it was made.
+        span: what the replicas were told before and after it, once it was made.
     """
 
-    send: Callable[[Engine], Awaitable[Result]]
-    after: Callable[[Setup, Result], Setup]
-    is_same: Callable[[Result, Result], bool] = lambda _, __: True
+    step: m.Step
+    send: Send = _change
     is_given_up: bool = False
-    span: tuple[Setup, Setup] | None = None
+    span: tuple[Told, Told] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,39 +117,37 @@ class AskedEngine:
 
 
 @dataclass(slots=True)
-class Reply(Generic[Result]):
+class Reply:
     """What one replica answered."""
 
     answer: EditAnswer
-    result: Result | None = None
     error: Refusal | None = None
 
 
 @dataclass(slots=True, eq=False)
-class _Answers(Generic[Result]):
-    """The answers to one edit so far. `first` is the first result."""
+class _Answers:
+    """The answers to one edit so far. `first` has the facts of the first replica that made it."""
 
-    edit: Edit[Result]
-    first: list[Result] = field(default_factory=list)
-    replies: dict[AskedEngine, Reply[Result]] = field(default_factory=dict)
+    first: Facts | None = None
+    replies: dict[AskedEngine, Reply] = field(default_factory=dict)
 
-    def take(self, member: AskedEngine, task: asyncio.Task[Result]) -> Reply[Result]:
-        reply: Reply[Result]
+    def take(self, member: AskedEngine, task: asyncio.Task[Facts]) -> Reply:
         try:
-            result = task.result()
+            facts = task.result()
         except Refusal as error:
             is_gone = not member.is_alive or error.code == "ENGINE_UNAVAILABLE"
-            reply = Reply(EditAnswer.GONE if is_gone else EditAnswer.REFUSED, error=error)
+            reply = Reply(EditAnswer.GONE if is_gone else EditAnswer.REFUSED, error)
         except (Exception, asyncio.CancelledError) as error:
             log.exception("edit_failed", replica=member.replica.name, reason=type(error).__name__)
             reply = Reply(EditAnswer.GONE)
         else:
-            if self.first and not self.edit.is_same(self.first[0], result):
-                why = Refusal("SAE_INCOMPATIBLE", "its files hold another SAE")
-                reply = Reply(EditAnswer.REFUSED, error=why)
+            if self.first is None:
+                self.first = facts
+            if are_same(self.first, facts):
+                reply = Reply(EditAnswer.ACCEPTED)
             else:
-                self.first.append(result)
-                reply = Reply(EditAnswer.ACCEPTED, result)
+                why = Refusal("SAE_INCOMPATIBLE", "its files hold another SAE")
+                reply = Reply(EditAnswer.REFUSED, why)
         self.replies[member] = reply
         return reply
 
@@ -118,7 +168,7 @@ class _Answers(Generic[Result]):
 
 
 class Editing:
-    """Owner of the setup. `lock` is held by an edit, and by a replica that begins to serve.
+    """Owner of what all replicas were told. `lock` is held by an edit, and by a replica that begins to serve.
 
     Args:
         check: raises the refusal of edits: the fleet has ended or is stalled.
@@ -130,14 +180,14 @@ class Editing:
         check: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.setup = Setup()
+        self.told = Told()
         self.lock = asyncio.Lock()
         self._roster = roster
         self._check = check
         self._clock = clock
         self._tasks: set[asyncio.Task[Any]] = set()
 
-    async def make(self, edit: Edit[Result]) -> Result:
+    async def make(self, edit: Edit) -> Facts:
         """Make an edit on all replicas. Returns once every replica that serves has made it.
 
         A caller that gives up leaves every replica as it was: the edit goes on in a task of its own, which takes back
@@ -178,39 +228,38 @@ class Editing:
         Raises:
             Refusal: what its engine refuses.
         """
-        told = self.setup
-        await setups.bring(replica.running, Setup(), told)
+        await tell(replica.running, self.told)
         async with self.lock:
-            if self.setup is not told:
-                await setups.bring(replica.running, told, self.setup)
+            await tell(replica.running, self.told)
             replica.epoch = self._roster.epoch
             replica.served_at = self._clock()
             replica.move(ReplicaState.SERVING)
 
     # ------------------------------------------------------------- one edit
 
-    async def _make(self, edit: Edit[Result]) -> Result:
+    async def _make(self, edit: Edit) -> Facts:
         async with self._turn():
-            before = self.setup
+            before = self.told
+            state = edit.step(before.state)
             members = self._begin()
-            answers = await self._ask(members, edit)
+            answers = await self._ask(members, lambda engine: edit.send(engine, state))
             answers.settle()
             if not rules.is_accepted([reply.answer for reply in answers.replies.values()]):
                 raise self._refuse(answers)
             self._leave_behind(answers)
-            result = answers.first[0]
-            after = self.setup = edit.after(before, result)
+            assert answers.first is not None
+            after = self.told = before.after(state, answers.first)
             if edit.is_given_up:
-                await self._take_back(before, after)
+                await self._take_back(before)
             else:
                 edit.span = before, after
-            return result
+            return answers.first
 
-    async def _undo(self, before: Setup, after: Setup) -> None:
+    async def _undo(self, before: Told, after: Told) -> None:
         """Take an edit back that has been made, unless another edit was made since."""
         async with self._turn():
-            if self.setup is after:
-                await self._take_back(before, after)
+            if self.told is after:
+                await self._take_back(before)
 
     @asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:
@@ -242,11 +291,13 @@ class Editing:
                 replica.lose("the engine stood still while its steering or its SAEs changed")
         return members
 
-    async def _ask(self, members: Sequence[AskedEngine], edit: Edit[Result]) -> _Answers[Result]:
+    async def _ask(
+        self, members: Sequence[AskedEngine], send: Callable[[Engine], Awaitable[Facts]]
+    ) -> _Answers:
         """Ask all replicas at once. Each may have requests again as soon as it has made the edit. After the first
         answer, the others have a bounded time."""
-        answers, began = _Answers(edit), self._clock()
-        tasks = {asyncio.create_task(_sent(edit.send, member.engine)): member for member in members}
+        answers, began = _Answers(), self._clock()
+        tasks = {asyncio.create_task(_sent(send, member.engine)): member for member in members}
         waiting, deadline = set(tasks), None
         while waiting:
             left = None if deadline is None else max(0.0, deadline - self._clock())
@@ -263,19 +314,19 @@ class Editing:
                 if answers.take(member, task).answer is EditAnswer.ACCEPTED:
                     member.acknowledge(self._roster.epoch)
                     self._roster.tell()
-            if deadline is None and answers.first:
+            if deadline is None and answers.first is not None:
                 now = self._clock()
                 deadline = now + rules.edit_patience(now - began)
         return answers
 
-    def _leave_behind(self, answers: _Answers[Result]) -> None:
+    def _leave_behind(self, answers: _Answers) -> None:
         """Replicas that did not make an edit that others made are lost."""
         what = "the engine did not make a change that other replicas made"
         for member, reply in answers.replies.items():
             if reply.answer is not EditAnswer.ACCEPTED:
                 member.lose(f"{what}: {reply.error.message}" if reply.error is not None else what)
 
-    def _refuse(self, answers: _Answers[Result]) -> Refusal:
+    def _refuse(self, answers: _Answers) -> Refusal:
         """No replica has made the edit: those that refused it serve on as before."""
         for member in answers.by(EditAnswer.GONE):
             member.lose(
@@ -286,11 +337,11 @@ class Editing:
         self._roster.tell()
         return answers.refusal()
 
-    async def _take_back(self, before: Setup, after: Setup) -> None:
-        """Bring the replicas back to the setup before an edit whose caller has gone."""
+    async def _take_back(self, before: Told) -> None:
+        """Bring the replicas back to what they were told before an edit whose caller has gone."""
         members = self._begin()
-        self.setup = before
-        works = [setups.bring(member.engine, after, before) for member in members]
+        self.told = before
+        works = [tell(member.engine, before) for member in members]
         results = await asyncio.gather(*works, return_exceptions=True)
         for member, result in zip(members, results, strict=True):
             if isinstance(result, BaseException):
@@ -300,5 +351,5 @@ class Editing:
         self._roster.tell()
 
 
-async def _sent(send: Callable[[Engine], Awaitable[Result]], engine: Engine) -> Result:
+async def _sent(send: Callable[[Engine], Awaitable[Facts]], engine: Engine) -> Facts:
     return await send(engine)

@@ -10,13 +10,12 @@ from typing import Any
 
 from steerserve import messages as m
 from steerserve.engines.checkpoint.prompts import PromptMaker
-from steerserve.engines.fleet.editing import Edit, Editing
+from steerserve.engines.fleet.editing import Edit, Editing, Facts
 from steerserve.engines.fleet.lives import Effects, Launch, Lives
 from steerserve.engines.fleet.reading import Readings
 from steerserve.engines.fleet.replica import Replica
 from steerserve.engines.fleet.requests import FleetRequest, Requests
 from steerserve.engines.fleet.roster import Roster
-from steerserve.engines.fleet.setup import Setup, SharedSae, is_same_sae
 from steerserve.errors import Refusal
 from steerserve.messages import endings
 from steerserve.messages.engine import Answers, Engine, Report
@@ -82,7 +81,7 @@ class Fleet(Engine):
         live = [r.running.applied for r in self._roster.replicas if r.engine and not r.is_counted]
         return {
             key: self._applied.get(key, 0) + sum(counts.get(key, 0) for counts in live)
-            for key in self._editing.setup.saes
+            for key in self.state.keys
         }
 
     @property
@@ -255,30 +254,15 @@ class Fleet(Engine):
 
     # ------------------------------------------------------------- SAEs and steering
 
-    async def attach(
-        self,
-        key: str,
-        source: m.SaeSource,
-        layer: int,
-        dtype: str | None = None,
-        check: bool = True,
-    ) -> m.Attached:
-        def after(setup: Setup, made: m.Attached) -> Setup:
-            return setup.attached(SharedSae(key, source, layer, dtype, check, made))
+    @property
+    def state(self) -> m.State:
+        return self._editing.told.state
 
-        return await self._editing.make(
-            Edit(lambda engine: engine.attach(key, source, layer, dtype, check), after, is_same_sae)
-        )
-
-    async def detach(self, key: str) -> None:
-        await self._edit(lambda engine: engine.detach(key), lambda setup: setup.detached(key))
-        self._applied.pop(key, None)
-
-    async def steer(self, epoch: int, enabled: bool, values: dict[str, dict[int, float]]) -> None:
-        await self._edit(
-            lambda engine: engine.steer(epoch, enabled, values),
-            lambda setup: replace(setup, steering=(epoch, enabled, values)),
-        )
+    async def change(self, step: m.Step) -> Facts:
+        """One step of the epoch; see `Editing.make`."""
+        facts = await self._editing.make(Edit(step))
+        self._applied = {key: n for key, n in self._applied.items() if key in self.state.keys}
+        return facts
 
     async def inspect(self, source: m.SaeSource) -> m.Claims:
         return await self._reading.one(lambda engine: engine.inspect(source))
@@ -297,16 +281,6 @@ class Fleet(Engine):
 
     # ------------------------------------------------------------- observing
 
-    async def monitor(
-        self, key: str | None, features: list[int] | None = None, top_k: int = 10, contexts: int = 0
-    ) -> None:
-        def after(setup: Setup) -> Setup:
-            if key is None:
-                return replace(setup, monitoring=None)
-            return replace(setup, monitoring=(key, features, top_k, contexts), counted=key)
-
-        await self._edit(lambda engine: engine.monitor(key, features, top_k, contexts), after)
-
     async def contexts(self, feature: int, k: int) -> m.Contexts:
         return await self._reading.contexts(feature, k)
 
@@ -316,29 +290,14 @@ class Fleet(Engine):
         return await self._reading.statistics(features, metric, k)
 
     async def reset_statistics(self) -> None:
-        await self._edit(lambda engine: engine.reset_statistics(), lambda setup: setup)
+        await self._editing.make(Edit(lambda state: state, _reset))
         self._reading.drop()
-
-    async def sense_cluster(self, cluster: m.ArmedCluster | None) -> None:
-        await self._edit(
-            lambda engine: engine.sense_cluster(cluster),
-            lambda setup: replace(setup, cluster=cluster),
-        )
-
-    async def sense_circuits(self, circuits: list[m.ArmedCircuit]) -> None:
-        await self._edit(
-            lambda engine: engine.sense_circuits(circuits),
-            lambda setup: replace(setup, circuits=tuple(circuits)),
-        )
 
     async def measure(self) -> m.Measured:
         return await self._reading.measure()
 
     async def measure_replicas(self) -> Mapping[str, m.Measured]:
         return await self._reading.measure_replicas()
-
-    async def _edit(self, send: Callable[[Engine], Any], after: Callable[[Setup], Setup]) -> None:
-        await self._editing.make(Edit(send, lambda setup, _: after(setup)))
 
     # ------------------------------------------------------------- replicas
 
@@ -373,3 +332,8 @@ class Fleet(Engine):
         if replica is None or replica.leaving.is_set():
             raise Refusal("REPLICA_NOT_FOUND", f"no replica is named {name!r}")
         return replica
+
+
+async def _reset(engine: Engine, _: m.State) -> Facts:
+    await engine.reset_statistics()
+    return {}

@@ -206,7 +206,7 @@ class Lives:
             is_up = await self._come_up(replica)
 
     async def _come_up(self, replica: Replica) -> bool:
-        """Start the engine, load the model, tell the setup, and serve. Returns whether the replica serves."""
+        """Start the engine, load the model, tell the state, and serve. Returns whether the replica serves."""
         try:
             async with asyncio.timeout(self._bounds.load) as limit:
                 replica.move(ReplicaState.STARTING)

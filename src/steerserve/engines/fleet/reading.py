@@ -64,7 +64,7 @@ class Readings:
             Refusal: the refusal of the engines.
         """
         counted = await self._counted(features)
-        if self._left_of == self._editing.setup.counted:
+        if self._left_of == self._editing.told.counted:
             counted += self._left
         tables = [one.features for one in counted]
         wanted = None if features is None else set(features)
@@ -97,19 +97,19 @@ class Readings:
 
     async def keep(self, replica: Replica) -> None:
         """Keep what a replica has counted, before its engine ends."""
-        setup = self._editing.setup
-        if setup.counted is None or not replica.is_alive:
+        told = self._editing.told
+        if told.counted is None or not replica.is_alive:
             return
-        number, every = replica.number, list(range(setup.saes[setup.counted].facts.d_sae))
+        number, every = replica.number, list(range(told.facts[told.counted].d_sae))
         try:
             answer = await replica.running.statistics(every)
         except Refusal:
             return
-        if self._editing.setup.counted == setup.counted:
+        if self._editing.told.counted == told.counted:
             self._kept.add(number)
             self._monitored.pop(replica.running, None)
-            if self._left_of != setup.counted:
-                self._left, self._left_of = [], setup.counted
+            if self._left_of != told.counted:
+                self._left, self._left_of = [], told.counted
             table = merging.by_feature(answer.features)
             self._left.append(EngineCounts(table, answer.tokens, answer.activations))
 
@@ -123,7 +123,7 @@ class Readings:
 
     def note(self, engine: Engine) -> None:
         """A completion begins on an engine, which counts its tokens while monitoring is on."""
-        if self._editing.setup.monitoring is not None:
+        if self._editing.told.state.monitored is not None:
             self._monitored[engine] = self._monitored.get(engine, 0) + 1
 
     def lose(self, engine: Engine) -> None:
@@ -138,7 +138,7 @@ class Readings:
         answers = await self._each(lambda engine: engine.statistics(features))
         tables = {r: merging.by_feature(answer.features) for r, answer in answers.items()}
         if features is None and len(tables) + len(self._left) > 1:
-            left = self._left if self._left_of == self._editing.setup.counted else []
+            left = self._left if self._left_of == self._editing.told.counted else []
             active = {i for one in left for i, c in one.features.items() if c.active_ratio}
             active = active.union(*tables.values())
             missing = {r: sorted(active - table.keys()) for r, table in tables.items()}

@@ -55,16 +55,10 @@ class NodeEngine(CheckpointEngine):
         await self.bring(source.path)
         return await super().inspect(source)
 
-    async def attach(
-        self,
-        key: str,
-        source: m.SaeSource,
-        layer: int,
-        dtype: str | None = None,
-        check: bool = True,
-    ) -> m.Attached:
-        await self.bring(source.path)
-        return await super().attach(key, source, layer, dtype, check)
+    async def _apply(self, state: m.State) -> Mapping[str, m.Attached]:
+        for sae in state.since(self.state).coming:
+            await self.bring(sae.source.path)
+        return await super()._apply(state)
 
     async def explore(
         self,
@@ -87,10 +81,17 @@ class NodeEngine(CheckpointEngine):
         match command:
             case m.Load():
                 change = {"path": fetching.moved(command.path, self._folders)}
-            case m.Attach() | m.Inspect() | m.Explore() if command.source is not None:
-                path = fetching.moved(command.source.path, self._folders)
-                change = {"source": msgspec.structs.replace(command.source, path=path)}
+            case m.Inspect() | m.Explore() if command.source is not None:
+                change = {"source": self._moved(command.source)}
+            case m.Apply():
+                saes = command.state.saes
+                there = [msgspec.structs.replace(s, source=self._moved(s.source)) for s in saes]
+                change = {"state": msgspec.structs.replace(command.state, saes=tuple(there))}
         return msgspec.structs.replace(command, **change) if change else command
+
+    def _moved(self, source: m.SaeSource) -> m.SaeSource:
+        path = fetching.moved(source.path, self._folders)
+        return msgspec.structs.replace(source, path=path)
 
     # ------------------------------------------------------------- files
 

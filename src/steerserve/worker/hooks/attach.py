@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 
 from steerserve.errors import Refusal
-from steerserve.messages import Attach, Attached, Claims
+from steerserve.messages import Attached, Claims, PlacedSae
 from steerserve.rules.saes.sites import RESID_POST, objection
 from steerserve.rules.units import MIB
 from steerserve.worker import memory
@@ -21,7 +21,7 @@ from steerserve.worker.sae.sites import Site
 HOST = torch.device("cpu")
 
 
-def attach(command: Attach, model: Checkpoint, saes: HookedSaes, room: SaeRoom) -> Attached:
+def attach(placed: PlacedSae, model: Checkpoint, saes: HookedSaes, room: SaeRoom) -> Attached:
     """Put the SAE at its site, and return its facts there. The facts in its headers are checked before its tensors are
     read.
 
@@ -29,18 +29,18 @@ def attach(command: Attach, model: Checkpoint, saes: HookedSaes, room: SaeRoom) 
         Refusal: SAE_INCOMPATIBLE (a kind that cannot be attached, a site that the model does not have, a width that
             differs from the width of the site), SAE_LOAD_FAILED, INSUFFICIENT_MEMORY.
     """
-    claims = formats.inspect(command.source)
-    site = _site(claims, model, command.layer)
+    claims = formats.inspect(placed.source)
+    site = _site(claims, model, placed.layer)
 
     def check(dtype: str | None) -> None:
         room.check(HOST, budget.sae_bytes(claims, dtype))
         if site.device != HOST:
             room.check(site.device, budget.encoder_bytes(claims, dtype))
 
-    dtype, warnings = budget.sae_dtype(claims, command.dtype, check)
+    dtype, warnings = budget.sae_dtype(claims, placed.dtype, check)
     room.check_read(claims.size_bytes)
     try:
-        made = _made(command, claims, model, site, dtype)
+        made = _made(placed, claims, model, site, dtype)
     except (RuntimeError, MemoryError) as error:
         if not memory.is_exhausted(error):
             raise
@@ -49,9 +49,8 @@ def attach(command: Attach, model: Checkpoint, saes: HookedSaes, room: SaeRoom) 
         why = f"{device} ran out of memory while the SAE was read and checked"
         raise room.refusal(why, device, size, memory.free(device)) from error
     sae = made.sae
-    saes.attach(command.key, sae, site)
+    saes.attach(placed.key, sae, site)
     return Attached(
-        id=command.id,
         layer_module_path=site.path,
         memory_mb=max(1, round(sae.size_bytes / MIB)),
         d_in=sae.d_in,
@@ -65,14 +64,14 @@ def attach(command: Attach, model: Checkpoint, saes: HookedSaes, room: SaeRoom) 
 
 
 def _made(
-    command: Attach, claims: Claims, model: Checkpoint, site: Site, dtype: str | None
+    placed: PlacedSae, claims: Claims, model: Checkpoint, site: Site, dtype: str | None
 ) -> Examined:
-    """The SAE with its tensors, suited to the site and examined where the command asks for that."""
+    """The SAE with its tensors, suited to the site and examined where `placed` asks for that."""
     kept_in: torch.dtype | None = None if dtype is None else getattr(torch, dtype)
-    sae = formats.load(command.source, kept_in, is_asked=command.dtype is not None)
-    overrides = command.source.overrides
+    sae = formats.load(placed.source, kept_in, is_asked=placed.dtype is not None)
+    overrides = placed.source.overrides
     sae, warnings = selfcheck.suited(model, sae, site, overrides)
-    if not command.check:
+    if not placed.check:
         return Examined(sae, {}, warnings)
     examined = selfcheck.examine(model, sae, site, claims, overrides)
     return Examined(examined.sae, examined.check, [*warnings, *examined.warnings])

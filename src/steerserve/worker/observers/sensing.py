@@ -77,28 +77,17 @@ class SensingObserver(Observer):
 
     # ------------------------------------------------------------- arming
 
-    def sense_cluster(self, cluster: ArmedCluster | None, saes: HookedSaes) -> None:
-        """Sense this cluster in the rows that begin from now on.
-
-        Raises:
-            Refusal: as `Armoury.make`; the arming before stays.
-        """
-        self._arm(cluster, self._circuits, saes)
-
-    def sense_circuits(self, circuits: Sequence[ArmedCircuit], saes: HookedSaes) -> None:
-        """Sense these circuits in the rows that begin from now on.
-
-        Raises:
-            Refusal: as `Armoury.make`; the arming before stays.
-        """
-        self._arm(self._cluster, circuits, saes)
-
-    def _arm(
+    def arm(
         self,
         cluster: ArmedCluster | None,
         circuits: Sequence[ArmedCircuit],
         saes: HookedSaes,
     ) -> None:
+        """Sense this cluster and these circuits in the rows that begin from now on.
+
+        Raises:
+            Refusal: as `Armoury.make`; the arming before stays.
+        """
         self._arming, self._saes = self._armoury.make(cluster, circuits, saes), saes
         self._cluster, self._circuits = cluster, circuits
         self._flush()
@@ -116,7 +105,7 @@ class SensingObserver(Observer):
         key, cluster = site.target.key, self._cluster
         left = [circuit for circuit in self._circuits if key not in keys_of(circuit)]
         is_left = cluster is not None and key not in keys_of(cluster)
-        self._arm(cluster if is_left else None, left, self._saes)
+        self.arm(cluster if is_left else None, left, self._saes)
 
     # ------------------------------------------------------------- beside a pass
 

@@ -20,17 +20,16 @@ from steerserve.errors import Refusal
 from steerserve.rules.inference import threads
 from steerserve.rules.inference.schema_dialect import JSON_OBJECT
 from steerserve.rules.inference.threads import Threads
-from steerserve.rules.steering.live import Live
+from steerserve.rules.residency.heartbeat import Activity
 from steerserve.worker import memory
 from steerserve.worker.batch import admission
 from steerserve.worker.batch.batch import Batch
 from steerserve.worker.batch.passes import Passes
 from steerserve.worker.heartbeat import Pulse
-from steerserve.worker.hooks import attach, explore
+from steerserve.worker.hooks import explore
 from steerserve.worker.model import bits
 from steerserve.worker.model.budget import SaeRoom
-from steerserve.worker.observers.target import target_of
-from steerserve.worker.process import loading, processors
+from steerserve.worker.process import changing, loading, processors
 from steerserve.worker.process.loading import LoadedEncoder, LoadedModel
 from steerserve.worker.process.thread_count import ThreadCount
 from steerserve.worker.rows.constrain import Grammar
@@ -38,10 +37,15 @@ from steerserve.worker.rows.rows import BatchRow
 from steerserve.worker.sae import formats
 
 Work = Callable[[], m.Event | None]
+_STEERED = m.Difference((), (), is_steered=True, is_monitored=False, is_sensed=False)
+
+_ACTIVITY = MappingProxyType(
+    {m.Load: Activity.LOAD, m.Inspect: Activity.SAE, m.Explore: Activity.SAE}
+)
 
 
 class Commands:
-    """Owns the loaded model and the requests whose grammars are still being compiled.
+    """Owns the loaded model, its state, and the requests whose grammars are still being compiled.
 
     `send` sends an event at once. `wake` ends a wait of the loop, and may be called from any thread. The loaded model
     sends its heartbeats through `pulse`.
@@ -61,6 +65,8 @@ class Commands:
         )
         self._compiling: list[tuple[m.Generate, Future[Grammar]]] = []
         self.loaded: LoadedModel | LoadedEncoder | None = None
+        self.state = m.State()
+        self._facts: dict[str, m.Attached] = {}
         self.release_after: float | None = None
         self.is_stopped = False
 
@@ -81,6 +87,12 @@ class Commands:
         for command, grammar in [entry for entry in self._compiling if entry[1].done()]:
             self._compiling.remove((command, grammar))
             yield command, partial(self._write_compiled, command, grammar)
+
+    def activity(self, command: m.Command) -> Activity:
+        """What the engine is doing while it carries out a command that it has not carried out yet."""
+        if isinstance(command, m.Apply) and command.state.since(self.state).coming:
+            return Activity.SAE
+        return _ACTIVITY.get(type(command), Activity.COMMAND)
 
     # ------------------------------------------------------------- the model
 
@@ -111,26 +123,20 @@ class Commands:
     def stop(self, _: m.Stop) -> None:
         self.is_stopped = True
 
+    # ------------------------------------------------------------- the state
+
+    def apply(self, command: m.Apply) -> m.Applied:
+        state, difference = command.state, command.state.since(self.state)
+        # an encoder has nothing to steer
+        if difference and not (isinstance(self.loaded, LoadedEncoder) and difference == _STEERED):
+            self._facts |= changing.change(self._language_model(), state, difference)
+        self.state, self._facts = state, {key: self._facts[key] for key in state.keys}
+        return m.Applied(command.id, self._facts)
+
     # ------------------------------------------------------------- SAEs
 
     def inspect(self, command: m.Inspect) -> m.Inspected:
         return m.Inspected(command.id, formats.inspect(command.source))
-
-    def attach(self, command: m.Attach) -> m.Attached:
-        loaded = self._language_model()
-        return attach.attach(command, loaded.model, loaded.saes, loaded.room)
-
-    def detach(self, command: m.Detach) -> m.Done:
-        self._language_model().saes.detach(command.key)
-        memory.give_back()
-        return m.Done(command.id)
-
-    def steer(self, command: m.Steer) -> m.Done:
-        # an encoder has nothing to steer
-        if not isinstance(self.loaded, LoadedEncoder):
-            live = Live(command.epoch, command.enabled, command.values)
-            self._language_model().saes.set_live(live)
-        return m.Done(command.id)
 
     def explore(self, command: m.Explore) -> m.Explored:
         if command.key is not None:
@@ -142,15 +148,6 @@ class Commands:
 
     # ------------------------------------------------------------- observing
 
-    def monitor(self, command: m.Monitor) -> m.Done:
-        if command.key is not None:
-            loaded = self._language_model()
-            target = target_of(loaded.saes, command.key, command.features, command.top_k)
-            loaded.monitor.watch(target, command.contexts)
-        elif isinstance(self.loaded, LoadedModel):
-            self.loaded.monitor.watch(None)
-        return m.Done(command.id)
-
     def read_statistics(self, command: m.ReadStatistics) -> m.Statistics:
         return self._language_model().monitor.read(command)
 
@@ -160,18 +157,6 @@ class Commands:
 
     def reset_statistics(self, command: m.ResetStatistics) -> m.Done:
         self._language_model().monitor.reset()
-        return m.Done(command.id)
-
-    def sense_cluster(self, command: m.SenseCluster) -> m.Done:
-        if command.cluster is not None or isinstance(self.loaded, LoadedModel):
-            loaded = self._language_model()
-            loaded.sensing.sense_cluster(command.cluster, loaded.saes)
-        return m.Done(command.id)
-
-    def sense_circuits(self, command: m.SenseCircuits) -> m.Done:
-        if command.circuits or isinstance(self.loaded, LoadedModel):
-            loaded = self._language_model()
-            loaded.sensing.sense_circuits(command.circuits, loaded.saes)
         return m.Done(command.id)
 
     # ------------------------------------------------------------- requests
@@ -255,16 +240,11 @@ METHODS: Mapping[type[m.Command], Callable[[Commands, Any], m.Event | None]] = M
         m.Load: Commands.load,
         m.Measure: Commands.measure,
         m.Inspect: Commands.inspect,
-        m.Attach: Commands.attach,
-        m.Detach: Commands.detach,
-        m.Monitor: Commands.monitor,
+        m.Apply: Commands.apply,
         m.ReadStatistics: Commands.read_statistics,
         m.ReadContexts: Commands.read_contexts,
         m.ResetStatistics: Commands.reset_statistics,
-        m.SenseCluster: Commands.sense_cluster,
-        m.SenseCircuits: Commands.sense_circuits,
         m.Explore: Commands.explore,
-        m.Steer: Commands.steer,
         m.Generate: Commands.generate,
         m.Score: Commands.score,
         m.Embed: Commands.embed,

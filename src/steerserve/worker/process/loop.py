@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import socket
 from functools import partial
-from types import MappingProxyType
 
 import structlog
 import torch
@@ -26,24 +25,8 @@ from steerserve.worker.process.wire import Wire
 
 log = structlog.get_logger(__name__)
 
-_CODE_OF_FAILURE = {
-    m.Load: "MODEL_LOAD_FAILED",
-    m.Attach: "SAE_LOAD_FAILED",
-    m.Inspect: "SAE_LOAD_FAILED",
-    m.Explore: "SAE_LOAD_FAILED",
-}
-"""The code of an unexpected error in a command; INTERNAL_ERROR for all other commands."""
-
-
-_ACTIVITY = MappingProxyType(
-    {
-        m.Load: Activity.LOAD,
-        m.Attach: Activity.SAE,
-        m.Inspect: Activity.SAE,
-        m.Explore: Activity.SAE,
-    }
-)
-"""What the engine is doing while it carries out these commands; COMMAND for all other commands."""
+_CODE_OF_FAILURE = {Activity.LOAD: "MODEL_LOAD_FAILED", Activity.SAE: "SAE_LOAD_FAILED"}
+"""The code of an unexpected error in a command, by what the engine was doing; else INTERNAL_ERROR."""
 
 
 def main(link: socket.socket, log_level: str, log_format: str, word: Word) -> None:
@@ -88,7 +71,7 @@ class Worker:
         arrived = list(self._wire.receive(wait=idle, seconds=wait))
         taken_back = {command.id for command in arrived if isinstance(command, m.Cancel)}
         for command in arrived:
-            self._pulse.doing(_ACTIVITY.get(type(command), Activity.COMMAND))
+            self._pulse.doing(commands.activity(command))
             is_wanted = command.id not in taken_back or isinstance(command, m.Cancel)
             self.answer(command, partial(commands.obey, command) if is_wanted else _refuse)
         for command, work in commands.compiled():
@@ -154,7 +137,7 @@ class Worker:
             where = memory.described(memory.exhausted(error, usual))
             why = f"{where['device']} ran out of memory"
             return m.Refused(command.id, "INSUFFICIENT_MEMORY", why, None, dict(where))
-        code = _CODE_OF_FAILURE.get(type(command), "INTERNAL_ERROR")
+        code = _CODE_OF_FAILURE.get(self.commands.activity(command), "INTERNAL_ERROR")
         return m.Refused(command.id, code, f"the engine failed: {described_error(error)}")
 
 
