@@ -12,7 +12,7 @@ The epoch of the fleet counts edits. A request is given to a replica, and writte
 waiting, and only while the replica has acknowledged the present epoch. An edit raises the epoch before it asks the
 first replica. So no request begins on a replica that has not acknowledged every edit that began before the request.
 
-Order of locks: `Editing.lock`, then the lock in which each engine changes its state. An edit holds the first from the raise of the epoch to its outcome. A new
-replica takes the first for the last comparison of what it was told with what the others were told. Nobody loads a model, or
-waits for a request, with the lock held.
+Order of locks: `Editing.lock`, then the lock in which each engine changes its state. An edit holds the first from the
+raise of the epoch to its outcome. A new replica takes the first for the last comparison of what it was told with what
+the others were told. Nobody loads a model, or waits for a request, with the first held.
 """
