@@ -51,7 +51,7 @@ from steerserve.settings import Settings
 from tests.blank import DATABASE, lay
 
 Answer = TypeVar("Answer")
-PATIENCE = 3.0
+PATIENCE = 60.0
 """Seconds after which a test that still waits for an event fails."""
 
 HIDDEN, LAYERS, WIDTH = 8, 4, 16

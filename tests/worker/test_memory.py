@@ -334,7 +334,8 @@ async def test_the_parts_of_the_memory_are_measured_where_they_lie(
     assert loaded.process >> 20 == pytest.approx(facts.memory_mb, rel=0.2)
 
     sae = demo.saes()[0]
-    await engine.attach("demo", m.SaeSource(str(sae.path), sae.path.name), sae.layer, check=False)
+    placed = m.PlacedSae("demo", m.SaeSource(str(sae.path), sae.path.name), sae.layer, check=False)
+    await engine.change(lambda state: state.attached(placed))
     prompt = m.Tokens([5] * 300)
     async for _ in engine.generate([prompt], 1, m.Sampling(max_tokens=4), m.Follow()):
         pass

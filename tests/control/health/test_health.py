@@ -103,6 +103,8 @@ async def test_both_routes_tell_the_backend_that_serves_the_resident_model(
             await world.loaded()
         if case == "gguf":
             assert isinstance(world.resident, Occupant)
+            # the digest of the model is written into the row meanwhile
+            await soon(world.contents.until_known(world.resident.row))
             world.resident.row = replace(world.resident.row, engine="gguf")
         backend = world.vitals.backend()
         block = plain(await world.vitals.detailed())["inference"]
