@@ -88,7 +88,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 def plain(view: object) -> Any:
     """A value in the form in which the HTTP routes write it as JSON."""
-    return msgspec.to_builtins(view)
+    return msgspec.json.decode(msgspec.json.encode(view))
 
 
 # ---------------------------------------------------------------------- the engine

@@ -72,7 +72,11 @@ FLOORS: dict[str, set[str]] = {
     "cli": ZERO | {"rules", "app.doctor", "app.serve"},
     "__main__": {"cli"},
 }
-THIRD_PARTY = {"http.guards": {"starlette", "structlog"}, "rules": set(), "errors": set()}
+THIRD_PARTY = {
+    "http.guards": {"starlette", "structlog"},
+    "rules": {"msgspec", "typing_extensions"},  # for the forms
+    "errors": set(),
+}
 TENSORS = {"torch", "transformers", "safetensors", "tokenizers", "accelerate", "numpy"}
 
 

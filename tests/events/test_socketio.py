@@ -12,7 +12,13 @@ import socketio
 from steerserve.control import bus
 from steerserve.control.health.gpus import CardReadings
 from steerserve.events.socketio import System, Throttle, payload, with_twins
-from steerserve.rules.sensing.firings import ContextParts, EdgeFiring, FiredFeature, FiringRow
+from steerserve.rules.sensing.firings import (
+    ContextParts,
+    EdgeFiring,
+    FiredFeature,
+    FiringRow,
+    edge_facts,
+)
 from tests.conftest import Start
 from tests.doubles import soon, until
 from tests.rules.residency.test_gpus import card
@@ -240,7 +246,7 @@ def test_a_firing_of_a_circuit_is_told_without_the_text_around_it() -> None:
         edge_rung_language="causally validated (edge)",
     )
     row = FiringRow(3, "circ_1", datetime(2026, 1, 1, tzinfo=UTC), firing)
-    name, body = payload(bus.CircuitFired(row))
+    name, body = payload(bus.CircuitFired(edge_facts(row)))
     assert name == "circuit:sensing:event"
     assert (body["id"], body["circuit_id"], body["token_lag"]) == (3, "circ_1", 2)
     assert "may" not in str(body)

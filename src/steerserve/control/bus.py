@@ -13,7 +13,7 @@ from typing import Any
 import structlog
 
 from steerserve.rules.residency.replicas import ReplicaView
-from steerserve.rules.sensing.firings import FiringRow
+from steerserve.rules.sensing.firings import ClusterFiringFacts, EdgeFiringFacts
 
 log = structlog.get_logger(__name__)
 
@@ -161,16 +161,16 @@ class MonitoringActivation:
 
 @dataclass(frozen=True, slots=True)
 class ClusterFired:
-    """Members of a cluster fired together; `row` is the recorded event."""
+    """Members of a cluster fired together. The event does not have the text around them."""
 
-    row: FiringRow
+    firing: ClusterFiringFacts
 
 
 @dataclass(frozen=True, slots=True)
 class CircuitFired:
-    """An edge of a circuit fired; `row` is the recorded event."""
+    """An edge of a circuit fired. The event does not have the text around it."""
 
-    row: FiringRow
+    firing: EdgeFiringFacts
 
 
 Sent = (

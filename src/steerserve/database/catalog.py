@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal
 
 from sqlalchemy import delete, insert, update
 from sqlalchemy.exc import IntegrityError
@@ -18,6 +18,10 @@ from steerserve.errors import Refusal
 from steerserve.rules.text import shown, storable
 
 Clock = Callable[[], datetime]
+ModelSource = Literal["huggingface", "local"]
+ModelEngine = Literal["checkpoint", "gguf"]
+SaeStatus = Literal["downloading", "cached", "attached", "error"]
+ModelStatus = Literal["downloading", "ready", "loading", "loaded", "unloading", "error"]
 _AT_ONCE = 100
 """Records that one statement deletes, or that one transaction writes."""
 CLAIMED_TEXTS = ("format", "architecture", "dtype", "hook_name", "site", "trained_on")
@@ -34,12 +38,12 @@ class ModelRow:
 
     id: int
     name: str
-    source: str
+    source: ModelSource
     repo_id: str | None
     revision: str | None
     local_path: str | None
     quantization: str
-    engine: str
+    engine: ModelEngine
     gguf_label: str | None
     trust_remote_code: bool
     num_parameters: int | None
@@ -48,7 +52,7 @@ class ModelRow:
     disk_size_mb: int
     estimated_memory_mb: int
     supports_embeddings: bool
-    status: str
+    status: ModelStatus
     error_message: str | None
     download_error: str | None
     content_digest: str | None
@@ -84,7 +88,7 @@ class SaeRow:
     average_l0: float | None
     file_size_bytes: int | None
     claims: dict[str, Any] | None
-    status: str
+    status: SaeStatus
     error_message: str | None
     error_code: str | None
     look_id: str | None

@@ -15,13 +15,13 @@ from typing import Any
 
 import socketio
 import structlog
+from msgspec import to_builtins
 
 from steerserve.control import bus as events
 from steerserve.control.bus import Bus
 from steerserve.control.health.gpus import CardReadings, totals
 from steerserve.rules import throttle
 from steerserve.rules.instant import iso
-from steerserve.rules.sensing.firings import cluster_body, edge_body, without_context
 from steerserve.settings import Settings
 
 log = structlog.get_logger(__name__)
@@ -108,9 +108,9 @@ def payload(event: events.Sent) -> tuple[str, dict[str, Any]]:
                 "monitoredFeatures": event.features,
             }
         case events.ClusterFired():
-            return "sensing:event", without_context(cluster_body(event.row))
+            return "sensing:event", to_builtins(event.firing)
         case events.CircuitFired():
-            return "circuit:sensing:event", without_context(edge_body(event.row))
+            return "circuit:sensing:event", to_builtins(event.firing)
         case events.MonitoringActivation():
             return "monitoring:activation", {
                 "timestamp": iso(event.timestamp),

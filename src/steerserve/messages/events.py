@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from steerserve.messages.sensing import SensedEdges, SensedSpans, Window
 from steerserve.messages.values import ChatTemplate, Message
 from steerserve.rules.inference.stepping import CudaGraphs, RowSteps, SeededRows
+
+FinishReason = Literal["stop", "length"]
 
 LOADING_WEIGHTS = "loading_weights"
 """The stage of a load in which the weights are read. The stages before read the configuration and the tokenizer."""
@@ -248,7 +250,7 @@ class Piece(Message, frozen=True):
     choice: int
     text: str
     tokens: int
-    finish: str | None = None
+    finish: FinishReason | None = None
 
 
 class TokenScore(Message, frozen=True):

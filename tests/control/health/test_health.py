@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec import UNSET
 
 from steerserve.control.health import health as vitals
 from steerserve.control.residency.occupant import Occupant
@@ -110,7 +111,8 @@ async def test_both_routes_tell_the_backend_that_serves_the_resident_model(
         block = plain(await world.vitals.detailed())["inference"]
         is_batching = serves == "cbm"
         assert backend.backend == serves
-        assert (backend.queue is None, backend.cbm_config is None) == (is_batching, not is_batching)
+        left_out = (backend.queue is UNSET, backend.cbm_config is UNSET)
+        assert left_out == (is_batching, not is_batching)
         assert backend.capabilities.per_request_sampling_params is not is_batching
         assert "response_format is refused" in backend.limitations
         assert block["backend"] == ("cbm" if is_batching else "queue")

@@ -13,12 +13,14 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec import structs
 from safetensors.torch import save_file
 
 from steerserve.control.residency import fitting
 from steerserve.errors import Refusal
 from steerserve.files.weights import Weights, read_weights
 from steerserve.rules.residency.gpus import Card, CardProcess
+from steerserve.rules.residency.memory_fit import ModelPlacement
 from steerserve.rules.residency.placement import GpuRequest, parse
 from steerserve.rules.units import MIB
 from steerserve.settings import Settings
@@ -262,13 +264,24 @@ async def test_a_driver_that_fails_is_told() -> None:
     assert refused.value.message == "the cards cannot be read: ZeroDivisionError"
 
 
-PLACED_ON_ONE = {"mode": "single", "required_mb": 700, "devices": ["cuda:1"]}
-PLACED_ON_TWO = {
-    "mode": "shard",
-    "required_mb": 900,
-    "devices": ["cuda:0", "cuda:1"],
-    "planned_mb_by_device": {"cuda:0": 300, "cuda:1": 200},
-}
+def placed(needed_mb: int, *devices: str) -> ModelPlacement:
+    """The placement of a model that needs so many MiB, on these devices."""
+    return ModelPlacement(
+        mode="shard" if devices[1:] else "single",
+        reason="",
+        requested=None,
+        required_mb=needed_mb,
+        capacity_mb=needed_mb,
+        devices=list(devices),
+        gpu_indices=[],
+        memory_by_device_mb={},
+    )
+
+
+PLACED_ON_ONE = placed(700, "cuda:1")
+PLACED_ON_TWO = structs.replace(
+    placed(900, "cuda:0", "cuda:1"), planned_mb_by_device={"cuda:0": 300, "cuda:1": 200}
+)
 
 
 def test_what_nobody_measured_comes_back_as_it_was_planned() -> None:
@@ -276,8 +289,7 @@ def test_what_nobody_measured_comes_back_as_it_was_planned() -> None:
     assert given == [{"cuda:1": 700}, {"cuda:0": 400, "cuda:1": 300}]
     measured = fitting.returned(None, {"cuda:1": 50}, 100, placement=PLACED_ON_ONE)
     assert measured == {"cuda:1": 150}
-    host = {"mode": "single", "required_mb": 700, "devices": ["cpu"]}
-    assert fitting.returned(None, {}, 100, placement=host) == {}
+    assert fitting.returned(None, {}, 100, placement=placed(700, "cpu")) == {}
 
 
 @pytest.fixture

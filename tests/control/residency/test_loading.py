@@ -15,7 +15,7 @@ from steerserve.errors import Refusal
 from steerserve.rules.residency import placement
 from steerserve.rules.residency.gpus import Card, CardProcess
 from steerserve.settings import Settings
-from tests.control.residency.test_fitting import cards, checkpoint
+from tests.control.residency.test_fitting import cards, checkpoint, placed
 from tests.doubles import World, soon
 
 ROW = {
@@ -40,7 +40,7 @@ async def test_a_gguf_model_on_a_card_makes_room_for_the_next(
     resident: Any = SimpleNamespace(
         engine=SimpleNamespace(local_pid=os.getpid()),
         facts=SimpleNamespace(memory_by_device_mb={}),
-        placement={"mode": "single", "required_mb": 700, "devices": ["cuda:0"]},
+        placement=placed(700, "cuda:0"),
     )
     settings = Settings(transformers_cuda_context_mb=100, transformers_min_context=1024)
     launcher = Engines(settings)
@@ -65,4 +65,4 @@ async def test_the_card_that_is_chosen_reaches_the_engine(
     assert world.launcher.engine.loaded is not None
     assert world.launcher.engine.loaded["devices"] == [device]
     assert world.resident.placement is not None
-    assert world.resident.placement["devices"] == [device]
+    assert world.resident.placement.devices == [device]

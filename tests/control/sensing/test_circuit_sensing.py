@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec import to_builtins
 
 from steerserve import messages as m
 from steerserve.control.bus import CircuitFired
+from steerserve.control.sensing.sensing_views import EdgeFirings
 from steerserve.database.circuits import CircuitRow
 from steerserve.errors import Refusal
-from steerserve.rules.sensing.firings import edge_body, without_context
 from steerserve.rules.steering import circuit as documents
 from steerserve.rules.steering import evidence
 from tests.control.conftest import Make
@@ -119,7 +120,7 @@ async def test_circuits_on_disjoint_layers_are_sensed_together(world: World) -> 
     two = await serving(world, "two", 2, 3)
     assert subjects(world) == [one.id, two.id]
     status = await world.circuit_sensing.status()
-    assert [circuit.name for circuit in status.circuits] == ["one", "two"]
+    assert [circuit.circuit_name for circuit in status.circuits] == ["one", "two"]
     assert world.circuit_sensing.armed_count == 2
     await world.circuit_serving.deactivate(one.id)
     await world.circuit_sensing.settled()
@@ -215,19 +216,22 @@ async def test_what_fired_is_recorded_counted_and_told_without_its_text(world: W
     await attached(world, 0, 1)
     row = await serving(world)
     engine(world).on_edges(told(row, 7, (1,)))
-    found, total = await world.circuit_sensing.events(50, edge_key="3@0->5@1")
-    assert total == 7
-    sent = [event.row for event in world.published(CircuitFired)]
-    assert sent == list(reversed(found))[-5:], "the newest are told"
-    body = edge_body(found[0])
+    found = await world.circuit_sensing.events(50, edge_key="3@0->5@1")
+    assert found.total == 7
+    sent = [event.firing for event in world.published(CircuitFired)]
+    newest = list(reversed(found.events))[-5:]
+    assert len(sent) == 5
+    for told_live, recorded in zip(sent, newest, strict=True):
+        assert to_builtins(told_live).items() <= to_builtins(recorded).items()
+    body = to_builtins(found.events[0])
     assert body["up"] == {"layer": 0, "feature_idx": 3, "pos": 6, "act": 1.5}
     assert (body["token_lag"], body["edge_rung_language"]) == (2, "causally validated (edge)")
     assert body["context_parts"] == {"before": "a", "span": " b", "after": " c"}
-    assert not [name for name in without_context(body) if "context" in name]
-    assert (await world.circuit_sensing.events(50, edge_key="9@0->5@1"))[1] == 0
+    assert not [name for name in sent[0].__struct_fields__ if "context" in name]
+    assert (await world.circuit_sensing.events(50, edge_key="9@0->5@1")).total == 0
     status = await world.circuit_sensing.status()
     assert (status.requests_sensed, status.requests_truncated) == (1, 1)
     assert (status.truncated_layers, status.events_recorded, status.ws_throttled) == ((1,), 7, 2)
     await world.circuit_serving.remove(row.id)
     engine(world).on_edges(told(row))
-    assert await world.circuit_sensing.events(50) == ([], 0)
+    assert await world.circuit_sensing.events(50) == EdgeFirings([], 0)

@@ -26,7 +26,7 @@ async def test_reading_ends_when_it_takes_too_long(
     assert "within" in refused.value.message
     assert world.launcher.alive == []
     monkeypatch.undo()
-    assert (await soon(world.features.get("sae_a", 2))).facts.feature_idx == 2
+    assert (await soon(world.features.get("sae_a", 2))).feature_idx == 2
 
 
 async def test_a_reader_that_ends_is_a_failed_read(world: World) -> None:

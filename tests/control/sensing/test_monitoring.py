@@ -74,17 +74,27 @@ async def test_what_is_reported_is_what_the_engine_got(world: World) -> None:
     await attached(world)
     state = await world.monitoring.configure(features=[5, 3, 5], history_size=7, top_k=2)
     assert engine(world).state.monitored == m.Monitored(KEY, [3, 5], 2)
-    assert (state.enabled, state.features, state.history_size, state.top_k) == (True, (3, 5), 7, 2)
+    assert (state.enabled, state.monitored_features, state.history_size, state.top_k) == (
+        True,
+        (3, 5),
+        7,
+        2,
+    )
     assert (world.monitoring.key(), world.monitoring.watched()) == (KEY, 2)
     state = await world.monitoring.enable(False)
     assert engine(world).state.monitored is None
-    assert (state.enabled, state.features, state.history_size, state.top_k) == (False, (3, 5), 7, 2)
+    assert (state.enabled, state.monitored_features, state.history_size, state.top_k) == (
+        False,
+        (3, 5),
+        7,
+        2,
+    )
     assert (world.monitoring.key(), world.monitoring.watched()) == (None, 0)
     state = await world.monitoring.enable(True)
     assert engine(world).state.monitored == m.Monitored(KEY, [3, 5], 2)
     state = await world.monitoring.configure()
     assert engine(world).state.monitored == m.Monitored(KEY, None, 10)
-    assert (state.features, state.history_size, state.top_k) == (None, 100, 10)
+    assert (state.monitored_features, state.history_size, state.top_k) == ((), 100, 10)
     assert world.monitoring.watched() == WIDTH
     assert world.published(MonitoringState) == [
         MonitoringState(True, [3, 5]),
@@ -100,7 +110,7 @@ async def test_until_the_engine_monitors_it_is_not_enabled(world: World) -> None
     asked = world.begin(world.monitoring.configure(features=[3], history_size=5))
     await soon(gate.reached.wait())
     state = world.monitoring.state()
-    assert (state.enabled, state.features, state.history_size) == (False, None, 100)
+    assert (state.enabled, state.monitored_features, state.history_size) == (False, (), 100)
     gate.open.set()
     assert (await soon(asked)).enabled
 
@@ -233,7 +243,7 @@ async def test_a_detach_ends_monitoring_and_keeps_the_records(world: World) -> N
     await world.attachments.attach(await world.catalog.sae("sae_a"), 1)
     await settled(world)
     state = world.monitoring.state()
-    assert (state.enabled, state.features) == (False, None)
+    assert (state.enabled, state.monitored_features) == (False, ())
     assert (state.history_size, state.top_k, state.history_count) == (7, 2, 1)
     assert (await world.monitoring.statistics()).since is None
     await world.monitoring.enable(True)
@@ -247,7 +257,7 @@ async def test_replacing_the_sae_ends_monitoring(world: World) -> None:
     await world.attachments.attach(await world.sae("sae_b"), 1)
     await settled(world)
     state = world.monitoring.state()
-    assert (state.enabled, state.sae_id, state.features) == (False, "sae_b", None)
+    assert (state.enabled, state.sae_id, state.monitored_features) == (False, "sae_b", ())
     await world.monitoring.configure()
     assert engine(world).state.monitored == m.Monitored("sae_b@1", None, 10)
 
@@ -359,7 +369,7 @@ async def test_what_was_meant_for_a_lost_sae_is_not_taken_for_another(world: Wor
     await world.attachments.attach(await world.sae("sae_b"), 1)
     await settled(world)
     state = world.monitoring.state()
-    assert (state.enabled, state.sae_id, state.features) == (False, "sae_b", None)
+    assert (state.enabled, state.sae_id, state.monitored_features) == (False, "sae_b", ())
     await world.monitoring.enable(True)
     assert engine(world).state.monitored == m.Monitored("sae_b@1", None, 2)
 
@@ -423,4 +433,4 @@ async def test_two_edits_at_once_end_in_the_state_of_the_second(world: World) ->
     gate.open.set()
     await soon(asyncio.gather(first, second))
     assert engine(world).state.monitored == m.Monitored(KEY, [5], 2)
-    assert world.monitoring.state().features == (5,)
+    assert world.monitoring.state().monitored_features == (5,)

@@ -46,18 +46,18 @@ async def test_reads_answer_while_each_written_choice_is_followed_by_another(
 
     monkeypatch.setattr(FiringStore, "add", refilled)
     tell()
-    (newest, total), status = await soon(owner.events(50)), await soon(owner.status())
-    assert await soon(owner.event(newest[-1].id)) == newest[-1]
+    found, status = await soon(owner.events(50)), await soon(owner.status())
+    assert await soon(owner.event(found.events[-1].id)) == found.events[-1]
     is_loaded = False
     recorded = getattr(status, "events_recorded_since_start", None) or status.events_recorded
-    assert 1 <= len(newest) == total <= recorded
+    assert 1 <= len(found.events) == found.total <= recorded
 
 
 async def test_a_read_waits_for_what_was_told_before_it(sensed: tuple[Any, Told]) -> None:
     owner, tell = sensed
     for _ in range(20):
         tell()
-    assert (await soon(owner.events(50)))[1] == 20
+    assert (await soon(owner.events(50))).total == 20
 
 
 async def test_a_read_waits_no_longer_than_its_bound_for_a_database_that_is_slow(
@@ -73,10 +73,10 @@ async def test_a_read_waits_no_longer_than_its_bound_for_a_database_that_is_slow
     monkeypatch.setattr(FiringStore, "add", held)
     monkeypatch.setattr(module, "READ_SECONDS", 0.01)
     tell()
-    assert await soon(owner.events(50)) == ([], 0)
+    assert (await soon(owner.events(50))).total == 0
     opened.set()
     await soon(owner.recorder.settled())
-    assert (await soon(owner.events(50)))[1] == 1
+    assert (await soon(owner.events(50))).total == 1
 
 
 async def test_clearing_takes_the_events_that_wait_too_and_only_those_of_its_subject(
@@ -101,5 +101,5 @@ async def test_clearing_takes_the_events_that_wait_too_and_only_those_of_its_sub
     await until(lambda: recorder.waiting == 1)
     opened.set()
     assert await soon(clearing) == 3
-    found, total = await soon(world.sensing.events(50))
-    assert ([row.subject for row in found], total) == ([two.id], 1)
+    found = await soon(world.sensing.events(50))
+    assert ([one.profile_id for one in found.events], found.total) == ([two.id], 1)

@@ -13,14 +13,14 @@ from structlog.testing import capture_logs
 
 from steerserve import messages as m
 from steerserve.control.bus import ClusterFired
+from steerserve.control.sensing.sensing_views import ClusterFirings
 from steerserve.database.documents import ProfileRow
 from steerserve.errors import Refusal
-from steerserve.rules.sensing.firings import cluster_body, without_context
 from steerserve.rules.steering.cluster import Cluster
 from steerserve.rules.steering.members import AuthoredMember, SaeReference, SensingOverrides
 from tests import doubles
 from tests.control.conftest import Make
-from tests.doubles import World, soon, until
+from tests.doubles import World, plain, soon, until
 
 KEY = "sae_a@1"
 MEMBERS = (
@@ -97,7 +97,7 @@ async def test_an_enabled_cluster_is_armed_while_it_is_active(world: World) -> N
     row = await cluster(world)
     assert not (await world.serving.activate(row.id)).is_sensed
     assert engine(world).state.cluster is None
-    assert await world.sensing.enable(row.id)
+    assert (await world.sensing.enable(row.id)).armed
     assert engine(world).state.cluster == m.ArmedCluster(
         subject=row.id,
         title="rain",
@@ -121,7 +121,7 @@ async def test_an_enabled_cluster_is_armed_while_it_is_active(world: World) -> N
 
 async def test_an_inactive_cluster_is_enabled_without_being_armed(world: World) -> None:
     row = await cluster(world)
-    assert not await world.sensing.enable(row.id)
+    assert not (await world.sensing.enable(row.id)).armed
     status = await world.sensing.status()
     assert not status.armed
     assert [(one.id, one.is_active) for one in status.enabled_clusters] == [(row.id, False)]
@@ -134,7 +134,7 @@ async def test_every_way_out_disarms(world: World, way: str) -> None:
     row = await serving(world)
     other = await world.documents.add_profile(name="plain", steering={2: 1.0})
     if way == "disable":
-        assert not await world.sensing.enable(row.id, enabled=False)
+        assert not (await world.sensing.enable(row.id, enabled=False)).armed
     elif way == "deactivate":
         await world.serving.deactivate(row.id)
     elif way == "other":
@@ -287,9 +287,10 @@ async def test_an_armed_cluster_takes_continuous_batching_away(make: Make, is_fo
 async def test_what_fired_is_recorded_and_told_without_its_text(world: World) -> None:
     row = await serving(world)
     engine(world).on_spans(told(row))
-    (event,), total = await world.sensing.events(50)
-    assert total == 1
-    body = cluster_body(event)
+    found = await world.sensing.events(50)
+    (event,) = found.events
+    assert found.total == 1
+    body = plain(event)
     assert body | {"created_at": None} == {
         "id": 1,
         "profile_id": row.id,
@@ -309,8 +310,9 @@ async def test_what_fired_is_recorded_and_told_without_its_text(world: World) ->
         "truncated": False,
         "created_at": None,
     }
-    assert [fired.row for fired in world.published(ClusterFired)] == [event]
-    assert not [name for name in without_context(body) if name.startswith("context")]
+    (fired,) = world.published(ClusterFired)
+    assert plain(fired.firing).items() <= body.items()
+    assert not [name for name in fired.firing.__struct_fields__ if "context" in name]
     assert await world.sensing.event(1) == event
     assert (await refused(world.sensing.event(2))).code == "SENSING_EVENT_NOT_FOUND"
     status = await world.sensing.status()
@@ -330,13 +332,13 @@ async def test_the_newest_five_of_a_choice_are_told_and_then_none_for_a_moment(
             return len(world.published(ClusterFired))
 
         assert await flush(8) == 5
-        starts = [one.row.firing.pos_start for one in world.published(ClusterFired)]
+        starts = [one.firing.pos_start for one in world.published(ClusterFired)]
         assert starts == [10, 12, 14, 16, 18]
         seconds[0] = 0.0625
         assert await flush(2) == 5
         seconds[0] = 0.125
         assert await flush(1) == 6
-        assert (await world.sensing.events(50))[1] == 11
+        assert (await world.sensing.events(50)).total == 11
         assert (await world.sensing.status()).ws_events_throttled == 5
         assert world.metrics.total("sensing_events_total", kind="cluster") == 11
 
@@ -348,7 +350,7 @@ async def test_a_deleted_cluster_gets_no_events_any_more(world: World) -> None:
     await world.profiles.remove(row.id)
     assert not world.sensing.is_armed
     engine(world).on_spans(told(row))
-    assert await world.sensing.events(50) == ([], 0)
+    assert await world.sensing.events(50) == ClusterFirings([], 0)
 
 
 async def test_slow_sensing_is_logged_once_a_minute_for_each_cluster(tmp_path: Path) -> None:

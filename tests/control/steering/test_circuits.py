@@ -318,7 +318,7 @@ async def test_a_circuit_whose_claims_were_released_by_hand_is_degraded(world: W
     await attached(world)
     circuit_id = await served(world)
     released = await world.circuit_serving.release(circuit_id)
-    assert released.layers == LAYERS
+    assert released.released_layers == LAYERS
     health = world.claims.health()
     assert health.claims_degraded
     assert len(health.reasons) == 2

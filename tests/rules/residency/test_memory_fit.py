@@ -43,7 +43,7 @@ def test_the_card_with_most_free_memory_is_taken() -> None:
     found = plan(NEEDS, [card(0, 4000), card(1, 9000), card(2, 5000)], AUTO)
     assert (found.mode, found.reason) == ("single", "most_free_card_fits")
     assert (found.devices, found.gpu_indices, found.layer_devices) == (["cuda:1"], [1], ("cuda:1",))
-    assert found.placement({"cuda:1": 1234})["memory_by_device_mb"] == {"cuda:1": 1234}
+    assert found.placement({"cuda:1": 1234}).memory_by_device_mb == {"cuda:1": 1234}
 
 
 @pytest.mark.shows("resource-errors.1")
@@ -138,8 +138,8 @@ def test_a_model_no_card_holds_is_split_in_the_order_of_its_layers() -> None:
     assert found.layer_devices == ("cuda:0",) * 5 + ("cuda:1",) * 5
     assert found.planned_mb_by_device == {"cuda:0": 550, "cuda:1": 550}
     shown = found.placement({})
-    assert shown["budget_mb_by_device"] == {"cuda:0": 670, "cuda:1": 670}
-    assert (shown["required_mb"], shown["capacity_mb"]) == (2 * (550 + 5 + 25 + 500), 2400)
+    assert shown.budget_mb_by_device == {"cuda:0": 670, "cuda:1": 670}
+    assert (shown.required_mb, shown.capacity_mb) == (2 * (550 + 5 + 25 + 500), 2400)
 
 
 def test_as_few_cards_as_hold_it_are_used() -> None:

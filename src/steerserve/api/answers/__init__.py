@@ -1,8 +1,7 @@
-"""What the routes of `/api` answer, as types for the description of the API. Each file has the answers of one noun.
+"""The envelope of the answers of `/api`, as types for the description of the API, and the payloads of events.
 
-The types only describe: no answer is checked or converted by them while the service runs. The tests hold every answer
-to them. A field that may be missing is NotRequired; a field that may be null has `None` among its types. All objects
-are closed, except documents of users.
+The envelopes only describe: no answer is checked or converted by them while the service runs. The tests hold every
+answer to them. All objects are closed, except documents of users.
 """
 
 from __future__ import annotations

@@ -11,11 +11,12 @@ from pydantic import BaseModel, ConfigDict
 from typing_extensions import TypedDict
 
 from steerserve.api.answers import ErrorBody, Instant
-from steerserve.api.answers.monitoring import FeatureActivation
-from steerserve.api.answers.sensing import ClusterFiringFacts, EdgeFiringFacts
-from steerserve.api.answers.steering import CompareEvents, Values
+from steerserve.api.answers.compare import CompareEvents
 from steerserve.control.health.views import CardTotals
+from steerserve.control.sensing.monitoring_views import FeatureActivation
+from steerserve.control.steering.views import Values
 from steerserve.rules.residency.replicas import ReplicaView
+from steerserve.rules.sensing.firings import ClusterFiringFacts, EdgeFiringFacts
 
 
 class ModelEvent(TypedDict):

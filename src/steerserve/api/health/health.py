@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Query
 from starlette.responses import Response
 
 from steerserve import __version__
 from steerserve.api.answers import Answer
-from steerserve.api.answers.health import BackendReport, ServiceVersion
 from steerserve.api.envelope import success
 from steerserve.control.health.gauges import CONTENT_TYPE, Gauges
 from steerserve.control.health.health import Vitals
 from steerserve.control.health.views import (
+    BackendReport,
     CardReport,
     DetailedHealth,
-    InferenceBackend,
     Liveness,
     MetricsReport,
     Readiness,
+    ServiceVersion,
 )
 from steerserve.errors import Refusal
 from steerserve.logs.recent import KEPT, Level, LogLines, RecentLines
@@ -51,7 +51,7 @@ def router(vitals: Vitals, gauges: Gauges, lines: RecentLines) -> APIRouter:
 
     @routes.get("/inference", response_model=Answer[BackendReport])
     async def inference() -> Response:
-        return success(_backend(vitals.backend()))
+        return success(vitals.backend())
 
     @routes.get("/metrics", response_model=Answer[MetricsReport])
     async def metrics() -> Response:
@@ -83,12 +83,6 @@ def router(vitals: Vitals, gauges: Gauges, lines: RecentLines) -> APIRouter:
 
     @routes.get("/version", response_model=Answer[ServiceVersion])
     async def version() -> Response:
-        return success({"version": __version__, "app": "steerserve"})
+        return success(ServiceVersion(__version__, "steerserve"))
 
     return routes
-
-
-def _backend(backend: InferenceBackend) -> dict[str, Any]:
-    """The limits of the backend that is in use. The limits of the other backend are left out."""
-    other = "cbm_config" if backend.cbm_config is None else "queue"
-    return {name: value for name, value in asdict(backend).items() if name != other}

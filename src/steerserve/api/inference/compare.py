@@ -7,17 +7,30 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-import msgspec
 import structlog
 from fastapi import APIRouter, Depends
+from msgspec import UNSET
 from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
 from steerserve.api.answers import Answer
-from steerserve.api.answers.steering import Comparison
-from steerserve.api.envelope import RequestBody, success, unambiguous
-from steerserve.api.steering.steering import Value
+from steerserve.api.answers.compare import (
+    ComparedSide,
+    CompareFailed,
+    ComparePrompt,
+    CompareStarted,
+    CompareText,
+    Comparison,
+    ReadFeature,
+    ReadPosition,
+    ReadSae,
+    ReadToken,
+    SideActivations,
+    StartedSide,
+)
+from steerserve.api.envelope import RequestBody, encoded, success, unambiguous
+from steerserve.api.steering.steering import Value, texts
 from steerserve.control import retry
 from steerserve.control.inference.compare import Compare, Compared, Comparing, Side
 from steerserve.control.inference.generate import Piece, Reading
@@ -27,6 +40,7 @@ from steerserve.errors import Refusal
 from steerserve.http.disconnect import Disconnected, unless_disconnected
 from steerserve.http.event_stream import EventStream, event
 from steerserve.rules import clients
+from steerserve.rules.form import Form
 from steerserve.rules.inference import activations
 from steerserve.rules.inference import compare as rules
 from steerserve.rules.inference.intent import GenerateIntent, Prompt, SamplingParameters
@@ -36,7 +50,6 @@ from steerserve.rules.steering.request import FEATURES_MAXIMUM, RequestSteering,
 from steerserve.settings import Settings
 
 log = structlog.get_logger(__name__)
-_json = msgspec.json.Encoder().encode
 
 SEED_MAXIMUM = 2**32 - 1
 MESSAGES_MAXIMUM = 2000
@@ -116,12 +129,12 @@ def router(compare: Compare, settings: Settings) -> APIRouter:
         except Disconnected:
             return Response(status_code=499)
         return success(
-            {
-                "model": compared.model,
-                "system_fingerprint": compared.fingerprint,
-                "prompt_tokens": compared.prompt_tokens,
-                "sides": [_side(side, compared) for side in compared.sides],
-            }
+            Comparison(
+                model=compared.model,
+                system_fingerprint=compared.fingerprint,
+                prompt_tokens=compared.prompt_tokens,
+                sides=[_side(side, compared) for side in compared.sides],
+            )
         )
 
     return routes
@@ -153,11 +166,11 @@ async def _events(
 ) -> AsyncIterator[bytes]:
     """`started`, then the texts of all sides as they are written, then `done` or `error`."""
     compared = comparing.compared
-    yield event(_json(_started(compared)), "started")
+    yield event(encoded(_started(compared)), "started")
     try:
         async for written in comparing.events:
             for name, data in _written(written, compared):
-                yield event(_json(data), name)
+                yield event(encoded(data), name)
     except Refusal as refusal:
         yield _failure(refusal, compare, settings)
     except Exception:
@@ -170,91 +183,91 @@ async def _events(
 
 def _failure(refusal: Refusal, compare: Compare, settings: Settings) -> bytes:
     compare.failed(refusal)
-    error = {"code": refusal.code, "message": refusal.message, "details": refusal.details}
     after = retry.seconds(settings, refusal, refusal.row.api)
-    return event(_json(error | ({} if after is None else {"retry_after": after})), "error")
+    failed = CompareFailed(
+        code=refusal.code,
+        message=refusal.message,
+        details=refusal.details,
+        retry_after=UNSET if after is None else after,
+    )
+    return event(encoded(failed), "error")
 
 
-def _started(compared: Compared) -> dict[str, Any]:
+def _started(compared: Compared) -> CompareStarted:
     tapped = compared.tapped
-    sides = [{"side": i, **_steered(side)} for i, side in enumerate(compared.sides)]
-    return {
-        "model": compared.model,
-        "system_fingerprint": compared.fingerprint,
-        "prompt_tokens": compared.prompt_tokens,
-        "sae": {"sae_id": tapped.sae_id, "layer": tapped.layer} if tapped else None,
-        "sides": sides,
-    }
+    return CompareStarted(
+        model=compared.model,
+        system_fingerprint=compared.fingerprint,
+        prompt_tokens=compared.prompt_tokens,
+        sae=ReadSae(tapped.sae_id, tapped.layer) if tapped else None,
+        sides=[StartedSide(side=i, **_steered(side)) for i, side in enumerate(compared.sides)],
+    )
 
 
-def _written(written: TextWithReadings, compared: Compared) -> Iterator[tuple[str, dict[str, Any]]]:
+def _written(written: TextWithReadings, compared: Compared) -> Iterator[tuple[str, Form]]:
     """The events of one piece of text. With activations every token has its event, also where its text is held back."""
-    side, piece = compared.sides[written.choice], written.piece
-    named = {"side": written.choice, "intensity": side.intensity}
+    number, piece = written.choice, written.piece
+    intensity = compared.sides[number].intensity
     tokens = [_token(reading, compared) for reading in written.readings]
     if piece is None:
-        yield "prompt", {**named, "tokens": tokens}
+        yield "prompt", ComparePrompt(side=number, intensity=intensity, tokens=tokens)
     elif isinstance(piece, Piece) and (piece.text or piece.finish or tokens):
-        text: dict[str, Any] = {
-            **named,
-            "text": piece.text,
-            "finish_reason": piece.finish,
-            "completion_tokens": piece.tokens,
-        }
-        if compared.tapped is not None:
-            text["token"] = tokens[0] if tokens else None
+        new = tokens[0] if tokens else None
+        text = CompareText(
+            side=number,
+            intensity=intensity,
+            text=piece.text,
+            finish_reason=piece.finish,
+            completion_tokens=piece.tokens,
+            token=UNSET if compared.tapped is None else new,
+        )
         yield "text", text
 
 
-def _token(reading: Reading, compared: Compared) -> dict[str, Any]:
-    return {
-        "position": reading.position,
-        "token_id": reading.token,
-        "text": reading.text,
-        "features": _features(reading, compared),
-    }
+def _token(reading: Reading, compared: Compared) -> ReadToken:
+    return ReadToken(
+        position=reading.position,
+        token_id=reading.token,
+        features=_features(reading, compared),
+        text=reading.text,
+    )
 
 
-def _features(reading: Reading, compared: Compared) -> list[dict[str, Any]]:
-    return [activations.labelled(i, v, compared.labels) for i, v in reading.features]
+def _features(reading: Reading, compared: Compared) -> list[ReadFeature]:
+    return [ReadFeature(i, v, compared.labels.get(i, UNSET)) for i, v in reading.features]
 
 
 def _steered(side: Side) -> dict[str, Any]:
     return {
         "intensity": side.intensity,
-        "steering": {
-            key: {str(i): v for i, v in sorted(values.items())}
-            for key, values in side.steering.items()
-        },
+        "steering": {key: texts(values) for key, values in side.steering.items()},
         "steering_state": side.state,
     }
 
 
-def _side(side: Side, compared: Compared) -> dict[str, Any]:
-    return {
+def _side(side: Side, compared: Compared) -> ComparedSide:
+    return ComparedSide(
         **_steered(side),
-        "text": side.text,
-        "finish_reason": side.finish,
-        "completion_tokens": side.tokens,
-        "sae_activations": _readings(side, compared),
-    }
+        text=side.text,
+        finish_reason=side.finish,
+        completion_tokens=side.tokens,
+        sae_activations=_readings(side, compared),
+    )
 
 
-def _readings(side: Side, compared: Compared) -> dict[str, Any] | None:
+def _readings(side: Side, compared: Compared) -> SideActivations | None:
     if side.readings is None or compared.tapped is None:
         return None
-    return {
-        "sae_id": compared.tapped.sae_id,
-        "layer": compared.tapped.layer,
-        "positions": [
-            {
-                "position": reading.position,
-                "token_id": reading.token,
-                "features": _features(reading, compared),
-            }
-            for reading in side.readings
-        ],
-    }
+    positions = [
+        ReadPosition(
+            position=reading.position,
+            token_id=reading.token,
+            features=_features(reading, compared),
+        )
+        for reading in side.readings
+    ]
+    sae_id, layer = compared.tapped.sae_id, compared.tapped.layer
+    return SideActivations(sae_id=sae_id, layer=layer, positions=positions)
 
 
 def _intent(body: CompareBody, settings: Settings, request: Request) -> GenerateIntent:

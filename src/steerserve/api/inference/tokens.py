@@ -10,9 +10,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from steerserve.api.answers import Answer
-from steerserve.api.answers.tokens import TokenizedText
 from steerserve.api.envelope import RequestBody, success, unambiguous
-from steerserve.control.inference.spelling import Spelled, Speller
+from steerserve.control.inference.spelling import Speller, TokenizedText
 from steerserve.errors import Refusal
 from steerserve.rules import clients
 from steerserve.rules.inference import intent
@@ -75,11 +74,11 @@ def router(speller: Speller, settings: Settings) -> APIRouter:
             has_keys=bool(settings.api_keys),
         )
         has_special = body.add_special_tokens is not False
-        return _answer(await speller.spell(prompt, has_special=has_special, client=client))
+        return success(await speller.spell(prompt, has_special=has_special, client=client))
 
     @routes.post("/detokenize", response_model=Answer[TokenizedText])
     async def detokenize(body: DetokenizeBody) -> Response:
-        return _answer(await speller.read_back(body.ids))
+        return success(await speller.read_back(body.ids))
 
     return routes
 
@@ -95,20 +94,6 @@ def _prompt(body: TokenizeBody) -> str | intent.Conversation:
     if body.add_special_tokens is not None:
         raise _invalid("add_special_tokens", "belongs to text; a template writes its own tokens")
     return tuple(intent.message(one.role, one.content, one.name) for one in body.messages)
-
-
-def _answer(spelled: Spelled) -> Response:
-    made = spelled.spelling
-    return success(
-        {
-            "model": spelled.model,
-            "text": made.text,
-            "count": len(made.ids),
-            "ids": made.ids,
-            "pieces": made.pieces,
-            "offsets": made.offsets,
-        }
-    )
 
 
 def _invalid(field: str, why: str) -> Refusal:

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import asdict, dataclass, replace
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, HTTPException, Query
+from msgspec import structs
 from pydantic import AliasChoices, Field, SecretStr
 from starlette.responses import Response
 
 from steerserve.api.answers import Answer
-from steerserve.api.answers.models import (
-    DeletedModel,
-    ModelList,
-    ModelRecord,
-    OfferedModels,
-    UnlockedModel,
-)
 from steerserve.api.envelope import RequestBody, RowId, success
 from steerserve.api.residency.leases import LeaseHeader
 from steerserve.control.metrics import note_object
@@ -26,13 +20,21 @@ from steerserve.control.models.models import ModelRow, Models
 from steerserve.control.models.plan import ModelRequest
 from steerserve.control.models.previews import ModelPreview, ModelQuery, preview_model
 from steerserve.control.models.recorded_downloads import FetchProgress
+from steerserve.control.models.views import (
+    DeletedModel,
+    ModelList,
+    ModelLock,
+    ModelRecord,
+    OfferedGguf,
+    OfferedModels,
+    UnlockedModel,
+)
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.replicas import Replicas, ReplicaSet
 from steerserve.control.residency.resident import Resident
 from steerserve.errors import Refusal
-from steerserve.rules.instant import iso
 from steerserve.rules.models import architecture
-from steerserve.rules.models.gguf import GgufFile, GgufVariant
+from steerserve.rules.models.gguf import GgufVariant
 from steerserve.rules.models.naming import parameters_label
 from steerserve.rules.residency import placement
 from steerserve.rules.residency.lease_status import LeaseStatus
@@ -92,55 +94,52 @@ class SlotState:
         lease = conductor.leases.status()
         return cls(conductor.resident, view.model_id, view.lock, lease, replicas.now())
 
-
-def record(
-    row: ModelRow,
-    resident: Resident | None,
-    lease: LeaseStatus | None,
-    progress: FetchProgress | None,
-) -> dict[str, Any]:
-    """A model record: the stored facts, and for the resident model its live facts too. `lease` is the lease without its
-    id."""
-    live = resident if resident is not None and resident.row.id == row.id else None
-    facts = live.facts if live else None
-    return {
-        "id": row.id,
-        "name": row.name,
-        "source": row.source,
-        "repo_id": row.repo_id,
-        "revision": row.revision,
-        "local_path": row.local_path,
-        "content_digest": row.content_digest,
-        "quantization": row.quantization,
-        "gguf_label": row.gguf_label,
-        "engine": row.engine,
-        "params": parameters_label(row.num_parameters),
-        "architecture": row.architecture,
-        "disk_size_mb": row.disk_size_mb,
-        "estimated_memory_mb": row.estimated_memory_mb,
-        "status": row.status,
-        "device": facts.device if facts else None,
-        "dtype": facts.dtype if facts else row.dtype,
-        "lease": lease,
-        "loaded_at": iso(live.loaded_at) if live and live.loaded_at else None,
-        "supports_embeddings": row.supports_embeddings,
-        "embedding_only": architecture.is_embedding_only(row.architecture, row.engine),
-        "trust_remote_code": row.trust_remote_code,
-        "error_message": row.error_message,
-        "num_parameters": row.num_parameters,
-        "download_progress": int(progress.percent) if progress else None,
-        "download": progress,
-        "memory_footprint": facts.memory_mb << 20 if facts else None,
-        "gpu_indices": live.placement["gpu_indices"] if live and live.placement else [],
-        "memory_by_device_mb": facts.memory_by_device_mb if facts else {},
-        "placement": live.placement if live else None,
-        "layers": facts.layers if facts else None,
-        "context_length": facts.context_length if facts else None,
-        "kv_cache_tokens": facts.kv_tokens if facts else None,
-        "kv_cache_mb": facts.kv_tokens * facts.kv_bytes_per_token >> 20 if facts else None,
-        "created_at": iso(row.created_at),
-        "updated_at": iso(row.updated_at),
-    }
+    def record(self, row: ModelRow, progress: FetchProgress | None) -> ModelRecord:
+        """A model record: the stored facts, and for the resident model its live facts too."""
+        live = self.resident if self.resident and self.resident.row.id == row.id else None
+        facts, placed = (live.facts, live.placement) if live else (None, None)
+        lock = self.lock if self.lock and self.lock.model_id == row.id else None
+        return ModelRecord(
+            id=row.id,
+            name=row.name,
+            source=row.source,
+            repo_id=row.repo_id,
+            revision=row.revision,
+            local_path=row.local_path,
+            content_digest=row.content_digest,
+            quantization=row.quantization,
+            gguf_label=row.gguf_label,
+            engine=row.engine,
+            params=parameters_label(row.num_parameters),
+            architecture=row.architecture,
+            disk_size_mb=row.disk_size_mb,
+            estimated_memory_mb=row.estimated_memory_mb,
+            status=row.status,
+            device=facts.device if facts else None,
+            dtype=facts.dtype if facts else row.dtype,
+            lease=self.lease if self.lease and self.lease.model_id == row.id else None,
+            loaded_at=live.loaded_at if live else None,
+            supports_embeddings=row.supports_embeddings,
+            embedding_only=architecture.is_embedding_only(row.architecture, row.engine),
+            trust_remote_code=row.trust_remote_code,
+            error_message=row.error_message,
+            num_parameters=row.num_parameters,
+            download_progress=int(progress.percent) if progress else None,
+            download=progress,
+            memory_footprint=facts.memory_mb << 20 if facts else None,
+            gpu_indices=placed.gpu_indices if placed else [],
+            memory_by_device_mb=facts.memory_by_device_mb if facts else {},
+            placement=placed,
+            layers=facts.layers if facts else None,
+            context_length=facts.context_length if facts else None,
+            kv_cache_tokens=facts.kv_tokens if facts else None,
+            kv_cache_mb=facts.kv_tokens * facts.kv_bytes_per_token >> 20 if facts else None,
+            created_at=row.created_at,
+            updated_at=row.updated_at,
+            locked=lock is not None,
+            lock=ModelLock(lock.by, lock.sae_ids, f"locked {lock.reason}") if lock else None,
+            replicas=self.replicas if self.replicas and self.replicas.model_id == row.id else None,
+        )
 
 
 def router(
@@ -148,17 +147,8 @@ def router(
 ) -> APIRouter:
     routes = APIRouter(prefix="/api/models", tags=["models"])
 
-    def body_of(row: ModelRow, state: SlotState | None = None) -> dict[str, Any]:
-        state = state or SlotState.of(conductor, replicas)
-        lease = state.lease if state.lease and state.lease.model_id == row.id else None
-        serving = state.replicas
-        lock = state.lock if state.lock and state.lock.model_id == row.id else None
-        live = {
-            "locked": lock is not None,
-            "lock": lock and lock_body(lock),
-            "replicas": serving if serving and serving.model_id == row.id else None,
-        }
-        return record(row, state.resident, lease, downloads.progress(row.id)) | live
+    def record(row: ModelRow) -> ModelRecord:
+        return SlotState.of(conductor, replicas).record(row, downloads.progress(row.id))
 
     @routes.get("", response_model=Answer[ModelList])
     async def list_models() -> Response:
@@ -166,10 +156,8 @@ def router(
         state = SlotState.of(conductor, replicas)
 
         def answer() -> Response:
-            records = [body_of(row, state) for row in rows]
-            return success(
-                {"models": records, "total": len(records), "loaded_model_id": state.loaded_id}
-            )
+            records = [state.record(row, downloads.progress(row.id)) for row in rows]
+            return success(ModelList(records, len(records), state.loaded_id))
 
         return await asyncio.to_thread(answer)
 
@@ -196,7 +184,7 @@ def router(
                 gguf_label=body.gguf_label,
             )
         note_object(model_id=row.id)
-        return success(body_of(row), 202)
+        return success(record(row), 202)
 
     @routes.post("/preview", response_model=Answer[OfferedModels])
     async def preview_repository(body: ModelPreviewBody) -> Response:
@@ -210,19 +198,19 @@ def router(
 
     @routes.get("/{model_id}", response_model=Answer[ModelRecord])
     async def get_model(model_id: RowId) -> Response:
-        return success(body_of(await models.get(model_id)))
+        return success(record(await models.get(model_id)))
 
     @routes.delete("/{model_id}", response_model=Answer[DeletedModel])
     async def delete_model(model_id: RowId) -> Response:
         row = await models.remove(model_id)
-        return success({"id": row.id, "name": row.name, "deleted": True})
+        return success(DeletedModel(row.id, row.name, True))
 
     @routes.post("/{model_id}/cancel", response_model=Answer[ModelRecord])
     async def cancel_download_or_load(model_id: RowId) -> Response:
         await models.get(model_id)
         await conductor.end_load(model_id)
         row, _ = await downloads.cancel(model_id)
-        return success(body_of(row))
+        return success(record(row))
 
     @routes.post(
         "/{model_id}/load",
@@ -245,21 +233,21 @@ def router(
         resident = await conductor.load(row, lease, gpu)
         if wait:
             await asyncio.shield(resident.ready)
-            return success(body_of(await models.get(model_id)))
+            return success(record(await models.get(model_id)))
         row = replace(await models.get(model_id), status="loading", error_message=None)
-        return success(body_of(row), 202)
+        return success(record(row), 202)
 
     @routes.post("/{model_id}/unload", response_model=Answer[ModelRecord])
     async def unload_model(model_id: RowId, lease: LeaseHeader = None) -> Response:
         await models.get(model_id)
         await conductor.unload(model_id, lease)
-        return success(body_of(await models.get(model_id)))
+        return success(record(await models.get(model_id)))
 
     @routes.post("/{model_id}/lock", response_model=Answer[ModelRecord])
     async def lock_model(model_id: RowId) -> Response:
         row = await models.get(model_id)
         conductor.lock(model_id)
-        return success(body_of(row))
+        return success(record(row))
 
     @routes.post("/{model_id}/unlock", response_model=Answer[UnlockedModel])
     async def unlock_model(model_id: RowId) -> Response:
@@ -268,13 +256,9 @@ def router(
         conductor.unlock(model_id)
         was_locked = lock is not None and lock.model_id == model_id
         message = unlocked(lock) if lock and was_locked else "the model was not locked"
-        return success(body_of(row) | {"message": message})
+        return success(UnlockedModel(**structs.asdict(record(row)), message=message))
 
     return routes
-
-
-def lock_body(lock: Lock) -> dict[str, Any]:
-    return {"by": lock.by, "sae_ids": list(lock.sae_ids), "message": f"locked {lock.reason}"}
 
 
 def unlocked(lock: Lock) -> str:
@@ -285,47 +269,43 @@ def unlocked(lock: Lock) -> str:
     return f"the model was locked {lock.reason}{stays if lock.by is LockedBy.ATTACHED_SAE else ''}"
 
 
-def preview(shown: ModelPreview) -> dict[str, Any]:
+def preview(shown: ModelPreview) -> OfferedModels:
     """The answer of a preview: the models that a repository offers."""
-    listed, sizes, offers = shown.repository, shown.sizes, shown.offers
-    return {
-        "name": listed.repo_id.rpartition("/")[2],
-        "repo_id": listed.repo_id,
-        "revision": listed.sha,
-        "params": parameters_label(listed.parameters),
-        "num_parameters": listed.parameters,
-        "architecture": next(iter(listed.architectures), None),
-        "architectures": list(listed.architectures) or None,
-        "model_type": listed.model_type,
-        "requires_trust_remote_code": listed.requires_trust_remote_code,
-        "is_gated": listed.is_gated,
-        "estimated_sizes": None if sizes is None else {p: asdict(s) for p, s in sizes.items()},
-        "downloads": listed.downloads,
-        "likes": listed.likes,
-        "tags": list(listed.tags),
-        "pipeline_tag": listed.pipeline_tag,
-        "license": listed.license,
-        "language": listed.language,
-        "gguf_quants": [_gguf_variant(variant) for variant in offers.variants] or None,
-        "gguf_companions": [_gguf_file(file) for file in offers.companions] or None,
-        "gguf_architecture": listed.gguf_architecture,
-        "gguf_context_length": listed.gguf_context_length,
-        "gguf_total_params": listed.gguf_parameters,
-    }
+    listed, offers = shown.repository, shown.offers
+    return OfferedModels(
+        name=listed.repo_id.rpartition("/")[2],
+        repo_id=listed.repo_id,
+        revision=listed.sha,
+        params=parameters_label(listed.parameters),
+        num_parameters=listed.parameters,
+        architecture=next(iter(listed.architectures), None),
+        architectures=list(listed.architectures) or None,
+        model_type=listed.model_type,
+        requires_trust_remote_code=listed.requires_trust_remote_code,
+        is_gated=listed.is_gated,
+        estimated_sizes=shown.sizes,
+        downloads=listed.downloads,
+        likes=listed.likes,
+        tags=listed.tags,
+        pipeline_tag=listed.pipeline_tag,
+        license=listed.license,
+        language=listed.language,
+        gguf_quants=[_gguf_variant(variant) for variant in offers.variants] or None,
+        gguf_companions=offers.companions or None,
+        gguf_architecture=listed.gguf_architecture,
+        gguf_context_length=listed.gguf_context_length,
+        gguf_total_params=listed.gguf_parameters,
+    )
 
 
-def _gguf_variant(variant: GgufVariant) -> dict[str, Any]:
-    return {
-        "label": variant.name,
-        "files": [_gguf_file(file) for file in variant.files],
-        "total_size_bytes": variant.total_bytes,
-        "is_split": variant.is_split,
-        "quant_parsed": variant.quant_parsed,
-    }
-
-
-def _gguf_file(file: GgufFile) -> dict[str, Any]:
-    return {"path": file.path, "size_bytes": file.size_bytes}
+def _gguf_variant(variant: GgufVariant) -> OfferedGguf:
+    return OfferedGguf(
+        label=variant.name,
+        files=variant.files,
+        total_size_bytes=variant.total_bytes,
+        is_split=variant.is_split,
+        quant_parsed=variant.quant_parsed,
+    )
 
 
 def _given(param: str, value: str | None, source: str) -> str:

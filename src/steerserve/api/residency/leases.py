@@ -14,13 +14,14 @@ from pydantic import WithJsonSchema
 from starlette.responses import Response
 
 from steerserve.api.answers import Answer
-from steerserve.api.answers.models import GrantedLease, LeaseState
 from steerserve.api.envelope import RowId, success
 from steerserve.control.models.models import Models
 from steerserve.control.residency.conductor import Conductor
 from steerserve.rules.residency import lease as rules
 from steerserve.rules.residency.lease_status import (
     EndedLeaseStatus,
+    GrantedLease,
+    LeaseState,
     LeaseStatus,
     ended_status,
     status,
@@ -60,16 +61,14 @@ def router(models: Models, conductor: Conductor) -> APIRouter:
         terms = rules.terms(body, leases.limits)
         granted = conductor.lease(await models.get(model_id), terms)
         shown = asdict(status(granted.lease, granted.lease.acquired_at))
-        response = success({"lease_id": granted.lease_id, **shown}, 201)
+        response = success(GrantedLease(lease_id=granted.lease_id, **shown), 201)
         response.headers["Cache-Control"] = "no-store"
         return response
 
     @routes.get("", response_model=Answer[LeaseState])
     async def get_lease(model_id: RowId) -> Response:
         await models.get(model_id)
-        return success(
-            {"lease": leases.status(model_id), "last_ended": leases.last_ended(model_id)}
-        )
+        return success(LeaseState(leases.status(model_id), leases.last_ended(model_id)))
 
     @routes.post("/renew", response_model=Answer[LeaseStatus])
     async def renew_lease(

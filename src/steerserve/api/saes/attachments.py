@@ -10,21 +10,26 @@ from pydantic import Field, field_validator
 from starlette.responses import Response
 
 from steerserve.api.answers import Answer
-from steerserve.api.answers.saes import (
-    AttachedSet,
-    AttachmentList,
-    Compatibility,
-    DetachedSae,
-    FirstAttachment,
-    NewAttachment,
-    NoAttachment,
-)
 from steerserve.api.envelope import RequestBody, success
 from steerserve.control.metrics import note_object
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.resident import Attachment
 from steerserve.control.saes.attachments import Attachments, Member
 from steerserve.control.saes.saes import Saes
+from steerserve.control.saes.views import (
+    AttachedSet,
+    AttachmentEntry,
+    AttachmentList,
+    Compatibility,
+    DetachedSae,
+    FirstAttachment,
+    LostAttachment,
+    NewAttachment,
+    NoAttachment,
+    SaeCheck,
+    ScaleOverrides,
+    SetMember,
+)
 from steerserve.control.sensing.monitoring import Monitoring
 from steerserve.control.steering.steering import Steering
 from steerserve.rules.saes import sets as sae_set
@@ -89,68 +94,57 @@ class Status:
     steering: Steering
     monitoring: Monitoring
 
-    def first(self) -> dict[str, Any]:
+    def first(self) -> FirstAttachment | NoAttachment:
         """The first attached SAE, and whether it is steered and monitored. Without an attached SAE its fields are None,
         false or 0."""
-        return _first(self)
+        attached = self.conductor.attachments()
+        if not attached:
+            return NoAttachment(
+                is_attached=False,
+                sae_id=None,
+                layer=None,
+                memory_usage_mb=None,
+                steering_enabled=False,
+                monitoring_enabled=False,
+                steering_apply_count=0,
+            )
+        return FirstAttachment(is_attached=True, **self._entry(attached[0]))
 
-    def entries(self) -> list[dict[str, Any]]:
+    def entries(self) -> list[AttachmentEntry]:
         """Every attached SAE."""
-        return [_entry(attachment, self) for attachment in self.conductor.attachments()]
+        return [AttachmentEntry(**self._entry(one)) for one in self.conductor.attachments()]
 
-
-def _first(status: Status) -> dict[str, Any]:
-    attached = status.conductor.attachments()
-    if not attached:
-        return {
-            "is_attached": False,
-            "sae_id": None,
-            "layer": None,
-            "memory_usage_mb": None,
-            "steering_enabled": False,
-            "monitoring_enabled": False,
-            "steering_apply_count": 0,
+    def _entry(self, attachment: Attachment) -> dict[str, Any]:
+        resident = self.conductor.resident
+        applied = resident.engine.applied if resident and resident.engine else {}
+        return _attached(attachment) | {
+            "steering_enabled": self.steering.live.enabled,
+            "monitoring_enabled": self.monitoring.key() == attachment.key,
+            "steering_apply_count": applied.get(attachment.key, 0),
         }
-    return {"is_attached": True, **_entry(attached[0], status)}
 
 
-def _entry(attachment: Attachment, status: Status) -> dict[str, Any]:
-    resident, steering = status.conductor.resident, status.steering
-    applied = resident.engine.applied if resident and resident.engine else {}
+def _attached(attachment: Attachment) -> dict[str, Any]:
+    """The fields that every answer about an attached SAE has."""
     return {
         "sae_id": attachment.sae_id,
         "layer": attachment.layer,
         "memory_usage_mb": attachment.memory_mb,
-        "steering_enabled": steering.live.enabled,
-        "monitoring_enabled": status.monitoring.key() == attachment.key,
-        "steering_apply_count": applied.get(attachment.key, 0),
-        "warnings": list(attachment.warnings),
-        "check": attachment.check,
-        **_where(attachment),
-    }
-
-
-def _where(attachment: Attachment) -> dict[str, Any]:
-    return {
+        "warnings": attachment.warnings,
+        "check": SaeCheck(**attachment.check),
         "layer_module_path": attachment.layer_module_path,
         "site": attachment.site,
         "dtype": attachment.dtype,
         "is_calibrated": attachment.is_calibrated,
-        "overrides": attachment.order.scale,
+        "overrides": ScaleOverrides(**attachment.order.scale),
     }
 
 
-def _member(member: Member) -> dict[str, Any]:
-    attachment = member.attachment
-    return {
-        "sae_id": attachment.sae_id,
-        "layer": attachment.layer,
-        "status": "already_attached" if member.was_there else "attached",
-        "memory_usage_mb": attachment.memory_mb,
-        "warnings": list(attachment.warnings),
-        "check": attachment.check,
-        **_where(attachment),
-    }
+def _member(member: Member) -> SetMember:
+    return SetMember(
+        status="already_attached" if member.was_there else "attached",
+        **_attached(member.attachment),
+    )
 
 
 def router(saes: Saes, attachments: Attachments, status: Status, settings: Settings) -> APIRouter:
@@ -176,17 +170,17 @@ def router(saes: Saes, attachments: Attachments, status: Status, settings: Setti
         load of their model attaches them again."""
         entries = status.entries()
         lost = [
-            {"model_id": order.model_id, "sae_id": order.sae_id, "layer": order.layer}
+            LostAttachment(order.model_id, order.sae_id, order.layer)
             for order in (attachment.order for attachment in conductor.reattaching.pending())
         ]
         return success(
-            {
-                "is_attached": bool(entries),
-                "count": len(entries),
-                "entries": entries,
+            AttachmentList(
+                is_attached=bool(entries),
+                count=len(entries),
+                entries=entries,
+                to_restore=lost,
                 **memory(),
-                "to_restore": lost,
-            }
+            )
         )
 
     @routes.post("/attach-set", response_model=Answer[AttachedSet])
@@ -196,12 +190,12 @@ def router(saes: Saes, attachments: Attachments, status: Status, settings: Setti
         attached = await attachments.attach_set(members, body.dtype)
         note_object(sae_ids=[member.attachment.sae_id for member in attached])
         return success(
-            {
-                "status": "attached",
-                "entries": [_member(member) for member in attached],
-                "attached_count": len(conductor.attachments()),
+            AttachedSet(
+                status="attached",
+                entries=[_member(member) for member in attached],
+                attached_count=len(conductor.attachments()),
                 **memory(),
-            }
+            )
         )
 
     @routes.api_route("/attachment", methods=["DELETE"], include_in_schema=False)
@@ -215,13 +209,8 @@ def router(saes: Saes, attachments: Attachments, status: Status, settings: Setti
     @routes.get("/{sae_id}/compatibility", response_model=Answer[Compatibility])
     async def compatibility(sae_id: str, layer: Annotated[int, Query()]) -> Response:
         verdict = attachments.compatibility(await saes.get(sae_id), layer)
-        return success(
-            {
-                "compatible": verdict.is_compatible,
-                "errors": list(verdict.errors),
-                "warnings": list(verdict.warnings),
-            }
-        )
+        found = Compatibility(verdict.is_compatible, verdict.errors, verdict.warnings)
+        return success(found)
 
     @routes.post("/{sae_id}/attach", response_model=Answer[NewAttachment])
     async def attach_sae(sae_id: str, body: AttachBody) -> Response:
@@ -233,22 +222,12 @@ def router(saes: Saes, attachments: Attachments, status: Status, settings: Setti
             overrides=body.overrides.model_dump() if body.overrides else None,
             is_checked=body.check,
         )
-        return success(
-            {
-                "status": "attached",
-                "sae_id": attached.sae_id,
-                "layer": attached.layer,
-                "memory_usage_mb": attached.memory_mb,
-                "warnings": list(attached.warnings),
-                "check": attached.check,
-                **_where(attached),
-            }
-        )
+        return success(NewAttachment(status="attached", **_attached(attached)))
 
     @routes.post("/{sae_id}/detach", response_model=Answer[DetachedSae])
     async def detach_sae(sae_id: str) -> Response:
         sae_id = (await saes.get(sae_id)).id
         freed = await attachments.detach(sae_id)
-        return success({"status": "detached", "sae_id": sae_id, "memory_freed_mb": freed})
+        return success(DetachedSae("detached", sae_id, freed))
 
     return routes

@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, HTTPException
+from msgspec import structs
 from pydantic import AliasChoices, Field, SecretStr
 from starlette.responses import Response
 
 from steerserve.api.answers import Answer
-from steerserve.api.answers.saes import (
-    CancelledSae,
-    DeletedSae,
-    OfferedSaes,
-    RegisteredSae,
-    SaeDetails,
-    SaeList,
-)
 from steerserve.api.envelope import RequestBody, success
 from steerserve.api.saes.attachments import Status
 from steerserve.control.metrics import note_object
@@ -27,8 +20,20 @@ from steerserve.control.saes.plan import SaeRequest
 from steerserve.control.saes.previews import SaePreview, SaeQuery, UnitHeader, preview_saes
 from steerserve.control.saes.records import REPOSITORY, claims_of
 from steerserve.control.saes.saes import SaeRow, Saes
+from steerserve.control.saes.views import (
+    CancelledSae,
+    DeletedSae,
+    OfferedSae,
+    OfferedSaes,
+    OtherFile,
+    RegisteredSae,
+    SaeDetails,
+    SaeList,
+    SaeRecord,
+    SaeUnit,
+    StoredHeader,
+)
 from steerserve.errors import Refusal
-from steerserve.rules.instant import iso
 from steerserve.rules.saes.names import width_label
 from steerserve.rules.saes.units import Unit
 from steerserve.rules.units import MIB
@@ -82,7 +87,7 @@ class NewSae(SaeHubBody):
     local_path: Annotated[str, Field(min_length=1, max_length=500)] | None = None
 
 
-def record(row: SaeRow, downloads: SaeDownloads) -> dict[str, Any]:
+def record(row: SaeRow, downloads: SaeDownloads) -> SaeRecord:
     """The record of an SAE; `reason` says why the SAE cannot be attached as it is."""
     progress = downloads.progress(row.id)
     claims = claims_of(row)
@@ -91,40 +96,40 @@ def record(row: SaeRow, downloads: SaeDownloads) -> dict[str, Any]:
     if row.format == REPOSITORY and row.status == "cached":
         reason = "a repository with several SAEs: attach one of its units"
     l0 = row.average_l0
-    return {
-        "id": row.id,
-        "repository_id": row.repository_id,
-        "revision": row.revision,
-        "file_path": row.file_path,
-        "local_path": row.local_path,
-        "content_digest": row.content_digest,
-        "name": row.name,
-        "format": row.format,
-        "architecture": row.architecture,
-        "d_in": row.d_in,
-        "d_sae": row.d_sae,
-        "dtype": row.dtype,
-        "hook_name": row.hook_name,
-        "site": row.site,
-        "normalisation": claims.normalisation if claims else None,
-        "trained_on": row.trained_on,
-        "trained_layer": row.trained_layer,
-        "width": width_label(row.d_sae) if row.d_sae else None,
-        "average_l0": int(l0) if l0 is not None and l0.is_integer() else l0,
-        "file_size_bytes": row.file_size_bytes,
-        "status": row.status,
-        "download_progress": int(progress.percent) if progress else None,
-        "download": progress,
-        "error_message": row.error_message,
-        "error_code": row.error_code if row.status == "error" else None,
-        "same_request": downloads.same_request(row),
-        "is_loadable": is_loadable,
-        "reason": reason,
-        "needs": list(claims.needs) if claims else [],
-        "warnings": list(claims.warnings) if claims else [],
-        "created_at": iso(row.created_at),
-        "updated_at": iso(row.updated_at),
-    }
+    return SaeRecord(
+        id=row.id,
+        repository_id=row.repository_id,
+        revision=row.revision,
+        file_path=row.file_path,
+        local_path=row.local_path,
+        content_digest=row.content_digest,
+        name=row.name,
+        format=row.format,
+        architecture=row.architecture,
+        d_in=row.d_in,
+        d_sae=row.d_sae,
+        dtype=row.dtype,
+        hook_name=row.hook_name,
+        site=row.site,
+        normalisation=claims.normalisation if claims else None,
+        trained_on=row.trained_on,
+        trained_layer=row.trained_layer,
+        width=width_label(row.d_sae) if row.d_sae else None,
+        average_l0=int(l0) if l0 is not None and l0.is_integer() else l0,
+        file_size_bytes=row.file_size_bytes,
+        status=row.status,
+        download_progress=int(progress.percent) if progress else None,
+        download=progress,
+        error_message=row.error_message,
+        error_code=row.error_code if row.status == "error" else None,
+        same_request=downloads.same_request(row),
+        is_loadable=is_loadable,
+        reason=reason,
+        needs=claims.needs if claims else (),
+        warnings=claims.warnings if claims else (),
+        created_at=row.created_at,
+        updated_at=row.updated_at,
+    )
 
 
 def router(saes: Saes, downloads: SaeDownloads, attached: Status) -> APIRouter:
@@ -136,7 +141,7 @@ def router(saes: Saes, downloads: SaeDownloads, attached: Status) -> APIRouter:
 
         def answer() -> Response:
             records = [record(row, downloads) for row in rows]
-            return success({"saes": records, "total": len(records), "attachment": attachment})
+            return success(SaeList(records, len(records), attachment))
 
         return await asyncio.to_thread(answer)
 
@@ -145,7 +150,7 @@ def router(saes: Saes, downloads: SaeDownloads, attached: Status) -> APIRouter:
         chosen = body.model_dump(exclude={"repository_id", "hub_token"})
         query = SaeQuery(repo_id=body.repository_id, token=body.token, **chosen)
         shown = await preview_saes(downloads, query)
-        return success(preview(shown) | {"limit": body.limit, "offset": body.offset})
+        return success(preview(shown, body.limit, body.offset))
 
     @routes.post("/download", response_model=Answer[RegisteredSae], status_code=202)
     async def download_sae(body: NewSae) -> Response:
@@ -162,7 +167,7 @@ def router(saes: Saes, downloads: SaeDownloads, attached: Status) -> APIRouter:
             errors = [{"loc": ["body", "repository_id"], "msg": why}]
             raise Refusal("VALIDATION_ERROR", why, param="repository_id", errors=errors)
         note_object(sae_id=row.id)
-        return success({"sae_id": row.id, "status": status, "message": message}, 202)
+        return success(RegisteredSae(row.id, status, message), 202)
 
     @routes.api_route("/preview", methods=["GET", "DELETE"], include_in_schema=False)
     @routes.api_route("/download", methods=["GET", "DELETE"], include_in_schema=False)
@@ -173,21 +178,21 @@ def router(saes: Saes, downloads: SaeDownloads, attached: Status) -> APIRouter:
     @routes.get("/{sae_id}", response_model=Answer[SaeDetails])
     async def get_sae(sae_id: str) -> Response:
         row, *units = await downloads.with_units(sae_id)
-        body = await asyncio.to_thread(record, row, downloads)
-        return success(body | _units(units) if row.format == REPOSITORY else body)
+        return success(await asyncio.to_thread(_details, row, units, downloads))
 
     @routes.post("/{sae_id}/cancel", response_model=Answer[CancelledSae])
     async def cancel_download(sae_id: str) -> Response:
         row, is_cancelled = await downloads.cancel(sae_id)
-        status = "cancelled" if is_cancelled else row.status
-        message = row.error_message if is_cancelled else f"nothing to cancel: it is {row.status}"
-        return success({"sae_id": row.id, "status": status, "message": message})
+        if is_cancelled:
+            return success(CancelledSae(row.id, "cancelled", row.error_message))
+        why = f"nothing to cancel: it is {row.status}"
+        return success(CancelledSae(row.id, row.status, why))
 
     @routes.delete("/{sae_id}", response_model=Answer[DeletedSae])
     async def delete_sae(sae_id: str) -> Response:
         row, freed = await saes.remove(sae_id)
         freed_mb = -(-freed // MIB)
-        return success({"status": "deleted", "sae_id": row.id, "freed_disk_mb": freed_mb})
+        return success(DeletedSae("deleted", row.id, freed_mb))
 
     return routes
 
@@ -207,66 +212,63 @@ def _check_local(body: NewSae) -> None:
         raise Refusal("VALIDATION_ERROR", message, param=names[0], errors=errors)
 
 
-def preview(shown: SaePreview) -> dict[str, Any]:
+def preview(shown: SaePreview, limit: int | None, offset: int) -> OfferedSaes:
     """The answer of a preview: the SAEs that a repository offers."""
     listed = shown.repository
-    header = {} if shown.header is None else _unit_header(shown.header)
-    return {
-        "repository_id": listed.repo_id,
-        "revision": listed.sha,
-        "model_id": shown.model_name,
-        "files": [_unit(unit) | header for unit in shown.page],
-        "total_files": len(listed.files),
-        "total_units": shown.total_units,
-        "matched": shown.matched,
-        "total_bytes": sum(file.size or 0 for file in listed.files),
-        "other_files": [
-            {"path": file.path, "size_bytes": file.size} for file in shown.others[:OTHER_FILES]
-        ],
-        "total_other_files": len(shown.others),
-    }
+    return OfferedSaes(
+        repository_id=listed.repo_id,
+        revision=listed.sha,
+        model_id=shown.model_name,
+        files=[_unit(unit, shown.header) for unit in shown.page],
+        total_files=len(listed.files),
+        total_units=shown.total_units,
+        matched=shown.matched,
+        total_bytes=sum(file.size or 0 for file in listed.files),
+        other_files=[OtherFile(file.path, file.size) for file in shown.others[:OTHER_FILES]],
+        total_other_files=len(shown.others),
+        limit=limit,
+        offset=offset,
+    )
 
 
-def _unit(unit: Unit) -> dict[str, Any]:
+def _unit(unit: Unit, header: UnitHeader | None) -> OfferedSae:
     hints = unit.hints
-    return {
-        "path": unit.path,
-        "size_bytes": unit.size_bytes,
-        "file_count": len(unit.files),
-        "layer": hints.layer,
-        "width": hints.width,
-        "l0": hints.l0,
-        "site": hints.site,
-        "format": unit.format,
-        "is_loadable": unit.reason is None,
-        "reason": unit.reason,
-    }
-
-
-def _unit_header(header: UnitHeader) -> dict[str, Any]:
+    offered = OfferedSae(
+        path=unit.path,
+        size_bytes=unit.size_bytes,
+        file_count=len(unit.files),
+        layer=hints.layer,
+        width=hints.width,
+        # the description names only numbers, but a size class such as `small` is sent too
+        l0=hints.l0,  # type: ignore[arg-type]
+        site=hints.site,
+        format=unit.format,
+        is_loadable=unit.reason is None,
+        reason=unit.reason,
+    )
+    if header is None:
+        return offered
     tensors, width = header.tensors, header.width
-    return {
-        "d_in": width.d_in if width else None,
-        "d_sae": width.d_sae if width else None,
-        "dtype": width.dtype if width else None,
-        "tensors": None
+    return structs.replace(
+        offered,
+        d_in=width.d_in if width else None,
+        d_sae=width.d_sae if width else None,
+        dtype=width.dtype if width else None,
+        tensors=None
         if tensors is None
-        else [{"name": t.name, "dtype": t.dtype, "shape": list(t.shape)} for t in tensors],
-        "note": header.note,
-    }
+        else [StoredHeader(t.name, t.dtype, t.shape) for t in tensors],
+        note=header.note,
+    )
 
 
-def _units(rows: Sequence[SaeRow]) -> dict[str, Any]:
-    """The SAEs of a repository that is registered as a whole."""
-    return {
-        "units": [
-            {
-                "sae_id": row.id,
-                "path": row.file_path,
-                "layer": row.trained_layer,
-                "width": width_label(row.d_sae) if row.d_sae else None,
-                "status": row.status,
-            }
-            for row in rows
-        ]
-    }
+def _details(row: SaeRow, units: Sequence[SaeRow], downloads: SaeDownloads) -> SaeDetails:
+    """The record of an SAE. A repository that is registered as a whole has its SAEs too."""
+    details = SaeDetails(**structs.asdict(record(row, downloads)))
+    if row.format != REPOSITORY:
+        return details
+    return structs.replace(details, units=[_registered_unit(unit) for unit in units])
+
+
+def _registered_unit(row: SaeRow) -> SaeUnit:
+    width = width_label(row.d_sae) if row.d_sae else None
+    return SaeUnit(row.id, row.file_path, row.trained_layer, width, row.status)

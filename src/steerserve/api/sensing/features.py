@@ -10,11 +10,15 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from steerserve.api.answers import Answer
-from steerserve.api.answers.features import FeatureDetails, FeatureSearch, ImportedLabels, LabelPage
-from steerserve.api.answers.monitoring import Cleared
 from steerserve.api.envelope import RequestBody, import_body, success
-from steerserve.api.sensing import monitoring as monitoring_routes
-from steerserve.control.sensing.features import Features
+from steerserve.control.sensing.features import (
+    FeatureDetails,
+    Features,
+    FeatureSearch,
+    ImportedLabels,
+    LabelPage,
+)
+from steerserve.control.sensing.monitoring_views import Cleared
 from steerserve.rules.sensing.monitoring import parse_features
 
 LARGEST_INTEGER = 2**31 - 1
@@ -68,17 +72,7 @@ def router(observed: Features) -> APIRouter:
         features: Annotated[str | None, Query(description="Only of these, as in `1,2,3`.")] = None,
     ) -> Response:
         wanted = parse_features(features)
-        page = await observed.page(sae_id, query, limit, offset, wanted)
-        return success(
-            {
-                "sae_id": sae_id,
-                "labels": [{"feature_idx": i, "label": label} for i, label in page.labels],
-                "matched": page.matched,
-                "total": page.total,
-                "limit": limit,
-                "offset": offset,
-            }
-        )
+        return success(await observed.page(sae_id, query, limit, offset, wanted))
 
     @routes.post(
         "/{sae_id}/labels",
@@ -91,41 +85,21 @@ def router(observed: Features) -> APIRouter:
         media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         is_lines = media in NDJSON
         body = await (request.body() if is_lines else import_body(request))
-        done = await observed.add_body(sae_id, body, is_lines=is_lines, replace=replace)
-        return success(
-            {
-                "sae_id": sae_id,
-                "imported": done.imported,
-                "total": done.total,
-                "warnings": list(done.warnings),
-            }
-        )
+        return success(await observed.add_body(sae_id, body, is_lines=is_lines, replace=replace))
 
     @routes.delete("/{sae_id}/labels", response_model=Answer[Cleared])
     async def clear_labels(sae_id: str) -> Response:
         cleared = await observed.clear_labels(sae_id)
-        return success({"cleared": cleared, "message": "the labels are forgotten"})
+        return success(Cleared(cleared, "the labels are forgotten"))
 
     @routes.delete("/{sae_id}/labels/{index}", response_model=Answer[Cleared])
     async def clear_label(sae_id: str, index: int) -> Response:
         cleared = await observed.clear_label(sae_id, index)
-        return success({"cleared": cleared, "message": "the label is forgotten"})
+        return success(Cleared(cleared, "the label is forgotten"))
 
     @routes.post("/{sae_id}/features/search", response_model=Answer[FeatureSearch])
     async def search(sae_id: str, body: Search) -> Response:
-        matches, matched = await observed.search(sae_id, body.query, body.feature_idx, body.limit)
-        return success(
-            {
-                "sae_id": sae_id,
-                "query": body.query,
-                "feature_idx": body.feature_idx,
-                "features": [
-                    {"feature_idx": one.index, "label": one.label, "cosine": one.cosine}
-                    for one in matches
-                ],
-                "matched": matched,
-            }
-        )
+        return success(await observed.search(sae_id, body.query, body.feature_idx, body.limit))
 
     @routes.get("/{sae_id}/features/search", include_in_schema=False)
     async def not_by_get() -> Response:
@@ -134,23 +108,6 @@ def router(observed: Features) -> APIRouter:
 
     @routes.get("/{sae_id}/features/{index}", response_model=Answer[FeatureDetails])
     async def get_feature(sae_id: str, index: int) -> Response:
-        feature = await observed.get(sae_id, index)
-        facts, attached = feature.facts, feature.attached
-        counted = feature.statistics
-        return success(
-            {
-                "sae_id": sae_id,
-                "feature_idx": facts.feature_idx,
-                "label": feature.label,
-                "decoder_norm": facts.decoder_norm,
-                "encoder_norm": facts.encoder_norm,
-                "encoder_bias": facts.encoder_bias,
-                "threshold": facts.threshold,
-                "layer": attached.layer if attached else None,
-                "residual_norm": feature.residual_norm,
-                "typical_strength": feature.typical_strength,
-                "statistics": None if counted is None else monitoring_routes.feature(counted, {}),
-            }
-        )
+        return success(await observed.get(sae_id, index))
 
     return routes

@@ -5,29 +5,33 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 from fastapi import APIRouter, Query
+from msgspec import UNSET, UnsetType
 from pydantic import Field
 from starlette.responses import Response
 
 from steerserve.api.answers import Answer
-from steerserve.api.answers.monitoring import (
+from steerserve.api.envelope import RequestBody, encoded, success
+from steerserve.control.metrics import note_object
+from steerserve.control.sensing.monitoring import Monitoring
+from steerserve.control.sensing.monitoring_views import (
     Cleared,
+    Counted,
+    FeatureActivation,
     FeatureContexts,
+    Metric,
+    MonitoredToken,
     MonitoringHistory,
     MonitoringReport,
     MonitoringStatistics,
     TopFeatures,
+    figures,
 )
-from steerserve.api.envelope import RequestBody, encoded, success
-from steerserve.control.metrics import note_object
-from steerserve.control.sensing.monitoring import Monitoring
-from steerserve.control.sensing.monitoring_views import Counted, FeatureContext, FeatureCount, State
-from steerserve.rules.instant import iso
+from steerserve.rules.form import Form
 from steerserve.rules.sensing import monitoring as rules
-from steerserve.rules.sensing.cluster_sensing import as_mapping
 from steerserve.rules.sensing.monitoring import Record
 
 ANSWER_BYTES = 2**24
@@ -56,7 +60,7 @@ class Top(RequestBody):
     """Asks for the features with the largest values of one figure."""
 
     k: Annotated[int, Field(ge=1, le=rules.BEST_MAXIMUM)] = rules.BEST_DEFAULT
-    metric: Literal["mean", "max", "active_ratio", "count"] = "mean"
+    metric: Metric = "mean"
 
 
 def router(monitoring: Monitoring, labels_of: LabelsOf) -> APIRouter:
@@ -67,7 +71,7 @@ def router(monitoring: Monitoring, labels_of: LabelsOf) -> APIRouter:
 
     @routes.get("/api/monitoring", response_model=Answer[MonitoringReport])
     async def get_state() -> Response:
-        return success(state(monitoring.state()))
+        return success(monitoring.state())
 
     @routes.post("/api/saes/monitoring", response_model=Answer[MonitoringReport])
     @routes.post("/api/monitoring/configure", response_model=Answer[MonitoringReport])
@@ -80,12 +84,12 @@ def router(monitoring: Monitoring, labels_of: LabelsOf) -> APIRouter:
             history_size=body.history_size,
             top_k=body.top_k,
         )
-        return success(state(made))
+        return success(made)
 
     @routes.post("/api/monitoring/enable", response_model=Answer[MonitoringReport])
     async def enable(body: Enable) -> Response:
         note_object(enabled=body.enabled)
-        return success(state(await monitoring.enable(body.enabled)))
+        return success(await monitoring.enable(body.enabled))
 
     @routes.get("/api/monitoring/history", response_model=Answer[MonitoringHistory])
     async def history(
@@ -99,14 +103,14 @@ def router(monitoring: Monitoring, labels_of: LabelsOf) -> APIRouter:
         records = monitoring.history(limit, request_id)
         labels = {sae_id: await labels_of(sae_id) for sae_id in {one.sae_id for one in records}}
 
-        def bodies() -> Iterator[dict[str, Any]]:
+        def bodies() -> Iterator[MonitoredToken]:
             for one in records:
                 values = one.activations if wanted is None else one.values_of(wanted)
                 yield record(replace(one, activations=values), labels[one.sae_id])
 
         def answer() -> Response:
-            found = within("records", bodies(), len(records))
-            return success(found | {"total": len(found["records"])})
+            found, left_out = within(bodies(), len(records))
+            return success(MonitoringHistory(found, len(found), left_out))
 
         async with listing:
             return await asyncio.to_thread(answer)
@@ -117,21 +121,12 @@ def router(monitoring: Monitoring, labels_of: LabelsOf) -> APIRouter:
         limit: Annotated[int, Query(ge=1, le=rules.BEST_MAXIMUM)] = rules.BEST_DEFAULT,
     ) -> Response:
         """The texts in which the feature was strongest, of the tokens that were monitored last."""
-        found = await monitoring.contexts(feature, limit)
-        return success(
-            {
-                "sae_id": found.sae_id,
-                "feature_idx": feature,
-                "size": found.size,
-                "kept": found.kept,
-                "contexts": [context(one) for one in found.contexts],
-            }
-        )
+        return success(await monitoring.contexts(feature, limit))
 
     @routes.delete("/api/monitoring/history", response_model=Answer[Cleared])
     async def clear_history() -> Response:
         cleared = monitoring.clear_history()
-        return success({"cleared": cleared, "message": "the records are forgotten"})
+        return success(Cleared(cleared, "the records are forgotten"))
 
     @routes.get("/api/monitoring/statistics", response_model=Answer[MonitoringStatistics])
     async def statistics(features: Annotated[str | None, Query()] = None) -> Response:
@@ -143,93 +138,64 @@ def router(monitoring: Monitoring, labels_of: LabelsOf) -> APIRouter:
             labels = await labels_of(counted.sae_id)
 
             def answer() -> Response:
-                bodies = (feature(one, labels) for one in counted.features)
-                found = within("features", bodies, len(counted.features))
-                return success(found | totals(counted))
+                made = (
+                    figures(one, labels.get(one.feature_idx, UNSET)) for one in counted.features
+                )
+                found, left_out = within(made, len(counted.features))
+                return success(
+                    MonitoringStatistics(features=found, **totals(counted), left_out=left_out)
+                )
 
             return await asyncio.to_thread(answer)
 
     @routes.delete("/api/monitoring/statistics", response_model=Answer[Cleared])
     async def reset_statistics() -> Response:
         cleared = await monitoring.reset_statistics()
-        return success({"cleared": cleared, "message": "the statistics begin anew"})
+        return success(Cleared(cleared, "the statistics begin anew"))
 
     @routes.post("/api/monitoring/statistics/top", response_model=Answer[TopFeatures])
     async def top(body: Top) -> Response:
         counted = await monitoring.statistics(None, body.metric, body.k)
         labels = await labels_of(counted.sae_id)
-        return success(
-            {
-                "features": [feature(one, labels) for one in counted.features],
-                **totals(counted),
-                "metric": body.metric,
-                "k": body.k,
-            }
-        )
+        made = [figures(one, labels.get(one.feature_idx, UNSET)) for one in counted.features]
+        return success(TopFeatures(features=made, **totals(counted), metric=body.metric, k=body.k))
 
     return routes
 
 
-def within(name: str, bodies: Iterable[Mapping[str, Any]], count: int) -> dict[str, Any]:
-    """The first of `count` bodies, as a list under `name`: at least one, and of more those that have at most
-    ANSWER_BYTES in all. `left_out` counts the other bodies, where there are any."""
-    taken: list[msgspec.Raw] = []
+def within(forms: Iterable[Form], count: int) -> tuple[list[Any], int | UnsetType]:
+    """The first of `count` forms as JSON: at least one, and of more those that have at most ANSWER_BYTES in all. Beside
+    it the number of the other forms, UNSET where there are none."""
+    taken: list[Any] = []
     size = 0
-    for body in bodies:
-        part = encoded(body)
+    for form in forms:
+        part = encoded(form)
         size += len(part)
         if taken and size > ANSWER_BYTES:
-            return {name: taken, "left_out": count - len(taken)}
+            break
         taken.append(msgspec.Raw(part))
-    return {name: taken}
+    return taken, count - len(taken) or UNSET
 
 
-def state(current: State) -> dict[str, Any]:
-    """The state of monitoring. An empty `monitored_features` means that all features are monitored."""
-    return {
-        "enabled": current.enabled,
-        "sae_attached": current.sae_id is not None,
-        "sae_id": current.sae_id,
-        "layer": current.layer,
-        "monitored_features": list(current.features or ()),
-        "history_size": current.history_size,
-        "history_count": current.history_count,
-        "top_k": current.top_k,
-        "read_point": rules.READ_POINT,
-    }
+def record(seen: Record, labels: Labels) -> MonitoredToken:
+    return MonitoredToken(
+        timestamp=seen.timestamp,
+        request_id=seen.request_id,
+        sae_id=seen.sae_id,
+        layer=seen.layer,
+        choice=seen.choice,
+        token_position=seen.position,
+        token_id=seen.token,
+        activations=[activation(one, labels) for one in seen.activations],
+        top_k=[activation(one, labels) for one in seen.top_k],
+        fired=seen.fired,
+        read_point=rules.READ_POINT,
+    )
 
 
-def record(seen: Record, labels: Labels) -> dict[str, Any]:
-    return {
-        "timestamp": iso(seen.timestamp),
-        "request_id": seen.request_id,
-        "sae_id": seen.sae_id,
-        "layer": seen.layer,
-        "choice": seen.choice,
-        "token_position": seen.position,
-        "token_id": seen.token,
-        "activations": [activation(one, labels) for one in seen.activations],
-        "top_k": [activation(one, labels) for one in seen.top_k],
-        "fired": seen.fired,
-        "read_point": rules.READ_POINT,
-    }
-
-
-def context(kept: FeatureContext) -> dict[str, Any]:
-    return {
-        "activation": kept.activation,
-        "request_id": kept.label,
-        "choice": kept.choice,
-        "token_position": kept.position,
-        "context_text": kept.window.text,
-        "context_parts": as_mapping(kept.window.parts),
-    }
-
-
-def activation(pair: rules.Activation, labels: Labels) -> dict[str, Any]:
+def activation(pair: rules.Activation, labels: Labels) -> FeatureActivation:
     index, value = pair
-    body: dict[str, Any] = {"feature_index": index, "activation": value}
-    return body | {"label": labels[index]} if index in labels else body
+    return FeatureActivation(index, value, labels.get(index, UNSET))
 
 
 def totals(counted: Counted) -> dict[str, Any]:
@@ -238,20 +204,5 @@ def totals(counted: Counted) -> dict[str, Any]:
         "total_activations": counted.activations,
         "tokens": counted.tokens,
         "lost_requests": counted.lost_requests,
-        "since": None if counted.since is None else iso(counted.since),
+        "since": counted.since,
     }
-
-
-def feature(counted: FeatureCount, labels: Labels) -> dict[str, Any]:
-    """The figures of one feature over the observed tokens."""
-    index = counted.feature_idx
-    body: dict[str, Any] = {
-        "feature_idx": index,
-        "count": counted.count,
-        "mean": counted.mean,
-        "std": counted.std,
-        "min": counted.min,
-        "max": counted.max,
-        "active_ratio": counted.active_ratio,
-    }
-    return body | {"label": labels[index]} if index in labels else body

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
@@ -13,25 +12,33 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from steerserve.api.answers import Answer, RefusedAnswer
-from steerserve.api.answers.circuits import (
+from steerserve.api.envelope import PageLimit, PageOffset, RequestBody, import_body, stored, success
+from steerserve.api.steering.steering import texts
+from steerserve.control.metrics import note_object
+from steerserve.control.steering.circuit_serving import CircuitServing
+from steerserve.control.steering.circuit_views import (
     ActivatedCircuit,
+    CircuitActivation,
+    CircuitDetail,
     CircuitDetailRecord,
+    CircuitEdgeEnd,
+    CircuitEdgeRecord,
+    CircuitHazard,
     CircuitList,
     CircuitRecord,
+    CircuitView,
     ClaimedLayer,
     DeactivatedCircuit,
     DeletedCircuit,
+    HazardEnd,
     ImportedCircuitRecord,
+    LayerVerdict,
     RedialledCircuit,
     ReleasedClaims,
+    SteeredMember,
 )
-from steerserve.api.envelope import PageLimit, PageOffset, RequestBody, import_body, stored, success
-from steerserve.control.metrics import note_object
-from steerserve.control.steering.circuit_serving import CircuitServing
-from steerserve.control.steering.circuit_views import CircuitActivation, CircuitDetail, CircuitView
 from steerserve.control.steering.circuits import Circuits, OnNameConflict
 from steerserve.control.steering.claims import LayerClaims
-from steerserve.rules.instant import iso
 from steerserve.rules.steering import claims as claim_rules
 from steerserve.rules.steering import evidence
 from steerserve.rules.steering.hazards import Hazard
@@ -59,8 +66,13 @@ class CircuitIntensityBody(RequestBody):
     acknowledge_unvalidated: bool = False
 
 
-def record(view: CircuitView) -> dict[str, Any]:
-    """A circuit in the form in which every route answers it."""
+def record(view: CircuitView) -> CircuitRecord:
+    """A circuit in the form in which every list answers it."""
+    return CircuitRecord(**_fields(view))
+
+
+def _fields(view: CircuitView) -> dict[str, Any]:
+    """The fields that every answer about one circuit has."""
     row = view.row
     return {
         "id": row.id,
@@ -79,80 +91,66 @@ def record(view: CircuitView) -> dict[str, Any]:
         "steering": view.is_steering,
         "composed_layers": view.composed_layers,
         "per_sae_warnings": [
-            {
-                "layer": bound.layer,
-                "sae_id": bound.sae_id,
-                "verdict": bound.verdict,
-                "reason": bound.reason,
-            }
+            LayerVerdict(bound.layer, bound.sae_id, bound.verdict, bound.reason)
             for bound in view.bindings
         ],
-        "created_at": iso(row.created_at),
-        "updated_at": iso(row.updated_at),
+        "created_at": row.created_at,
+        "updated_at": row.updated_at,
     }
 
 
-def detailed(detail: CircuitDetail) -> dict[str, Any]:
+def detailed(detail: CircuitDetail) -> CircuitDetailRecord:
     """A circuit with the parts of its document that the service uses."""
-    row = detail.view.row
-    return record(detail.view) | {
-        "dial_range": detail.dial_range,
-        "sensing_enabled": row.sensing_enabled,
-        "members": [
-            {
-                "layer": layer,
-                "feature_idx": member.feature_idx,
-                "label": member.label,
-                "value": member.value,
-            }
+    return CircuitDetailRecord(
+        **_fields(detail.view),
+        dial_range=detail.dial_range,
+        sensing_enabled=detail.view.row.sensing_enabled,
+        members=[
+            SteeredMember(layer, member.feature_idx, member.label, member.value)
             for layer, of_layer in detail.circuit.members.items()
             for member in of_layer
         ],
-        "edges": [
-            {
-                "edge_key": edge.key,
-                "up": asdict(edge.up),
-                "down": asdict(edge.down),
-                "edge_type": edge.kind,
-                "rung": edge.rung,
-                "rung_language": evidence.language(edge.rung),
-                "effect_size": edge.effect_size,
-                "weight_prior": edge.weight_prior,
-            }
+        edges=[
+            CircuitEdgeRecord(
+                edge_key=edge.key,
+                up=CircuitEdgeEnd(edge.up.layer, edge.up.feature_idx),
+                down=CircuitEdgeEnd(edge.down.layer, edge.down.feature_idx),
+                edge_type=edge.kind,
+                rung=edge.rung,
+                rung_language=evidence.language(edge.rung),
+                effect_size=edge.effect_size,
+                weight_prior=edge.weight_prior,
+            )
             for edge in detail.circuit.edges
         ],
-        "hazards": [_hazard(one) for one in detail.hazards],
-    }
+        hazards=[_hazard(one) for one in detail.hazards],
+    )
 
 
-def activated(done: CircuitActivation) -> dict[str, Any]:
-    answer = record(done.view) | {
-        "bound_layers": done.bound_layers,
-        "slice_layer": done.slice_layer,
-        "applied_per_layer": None
+def activated(done: CircuitActivation) -> ActivatedCircuit:
+    shared = {"composed_layers": done.shared, claim_rules.OVERRIDDEN: True} if done.shared else {}
+    return ActivatedCircuit(
+        **(_fields(done.view) | shared),
+        bound_layers=done.bound_layers,
+        slice_layer=done.slice_layer,
+        applied_per_layer=None
         if done.applied is None
-        else {
-            str(layer): {str(index): value for index, value in sorted(values.items())}
-            for layer, values in done.applied.items()
-        },
-        "hazards": [_hazard(one) for one in done.hazards],
-        "warnings": done.warnings,
-        "acknowledged_unvalidated": done.acknowledged,
-    }
-    if done.shared:
-        answer |= {"composed_layers": done.shared, claim_rules.OVERRIDDEN: True}
-    return answer
+        else {str(layer): texts(values) for layer, values in done.applied.items()},
+        hazards=[_hazard(one) for one in done.hazards],
+        warnings=done.warnings,
+        acknowledged_unvalidated=done.acknowledged,
+    )
 
 
-def _hazard(one: Hazard) -> dict[str, Any]:
-    edge = one.edge
-    return {
-        "kind": one.kind,
-        "edge_key": edge.key,
-        "up": asdict(edge.up) | {"value": one.up_value},
-        "down": asdict(edge.down) | {"value": one.down_value},
-        "label": one.label,
-    }
+def _hazard(one: Hazard) -> CircuitHazard:
+    up, down = one.edge.up, one.edge.down
+    return CircuitHazard(
+        kind=one.kind,
+        edge_key=one.edge.key,
+        up=HazardEnd(up.layer, up.feature_idx, one.up_value),
+        down=HazardEnd(down.layer, down.feature_idx, one.down_value),
+        label=one.label,
+    )
 
 
 def router(
@@ -181,13 +179,8 @@ def router(
             )
 
             def answer() -> Response:
-                return success(
-                    {
-                        "circuits": [record(view) for view in page.circuits],
-                        "active_circuit_id": page.active_id,
-                        "total": page.total,
-                    }
-                )
+                records = [record(view) for view in page.circuits]
+                return success(CircuitList(records, page.active_id, page.total))
 
             return await asyncio.to_thread(answer)
 
@@ -206,13 +199,13 @@ def router(
         composed = claim_rules.composed(held)
         return success(
             [
-                {
-                    "layer": claim.layer,
-                    "circuit_id": claim.circuit_id,
-                    "circuit_name": claim.circuit_name,
-                    "composed": claim.layer in composed,
-                    "steering_keys": sorted(claim.features),
-                }
+                ClaimedLayer(
+                    layer=claim.layer,
+                    circuit_id=claim.circuit_id,
+                    circuit_name=claim.circuit_name,
+                    composed=claim.layer in composed,
+                    steering_keys=sorted(claim.features),
+                )
                 for claim in held
             ]
         )
@@ -222,13 +215,7 @@ def router(
         """Release the layers that one circuit holds."""
         released = await serving.release(circuit_id)
         note_object(circuit_id=released.circuit_id)
-        return success(
-            {
-                "circuit_id": released.circuit_id,
-                "released_layers": released.layers,
-                "warnings": released.warnings,
-            }
-        )
+        return success(released)
 
     @routes.post(
         "/import",
@@ -240,7 +227,7 @@ def router(
         status 200 and `success: false`."""
         view, warnings = await circuits.add_body(await import_body(request), on_conflict)
         note_object(circuit_id=view.row.id)
-        return success(record(view) | {"warnings": warnings})
+        return success(ImportedCircuitRecord(**_fields(view), warnings=warnings))
 
     @routes.put("/active/intensity", response_model=Answer[RedialledCircuit] | RefusedAnswer)
     async def set_intensity(body: CircuitIntensityBody) -> Response:
@@ -250,12 +237,12 @@ def router(
             body.intensity, reapply=body.reapply, acknowledged=body.acknowledge_unvalidated
         )
         return success(
-            record(done.view)
-            | {
-                "reapplied": done.reapplied,
-                "superseded": done.superseded,
-                "warnings": done.warnings,
-            }
+            RedialledCircuit(
+                **_fields(done.view),
+                reapplied=done.reapplied,
+                superseded=done.superseded,
+                warnings=done.warnings,
+            )
         )
 
     @routes.post("/{circuit_id}/activate", response_model=Answer[ActivatedCircuit] | RefusedAnswer)
@@ -279,7 +266,7 @@ def router(
         """Stop serving a circuit. Values of other owners stay."""
         view, was_serving = await serving.deactivate(circuit_id)
         await settled()
-        return success(record(view) | {"cleared_steering": was_serving})
+        return success(DeactivatedCircuit(**_fields(view), cleared_steering=was_serving))
 
     @routes.get("/{circuit_id}", response_model=Answer[CircuitDetailRecord])
     async def get_circuit(circuit_id: str) -> Response:
@@ -290,7 +277,7 @@ def router(
     async def delete_circuit(circuit_id: str) -> Response:
         """Delete a circuit. A circuit that serves is deactivated first."""
         await serving.remove(circuit_id)
-        return success({"circuit_id": circuit_id, "deleted": True})
+        return success(DeletedCircuit(circuit_id, True))
 
     @routes.get("/{circuit_id}/export", response_model=Answer[dict[str, Any]])
     async def export_circuit(circuit_id: str) -> Response:

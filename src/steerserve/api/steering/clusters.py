@@ -12,15 +12,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from steerserve.api.answers import Answer, RefusedAnswer
-from steerserve.api.answers.profiles import (
-    ActivatedCluster,
-    ClusterDocument,
-    ClusterImport,
-    ClusterList,
-    DeactivatedProfile,
-    DeletedProfile,
-    OfferedPack,
-)
 from steerserve.api.envelope import (
     PAGE_MAXIMUM,
     PageLimit,
@@ -40,11 +31,21 @@ from steerserve.control.steering.clusters import (
     OnConflict,
 )
 from steerserve.control.steering.serving import Serving
-from steerserve.rules.instant import iso
+from steerserve.control.steering.views import (
+    ActivatedCluster,
+    ClusterImport,
+    ClusterList,
+    ClusterSummary,
+    DeactivatedProfile,
+    DeletedProfile,
+    OfferedPack,
+)
 from steerserve.rules.steering import cluster as rules
 from steerserve.rules.steering.members import INTENSITY_MAXIMUM, Range
 
 MEMBERS_SHOWN = 20
+ClusterDocument = dict[str, Any]
+"""The document of a cluster, as it was imported, with all of its keys."""
 
 
 class ClusterIntensity(RequestBody):
@@ -107,47 +108,42 @@ _DOCUMENT = {
 }
 
 
-def summary(row: Any, active_id: str | None, configured: Range) -> dict[str, Any]:
+def summary(row: Any, active_id: str | None, configured: Range) -> ClusterSummary:
     """A cluster in the form in which the list answers it. `strength` of a member is its value at intensity 1."""
     facts = row.cluster
     dial = rules.limits(facts, configured)
-    return {
-        "id": row.id,
-        "name": row.name,
-        "description": row.description,
-        "model_id": row.model_id,
-        "sae_id": row.sae_id,
-        "layer": row.layer,
-        "is_active": row.id == active_id,
-        "intensity": row.intensity,
-        "sensing_enabled": row.sensing_enabled,
-        "member_count": len(facts.members),
-        "members": [[m.feature_idx, m.label, m.value] for m in facts.members[:MEMBERS_SHOWN]],
-        "display_token": facts.display_token,
-        "bound": row.sae_id is not None,
-        "warnings": row.warnings,
-        "hub_ref": row.hub_ref,
-        "intensity_range": facts.declared_range,
-        "dial_range": [dial.lowest, dial.highest],
-        "budget_b": facts.budget_b,
-        "formula_id": facts.formula_id,
-        "created_at": iso(row.created_at),
-        "updated_at": iso(row.updated_at),
-    }
+    return ClusterSummary(
+        id=row.id,
+        name=row.name,
+        description=row.description,
+        model_id=row.model_id,
+        sae_id=row.sae_id,
+        layer=row.layer,
+        is_active=row.id == active_id,
+        intensity=row.intensity,
+        sensing_enabled=row.sensing_enabled,
+        member_count=len(facts.members),
+        members=[(m.feature_idx, m.label, m.value) for m in facts.members[:MEMBERS_SHOWN]],
+        display_token=facts.display_token,
+        bound=row.sae_id is not None,
+        warnings=row.warnings,
+        hub_ref=row.hub_ref,
+        intensity_range=facts.declared_range,
+        dial_range=(dial.lowest, dial.highest),
+        budget_b=facts.budget_b,
+        formula_id=facts.formula_id,
+        created_at=row.created_at,
+        updated_at=row.updated_at,
+    )
 
 
 NOTED = 8
 """Most ids that the line of an import names. The line always has their number."""
 
 
-def _result(items: Sequence[ImportedItem]) -> dict[str, Any]:
+def _result(items: Sequence[ImportedItem]) -> ClusterImport:
     errors = sum(item.status == "error" for item in items)
-    return {
-        "results": items,
-        "imported": len(items) - errors,
-        "blocked": 0,
-        "errors": errors,
-    }
+    return ClusterImport(items, imported=len(items) - errors, blocked=0, errors=errors)
 
 
 def router(clusters: Clusters, packs: ClusterPacks, serving: Serving) -> APIRouter:
@@ -165,8 +161,7 @@ def router(clusters: Clusters, packs: ClusterPacks, serving: Serving) -> APIRout
 
             def answer() -> Response:
                 listed = [summary(row, active_id, serving.configured) for row in rows]
-                page = {"clusters": listed, "total": total, "active_cluster_id": active_id}
-                return success(page)
+                return success(ClusterList(listed, total, active_id))
 
             return await asyncio.to_thread(answer)
 
@@ -216,12 +211,13 @@ def router(clusters: Clusters, packs: ClusterPacks, serving: Serving) -> APIRout
     async def set_active_intensity(body: ClusterIntensity) -> Response:
         """Set the intensity of the cluster that serves. Without one, the answer has status 200 and `success: false`."""
         note_object(intensity=body.intensity)
-        return _intensity(await clusters.set_active_intensity(body.intensity, reapply=body.reapply))
+        report = await clusters.set_active_intensity(body.intensity, reapply=body.reapply)
+        return success(report)
 
     @routes.put("/{cluster_id}/intensity", response_model=Answer[IntensityReport] | RefusedAnswer)
     async def set_intensity(cluster_id: str, body: ClusterIntensity) -> Response:
         note_object(intensity=body.intensity)
-        return _intensity(
+        return success(
             await clusters.set_intensity(cluster_id, body.intensity, reapply=body.reapply)
         )
 
@@ -230,24 +226,24 @@ def router(clusters: Clusters, packs: ClusterPacks, serving: Serving) -> APIRout
         """Steer by a cluster. Every check comes before the live values change."""
         done = await clusters.activate(cluster_id)
         return success(
-            {
-                "profile_id": cluster_id,
-                "applied_steering": done.applied,
-                "feature_count": done.count,
-                "sensing_armed": done.is_sensed,
-                "warnings": done.warnings,
-            }
+            ActivatedCluster(
+                profile_id=cluster_id,
+                applied_steering=done.applied,
+                feature_count=done.count,
+                sensing_armed=bool(done.is_sensed),
+                warnings=done.warnings,
+            )
         )
 
     @routes.post("/{cluster_id}/deactivate", response_model=Answer[DeactivatedProfile])
     async def deactivate_cluster(cluster_id: str) -> Response:
         cleared = await clusters.deactivate(cluster_id)
-        return success({"profile_id": cluster_id, "cleared_steering": cleared})
+        return success(DeactivatedProfile(cluster_id, cleared))
 
     @routes.delete("/{cluster_id}", response_model=Answer[DeletedProfile])
     async def delete_cluster(cluster_id: str) -> Response:
         was_active = await clusters.remove(cluster_id)
-        return success({"profile_id": cluster_id, "was_active": was_active})
+        return success(DeletedProfile(cluster_id, was_active))
 
     @routes.get("/{cluster_id}/export", response_model=Answer[ClusterDocument])
     async def export_cluster(cluster_id: str) -> Response:
@@ -255,7 +251,3 @@ def router(clusters: Clusters, packs: ClusterPacks, serving: Serving) -> APIRout
         return stored(await clusters.document(cluster_id))
 
     return routes
-
-
-def _intensity(report: IntensityReport) -> Response:
-    return success(report)

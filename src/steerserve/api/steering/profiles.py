@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends
+from msgspec import UNSET, structs
 from pydantic import (
     AfterValidator,
     BeforeValidator,
@@ -21,15 +21,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from steerserve.api.answers import Answer, RefusedAnswer
-from steerserve.api.answers.profiles import (
-    ActivatedProfile,
-    DeactivatedProfile,
-    DeletedProfile,
-    ImportedProfileRecord,
-    ProfileExport,
-    ProfileList,
-    ProfileRecord,
-)
 from steerserve.api.envelope import (
     PAGE_MAXIMUM,
     PageLimit,
@@ -40,13 +31,22 @@ from steerserve.api.envelope import (
     success,
     unambiguous,
 )
+from steerserve.api.steering.steering import texts
 from steerserve.control.metrics import note_object
 from steerserve.control.steering.profiles import Profiles
 from steerserve.control.steering.reading import DocumentReader
 from steerserve.control.steering.serving import Serving
+from steerserve.control.steering.views import (
+    ActivatedProfile,
+    DeactivatedProfile,
+    DeletedProfile,
+    ImportedProfileRecord,
+    ProfileExport,
+    ProfileList,
+    ProfileRecord,
+)
 from steerserve.errors import Refusal
 from steerserve.rules import field_faults
-from steerserve.rules.instant import iso
 from steerserve.rules.saes.provenance import Origin
 from steerserve.rules.steering import profile as rules
 from steerserve.rules.steering.profile import ImportedProfile
@@ -163,9 +163,6 @@ _DOCUMENT = {
         "content": {"application/json": {"schema": ProfileDocument.model_json_schema()}},
     }
 }
-_LOCAL = ("id", "source_kind", "is_active")
-"""Fields of a record that its exported document does not have."""
-
 _NO_DOCUMENT: dict[int | str, dict[str, Any]] = {
     200: {
         "model": RefusedAnswer,
@@ -174,34 +171,31 @@ _NO_DOCUMENT: dict[int | str, dict[str, Any]] = {
 }
 
 
-def record(row: Any, active_id: str | None) -> dict[str, Any]:
+def record(row: Any, active_id: str | None) -> ProfileRecord:
     """A profile in the form in which every route answers it."""
+    is_active = row.id == active_id
+    return ProfileRecord(**_saved(row), id=row.id, source_kind=row.source_kind, is_active=is_active)
+
+
+def document(row: Any, origin: Origin) -> ProfileExport:
+    """A profile as an exported document."""
+    sae, model = origin.sae or UNSET, origin.model or UNSET
+    return ProfileExport(**_saved(row), version=rules.VERSION, sae=sae, model=model)
+
+
+def _saved(row: Any) -> dict[str, Any]:
+    """The fields that a record and a document share."""
     return {
-        "id": row.id,
         "name": row.name,
         "description": row.description,
         "model_id": row.model_id,
         "sae_id": row.sae_id,
         "layer": row.layer,
-        "steering": {str(index): value for index, value in sorted(row.steering.items())},
+        "steering": texts(row.steering),
         "intensity": row.intensity,
-        "source_kind": row.source_kind,
-        "is_active": row.id == active_id,
-        "created_at": iso(row.created_at),
-        "updated_at": iso(row.updated_at),
+        "created_at": row.created_at,
+        "updated_at": row.updated_at,
     }
-
-
-def document(row: Any, origin: Origin) -> dict[str, Any]:
-    """A profile as an exported document. `sae` and `model` identify the SAE and the model on another server, where
-    their ids differ; either is left out where nothing is known of it."""
-    saved = record(row, None)
-    known = {"sae": origin.sae, "model": origin.model}
-    return (
-        {"version": rules.VERSION}
-        | {name: value for name, value in saved.items() if name not in _LOCAL}
-        | {name: asdict(part) for name, part in known.items() if part is not None}
-    )
 
 
 def router(profiles: Profiles, serving: Serving, reader: DocumentReader) -> APIRouter:
@@ -210,7 +204,7 @@ def router(profiles: Profiles, serving: Serving, reader: DocumentReader) -> APIR
     # one page at a time, so that many requests for large pages take the memory of one
     listing = asyncio.Lock()
 
-    def described(row: Any) -> dict[str, Any]:
+    def described(row: Any) -> ProfileRecord:
         return record(row, serving.profile_id)
 
     @routes.get("", response_model=Answer[ProfileList])
@@ -222,8 +216,7 @@ def router(profiles: Profiles, serving: Serving, reader: DocumentReader) -> APIR
 
             def answer() -> Response:
                 records = [record(row, active_id) for row in rows]
-                listed = {"profiles": records, "total": total, "active_profile_id": active_id}
-                return success(listed)
+                return success(ProfileList(records, total, active_id))
 
             return await asyncio.to_thread(answer)
 
@@ -261,7 +254,8 @@ def router(profiles: Profiles, serving: Serving, reader: DocumentReader) -> APIR
                 raise
             return failure(refusal, 200)
         note_object(profile_id=row.id)
-        return success(described(row) | {"warnings": imported.warnings}, 201)
+        saved = structs.asdict(described(row))
+        return success(ImportedProfileRecord(**saved, warnings=imported.warnings), 201)
 
     @routes.get("/active", response_model=Answer[ProfileRecord | None])
     async def get_active() -> Response:
@@ -283,7 +277,7 @@ def router(profiles: Profiles, serving: Serving, reader: DocumentReader) -> APIR
     @routes.delete("/{profile_id}", response_model=Answer[DeletedProfile])
     async def delete_profile(profile_id: str) -> Response:
         was_active = await profiles.remove(profile_id)
-        return success({"profile_id": profile_id, "was_active": was_active})
+        return success(DeletedProfile(profile_id, was_active))
 
     @routes.post(
         "/{profile_id}/activate", response_model=Answer[ActivatedProfile], dependencies=maps
@@ -291,21 +285,20 @@ def router(profiles: Profiles, serving: Serving, reader: DocumentReader) -> APIR
     async def activate(profile_id: str, body: Activation | None = None) -> Response:
         applies = body is None or body.apply_steering
         done = await serving.activate(profile_id, applies=applies)
-        sensed = {} if done.is_sensed is None else {"sensing_armed": done.is_sensed}
         return success(
-            {
-                "profile_id": profile_id,
-                "applied_steering": done.applied,
-                "feature_count": done.count,
-                "warnings": done.warnings,
-            }
-            | sensed
+            ActivatedProfile(
+                profile_id=profile_id,
+                applied_steering=done.applied,
+                feature_count=done.count,
+                warnings=done.warnings,
+                sensing_armed=UNSET if done.is_sensed is None else done.is_sensed,
+            )
         )
 
     @routes.post("/{profile_id}/deactivate", response_model=Answer[DeactivatedProfile])
     async def deactivate(profile_id: str, clear_steering: bool = True) -> Response:
         cleared = await serving.deactivate(profile_id, clears=clear_steering)
-        return success({"profile_id": profile_id, "cleared_steering": cleared})
+        return success(DeactivatedProfile(profile_id, cleared))
 
     @routes.get("/{profile_id}/export", response_model=Answer[ProfileExport])
     async def export_profile(profile_id: str) -> Response:

@@ -6,17 +6,19 @@ the request.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query
+from msgspec import UNSET
 from pydantic import Field
 from starlette.responses import Response
 
 from steerserve.api.answers import Answer
-from steerserve.api.answers.steering import SteeringState
 from steerserve.api.envelope import RequestBody, RowId, success, unambiguous
 from steerserve.control.metrics import note_object
 from steerserve.control.steering.steering import Steering
+from steerserve.control.steering.views import SteeringState
 from steerserve.rules.saes.attachment import FIRST_SAE, SaeChoice
 from steerserve.rules.steering.live import BATCH_MAXIMUM, MAXIMUM, MINIMUM, plain_indices
 
@@ -69,9 +71,8 @@ def router(steering: Steering) -> APIRouter:
 
     def state(choice: SaeChoice = FIRST_SAE) -> Response:
         enabled, values = steering.state(choice)
-        others = {key: _texts(values) for key, values in steering.others(choice).items()}
-        more = {"others": others} if others else {}
-        return success({"enabled": enabled, "values": _texts(values), **more})
+        others = {key: texts(values) for key, values in steering.others(choice).items()}
+        return success(SteeringState(enabled, texts(values), others or UNSET))
 
     @routes.get("", response_model=Answer[SteeringState])
     async def get_steering(choice: Chosen) -> Response:
@@ -117,7 +118,7 @@ def router(steering: Steering) -> APIRouter:
             await steering.clear_one(choice)
             return state(choice)
         await steering.clear()
-        return success({"enabled": False, "values": {}})
+        return success(SteeringState(False, {}))
 
     return routes
 
@@ -128,5 +129,6 @@ def _note(values: dict[int, float]) -> None:
     note_object(features=len(values), values=first)
 
 
-def _texts(values: dict[int, float]) -> dict[str, float]:
+def texts(values: Mapping[int, float]) -> dict[str, float]:
+    """Values in the order of their features, which are texts in JSON."""
     return {str(index): value for index, value in sorted(values.items())}

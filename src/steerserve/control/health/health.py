@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import structlog
+from msgspec import UNSET, to_builtins
 
 from steerserve import __version__
 from steerserve.control.full_queue import FullQueue
@@ -17,6 +18,7 @@ from steerserve.control.health.breakers import Breakers
 from steerserve.control.health.gpus import CardReading, CardReadings
 from steerserve.control.health.nodes import NodeReadings
 from steerserve.control.health.views import (
+    BackendReport,
     Capabilities,
     CardReport,
     Component,
@@ -24,7 +26,6 @@ from steerserve.control.health.views import (
     EngineHealth,
     FixedSampling,
     HealthStatus,
-    InferenceBackend,
     InferenceHealth,
     Liveness,
     QueueLimits,
@@ -137,7 +138,7 @@ class Vitals:
             circuit_breakers=blocks.built("circuit_breakers", self._hub.breakers),
             model_loaded=self._is_loaded(),
             model_name=resident.row.name if resident and self._is_loaded() else None,
-            model_placement=resident.placement if resident else None,
+            model_placement=to_builtins(resident.placement) if resident else None,
             sae_attached=bool(attachments),
             sae_id=attachments[0].sae_id if attachments else None,
             sae_count=len(attachments),
@@ -202,7 +203,7 @@ class Vitals:
             estimated_wait_seconds=None if running else counts.estimated_wait_seconds,
         )
 
-    def backend(self) -> InferenceBackend:
+    def backend(self) -> BackendReport:
         """The backend that serves, and its capabilities. While continuous batching serves, the requests that it does
         not take are served serially."""
         settings, counts = self._settings, self._queue.counts()
@@ -226,7 +227,7 @@ class Vitals:
             settings.cbm_default_top_p,
             self._generation.batched_maximum,
         )
-        return InferenceBackend(
+        return BackendReport(
             "cbm" if is_batching else "serial",
             "one running batch; requests of the fixed sampling parameters need no slot"
             if is_batching
@@ -236,11 +237,11 @@ class Vitals:
                 per_request_profile_override=not is_batching,
             ),
             limitations=limits,
-            queue=None if is_batching else queue,
-            cbm_config=fixed if is_batching else None,
             row_steps=rows,
             seeded_rows=facts.seeded_rows if facts else None,
             cuda_graphs=graphs,
+            queue=UNSET if is_batching else queue,
+            cbm_config=fixed if is_batching else UNSET,
         )
 
     # ------------------------------------------------------------- inside

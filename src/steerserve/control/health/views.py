@@ -7,11 +7,14 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
+from msgspec import UNSET, UnsetType
+
 from steerserve.control.metrics import Percentiles
 from steerserve.control.residency.replicas import ReplicaFigures, ReplicaSet
 from steerserve.control.steering.claims import CircuitsHealth
 from steerserve.control.steering.serving import ServingProfile
 from steerserve.database.db import EndedByRestart
+from steerserve.rules.form import Form
 from steerserve.rules.inference.stepping import CudaGraphs, RowSteps, SeededRows
 from steerserve.rules.models.breaker import BreakerStatus
 from steerserve.rules.residency.lease_status import LeaseStatus
@@ -135,21 +138,25 @@ class FixedSampling:
     max_queue_size: int
 
 
-@dataclass(frozen=True, slots=True)
-class InferenceBackend:
-    """The backend that serves. Either `queue` or `cbm_config` is None. `row_steps` is None without a model
-    that writes, `seeded_rows` without a model that takes seeds. `cuda_graphs` says how decode passes are
-    run; None without a model that has such passes."""
+class BackendReport(Form, frozen=True):
+    """The backend that serves. Either `queue` or `cbm_config` is there, with the limits of the backend in use."""
 
     backend: str
     description: str
     capabilities: Capabilities
-    limitations: Sequence[str] = ()
-    queue: QueueLimits | None = None
-    cbm_config: FixedSampling | None = None
-    row_steps: RowSteps | None = None
-    seeded_rows: SeededRows | None = None
-    cuda_graphs: CudaGraphs | None = None
+    limitations: list[str]
+    row_steps: RowSteps | None
+    seeded_rows: SeededRows | None
+    cuda_graphs: CudaGraphs | None
+    queue: QueueLimits | UnsetType = UNSET
+    cbm_config: FixedSampling | UnsetType = UNSET
+
+
+class ServiceVersion(Form, frozen=True):
+    """The version of the service."""
+
+    version: str
+    app: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from steerserve.control.residency.resident import Attachment, Resident
 from steerserve.control.sensing.features import Features
 from steerserve.control.steering.serving import Serving
 from steerserve.errors import Refusal
+from steerserve.messages.events import FinishReason
 from steerserve.rules.inference.compare import Overlay
 from steerserve.rules.inference.intent import GenerateIntent
 from steerserve.rules.models import architecture
@@ -31,7 +32,7 @@ class Side:
     state: str | None = None
     text: str = ""
     tokens: int = 0
-    finish: str | None = None
+    finish: FinishReason | None = None
     readings: list[Reading] | None = None
 
 

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from steerserve import messages as m
 from steerserve.control.residency.conductor import Conductor
 from steerserve.messages.tokenizing import Spelling
+from steerserve.rules.form import Form
 from steerserve.rules.inference.intent import Conversation
 from steerserve.settings import Settings
 
 
-@dataclass(frozen=True, slots=True)
-class Spelled:
-    """A text and its tokens, by the tokenizer of this model."""
+class TokenizedText(Form, frozen=True):
+    """A text and its tokens by the tokenizer of `model`. `pieces` has the text of each token, and `offsets` the
+    character of `text` at which each begins."""
 
     model: str
-    spelling: Spelling
+    text: str
+    count: int
+    ids: list[int]
+    pieces: list[str]
+    offsets: list[int]
 
 
 class Speller:
@@ -28,7 +31,7 @@ class Speller:
 
     async def spell(
         self, prompt: str | Conversation, *, has_special: bool = True, client: str = ""
-    ) -> Spelled:
+    ) -> TokenizedText:
         """A text, or a conversation as chat completions render it, with its tokens.
 
         Raises:
@@ -43,9 +46,9 @@ class Speller:
             asked = m.Chat([dict(message) for message in prompt], client=client)
         longest = self._settings.tokenize_max_characters
         engine, _ = resident.running()
-        return Spelled(resident.row.name, await engine.spell(asked, longest))
+        return _tokenized(resident.row.name, await engine.spell(asked, longest))
 
-    async def read_back(self, ids: list[int]) -> Spelled:
+    async def read_back(self, ids: list[int]) -> TokenizedText:
         """The text that these tokens stand for.
 
         Raises:
@@ -53,4 +56,8 @@ class Speller:
         """
         resident = self._conductor.loaded()
         engine, _ = resident.running()
-        return Spelled(resident.row.name, await engine.read_back(ids))
+        return _tokenized(resident.row.name, await engine.read_back(ids))
+
+
+def _tokenized(model: str, made: Spelling) -> TokenizedText:
+    return TokenizedText(model, made.text, len(made.ids), made.ids, made.pieces, made.offsets)

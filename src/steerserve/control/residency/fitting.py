@@ -8,7 +8,6 @@ import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 import psutil
 
@@ -20,7 +19,7 @@ from steerserve.rules.models.architecture import is_embedding_only
 from steerserve.rules.models.precision import Held, Machine, Scheme
 from steerserve.rules.residency import memory_fit
 from steerserve.rules.residency.gpus import Card
-from steerserve.rules.residency.memory_fit import PlacementPlan
+from steerserve.rules.residency.memory_fit import ModelPlacement, PlacementPlan
 from steerserve.rules.residency.memory_needs import (
     LENGTH_STEP,
     PREFILL_TOKENS,
@@ -219,7 +218,7 @@ def returned(
     memory_by_device_mb: Mapping[str, int],
     context_mb: int,
     *,
-    placement: Mapping[str, Any] | None = None,
+    placement: ModelPlacement | None = None,
     cards: Sequence[Card] = (),
 ) -> dict[str, int]:
     """The MiB by device that come back when an engine and the processes it started end. Blocks for milliseconds.
@@ -228,7 +227,7 @@ def returned(
     what the engine measured at its load, else what the `placement` of the resident model planned. On the host, only the
     private memory of the processes counts, because the pages of a mapped checkpoint are available already.
     """
-    freed_mb = _planned(placement or {}, context_mb)
+    freed_mb = _planned(placement, context_mb) if placement else {}
     freed_mb |= {d: mb + context_mb for d, mb in memory_by_device_mb.items() if d != HOST}
     processes = _family(pid)
     pids = {process.pid for process in processes}
@@ -269,14 +268,13 @@ def built_for_cards() -> bool:
 _BYTES = {"FP16": 2.0, "Q8": 1.0, "Q4": 0.5, "Q2": 0.25}
 
 
-def _planned(placement: Mapping[str, Any], context_mb: int) -> dict[str, int]:
+def _planned(placement: ModelPlacement, context_mb: int) -> dict[str, int]:
     """The MiB that a placement planned for each card. For a split model these are the weights and the context of the
     card."""
-    parts = placement.get("planned_mb_by_device")
+    parts = placement.planned_mb_by_device
     if parts:
         return {label: mb + context_mb for label, mb in parts.items() if label != HOST}
-    labels = placement.get("devices") or []
-    return {label: placement["required_mb"] for label in labels[:1] if label != HOST}
+    return {label: placement.required_mb for label in placement.devices[:1] if label != HOST}
 
 
 def _family(pid: int | None) -> list[psutil.Process]:

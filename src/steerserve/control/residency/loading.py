@@ -130,7 +130,7 @@ async def check_more_replicas(
     planned = await fitting_nodes.plan(
         stored,
         row.quantization,
-        placement.parse((resident.placement or {}).get("requested")),
+        placement.parse(resident.placement.requested if resident.placement else None),
         settings,
         nodes=await launcher.nodes(str(folder)),
         files=None if launcher.is_fetched(str(folder)) else (str(folder), digest),

@@ -7,7 +7,6 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
 
 import structlog
 
@@ -18,6 +17,7 @@ from steerserve.messages import Loaded
 from steerserve.messages.engine import Engine
 from steerserve.rules.residency.heartbeat import Silence
 from steerserve.rules.residency.lock import Lock, LockedBy
+from steerserve.rules.residency.memory_fit import ModelPlacement
 from steerserve.rules.residency.swap import Phase
 
 log = structlog.get_logger(__name__)
@@ -38,7 +38,7 @@ class Occupant:
     engine: Engine | None = None
     facts: Loaded | None = None
     loaded_at: datetime | None = None
-    placement: dict[str, Any] | None = None
+    placement: ModelPlacement | None = None
     locked_by: LockedBy | None = None
     attachments: dict[str, Attachment] = field(default_factory=dict)
     ready: asyncio.Future[None] = field(
@@ -87,7 +87,7 @@ class Occupant:
         """An engine was started to load the model."""
         self.engine = engine
 
-    def fill(self, facts: Loaded, placement: dict[str, Any], at: datetime) -> None:
+    def fill(self, facts: Loaded, placement: ModelPlacement, at: datetime) -> None:
         """The engine has loaded the model."""
         self.facts, self.placement, self.loaded_at = facts, placement, at
 

@@ -12,6 +12,7 @@ from steerserve.database.catalog import ModelRow
 from steerserve.messages import Attached, Loaded, PlacedSae, SaeSource
 from steerserve.messages.engine import Engine
 from steerserve.rules.residency.heartbeat import Silence
+from steerserve.rules.residency.memory_fit import ModelPlacement
 from steerserve.rules.residency.swap import Phase
 from steerserve.rules.saes.provenance import SaeOrigin
 from steerserve.rules.steering.live import key_of
@@ -127,7 +128,7 @@ class Resident(Protocol):
     def loaded_at(self) -> datetime | None: ...
 
     @property
-    def placement(self) -> Mapping[str, Any] | None:
+    def placement(self) -> ModelPlacement | None:
         """The devices of the weights, as records show them; None before the model was loaded."""
 
     @property

@@ -28,6 +28,7 @@ from steerserve.control.saes.plan import (
 )
 from steerserve.control.saes.reading import ReadSae, SaeReader
 from steerserve.control.saes.records import REPOSITORY, claimed
+from steerserve.control.saes.views import RegisteredStatus
 from steerserve.database.catalog import Catalog, SaeRow
 from steerserve.errors import Refusal
 from steerserve.files import sae_files
@@ -109,7 +110,7 @@ class SaeDownloads(RecordedDownloads[str, SaePlan, Sequence[ReadSae]]):
         file = next(file for file in unit.files if file.path == unit.weights)
         return await self._hub.header(repo_id, sha, file, token)
 
-    async def begin(self, request: SaeRequest) -> tuple[SaeRow, str]:
+    async def begin(self, request: SaeRequest) -> tuple[SaeRow, RegisteredStatus]:
         """Register an SAE and begin its download, or go on with a download that had failed.
 
         Returns the record and the status to answer: `downloading` for a new download; `already_downloading`, `cached`
@@ -232,7 +233,7 @@ class SaeDownloads(RecordedDownloads[str, SaePlan, Sequence[ReadSae]]):
 
     # ------------------------------------------------------------- before a download
 
-    async def _pinned(self, request: SaeRequest) -> tuple[SaeRow, str] | None:
+    async def _pinned(self, request: SaeRequest) -> tuple[SaeRow, RegisteredStatus] | None:
         """The answer to a request whose `revision` is a commit that was fetched already. A commit cannot change, so the
         hub need not be asked."""
         if request.revision is None or not is_commit(request.revision):
@@ -244,7 +245,7 @@ class SaeDownloads(RecordedDownloads[str, SaePlan, Sequence[ReadSae]]):
         present = await asyncio.to_thread(sae_files.units, folder, request.repo_id)
         return (row, row.status) if row.file_path in {unit.path for unit in present} else None
 
-    async def _standing(self, plan: SaePlan) -> tuple[SaeRow, str] | None:
+    async def _standing(self, plan: SaePlan) -> tuple[SaeRow, RegisteredStatus] | None:
         """The answer for an SAE that is on the disk already, or is being downloaded."""
         row = await self._find_exactly(plan.sae_id)
         if row is None:
@@ -281,7 +282,7 @@ class SaeDownloads(RecordedDownloads[str, SaePlan, Sequence[ReadSae]]):
         begun = replace(job, begun={unit.weights: header.begun})
         return Looked(replace(plan, job=begun), sae_shapes.width_of(header.tensors))
 
-    async def _begin_looked(self, looked: Looked, look_id: str) -> tuple[SaeRow, str]:
+    async def _begin_looked(self, looked: Looked, look_id: str) -> tuple[SaeRow, RegisteredStatus]:
         """Begin the download that a look has found, unless its files are here. Returns and raises what `begin` does."""
         plan = looked.plan
         async with self._deciding:
@@ -290,7 +291,7 @@ class SaeDownloads(RecordedDownloads[str, SaePlan, Sequence[ReadSae]]):
                 row = await self._catalog.follow_sae(look_id, row.id)
         return row, status
 
-    async def _begin_plan(self, looked: Looked) -> tuple[SaeRow, str]:
+    async def _begin_plan(self, looked: Looked) -> tuple[SaeRow, RegisteredStatus]:
         plan = looked.plan
         await self._downloads.check_disk(plan.job)
         before = await self._find_exactly(plan.sae_id)
@@ -307,7 +308,7 @@ class SaeDownloads(RecordedDownloads[str, SaePlan, Sequence[ReadSae]]):
 
     async def _go_on_looking(
         self, request: SaeRequest, look_id: str, work: asyncio.Task[Looked]
-    ) -> tuple[SaeRow, str]:
+    ) -> tuple[SaeRow, RegisteredStatus]:
         """Let a look go on under a record of its own, unless an equal request is being looked at already."""
         try:
             async with self._deciding:

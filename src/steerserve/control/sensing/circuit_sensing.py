@@ -28,9 +28,10 @@ from steerserve.control.residency.resident import Attachment
 from steerserve.control.sensing.arming import ArmedAt, SensingState
 from steerserve.control.sensing.recorder import READ_SECONDS, Recorder
 from steerserve.control.sensing.sensing_views import (
-    CircuitSensingReport,
-    CircuitSensingStatus,
-    SensedCircuit,
+    CircuitSensingChange,
+    CircuitSensingState,
+    EdgeFirings,
+    SensedCircuitReport,
     SensingIntent,
     edge_firing,
 )
@@ -42,7 +43,7 @@ from steerserve.rules.sensing import circuit_sensing as rules
 from steerserve.rules.sensing import cluster_sensing as sensing
 from steerserve.rules.sensing.circuit_sensing import AttachedLayer, EdgePlan
 from steerserve.rules.sensing.cluster_sensing import Thresholds
-from steerserve.rules.sensing.firings import FiringRow
+from steerserve.rules.sensing.firings import EdgeFiringRecord, edge_facts, edge_record
 from steerserve.rules.steering import binding, evidence
 from steerserve.rules.steering.circuit import Circuit
 from steerserve.settings import Settings
@@ -59,7 +60,7 @@ class _Candidate:
     lag: int
 
 
-_Armed = ArmedAt[tuple[m.ArmedCircuit, ...], tuple[SensedCircuit, ...]]
+_Armed = ArmedAt[tuple[m.ArmedCircuit, ...], tuple[SensedCircuitReport, ...]]
 
 
 class CircuitSensing:
@@ -79,11 +80,11 @@ class CircuitSensing:
         self._steering = steering
         self._conductor = conductor
         self.recorder = recorder
-        recorder.publish(lambda row: bus.publish(CircuitFired(row)))
+        recorder.publish(lambda row: bus.publish(CircuitFired(edge_facts(row))))
         self._thresholds = Thresholds(
             settings.circuit_sensing_epsilon, settings.circuit_sensing_theta_floor
         )
-        self._arming: SensingState[tuple[m.ArmedCircuit, ...], tuple[SensedCircuit, ...]] = (
+        self._arming: SensingState[tuple[m.ArmedCircuit, ...], tuple[SensedCircuitReport, ...]] = (
             SensingState(conductor, _send, self._listen)
         )
         self._overhead: float | None = None
@@ -105,7 +106,7 @@ class CircuitSensing:
         while self._tasks:
             await asyncio.wait(self._tasks)
 
-    async def status(self) -> CircuitSensingStatus:
+    async def status(self) -> CircuitSensingState:
         if self._tasks:
             await asyncio.wait(list(self._tasks), timeout=READ_SECONDS)
         await self.recorder.caught_up()
@@ -117,16 +118,23 @@ class CircuitSensing:
         circuits = armed.facts if armed is not None else ()
         lags = [circuit.max_token_lag for circuit in circuits]
         unsensable = (edge for one in serving for edge in one.plan.unsensable)
-        return CircuitSensingStatus(
-            circuits=circuits,
-            unsensable_edges=tuple(unsensable),
+        first = next(iter(circuits), None)
+        return CircuitSensingState(
+            note=evidence.OBSERVATION,
+            armed=bool(circuits),
             paused_reason=_paused(serving, circuits),
+            circuit_id=first.circuit_id if first else None,
+            circuit_name=first.circuit_name if first else None,
+            layers=tuple(sorted({layer for one in circuits for layer in one.layers})),
+            sensable_edges=sum(one.sensable_edges for one in circuits),
+            unsensable_edges=tuple(unsensable),
             max_token_lag=max(lags, default=self._settings.circuit_sensing_max_token_lag),
             last_request_overhead_ms=self._overhead,
             truncated_layers=self._truncated,
             requests_sensed=self._sensed,
             requests_truncated=self._cut_off,
             events_recorded=self.recorder.written,
+            ws_dropped=0,  # publishing an event inside the service cannot fail
             ws_throttled=self.recorder.throttled,
             enabled_circuits=tuple(
                 SensingIntent(row.id, row.name, row.id in now)
@@ -134,6 +142,7 @@ class CircuitSensing:
                 # a circuit may have been deleted between the two reads
                 if row.id not in now or row.id in known
             ),
+            circuits=circuits,
         )
 
     async def events(
@@ -142,11 +151,13 @@ class CircuitSensing:
         circuit_id: str | None = None,
         edge_key: str | None = None,
         since: datetime | None = None,
-    ) -> tuple[list[FiringRow], int]:
+    ) -> EdgeFirings:
         """The newest events first, and how many there are."""
-        return await self.recorder.newest(limit, subject=circuit_id, edge_key=edge_key, since=since)
+        scope = {"subject": circuit_id, "edge_key": edge_key}
+        rows, total = await self.recorder.newest(limit, **scope, since=since)
+        return EdgeFirings([edge_record(row) for row in rows], total)
 
-    async def event(self, event_id: int) -> FiringRow:
+    async def event(self, event_id: int) -> EdgeFiringRecord:
         """Raises:
         Refusal: CIRCUIT_SENSING_EVENT_NOT_FOUND.
         """
@@ -157,11 +168,11 @@ class CircuitSensing:
                 f"no circuit sensing event has the id {event_id}; old events are deleted",
                 event_id=event_id,
             )
-        return row
+        return edge_record(row)
 
     # ------------------------------------------------------------- editing
 
-    async def enable(self, circuit_id: str, *, enabled: bool = True) -> CircuitSensingReport:
+    async def enable(self, circuit_id: str, *, enabled: bool = True) -> CircuitSensingChange:
         """Enable or disable the sensing of a circuit.
 
         Raises:
@@ -181,9 +192,9 @@ class CircuitSensing:
             )
         plan = self._candidate(row).plan
         armed = self._arming.now
-        is_armed = armed is not None and any(one.id == circuit_id for one in armed.facts)
+        is_armed = armed is not None and any(one.circuit_id == circuit_id for one in armed.facts)
         message = self._message(row, plan, is_armed=is_armed)
-        return CircuitSensingReport(enabled, is_armed, plan.unsensable, message)
+        return CircuitSensingChange(circuit_id, enabled, is_armed, plan.unsensable, message)
 
     def _message(self, row: WholeCircuit, plan: EdgePlan, *, is_armed: bool) -> str:
         if not row.sensing_enabled:
@@ -313,16 +324,16 @@ def attached_layers(circuit: Circuit, attached: Sequence[Attachment]) -> dict[in
     return layers
 
 
-def _facts(candidate: _Candidate) -> SensedCircuit:
+def _facts(candidate: _Candidate) -> SensedCircuitReport:
     row, plan = candidate.row, candidate.plan
-    return SensedCircuit(
+    return SensedCircuitReport(
         row.id, row.name, tuple(plan.layers), len(plan.edges), plan.unsensable, candidate.lag
     )
 
 
-def _paused(serving: Sequence[_Candidate], armed: Sequence[SensedCircuit]) -> str | None:
+def _paused(serving: Sequence[_Candidate], armed: Sequence[SensedCircuitReport]) -> str | None:
     """Why a circuit that serves, and whose sensing is enabled, is not armed."""
-    known = {circuit.id for circuit in armed}
+    known = {circuit.circuit_id for circuit in armed}
     for one in serving:
         if one.row.id not in known:
             why = "the engine refuses" if one.plan.edges else "no edge can be observed"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 
 from steerserve import messages as m
@@ -14,11 +13,13 @@ from steerserve.control.residency.resident import Attachment
 from steerserve.control.saes.reading import READ_SECONDS
 from steerserve.control.saes.records import source_of
 from steerserve.control.saes.saes import Saes
+from steerserve.control.sensing.monitoring_views import FeatureFigures, figures
 from steerserve.control.steering.reading import DocumentReader
 from steerserve.database.catalog import SaeRow
 from steerserve.database.labels import Labels
 from steerserve.errors import Refusal
 from steerserve.files import local
+from steerserve.rules.form import Form
 from steerserve.rules.saes.sets import check_files
 from steerserve.rules.sensing import labels as rules
 from steerserve.rules.sensing import monitoring
@@ -32,53 +33,69 @@ Statistics = Callable[[str, int], Awaitable[m.FeatureCount | None]]
 observed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Imported:
-    """The outcome of an import of labels. `total` counts all labels of the SAE after the import."""
+class FeatureLabel(Form, frozen=True):
+    """The label of one feature."""
 
-    imported: int
-    total: int
-    warnings: tuple[str, ...]
+    feature_idx: int
+    label: str
 
 
-@dataclass(frozen=True, slots=True)
-class Page:
-    """A page of an SAE's labels. The SAE has `total` labels, of which `matched` fit the query."""
+class LabelPage(Form, frozen=True):
+    """A page of the labels of an SAE. `matched` counts the labels that fit the query, `total` all labels of the SAE."""
 
-    labels: list[tuple[int, str]]
+    sae_id: str
+    labels: list[FeatureLabel]
     matched: int
     total: int
+    limit: int
+    offset: int
 
 
-@dataclass(frozen=True, slots=True)
-class Feature:
-    """One feature. `attached` is the attachment where the feature can be steered now, None if its SAE is not attached.
-    Norms are lengths in the model's residual stream."""
+class ImportedLabels(Form, frozen=True):
+    """How many labels were imported, and how many the SAE has now."""
 
-    facts: m.FeatureFacts
-    label: str | None
-    attached: Attachment | None
-    statistics: m.FeatureCount | None
-
-    @property
-    def residual_norm(self) -> float | None:
-        """The median length of the activations that the SAE reads, measured when the SAE was attached."""
-        return self.attached.check.get("residual_norm") if self.attached else None
-
-    @property
-    def typical_strength(self) -> float | None:
-        norm = self.residual_norm
-        return None if norm is None else monitoring.typical_strength(norm, self.facts.decoder_norm)
+    sae_id: str
+    imported: int
+    total: int
+    warnings: list[str]
 
 
-@dataclass(frozen=True, slots=True)
-class FeatureMatch:
-    """One result of a search. `cosine` compares its decoder direction with that of the feature that the client
-    named."""
+class SimilarFeature(Form, frozen=True):
+    """One result of a search. `cosine` compares its decoder direction with that of the feature that the request names,
+    and is null where it names none."""
 
-    index: int
+    feature_idx: int
     label: str | None
     cosine: float | None
+
+
+class FeatureSearch(Form, frozen=True):
+    """The features that a search found. `matched` counts all features that fit the search."""
+
+    sae_id: str
+    query: str | None
+    feature_idx: int | None
+    features: list[SimilarFeature]
+    matched: int
+
+
+class FeatureDetails(Form, frozen=True, kw_only=True):
+    """One feature. Norms are lengths in the model's residual stream. `threshold` is null for activations without one.
+    `layer`, `residual_norm` (the median length of the activations that the SAE reads) and `typical_strength` (a usual
+    value for steering the feature) are null while the SAE is not attached. `statistics` is null for an SAE that was
+    never monitored."""
+
+    sae_id: str
+    feature_idx: int
+    label: str | None
+    decoder_norm: float
+    encoder_norm: float
+    encoder_bias: float
+    threshold: float | None
+    layer: int | None
+    residual_norm: float | None
+    typical_strength: float | None
+    statistics: FeatureFigures | None
 
 
 class Features:
@@ -121,7 +138,7 @@ class Features:
         limit: int,
         offset: int,
         features: Sequence[int] | None = None,
-    ) -> Page:
+    ) -> LabelPage:
         """Labels of an SAE in the order of their features. With `features`, only labels of these features.
 
         Raises:
@@ -133,12 +150,14 @@ class Features:
         if features is not None:
             wanted = {index: every[index] for index in sorted(set(features)) if index in every}
         if not query:
-            labels = list(islice(wanted.items(), offset, offset + limit))
-            return Page(labels, len(wanted), len(every))
-        matching = await asyncio.to_thread(_matching, wanted, query)
-        return Page(matching[offset : offset + limit], len(matching), len(every))
+            matched, found = len(wanted), list(islice(wanted.items(), offset, offset + limit))
+        else:
+            matching = await asyncio.to_thread(_matching, wanted, query)
+            matched, found = len(matching), matching[offset : offset + limit]
+        labels = [FeatureLabel(*one) for one in found]
+        return LabelPage(sae_id, labels, matched, len(every), limit, offset)
 
-    async def add_labels(self, sae_id: str, document: object, *, replace: bool) -> Imported:
+    async def add_labels(self, sae_id: str, document: object, *, replace: bool) -> ImportedLabels:
         """Store the labels of a document (see `rules.labels.parse`): all of them or none.
 
         Raises:
@@ -151,7 +170,7 @@ class Features:
 
     async def add_body(
         self, sae_id: str, body: bytes, *, is_lines: bool, replace: bool
-    ) -> Imported:
+    ) -> ImportedLabels:
         """Store the labels in the body of an import (see `rules.labels.read`): all of them or none.
 
         Raises:
@@ -162,7 +181,9 @@ class Features:
         parsed = await self._reader.read(rules.read, body, d_sae, is_lines=is_lines)
         return await self._put(row, parsed, replace=replace)
 
-    async def _put(self, row: SaeRow, parsed: rules.ParsedLabels, *, replace: bool) -> Imported:
+    async def _put(
+        self, row: SaeRow, parsed: rules.ParsedLabels, *, replace: bool
+    ) -> ImportedLabels:
         sae_id = row.id
         await self._labels.put(sae_id, parsed.by_feature, replace=replace)
         warnings = []
@@ -171,7 +192,8 @@ class Features:
         if row.trained_layer is not None and parsed.layers - {row.trained_layer}:
             layers = ", ".join(str(layer) for layer in sorted(parsed.layers))
             warnings.append(f"the labels name layer {layers}, the SAE layer {row.trained_layer}")
-        return Imported(len(parsed.by_feature), len(await self._labels.of(sae_id)), tuple(warnings))
+        total = len(await self._labels.of(sae_id))
+        return ImportedLabels(sae_id, len(parsed.by_feature), total, warnings)
 
     async def clear_labels(self, sae_id: str) -> int:
         """Raises:
@@ -192,7 +214,7 @@ class Features:
 
     # ------------------------------------------------------------- features
 
-    async def get(self, sae_id: str, index: int) -> Feature:
+    async def get(self, sae_id: str, index: int) -> FeatureDetails:
         """Raises:
         Refusal: SAE_NOT_FOUND, SAE_INCOMPATIBLE, INVALID_FEATURE_INDEX, SAE_LOAD_FAILED, INVALID_LOCAL_PATH.
         """
@@ -202,14 +224,30 @@ class Features:
         explored = await self._explore(row, attached, [index], 0)
         label = (await self._labels.of(sae_id)).get(index)
         counted = await self._statistics(attached.key, index) if attached else None
-        return Feature(explored.features[0], label, attached, counted)
+        facts = explored.features[0]
+        norm = attached.check.get("residual_norm") if attached else None
+        return FeatureDetails(
+            sae_id=sae_id,
+            feature_idx=facts.feature_idx,
+            label=label,
+            decoder_norm=facts.decoder_norm,
+            encoder_norm=facts.encoder_norm,
+            encoder_bias=facts.encoder_bias,
+            threshold=facts.threshold,
+            layer=attached.layer if attached else None,
+            residual_norm=norm,
+            typical_strength=None
+            if norm is None
+            else monitoring.typical_strength(norm, facts.decoder_norm),
+            statistics=None if counted is None else figures(counted),
+        )
 
     async def search(
         self, sae_id: str, query: str | None, index: int | None, limit: int
-    ) -> tuple[list[FeatureMatch], int]:
+    ) -> FeatureSearch:
         """Search for features by the words of `query` in their labels, by how near their decoder directions are to that
-        of the feature `index`, or by both. Returns the best `limit` features, and the number of all matches; a search
-        by both looks only at the NEAREST_MAXIMUM nearest features.
+        of the feature `index`, or by both. Returns the best `limit` features; a search by both looks only at the
+        NEAREST_MAXIMUM nearest features.
 
         Raises:
             Refusal: SAE_NOT_FOUND, SAE_INCOMPATIBLE, INVALID_FEATURE_INDEX, SAE_LOAD_FAILED, INVALID_LOCAL_PATH.
@@ -218,15 +256,16 @@ class Features:
         labels = await self._labels.of(sae_id)
         if index is None:
             matched = await asyncio.to_thread(_matching, labels, query)
-            return [FeatureMatch(i, label, None) for i, label in matched[:limit]], len(matched)
+            best = [SimilarFeature(i, label, None) for i, label in matched[:limit]]
+            return FeatureSearch(sae_id, query, index, best, len(matched))
         check_index(index, d_sae)
         count = min(d_sae - 1, limit if query is None else NEAREST_MAXIMUM)
         explored = await self._explore(row, self._attached(sae_id), [index], count)
-        near = [FeatureMatch(i, labels.get(i), cosine) for i, cosine in explored.nearest]
+        near = [SimilarFeature(i, labels.get(i), cosine) for i, cosine in explored.nearest]
         if query is not None:
             words = rules.words_of(query)
             near = [one for one in near if one.label and rules.has_words(one.label, words)]
-        return near[:limit], len(near)
+        return FeatureSearch(sae_id, query, index, near[:limit], len(near))
 
     # ------------------------------------------------------------- inside
 

@@ -29,11 +29,17 @@ from steerserve.control.bus import (
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.engine_state import EngineState, Return, unchanged
 from steerserve.control.residency.resident import Attachment, Resident, Switch
-from steerserve.control.sensing.monitoring_views import Counted, FeatureCount, KeptContexts, State
+from steerserve.control.sensing.monitoring_views import (
+    Counted,
+    FeatureContexts,
+    MonitoredContext,
+    MonitoringReport,
+)
 from steerserve.database.catalog import Clock, utc_now
 from steerserve.errors import Refusal
 from steerserve.messages.engine import Engine
 from steerserve.rules.sensing import monitoring as rules
+from steerserve.rules.sensing.firings import ContextParts
 from steerserve.rules.sensing.monitoring import Configuration, Record, Ring
 
 log = structlog.get_logger(__name__)
@@ -85,17 +91,21 @@ class Monitoring(EngineState[_Watch]):
         features = self._wanted.features
         return self._running[1].d_sae if features is None else len(features)
 
-    def state(self) -> State:
+    def state(self) -> MonitoringReport:
         attached = self._first()
-        is_meant = attached is not None and attached is self._meant
-        return State(
+        features = (
+            self._wanted.features if attached is not None and attached is self._meant else None
+        )
+        return MonitoringReport(
             enabled=attached is not None and self.key() == attached.key,
+            sae_attached=attached is not None,
             sae_id=attached.sae_id if attached else None,
             layer=attached.layer if attached else None,
-            features=self._wanted.features if is_meant else None,
+            monitored_features=features or (),
             history_size=self._wanted.history_size,
             history_count=len(self._ring),
             top_k=self._wanted.top_k,
+            read_point=rules.READ_POINT,
         )
 
     def history(self, limit: int, request_id: str | None = None) -> list[Record]:
@@ -135,7 +145,7 @@ class Monitoring(EngineState[_Watch]):
         figures = counts.features, counts.tokens, counts.activations
         return Counted(attached.sae_id, *figures, since, counts.lost_requests)
 
-    async def contexts(self, feature: int, k: int) -> KeptContexts:
+    async def contexts(self, feature: int, k: int) -> FeatureContexts:
         """The texts in which a feature had its `k` largest values, of the tokens that were monitored last.
 
         Raises:
@@ -145,11 +155,12 @@ class Monitoring(EngineState[_Watch]):
         rules.chosen([feature], attached.d_sae)
         counting = self._counting_at(attached)
         if counting is None or not self._contexts:
-            return KeptContexts(attached.sae_id, self._contexts, 0, [])
+            return FeatureContexts(attached.sae_id, feature, self._contexts, 0, [])
         read = await counting[0].contexts(feature, k)
-        return KeptContexts(attached.sae_id, self._contexts, read.kept, read.contexts)
+        contexts = [_context(one) for one in read.contexts]
+        return FeatureContexts(attached.sae_id, feature, self._contexts, read.kept, contexts)
 
-    async def counted(self, key: str, index: int) -> FeatureCount | None:
+    async def counted(self, key: str, index: int) -> m.FeatureCount | None:
         """The statistics of one feature at the attachment with this key; None if the feature was not observed."""
         first = self._first()
         if first is None or first.key != key:
@@ -165,7 +176,7 @@ class Monitoring(EngineState[_Watch]):
         features: Sequence[int] | None = None,
         history_size: int = rules.HISTORY_DEFAULT,
         top_k: int = rules.TOP_K_DEFAULT,
-    ) -> State:
+    ) -> MonitoringReport:
         """Replace the whole configuration. Of the records, the newest are kept, at most `history_size`.
 
         Raises:
@@ -180,7 +191,7 @@ class Monitoring(EngineState[_Watch]):
             )
         )
 
-    async def enable(self, enabled: bool) -> State:
+    async def enable(self, enabled: bool) -> MonitoringReport:
         """Switch monitoring on or off, and keep the rest of the configuration.
 
         Raises:
@@ -216,7 +227,9 @@ class Monitoring(EngineState[_Watch]):
 
     # ------------------------------------------------------------- inside
 
-    async def _edit(self, step: Callable[[Attachment, Configuration], Configuration]) -> State:
+    async def _edit(
+        self, step: Callable[[Attachment, Configuration], Configuration]
+    ) -> MonitoringReport:
         async with self._editing:
             attached = self._conductor.first_attachment()
             before = self._wanted
@@ -329,7 +342,7 @@ class Monitoring(EngineState[_Watch]):
         state = self.state()
         if is_always or state.enabled != self._told:
             self._told = state.enabled
-            self._bus.publish(MonitoringState(state.enabled, list(state.features or ())))
+            self._bus.publish(MonitoringState(state.enabled, list(state.monitored_features)))
 
     def _first(self) -> Attachment | None:
         return next(iter(self._conductor.attachments()), None)
@@ -349,3 +362,15 @@ class Monitoring(EngineState[_Watch]):
             and not engine.ended.done()
             and resident.attachments.get(attached.key) is attached
         )
+
+
+def _context(kept: m.FeatureContext) -> MonitoredContext:
+    parts = kept.window.parts
+    return MonitoredContext(
+        activation=kept.activation,
+        request_id=kept.label,
+        choice=kept.choice,
+        token_position=kept.position,
+        context_text=kept.window.text,
+        context_parts=None if parts is None else ContextParts(*parts),
+    )

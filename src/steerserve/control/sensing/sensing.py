@@ -30,9 +30,12 @@ from steerserve.control.residency.resident import Attachment
 from steerserve.control.sensing.arming import ArmedAt, SensingState
 from steerserve.control.sensing.recorder import Recorder
 from steerserve.control.sensing.sensing_views import (
-    QuorumReport,
+    ClusterFirings,
+    ClusterSensingReport,
+    FiringRetention,
+    QuorumChange,
+    SensingChange,
     SensingIntent,
-    SensingStatus,
     cluster_firing,
 )
 from steerserve.control.steering.serving import Serving
@@ -41,7 +44,12 @@ from steerserve.errors import Refusal
 from steerserve.messages.engine import Engine
 from steerserve.rules.sensing import cluster_sensing as rules
 from steerserve.rules.sensing.cluster_sensing import ClusterPlan, Thresholds
-from steerserve.rules.sensing.firings import FiringRow
+from steerserve.rules.sensing.firings import (
+    ClusterFiringRecord,
+    cluster_facts,
+    cluster_record,
+)
+from steerserve.rules.steering import evidence
 from steerserve.rules.steering.cluster import Cluster
 from steerserve.settings import Settings
 
@@ -76,7 +84,7 @@ class ClusterSensing:
         self._serving = serving
         self._conductor = conductor
         self.recorder = recorder
-        recorder.publish(lambda row: bus.publish(ClusterFired(row)))
+        recorder.publish(lambda row: bus.publish(ClusterFired(cluster_facts(row))))
         self._thresholds = Thresholds(settings.sensing_epsilon, settings.sensing_theta_floor)
         self._arming: SensingState[m.ArmedCluster, ClusterFacts] = SensingState(
             conductor, self._send, self._listen
@@ -94,11 +102,12 @@ class ClusterSensing:
         """Whether an engine senses a cluster now."""
         return self._arming.now is not None
 
-    async def status(self) -> SensingStatus:
+    async def status(self) -> ClusterSensingReport:
         await self.recorder.caught_up()
         armed, settings = self._arming.now, self._settings
         enabled = await self._documents.sensed()
-        return SensingStatus(
+        return ClusterSensingReport(
+            note=evidence.OBSERVATION,
             armed=armed is not None,
             profile_id=armed.message.subject if armed else None,
             profile_name=armed.facts.name if armed else None,
@@ -110,9 +119,11 @@ class ClusterSensing:
             last_request_overhead_ms=self._overhead,
             overhead_warn_threshold_ms=settings.sensing_max_overhead_ms,
             events_recorded_since_start=self.recorder.written,
+            ws_events_dropped=0,  # publishing an event inside the service cannot fail
             ws_events_throttled=self.recorder.throttled,
-            max_events_per_cluster=settings.sensing_max_events_per_cluster,
-            max_age_days=settings.sensing_max_age_days,
+            retention=FiringRetention(
+                settings.sensing_max_events_per_cluster, settings.sensing_max_age_days
+            ),
             enabled_clusters=tuple(
                 SensingIntent(profile_id, name, profile_id == self._serving.profile_id)
                 for profile_id, name in enabled
@@ -121,11 +132,12 @@ class ClusterSensing:
 
     async def events(
         self, limit: int, profile_id: str | None = None, since: datetime | None = None
-    ) -> tuple[list[FiringRow], int]:
+    ) -> ClusterFirings:
         """The newest events first, and how many there are."""
-        return await self.recorder.newest(limit, subject=profile_id, since=since)
+        rows, total = await self.recorder.newest(limit, subject=profile_id, since=since)
+        return ClusterFirings([cluster_record(row) for row in rows], total)
 
-    async def event(self, event_id: int) -> FiringRow:
+    async def event(self, event_id: int) -> ClusterFiringRecord:
         """Raises:
         Refusal: SENSING_EVENT_NOT_FOUND.
         """
@@ -136,12 +148,12 @@ class ClusterSensing:
                 f"no sensing event has the id {event_id}; old events are deleted",
                 event_id=event_id,
             )
-        return row
+        return cluster_record(row)
 
     # ------------------------------------------------------------- editing
 
-    async def enable(self, profile_id: str, *, enabled: bool = True) -> bool:
-        """Enable or disable the sensing of a cluster, and return whether it is armed now.
+    async def enable(self, profile_id: str, *, enabled: bool = True) -> SensingChange:
+        """Enable or disable the sensing of a cluster.
 
         Raises:
             Refusal: PROFILE_NOT_FOUND; VALIDATION_ERROR for a plain profile, and for an active cluster that cannot be
@@ -151,9 +163,9 @@ class ClusterSensing:
             row, _ = await self._cluster(profile_id)
             if row.sensing_enabled != enabled:
                 row = await self._documents.change_profile(profile_id, {"sensing_enabled": enabled})
-            return await self._rearm(row)
+            return SensingChange(profile_id, enabled, await self._rearm(row))
 
-    async def configure(self, profile_id: str, min_k: int | None) -> QuorumReport:
+    async def configure(self, profile_id: str, min_k: int | None) -> QuorumChange:
         """Set the quorum of a cluster; None restores the default.
 
         Raises:
@@ -169,7 +181,7 @@ class ClusterSensing:
             if row.sensing_min_k != min_k:
                 row = await self._documents.change_profile(profile_id, {"sensing_min_k": min_k})
             armed = await self._rearm(row)
-        return QuorumReport(min_k, plan.min_k if plan else None, armed)
+        return QuorumChange(profile_id, min_k, plan.min_k if plan else None, armed)
 
     # ------------------------------------------------------------- arming
 

@@ -5,8 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from steerserve import messages as m
-from steerserve.rules.sensing.circuit_sensing import Unsensable
-from steerserve.rules.sensing.firings import ClusterFiring, ContextParts, EdgeFiring, FiredFeature
+from steerserve.rules.form import Form
+from steerserve.rules.sensing.circuit_sensing import UnsensableEdge
+from steerserve.rules.sensing.cluster_sensing import ThresholdMode
+from steerserve.rules.sensing.firings import (
+    ClusterFiring,
+    ClusterFiringRecord,
+    ContextParts,
+    EdgeFiring,
+    EdgeFiringRecord,
+    FiredFeature,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,74 +27,116 @@ class SensingIntent:
     is_active: bool
 
 
-@dataclass(frozen=True, slots=True)
-class SensingStatus:
-    """The state of cluster sensing. The facts of the armed cluster are None, or 0, while no cluster is armed."""
+class ClusterFirings(Form, frozen=True):
+    """Recorded firings, the newest first. `total` counts all that fit the request."""
 
+    events: list[ClusterFiringRecord]
+    total: int
+
+
+class EdgeFirings(Form, frozen=True):
+    """Recorded firings, the newest first. `total` counts all that fit the request."""
+
+    events: list[EdgeFiringRecord]
+    total: int
+
+
+class DeletedFirings(Form, frozen=True):
+    """How many records were deleted."""
+
+    deleted: int
+
+
+class FiringRetention(Form, frozen=True):
+    """How long records are kept: the most records of one cluster, and the most days."""
+
+    max_events_per_cluster: int
+    max_age_days: float
+
+
+class ClusterSensingReport(Form, frozen=True, kw_only=True):
+    """The state of cluster sensing. The facts of the armed cluster are null, or 0, while no cluster is armed. A cluster
+    fires where `min_k` of its `sensable_count` members fire together. `enabled_clusters` are sensed while they are
+    active. `note` says what a firing is."""
+
+    note: str
     armed: bool
     profile_id: str | None
     profile_name: str | None
     member_count: int
     sensable_count: int
     min_k: int | None
-    threshold_mode: str | None
+    threshold_mode: ThresholdMode | None
     context_tokens: int | None
     last_request_overhead_ms: float | None
     overhead_warn_threshold_ms: float
     events_recorded_since_start: int
+    ws_events_dropped: int
     ws_events_throttled: int
-    max_events_per_cluster: int
-    max_age_days: float
+    retention: FiringRetention
     enabled_clusters: tuple[SensingIntent, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class QuorumReport:
-    """The quorum that an operator has set, and the quorum that counts; None for a cluster that cannot be sensed."""
+class SensingChange(Form, frozen=True):
+    """Whether the sensing of a cluster is enabled, and whether the cluster is armed now."""
 
+    profile_id: str
+    sensing_enabled: bool
+    armed: bool
+
+
+class QuorumChange(Form, frozen=True):
+    """The quorum that an operator has set, and the quorum that counts; null for a cluster that cannot be sensed."""
+
+    profile_id: str
     min_k: int | None
     effective_min_k: int | None
     armed: bool
 
 
-@dataclass(frozen=True, slots=True)
-class SensedCircuit:
-    """One circuit that is sensed, and the layers and edges that are."""
+class SensedCircuitReport(Form, frozen=True):
+    """A circuit that is sensed."""
 
-    id: str
-    name: str
+    circuit_id: str
+    circuit_name: str
     layers: tuple[int, ...]
     sensable_edges: int
-    unsensable_edges: tuple[Unsensable, ...]
+    unsensable_edges: tuple[UnsensableEdge, ...]
     max_token_lag: int
 
 
-@dataclass(frozen=True, slots=True)
-class CircuitSensingStatus:
-    """The state of circuit sensing. `circuits` are the armed circuits, in the order of their activation. The edges
-    that cannot be observed are those of all circuits that serve and whose sensing is enabled. `paused_reason` says why
-    such a circuit is not armed."""
+class CircuitSensingState(Form, frozen=True, kw_only=True):
+    """The state of circuit sensing. `circuits` are the armed circuits; `circuit_id` and `circuit_name` are those of the
+    first. `paused_reason` says why a circuit that serves and whose sensing is enabled is not armed. `ws_throttled`
+    counts firings that were recorded and not sent live. `note` says what a firing is."""
 
-    circuits: tuple[SensedCircuit, ...]
-    unsensable_edges: tuple[Unsensable, ...]
+    note: str
+    armed: bool
     paused_reason: str | None
+    circuit_id: str | None
+    circuit_name: str | None
+    layers: tuple[int, ...]
+    sensable_edges: int
+    unsensable_edges: tuple[UnsensableEdge, ...]
     max_token_lag: int
     last_request_overhead_ms: float | None
     truncated_layers: tuple[int, ...]
     requests_sensed: int
     requests_truncated: int
     events_recorded: int
+    ws_dropped: int
     ws_throttled: int
     enabled_circuits: tuple[SensingIntent, ...]
+    circuits: tuple[SensedCircuitReport, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class CircuitSensingReport:
+class CircuitSensingChange(Form, frozen=True):
     """The outcome of enabling or disabling the sensing of a circuit."""
 
+    circuit_id: str
     enabled: bool
     armed: bool
-    unsensable_edges: tuple[Unsensable, ...]
+    unsensable_edges: tuple[UnsensableEdge, ...]
     message: str
 
 

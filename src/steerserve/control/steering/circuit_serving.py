@@ -15,7 +15,7 @@ from steerserve.control.steering.circuit_views import (
     CircuitActivation,
     CircuitIntensity,
     CircuitView,
-    ClaimRelease,
+    ReleasedClaims,
 )
 from steerserve.control.steering.circuits import Circuits
 from steerserve.control.steering.claims import LayerClaims
@@ -166,7 +166,7 @@ class CircuitServing:
             await self._slices.remove(circuit_id)
             await self._store.remove(circuit_id)
 
-    async def release(self, circuit_id: str) -> ClaimRelease:
+    async def release(self, circuit_id: str) -> ReleasedClaims:
         """Release the claims of one circuit.
 
         Raises:
@@ -175,7 +175,7 @@ class CircuitServing:
         async with self._serving.editing:
             layers = await self._claims.release(circuit_id)
             warnings = await self._after_release(circuit_id, layers)
-        return ClaimRelease(circuit_id, tuple(layers), warnings)
+        return ReleasedClaims(circuit_id, tuple(layers), warnings)
 
     # ------------------------------------------------------------- dialing
 

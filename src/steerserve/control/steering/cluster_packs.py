@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, TypeVar
 
+from msgspec import structs
+
 from steerserve.control.steering.clusters import Clusters, HubReference, ImportedItem, ImportOptions
 from steerserve.control.steering.reading import DocumentReader
+from steerserve.control.steering.views import OfferedPack
 from steerserve.errors import Refusal
 from steerserve.hub.client import Hub
 from steerserve.hub.described import Repository
-from steerserve.hub.wire import FoundRepository
 from steerserve.rules.steering import cluster, documents
 from steerserve.rules.steering.documents import DOCUMENT_BYTES
 from steerserve.rules.text import storable
@@ -61,20 +63,19 @@ class ClusterPacks:
         self._seconds = seconds
         self._cache: dict[tuple[Any, ...], tuple[float, Any]] = {}
 
-    async def search(
-        self, query: str, base_model: str | None, limit: int
-    ) -> Sequence[FoundRepository]:
+    async def search(self, query: str, base_model: str | None, limit: int) -> Sequence[OfferedPack]:
         """The packs that match a text, and that are made for a model if one is named.
 
         Raises:
             Refusal: HUB_UNAVAILABLE, DOWNLOAD_FAILED.
         """
         key = ("search", query, base_model, limit)
-        known: Sequence[FoundRepository] | None = self._cached(key)
+        known: Sequence[OfferedPack] | None = self._cached(key)
         if known is None:
             tags = [self._settings.cluster_hub_tag]
             tags += [f"base_model:{base_model}"] if base_model else []
-            known = self._kept(key, await self._hub.search(query, tags, limit))
+            found = await self._hub.search(query, tags, limit)
+            known = self._kept(key, [OfferedPack(**structs.asdict(one)) for one in found])
         return known
 
     async def definitions(self, repo_id: str, revision: str | None) -> Sequence[PackedDefinition]:

@@ -39,7 +39,7 @@ LARGEST = 3.4e38
 """The largest value of a vector. Larger numbers are not finite in float32."""
 
 _DATA = b"data:"
-_FINISHES = {"eos": "stop", "word": "stop", "limit": "length"}
+_FINISHES: dict[str, m.FinishReason] = {"eos": "stop", "word": "stop", "limit": "length"}
 
 Answer = TypeVar("Answer")
 
@@ -65,7 +65,7 @@ class Chunk:
     text: str
     count: int
     tokens: list[int]
-    finish: str | None = None
+    finish: m.FinishReason | None = None
     progress: PromptProgress | None = None
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from steerserve.rules.form import Form
 from steerserve.rules.residency.lease import End, Ended, Lease
 
 
@@ -31,6 +32,28 @@ class EndedLeaseStatus(LeaseStatus):
 
     end_reason: End
     ended_at: datetime
+
+
+class GrantedLease(Form, frozen=True, kw_only=True):
+    """A new lease. `lease_id` is a secret that only this answer has; the client sends it back in `X-Service-Lease`."""
+
+    lease_id: str
+    model_id: int
+    model_name: str
+    holder: str
+    reason: str
+    acquired_at: datetime
+    renewed_at: datetime | None
+    expires_at: datetime
+    ttl_seconds: int
+    seconds_remaining: int
+
+
+class LeaseState(Form, frozen=True):
+    """The live lease of a model, and the last lease of the model that ended; each is null where there is none."""
+
+    lease: LeaseStatus | None
+    last_ended: EndedLeaseStatus | None
 
 
 def status(lease: Lease, now: datetime) -> LeaseStatus:

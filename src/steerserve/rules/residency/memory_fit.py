@@ -9,7 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from msgspec import UNSET, UnsetType
+
 from steerserve.errors import Refusal
+from steerserve.rules.form import Form
 from steerserve.rules.residency.memory_needs import Device, Needs, Share
 from steerserve.rules.residency.placement import GpuChoice, GpuRequest
 from steerserve.rules.units import MIB
@@ -17,6 +20,23 @@ from steerserve.rules.units import MIB
 PASSES_MAXIMUM = 4
 """The most passes that move layers between cards. If the parts do not fit after them, the split counts as
 impossible."""
+
+
+class ModelPlacement(Form, frozen=True, kw_only=True):
+    """Where the resident model is. `required_mb` and `capacity_mb` are the MiB that it needs and that were free at its
+    load. `devices` are `cuda:<index>` or `cpu`. `memory_by_device_mb` was measured; the planned MiB and the budget of
+    each device are there for a model that is split over several cards."""
+
+    mode: str
+    reason: str
+    requested: str | None
+    required_mb: int
+    capacity_mb: int
+    devices: list[str]
+    gpu_indices: list[int]
+    memory_by_device_mb: dict[str, int]
+    planned_mb_by_device: dict[str, int] | UnsetType = UNSET
+    budget_mb_by_device: dict[str, int] | UnsetType = UNSET
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,24 +67,25 @@ class PlacementPlan:
     def working_mb(self) -> int:
         return max(share.working_mb for share in self.shares)
 
-    def placement(self, memory_by_device_mb: dict[str, int]) -> dict[str, object]:
+    def placement(self, memory_by_device_mb: dict[str, int]) -> ModelPlacement:
         """The placement of a resident model as records show it. `memory_by_device_mb` is what the engine measured."""
-        shown: dict[str, object] = {
-            "mode": self.mode,
-            "reason": self.reason,
-            "requested": None if self.requested is None else str(self.requested),
-            "required_mb": sum(share.needed_mb for share in self.shares),
-            "capacity_mb": sum(share.device.free_mb for share in self.shares),
-            "devices": self.devices,
-            "gpu_indices": self.gpu_indices,
-            "memory_by_device_mb": memory_by_device_mb,
-        }
-        if self.mode == "shard":
-            shown["planned_mb_by_device"] = self.planned_mb_by_device
-            shown["budget_mb_by_device"] = {
+        is_split = self.mode == "shard"
+        return ModelPlacement(
+            mode=self.mode,
+            reason=self.reason,
+            requested=None if self.requested is None else str(self.requested),
+            required_mb=sum(share.needed_mb for share in self.shares),
+            capacity_mb=sum(share.device.free_mb for share in self.shares),
+            devices=self.devices,
+            gpu_indices=self.gpu_indices,
+            memory_by_device_mb=memory_by_device_mb,
+            planned_mb_by_device=self.planned_mb_by_device if is_split else UNSET,
+            budget_mb_by_device={
                 s.device.label: s.device.free_mb - (s.needed_mb - s.weights_mb) for s in self.shares
             }
-        return shown
+            if is_split
+            else UNSET,
+        )
 
 
 class _NoRoom(Exception):

@@ -9,13 +9,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from steerserve.rules.sensing.cluster_sensing import DECODE, PREFILL, SUMMARY_CHARACTERS, Thresholds
 from steerserve.rules.steering.circuit import AuthoredEdge, EdgeEnd
 
-NOT_A_FEATURE = "endpoint_not_a_feature"
-NOT_ATTACHED = "layer_not_attached"
-NO_THRESHOLD = "no_activation_threshold"
+UnsensableReason = Literal[
+    "endpoint_not_a_feature", "layer_not_attached", "no_activation_threshold"
+]
+NOT_A_FEATURE: UnsensableReason = "endpoint_not_a_feature"
+NOT_ATTACHED: UnsensableReason = "layer_not_attached"
+NO_THRESHOLD: UnsensableReason = "no_activation_threshold"
 BLOCK = 1024
 """Positions of a prompt over which the firings of a layer are counted, whatever the passes are that read them."""
 LEAST_FIRES = 2048
@@ -35,11 +39,11 @@ class AttachedLayer:
 
 
 @dataclass(frozen=True, slots=True)
-class Unsensable:
+class UnsensableEdge:
     """An edge that cannot be observed, and why."""
 
     edge_key: str
-    reason: str
+    reason: UnsensableReason
     detail: str
 
 
@@ -49,7 +53,7 @@ class EdgePlan:
     index."""
 
     edges: tuple[AuthoredEdge, ...]
-    unsensable: tuple[Unsensable, ...]
+    unsensable: tuple[UnsensableEdge, ...]
     thetas: Mapping[tuple[int, int], float]
 
     @property
@@ -76,7 +80,7 @@ def plan(
         largest[layer, feature] = max(known or 0.0, usable or 0.0) or None
     thetas: dict[tuple[int, int], float] = {}
     sensable: dict[str, AuthoredEdge] = {}
-    unsensable: dict[str, Unsensable] = {}
+    unsensable: dict[str, UnsensableEdge] = {}
     for edge in edges:
         why = None
         for check in (_is_feature, _is_attached, _has_threshold):  # the first that fails counts
@@ -85,7 +89,7 @@ def plan(
                 None,
             )
         if why is not None:
-            unsensable.setdefault(edge.key, Unsensable(edge.key, *why))
+            unsensable.setdefault(edge.key, UnsensableEdge(edge.key, *why))
             continue
         sensable.setdefault(edge.key, edge)
         for end in _ends(edge):
@@ -105,7 +109,7 @@ _Attached = Mapping[int, AttachedLayer]
 
 def _is_feature(
     end: EdgeEnd, _a: _Attached, _l: _Largest, _t: Thresholds
-) -> tuple[str, str] | None:
+) -> tuple[UnsensableReason, str] | None:
     if end.feature_idx is not None:
         return None
     return NOT_A_FEATURE, f"the end at layer {end.layer} is a cluster and not one feature"
@@ -113,7 +117,7 @@ def _is_feature(
 
 def _is_attached(
     end: EdgeEnd, attached: _Attached, _l: _Largest, _t: Thresholds
-) -> tuple[str, str] | None:
+) -> tuple[UnsensableReason, str] | None:
     sae = attached.get(end.layer)
     if sae is None:
         return NOT_ATTACHED, f"layer {end.layer} does not have exactly one attached SAE"
@@ -124,7 +128,7 @@ def _is_attached(
 
 def _has_threshold(
     end: EdgeEnd, _a: _Attached, largest: _Largest, thresholds: Thresholds
-) -> tuple[str, str] | None:
+) -> tuple[UnsensableReason, str] | None:
     assert end.feature_idx is not None
     if math.isfinite(thresholds.theta(largest.get((end.layer, end.feature_idx)))):
         return None

@@ -7,16 +7,18 @@ is hot. Hot positions that follow each other without a gap are one span, and eac
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from steerserve.errors import Refusal
 from steerserve.rules.steering.members import AuthoredMember, SensingOverrides
 
 PREFILL = "prefill"
 DECODE = "decode"
-EPSILON_MAX = "epsilon_max"
-FLOOR_ONLY = "floor_only"
+ThresholdMode = Literal["epsilon_max", "floor_only"]
+EPSILON_MAX: ThresholdMode = "epsilon_max"
+FLOOR_ONLY: ThresholdMode = "floor_only"
 DIGITS = 4
 """Decimal places of the activations and the score in an event."""
 SUMMARY_CHARACTERS = 300
@@ -73,7 +75,7 @@ class ClusterPlan:
 
     members: tuple[SensedMember, ...]
     min_k: int
-    mode: str
+    mode: ThresholdMode
 
     @property
     def sensable_count(self) -> int:
@@ -297,8 +299,3 @@ def context(tokens: Sequence[int], start: int, end: int, around: int, decode: De
     if inside.startswith(before) and whole.startswith(inside):
         parts = (before, inside[len(before) :], whole[len(inside) :])
     return Context(window, decode(window, True), parts)
-
-
-def as_mapping(parts: tuple[str, str, str] | None) -> Mapping[str, str] | None:
-    """The parts of a context by their names."""
-    return None if parts is None else dict(zip(("before", "span", "after"), parts, strict=True))

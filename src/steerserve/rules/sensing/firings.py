@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
-from steerserve.rules.instant import iso
+from steerserve.rules.form import Form
 
-CONTEXT = "context_"
-"""The names of all fields with text or tokens of a request begin with this."""
+FiringPhase = Literal["prefill", "decode"]
 
 LIMIT_DEFAULT = 50
 LIMIT_MAXIMUM = 500
@@ -95,57 +93,103 @@ class FiringRow:
     firing: Any = field(repr=False)
 
 
-def cluster_body(row: FiringRow) -> dict[str, object]:
-    """A recorded firing of a cluster as clients get it."""
-    fired: ClusterFiring = row.firing
-    return {
-        "id": row.id,
-        "profile_id": row.subject,
-        "request_id": fired.request_id,
-        "choice": fired.choice,
-        "phase": fired.phase,
-        "pos_start": fired.pos_start,
-        "pos_end": fired.pos_end,
-        "fired_members": [[index, peak] for index, peak in fired.fired_members],
-        "fired_count": fired.fired_count,
-        "score": fired.score,
-        **_common(row, fired),
-    }
+class FiringFacts(Form, frozen=True, kw_only=True):
+    """What the records of both kinds of firings have. `choice` is the number of the choice of the request.
+    `ambient_fired_count` counts the active features of the whole SAE, and is null where that was not measured.
+    `truncated` says that later firings of the request were not recorded."""
+
+    id: int
+    request_id: str
+    choice: int
+    phase: FiringPhase
+    ambient_fired_count: int | None
+    summary: str
+    truncated: bool
+    created_at: datetime
 
 
-def edge_body(row: FiringRow) -> dict[str, object]:
-    """A recorded firing of an edge as clients get it."""
-    fired: EdgeFiring = row.firing
-    return {
-        "id": row.id,
-        "circuit_id": row.subject,
-        "request_id": fired.request_id,
-        "choice": fired.choice,
-        "phase": fired.phase,
-        "edge_key": fired.edge_key,
-        "up": asdict(fired.up),
-        "down": asdict(fired.down),
-        "token_lag": fired.token_lag,
-        "edge_rung": fired.edge_rung,
-        "edge_rung_language": fired.edge_rung_language,
-        "edge_type": fired.edge_type,
-        **_common(row, fired),
-    }
+class ClusterFiringFacts(FiringFacts, frozen=True, kw_only=True):
+    """Members of a cluster that fired together at the positions `pos_start` to `pos_end`, which count from the
+    beginning of the prompt. `fired_members` has each feature with its largest activation."""
+
+    profile_id: str
+    pos_start: int
+    pos_end: int
+    fired_members: tuple[tuple[int, float], ...]
+    fired_count: int
+    score: float
 
 
-def without_context(body: Mapping[str, object]) -> dict[str, object]:
-    """The body of an event without text and tokens of the request, whatever such fields there are."""
-    return {name: value for name, value in body.items() if not name.startswith(CONTEXT)}
+class EdgeFiringFacts(FiringFacts, frozen=True, kw_only=True):
+    """An edge of a circuit that fired: its downstream feature, `token_lag` tokens after its upstream feature. A firing
+    is an observation, and says nothing about causes. `edge_rung` and its phrase are the evidence of the edge then."""
+
+    circuit_id: str
+    edge_key: str
+    up: FiredFeature
+    down: FiredFeature
+    token_lag: int
+    edge_rung: int
+    edge_rung_language: str
+    edge_type: str | None
 
 
-def _common(row: FiringRow, fired: Firing) -> dict[str, object]:
-    ids, parts = fired.context_token_ids, fired.context_parts
-    return {
-        "ambient_fired_count": fired.ambient_fired_count,
-        "context_text": fired.context_text,
-        "context_token_ids": None if ids is None else list(ids),
-        "context_parts": None if parts is None else asdict(parts),
-        "summary": fired.summary,
-        "truncated": fired.truncated,
-        "created_at": iso(row.created_at),
-    }
+class ClusterFiringRecord(ClusterFiringFacts, frozen=True, kw_only=True):
+    """A recorded firing of a cluster. The text and the tokens around it are null where they are not kept."""
+
+    context_text: str | None
+    context_token_ids: tuple[int, ...] | None
+    context_parts: ContextParts | None
+
+
+class EdgeFiringRecord(EdgeFiringFacts, frozen=True, kw_only=True):
+    """A recorded firing of an edge. The text and the tokens around it are null where they are not kept."""
+
+    context_text: str | None
+    context_token_ids: tuple[int, ...] | None
+    context_parts: ContextParts | None
+
+
+def cluster_facts(row: FiringRow) -> ClusterFiringFacts:
+    """A recorded firing of a cluster, without the text around it."""
+    return ClusterFiringFacts(**_cluster(row))
+
+
+def cluster_record(row: FiringRow) -> ClusterFiringRecord:
+    """A recorded firing of a cluster, with the text around it."""
+    return ClusterFiringRecord(**_cluster(row), **_context(row.firing))
+
+
+def edge_facts(row: FiringRow) -> EdgeFiringFacts:
+    """A recorded firing of an edge, without the text around it."""
+    return EdgeFiringFacts(**_edge(row))
+
+
+def edge_record(row: FiringRow) -> EdgeFiringRecord:
+    """A recorded firing of an edge, with the text around it."""
+    return EdgeFiringRecord(**_edge(row), **_context(row.firing))
+
+
+def _cluster(row: FiringRow) -> dict[str, Any]:
+    own = _named(row.firing, "pos_start", "pos_end", "fired_members", "fired_count", "score")
+    return _common(row) | own | {"profile_id": row.subject}
+
+
+def _edge(row: FiringRow) -> dict[str, Any]:
+    evidence = ("edge_rung", "edge_rung_language", "edge_type")
+    own = _named(row.firing, "edge_key", "up", "down", "token_lag", *evidence)
+    return _common(row) | own | {"circuit_id": row.subject}
+
+
+def _common(row: FiringRow) -> dict[str, Any]:
+    measured = ("ambient_fired_count", "summary", "truncated")
+    common = _named(row.firing, "request_id", "choice", "phase", *measured)
+    return common | {"id": row.id, "created_at": row.created_at}
+
+
+def _context(fired: Firing) -> dict[str, Any]:
+    return _named(fired, "context_text", "context_token_ids", "context_parts")
+
+
+def _named(fired: Firing, *names: str) -> dict[str, Any]:
+    return {name: getattr(fired, name) for name in names}

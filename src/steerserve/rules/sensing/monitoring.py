@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Literal
 
 from steerserve.errors import Refusal
 from steerserve.rules.steering.live import check_index
@@ -21,7 +22,8 @@ KEPT_MAXIMUM = 200_000
 one."""
 BEST_MAXIMUM = 100
 BEST_DEFAULT = 10
-READ_POINT = "pre_steering"
+ReadPoint = Literal["pre_steering"]
+READ_POINT: ReadPoint = "pre_steering"
 """Monitored activations are read before the SAE's own steering is added."""
 
 _INDEX = re.compile(r"-?(?:0|[1-9][0-9]{0,17})")

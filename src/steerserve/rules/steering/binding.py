@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from steerserve.errors import Refusal
 from steerserve.rules.saes.attachment import AttachedSae
 from steerserve.rules.steering.circuit import Circuit
 from steerserve.rules.steering.live import Values, at_intensity
 
-BIND, WARN, BLOCK, UNBOUND = "bind", "warn", "block", "unbound"
+Verdict = Literal["bind", "warn", "block", "unbound"]
+BIND: Verdict = "bind"
+WARN: Verdict = "warn"
+BLOCK: Verdict = "block"
+UNBOUND: Verdict = "unbound"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +31,7 @@ class LayerBinding:
     """
 
     layer: int
-    verdict: str
+    verdict: Verdict
     sae_id: str | None = None
     reason: str | None = None
     key: str | None = None

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Literal
 
 from steerserve.rules.steering.circuit import AuthoredEdge, Circuit
 
+HazardKind = Literal["compounding", "cancelling"]
 MEASURED: Mapping[str, str] = MappingProxyType(
     {
         "source": "benchmarks/layers.py on the demo model, 2026-11-22",
@@ -29,7 +31,7 @@ class Hazard:
     have the same sign, and `cancelling` where they have not. `label` says where the strength of the edge comes from;
     None where the document has none."""
 
-    kind: str
+    kind: HazardKind
     edge: AuthoredEdge
     up_value: float
     down_value: float
@@ -43,7 +45,7 @@ def of(circuit: Circuit) -> list[Hazard]:
     for edge in circuit.edges:
         up, down = (_value(circuit, end.layer, end.feature_idx) for end in (edge.up, edge.down))
         if edge.up.layer != edge.down.layer and up and down:
-            kind = "compounding" if (up > 0) == (down > 0) else "cancelling"
+            kind: HazardKind = "compounding" if (up > 0) == (down > 0) else "cancelling"
             hazards.append(Hazard(kind, edge, up, down, _label(edge)))
     return hazards
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from steerserve.messages import (
     Embedded,
+    FinishReason,
     Outcome,
     Piece,
     Plan,
@@ -249,7 +250,7 @@ class BatchRow:
         text, finish = self._take(token, token in end_tokens)
         return [Piece(self.request, self.choice, text, len(self.out), finish)]
 
-    def _take(self, token: int, is_end: bool) -> tuple[str, str | None]:
+    def _take(self, token: int, is_end: bool) -> tuple[str, FinishReason | None]:
         assert isinstance(self.goal, Writing)
         text, sampler, constraint = self.goal.text, self.goal.sampler, self.goal.constraint
         if sampler.seen is not None:

@@ -1,18 +1,31 @@
-"""What the routes of profiles and of clusters answer."""
+"""What the routes of steering, of profiles and of clusters answer."""
 
 from __future__ import annotations
 
-from typing import Any, Literal, NotRequired
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Literal
 
-from typing_extensions import TypedDict
+from msgspec import UNSET, UnsetType
 
-from steerserve.api.answers import Instant
-from steerserve.api.answers.steering import Values
 from steerserve.control.steering.clusters import HubReference, ImportedItem
+from steerserve.rules.form import Form
 from steerserve.rules.saes.provenance import ModelOrigin, SaeOrigin
 
+Values = dict[str, float]
+"""Feature index, as a text -> value."""
 
-class SavedProfile(TypedDict):
+
+class SteeringState(Form, frozen=True):
+    """The live values of one SAE. `enabled` is the one switch of steering. `others` has the values of the other SAEs by
+    `<sae_id>@<layer>`, and is left out where no other SAE has values."""
+
+    enabled: bool
+    values: Values
+    others: dict[str, Values] | UnsetType = UNSET
+
+
+class SavedProfile(Form, frozen=True, kw_only=True):
     """The fields that a profile and its exported document share. `steering` has the values at intensity 1. `model_id`,
     `sae_id` and `layer` say what the values were made for."""
 
@@ -23,11 +36,11 @@ class SavedProfile(TypedDict):
     layer: int | None
     steering: Values
     intensity: float
-    created_at: Instant
-    updated_at: Instant
+    created_at: datetime
+    updated_at: datetime
 
 
-class ProfileRecord(SavedProfile):
+class ProfileRecord(SavedProfile, frozen=True, kw_only=True):
     """A saved profile. A cluster is a profile of the kind `cluster`."""
 
     id: str
@@ -35,7 +48,7 @@ class ProfileRecord(SavedProfile):
     is_active: bool
 
 
-class ProfileList(TypedDict):
+class ProfileList(Form, frozen=True):
     """A page of the saved profiles, how many there are in all, and the id of the active one."""
 
     profiles: list[ProfileRecord]
@@ -43,47 +56,47 @@ class ProfileList(TypedDict):
     active_profile_id: str | None
 
 
-class ImportedProfileRecord(ProfileRecord):
+class ImportedProfileRecord(ProfileRecord, frozen=True, kw_only=True):
     """The profile that was imported. `warnings` say what of the document could not be used."""
 
-    warnings: list[str]
+    warnings: Sequence[str]
 
 
-class ProfileExport(SavedProfile):
+class ProfileExport(SavedProfile, frozen=True, kw_only=True):
     """The document of a profile. `sae` and `model` identify the SAE and the model on another server, where their ids
     differ; each is left out where nothing is known of it."""
 
     version: str
-    sae: NotRequired[SaeOrigin]
-    model: NotRequired[ModelOrigin]
+    sae: SaeOrigin | UnsetType = UNSET
+    model: ModelOrigin | UnsetType = UNSET
 
 
-class DeletedProfile(TypedDict):
+class DeletedProfile(Form, frozen=True):
     """The profile that was deleted, and whether it was active."""
 
     profile_id: str
     was_active: bool
 
 
-class ActivatedProfile(TypedDict):
+class ActivatedProfile(Form, frozen=True, kw_only=True):
     """The outcome of an activation. `feature_count` counts the features that the profile steers now. `sensing_armed` is
     left out for a profile that is no cluster."""
 
     profile_id: str
     applied_steering: bool
     feature_count: int
-    warnings: list[str]
-    sensing_armed: NotRequired[bool]
+    warnings: Sequence[str]
+    sensing_armed: bool | UnsetType = UNSET
 
 
-class DeactivatedProfile(TypedDict):
+class DeactivatedProfile(Form, frozen=True):
     """The profile that was ended, and whether its values were cleared."""
 
     profile_id: str
     cleared_steering: bool
 
 
-class ClusterSummary(TypedDict):
+class ClusterSummary(Form, frozen=True, kw_only=True):
     """A cluster. `members` has the first 20 of its `member_count` features as index, label, and value at intensity 1.
     `bound` says whether it is bound to a registered SAE. `intensity_range` is the range of the dial that the document
     declares, from the lowest to the highest. `dial_range` is the range that the dial has: the declared one, or the
@@ -102,17 +115,17 @@ class ClusterSummary(TypedDict):
     members: list[tuple[int, str | None, float]]
     display_token: str | None
     bound: bool
-    warnings: list[str]
+    warnings: Sequence[str]
     hub_ref: HubReference | None
     intensity_range: tuple[float, float] | None
     dial_range: tuple[float, float]
     budget_b: float | None
     formula_id: str | None
-    created_at: Instant
-    updated_at: Instant
+    created_at: datetime
+    updated_at: datetime
 
 
-class ClusterList(TypedDict):
+class ClusterList(Form, frozen=True):
     """A page of the clusters, how many there are in all, and the id of the active one."""
 
     clusters: list[ClusterSummary]
@@ -120,26 +133,26 @@ class ClusterList(TypedDict):
     active_cluster_id: str | None
 
 
-class ClusterImport(TypedDict):
+class ClusterImport(Form, frozen=True):
     """The outcome of an import, with one result for each definition of the document."""
 
-    results: list[ImportedItem]
+    results: Sequence[ImportedItem]
     imported: int
     blocked: int
     errors: int
 
 
-class ActivatedCluster(TypedDict):
+class ActivatedCluster(Form, frozen=True, kw_only=True):
     """The outcome of the activation of a cluster. `sensing_armed` says whether its firings are recorded now."""
 
     profile_id: str
     applied_steering: bool
     feature_count: int
     sensing_armed: bool
-    warnings: list[str]
+    warnings: Sequence[str]
 
 
-class OfferedPack(TypedDict):
+class OfferedPack(Form, frozen=True):
     """A public pack of clusters on the model hub. `last_modified` is as the hub writes it."""
 
     repo_id: str
@@ -147,7 +160,3 @@ class OfferedPack(TypedDict):
     downloads: int | None
     last_modified: str | None
     tags: list[str]
-
-
-ClusterDocument = dict[str, Any]
-"""The document of a cluster, as it was imported, with all of its keys."""

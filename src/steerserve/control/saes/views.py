@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Literal, NotRequired
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Literal
 
-from typing_extensions import TypedDict
+from msgspec import UNSET, UnsetType
 
-from steerserve.api.answers import Instant
 from steerserve.control.models.recorded_downloads import FetchProgress
+from steerserve.database.catalog import SaeStatus
+from steerserve.rules.form import Form
 from steerserve.rules.models.downloads import SameRequest
 
-SaeStatus = Literal["downloading", "cached", "attached", "error"]
+RegisteredStatus = Literal["downloading", "already_downloading", "cached", "attached", "error"]
 
 
-class SaeRecord(TypedDict):
+class SaeRecord(Form, frozen=True, kw_only=True):
     """A registered SAE. `content_digest` is the SHA-256 of an SAE of this machine. `d_in` is the width of the
     activations that it reads, `d_sae` the number of its features, and `width` the same as a short text, such as `16k`.
     Facts that are only known once the files are read are null before. `download_progress` is in percent; it and
@@ -50,13 +53,13 @@ class SaeRecord(TypedDict):
     same_request: SameRequest | None
     is_loadable: bool
     reason: str | None
-    needs: list[str]
-    warnings: list[str]
-    created_at: Instant
-    updated_at: Instant
+    needs: Sequence[str]
+    warnings: Sequence[str]
+    created_at: datetime
+    updated_at: datetime
 
 
-class SaeUnit(TypedDict):
+class SaeUnit(Form, frozen=True):
     """One SAE of a repository that is registered as a whole."""
 
     sae_id: str
@@ -66,35 +69,35 @@ class SaeUnit(TypedDict):
     status: SaeStatus
 
 
-class SaeDetails(SaeRecord):
+class SaeDetails(SaeRecord, frozen=True, kw_only=True):
     """A registered SAE. The record of a whole repository has its `units`, each of which can be attached."""
 
-    units: NotRequired[list[SaeUnit]]
+    units: list[SaeUnit] | UnsetType = UNSET
 
 
-class SaeCheck(TypedDict):
+class SaeCheck(Form, frozen=True, kw_only=True):
     """The figures of an SAE on a short text at the place where it is attached: L0, which is the number of features that
     fire per token; the fraction of the variance that its reconstruction leaves unexplained (FVU); the fraction of
     features that never fire; the median norm of the activations it reads; the smallest and the largest norm of its
     decoder rows. A figure that is not finite is left out; without a check there is none."""
 
-    l0: NotRequired[float]
-    fvu: NotRequired[float]
-    dead_fraction: NotRequired[float]
-    residual_norm: NotRequired[float]
-    decoder_norm_min: NotRequired[float]
-    decoder_norm_max: NotRequired[float]
+    l0: float | UnsetType = UNSET
+    fvu: float | UnsetType = UNSET
+    dead_fraction: float | UnsetType = UNSET
+    residual_norm: float | UnsetType = UNSET
+    decoder_norm_min: float | UnsetType = UNSET
+    decoder_norm_max: float | UnsetType = UNSET
 
 
-class ScaleOverrides(TypedDict):
+class ScaleOverrides(Form, frozen=True, kw_only=True):
     """The facts stated at the attach that change the added vector."""
 
-    normalisation: NotRequired[str]
-    norm_factor: NotRequired[float]
-    is_centred: NotRequired[bool]
+    normalisation: str | UnsetType = UNSET
+    norm_factor: float | UnsetType = UNSET
+    is_centred: bool | UnsetType = UNSET
 
 
-class AttachedPlace(TypedDict):
+class AttachedPlace(Form, frozen=True, kw_only=True):
     """Where and how an SAE is attached. `is_calibrated` says whether its scale was measured here. `overrides` are the
     facts stated at the attach that change the added vector."""
 
@@ -105,7 +108,7 @@ class AttachedPlace(TypedDict):
     overrides: ScaleOverrides
 
 
-class AttachmentEntry(AttachedPlace):
+class AttachmentEntry(AttachedPlace, frozen=True, kw_only=True):
     """An attached SAE, with the figures of its self-check. Its memory is in MiB. `steering_apply_count` counts the
     passes in which it was steered."""
 
@@ -115,17 +118,17 @@ class AttachmentEntry(AttachedPlace):
     steering_enabled: bool
     monitoring_enabled: bool
     steering_apply_count: int
-    warnings: list[str]
+    warnings: Sequence[str]
     check: SaeCheck
 
 
-class FirstAttachment(AttachmentEntry):
+class FirstAttachment(AttachmentEntry, frozen=True, kw_only=True):
     """The SAE that was attached first."""
 
     is_attached: Literal[True]
 
 
-class NoAttachment(TypedDict):
+class NoAttachment(Form, frozen=True, kw_only=True):
     """No SAE is attached."""
 
     is_attached: Literal[False]
@@ -137,7 +140,7 @@ class NoAttachment(TypedDict):
     steering_apply_count: Literal[0]
 
 
-class SaeList(TypedDict):
+class SaeList(Form, frozen=True):
     """All registered SAEs, and the SAE that was attached first."""
 
     saes: list[SaeRecord]
@@ -145,22 +148,22 @@ class SaeList(TypedDict):
     attachment: FirstAttachment | NoAttachment
 
 
-class OtherFile(TypedDict):
+class OtherFile(Form, frozen=True):
     """A file of a repository that belongs to no SAE."""
 
     path: str
     size_bytes: int | None
 
 
-class StoredHeader(TypedDict):
+class StoredHeader(Form, frozen=True):
     """A tensor of a file, as its header describes it."""
 
     name: str
     dtype: str
-    shape: list[int]
+    shape: tuple[int, ...]
 
 
-class OfferedSae(TypedDict):
+class OfferedSae(Form, frozen=True, kw_only=True):
     """One SAE of a repository, with what its path tells. The fields from `d_in` on are there for the SAE that
     `file_path` names; they come from the header of its file. `note` says why they are not known."""
 
@@ -174,14 +177,14 @@ class OfferedSae(TypedDict):
     format: str
     is_loadable: bool
     reason: str | None
-    d_in: NotRequired[int | None]
-    d_sae: NotRequired[int | None]
-    dtype: NotRequired[str | None]
-    tensors: NotRequired[list[StoredHeader] | None]
-    note: NotRequired[str | None]
+    d_in: int | UnsetType | None = UNSET
+    d_sae: int | UnsetType | None = UNSET
+    dtype: str | UnsetType | None = UNSET
+    tensors: list[StoredHeader] | UnsetType | None = UNSET
+    note: str | UnsetType | None = UNSET
 
 
-class OfferedSaes(TypedDict):
+class OfferedSaes(Form, frozen=True, kw_only=True):
     """The SAEs that a repository of the hub offers. `model_id` is the model that the repository names. `matched` counts
     the SAEs that fit the request, and `files` has the page of them that `limit` and `offset` ask for. `other_files` has
     the first files that belong to no SAE, and `total_other_files` counts them all."""
@@ -200,15 +203,15 @@ class OfferedSaes(TypedDict):
     offset: int
 
 
-class RegisteredSae(TypedDict):
+class RegisteredSae(Form, frozen=True):
     """The SAE that was registered, or was registered before."""
 
     sae_id: str
-    status: Literal["downloading", "already_downloading", "cached", "attached", "error"]
+    status: RegisteredStatus
     message: str
 
 
-class CancelledSae(TypedDict):
+class CancelledSae(Form, frozen=True):
     """What became of a download."""
 
     sae_id: str
@@ -216,7 +219,7 @@ class CancelledSae(TypedDict):
     message: str | None
 
 
-class DeletedSae(TypedDict):
+class DeletedSae(Form, frozen=True):
     """The SAE that was deleted, and the MiB that were freed on disk."""
 
     status: Literal["deleted"]
@@ -224,7 +227,7 @@ class DeletedSae(TypedDict):
     freed_disk_mb: int
 
 
-class AttachmentMemory(TypedDict):
+class AttachmentMemory(Form, frozen=True, kw_only=True):
     """The memory of all attached SAEs, and the memory from which on `vram_warning` is true, in MiB."""
 
     total_memory_usage_mb: int | None
@@ -232,7 +235,7 @@ class AttachmentMemory(TypedDict):
     vram_warning: bool
 
 
-class LostAttachment(TypedDict):
+class LostAttachment(Form, frozen=True):
     """An SAE that was attached when an engine ended by itself. The next load of its model attaches it again."""
 
     model_id: int
@@ -240,7 +243,7 @@ class LostAttachment(TypedDict):
     layer: int
 
 
-class AttachmentList(AttachmentMemory):
+class AttachmentList(AttachmentMemory, frozen=True, kw_only=True):
     """All attached SAEs."""
 
     is_attached: bool
@@ -249,29 +252,29 @@ class AttachmentList(AttachmentMemory):
     to_restore: list[LostAttachment]
 
 
-class NewAttachment(AttachedPlace):
+class NewAttachment(AttachedPlace, frozen=True, kw_only=True):
     """The SAE that was attached. Its memory is in MiB."""
 
     status: Literal["attached"]
     sae_id: str
     layer: int
     memory_usage_mb: int
-    warnings: list[str]
+    warnings: Sequence[str]
     check: SaeCheck
 
 
-class SetMember(AttachedPlace):
+class SetMember(AttachedPlace, frozen=True, kw_only=True):
     """One SAE of a set that was attached."""
 
     status: Literal["attached", "already_attached"]
     sae_id: str
     layer: int
     memory_usage_mb: int
-    warnings: list[str]
+    warnings: Sequence[str]
     check: SaeCheck
 
 
-class AttachedSet(AttachmentMemory):
+class AttachedSet(AttachmentMemory, frozen=True, kw_only=True):
     """The SAEs that were attached together. `attached_count` counts all attached SAEs."""
 
     status: Literal["attached"]
@@ -279,15 +282,15 @@ class AttachedSet(AttachmentMemory):
     attached_count: int
 
 
-class Compatibility(TypedDict):
+class Compatibility(Form, frozen=True):
     """Whether an SAE can be attached at a layer of the loaded model."""
 
     compatible: bool
-    errors: list[str]
-    warnings: list[str]
+    errors: Sequence[str]
+    warnings: Sequence[str]
 
 
-class DetachedSae(TypedDict):
+class DetachedSae(Form, frozen=True):
     """The SAE that was detached, and the MiB that were freed."""
 
     status: Literal["detached"]

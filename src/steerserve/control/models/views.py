@@ -1,48 +1,31 @@
-"""What the routes of models and leases answer."""
+"""What the routes of models answer."""
 
 from __future__ import annotations
 
-from typing import Literal, NotRequired
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Literal
 
-from typing_extensions import TypedDict
-
-from steerserve.api.answers import Instant
 from steerserve.control.models.previews import EstimatedSize
 from steerserve.control.models.recorded_downloads import FetchProgress
 from steerserve.control.residency.replicas import ReplicaSet
+from steerserve.database.catalog import ModelEngine, ModelSource, ModelStatus
+from steerserve.rules.form import Form
 from steerserve.rules.models.gguf import GgufFile
-from steerserve.rules.residency.lease_status import EndedLeaseStatus, LeaseStatus
+from steerserve.rules.residency.lease_status import LeaseStatus
 from steerserve.rules.residency.lock import LockedBy
-
-ModelStatus = Literal["downloading", "ready", "loading", "loaded", "unloading", "error"]
-
-
-class ModelPlacement(TypedDict):
-    """Where the resident model is. `required_mb` and `capacity_mb` are the MiB that it needs and that were free at its
-    load. `devices` are `cuda:<index>` or `cpu`. `memory_by_device_mb` was measured; the planned MiB and the budget of
-    each device are there for a model that is split over several cards."""
-
-    mode: str
-    reason: str
-    requested: str | None
-    required_mb: int
-    capacity_mb: int
-    devices: list[str]
-    gpu_indices: list[int]
-    memory_by_device_mb: dict[str, int]
-    planned_mb_by_device: NotRequired[dict[str, int]]
-    budget_mb_by_device: NotRequired[dict[str, int]]
+from steerserve.rules.residency.memory_fit import ModelPlacement
 
 
-class ModelLock(TypedDict):
+class ModelLock(Form, frozen=True):
     """Who holds the lock of a model: an operator, or the attached SAEs `sae_ids`. `message` says it in words."""
 
     by: LockedBy
-    sae_ids: list[str]
+    sae_ids: tuple[str, ...]
     message: str
 
 
-class ModelRecord(TypedDict):
+class ModelRecord(Form, frozen=True, kw_only=True):
     """A registered model. `params` is the number of parameters as a short text, such as `7B`. Sizes named `_mb` are in
     MiB. `download_progress` is in percent; it and `download` are null while no download runs. `layers` is the number of
     decoder layers of a loaded model. The facts from `loaded_at` to `kv_cache_mb` that only a loaded model has are null,
@@ -53,14 +36,14 @@ class ModelRecord(TypedDict):
 
     id: int
     name: str
-    source: Literal["huggingface", "local"]
+    source: ModelSource
     repo_id: str | None
     revision: str | None
     local_path: str | None
     content_digest: str | None
     quantization: str
     gguf_label: str | None
-    engine: Literal["checkpoint", "gguf"]
+    engine: ModelEngine
     params: str | None
     architecture: str | None
     disk_size_mb: int
@@ -69,7 +52,7 @@ class ModelRecord(TypedDict):
     device: str | None
     dtype: str | None
     lease: LeaseStatus | None
-    loaded_at: Instant | None
+    loaded_at: datetime | None
     supports_embeddings: bool
     embedding_only: bool
     trust_remote_code: bool
@@ -85,20 +68,20 @@ class ModelRecord(TypedDict):
     context_length: int | None
     kv_cache_tokens: int | None
     kv_cache_mb: int | None
-    created_at: Instant
-    updated_at: Instant
+    created_at: datetime
+    updated_at: datetime
     locked: bool
     lock: ModelLock | None
     replicas: ReplicaSet | None
 
 
-class UnlockedModel(ModelRecord):
+class UnlockedModel(ModelRecord, frozen=True, kw_only=True):
     """The model, with a sentence about the lock that there was."""
 
     message: str
 
 
-class ModelList(TypedDict):
+class ModelList(Form, frozen=True):
     """All registered models, and the id of the loaded one."""
 
     models: list[ModelRecord]
@@ -106,7 +89,7 @@ class ModelList(TypedDict):
     loaded_model_id: int | None
 
 
-class DeletedModel(TypedDict):
+class DeletedModel(Form, frozen=True):
     """The model that was deleted."""
 
     id: int
@@ -114,18 +97,18 @@ class DeletedModel(TypedDict):
     deleted: Literal[True]
 
 
-class OfferedGguf(TypedDict):
+class OfferedGguf(Form, frozen=True, kw_only=True):
     """A GGUF model of a repository. `label` is the `gguf_label` that registers it. `quant_parsed` says whether the
     label is a quantization that was found in the name of the file."""
 
     label: str
-    files: list[GgufFile]
+    files: Sequence[GgufFile]
     total_size_bytes: int
     is_split: bool
     quant_parsed: bool
 
 
-class OfferedModels(TypedDict):
+class OfferedModels(Form, frozen=True, kw_only=True):
     """The models that a repository of the hub offers. `estimated_sizes` has the sizes of the checkpoint by precision,
     null for a repository without a checkpoint. Facts that the hub does not give are null."""
 
@@ -139,37 +122,15 @@ class OfferedModels(TypedDict):
     model_type: str | None
     requires_trust_remote_code: bool
     is_gated: bool
-    estimated_sizes: dict[str, EstimatedSize] | None
+    estimated_sizes: Mapping[str, EstimatedSize] | None
     downloads: int | None
     likes: int | None
-    tags: list[str]
+    tags: Sequence[str]
     pipeline_tag: str | None
     license: str | None
     language: str | None
     gguf_quants: list[OfferedGguf] | None
-    gguf_companions: list[GgufFile] | None
+    gguf_companions: Sequence[GgufFile] | None
     gguf_architecture: str | None
     gguf_context_length: int | None
     gguf_total_params: int | None
-
-
-class GrantedLease(TypedDict):
-    """A new lease. `lease_id` is a secret that only this answer has; the client sends it back in `X-Service-Lease`."""
-
-    lease_id: str
-    model_id: int
-    model_name: str
-    holder: str
-    reason: str
-    acquired_at: Instant
-    renewed_at: Instant | None
-    expires_at: Instant
-    ttl_seconds: int
-    seconds_remaining: int
-
-
-class LeaseState(TypedDict):
-    """The live lease of a model, and the last lease of the model that ended; each is null where there is none."""
-
-    lease: LeaseStatus | None
-    last_ended: EndedLeaseStatus | None

@@ -1,36 +1,27 @@
-"""What the routes of steering and of comparisons answer, and the events of a comparison."""
+"""What a comparison answers, and its events."""
 
 from __future__ import annotations
 
-from typing import Any, Literal, NotRequired
+from typing import Any, Literal
 
-from typing_extensions import TypedDict
+from msgspec import UNSET, UnsetType
 
 from steerserve.api.answers import ErrorCode
+from steerserve.control.steering.views import Values
+from steerserve.rules.form import Form
 
-Values = dict[str, float]
-"""Feature index, as a text -> value."""
 FinishReason = Literal["stop", "length"]
 
 
-class SteeringState(TypedDict):
-    """The live values of one SAE. `enabled` is the one switch of steering. `others` has the values of the other SAEs by
-    `<sae_id>@<layer>`, and is left out where no other SAE has values."""
-
-    enabled: bool
-    values: Values
-    others: NotRequired[dict[str, Values]]
-
-
-class ReadFeature(TypedDict):
+class ReadFeature(Form, frozen=True):
     """The activation of one feature; a feature without a label has no field `label`."""
 
     index: int
     value: float
-    label: NotRequired[str]
+    label: str | UnsetType = UNSET
 
 
-class ReadPosition(TypedDict):
+class ReadPosition(Form, frozen=True, kw_only=True):
     """The activations at one token. `position` counts from the beginning of the prompt."""
 
     position: int
@@ -38,7 +29,7 @@ class ReadPosition(TypedDict):
     features: list[ReadFeature]
 
 
-class SideActivations(TypedDict):
+class SideActivations(Form, frozen=True, kw_only=True):
     """The activations that a side of a comparison has, and the SAE that they were read from."""
 
     sae_id: str
@@ -46,7 +37,7 @@ class SideActivations(TypedDict):
     positions: list[ReadPosition]
 
 
-class SteeredSide(TypedDict):
+class SteeredSide(Form, frozen=True, kw_only=True):
     """How a side of a comparison is steered: its intensity, its values by `<sae_id>@<layer>`, and the digest of the
     steering, which is null where nothing is added."""
 
@@ -55,7 +46,7 @@ class SteeredSide(TypedDict):
     steering_state: str | None
 
 
-class ComparedSide(SteeredSide):
+class ComparedSide(SteeredSide, frozen=True, kw_only=True):
     """One completion of a comparison. `sae_activations` is null where the request does not ask for activations."""
 
     text: str
@@ -64,7 +55,7 @@ class ComparedSide(SteeredSide):
     sae_activations: SideActivations | None
 
 
-class Comparison(TypedDict):
+class Comparison(Form, frozen=True, kw_only=True):
     """The completions of a prompt, in the order of the intensities of the request."""
 
     model: str
@@ -73,20 +64,20 @@ class Comparison(TypedDict):
     sides: list[ComparedSide]
 
 
-class StartedSide(SteeredSide):
+class StartedSide(SteeredSide, frozen=True, kw_only=True):
     """A side of a comparison that has begun. `side` is the number that its events have."""
 
     side: int
 
 
-class ReadSae(TypedDict):
+class ReadSae(Form, frozen=True):
     """The SAE that activations are read from."""
 
     sae_id: str
     layer: int
 
 
-class CompareStarted(TypedDict):
+class CompareStarted(Form, frozen=True, kw_only=True):
     """The first event. `sae` is null where the request does not ask for activations."""
 
     model: str
@@ -96,13 +87,13 @@ class CompareStarted(TypedDict):
     sides: list[StartedSide]
 
 
-class ReadToken(ReadPosition):
+class ReadToken(ReadPosition, frozen=True, kw_only=True):
     """One token with its text and its activations."""
 
     text: str
 
 
-class ComparePrompt(TypedDict):
+class ComparePrompt(Form, frozen=True, kw_only=True):
     """The tokens of the prompt of one side, where the request asks for their activations."""
 
     side: int
@@ -110,7 +101,7 @@ class ComparePrompt(TypedDict):
     tokens: list[ReadToken]
 
 
-class CompareText(TypedDict):
+class CompareText(Form, frozen=True, kw_only=True):
     """New text of one side. `completion_tokens` counts the tokens of the side so far. `token` is there where the
     request asks for activations, and is null where the event has no new token."""
 
@@ -119,23 +110,23 @@ class CompareText(TypedDict):
     text: str
     finish_reason: FinishReason | None
     completion_tokens: int
-    token: NotRequired[ReadToken | None]
+    token: ReadToken | UnsetType | None = UNSET
 
 
-class CompareFailed(TypedDict):
+class CompareFailed(Form, frozen=True, kw_only=True):
     """The last event of a comparison that failed. `retry_after` is in seconds."""
 
     code: ErrorCode
     message: str
     details: dict[str, Any]
-    retry_after: NotRequired[int]
+    retry_after: int | UnsetType = UNSET
 
 
-class CompareDone(TypedDict):
+class CompareDone(Form, frozen=True, kw_only=True):
     """The last event of a comparison that succeeded. It has no fields."""
 
 
-class CompareEvents(TypedDict):
+class CompareEvents(Form, frozen=True, kw_only=True):
     """The data of each event of a streamed comparison, by the name of the event: one `started`, then `prompt` and
     `text`, at last `done` or `error`."""
 

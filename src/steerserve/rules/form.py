@@ -1,0 +1,46 @@
+"""The base of the answers of `/api`. The JSON of an answer and its description both come from one class."""
+
+from __future__ import annotations
+
+from functools import cache, reduce
+from operator import or_
+from types import UnionType
+from typing import Any, NotRequired, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec import UnsetType
+from typing_extensions import TypedDict
+
+
+class Form(msgspec.Struct, frozen=True):
+    """One object of an answer.
+
+    msgspec writes the fields in their order. A field that may be missing has `UnsetType` among its types and `UNSET` as
+    its default: the value `UNSET` is left out, and None is written as null. A UTC time is written in ISO 8601 with `Z`,
+    a float that is not finite as null. Pydantic describes a form as an object that must have the fields without a
+    default.
+    """
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, _source: Any, handler: Any) -> Any:
+        return handler.generate_schema(_described(cls))
+
+
+@cache
+def _described(form: type[Form]) -> Any:
+    """The form as a TypedDict, which is what pydantic can describe."""
+    types = get_type_hints(form, include_extras=True)
+    kinds: dict[str, Any] = {}
+    for field in msgspec.structs.fields(form):
+        kind = _sent(types[field.name])
+        kinds[field.name] = kind if field.required else NotRequired[kind]
+    described: Any = TypedDict(form.__name__, kinds)  # type: ignore[misc]
+    described.__doc__, described.__module__ = form.__doc__, form.__module__
+    return described
+
+
+def _sent(kind: Any) -> Any:
+    """The type of a field where it is sent, which is its type without `UnsetType`."""
+    if get_origin(kind) not in (Union, UnionType):
+        return kind
+    return reduce(or_, (one for one in get_args(kind) if one is not UnsetType))
