@@ -23,12 +23,13 @@ MARKER = "shows"
 NOT_SHOWN = {
     "general-errors.12": (
         "Not shown, because no request can end this way. Every index is compared with the width of its SAE: in a "
-        "request before its stream begins (`openai/test_sae_steering.py::test_a_wrong_value_is_refused_by_its_place`), in "
-        "an operator's change before the engine is told "
-        "(`api/steering/test_steering.py::test_a_bad_index_in_a_batch_changes_nothing`). An SAE is not detached or replaced "
-        "before the streams in flight have ended "
-        "(`api/saes/test_attachments.py::test_a_detach_waits_for_requests_in_flight_and_not_for_the_queue`). A stream that "
-        "fails for another reason ends with an error event and `[DONE]` "
+        "request before its stream begins "
+        "(`openai/test_sae_steering.py::test_a_wrong_value_is_refused_by_its_place`), in an operator's change before "
+        "it reaches the engine "
+        "(`api/steering/test_steering.py::test_a_bad_index_in_a_batch_changes_nothing`). An SAE is not detached or "
+        "replaced before the streams in flight have ended "
+        "(`api/saes/test_attachments.py::test_a_detach_waits_for_requests_in_flight_and_not_for_the_queue`). A "
+        "stream that fails for another reason ends with an error event and `[DONE]` "
         "(`test_stalls.py::test_an_engine_that_stands_still_for_too_long_is_ended_like_a_crash`)."
     ),
 }

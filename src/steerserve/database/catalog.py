@@ -34,7 +34,7 @@ class ModelRow:
     """One registered model. `engine` is `checkpoint` or `gguf`. `local_path` is the folder of a checkpoint or the first
     file of a GGUF model, and None until the model is downloaded. `download_error` is the code with which its download
     ended, None for a success. `content_digest` is the SHA-256 of the files of a model of this machine, once it has been
-    computed, and `content_stamp` tells whether the files are still those that it was computed of."""
+    computed, and `content_stamp` tells whether the files have changed since."""
 
     id: int
     name: str

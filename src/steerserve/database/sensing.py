@@ -110,7 +110,7 @@ class FiringStore:
         return None if row is None else FiringRow(row.id, row.subject, row.created_at, row.firing)
 
     async def clear(self, subject: str | None = None) -> int:
-        """Delete all events, or those of one cluster or circuit, and return how many there were."""
+        """Delete all events, or only the events of one cluster or circuit, and return how many there were."""
         async with self._database.write() as connection:
             counted = select(func.count()).select_from(self._table).where(*self._scope(subject))
             count = int(await connection.scalar(counted) or 0)

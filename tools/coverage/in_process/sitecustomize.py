@@ -1,4 +1,5 @@
-"""Counts the lines that a Python process runs. Python imports this module at its start where PYTHONPATH names this folder.
+"""Counts the lines that a Python process runs. Python imports this module at its start, because PYTHONPATH names this
+folder.
 
 PYTHONPATH reaches every process of a service, because it is one of the few variables that the processes for untrusted
 input keep. coverage.py itself counts in forked processes (`patch` in pyproject.toml). Most of the processes end by

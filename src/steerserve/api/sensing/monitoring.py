@@ -97,8 +97,8 @@ def router(monitoring: Monitoring, labels_of: LabelsOf) -> APIRouter:
         request_id: Annotated[str | None, Query(max_length=200)] = None,
         features: Annotated[str | None, Query()] = None,
     ) -> Response:
-        """With `features`, such as `1,2,3`, the records have the activations of these features only, also those that
-        are 0. `left_out`, where it is there, counts the older records for which an answer of 16 MiB has no room."""
+        """With `features`, such as `1,2,3`, the records have the activations of these features only, zeros
+        included. `left_out`, where it is there, counts the older records for which an answer of 16 MiB has no room."""
         wanted = monitoring.chosen(rules.parse_features(features))
         records = monitoring.history(limit, request_id)
         labels = {sae_id: await labels_of(sae_id) for sae_id in {one.sae_id for one in records}}

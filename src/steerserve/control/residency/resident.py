@@ -42,7 +42,7 @@ class Order:
 
     @property
     def placed(self) -> PlacedSae:
-        """The SAE as the engine is told it."""
+        """The SAE in the form in which the state of an engine has it."""
         return PlacedSae(self.key, self.source, self.layer, self.dtype, self.is_checked)
 
     @property

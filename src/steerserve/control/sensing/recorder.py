@@ -122,8 +122,8 @@ class Recorder:
         return await self._store.get(event_id)
 
     async def clear(self, subject: str | None) -> int:
-        """Delete all events, or those of one cluster or circuit, and return how many there were. Those that wait to be
-        written are never written; a choice that is being written is written first, and then deleted."""
+        """Delete all events, or only the events of one cluster or circuit, and return how many there were. An event
+        that waits to be written is never written. A choice that is being written is written first, and then deleted."""
         gone, kept = [], deque[_Choice | asyncio.Future[None]]()
         for one in self._line:
             if isinstance(one, _Choice) and subject in (None, one.subject):

@@ -10,8 +10,8 @@ rows in the running batch as it has choices.
 (3) The requests of one client are served in the order of their arrival.
 (4) A full queue takes a request in place of another one where a client with a waiting request would still hold more
     places than the arriving client. The newest waiting request of the client that holds most places then goes.
-(5) A client with more running rows than there are slots does not get the last free slot while another client than the
-    running ones had a request in the last RECENT_SECONDS. A client that is alone gets every slot.
+(5) The last free slot is kept while a client that runs nothing now had a request in the last RECENT_SECONDS: a client
+    with more running rows than there are slots does not get it. A client that is alone gets every slot.
 
 The rows that have a slot and wait for room in the batch follow (1) to (3) too. A turn is then when rows of the client
 join the batch.
