@@ -184,6 +184,21 @@ async def test_a_writer_that_does_not_end_is_a_fault(database: Database, url: st
         assert await database.fault() == faults.LOCKED
 
 
+async def test_a_check_beside_a_write_does_not_end_a_fault_of_writes(url: str) -> None:
+    seconds = itertools.count(step=watch.CHECK_SECONDS)
+    database = Database(url, clock=lambda: next(seconds))
+    await database.open()
+    with closing(sqlite3.connect(file_of(url))) as other:
+        other.execute("BEGIN IMMEDIATE")
+        assert await database.fault() == faults.LOCKED
+        async with database._writing:
+            assert await database.fault() == faults.LOCKED
+    async with database._writing:
+        assert await database.fault() == faults.LOCKED
+    assert await database.fault() is None
+    await database.close()
+
+
 async def test_a_second_service_on_one_file_does_not_start(url: str, database: Database) -> None:
     second = Database(url)
     with pytest.raises(CannotStart, match="another steerserve uses it") as refused:

@@ -346,7 +346,10 @@ class Database:
             version = await self._checked_version(writes=False)
         if version is None:
             return _NO_VERSION
-        return None if version == self._version else _OTHER_VERSION
+        if version != self._version:
+            return _OTHER_VERSION
+        # a check that wrote nothing does not show that a fault of writes is over
+        return None if writes else self._watch.fault_of_writes
 
     async def _examine_file(self, file: SqliteFile) -> DatabaseFault | None:
         fault = await asyncio.to_thread(file.fault)

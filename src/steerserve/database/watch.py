@@ -55,6 +55,11 @@ class Watch:
         """Whether the last access or check found a fault."""
         return self._fault is not None
 
+    @property
+    def fault_of_writes(self) -> DatabaseFault | None:
+        """The fault that the last access or check found, when it stops writes and lets reads pass."""
+        return None if self._fault is None or self._fault.stops_reads else self._fault
+
     async def fault(self) -> DatabaseFault | None:
         """The fault of the database; None while the database can be used. The database is checked at most once in
         CHECK_SECONDS, and a fault that only a restart ends is not checked again."""
