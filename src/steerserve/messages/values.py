@@ -6,6 +6,8 @@ from typing import Any
 
 import msgspec
 
+from steerserve.rules.steering.edits import Edit
+
 
 class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Base of every message."""
@@ -63,10 +65,12 @@ class Sampling(Message, frozen=True):
 
 
 class Overlay(Message, frozen=True):
-    """Steering of one request in place of the live values, while the live epoch is still `epoch`."""
+    """Steering of one request in place of the live values, while the live epoch is still `epoch`; with None as the
+    epoch, to the end of the request. `edits` are in their sorted order."""
 
-    epoch: int
+    epoch: int | None
     values: dict[str, dict[int, float]]
+    edits: tuple[Edit, ...] = ()
 
 
 class Suppressed(Message, frozen=True):

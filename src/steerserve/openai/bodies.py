@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -13,11 +13,14 @@ from pydantic import (
     Tag,
     ValidationError,
     WithJsonSchema,
+    model_validator,
 )
+from pydantic_core import PydanticCustomError
 
 from steerserve.errors import Refusal
 from steerserve.rules import field_faults
 from steerserve.rules.inference import activations
+from steerserve.rules.steering import edits
 from steerserve.rules.steering import live as steering
 from steerserve.rules.steering import request as sae_steering
 
@@ -108,6 +111,45 @@ class SaeSteeringBody(Body):
     mode: Literal["replace", "add"] | None = None
 
 
+class FeatureBody(Body):
+    """A feature of an attached SAE. `sae_id` and `layer` name the SAE where several are attached."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    index: Annotated[int, Field(ge=0, le=COUNT_MAXIMUM)]
+    sae_id: Annotated[str, Field(min_length=1)] | None = None
+    layer: Annotated[int, Field(ge=0, le=COUNT_MAXIMUM)] | None = None
+
+
+class EditBody(Body):
+    """One edit of a feature. With the activation a, `add` adds the value to a, `set` makes it the value, `at_least` and
+    `at_most` bound it, `scale` multiplies it, and `ablate`, which has no value, makes it 0."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    op: Literal["add", "set", "at_least", "at_most", "scale", "ablate"]
+    feature: FeatureBody
+    value: Finite | None = None
+
+    @model_validator(mode="after")
+    def _has_its_value(self) -> Self:
+        has_value = edits.KINDS[self.op].has_value
+        if has_value and self.value is None:
+            raise PydanticCustomError("missing_value", f"value is needed for the op {self.op}")
+        if not has_value and self.value is not None:
+            raise PydanticCustomError("extra_value", f"the op {self.op} has no value")
+        return self
+
+
+class InterventionsBody(Body):
+    """The edits of this request. They replace the live steering, or with the mode `add` are made beside it."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    edits: Annotated[list[EditBody], Field(max_length=edits.EDITS_MAXIMUM)]
+    mode: Literal["replace", "add"] | None = None
+
+
 class Sampled(Body):
     """The fields that chat and text completions share."""
 
@@ -125,6 +167,7 @@ class Sampled(Body):
     allowed_token_ids: Annotated[list[int], Field(min_length=1)] | None = None
     return_tokens_as_token_ids: bool | None = None
     sae_steering: SaeSteeringBody | None = None
+    interventions: InterventionsBody | None = None
 
 
 _INTENSITY = {

@@ -174,18 +174,29 @@ def _steering(body: bodies.Sampled) -> sae_steering.RequestSteering | None:
     """The steering that the request brings itself.
 
     Raises:
-        Refusal: INVALID_PARAMETER, also where the request names a profile too.
+        Refusal: INVALID_PARAMETER, also where the request has it in two fields, or names a profile too; TOO_MANY_EDITS.
     """
-    asked = body.sae_steering
-    if asked is None:
+    short, long = body.sae_steering, body.interventions
+    if short is None and long is None:
         return None
+    field = sae_steering.INTERVENTIONS if short is None else sae_steering.FIELD
+    if short is not None and long is not None:
+        raise invalid(sae_steering.INTERVENTIONS, f"cannot be combined with {sae_steering.FIELD}")
     if isinstance(body, bodies.ChatBody) and body.profile is not None:
-        raise invalid(sae_steering.FIELD, "cannot be combined with profile")
-    features = tuple(
+        raise invalid(field, "cannot be combined with profile")
+    features = [
         sae_steering.SteeredFeature(one.index, one.value, SaeChoice(one.sae_id, one.layer))
-        for one in asked.features
+        for one in (short.features if short is not None else ())
+    ]
+    for edit in long.edits if long is not None else ():
+        of = edit.feature
+        choice = SaeChoice(of.sae_id, of.layer)
+        features.append(sae_steering.SteeredFeature(of.index, edit.value or 0.0, choice, edit.op))
+    asked = short or long
+    is_added = asked is not None and asked.mode == "add"
+    return sae_steering.check(
+        sae_steering.RequestSteering(tuple(features), is_added=is_added, field=field)
     )
-    return sae_steering.check(sae_steering.RequestSteering(features, asked.mode == "add"))
 
 
 def constraint(body: bodies.ChatBody, settings: Settings) -> intent.OutputConstraint | None:

@@ -31,7 +31,7 @@ TABLE = """
 """.strip()
 """The specification's own table, word for word."""
 
-BEYOND = {"sae_steering"}
+BEYOND = {"sae_steering", "interventions"}
 """Fields that the specification does not know."""
 
 SPECIFICATION = SHARED / "specification.md"
@@ -71,6 +71,7 @@ ASKS: dict[str, Any] = {
     "steering_intensity": "off",
     "steering": {"features": []},
     "sae_steering": {"features": [{"index": 1, "value": 2.0}]},
+    "interventions": {"edits": [{"op": "ablate", "feature": {"index": 1}}]},
     "dimensions": 8,
     "tools": [{"type": "function"}],
     "tool_choice": "auto",
@@ -150,7 +151,8 @@ def test_the_table_here_is_the_one_in_the_specification() -> None:
 
 
 EXPECTED += [
-    ("sae_steering", route, engine, route != EMBEDDINGS and engine == CHECKPOINT)
+    (field, route, engine, route != EMBEDDINGS and engine == CHECKPOINT)
+    for field in sorted(BEYOND)
     for route, engine in EVERYWHERE
 ]
 
@@ -287,7 +289,7 @@ def test_log_probabilities_or_allowed_tokens_make_a_request_a_scoring_one(
     assert fields.is_scoring(body) is is_scoring
 
 
-@pytest.mark.parametrize("name", ["profile", "steering_intensity", "sae_steering"])
+@pytest.mark.parametrize("name", ["profile", "steering_intensity", "sae_steering", "interventions"])
 def test_what_steers_is_refused_by_name_on_a_scoring_request(name: str) -> None:
     with pytest.raises(Refusal) as refused:
         fields.check_scoring(fields.changing({"logprobs": True, name: ASKS[name], "seed": 1}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,12 @@ from steerserve.rules.steering import request as sae_steering
 from steerserve.rules.steering.activation import activate, adopt
 from steerserve.rules.steering.dial import Intensity, Plan, Profile, Range
 from steerserve.rules.steering.live import MANUAL, Live, Values
-from steerserve.rules.steering.request import FEATURES_MAXIMUM, RequestSteering, SteeredFeature
+from steerserve.rules.steering.request import (
+    FEATURES_MAXIMUM,
+    Placed,
+    RequestSteering,
+    SteeredFeature,
+)
 
 
 @dataclass(frozen=True)
@@ -51,6 +57,11 @@ def planned(
     attached: tuple[Sae, ...] = (FIRST,),
 ) -> Plan:
     return dial.plan(intensity, False, None, live, attached, Range(), request)
+
+
+def own_plan(overlay: Mapping[str, Values], echo: float | None = None) -> Plan:
+    """A plan that holds to the end of the request."""
+    return Plan(overlay, echo, is_own=True)
 
 
 # ---------------------------------------------------------------- the checks without an SAE
@@ -102,7 +113,7 @@ def test_a_feature_acts_on_the_sae_that_it_names_or_on_the_only_one(
     choice: SaeChoice, attached: tuple[Sae, ...], key: str
 ) -> None:
     request = RequestSteering((SteeredFeature(4, 2.0, choice),))
-    assert sae_steering.values(request, attached) == {key: {4: 2.0}}
+    assert sae_steering.placed(request, attached) == Placed({key: {4: 2.0}})
 
 
 @pytest.mark.parametrize(
@@ -122,7 +133,7 @@ def test_a_feature_of_no_sae_or_of_several_is_refused(
 ) -> None:
     request = RequestSteering(tuple(SteeredFeature(4, 2.0, choice) for choice in choices))
     with pytest.raises(Refusal) as refused:
-        sae_steering.values(sae_steering.check(request), attached)
+        sae_steering.placed(sae_steering.check(request), attached)
     assert (refused.value.code, refused.value.row.v1) == (code, 400)
     assert refused.value.param == f"sae_steering.{param}"
     if param != "features[1]":
@@ -134,7 +145,7 @@ def test_a_feature_of_no_sae_or_of_several_is_refused(
 @pytest.mark.parametrize("value", [1.0, 0.0])
 def test_an_index_outside_of_its_sae_is_refused(sae: str, index: int, value: float) -> None:
     with pytest.raises(Refusal) as refused:
-        sae_steering.values(own({9: 1.0, index: value}, sae=sae), (FIRST, SECOND))
+        sae_steering.placed(own({9: 1.0, index: value}, sae=sae), (FIRST, SECOND))
     assert (refused.value.code, refused.value.row.v1) == ("INVALID_FEATURE_INDEX", 400)
     assert refused.value.param == "sae_steering.features[1].index"
     assert refused.value.details["feature_idx"] == index
@@ -145,7 +156,7 @@ def test_an_index_outside_of_its_sae_is_refused(sae: str, index: int, value: flo
 
 @pytest.mark.parametrize("live", [FRESH, LIVE, OFF, activate(LIVE, "prof_1", CALM, (FIRST,))])
 def test_replacing_values_are_the_only_values_of_the_request(live: Live) -> None:
-    assert planned(own({4: 7.0}), live=live) == Plan({A: {4: 7.0}}, None)
+    assert planned(own({4: 7.0}), live=live) == own_plan({A: {4: 7.0}})
 
 
 def test_replacing_values_also_replace_those_of_other_saes() -> None:
@@ -170,7 +181,7 @@ ADDED: list[tuple[Live, Values, Values]] = [
 def test_added_values_are_added_to_what_the_request_would_have_had(
     live: Live, values: Values, sums: Values
 ) -> None:
-    assert planned(own(values, "add"), live=live) == Plan({A: sums}, None)
+    assert planned(own(values, "add"), live=live) == own_plan({A: sums})
 
 
 @pytest.mark.parametrize("intensity", [None, 0.5])
@@ -203,7 +214,7 @@ def test_an_intensity_scales_the_values_of_the_request_and_is_echoed(
     intensity: Intensity, strength: float
 ) -> None:
     plan = planned(own({4: 7.0, 5: -150.0}), intensity)
-    assert plan == Plan({A: {4: 7.0 * strength, 5: max(-200.0, -150.0 * strength)}}, strength)
+    assert plan == own_plan({A: {4: 7.0 * strength, 5: max(-200.0, -150.0 * strength)}}, strength)
 
 
 @pytest.mark.parametrize("intensity", [0.5, 2.0, "min", "max"])
@@ -213,13 +224,13 @@ def test_one_intensity_scales_the_added_values_and_those_below_them(
 ) -> None:
     strength = {"min": 0.5, "max": 1.5}.get(str(intensity), intensity)
     expected = {index: value * float(strength) for index, value in sums.items()}
-    assert planned(own(values, "add"), intensity, live) == Plan({A: expected}, strength)
+    assert planned(own(values, "add"), intensity, live) == own_plan({A: expected}, float(strength))
 
 
 def test_an_intensity_scales_the_active_profile_as_saved_below_added_values() -> None:
     live = activate(LIVE, "prof_1", CALM, (FIRST,))
     plan = planned(own({4: 1.0}, "add"), 0.5, live)
-    assert plan == Plan({A: {4: 1.5, 9: -0.5}}, 0.5)
+    assert plan == own_plan({A: {4: 1.5, 9: -0.5}}, 0.5)
 
 
 @pytest.mark.parametrize("mode", ["replace", "add"])
@@ -227,13 +238,13 @@ def test_an_intensity_scales_the_active_profile_as_saved_below_added_values() ->
     "request_values", [{4: 7.0}, {10: 7.0}], ids=["a good index", "an index past the SAE"]
 )
 def test_off_switches_steering_off_and_checks_no_sae(mode: str, request_values: Values) -> None:
-    assert planned(own(request_values, mode), 0.0) == Plan({}, 0.0)
-    assert planned(own(request_values, mode, "sae_z"), 0.0, FRESH) == Plan({}, 0.0)
+    assert planned(own(request_values, mode), 0.0) == own_plan({}, 0.0)
+    assert planned(own(request_values, mode, "sae_z"), 0.0, FRESH) == own_plan({}, 0.0)
     assert planned(own(request_values, mode), 0.0, attached=()) == Plan(None, None)
 
 
 def test_off_is_not_echoed_where_nothing_would_have_steered() -> None:
-    assert planned(own({4: 0.0}), 0.0, FRESH) == Plan({}, None)
+    assert planned(own({4: 0.0}), 0.0, FRESH) == own_plan({})
 
 
 def test_values_of_0_switch_the_live_steering_off_for_the_request() -> None:
@@ -241,11 +252,16 @@ def test_values_of_0_switch_the_live_steering_off_for_the_request() -> None:
     assert steering.effective(LIVE, plan.overlay, LIVE.epoch, A) == {}
 
 
-@pytest.mark.parametrize("mode", ["replace", "add"])
-def test_an_operators_change_ends_the_values_of_the_request(mode: str) -> None:
+@pytest.mark.parametrize(
+    ("mode", "values"), [("replace", {4: 7.0}), ("add", {1: 5.0, 2: -3.0, 4: 7.0})]
+)
+def test_an_operators_change_does_not_touch_the_values_of_the_request(
+    mode: str, values: Values
+) -> None:
     plan = planned(own({4: 7.0}, mode))
     changed = steering.set_values(LIVE, A, 10, {5: 1.0})
-    assert steering.effective(changed, plan.overlay, LIVE.epoch, A) == {1: 5.0, 2: -3.0, 5: 1.0}
+    assert plan.is_own
+    assert steering.effective(changed, plan.overlay, None, A) == values
 
 
 @pytest.mark.parametrize("mode", ["replace", "add"])

@@ -397,7 +397,7 @@ def test_what_is_added_at_a_site_is_added_to_its_value(name: str) -> None:
             after.append(value.clone())
 
         is_newest_first = site == "resid_pre" or not (place.is_input or site.startswith("resid"))
-        order: list[sites.Edit] = [look, edit] if is_newest_first else [edit, look]
+        order: list[sites.AtSite] = [look, edit] if is_newest_first else [edit, look]
         handles = [place.hook(hook) for hook in order]
         run(name)
         for handle in handles:

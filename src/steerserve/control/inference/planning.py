@@ -67,13 +67,13 @@ class Planner:
         is_planned = isinstance(intent, GenerateIntent) and intent.sweep is None
         return Admitted(
             resident,
-            self._overlay(plan.overlay),
+            self._told(plan),
             plan.echo,
             plan.rung,
-            self._state(resident, plan.overlay) if is_planned else None,
+            self._state(resident, plan) if is_planned else None,
             _tapped(intent, resident),
             overlays,
-            tuple(self._state(resident, overlay) for overlay in overlays),
+            tuple(self._state(resident, dial.Plan(overlay)) for overlay in overlays),
             self._serving.live.epoch,
         )
 
@@ -104,7 +104,7 @@ class Planner:
                     constraint=_constraint(intent.constraint),
                     tap=tap,
                     label=intent.answer_id or None,
-                    plans=[self._overlay(overlay) for overlay in admitted.overlays],
+                    plans=[self._told(dial.Plan(overlay)) for overlay in admitted.overlays],
                     client=intent.client,
                 )
 
@@ -132,18 +132,22 @@ class Planner:
         beside_own = None if intent.sweep.has_values else beside
         return compare.overlays(base, intent.sweep.intensities, beside_own)
 
-    def _state(self, resident: Resident, overlay: compare.Overlay | None) -> str | None:
-        """Which steering a request with this overlay has, from the plan that the engine gets."""
-        added = steering_state.applied(self._serving.live, overlay, resident.attachments)
-        sites = {key: _site(resident.attachments[key]) for key in added}
+    def _state(self, resident: Resident, plan: dial.Plan) -> str | None:
+        """Which steering a request with this plan has."""
+        added = steering_state.applied(self._serving.live, plan.overlay, resident.attachments)
+        keys = {*added, *(edit.key for edit in plan.edits)}
+        sites = {key: _site(resident.attachments[key]) for key in keys}
         row = resident.row
         model = SteeredModel(row.name, row.repo_id, row.revision, row.content_digest)
-        return steering_state.digest(model, sites, added)
+        return steering_state.digest(model, sites, added, plan.edits)
 
-    def _overlay(self, overlay: compare.Overlay | None) -> m.Plan:
-        if overlay is None:
+    def _told(self, plan: dial.Plan) -> m.Plan:
+        """The plan as the engine gets it."""
+        if plan.overlay is None:
             return m.Follow()
-        return m.Overlay(self._serving.live.epoch, {key: dict(vs) for key, vs in overlay.items()})
+        epoch = None if plan.is_own else self._serving.live.epoch
+        values = {key: dict(features) for key, features in plan.overlay.items()}
+        return m.Overlay(epoch, values, plan.edits)
 
     def _tap(self, intent: Intent, tapped: Attachment | None) -> m.Tap | None:
         asked = None if isinstance(intent, EmbedIntent) else intent.activations

@@ -72,7 +72,7 @@ def refuse_unhonoured(
         not_honoured("response_format")
     if tap is not None:
         not_honoured("return_sae_activations")
-    if isinstance(plan, m.Overlay) and any(plan.values.values()):
+    if isinstance(plan, m.Overlay) and (plan.edits or any(plan.values.values())):
         not_honoured("steering")
 
 

@@ -59,12 +59,12 @@ def check(intensities: Sequence[float]) -> tuple[float, ...]:
 def base(sweep: Sweep, otherwise: Overlay, attached: Sequence[AttachedSae]) -> Overlay:
     """The steering at intensity 1, by attachment. It is `otherwise` where the sweep has no values of its own.
 
-    Raises: Refusal: SAE_NOT_ATTACHED; INVALID_FEATURE_INDEX; the refusals of `rules/steering/request.values`;
+    Raises: Refusal: SAE_NOT_ATTACHED; INVALID_FEATURE_INDEX; the refusals of `rules/steering/request.placed`;
         VALIDATION_ERROR for a value out of range, or when every value is 0 and an intensity is not.
     """
     steering = otherwise
     if sweep.own is not None:
-        steering = sae_steering.values(sweep.own, attached)
+        steering = sae_steering.placed(sweep.own, attached).values
     elif sweep.steering is not None:
         fits = [
             one

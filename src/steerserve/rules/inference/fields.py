@@ -37,6 +37,7 @@ CHANGING: dict[str, frozenset[tuple[str, str]]] = {
     "steering_intensity": frozenset({_CHAT}),
     "steering": frozenset(),
     sae_steering.FIELD: frozenset({_CHAT, _TEXT}),
+    sae_steering.INTERVENTIONS: frozenset({_CHAT, _TEXT}),
     "dimensions": frozenset(),
     "tools": frozenset(),
     "tool_choice": frozenset(),
@@ -162,7 +163,7 @@ def check_scoring(names: Sequence[str]) -> None:
     """Raises:
     Refusal: FIELD_NOT_HONOURED naming the fields that ask for steering, because scoring is never steered.
     """
-    steering = ("profile", "steering_intensity", sae_steering.FIELD)
+    steering = ("profile", "steering_intensity", sae_steering.FIELD, sae_steering.INTERVENTIONS)
     refused = [name for name in names if name in steering]
     if refused:
         raise Refusal(

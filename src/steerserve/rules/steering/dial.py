@@ -1,11 +1,12 @@
-"""The dial of one request: a profile by name or the values in `sae_steering`, an intensity, or both.
+"""The dial of one request: a profile by name or the edits of the request's own, an intensity, or both.
 
 One function decides the values to apply and the intensity to report, so that the two always agree. Rules: (1) without
 an attached SAE nothing changes; (2) `off` and 0 switch steering off for the request, and no profile is checked; (3) the
-base values are those of `sae_steering`, else those of the named profile, else those of the active profile as saved,
+base values are those of the request's own, else those of the named profile, else those of the active profile as saved,
 else the live values; (4) the base values are multiplied by the request's intensity, else by the profile's own; (5) each
-product is clamped to [-200, 200]; (6) values that `sae_steering` adds are added to the values that the request would
-have had without them, and each sum is clamped; (7) a cluster has a range: `min` and `max` are its ends, a number above
+product is clamped to [-200, 200]; edits that add no values are made with the intensity as their strength; (6) values
+that the request adds with the mode `add` are added to the values that it would have had without them, and each sum is
+clamped; (7) a cluster has a range: `min` and `max` are its ends, a number above
 its end is lowered to the end, and a number below its floor counts as it is; (8) where no profile is active and one
 circuit serves whole, its authored values are the base: a number other than 0 is held within its range at both ends, and
 the values that are not its own stay as they are; (9) where a profile is active beside circuits, their values stay as
@@ -19,12 +20,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from msgspec import structs
+
 from steerserve.errors import Refusal
 from steerserve.rules.saes.attachment import AttachedSae
 from steerserve.rules.steering import circuit_serving, members
 from steerserve.rules.steering import request as sae_steering
 from steerserve.rules.steering.activation import dialed
 from steerserve.rules.steering.binding import scaled as scaled_by
+from steerserve.rules.steering.edits import Edit
 from steerserve.rules.steering.live import Live, Values, at_intensity, total
 from steerserve.rules.steering.members import Range as Range
 from steerserve.rules.steering.profile import Profile as Profile
@@ -60,11 +64,15 @@ class DialBase:
 class Plan:
     """`overlay` replaces the live values of every attached SAE for one request; with None the request follows the live
     values. `echo` is the intensity to report, None where the dial changes nothing. `rung` is the evidence of the one
-    circuit that steers the request; None where no circuit does, or several do."""
+    circuit that steers the request; None where no circuit does, or several do. `edits` are the edits that add no values,
+    in their sorted order. `is_own` says that the request brought its steering, and keeps it to its end whatever an
+    operator changes meanwhile."""
 
     overlay: Mapping[str, Values] | None = None
     echo: float | None = None
     rung: int | None = None
+    edits: tuple[Edit, ...] = ()
+    is_own: bool = False
 
 
 def parse(raw: Any) -> Intensity | None:
@@ -102,7 +110,7 @@ def plan(
     intensity 0. `configured` is the range of a base that declares none.
 
     Raises:
-        Refusal: PROFILE_INCOMPATIBLE; the refusals of `rules/steering/request.values`.
+        Refusal: PROFILE_INCOMPATIBLE; the refusals of `rules/steering/request.placed`.
     """
     made = _planned(intensity, is_profile_named, profile, live, attached, configured, own)
     return replace(made, rung=rung(live)) if made.overlay is None else made
@@ -128,8 +136,8 @@ def _planned(
     if own is not None and intensity != 0.0:
         return _own(own, intensity, live, attached, configured)
     if own is not None and attached:
-        is_steered = any(f.value for f in own.features) or _has_base(False, None, live, attached)
-        return Plan({}, 0.0 if is_steered else None)  # (2)
+        is_steered = own.is_steering or _has_base(False, None, live, attached)
+        return Plan({}, 0.0 if is_steered else None, is_own=True)  # (2)
     if not attached or (intensity is None and not is_profile_named):
         return Plan()  # (1)
     if intensity == 0.0:
@@ -188,21 +196,25 @@ def _own(
     configured: Range,
 ) -> Plan:
     """The steering of a request with values of its own, whose intensity is not 0. One intensity scales the values of
-    the request and the values that they are added to."""
-    values = sae_steering.values(own, attached)
+    the request and the values that they are added to. Without any edit, the mode `add` is no steering of its own."""
+    if own.is_added and not own.features:
+        return plan(intensity, False, None, live, attached, configured)
+    asked = sae_steering.placed(own, attached)
     otherwise = plan(intensity, False, None, live, attached, configured) if own.is_added else Plan()
     strength = otherwise.echo
     if strength is None:
-        strength = resolved(intensity, DialBase(values, configured))
+        strength = resolved(intensity, DialBase(asked.values, configured))
     overlay: Mapping[str, Values] = {
         key: {index: at_intensity(value, strength) for index, value in features.items()}
-        for key, features in values.items()
+        for key, features in asked.values.items()
     }
+    edits = tuple(structs.replace(edit, strength=strength) for edit in asked.edits)
     if own.is_added:
         kept = live.values if live.enabled else {}
         overlay = total([kept if otherwise.overlay is None else otherwise.overlay, overlay])  # (6)
-    is_dialed = intensity is not None and any(overlay.values())
-    return Plan(overlay, strength if is_dialed else None, otherwise.rung if own.is_added else None)
+    is_dialed = intensity is not None and (any(overlay.values()) or bool(edits))
+    rung_of_base = otherwise.rung if own.is_added else None
+    return Plan(overlay, strength if is_dialed else None, rung_of_base, edits, is_own=True)
 
 
 def echo(value: float) -> str:

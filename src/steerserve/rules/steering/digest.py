@@ -1,7 +1,8 @@
 """The steering that an answer really had, as one digest: equal for equal interventions, on every machine.
 
 The digest is the SHA-256 of a canonical JSON document: the model, and for each value that is added the SAE, its layer,
-its site, the index of the feature, and the value. The source of a value (an operator, a profile, a request) is no part
+its site, the index of the feature, and the value. Edits that add no values are there by their targets and strengths, so
+that two kinds of edit that do the same, such as `ablate` and `scale` with 0, have one digest. The source of a value (an operator, a profile, a request) is no part
 of the document. An SAE and a model are named by facts that are the same on every machine, where such facts are known.
 """
 
@@ -9,11 +10,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from msgspec import structs
+
 from steerserve.rules.saes.provenance import SaeOrigin
+from steerserve.rules.steering.edits import Edit
 from steerserve.rules.steering.live import Live, Values, effective
 
 
@@ -52,26 +57,38 @@ def digest(
     model: SteeredModel,
     sites: Mapping[str, SteeredSite],
     added: Mapping[str, Values],
+    edits: Sequence[Edit] = (),
 ) -> str | None:
-    """`sha256=<64 hexadecimal digits>` of these values; None where nothing is added. `sites` has the site of each key
-    of `added`."""
+    """`sha256=<64 hexadecimal digits>` of these values and edits; None where they change nothing. `sites` has the site
+    of each key."""
     entries = [
-        {
-            "sae": _sae(sites[key]),
-            "layer": sites[key].layer,
-            "site": sites[key].site,
-            "index": index,
-            "value": number,
-        }
+        {**_place(sites[key]), "index": index, "value": number}
         for key, values in added.items()
         for index, value in values.items()
         if (number := _single(value))
     ]
-    if not entries:
+    made = [
+        {**_place(sites[edit.key]), "index": edit.feature, **_moved(edit)}
+        for edit in edits
+        if not edit.is_idle
+    ]
+    if not entries and not made:
         return None
     entries.sort(key=_canonical)
-    document = {"model": _model(model), "steering": entries}
+    document: dict[str, object] = {"model": _model(model), "steering": entries}
+    if made:
+        document["edits"] = sorted(made, key=_canonical)
     return f"sha256={hashlib.sha256(_canonical(document).encode()).hexdigest()}"
+
+
+def _place(site: SteeredSite) -> dict[str, object]:
+    return {"sae": _sae(site), "layer": site.layer, "site": site.site}
+
+
+def _moved(edit: Edit) -> dict[str, object]:
+    """The target and the strength of an edit; a bound that is infinite is None."""
+    numbers = {**structs.asdict(edit.target), "strength": edit.strength}
+    return {k: _single(v) if math.isfinite(v) else None for k, v in numbers.items()}
 
 
 def _canonical(value: object) -> str:

@@ -231,14 +231,14 @@ def _added(live: Live) -> Mapping[str, Values]:
 
 
 def effective(
-    live: Live, overlay: Mapping[str, Values] | None, planned_on: int, key: str
+    live: Live, overlay: Mapping[str, Values] | None, planned_on: int | None, key: str
 ) -> Values:
     """The values of one row of the batch at `key`: those of the row's overlay while the epoch is still `planned_on`,
-    else the live values.
+    else the live values. With None as `planned_on` the overlay holds whatever the epoch is.
 
     Values of 0 are left out, so that an SAE whose values are all 0 leaves the output unchanged, bit for bit.
     """
-    if overlay is not None and live.epoch == planned_on:
+    if overlay is not None and planned_on in (None, live.epoch):
         chosen: Values = overlay.get(key, {})
     else:
         chosen = live.of(key) if live.enabled else {}

@@ -51,8 +51,11 @@ class SteeredPasses:
         try:
             catches = self._observers.expect(rows, spans)
             tokens = spans[0][1] if self._model.is_alone else 0
-            if inputs and self._graphs is not None and self._graphs.takes(len(rows)):
-                logits = self._graphs.decode(*inputs, plans=plans, catches=catches)
+            graphs = self._graphs
+            # a pass on static buffers makes no edit but adding
+            is_static = graphs is not None and not self._saes.has_edits(plans)
+            if inputs and graphs is not None and is_static and graphs.takes(len(rows)):
+                logits = graphs.decode(*inputs, plans=plans, catches=catches)
             else:
                 with self._saes.of(plans, catches, rows=count, tokens=tokens):
                     logits = forward()

@@ -1,5 +1,5 @@
-"""Steering inside the forward pass: one hook per attached SAE adds each row's own delta to the value of its site, in a
-new tensor.
+"""Steering inside the forward pass: one hook per attached SAE adds each row's own delta to the value of its site, and
+makes the row's other edits, in a new tensor.
 
 This module owns the attached SAEs, the live steering, and the count of passes in which each hook added something. The
 weights of an SAE stay on the host, where the few decoder rows that steer are summed. The encoder of an SAE is copied to
@@ -21,9 +21,11 @@ from torch import Tensor
 from steerserve.errors import Refusal
 from steerserve.messages import Follow, Overlay, Plan
 from steerserve.rules.steering import live as steering
+from steerserve.rules.steering.edits import Edit
+from steerserve.worker.hooks.edits import RowEdits
 from steerserve.worker.hooks.table import DirectionTable
 from steerserve.worker.sae.canonical import Sae
-from steerserve.worker.sae.sites import Handle, RowDeltas, Site
+from steerserve.worker.sae.sites import EditedRows, Handle, RowDeltas, Site
 
 _REMEMBERED = 256
 _PACKED_SHARE = 4
@@ -34,7 +36,7 @@ CheckRoom = Callable[[torch.device, int], None]
 
 Catch = Callable[[Tensor, Tensor | None], None]
 """A function that is called within a pass with a site's value [rows, T, width], before the SAE's own steering is added,
-and with the delta of that steering ([rows or 1, 1, width]; None where nothing is added). The function copies the parts
+and with the delta of that steering ([rows or 1, T or 1, width]; None where nothing is added). The function copies the parts
 that it keeps. It raises nothing, because the pass belongs to other rows too."""
 
 
@@ -42,7 +44,8 @@ that it keeps. It raises nothing, because the pass belongs to other rows too."""
 class HookedSae:
     """One SAE at one site; no other attached SAE ever has the same `number`.
 
-    `delta` [rows or 1, 1, width] is added by the coming pass; None adds nothing. `catches` take the site's value in the
+    `delta` [rows or 1, 1, width] is added by the coming pass; None adds nothing. `edits` has the edits of each row of
+    the coming pass, and is empty where no row has any. `catches` take the site's value in the
     coming pass. `reader` is the SAE on the site's device, once activations are read there. `made` holds the last delta,
     after the version and the plans from which it was made.
 
@@ -56,6 +59,7 @@ class HookedSae:
     handle: Handle | None = None
     reader: Sae | None = None
     delta: Tensor | None = None
+    edits: Sequence[RowEdits | None] = ()
     made: tuple[int, Sequence[Plan], Tensor | None] = (-1, (), None)
     catches: Sequence[Catch] = ()
     applied: int = 0
@@ -85,6 +89,7 @@ class HookedSaes:
         self._filled: tuple[int, tuple[Plan, ...]] = (-1, ())
         self.version = 0
         self._vectors: OrderedDict[tuple[str, frozenset[tuple[int, float]]], Tensor] = OrderedDict()
+        self._edits: OrderedDict[tuple[int, tuple[Edit, ...]], RowEdits] = OrderedDict()
 
     @property
     def applied(self) -> dict[str, int]:
@@ -120,6 +125,7 @@ class HookedSaes:
             attachment.handle.remove()
         self._on_detach(attachment.number)
         self._vectors.clear()
+        self._edits.clear()
 
     def set_live(self, live: steering.Live) -> None:
         """Steer the rows that follow the live values by these values, from the next pass on."""
@@ -155,10 +161,23 @@ class HookedSaes:
         the steering is equal and by the same SAEs."""
         acting = []
         for key, attachment in self._attachments.items():
-            values = self._values(key, plan)
-            if values:
-                acting.append((attachment.number, frozenset(values.items())))
+            values, edits = self._values(key, plan), self._edits_of(key, plan)
+            if values or edits:
+                acting.append((attachment.number, frozenset(values.items()), edits))
         return tuple(acting)
+
+    def prepare(self, plan: Plan) -> None:
+        """Make what the edits of a plan need, before the row has a pass: a refusal costs no other row anything.
+
+        Raises:
+            Refusal: SAE_NOT_ATTACHED; INSUFFICIENT_MEMORY where an encoder has to be copied and does not fit.
+        """
+        for key in dict.fromkeys(edit.key for edit in _edits(plan)):
+            self._row_edits(self._at(key), self._edits_of(key, plan))
+
+    def has_edits(self, plans: Sequence[Plan]) -> bool:
+        """Whether a row with one of these plans has edits that a recorded pass does not make."""
+        return any(self._edits_of(key, plan) for plan in plans for key in self._attachments)
 
     @contextmanager
     def of(
@@ -178,12 +197,17 @@ class HookedSaes:
         try:
             for key, attachment in self._attachments.items():
                 attachment.delta = self._delta(key, attachment, plans, rows)
+                edits = [self._edits_of(key, plan) for plan in plans]
+                attachment.edits = (
+                    [self._row_edits(attachment, one) for one in edits] if any(edits) else ()
+                )
                 attachment.catches = catches.get(attachment.number, ())
             self._tokens = tokens
             yield
         finally:
             for attachment in self._attachments.values():
                 attachment.delta = None
+                attachment.edits = ()
                 attachment.catches = ()
 
     # ------------------------------------------------------------- passes on static buffers
@@ -327,17 +351,46 @@ class HookedSaes:
             return steering.effective(self._live, plan.values, plan.epoch, key)
         return {}
 
-    def _act(self, attachment: HookedSae, value: Tensor) -> Tensor | RowDeltas | None:
-        """Called by the hook: give the site's value [rows, T, width] to its observers, and return the delta that is
-        added to the value."""
+    def _edits_of(self, key: str, plan: Plan) -> tuple[Edit, ...]:
+        return tuple(edit for edit in _edits(plan) if edit.key == key and not edit.is_idle)
+
+    def _row_edits(self, attachment: HookedSae, edits: tuple[Edit, ...]) -> RowEdits | None:
+        if not edits:
+            return None
+        name = attachment.number, edits
+        made = self._edits.get(name)
+        if made is None:
+            made = RowEdits(edits, self._reader(attachment), attachment.device)
+            self._edits[name] = made
+            if len(self._edits) > _REMEMBERED:
+                self._edits.popitem(last=False)
+        return made
+
+    def _act(self, attachment: HookedSae, value: Tensor) -> Tensor | EditedRows | RowDeltas | None:
+        """Called by the hook: give the site's value [rows, T, width] to its observers, and return what is done to the
+        value."""
         if self._sites is not None:
             # the observers take the value after the pass, because a replay calls no hook
             self._sites[attachment.number] = value.clone()
             return self._table(attachment).edit(value)
         delta = attachment.delta
         read = value[:, -self._tokens :]  # all tokens where the number is 0
-        for catch in attachment.catches:
-            catch(read, delta)
-        if delta is not None:
-            attachment.applied += 1
-        return delta
+        if not attachment.edits:
+            for catch in attachment.catches:
+                catch(read, delta)
+            attachment.applied += delta is not None
+            return delta
+        change = torch.zeros(value.shape, dtype=torch.float32, device=value.device)
+        for row, edits in enumerate(attachment.edits):
+            if edits is not None:
+                change[row] = edits.change(value[row])
+        if attachment.catches:
+            moved = change if delta is None else change + delta
+            for catch in attachment.catches:
+                catch(read, moved[:, -self._tokens :])
+        attachment.applied += 1
+        return EditedRows(delta, change)
+
+
+def _edits(plan: Plan) -> Sequence[Edit]:
+    return plan.edits if isinstance(plan, Overlay) else ()

@@ -56,15 +56,19 @@ class TapReader:
             self._span = activations.span(self._tap.positions, self._prompt_tokens, start, end)
 
     def catch(self, value: Tensor, delta: Tensor | None = None) -> None:
-        """Copy the wanted positions of the row's values [T, d_in], with a delta [1, d_in] added. Padding may follow the
-        positions. This is called within the pass of all rows, so it raises nothing.
+        """Copy the wanted positions of the row's values [T, d_in], with a delta [T or 1, d_in] added. Padding may follow
+        the positions. This is called within the pass of all rows, so it raises nothing.
         """
         low, high = self._span
         if low >= high:
             return
         try:
-            copied = value[low - self._start : high - self._start].detach()
-            copied = copied.clone() if delta is None else copied + delta
+            wanted = slice(low - self._start, high - self._start)
+            copied = value[wanted].detach()
+            if delta is None:
+                copied = copied.clone()
+            else:
+                copied = copied + (delta[wanted] if len(delta) > 1 else delta)
         except Exception as error:
             self._fail(error)
             return

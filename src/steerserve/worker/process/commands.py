@@ -225,11 +225,13 @@ class Commands:
         """Let the rows of a request join the batch; `prompts` has the first row of each prompt.
 
         Raises:
-            Refusal: the refusal of an observer.
+            Refusal: the refusal of an observer, or of the edits of a row.
         """
         loaded = self.loaded
         assert loaded is not None
         if isinstance(loaded, LoadedModel):
+            for row in rows:
+                loaded.saes.prepare(row.plan)
             loaded.observers.begin(command, rows, loaded.saes)
         loaded.batch.add(rows, is_seeded=is_seeded, client=command.client)
         return m.Started(command.id, [len(row.prompt) for row in prompts])

@@ -163,6 +163,20 @@ class Sae:
         summed = weights @ self.W_dec[index].float() / self.input_scale
         return summed - summed.mean() if self.is_centred else summed
 
+    def written(self, features: Sequence[int]) -> Tensor:
+        """What an activation of 1 of each feature adds to the stream, float32 [len(features), d_in], where the SAE
+        normalises its rows before `row_scale`."""
+        index = torch.as_tensor(features, dtype=torch.long, device=self.W_dec.device)
+        rows = self.W_dec[index].float() / self.input_scale
+        if self.scale_by_decoder_norm:
+            rows = rows / self.decoder_norms().to(rows.device)[index, None].clamp_min(SMALLEST)
+        return rows - rows.mean(-1, keepdim=True) if self.is_centred else rows
+
+    def row_scale(self, x: Tensor) -> Tensor:
+        """The scale [..., 1] by which the normalisation of each row x [..., d_in] multiplies what is decoded; a tensor
+        without dimensions where rows are not normalised."""
+        return self._normalise(x.float())[2]
+
     def decoder_norms(self) -> Tensor:
         """||W_dec row|| of every feature in the unit of the stream, float32 [d_sae]; computed once."""
         if not self._norms:

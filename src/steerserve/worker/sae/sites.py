@@ -37,7 +37,16 @@ class RowDeltas:
     is_added: Tensor
 
 
-Edit = Callable[[Tensor], Tensor | RowDeltas | None]
+@dataclass(frozen=True, slots=True)
+class EditedRows:
+    """What is done to a value after `added` was added: `change` [rows, T, width], in float32, is added with one
+    rounding at the positions where it is not 0. The other positions stay the same bits."""
+
+    added: Tensor | RowDeltas | None
+    change: Tensor
+
+
+AtSite = Callable[[Tensor], Tensor | RowDeltas | EditedRows | None]
 
 
 class Handle(Protocol):
@@ -69,9 +78,9 @@ class Site:
         """The device of the module."""
         return next((self.layer or self.module).parameters()).device
 
-    def hook(self, edit: Edit) -> Handle:
+    def hook(self, edit: AtSite) -> Handle:
         """Hook the site. `edit` gets the value [rows, T, width] and returns a tensor to add to it, whose shape
-        broadcasts to the value's, such a tensor for some of the rows, or None. `edit` must clone a value that it keeps,
+        broadcasts to the value's, such a tensor for some of the rows, the edits of rows, or None. `edit` must clone a value that it keeps,
         because some layers write into the tensor later."""
         residual: list[Tensor] = []
 
@@ -99,7 +108,7 @@ class Site:
 
         return _Both(first, self.layer.register_forward_pre_hook(keep, with_kwargs=True))
 
-    def _changed(self, tensor: Tensor, edit: Edit, residual: Tensor | None) -> Tensor | None:
+    def _changed(self, tensor: Tensor, edit: AtSite, residual: Tensor | None) -> Tensor | None:
         shaped = tensor
         if self.is_flat and residual is not None:
             shaped = tensor.view(residual.shape[0], -1, tensor.shape[-1])
@@ -109,11 +118,22 @@ class Site:
         delta = edit(value)
         if delta is None:
             return None
+        if isinstance(delta, EditedRows):
+            added = self._added(shaped, delta.added)
+            change = delta.change.to(tensor.device)
+            edited = (added.float() + change / self.scale).to(tensor.dtype)
+            is_edited = change.ne(0).any(-1, keepdim=True)
+            return torch.where(is_edited, edited, added).view(tensor.shape)
+        return self._added(shaped, delta).view(tensor.shape)
+
+    def _added(self, shaped: Tensor, delta: Tensor | RowDeltas | None) -> Tensor:
+        """The tensor of the site with a delta of its value."""
+        if delta is None:
+            return shaped
         if isinstance(delta, RowDeltas):
-            changed = shaped + self._scaled(delta.delta, tensor)
-            return torch.where(delta.is_added, changed, shaped).view(tensor.shape)
-        delta = self._scaled(delta, tensor)
-        return (shaped + delta).view(tensor.shape) if self.is_flat else tensor + delta
+            changed = shaped + self._scaled(delta.delta, shaped)
+            return torch.where(delta.is_added, changed, shaped)
+        return shaped + self._scaled(delta, shaped)
 
     def _scaled(self, delta: Tensor, tensor: Tensor) -> Tensor:
         """The delta of the value, as it is added to the tensor of the site."""
