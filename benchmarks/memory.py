@@ -98,7 +98,7 @@ async def _read(folder: Path, precision: str, settings: Settings, launcher: Laun
     fit = await fitting.plan(found, precision, GpuRequest(), {}, settings, read_cards=gpus.read)
     indices = fit.plan.gpu_indices
     engine = await launcher.launch()
-    await engine.measure()  # it has come up
+    await engine.ask(m.Measure())  # it has come up
     before = _on_cards(indices)
     facts = await engine.load(
         lambda _: None,

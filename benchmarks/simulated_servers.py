@@ -99,7 +99,7 @@ async def recorded() -> Facts:
         )
         sae = demo.saes()[0]
         source = m.SaeSource(str(sae.path), sae.name)
-        claims = await engine.inspect(source)
+        claims = (await engine.ask(m.Inspect(source=source))).claims
         placed = m.PlacedSae("sae", source, sae.layer)
         made = await engine.change(lambda state: state.attached(placed))
         facts = Facts(loaded, claims, made["sae"])

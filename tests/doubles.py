@@ -21,7 +21,7 @@ from collections.abc import (
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 
@@ -72,6 +72,28 @@ FACTS = m.Loaded(
     chat_template=m.ChatTemplate("{{ messages }}"),
     site_widths={"resid_pre": HIDDEN, "resid_post": HIDDEN},
 )
+
+CLAIMS = m.Claims(
+    format="saelens",
+    architecture="standard",
+    d_in=HIDDEN,
+    d_sae=WIDTH,
+    dtype="float32",
+    hook_name=None,
+    site="resid_post",
+    layer=1,
+    model_name=None,
+    l0=None,
+    size_bytes=1,
+)
+STEPS: Mapping[type[m.Question[Any]], str] = {
+    m.Inspect: "inspect",
+    m.Explore: "explore",
+    m.Measure: "measure",
+    m.ReadStatistics: "statistics",
+    m.ResetStatistics: "reset_statistics",
+}
+"""The step of the scripted engine that answers each question."""
 
 
 async def soon(waited: Awaitable[Answer]) -> Answer:
@@ -146,6 +168,8 @@ class ScriptedEngine(Engine):
         self._launcher = launcher
         self.asked_statistics: list[tuple[list[int] | None, str | None, int]] = []
         self.counted = m.Statistics(1, [], 0, 0)
+        self.count: Callable[[m.ReadStatistics], m.Statistics] = lambda _: self.counted
+        """Answers the questions for statistics."""
         self.figures: dict[str, tuple[int, int]] = {}
         self.reserves = (0, 0)
         self.parts: list[m.DeviceMemory] = []
@@ -247,21 +271,26 @@ class ScriptedEngine(Engine):
         )
         return self.views[name]
 
-    async def inspect(self, source: m.SaeSource) -> m.Claims:
-        await self._step("inspect")
-        return m.Claims(
-            format="saelens",
-            architecture="standard",
-            d_in=HIDDEN,
-            d_sae=WIDTH,
-            dtype="float32",
-            hook_name=None,
-            site="resid_post",
-            layer=1,
-            model_name=None,
-            l0=None,
-            size_bytes=1,
-        )
+    async def ask(self, question: m.Question[Answer]) -> Answer:
+        return cast("Answer", await self._answer(question))
+
+    async def _answer(self, question: m.Question[Any]) -> object:
+        await self._step(STEPS[type(question)])
+        match question:
+            case m.Inspect():
+                return m.Inspected(1, CLAIMS)
+            case m.ReadStatistics():
+                self.asked_statistics.append((question.features, question.metric, question.k))
+                return self.count(question)
+            case m.ResetStatistics():
+                self.counted = m.Statistics(1, [], 0, 0)
+            case m.Explore():
+                facts = [m.FeatureFacts(i, 1.0, 1.0, 0.0, None) for i in question.features]
+                return m.Explored(1, facts, [(i, 0.5) for i in range(question.nearest)])
+            case m.Measure():
+                kv_reserve, working = self.reserves
+                return m.Measured(1, self.figures, kv_reserve * MIB, working * MIB, self.parts)
+        return m.Done(1)
 
     @property
     def attached(self) -> dict[str, tuple[str, int]]:
@@ -285,34 +314,6 @@ class ScriptedEngine(Engine):
         if not difference:
             await self._step("change")
         return {sae.key: self._launcher.made or _attached(sae.layer) for sae in state.saes}
-
-    async def statistics(
-        self, features: list[int] | None = None, metric: str | None = None, k: int = 10
-    ) -> m.Statistics:
-        await self._step("statistics")
-        self.asked_statistics.append((features, metric, k))
-        return self.counted
-
-    async def reset_statistics(self) -> None:
-        await self._step("reset_statistics")
-        self.counted = m.Statistics(1, [], 0, 0)
-
-    async def explore(
-        self,
-        features: list[int],
-        nearest: int = 0,
-        *,
-        key: str | None = None,
-        source: m.SaeSource | None = None,
-    ) -> m.Explored:
-        await self._step("explore")
-        facts = [m.FeatureFacts(i, 1.0, 1.0, 0.0, None) for i in features]
-        return m.Explored(1, facts, [(i, 0.5) for i in range(nearest)])
-
-    async def measure(self) -> m.Measured:
-        await self._step("measure")
-        kv_reserve, working = self.reserves
-        return m.Measured(1, self.figures, kv_reserve * MIB, working * MIB, self.parts)
 
     async def generate(
         self,

@@ -307,11 +307,11 @@ async def engine(folder: Callable[[str], Path]) -> AsyncIterator[CheckpointEngin
 async def test_a_host_has_no_cards_to_measure_but_tells_what_it_holds(
     engine: CheckpointEngine, folder: Callable[[str], Path]
 ) -> None:
-    measured = await engine.measure()
+    measured = await engine.ask(m.Measure())
     assert (measured.devices, measured.kv_reserve, measured.working) == ({}, 0, 0)
     fields = FIELDS | {"devices": ["cpu"], "working_mb": 3}
     facts = await engine.load(lambda _: None, path=str(folder("llama")), **fields)
-    measured = await engine.measure()
+    measured = await engine.ask(m.Measure())
     assert (measured.devices, measured.working) == ({}, 3 * MIB)
     assert measured.kv_reserve == facts.kv_tokens * facts.kv_bytes_per_token
     assert list(facts.memory_by_device_mb) == ["cpu"]
@@ -324,7 +324,7 @@ async def test_the_parts_of_the_memory_are_measured_where_they_lie(
     engine: CheckpointEngine,
 ) -> None:
     facts = await engine.load(lambda _: None, path=str(demo.MODEL_DIR), **FIELDS)
-    (loaded,) = (await engine.measure()).parts
+    (loaded,) = (await engine.ask(m.Measure())).parts
     stored = load_file(demo.MODEL_DIR / "model.safetensors")
     # the output head is the token embedding, and is held a second time for the products of the processor
     head = stored["model.embed_tokens.weight"].nbytes
@@ -339,7 +339,7 @@ async def test_the_parts_of_the_memory_are_measured_where_they_lie(
     prompt = m.Tokens([5] * 300)
     async for _ in engine.generate([prompt], 1, m.Sampling(max_tokens=4), m.Follow()):
         pass
-    (used,) = (await engine.measure()).parts
+    (used,) = (await engine.ask(m.Measure())).parts
     weights = load_file(sae.path / "sae_weights.safetensors").values()
     assert used.saes == sum(tensor.nbytes for tensor in weights)
     # the keys and values of the conversation are kept for its next turn

@@ -1,7 +1,20 @@
-"""Commands to the engine. Every command has an `id`, which its answer repeats."""
+"""Commands to the engine. Every command has an `id`, which its answer repeats.
+
+A command that asks and changes no state is a `Question[...]` of the answer to it. `Engine.ask` gives it its `id`.
+"""
 
 from __future__ import annotations
 
+from typing import Generic, TypeVar
+
+from steerserve.messages.events import (
+    Contexts,
+    Done,
+    Explored,
+    Inspected,
+    Measured,
+    Statistics,
+)
 from steerserve.messages.sensing import Reported
 from steerserve.messages.state import State
 from steerserve.messages.values import (
@@ -14,6 +27,14 @@ from steerserve.messages.values import (
     Tap,
     Tokens,
 )
+
+_Answer = TypeVar("_Answer")
+
+
+class Question(Message, Generic[_Answer], frozen=True):
+    """A question to the engine, with the class of its answer."""
+
+    id: int = 0
 
 
 class Load(Message, frozen=True):
@@ -45,16 +66,13 @@ class Load(Message, frozen=True):
     cuda_graphs: str = "off"
 
 
-class Measure(Message, frozen=True):
+class Measure(Question[Measured], frozen=True):
     """Read how many bytes the allocator holds on the cards of the model, and how many are reserved beside SAEs."""
 
-    id: int
 
-
-class Inspect(Message, frozen=True):
+class Inspect(Question[Inspected], frozen=True, kw_only=True):
     """Read the claims of an SAE checkpoint; no model is needed."""
 
-    id: int
     source: SaeSource
 
 
@@ -65,37 +83,34 @@ class Apply(Message, frozen=True):
     state: State
 
 
-class ReadStatistics(Message, frozen=True):
+class ReadStatistics(Question[Statistics], frozen=True):
     """Read the statistics since the last reset, of `features` or of all features that were active. With a `metric`,
     only the `k` features with the largest metric are read, ties by index. The metric is `mean`, `max`, `active_ratio`,
     or `count`, which is the number of tokens at which a feature was active."""
 
-    id: int
     features: list[int] | None = None
     metric: str | None = None
     k: int = 10
 
 
-class ReadContexts(Message, frozen=True):
+class ReadContexts(Question[Contexts], frozen=True, kw_only=True):
     """Read the text around the kept tokens at which `feature` had its `k` largest values."""
 
-    id: int
     feature: int
     k: int
 
 
-class ResetStatistics(Message, frozen=True):
-    id: int
+class ResetStatistics(Question[Done], frozen=True):
+    """Clear the statistics that monitoring has counted."""
 
 
-class Explore(Message, frozen=True):
+class Explore(Question[Explored], frozen=True, kw_only=True):
     """Read the geometry of the attached SAE `key`, or of the SAE at `source`: facts of each of `features`, and as many
     neighbours of the first of them as `nearest` says. The neighbours are the features whose decoder directions have the
     largest cosine with its decoder direction."""
 
-    id: int
-    key: str | None
-    source: SaeSource | None
+    key: str | None = None
+    source: SaeSource | None = None
     features: list[int]
     nearest: int = 0
 

@@ -1,7 +1,7 @@
 """The methods that the control plane calls on an engine of either kind.
 
-Each engine holds at most one model. The default methods are for an engine whose model has no layers to hook: a method
-that needs an SAE refuses, and a method that takes something away does nothing.
+Each engine holds at most one model. The default methods are for an engine whose model has no layers to hook: what needs
+an SAE is refused.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 
@@ -22,6 +22,7 @@ from steerserve.rules.residency.heartbeat import Sign
 from steerserve.rules.residency.replicas import ReplicaView
 from steerserve.rules.sensing.cluster_sensing import History
 
+Answer = TypeVar("Answer")
 Report = Callable[[m.Progress], None]
 Answers = AsyncGenerator[m.Started | m.Outcome, None]
 
@@ -243,37 +244,16 @@ class Engine(ABC):
             raise no_layers()
         return {}
 
-    # ------------------------------------------------------------- SAEs
+    # ------------------------------------------------------------- questions
 
-    async def inspect(self, source: m.SaeSource) -> m.Claims:
-        """Read the facts that an SAE checkpoint states about itself."""
+    async def ask(self, question: m.Question[Answer]) -> Answer:
+        """Ask the engine what it holds, has counted or can read: one of the `Question`s of `messages/commands.py`. By
+        default there are no layers, so there is nothing to ask.
+
+        Raises:
+            Refusal: the refusal of the engine; what refuses commands while it is stalled, or once it has ended.
+        """
         raise no_layers()
-
-    async def explore(
-        self,
-        features: list[int],
-        nearest: int = 0,
-        *,
-        key: str | None = None,
-        source: m.SaeSource | None = None,
-    ) -> m.Explored:
-        """Read the geometry of features of the attached SAE `key`, or of the SAE at `source`."""
-        raise no_layers()
-
-    # ------------------------------------------------------------- observing
-
-    async def contexts(self, feature: int, k: int) -> m.Contexts:
-        """Read the kept contexts in which a feature had its `k` largest values."""
-        raise no_layers()
-
-    async def statistics(
-        self, features: list[int] | None = None, metric: str | None = None, k: int = 10
-    ) -> m.Statistics:
-        """Read the statistics that monitoring has counted since the last reset."""
-        raise no_layers()
-
-    async def reset_statistics(self) -> None:  # noqa: B027 -- a default
-        """Clear the statistics. By default nothing is ever counted, so this does nothing."""
 
     def reported(self, prompts: Sequence[m.Tokens]) -> m.Reported | None:
         """What sensing has reported of these prompts already; None while it has reported nothing."""
@@ -281,10 +261,6 @@ class Engine(ABC):
         if not history.number:
             return None
         return m.Reported(history.number, [history.skip(prompt.ids) for prompt in prompts])
-
-    async def measure(self) -> m.Measured:
-        """The memory of the engine; by default without any figures."""
-        return m.Measured(0)
 
     async def measure_replicas(self) -> Mapping[str, m.Measured]:
         """The memory of each replica by its name; none for an engine that is one process."""

@@ -134,7 +134,7 @@ async def test_rows_of_clients_take_turns_at_joining_the_batch(engine: Checkpoin
 async def inspect_code(engine: CheckpointEngine, path: Path) -> str | None:
     """The code that an inspection is refused with; None when it is not."""
     try:
-        await engine.inspect(source(path))
+        await engine.ask(m.Inspect(source=source(path)))
     except Refusal as refusal:
         return refusal.code
     return None
@@ -281,7 +281,7 @@ async def test_a_lost_engine_ends_for_the_reason_that_it_was_given(
     engine.lose("it stood still")
     assert await engine.ended == "it stood still"
     with pytest.raises(Refusal, match="it stood still"):
-        await engine.measure()
+        await engine.ask(m.Measure())
 
 
 # ---------------------------------------------------------------- ending
@@ -323,7 +323,7 @@ async def test_an_engine_killed_while_it_loads_ends_the_load_by_code(
         await empty.load(kill, path=str(folder("llama")), **FIELDS)
         # the load may win the race against the signal; the engine is gone all the same
         await empty.ended
-        await empty.inspect(source("nowhere"))
+        await empty.ask(m.Inspect(source=source("nowhere")))
 
     with pytest.raises(Refusal) as refused:
         await load_and_ask()
@@ -411,7 +411,7 @@ async def test_a_broken_checkpoint_is_refused_and_the_engine_still_answers(
         with pytest.raises(Refusal) as refused:
             await empty.load(lambda _: None, path=str(path), **FIELDS)
         assert refused.value.code == "MODEL_LOAD_FAILED", path
-        claims = await empty.inspect(source(sae_folder(tmp_path / "sae")))
+        claims = (await empty.ask(m.Inspect(source=source(sae_folder(tmp_path / "sae"))))).claims
         assert claims.d_in == 32
     await empty.load(lambda _: None, path=str(folder("llama")), **FIELDS)
     assert text_of(await events(empty, words(20))) == truth(llama, words(20))
@@ -427,7 +427,7 @@ async def test_a_quantization_that_cannot_be_applied_is_refused(
 
 
 async def test_an_inspection_tells_the_claims(empty: CheckpointEngine, tmp_path: Path) -> None:
-    claims = await empty.inspect(source(sae_folder(tmp_path)))
+    claims = (await empty.ask(m.Inspect(source=source(sae_folder(tmp_path))))).claims
     assert (claims.d_in, claims.d_sae, claims.layer, claims.site) == (32, 64, 0, "resid_post")
 
 
@@ -444,7 +444,9 @@ async def test_no_configuration_of_an_sae_ends_the_engine(
     for i, config in enumerate(configs):
         path = write(tmp_path / str(i), config, arrays("standard"))
         assert await inspect_code(empty, path) in (None, "SAE_LOAD_FAILED"), config
-    assert (await empty.inspect(source(sae_folder(tmp_path / "good")))).d_in == 32
+    assert (
+        await empty.ask(m.Inspect(source=source(sae_folder(tmp_path / "good"))))
+    ).claims.d_in == 32
 
 
 async def test_an_sae_of_another_width_is_refused_and_leaves_no_hook(
@@ -523,7 +525,7 @@ def test_a_command_to_an_engine_that_is_ending_is_refused(
         os.kill(engine.pid or 0, signal.SIGKILL)
         await until(engine._writer.is_closing)
         await stream.aclose()
-        asked = asyncio.create_task(engine.measure())
+        asked = asyncio.create_task(engine.ask(m.Measure()))
         stopping = asyncio.create_task(engine.stop())
         await asyncio.sleep(0)  # both have begun, and wait for the end of the process
         assert not asked.done()

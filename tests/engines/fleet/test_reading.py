@@ -40,12 +40,11 @@ class Counting:
     def __init__(self, engine: ScriptedEngine, values: Values) -> None:
         self.values = values
         self.asked: list[list[int] | None] = []
-        engine.statistics = self.statistics  # type: ignore[method-assign]
+        engine.count = self.statistics
 
-    async def statistics(
-        self, features: list[int] | None = None, metric: str | None = None, k: int = 10
-    ) -> m.Statistics:
-        assert metric is None
+    def statistics(self, asked: m.ReadStatistics) -> m.Statistics:
+        assert asked.metric is None
+        features = asked.features
         self.asked.append(features)
         active = [i for i in range(FEATURES) if (self.values[:, i] != 0).any()]
         listed = active if features is None else sorted(set(features))
@@ -77,7 +76,7 @@ async def observed(scene: Made, *values: Values) -> tuple[Scene, list[Counting]]
 async def test_statistics_of_all_replicas_are_those_of_the_pooled_tokens(scene: Made) -> None:
     tables = sparse(50, 1), sparse(7, 2), sparse(1, 3)
     one, counting = await observed(scene, *tables)
-    assert is_near(await soon(one.fleet.statistics()), np.concatenate(tables))
+    assert is_near(await soon(one.fleet.ask(m.ReadStatistics())), np.concatenate(tables))
     # a feature that was active on one engine counts with its zeros on the others
     assert FEATURES - 1 in (counting[1].asked[-1] or [])
 
@@ -93,14 +92,14 @@ async def test_the_largest_are_chosen_after_the_merge(scene: Made) -> None:
         ("active_ratio", (pooled != 0).mean(0)),
     ):
         best = np.argsort(-values, kind="stable")[:4].tolist()
-        top = await soon(one.fleet.statistics(None, metric, 4))
+        top = await soon(one.fleet.ask(m.ReadStatistics(metric=metric, k=4)))
         assert [count.feature_idx for count in top.features] == best, metric
 
 
 async def test_named_features_are_merged_also_where_they_were_never_active(scene: Made) -> None:
     tables = sparse(50, 1), sparse(60, 2)
     one, _ = await observed(scene, *tables)
-    made = await soon(one.fleet.statistics([FEATURES - 1, 2]))
+    made = await soon(one.fleet.ask(m.ReadStatistics(features=[FEATURES - 1, 2])))
     assert [count.feature_idx for count in made.features] == [2, FEATURES - 1]
     assert [count.count for count in made.features] == [110, 110]
 
@@ -110,10 +109,10 @@ async def test_what_a_replica_counted_is_kept_when_it_is_taken_away(scene: Made)
     one, _ = await observed(scene, *tables)
     await one.fleet.drain("r1")
     await one.serving("r2")
-    assert is_near(await soon(one.fleet.statistics()), np.concatenate(tables))
-    await one.fleet.reset_statistics()
+    assert is_near(await soon(one.fleet.ask(m.ReadStatistics())), np.concatenate(tables))
+    await one.fleet.ask(m.ResetStatistics())
     Counting(one.engine(1), tables[1])
-    assert is_near(await soon(one.fleet.statistics()), tables[1])
+    assert is_near(await soon(one.fleet.ask(m.ReadStatistics())), tables[1])
 
 
 async def test_a_replica_that_ended_by_itself_takes_its_counts_with_it(scene: Made) -> None:
@@ -121,7 +120,7 @@ async def test_a_replica_that_ended_by_itself_takes_its_counts_with_it(scene: Ma
     one, _ = await observed(scene, *tables)
     await one.kill(0)
     await one.serving("r1", "r2")
-    assert is_near(await soon(one.fleet.statistics()), tables[1])
+    assert is_near(await soon(one.fleet.ask(m.ReadStatistics())), tables[1])
 
 
 async def test_a_refusal_of_every_engine_is_passed_on(scene: Made) -> None:
@@ -129,13 +128,15 @@ async def test_a_refusal_of_every_engine_is_passed_on(scene: Made) -> None:
     for launcher in one.crew.launchers:
         launcher.fail("statistics", Refusal("INVALID_FEATURE_INDEX", "99"))
     with pytest.raises(Refusal, match="99"):
-        await soon(one.fleet.statistics([99]))
+        await soon(one.fleet.ask(m.ReadStatistics(features=[99])))
 
 
 async def test_one_replica_is_asked_what_all_answer_alike(scene: Made) -> None:
     one = await scene(2)
-    assert len((await soon(one.fleet.explore([1], 2, key=KEY))).nearest) == 2
-    assert (await soon(one.fleet.inspect(SOURCE))).d_sae == FEATURES
+    assert (
+        len((await soon(one.fleet.ask(m.Explore(key=KEY, features=[1], nearest=2)))).nearest) == 2
+    )
+    assert (await soon(one.fleet.ask(m.Inspect(source=SOURCE)))).claims.d_sae == FEATURES
     asked = [launcher.log for launcher in one.crew.launchers]
     assert sum(log.count("explore") + log.count("inspect") for log in asked) == 2
 
@@ -147,7 +148,7 @@ async def test_memory_of_cards_is_summed_and_reserves_are_the_largest(scene: Mad
     one.engine(2).figures = {"cuda:0": (500, 600)}
     one.engine(2).node = "elsewhere"
     one.engine(1).reserves = (3, 1)
-    made = await soon(one.fleet.measure())
+    made = await soon(one.fleet.ask(m.Measure()))
     assert made.devices == {"cuda:0": (11, 22), "cuda:1": (3, 4)}
     assert (made.kv_reserve >> 20, made.working >> 20) == (3, 1)
 
@@ -176,7 +177,7 @@ async def test_requests_of_a_replica_that_ends_by_itself_are_told_as_lost(scene:
         await asked.text()
 
     async def lost() -> int:
-        return (await soon(one.fleet.statistics())).lost_requests
+        return (await soon(one.fleet.ask(m.ReadStatistics()))).lost_requests
 
     await served_by(0)
     await one.fleet.change(m.setting(monitored=m.Monitored(KEY)))
@@ -192,5 +193,5 @@ async def test_requests_of_a_replica_that_ends_by_itself_are_told_as_lost(scene:
     await one.fleet.drain("r2")
     await one.serving("r1")
     assert await lost() == 1
-    await one.fleet.reset_statistics()
+    await one.fleet.ask(m.ResetStatistics())
     assert await lost() == 0

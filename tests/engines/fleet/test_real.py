@@ -119,14 +119,14 @@ async def test_statistics_of_real_replicas_count_every_token(fleet: Fleet) -> No
             pass
 
     await asyncio.gather(*(labelled(number) for number in range(6)))
-    assert (await fleet.statistics()).tokens == 6
+    assert (await fleet.ask(m.ReadStatistics())).tokens == 6
     await fleet.drain("r1")
     async with asyncio.timeout(PATIENCE):
         while len(fleet.replicas()) > 1:
             await asyncio.sleep(0.01)
-    assert (await fleet.statistics()).tokens == 6
-    await fleet.reset_statistics()
-    assert (await fleet.statistics()).tokens == 0
+    assert (await fleet.ask(m.ReadStatistics())).tokens == 6
+    await fleet.ask(m.ResetStatistics())
+    assert (await fleet.ask(m.ReadStatistics())).tokens == 0
 
 
 async def said(engine: Engine, text: str) -> tuple[str, str | None]:

@@ -201,7 +201,7 @@ async def test_without_a_replica_that_can_be_placed_the_wait_is_bounded(
         asked = {
             "request": lambda: one.ask().text(),
             "edit": lambda: one.fleet.change(m.setting(steering=m.Steering(1, True, {}))),
-            "question": lambda: one.fleet.explore([1]),
+            "question": lambda: one.fleet.ask(m.Explore(features=[1])),
         }[work]
         with pytest.raises(Refusal, match=r"no replica serves.*signal 9") as caught:
             await soon(asked())

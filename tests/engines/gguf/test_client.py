@@ -91,7 +91,7 @@ async def test_the_facts_of_a_model_are_those_of_its_header(write: Write) -> Non
         assert engine.pid is not None
         process = psutil.Process(engine.pid)
         # llama.cpp tells no parts
-        (part,) = (await engine.measure()).parts
+        (part,) = (await engine.ask(m.Measure())).parts
         assert (part.device, part.weights, part.cache, part.saes) == ("cpu", None, None, 0)
         assert part.process is not None
         assert part.process > 10 * MIB
@@ -317,7 +317,7 @@ async def test_what_the_engine_cannot_honour_is_refused_and_not_ignored(engine: 
     assert caught.value.code == "SAE_INCOMPATIBLE"
     await engine.change(m.setting(steering=m.Steering(1, True, {})))
     await engine.change(lambda state: state.detached("sae@0"))
-    assert (await engine.measure()).devices == {}
+    assert (await engine.ask(m.Measure())).devices == {}
     assert engine.applied == {}
 
 

@@ -295,7 +295,7 @@ async def test_a_short_split_is_seen_and_survived(
     held.set()
     pair.proxy.held = None
     await until(lambda: not pair.engine.sign().is_cut)
-    assert await pair.engine.measure()
+    assert await pair.engine.ask(m.Measure())
 
 
 async def test_nobody_comes_and_the_host_ends() -> None:

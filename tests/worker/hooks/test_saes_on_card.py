@@ -68,7 +68,7 @@ def test_steering_readings_records_and_statistics_are_those_of_the_host(
                 bench.run()
             reader, held = bench.steering.sae(KEY), bench.steering.held(KEY)
             found = bench.monitor.read(m.ReadStatistics(9, NAMED))
-            explored = explore(m.Explore(3, KEY, None, NAMED, 5), held)
+            explored = explore(m.Explore(3, key=KEY, features=NAMED, nearest=5), held)
         finally:
             bench.steering.detach(KEY)
     assert not bench.refused

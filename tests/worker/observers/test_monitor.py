@@ -453,7 +453,7 @@ def test_a_kept_prefix_changes_nothing_that_is_observed(
 
 
 def contexts(bench: Bench, feature: int, k: int = 3) -> Contexts:
-    return bench.monitor.read_contexts(ReadContexts(9, feature, k), bench.model.decode)
+    return bench.monitor.read_contexts(ReadContexts(9, feature=feature, k=k), bench.model.decode)
 
 
 @pytest.mark.parametrize("features", [None, [3, 5, 9]])
@@ -834,10 +834,10 @@ async def test_an_engine_tells_records_before_the_answer_ends_and_what_it_counte
         if isinstance(event, m.Piece) and event.finish:
             assert [r.label for r in records] == ["cmpl-1"]
     (record,) = records
-    counted = await engine.statistics()
-    best = await engine.statistics(metric="mean", k=4)
-    await engine.reset_statistics()
-    after = await engine.statistics()
+    counted = await engine.ask(m.ReadStatistics())
+    best = await engine.ask(m.ReadStatistics(metric="mean", k=4))
+    await engine.ask(m.ResetStatistics())
+    after = await engine.ask(m.ReadStatistics())
     await engine.change(m.setting(monitored=None))
     async for _ in engine.generate([m.Text(words(30))], 1, sampling, m.Follow(), label="cmpl-2"):
         pass
@@ -863,16 +863,16 @@ async def test_an_engine_explores_what_is_attached_or_lies_on_disk(
     values = arrays("jumprelu", d_in=32)
     path = write(tmp_path, config_v6("jumprelu", d_in=32), values)
     await engine.change(attaching(path))
-    attached = await engine.explore([7, 0], 5, key=KEY)
+    attached = await engine.ask(m.Explore(features=[7, 0], nearest=5, key=KEY))
     with pytest.raises(Refusal) as outside:
-        await engine.explore([64], key=KEY)
+        await engine.ask(m.Explore(features=[64], key=KEY))
     empty = await Launcher("CRITICAL", "json").launch()
     try:
-        stored = await empty.explore([7, 0], 5, source=source(path))
+        stored = await empty.ask(m.Explore(features=[7, 0], nearest=5, source=source(path)))
         with pytest.raises(Refusal) as outside_too:
-            await empty.explore([0, 64], source=source(path))
+            await empty.ask(m.Explore(features=[0, 64], source=source(path)))
         with pytest.raises(Refusal) as unread:
-            await empty.explore([0], source=source(tmp_path / "nowhere"))
+            await empty.ask(m.Explore(features=[0], source=source(tmp_path / "nowhere")))
     finally:
         await empty.stop()
     assert (attached.features, attached.nearest) == (stored.features, stored.nearest)

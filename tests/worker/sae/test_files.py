@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from steerserve import messages as m
 from steerserve.engines.checkpoint.client import CheckpointEngine, Launcher
 from steerserve.errors import Refusal
 from steerserve.rules.units import MIB
@@ -287,7 +288,7 @@ async def engine(launcher: Launcher) -> AsyncIterator[CheckpointEngine]:
 
 async def inspected(engine: CheckpointEngine, path: Path) -> Refusal | None:
     try:
-        await engine.inspect(source(path))
+        await engine.ask(m.Inspect(source=source(path)))
     except Refusal as refusal:
         return refusal
     return None
@@ -299,7 +300,7 @@ async def test_an_engine_answers_hostile_saes_and_serves_on(
     """Each file of the table, laid out as an SAE is published, and by itself."""
     process = psutil.Process(engine.pid)
     sound = disk.gemma_scope(tmp_path / "sound")
-    assert (await engine.inspect(sound.source())).d_sae == disk.D_SAE
+    assert (await engine.ask(m.Inspect(source=sound.source()))).claims.d_sae == disk.D_SAE
     # counted after the first answer, because an engine that still starts opens its own files
     files = process.num_fds()
     before = process.memory_info().rss
@@ -322,7 +323,7 @@ async def test_an_engine_answers_hostile_saes_and_serves_on(
     assert process.is_running()
     assert process.num_fds() == files
     assert process.memory_info().rss - before < LEFT_MAXIMUM
-    assert (await engine.inspect(sound.source())).d_sae == disk.D_SAE
+    assert (await engine.ask(m.Inspect(source=sound.source()))).claims.d_sae == disk.D_SAE
 
 
 # ---------------------------------------------------------------- configurations

@@ -30,7 +30,7 @@ from steerserve.database.catalog import utc_now
 from steerserve.engines import gpus as driver
 from steerserve.engines.gpus import torch_version
 from steerserve.errors import Refusal
-from steerserve.messages import Measured
+from steerserve.messages import Measure, Measured
 from steerserve.rules.inference.fields import CHECKPOINT, GGUF
 from steerserve.rules.residency.gpus import Card
 from steerserve.rules.residency.swap import Phase
@@ -153,7 +153,7 @@ async def _measured(resident: Resident | None) -> Mapping[str | None, Measured]:
         async with asyncio.timeout(MEASURE_SECONDS):
             if resident.engine.replicas():
                 return dict((await resident.engine.measure_replicas()).items())
-            return {None: await resident.engine.measure()}
+            return {None: await resident.engine.ask(Measure())}
     return {}
 
 

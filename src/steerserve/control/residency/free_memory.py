@@ -16,7 +16,7 @@ from steerserve.control.residency.gpu_driver import ReadCards
 from steerserve.control.residency.resident import Resident
 from steerserve.engines.gpus import read as read_cards
 from steerserve.errors import Refusal
-from steerserve.messages import Measured
+from steerserve.messages import Measure, Measured
 from steerserve.rules.residency import replicas
 from steerserve.rules.saes.sets import NodeRoom, Reserves
 from steerserve.rules.units import MIB
@@ -45,7 +45,7 @@ async def read(resident: Resident, read_cards: ReadCards = read_cards) -> int | 
     with suppress(Refusal, TimeoutError):
         cards = await fitting.cards_now(read_cards)
         free = [card.free_mb for card in cards if f"cuda:{card.torch_index}" in labels]
-        kept = await asyncio.wait_for(engine.measure(), SECONDS)
+        kept = await asyncio.wait_for(engine.ask(Measure()), SECONDS)
         if len(free) == len(labels):
             return sum(free) + _unused_mb(kept)
     return None
@@ -90,6 +90,6 @@ async def reserves(resident: Resident) -> Reserves:
     """The memory that the engine keeps free for the KV cache and for passes."""
     engine, _ = resident.running()
     with suppress(Refusal, TimeoutError):
-        measured = await asyncio.wait_for(engine.measure(), SECONDS)
+        measured = await asyncio.wait_for(engine.ask(Measure()), SECONDS)
         return Reserves(-(-measured.kv_reserve // MIB), -(-measured.working // MIB))
     return Reserves()

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
 
 from steerserve import messages as m
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.engines import Engines
 from steerserve.errors import Refusal
+from steerserve.messages.engine import Engine
 
 READ_SECONDS = 60.0
 """Longest time for reading one SAE that is not attached."""
@@ -60,11 +60,11 @@ class SaeReader:
         return tuple(outcomes)
 
 
-async def _read(engine: Any, source: m.SaeSource) -> ReadSae:
+async def _read(engine: Engine, source: m.SaeSource) -> ReadSae:
     """The claims of one checkpoint, or its refusal. An engine that takes too long is ended."""
     try:
         async with asyncio.timeout(READ_SECONDS):
-            claims: m.Claims = await engine.inspect(source)
+            claims = (await engine.ask(m.Inspect(source=source))).claims
     except TimeoutError:
         await engine.stop()
         return Refusal(

@@ -291,14 +291,18 @@ class Features:
     ) -> m.Explored:
         if attached is not None:
             engine, _ = self._conductor.loaded().running()
-            return await engine.explore(list(features), nearest, key=attached.key)
+            return await engine.ask(
+                m.Explore(key=attached.key, features=list(features), nearest=nearest)
+            )
         _check_here(row)
         async with self._reading:
             await asyncio.to_thread(local.resolve_either, row.local_path or "")
             reader = await self._launcher.launch()
             try:
                 async with asyncio.timeout(READ_SECONDS):
-                    return await reader.explore(list(features), nearest, source=source_of(row))
+                    return await reader.ask(
+                        m.Explore(source=source_of(row), features=list(features), nearest=nearest)
+                    )
             except TimeoutError:
                 reason = f"the SAE cannot be read within {READ_SECONDS:.0f} seconds"
                 raise Refusal("SAE_LOAD_FAILED", reason, sae_id=row.id) from None

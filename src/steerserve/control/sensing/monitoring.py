@@ -141,7 +141,7 @@ class Monitoring(EngineState[_Watch]):
         if counting is None:
             return Counted(attached.sae_id, [], 0, 0, None, 0)
         engine, since = counting
-        counts = await engine.statistics(asked, metric, k)
+        counts = await engine.ask(m.ReadStatistics(features=asked, metric=metric, k=k))
         figures = counts.features, counts.tokens, counts.activations
         return Counted(attached.sae_id, *figures, since, counts.lost_requests)
 
@@ -156,7 +156,7 @@ class Monitoring(EngineState[_Watch]):
         counting = self._counting_at(attached)
         if counting is None or not self._contexts:
             return FeatureContexts(attached.sae_id, feature, self._contexts, 0, [])
-        read = await counting[0].contexts(feature, k)
+        read = await counting[0].ask(m.ReadContexts(feature=feature, k=k))
         contexts = [_context(one) for one in read.contexts]
         return FeatureContexts(attached.sae_id, feature, self._contexts, read.kept, contexts)
 
@@ -220,8 +220,8 @@ class Monitoring(EngineState[_Watch]):
             if counting is None:
                 return 0
             engine, _ = counting
-            cleared = len((await engine.statistics()).features)
-            await engine.reset_statistics()
+            cleared = len((await engine.ask(m.ReadStatistics())).features)
+            await engine.ask(m.ResetStatistics())
             self._counting = (engine, attached, self._now())
             return cleared
 
@@ -256,7 +256,7 @@ class Monitoring(EngineState[_Watch]):
             return
         is_new = self._counting_at(attached) is None
         if is_new:
-            await engine.reset_statistics()
+            await engine.ask(m.ResetStatistics())
         engine.on_record = self._take
         features = None if wanted.features is None else list(wanted.features)
         monitored = m.Monitored(attached.key, features, wanted.top_k, self._contexts)

@@ -10,10 +10,11 @@ import itertools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 import structlog
+from msgspec import structs
 
 from steerserve import messages as m
 from steerserve.engines.checkpoint import preparation, process
@@ -23,7 +24,7 @@ from steerserve.engines.checkpoint.prompts import PromptMaker, Prompts
 from steerserve.engines.checkpoint.tokenizer import TokenizerProcess
 from steerserve.errors import Refusal
 from steerserve.messages import endings
-from steerserve.messages.engine import Answers, Engine, Report
+from steerserve.messages.engine import Answer, Answers, Engine, Report
 from steerserve.messages.mailbox import Mailbox
 from steerserve.messages.tokenizing import Spelling
 from steerserve.rules.residency.heartbeat import Sign
@@ -103,36 +104,18 @@ class CheckpointEngine(Engine):
         self._prompts.serve(answer)
         return answer
 
-    async def measure(self) -> m.Measured:
-        """The memory of the engine. The answer waits for the forward pass that runs now."""
-        return await self._asked(m.Measure, m.Measured)
+    async def ask(self, question: m.Question[Answer]) -> Answer:
+        """The answer of the process. It waits for the forward pass that runs now."""
 
-    async def inspect(self, source: m.SaeSource) -> m.Claims:
-        return (await self._asked(lambda i: m.Inspect(i, source), m.Inspected)).claims
+        def numbered(number: int) -> m.Command:
+            return cast("m.Command", structs.replace(question, id=number))
+
+        return cast("Answer", await self._ask(numbered))
 
     async def _apply(self, state: m.State) -> Mapping[str, m.Attached]:
-        return (await self._asked(lambda i: m.Apply(i, state), m.Applied)).facts
-
-    async def contexts(self, feature: int, k: int) -> m.Contexts:
-        return await self._asked(lambda i: m.ReadContexts(i, feature, k), m.Contexts)
-
-    async def statistics(
-        self, features: list[int] | None = None, metric: str | None = None, k: int = 10
-    ) -> m.Statistics:
-        return await self._asked(lambda i: m.ReadStatistics(i, features, metric, k), m.Statistics)
-
-    async def reset_statistics(self) -> None:
-        await self._ask(m.ResetStatistics)
-
-    async def explore(
-        self,
-        features: list[int],
-        nearest: int = 0,
-        *,
-        key: str | None = None,
-        source: m.SaeSource | None = None,
-    ) -> m.Explored:
-        return await self._asked(lambda i: m.Explore(i, key, source, features, nearest), m.Explored)
+        answer = await self._ask(lambda i: m.Apply(i, state))
+        assert isinstance(answer, m.Applied)
+        return answer.facts
 
     def generate(
         self,
@@ -261,11 +244,6 @@ class CheckpointEngine(Engine):
             self._streams.pop(number, None)
             if unfinished:
                 self._write(m.Cancel(number))
-
-    async def _asked(self, make: Callable[[int], m.Command], kind: type[Kind]) -> Kind:
-        answer = await self._ask(make)
-        assert isinstance(answer, kind)
-        return answer
 
     async def _ask(self, make: Callable[[int], m.Command], report: Report | None = None) -> m.Event:
         if self._writer.is_closing():

@@ -18,7 +18,7 @@ from steerserve.engines.fleet.requests import FleetRequest, Requests
 from steerserve.engines.fleet.roster import Roster
 from steerserve.errors import Refusal
 from steerserve.messages import endings
-from steerserve.messages.engine import Answers, Engine, Report
+from steerserve.messages.engine import Answer, Answers, Engine, Report
 from steerserve.messages.tokenizing import Spelling
 from steerserve.rules.residency import replicas as rules
 from steerserve.rules.residency.heartbeat import Activity, Bounds, Sign
@@ -264,37 +264,9 @@ class Fleet(Engine):
         self._applied = {key: n for key, n in self._applied.items() if key in self.state.keys}
         return facts
 
-    async def inspect(self, source: m.SaeSource) -> m.Claims:
-        return await self._reading.one(lambda engine: engine.inspect(source))
-
-    async def explore(
-        self,
-        features: list[int],
-        nearest: int = 0,
-        *,
-        key: str | None = None,
-        source: m.SaeSource | None = None,
-    ) -> m.Explored:
-        return await self._reading.one(
-            lambda engine: engine.explore(features, nearest, key=key, source=source)
-        )
-
-    # ------------------------------------------------------------- observing
-
-    async def contexts(self, feature: int, k: int) -> m.Contexts:
-        return await self._reading.contexts(feature, k)
-
-    async def statistics(
-        self, features: list[int] | None = None, metric: str | None = None, k: int = 10
-    ) -> m.Statistics:
-        return await self._reading.statistics(features, metric, k)
-
-    async def reset_statistics(self) -> None:
-        await self._editing.make(Edit(lambda state: state, _reset))
-        self._reading.drop()
-
-    async def measure(self) -> m.Measured:
-        return await self._reading.measure()
+    async def ask(self, question: m.Question[Answer]) -> Answer:
+        """The answer of one replica, or of all replicas as if they were one engine; see `Readings.ask`."""
+        return await self._reading.ask(question)
 
     async def measure_replicas(self) -> Mapping[str, m.Measured]:
         return await self._reading.measure_replicas()
@@ -332,8 +304,3 @@ class Fleet(Engine):
         if replica is None or replica.leaving.is_set():
             raise Refusal("REPLICA_NOT_FOUND", f"no replica is named {name!r}")
         return replica
-
-
-async def _reset(engine: Engine, _: m.State) -> Facts:
-    await engine.reset_statistics()
-    return {}

@@ -5,17 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import cast
 
 from steerserve import messages as m
 from steerserve.engines.fleet import merging
-from steerserve.engines.fleet.editing import Editing
+from steerserve.engines.fleet.editing import Edit, Editing, Facts
 from steerserve.engines.fleet.replica import Replica
 from steerserve.engines.fleet.roster import Roster
 from steerserve.errors import Refusal
-from steerserve.messages.engine import Engine
-
-Answer = TypeVar("Answer")
+from steerserve.messages.engine import Answer, Engine
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +37,30 @@ class Readings:
         self._monitored: dict[Engine, int] = {}
         self._lost = 0
 
-    async def one(self, ask: Callable[[Engine], Awaitable[Answer]]) -> Answer:
+    async def ask(self, question: m.Question[Answer]) -> Answer:
+        """What was counted and measured is asked of all replicas; every other question of one replica.
+
+        Raises:
+            Refusal: the refusal of the engines.
+        """
+        answer: object
+        match question:
+            case m.ReadStatistics():
+                answer = await self._statistics(question)
+            case m.ReadContexts():
+                asked = await self._each(lambda engine: engine.ask(question))
+                answer = merging.contexts(list(asked.values()), question.k)
+            case m.Measure():
+                answer = await self._measure()
+            case m.ResetStatistics():
+                await self._editing.make(Edit(lambda state: state, _reset))
+                self._drop()
+                answer = m.Done(0)
+            case _:
+                answer = await self._one(lambda engine: engine.ask(question))
+        return cast("Answer", answer)
+
+    async def _one(self, ask: Callable[[Engine], Awaitable[Answer]]) -> Answer:
         """The answer of one replica; of another one when that replica ends meanwhile.
 
         Raises:
@@ -55,42 +76,27 @@ class Readings:
                         raise
             await self._roster.change_for_work()
 
-    async def statistics(
-        self, features: list[int] | None, metric: str | None, k: int
-    ) -> m.Statistics:
-        """The statistics of all replicas, merged.
-
-        Raises:
-            Refusal: the refusal of the engines.
-        """
-        counted = await self._counted(features)
+    async def _statistics(self, asked: m.ReadStatistics) -> m.Statistics:
+        """The statistics of all replicas, merged."""
+        counted = await self._counted(asked.features)
         if self._left_of == self._editing.told.counted:
             counted += self._left
         tables = [one.features for one in counted]
-        wanted = None if features is None else set(features)
-        made = await asyncio.to_thread(_ranked, tables, wanted, metric, k)
+        wanted = None if asked.features is None else set(asked.features)
+        made = await asyncio.to_thread(_ranked, tables, wanted, asked.metric, asked.k)
         tokens = sum(one.tokens for one in counted)
         activations = sum(one.activations for one in counted)
         return m.Statistics(0, made, tokens, activations, self._lost)
 
-    async def contexts(self, feature: int, k: int) -> m.Contexts:
-        """The contexts of all replicas with the `k` largest values.
-
-        Raises:
-            Refusal: the refusal of the engines.
-        """
-        answers = await self._each(lambda engine: engine.contexts(feature, k))
-        return merging.contexts(list(answers.values()), k)
-
-    async def measure(self) -> m.Measured:
+    async def _measure(self) -> m.Measured:
         """The memory of the engines. Cards are counted where they are cards of this host."""
-        answers = await self._each(lambda engine: engine.measure())
+        answers = await self._each(lambda engine: engine.ask(m.Measure()))
         local = [answer for r, answer in answers.items() if r.running.node is None]
         return merging.measured(list(answers.values()), local)
 
     async def measure_replicas(self) -> dict[str, m.Measured]:
         """The memory of each engine, by the name of its replica."""
-        answers = await self._each(lambda engine: engine.measure())
+        answers = await self._each(lambda engine: engine.ask(m.Measure()))
         return {replica.name: answer for replica, answer in answers.items()}
 
     # ------------------------------------------------------------- replicas that are taken away
@@ -102,7 +108,7 @@ class Readings:
             return
         number, every = replica.number, list(range(told.facts[told.counted].d_sae))
         try:
-            answer = await replica.running.statistics(every)
+            answer = await replica.running.ask(m.ReadStatistics(features=every))
         except Refusal:
             return
         if self._editing.told.counted == told.counted:
@@ -113,7 +119,7 @@ class Readings:
             table = merging.by_feature(answer.features)
             self._left.append(EngineCounts(table, answer.tokens, answer.activations))
 
-    def drop(self) -> None:
+    def _drop(self) -> None:
         """Forget what replicas counted that were taken away, and what was lost."""
         self._left, self._left_of = [], None
         self._monitored.clear()
@@ -135,7 +141,7 @@ class Readings:
     async def _counted(self, features: list[int] | None) -> list[EngineCounts]:
         """The features of each replica. An engine lists the features that were active on it; where all features are
         asked for, it is asked again for those that were active on another one only."""
-        answers = await self._each(lambda engine: engine.statistics(features))
+        answers = await self._each(lambda engine: engine.ask(m.ReadStatistics(features=features)))
         tables = {r: merging.by_feature(answer.features) for r, answer in answers.items()}
         if features is None and len(tables) + len(self._left) > 1:
             left = self._left if self._left_of == self._editing.told.counted else []
@@ -144,7 +150,7 @@ class Readings:
             missing = {r: sorted(active - table.keys()) for r, table in tables.items()}
             by_engine = {r.running: indices for r, indices in missing.items()}
             more = await self._each(
-                lambda engine: engine.statistics(by_engine[engine]),
+                lambda engine: engine.ask(m.ReadStatistics(features=by_engine[engine])),
                 [replica for replica, indices in missing.items() if indices],
             )
             for replica, answer in more.items():
@@ -180,6 +186,11 @@ class Readings:
             elif not isinstance(result, Refusal) or replica.is_alive:
                 raise result
         return answers
+
+
+async def _reset(engine: Engine, _: m.State) -> Facts:
+    await engine.ask(m.ResetStatistics())
+    return {}
 
 
 def _ranked(

@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import aclosing, suppress
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from steerserve import messages as m
 from steerserve.engines.gguf import loading as llama_loading
@@ -32,7 +32,7 @@ from steerserve.engines.gguf.server import LlamaServer, Lost, sampling_fields
 from steerserve.engines.sandbox.templates import Templates
 from steerserve.errors import Refusal
 from steerserve.messages import endings
-from steerserve.messages.engine import Answers, Engine, Report, is_stopped
+from steerserve.messages.engine import Answer, Answers, Engine, Report, is_stopped
 from steerserve.messages.prompts import (
     NamedPrompt,
     check_ids,
@@ -135,11 +135,15 @@ class GgufEngine(Engine):
         else:
             await self._end("the engine process ended")
 
-    async def measure(self) -> m.Measured:
-        """The memory of the process."""
-        if self._opened is None:
-            return m.Measured(0)
-        return await asyncio.to_thread(llama_loading.measured, self._opened)
+    async def ask(self, question: m.Question[Answer]) -> Answer:
+        """Only the memory of the process can be asked for."""
+        if not isinstance(question, m.Measure):
+            return await super().ask(question)
+        opened = self._opened
+        measured = m.Measured(0)
+        if opened is not None:
+            measured = await asyncio.to_thread(llama_loading.measured, opened)
+        return cast("Answer", measured)
 
     # ------------------------------------------------------------- heartbeats
 

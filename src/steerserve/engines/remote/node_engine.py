@@ -20,7 +20,7 @@ from steerserve.engines.remote.checkpoints import WantedFiles
 from steerserve.engines.remote.link import RemoteProcess
 from steerserve.engines.remote.words import Bring, Brought, Joiner
 from steerserve.errors import Refusal
-from steerserve.messages.engine import Report
+from steerserve.messages.engine import Answer, Report
 from steerserve.rules.models import fetching
 from steerserve.rules.models.fetching import FetchTask, Presence
 from steerserve.settings import Settings
@@ -51,26 +51,15 @@ class NodeEngine(CheckpointEngine):
 
     # ------------------------------------------------------------- commands
 
-    async def inspect(self, source: m.SaeSource) -> m.Claims:
-        await self.bring(source.path)
-        return await super().inspect(source)
+    async def ask(self, question: m.Question[Answer]) -> Answer:
+        if isinstance(question, m.Inspect | m.Explore) and question.source is not None:
+            await self.bring(question.source.path)
+        return await super().ask(question)
 
     async def _apply(self, state: m.State) -> Mapping[str, m.Attached]:
         for sae in state.since(self.state).coming:
             await self.bring(sae.source.path)
         return await super()._apply(state)
-
-    async def explore(
-        self,
-        features: list[int],
-        nearest: int = 0,
-        *,
-        key: str | None = None,
-        source: m.SaeSource | None = None,
-    ) -> m.Explored:
-        if source is not None:
-            await self.bring(source.path)
-        return await super().explore(features, nearest, key=key, source=source)
 
     async def _ask(self, make: Callable[[int], m.Command], report: Report | None = None) -> m.Event:
         return await super()._ask(lambda number: self._there(make(number)), report)
