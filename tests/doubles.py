@@ -128,16 +128,16 @@ class Gate:
 class Stream:
     """One generating request as the engine gets it. `over` is set when the request has ended, for whatever reason."""
 
-    def __init__(self, prompts: list[Any], n: int, sampling: m.Sampling, plan: m.Plan) -> None:
-        self.prompts = prompts
-        self.sampling = sampling
-        self.plan = plan
-        self.choices = len(prompts) * n
-        self.constraint: m.Constraint | None = None
-        self.tap: m.Tap | None = None
-        self.label: str | None = None
-        self.client = ""
-        self.plans: list[m.Plan] = []
+    def __init__(self, request: m.Generation) -> None:
+        self.prompts = request.prompts
+        self.sampling = request.sampling
+        self.plan = request.plan
+        self.choices = len(request.prompts) * request.n
+        self.constraint = request.constraint
+        self.tap = request.tap
+        self.label = request.label
+        self.client = request.client
+        self.plans = list(request.plans)
         self.over = asyncio.Event()
         self.was_cancelled = False
         self.events: asyncio.Queue[m.Started | m.Piece | Refusal] = asyncio.Queue()
@@ -315,22 +315,15 @@ class ScriptedEngine(Engine):
             await self._step("change")
         return {sae.key: self._launcher.made or _attached(sae.layer) for sae in state.saes}
 
-    async def generate(
-        self,
-        prompts: list[Any],
-        n: int,
-        sampling: m.Sampling,
-        plan: m.Plan,
-        *,
-        constraint: m.Constraint | None = None,
-        tap: m.Tap | None = None,
-        label: str | None = None,
-        plans: Sequence[m.Plan] = (),
-        client: str = "",
-    ) -> AsyncGenerator[m.Started | m.Piece, None]:
-        stream = Stream(prompts, n, sampling, plan)
-        stream.constraint, stream.tap, stream.label = constraint, tap, label
-        stream.plans, stream.client = list(plans), client
+    async def run(self, request: m.Request) -> AsyncGenerator[m.Started | m.Outcome, None]:
+        if isinstance(request, m.Scoring):
+            raise Refusal("FIELD_NOT_HONOURED", "logprobs is not honoured", param="logprobs")
+        if not isinstance(request, m.Generation):
+            yield m.Started(1, [3] * len(request.prompts))
+            for choice in range(len(request.prompts)):
+                yield m.Embedded(1, choice, bytes(4 * HIDDEN))
+            return
+        stream = Stream(request)
         unfinished = stream.choices
         self._streams.append(stream)
         try:
@@ -351,13 +344,6 @@ class ScriptedEngine(Engine):
             self._streams.remove(stream)
             self._launcher.log.append("generated")
             stream.over.set()
-
-    async def embed(
-        self, prompts: list[m.Text], client: str = ""
-    ) -> AsyncGenerator[m.Started | m.Outcome, None]:
-        yield m.Started(1, [3] * len(prompts))
-        for choice in range(len(prompts)):
-            yield m.Embedded(1, choice, bytes(4 * HIDDEN))
 
     async def stop(self, parting: Refusal | None = None) -> None:
         if self.ended.done():

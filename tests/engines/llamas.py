@@ -55,7 +55,7 @@ async def loaded(
 def ask(engine: GgufEngine, *prompts: str | list[dict[str, Any]], **fields: Any) -> Stream:
     sampling = m.Sampling(**{"temperature": 0.0, "max_tokens": 4, **fields})
     wanted = [m.Text(p) if isinstance(p, str) else m.Chat(p) for p in prompts]
-    return engine.generate(wanted, 1, sampling, m.Follow())
+    return engine.run(m.Generation(wanted, 1, sampling, m.Follow()))
 
 
 async def answers(stream: Stream) -> tuple[list[int], dict[int, tuple[str, str | None, int]]]:
@@ -85,7 +85,7 @@ async def refused(stream: Stream) -> Refusal:
 
 
 async def vectors(engine: GgufEngine, *texts: str) -> list[list[float]]:
-    async with aclosing(engine.embed([m.Text(text) for text in texts])) as events:
+    async with aclosing(engine.run(m.Embedding([m.Text(text) for text in texts]))) as events:
         found = [event async for event in events]
     assert isinstance(found[0], m.Started)
     assert [e.choice for e in found[1:] if isinstance(e, m.Embedded)] == list(range(len(texts)))

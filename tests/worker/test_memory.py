@@ -337,7 +337,7 @@ async def test_the_parts_of_the_memory_are_measured_where_they_lie(
     placed = m.PlacedSae("demo", m.SaeSource(str(sae.path), sae.path.name), sae.layer, check=False)
     await engine.change(lambda state: state.attached(placed))
     prompt = m.Tokens([5] * 300)
-    async for _ in engine.generate([prompt], 1, m.Sampling(max_tokens=4), m.Follow()):
+    async for _ in engine.run(m.Generation([prompt], 1, m.Sampling(max_tokens=4), m.Follow())):
         pass
     (used,) = (await engine.ask(m.Measure())).parts
     weights = load_file(sae.path / "sae_weights.safetensors").values()

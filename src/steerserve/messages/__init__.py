@@ -1,6 +1,7 @@
 """The wire between the control plane and the engine: commands down, events up; the only types both processes share.
 
-Every name of `values`, `sensing`, `state`, `commands` and `events` is a name of this module. A frame is a 4-byte
+Every name of `values`, `sensing`, `state`, `commands` and `events` is a name of this module, and so is every name of
+`requests`, which do not travel. A frame is a 4-byte
 big-endian length and a MessagePack body.
 """
 
@@ -14,6 +15,7 @@ from steerserve.messages.commands import *  # noqa: F403 -- one name for the who
 from steerserve.messages.commands import Command
 from steerserve.messages.events import *  # noqa: F403
 from steerserve.messages.events import Event
+from steerserve.messages.requests import *  # noqa: F403
 from steerserve.messages.sensing import *  # noqa: F403
 from steerserve.messages.state import *  # noqa: F403
 from steerserve.messages.values import *  # noqa: F403

@@ -149,45 +149,14 @@ class Engine(ABC):
     # ------------------------------------------------------------- requests
 
     @abstractmethod
-    def generate(
-        self,
-        prompts: list[m.Prompt],
-        n: int,
-        sampling: m.Sampling,
-        plan: m.Plan,
-        *,
-        constraint: m.Constraint | None = None,
-        tap: m.Tap | None = None,
-        label: str | None = None,
-        plans: Sequence[m.Plan] = (),
-        client: str = "",
-    ) -> Answers:
-        """Yield Started, then the pieces of each choice until its `finish`. Closing the iterator early cancels the
-        request. `client` is the client whose request it is (`rules/clients.py`)."""
-
-    async def score(
-        self,
-        prompts: list[m.Prompt],
-        temperature: float,
-        top: int | None,
-        allowed: list[int] | None,
-        tap: m.Tap | None = None,
-        echo: m.Echo | None = None,
-        client: str = "",
-    ) -> Answers:
-        """Yield Started, then Scored for each prompt. Closing the iterator early cancels the request.
+    def run(self, request: m.Request) -> Answers:
+        """Yield Started, then the outcomes of the request, each choice until its last. Closing the iterator early
+        cancels the request.
 
         Raises:
-            Refusal: FIELD_NOT_HONOURED from an engine that gives no log-probabilities.
+            Refusal: the refusal of the prompts or of the engine, before Started; MODEL_NOT_LOADED when the engine had
+                ended before the request, ENGINE_UNAVAILABLE when it ended during the request.
         """
-        raise Refusal(
-            "FIELD_NOT_HONOURED", "logprobs is not honoured on a GGUF model", param="logprobs"
-        )
-        yield
-
-    @abstractmethod
-    def embed(self, prompts: list[m.Text], client: str = "") -> Answers:
-        """Yield Started, then Embedded for each text. Closing the iterator early cancels the request."""
 
     @abstractmethod
     async def spell(self, prompt: m.Text | m.Chat, longest: int) -> Spelling:

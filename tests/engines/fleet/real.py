@@ -68,7 +68,7 @@ async def steer(fleet: Engine, epoch: int) -> None:
 
 async def answer(fleet: Engine, sampling: m.Sampling = ONE_TOKEN, text: str = PROMPT) -> str:
     """The text that the fleet writes under the live steering."""
-    stream = fleet.generate([m.Text(text)], 1, sampling, m.Follow())
+    stream = fleet.run(m.Generation([m.Text(text)], 1, sampling, m.Follow()))
     return "".join([event.text async for event in stream if isinstance(event, m.Piece)])
 
 

@@ -162,7 +162,7 @@ class Request:
     ) -> None:
         self.events: list[m.Started | m.Outcome] = []
         sampling = m.Sampling(max_tokens=8, seed=seed)
-        self._stream = fleet.generate([m.Text(text)], n, sampling, m.Follow(), label=label)
+        self._stream = fleet.run(m.Generation([m.Text(text)], n, sampling, m.Follow(), label=label))
         self.task = asyncio.create_task(self._read())
 
     async def _read(self) -> str:

@@ -114,7 +114,9 @@ async def test_statistics_of_real_replicas_count_every_token(fleet: Fleet) -> No
     await fleet.change(m.setting(monitored=m.Monitored(KEY)))
 
     async def labelled(number: int) -> None:
-        stream = fleet.generate([m.Text("fish")], 1, ONE_TOKEN, m.Follow(), label=str(number))
+        stream = fleet.run(
+            m.Generation([m.Text("fish")], 1, ONE_TOKEN, m.Follow(), label=str(number))
+        )
         async for _ in stream:
             pass
 
@@ -131,7 +133,7 @@ async def test_statistics_of_real_replicas_count_every_token(fleet: Fleet) -> No
 
 async def said(engine: Engine, text: str) -> tuple[str, str | None]:
     """What an engine writes after a text while the cluster is sensed, and the name of the replica that wrote it."""
-    stream = engine.generate([m.Text(text)], 1, EIGHT_TOKENS, m.Follow(), label="sensed")
+    stream = engine.run(m.Generation([m.Text(text)], 1, EIGHT_TOKENS, m.Follow(), label="sensed"))
     made, name = "", None
     async for event in stream:
         name = next((view.name for view in engine.replicas() if view.requests), None)
@@ -207,7 +209,7 @@ async def test_prompts_as_token_ids_are_those_of_their_text(fleet: Fleet) -> Non
     ids = list(tokenizer.encode(PROMPT).ids)
     prompts: list[list[m.Prompt]] = [[m.Text(PROMPT)], [m.Tokens(ids, place="prompt")]]
     scored = [
-        [event async for event in fleet.score(prompt, 1.0, 1, None, echo=m.Echo(1, 100))]
+        [event async for event in fleet.run(m.Scoring(prompt, 1.0, 1, None, echo=m.Echo(1, 100)))]
         for prompt in prompts
     ]
     (text, given) = [events[1] for events in scored]
@@ -221,7 +223,7 @@ async def test_prompts_as_token_ids_are_those_of_their_text(fleet: Fleet) -> Non
     written = [
         [
             e.text
-            async for e in fleet.generate(p, 1, EIGHT_TOKENS, m.Follow())
+            async for e in fleet.run(m.Generation(p, 1, EIGHT_TOKENS, m.Follow()))
             if isinstance(e, m.Piece)
         ]
         for p in prompts
@@ -229,5 +231,5 @@ async def test_prompts_as_token_ids_are_those_of_their_text(fleet: Fleet) -> Non
     assert "".join(written[0]) == "".join(written[1])
     outside: list[m.Prompt] = [m.Tokens([5, 10**6], place="prompt[0]")]
     with pytest.raises(Refusal) as refused:
-        await anext(fleet.generate(outside, 1, EIGHT_TOKENS, m.Follow()))
+        await anext(fleet.run(m.Generation(outside, 1, EIGHT_TOKENS, m.Follow())))
     assert refused.value.param == "prompt[0][1]"

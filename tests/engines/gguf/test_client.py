@@ -278,7 +278,7 @@ async def test_the_offending_prompt_is_named(engine: GgufEngine) -> None:
     chats = await refused(ask(engine, talk, [{"role": "user", "content": long}]))
     assert chats.param == "extra_messages[0]"
     texts = [m.Text("one"), m.Text(long)]
-    assert (await refused(engine.embed(texts))).param == "input[1]"
+    assert (await refused(engine.run(m.Embedding(texts)))).param == "input[1]"
 
 
 async def test_a_text_that_cannot_fit_is_refused_without_being_tokenized(
@@ -293,7 +293,7 @@ async def test_a_prompt_without_tokens_is_refused_and_an_empty_one_is_the_bos(
     engine: GgufEngine,
 ) -> None:
     assert (await answers(ask(engine, "")))[0] == [1]
-    bare = engine.generate([m.Text("", special=False)], 1, GREEDY, m.Follow())
+    bare = engine.run(m.Generation([m.Text("", special=False)], 1, GREEDY, m.Follow()))
     refusal = await refused(bare)
     assert (refusal.code, refusal.param) == ("INVALID_PARAMETER", "prompt")
 
@@ -303,12 +303,12 @@ async def test_what_the_engine_cannot_honour_is_refused_and_not_ignored(engine: 
     tap = m.Tap("k", None, 1, "all", False, 10)
     seeded = m.Sampling(seed=1)
     unhonoured = [
-        engine.generate(text, 2, GREEDY, m.Follow()),
-        engine.generate(text, 1, seeded, m.Follow()),
-        engine.generate(text, 1, GREEDY, m.Overlay(1, {"k": {1: 2.0}})),
-        engine.generate(text, 1, GREEDY, m.Follow(), constraint=m.Constraint()),
-        engine.generate(text, 1, GREEDY, m.Follow(), tap=tap),
-        engine.score(text, 1.0, 5, None),
+        engine.run(m.Generation(text, 2, GREEDY, m.Follow())),
+        engine.run(m.Generation(text, 1, seeded, m.Follow())),
+        engine.run(m.Generation(text, 1, GREEDY, m.Overlay(1, {"k": {1: 2.0}}))),
+        engine.run(m.Generation(text, 1, GREEDY, m.Follow(), constraint=m.Constraint())),
+        engine.run(m.Generation(text, 1, GREEDY, m.Follow(), tap=tap)),
+        engine.run(m.Scoring(text, 1.0, 5, None)),
     ]
     for stream in unhonoured:
         assert (await refused(stream)).code == "FIELD_NOT_HONOURED"

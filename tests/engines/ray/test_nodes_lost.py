@@ -23,7 +23,7 @@ async def test_a_node_takes_its_replica_and_another_node_takes_the_next_one() ->
         async with client_of(nodes) as cluster:
             engine, replica = await placed(cluster, nodes)
             await loaded(engine)
-            stream = engine.generate([m.Text("The boat")], 1, LONG, m.Follow())
+            stream = engine.run(m.Generation([m.Text("The boat")], 1, LONG, m.Follow()))
             assert isinstance(await anext(stream), m.Started)
             home = replica.actor.ppid()
             kill(psutil.Process(home))

@@ -158,7 +158,7 @@ async def test_a_replica_that_dies_or_stands_still_leaves_nothing(
     engine, replica = await placed(cluster, nodes)
     await loaded(engine)
     assert engine.pid is not None
-    stream = engine.generate([m.Text("The boat")], 1, LONG, m.Follow())
+    stream = engine.run(m.Generation([m.Text("The boat")], 1, LONG, m.Follow()))
     assert isinstance(await anext(stream), m.Started)
     ENDS[name](replica, engine.pid)
     if name.startswith("stopped"):

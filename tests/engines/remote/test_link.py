@@ -100,7 +100,7 @@ async def streaming(pair: Pair, folder: Folder) -> asyncio.Task[list[m.Started |
     started = asyncio.Event()
 
     async def read() -> list[m.Started | m.Piece]:
-        stream = pair.engine.generate([m.Text(words(20))], 1, LONG, m.Follow())
+        stream = pair.engine.run(m.Generation([m.Text(words(20))], 1, LONG, m.Follow()))
         seen = []
         async for event in stream:
             seen.append(event)

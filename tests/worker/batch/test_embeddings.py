@@ -544,7 +544,9 @@ async def engine() -> AsyncIterator[CheckpointEngine]:
 
 
 async def vectors(engine: CheckpointEngine, texts: list[str]) -> tuple[m.Started, list[Tensor]]:
-    started, *rest = [event async for event in engine.embed([Text(text) for text in texts])]
+    started, *rest = [
+        event async for event in engine.run(m.Embedding([Text(text) for text in texts]))
+    ]
     assert isinstance(started, m.Started)
     found = {event.choice: vector_of(event) for event in rest if isinstance(event, Embedded)}
     assert len(found) == len(rest) == len(texts)
@@ -583,10 +585,10 @@ async def test_an_engine_with_an_encoder_embeds_and_refuses_all_else_by_code(
             pass
 
     refused_calls: list[Callable[[], Any]] = [
-        lambda: drained(engine.generate([Text("a")], 1, m.Sampling(), m.Follow())),
-        lambda: drained(engine.score([Text("a")], 1.0, 5, None)),
+        lambda: drained(engine.run(m.Generation([Text("a")], 1, m.Sampling(), m.Follow()))),
+        lambda: drained(engine.run(m.Scoring([Text("a")], 1.0, 5, None))),
         lambda: engine.change(attaching(sae)),
-        lambda: drained(engine.embed([Text("fine"), Text(words(400))])),
+        lambda: drained(engine.run(m.Embedding([Text("fine"), Text(words(400))]))),
     ]
     codes = []
     for call in refused_calls:

@@ -828,8 +828,8 @@ async def test_an_engine_tells_records_before_the_answer_ends_and_what_it_counte
     await engine.change(m.setting(monitored=m.Monitored(KEY, top_k=3)))
     sampling = m.Sampling(temperature=0.0, max_tokens=6)
     tokens = llama.encode(words(30), special=True)
-    async for event in engine.generate(
-        [m.Text(words(30))], 1, sampling, m.Follow(), label="cmpl-1"
+    async for event in engine.run(
+        m.Generation([m.Text(words(30))], 1, sampling, m.Follow(), label="cmpl-1")
     ):
         if isinstance(event, m.Piece) and event.finish:
             assert [r.label for r in records] == ["cmpl-1"]
@@ -839,7 +839,9 @@ async def test_an_engine_tells_records_before_the_answer_ends_and_what_it_counte
     await engine.ask(m.ResetStatistics())
     after = await engine.ask(m.ReadStatistics())
     await engine.change(m.setting(monitored=None))
-    async for _ in engine.generate([m.Text(words(30))], 1, sampling, m.Follow(), label="cmpl-2"):
+    async for _ in engine.run(
+        m.Generation([m.Text(words(30))], 1, sampling, m.Follow(), label="cmpl-2")
+    ):
         pass
     assert len(records) == 1
     await engine.change(lambda state: state.detached(KEY))

@@ -737,7 +737,7 @@ async def test_an_engine_tells_readings_and_refuses_a_tap_on_nothing(
     wanted = [tap((5, 9), top_k=64), tap("last", top_k=64)]
 
     async def drained(which: Tap) -> list[Any]:
-        stream = engine.generate([m.Text(PROMPT)], 1, sampling, Follow(), tap=which)
+        stream = engine.run(m.Generation([m.Text(PROMPT)], 1, sampling, Follow(), tap=which))
         return [event async for event in stream]
 
     engine = await Launcher("CRITICAL", "json").launch()

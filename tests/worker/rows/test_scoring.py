@@ -587,7 +587,7 @@ async def test_a_stream_of_scores_tells_lengths_in_the_order_of_the_prompts(
             kv_cache_mb=8,
             min_context=16,
         )
-        stream = engine.score([m.Text(prompt) for prompt in PROMPTS], 1.0, 5, None)
+        stream = engine.run(m.Scoring([m.Text(prompt) for prompt in PROMPTS], 1.0, 5, None))
         started, *rest = [event async for event in stream]
     finally:
         await engine.stop()

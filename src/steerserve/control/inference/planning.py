@@ -84,28 +84,33 @@ class Planner:
         engine, tap = admitted.resident.held(), self._tap(intent, admitted.tapped)
         match intent:
             case EmbedIntent():
-                return engine.embed([m.Text(text) for text in intent.prompts], intent.client)
+                texts = [m.Text(text) for text in intent.prompts]
+                return engine.run(m.Embedding(texts, intent.client))
             case ScoreIntent():
-                return engine.score(
-                    _prompts(intent),
-                    intent.temperature,
-                    intent.top,
-                    None if intent.allowed is None else list(intent.allowed),
-                    tap,
-                    self._echo(intent),
-                    intent.client,
+                return engine.run(
+                    m.Scoring(
+                        _prompts(intent),
+                        intent.temperature,
+                        intent.top,
+                        None if intent.allowed is None else list(intent.allowed),
+                        tap,
+                        self._echo(intent),
+                        intent.client,
+                    )
                 )
             case GenerateIntent():
-                return engine.generate(
-                    _prompts(intent),
-                    intent.n,
-                    self._sampling(intent),
-                    admitted.plan,
-                    constraint=_constraint(intent.constraint),
-                    tap=tap,
-                    label=intent.answer_id or None,
-                    plans=[self._told(dial.Plan(overlay)) for overlay in admitted.overlays],
-                    client=intent.client,
+                return engine.run(
+                    m.Generation(
+                        _prompts(intent),
+                        intent.n,
+                        self._sampling(intent),
+                        admitted.plan,
+                        constraint=_constraint(intent.constraint),
+                        tap=tap,
+                        label=intent.answer_id or None,
+                        plans=[self._told(dial.Plan(overlay)) for overlay in admitted.overlays],
+                        client=intent.client,
+                    )
                 )
 
     # ------------------------------------------------------------- inside

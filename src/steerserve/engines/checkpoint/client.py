@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar, cast
@@ -117,51 +117,35 @@ class CheckpointEngine(Engine):
         assert isinstance(answer, m.Applied)
         return answer.facts
 
-    def generate(
-        self,
-        prompts: list[m.Prompt],
-        n: int,
-        sampling: m.Sampling,
-        plan: m.Plan,
-        *,
-        constraint: m.Constraint | None = None,
-        tap: m.Tap | None = None,
-        label: str | None = None,
-        plans: Sequence[m.Plan] = (),
-        client: str = "",
-    ) -> Answers:
-        fields = (n, sampling, plan, constraint, tap, label, list(plans))
-        return self._stream(
-            partial(self._prompts.tokens, prompts, sampling.max_tokens, "prompt"),
-            lambda number, tokens: m.Generate(
-                number, tokens, *fields, self.reported(tokens), client
-            ),
-            len(prompts) * n,
-        )
+    async def run(self, request: m.Request) -> Answers:
+        """Make the tokens of the request, then yield its events until each choice has ended.
 
-    def score(
-        self,
-        prompts: list[m.Prompt],
-        temperature: float,
-        top: int | None,
-        allowed: list[int] | None,
-        tap: m.Tap | None = None,
-        echo: m.Echo | None = None,
-        client: str = "",
-    ) -> Answers:
-        fields = (temperature, top, allowed, tap, echo, client)
-        return self._stream(
-            partial(self._prompts.tokens, prompts, echo.max_tokens if echo else 1, "prompt"),
-            lambda number, tokens: m.Score(number, tokens, *fields),
-            len(prompts),
-        )
+        Closing the iterator early cancels the request in the engine.
 
-    def embed(self, prompts: list[m.Text], client: str = "") -> Answers:
-        """Yield Started, then Embedded for each text; see `_stream`."""
-        tokens = partial(self._prompts.tokens, prompts, 0, "input")
-        return self._stream(
-            tokens, lambda number, made: m.Embed(number, made, client), len(prompts)
+        Raises:
+            Refusal: the refusal of the chat template or of the engine; MODEL_NOT_LOADED when the engine had ended
+                before the request, ENGINE_UNAVAILABLE when the engine ended during the request.
+        """
+        tokens = await self._prepared(
+            lambda: self._prompts.tokens(request.prompts, request.max_tokens, request.field)
         )
+        number = next(self._ids)
+        events = self._streams[number] = Mailbox[m.Started | m.Refused | m.Outcome]()
+        unfinished = len(tokens) * request.rows
+        try:
+            await self._send(self._command(number, request, tokens))
+            while unfinished:
+                event = await events.take()
+                if isinstance(event, m.Refused):
+                    unfinished = 0
+                    raise refusal(event)
+                if not isinstance(event, m.Started) and m.is_last(event):
+                    unfinished -= 1
+                yield event
+        finally:
+            self._streams.pop(number, None)
+            if unfinished:
+                self._write(m.Cancel(number))
 
     async def spell(self, prompt: m.Text | m.Chat, longest: int) -> Spelling:
         return await self._prepared(lambda: self._prompts.spell(prompt, longest))
@@ -212,38 +196,17 @@ class CheckpointEngine(Engine):
             # these processes were closed because the engine ended
             raise self._parting or endings.gone(await self.ended) from None
 
-    async def _stream(
-        self,
-        prompts: Callable[[], Awaitable[list[m.Tokens]]],
-        make: Callable[[int, list[m.Tokens]], m.Command],
-        choices: int,
-    ) -> Answers:
-        """Make the tokens of one request, then yield its events until each choice has ended.
-
-        Closing the iterator early cancels the request in the engine.
-
-        Raises:
-            Refusal: the refusal of the chat template or of the engine; MODEL_NOT_LOADED when the engine had ended
-                before the request, ENGINE_UNAVAILABLE when the engine ended during the request.
-        """
-        tokens = await self._prepared(prompts)
-        number = next(self._ids)
-        events = self._streams[number] = Mailbox[m.Started | m.Refused | m.Outcome]()
-        unfinished = choices
-        try:
-            await self._send(make(number, tokens))
-            while unfinished:
-                event = await events.take()
-                if isinstance(event, m.Refused):
-                    unfinished = 0
-                    raise refusal(event)
-                if not isinstance(event, m.Started) and m.is_last(event):
-                    unfinished -= 1
-                yield event
-        finally:
-            self._streams.pop(number, None)
-            if unfinished:
-                self._write(m.Cancel(number))
+    def _command(self, number: int, request: m.Request, tokens: list[m.Tokens]) -> m.Command:
+        match request:
+            case m.Generation(_, n, sampling, plan, constraint, tap, label, plans, client):
+                fields = n, sampling, plan, constraint, tap, label, list(plans)
+                return m.Generate(number, tokens, *fields, self.reported(tokens), client)
+            case m.Scoring(_, temperature, top, allowed, tap, echo, client):
+                return m.Score(number, tokens, temperature, top, allowed, tap, echo, client)
+            case m.Embedding(_, client):
+                return m.Embed(number, tokens, client)
+            case _:
+                raise TypeError(type(request).__name__)
 
     async def _ask(self, make: Callable[[int], m.Command], report: Report | None = None) -> m.Event:
         if self._writer.is_closing():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from steerserve.engines.fleet.editing import Edit, Editing, Facts
 from steerserve.engines.fleet.lives import Effects, Launch, Lives
 from steerserve.engines.fleet.reading import Readings
 from steerserve.engines.fleet.replica import Replica
-from steerserve.engines.fleet.requests import FleetRequest, Requests
+from steerserve.engines.fleet.requests import Requests
 from steerserve.engines.fleet.roster import Roster
 from steerserve.errors import Refusal
 from steerserve.messages import endings
@@ -62,7 +62,7 @@ class Fleet(Engine):
         )
         self._editing = Editing(self._roster, self._may_edit, clock)
         self._reading = Readings(self._roster, self._editing)
-        self._requests = Requests(self._roster, prompts)
+        self._requests = Requests(self._roster, prompts, self._reading.note)
         effects = Effects(self._began, self._left, self._reading.keep, self._finish)
         self._lives = Lives(
             launch, self._roster, self._editing, effects, bounds, drain_seconds, pause, clock
@@ -181,63 +181,9 @@ class Fleet(Engine):
 
     # ------------------------------------------------------------- requests
 
-    def generate(
-        self,
-        prompts: list[m.Prompt],
-        n: int,
-        sampling: m.Sampling,
-        plan: m.Plan,
-        *,
-        constraint: m.Constraint | None = None,
-        tap: m.Tap | None = None,
-        label: str | None = None,
-        plans: Sequence[m.Plan] = (),
-        client: str = "",
-    ) -> Answers:
+    def run(self, request: m.Request) -> Answers:
         """Run the request on the replica with the least work, see `Requests.stream`."""
-
-        def begin(engine: Engine, tokens: list[Any]) -> Answers:
-            self._reading.note(engine)
-            return engine.generate(
-                tokens,
-                n,
-                sampling,
-                plan,
-                constraint=constraint,
-                tap=tap,
-                label=label,
-                plans=plans,
-                client=client,
-            )
-
-        named = sampling.max_tokens
-        promised = named if named is not None else sampling.default_max_tokens
-        is_seeded = sampling.seed is not None
-        return self._requests.stream(
-            FleetRequest(prompts, "prompt", named, begin, n, promised, is_seeded, label or "")
-        )
-
-    def score(
-        self,
-        prompts: list[m.Prompt],
-        temperature: float,
-        top: int | None,
-        allowed: list[int] | None,
-        tap: m.Tap | None = None,
-        echo: m.Echo | None = None,
-        client: str = "",
-    ) -> Answers:
-        def begin(engine: Engine, tokens: list[Any]) -> Answers:
-            return engine.score(tokens, temperature, top, allowed, tap, echo, client)
-
-        return self._requests.stream(
-            FleetRequest(prompts, "prompt", echo.max_tokens if echo else 1, begin)
-        )
-
-    def embed(self, prompts: list[m.Text], client: str = "") -> Answers:
-        return self._requests.stream(
-            FleetRequest(prompts, "input", 0, lambda engine, tokens: engine.embed(tokens, client))
-        )
+        return self._requests.stream(request)
 
     async def spell(self, prompt: m.Text | m.Chat, longest: int) -> Spelling:
         return await self._spelled(self._prompts.spell(prompt, longest))

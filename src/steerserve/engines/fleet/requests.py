@@ -6,8 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import replace
 
 import structlog
 
@@ -26,29 +25,6 @@ _ENDED = frozenset({"ENGINE_UNAVAILABLE", "MODEL_NOT_LOADED", "SHUTTING_DOWN"})
 """The codes with which an engine that has ended refuses a request."""
 
 
-@dataclass(frozen=True, slots=True)
-class FleetRequest:
-    """One request.
-
-    Attributes:
-        prompts: its prompts, before they are tokens; `field` names them in a refusal.
-        max_tokens: the number of completion tokens that the request names.
-        begin: starts the request on an engine, with its prompts as tokens.
-        rows: the rows for each prompt.
-        promised: the tokens that each row may write.
-        label: names the request in what an engine records and senses.
-    """
-
-    prompts: Sequence[Any]
-    field: str
-    max_tokens: int | None
-    begin: Callable[[Engine, list[Any]], Answers]
-    rows: int = 1
-    promised: int = 0
-    is_seeded: bool = False
-    label: str = ""
-
-
 class _Overtaken(Exception):
     """An edit began between the choice of a replica and the beginning of the request on it."""
 
@@ -59,15 +35,22 @@ class _Still(Exception):
 
 class Requests:
     """Owner of the choice of replicas. Which replica holds which beginning of a prompt is in `affinity`. Requests with
-    a seed and requests without one wait separately, because they need not wait for the same replicas."""
+    a seed and requests without one wait separately, because they need not wait for the same replicas.
 
-    def __init__(self, roster: Roster, prompts: PromptMaker) -> None:
+    Args:
+        note: is called when a completion begins on an engine.
+    """
+
+    def __init__(
+        self, roster: Roster, prompts: PromptMaker, note: Callable[[Engine], None]
+    ) -> None:
         self._roster = roster
         self._prompts = prompts
+        self._note = note
         self._doors = {is_seeded: asyncio.Lock() for is_seeded in (False, True)}
         self.affinity = Affinity()
 
-    async def stream(self, work: FleetRequest) -> Answers:
+    async def stream(self, request: m.Request) -> Answers:
         """The events of one request, from whichever replica runs it. Started is yielded once.
 
         Raises:
@@ -75,20 +58,20 @@ class Requests:
                 of the answer, or when the request ended RUNS replicas.
         """
         self._roster.check()
-        tokens = await self._tokens(work)
+        tokens = await self._tokens(request)
         links = chain(tokens[0].ids) if tokens else []
-        rows = len(tokens) * work.rows
-        size = work.rows * sum(len(one.ids) + work.promised for one in tokens)
+        rows = len(tokens) * request.rows
+        size = request.rows * sum(len(one.ids) + request.promised for one in tokens)
         runs, is_started, has_outcome = 0, False, False
         while True:
-            replica = await self._replica(links, is_seeded=work.is_seeded)
+            replica = await self._replica(links, is_seeded=request.is_seeded)
             engine, runs = replica.running, runs + 1
             self.affinity.note(links, replica.number)
-            replica.given_up.discard(work.label)
+            replica.given_up.discard(request.name)
             try:
                 with replica.holding(rows, size, self._roster.turn()):
-                    async with aclosing(work.begin(engine, tokens)) as events:
-                        coming = self._begin(events, replica)
+                    async with aclosing(engine.run(replace(request, prompts=tokens))) as events:
+                        coming = self._begin(events, request, replica)
                         while not has_outcome:
                             event = await _unless_still(coming, engine)
                             has_outcome = not isinstance(event, m.Started)
@@ -105,7 +88,7 @@ class Requests:
                 continue
             except _Still as still:
                 why = str(still)
-                replica.given_up.add(work.label)
+                replica.given_up.add(request.name)
             except Refusal as refusal:
                 if not engine.ended.done() or refusal.code not in _ENDED:
                     raise
@@ -115,7 +98,9 @@ class Requests:
                 raise _gone(why, has_outcome=has_outcome)
             log.info("request_runs_again", replica=replica.name, runs=runs)
 
-    async def _begin(self, events: Answers, replica: Replica) -> m.Started | m.Outcome:
+    async def _begin(
+        self, events: Answers, request: m.Request, replica: Replica
+    ) -> m.Started | m.Outcome:
         """The first event. The check of the epoch and the write to the engine are one step, which does not wait.
 
         Raises:
@@ -123,11 +108,13 @@ class Requests:
         """
         if replica.epoch != self._roster.epoch:
             raise _Overtaken
+        if isinstance(request, m.Generation):
+            self._note(replica.running)
         return await anext(events)
 
-    async def _tokens(self, work: FleetRequest) -> list[m.Tokens]:
+    async def _tokens(self, request: m.Request) -> list[m.Tokens]:
         try:
-            return await self._prompts.tokens(work.prompts, work.max_tokens, work.field)
+            return await self._prompts.tokens(request.prompts, request.max_tokens, request.field)
         except Refusal as refusal:
             if refusal.code == "SHUTTING_DOWN":
                 self._roster.check()  # the processes that make tokens end with the fleet

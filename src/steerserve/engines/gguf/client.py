@@ -24,6 +24,7 @@ from steerserve.engines.gguf.process import LlamaProcess
 from steerserve.engines.gguf.rows import (
     Events,
     LlamaRow,
+    not_honoured,
     piece_of,
     refuse_unhonoured,
     until_finished,
@@ -165,33 +166,32 @@ class GgufEngine(Engine):
 
     # ------------------------------------------------------------- requests
 
-    async def generate(
-        self,
-        prompts: list[m.Prompt],
-        n: int,
-        sampling: m.Sampling,
-        plan: m.Plan,
-        *,
-        constraint: m.Constraint | None = None,
-        tap: m.Tap | None = None,
-        label: str | None = None,
-        plans: Sequence[m.Plan] = (),
-        client: str = "",
-    ) -> Answers:
-        """Yield Started, then the pieces of each choice until its `finish`. Closing the iterator early cancels the
-        request. `label` and `plans` have no effect, because they are about SAEs. `client` has none, because llama.cpp
-        serves rows in the order of their arrival.
+    async def run(self, request: m.Request) -> Answers:
+        """`client` has no effect, because llama.cpp serves rows in the order of their arrival; `label` and `plans` have
+        none, because they are about SAEs."""
+        match request:
+            case m.Generation():
+                events = self._generate(request)
+            case m.Embedding():
+                events = self._embed(request)
+            case _:
+                not_honoured("logprobs")
+        async with aclosing(events):
+            async for event in events:
+                yield event
 
-        Raises:
-            Refusal: CONTEXT_LENGTH_EXCEEDED, NO_CHAT_TEMPLATE, INVALID_PARAMETER (an empty prompt, messages that the
-                template refuses), FIELD_NOT_HONOURED; MODEL_NOT_LOADED when the engine had ended before the request,
-                ENGINE_UNAVAILABLE when the engine ended during the request.
+    async def _generate(self, request: m.Generation) -> Answers:
+        """Raises:
+        Refusal: CONTEXT_LENGTH_EXCEEDED, NO_CHAT_TEMPLATE, INVALID_PARAMETER (an empty prompt, messages that the
+            template refuses), FIELD_NOT_HONOURED; MODEL_NOT_LOADED when the engine had ended before the request,
+            ENGINE_UNAVAILABLE when the engine ended during the request.
         """
         opened = self._serving()
         if opened.header.is_embedding_only:
             raise Refusal("INVALID_PARAMETER", "an embedding model only embeds", param="model")
-        refuse_unhonoured(n, sampling, plan, constraint, tap)
-        rows = await self._rows(opened, prompts, sampling, opened.room.context)
+        refuse_unhonoured(request)
+        sampling = request.sampling
+        rows = await self._rows(opened, request, opened.room.context, sampling)
         fields = sampling_fields(sampling, opened.room.context)
         number, events = next(self._ids), Events()
         try:
@@ -206,19 +206,19 @@ class GgufEngine(Engine):
             for row in rows:
                 row.drop()
 
-    async def embed(self, prompts: list[m.Text], client: str = "") -> Answers:
-        """Yield Started, then Embedded for each text, in order. Closing the iterator early cancels the request.
+    async def _embed(self, request: m.Embedding) -> Answers:
+        """Yield Started, then Embedded for each text, in order.
 
         Raises:
             Refusal: CONTEXT_LENGTH_EXCEEDED, INVALID_PARAMETER (a text without tokens, or a model loaded without
-                embeddings), and the refusals of an ended engine as in `generate`.
+                embeddings), and the refusals of an ended engine as in `_generate`.
         """
         opened = self._serving()
         if not opened.embed_context:
             why = "the model was loaded without embeddings"
             raise Refusal("INVALID_PARAMETER", why, param="model")
         wanted = m.Sampling(max_tokens=0)
-        rows = await self._rows(opened, prompts, wanted, opened.embed_context, "input")
+        rows = await self._rows(opened, request, opened.embed_context, wanted)
         number, events = next(self._ids), Events()
         try:
             yield m.Started(number, [len(row.tokens) for row in rows])
@@ -301,17 +301,16 @@ class GgufEngine(Engine):
     async def _rows(
         self,
         opened: Opened,
-        prompts: Sequence[m.Prompt],
-        sampling: m.Sampling,
+        request: m.Request,
         context: int,
-        field: str = "prompt",
+        sampling: m.Sampling,
     ) -> list[LlamaRow]:
         """A row for each prompt, with its tokens."""
         rows = []
         try:
-            for index, made in enumerate(await self._made(opened.header, prompts)):
+            for index, made in enumerate(await self._made(opened.header, request.prompts)):
                 check_ids(made, opened.header.vocabulary, "INVALID_PARAMETER")
-                with NamedPrompt(prompts, index, field):
+                with NamedPrompt(request.prompts, index, request.field):
                     tokens = await self._tokens(opened, made, context, sampling.max_tokens)
                     if not tokens:
                         why = "the prompt has no tokens"

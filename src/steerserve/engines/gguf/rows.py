@@ -56,22 +56,17 @@ def piece_of(stops: StopStrings, chunk: Chunk, number: int, choice: int) -> m.Pi
     return m.Piece(number, choice, text, chunk.count, chunk.finish)
 
 
-def refuse_unhonoured(
-    n: int,
-    sampling: m.Sampling,
-    plan: m.Plan,
-    constraint: m.Constraint | None,
-    tap: m.Tap | None,
-) -> None:
+def refuse_unhonoured(request: m.Generation) -> None:
     """Refuse the fields that have no effect on a GGUF model. The routes normally refuse them before."""
-    if n != 1:
+    if request.n != 1:
         not_honoured("n")
-    if sampling.seed is not None:
+    if request.sampling.seed is not None:
         not_honoured("seed")
-    if constraint is not None:
+    if request.constraint is not None:
         not_honoured("response_format")
-    if tap is not None:
+    if request.tap is not None:
         not_honoured("return_sae_activations")
+    plan = request.plan
     if isinstance(plan, m.Overlay) and (plan.edits or any(plan.values.values())):
         not_honoured("steering")
 

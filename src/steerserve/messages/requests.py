@@ -1,0 +1,113 @@
+"""The requests to a model, as an engine of either kind gets them (`Engine.run`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from steerserve.messages.values import Constraint, Echo, Plan, Prompt, Sampling, Tap
+
+
+@dataclass(frozen=True)
+class Request:
+    """What every request has, and what whoever sends it to an engine asks of it.
+
+    Attributes:
+        prompts: the prompts as the client brought them, or as tokens.
+        field: names the prompts in a refusal.
+    """
+
+    field: ClassVar[str] = "prompt"
+
+    prompts: Sequence[Prompt]
+
+    @property
+    def rows(self) -> int:
+        """The choices of each prompt."""
+        return 1
+
+    @property
+    def max_tokens(self) -> int | None:
+        """The number of completion tokens that the request names."""
+        return 1
+
+    @property
+    def promised(self) -> int:
+        """The tokens that each row may write."""
+        return 0
+
+    @property
+    def is_seeded(self) -> bool:
+        return False
+
+    @property
+    def name(self) -> str:
+        """Names the request in what an engine records and senses; empty where it is neither recorded nor sensed."""
+        return ""
+
+
+@dataclass(frozen=True)
+class Generation(Request):
+    """Complete each prompt `n` times. The fields are those of `Generate`. The events are Started, then the pieces of
+    each choice until its `finish`."""
+
+    n: int
+    sampling: Sampling
+    plan: Plan
+    constraint: Constraint | None = None
+    tap: Tap | None = None
+    label: str | None = None
+    plans: Sequence[Plan] = ()
+    client: str = ""
+
+    @property
+    def rows(self) -> int:
+        return self.n
+
+    @property
+    def max_tokens(self) -> int | None:
+        return self.sampling.max_tokens
+
+    @property
+    def promised(self) -> int:
+        named = self.sampling.max_tokens
+        return named if named is not None else self.sampling.default_max_tokens
+
+    @property
+    def is_seeded(self) -> bool:
+        return self.sampling.seed is not None
+
+    @property
+    def name(self) -> str:
+        return self.label or ""
+
+
+@dataclass(frozen=True)
+class Scoring(Request):
+    """Score the candidates for the token after each prompt. The fields are those of `Score`. The events are Started,
+    then Scored for each prompt."""
+
+    temperature: float
+    top: int | None
+    allowed: list[int] | None = None
+    tap: Tap | None = None
+    echo: Echo | None = None
+    client: str = ""
+
+    @property
+    def max_tokens(self) -> int | None:
+        return self.echo.max_tokens if self.echo else 1
+
+
+@dataclass(frozen=True)
+class Embedding(Request):
+    """Compute a vector for each text. The events are Started, then Embedded for each text."""
+
+    field: ClassVar[str] = "input"
+
+    client: str = ""
+
+    @property
+    def max_tokens(self) -> int | None:
+        return 0
