@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -223,13 +223,6 @@ class Engine(ABC):
             Refusal: the refusal of the engine; what refuses commands while it is stalled, or once it has ended.
         """
         raise no_layers()
-
-    def reported(self, prompts: Sequence[m.Tokens]) -> m.Reported | None:
-        """What sensing has reported of these prompts already; None while it has reported nothing."""
-        history = self.history
-        if not history.number:
-            return None
-        return m.Reported(history.number, [history.skip(prompt.ids) for prompt in prompts])
 
     async def measure_replicas(self) -> Mapping[str, m.Measured]:
         """The memory of each replica by its name; none for an engine that is one process."""

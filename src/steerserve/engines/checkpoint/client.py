@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar, cast
@@ -200,13 +200,20 @@ class CheckpointEngine(Engine):
         match request:
             case m.Generation(_, n, sampling, plan, constraint, tap, label, plans, client):
                 fields = n, sampling, plan, constraint, tap, label, list(plans)
-                return m.Generate(number, tokens, *fields, self.reported(tokens), client)
+                return m.Generate(number, tokens, *fields, self._reported(tokens), client)
             case m.Scoring(_, temperature, top, allowed, tap, echo, client):
                 return m.Score(number, tokens, temperature, top, allowed, tap, echo, client)
             case m.Embedding(_, client):
                 return m.Embed(number, tokens, client)
             case _:
                 raise TypeError(type(request).__name__)
+
+    def _reported(self, prompts: Sequence[m.Tokens]) -> m.Reported | None:
+        """What sensing has reported of these prompts already; None while it has reported nothing."""
+        history = self.history
+        if not history.number:
+            return None
+        return m.Reported(history.number, [history.skip(prompt.ids) for prompt in prompts])
 
     async def _ask(self, make: Callable[[int], m.Command], report: Report | None = None) -> m.Event:
         if self._writer.is_closing():
