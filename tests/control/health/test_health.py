@@ -20,7 +20,7 @@ from steerserve.rules.inference.stepping import CudaGraphs, Decoding
 from steerserve.rules.models.breaker import BreakerStatus
 from steerserve.rules.residency.gpus import Card
 from tests.control.conftest import Make
-from tests.doubles import FACTS, World, plain, soon, until
+from tests.doubles import FACTS, World, plain, soon
 from tests.rules.residency.test_gpus import card
 
 BLOCK = {
@@ -348,11 +348,3 @@ async def test_an_engine_that_cannot_be_started_is_not_ready_unless_one_serves(
     assert component(state, "engine")["message"] == world.launcher.reason
     await world.loaded()
     assert plain(await world.vitals.readiness())["status"] == "healthy"
-
-
-async def test_an_engine_that_died_leaves_the_service_ready(world: World) -> None:
-    await world.loaded()
-    world.launcher.engine.die()
-    await until(lambda: world.conductor.resident is None)
-    state = plain(await world.vitals.readiness())
-    assert (state["ready"], state["status"]) == (True, "degraded")

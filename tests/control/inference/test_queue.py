@@ -10,7 +10,6 @@ import pytest
 from steerserve.control.inference.queue import Queue
 from steerserve.errors import Refusal
 from steerserve.rules.inference.queue import RECENT_SECONDS
-from steerserve.settings import Settings
 from tests.doubles import soon, until
 
 
@@ -142,17 +141,6 @@ async def test_the_estimate_is_the_median_of_the_last_durations_times_those_befo
         assert queue.counts().estimated_wait_seconds == estimate
 
 
-@pytest.mark.shows("limits.23", "queue-block.13")
-async def test_the_estimate_is_over_the_last_50_durations() -> None:
-    clock = Clock()
-    settings = Settings(_env_file=None)  # type: ignore[call-arg]
-    queue = Queue(1, 10, settings.queue_duration_window, clock)
-    await measured(queue, clock, [100.0] * 50 + [1.0] * 25)
-    async with queue.room():
-        # the median of 25 long and 25 short durations is halfway between both
-        assert queue.counts().estimated_wait_seconds == 50.5
-
-
 @pytest.mark.shows("queue-block.11", "queue-block.13")
 async def test_those_who_hold_a_slot_count_for_the_estimate_as_those_who_wait() -> None:
     clock = Clock()
@@ -199,11 +187,6 @@ async def test_a_request_that_fails_gives_its_slot_back() -> None:
     assert (queue.counts().pending, queue.counts().holding) == (0, 0)
     async with queue.room() as place, queue.slot(place):
         assert queue.counts().holding == 1
-
-
-async def test_the_counts_tell_the_limits() -> None:
-    counts = Queue(3, 9, 50).counts()
-    assert (counts.max_concurrent, counts.max_pending) == (3, 9)
 
 
 # ---------------------------------------------------------------------- slots over several replicas
@@ -322,14 +305,6 @@ async def test_the_last_slot_waits_for_a_client_that_was_here_lately() -> None:
     await greedy[0].leave()
     await until(lambda: holders(greedy) == [True, True, True, False])
     for request in greedy[1:]:
-        await request.leave()
-
-
-async def test_a_client_alone_gets_every_slot() -> None:
-    queue = Queue(2, 9, 50, Clock())
-    requests = [Held(queue, "greedy", rows=16) for _ in range(5)]
-    for running, request in zip((2, 3, 4, 5, 5), requests, strict=True):
-        await until(lambda running=running: sum(holders(requests)) == running)
         await request.leave()
 
 

@@ -22,14 +22,6 @@ async def test_a_detach_does_not_lock_what_an_operator_unlocked(world: World) ->
     assert not world.resident.is_locked
 
 
-async def test_the_detach_of_one_of_two_leaves_the_lock(world: World) -> None:
-    await steered(world, TWO)
-    await soon(world.attachments.detach("sae_a"))
-    assert world.resident.is_locked
-    await soon(world.attachments.detach("sae_b"))
-    assert not world.resident.is_locked
-
-
 async def test_an_attach_locks_what_an_operator_unlocked(world: World) -> None:
     await steered(world)
     world.conductor.unlock(1)
@@ -49,19 +41,6 @@ async def test_a_refused_swap_names_the_sae_that_locks_the_model(world: World) -
     )
     world.conductor.lock(1)
     assert (await refused(world.ask("b"))).details["locked_by"] == "operator"
-
-
-async def test_each_way_out_unlocks(world: World) -> None:
-    await steered(world)
-    await world.model("b")
-    assert (await refused(world.ask("b"))).details["ways_out"] == [
-        "POST /api/models/1/unlock",
-        "POST /api/saes/sae_a/detach",
-    ]
-    await soon(world.attachments.detach("sae_a"))
-    asked, stream = await world.in_flight("b")
-    stream.complete()
-    await soon(asked)
 
 
 async def test_the_lock_of_a_crashed_model_is_told_as_what_it_is(world: World) -> None:
@@ -94,13 +73,3 @@ async def test_a_lock_or_an_attach_while_the_model_unloads_is_told_that_it_does(
     await soon(asked)
     await soon(unloading)
     assert (await refused(world.attachments.attach(sae, 1))).code == "MODEL_NOT_LOADED"
-
-
-async def test_once_a_load_is_accepted_the_record_says_so(world: World) -> None:
-    row = await world.model()
-    gate = world.launcher.hold("launch")
-    resident = await world.conductor.load(row)
-    assert (await world.status(row))[0] == "loading"
-    gate.open.set()
-    await soon(resident.ready)
-    assert (await world.status(row))[0] == "loaded"

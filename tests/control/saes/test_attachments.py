@@ -327,18 +327,6 @@ async def test_a_set_adds_to_what_is_attached_and_keeps_its_values(world: World)
     assert world.steering.live.epoch == before
 
 
-async def test_asking_again_for_a_set_changes_nothing(world: World) -> None:
-    await world.loaded()
-    await two(world)
-    asked = [("sae_1", 1), ("sae_2", 2)]
-    await soon(world.attachments.attach_set(asked))
-    before = world.steering.live.epoch
-    members = await soon(world.attachments.attach_set(asked))
-    assert [x.was_there for x in members] == [True, True]
-    assert world.steering.live.epoch == before
-    assert world.launcher.log.count("attach") == 2
-
-
 async def test_a_member_named_twice_is_there_the_second_time(world: World) -> None:
     await world.loaded()
     await world.sae("sae_1")

@@ -299,11 +299,6 @@ def test_what_steers_is_refused_by_name_on_a_scoring_request(name: str) -> None:
     assert name in refused.value.message
 
 
-def test_a_null_does_not_steer_a_scoring_request() -> None:
-    body = {"logprobs": True, "profile": None, "steering_intensity": None, "seed": 1}
-    fields.check_scoring(fields.changing(body))
-
-
 @pytest.mark.parametrize("route", [CHAT, COMPLETIONS])
 @pytest.mark.parametrize("asked", [{"logprobs": 2}, {"allowed_token_ids": [4]}])
 @pytest.mark.parametrize(
@@ -366,6 +361,7 @@ def test_a_field_that_the_route_reads_is_not_reported(route: str, name: str) -> 
         (CHAT, "input"),
         (CHAT, "add_special_tokens"),
         (CHAT, "encoding_format"),
+        (CHAT, "echo"),
         (COMPLETIONS, "messages"),
         (COMPLETIONS, "extra_messages"),
         (COMPLETIONS, "input"),
@@ -536,14 +532,6 @@ def test_strict_names_every_unused_location_and_accepts_none() -> None:
     assert "user, messages[0].mood" in refused.value.message
 
 
-def test_strict_names_also_what_the_header_would_only_count() -> None:
-    locations = [f"messages[{i}].mood" for i in range(500)]
-    with pytest.raises(Refusal) as refused:
-        fields.check_strict(locations)
-    assert refused.value.details["fields"] == locations
-    assert refused.value.message.endswith(", ".join(locations))
-
-
 # ------------------------------------------------------------------ the header of ignored fields
 
 
@@ -646,28 +634,6 @@ def test_a_body_full_of_unused_fields_is_cut_in_one_pass() -> None:
 # ---------------------------------------------------------------------- the engine of the named model
 
 
-def test_what_only_checkpoints_honour_is_refused_for_gguf_before_it_is_loaded() -> None:
-    names = fields.changing({"seed": 7, "n": 2})
-    fields.check_honoured(CHAT, names, CHECKPOINT)
-    with pytest.raises(Refusal) as refused:
-        fields.check_honoured(CHAT, names, GGUF)
-    assert refused.value.code == "FIELD_NOT_HONOURED"
-    assert refused.value.details["fields"] == ["seed", "n"]
-    assert "a GGUF model on this route" in refused.value.message
-
-
-def test_every_refused_field_of_a_gguf_model_is_named_at_once() -> None:
-    with pytest.raises(Refusal) as refused:
-        fields.check_honoured(CHAT, ("tools", "seed"), GGUF)
-    assert refused.value.details["fields"] == ["tools", "seed"]
-
-
-def test_a_field_that_no_engine_honours_is_not_blamed_on_gguf() -> None:
-    with pytest.raises(Refusal) as refused:
-        fields.check_honoured(CHAT, ("tools",), GGUF)
-    assert "GGUF" not in refused.value.message
-
-
 def test_activations_are_refused_for_gguf() -> None:
     asked = activations.Activations(top_k=5)
     activations.check_engine(asked, CHECKPOINT)
@@ -721,7 +687,3 @@ def test_echo_is_used_with_log_probabilities_on_text_completions(
     body: dict[str, Any], unused: list[str]
 ) -> None:
     assert fields.unused(COMPLETIONS, body) == unused
-
-
-def test_a_chat_does_not_use_echo() -> None:
-    assert fields.unused(CHAT, {"echo": True, "logprobs": True}) == ["echo"]

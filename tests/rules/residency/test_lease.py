@@ -186,6 +186,7 @@ def test_all_times_of_a_book_move_with_the_clock() -> None:
     assert leases.moved(Book(), by) == Book()
 
 
+@pytest.mark.shows("limits.6")
 def test_at_most_one_lease_is_live() -> None:
     book = granted()
     for model in (MODEL, OTHER):
@@ -208,6 +209,7 @@ def test_at_most_one_lease_is_live() -> None:
     assert current(granted(book, OTHER_ID, 60)).digest == leases.digest_of(OTHER_ID)
 
 
+@pytest.mark.shows("states.17")
 @pytest.mark.parametrize(("ttl", "expires"), [(60, 100), (5, 45), (7200, 7240)])
 def test_renew_counts_from_now_not_from_old_expiry(ttl: int, expires: int) -> None:
     lease = current(leases.renew(granted(), MODEL, ID, ttl, after(40)))
