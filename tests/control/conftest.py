@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
 
+from steerserve.errors import Refusal
 from tests import doubles
-from tests.doubles import World
+from tests.doubles import World, soon
 
 
 class Make(Protocol):
     def __call__(self, **settings: Any) -> AbstractAsyncContextManager[World]: ...
+
+
+async def refused(work: Awaitable[object]) -> Refusal:
+    """The refusal with which the work ends."""
+    with pytest.raises(Refusal) as error:
+        await soon(work)
+    return error.value
 
 
 @pytest.fixture

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-import pytest
-
 from steerserve.app import startup
-from steerserve.errors import Refusal
 from steerserve.rules.residency.swap import Phase
+from tests.control.conftest import refused
 from tests.doubles import World, soon, until
 
 
@@ -56,9 +54,7 @@ async def test_a_load_of_the_start_that_an_operator_ends_is_not_begun_again(worl
     starting = world.begin(start(world, "a"))
     await soon(gate.reached.wait())
     await soon(world.conductor.end_load(row.id))
-    with pytest.raises(Refusal) as refused:
-        await soon(starting)
-    assert refused.value.code == "MODEL_BUSY"
+    assert (await refused(starting)).code == "MODEL_BUSY"
     assert world.launcher.log.count("load") == 1
 
 
@@ -67,6 +63,4 @@ async def test_an_sae_that_a_client_has_attached_counts_as_attached(world: World
     sae = await world.sae()
     attached = await world.attachments.attach(sae, 1)
     assert await startup.attached(world, sae, 1) is attached
-    with pytest.raises(Refusal) as refused:
-        await startup.attached(world, sae, 99)
-    assert refused.value.code != "SAE_ALREADY_ATTACHED"
+    assert (await refused(startup.attached(world, sae, 99))).code != "SAE_ALREADY_ATTACHED"

@@ -11,7 +11,7 @@ from fastapi import FastAPI
 
 from steerserve.api.inference import compare as routes
 from steerserve.errors import Refusal
-from tests.control.conftest import Make
+from tests.control.conftest import Make, refused
 from tests.doubles import World, soon, until
 
 BODY = {"prompt": "hello", "steering": {"2": 4.0}, "intensities": [0, 1]}
@@ -113,9 +113,7 @@ async def test_it_runs_on_the_resident_of_several_of_one_name(world: World) -> N
         str(world.home / "a"), quantization="FP16", custom_name="a", trust_remote_code=False
     )
     assert other.name == world.resident.row.name
-    with pytest.raises(Refusal) as refused:
-        await world.ask("a")
-    assert refused.value.code == "AMBIGUOUS_MODEL_NAME"
+    assert (await refused(world.ask("a"))).code == "AMBIGUOUS_MODEL_NAME"
     asking = world.begin(Client(world).ask())
     (await world.launcher.stream()).complete("told")
     status, body = await soon(asking)
@@ -125,13 +123,9 @@ async def test_it_runs_on_the_resident_of_several_of_one_name(world: World) -> N
 
 
 async def test_without_a_model_that_is_what_is_missing(world: World) -> None:
-    with pytest.raises(Refusal) as refused:
-        await Client(world).ask()
-    assert refused.value.code == "MODEL_NOT_LOADED"
+    assert (await refused(Client(world).ask())).code == "MODEL_NOT_LOADED"
     await world.loaded()
-    with pytest.raises(Refusal) as refused:
-        await Client(world).ask()
-    assert refused.value.code == "SAE_NOT_ATTACHED"
+    assert (await refused(Client(world).ask())).code == "SAE_NOT_ATTACHED"
 
 
 @pytest.mark.parametrize(
@@ -247,7 +241,5 @@ async def test_a_streamed_comparison_that_is_refused_has_the_status_of_its_refus
     client = Client(world, STREAMED)
     asking = world.begin(client.ask())
     (await world.launcher.stream()).refuse(Refusal("CONTEXT_LENGTH_EXCEEDED", "too long"))
-    with pytest.raises(Refusal) as refused:
-        await soon(asking)
-    assert refused.value.code == "CONTEXT_LENGTH_EXCEEDED"
+    assert (await refused(asking)).code == "CONTEXT_LENGTH_EXCEEDED"
     assert is_idle(world)

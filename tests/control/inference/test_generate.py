@@ -9,7 +9,7 @@ import pytest
 from steerserve import messages as m
 from steerserve.errors import Refusal
 from steerserve.rules.inference.intent import GenerateIntent, SamplingParameters
-from tests.control.conftest import Make
+from tests.control.conftest import Make, refused
 from tests.doubles import World, soon, until
 
 
@@ -148,9 +148,7 @@ async def test_a_full_queue_refuses_before_anything_is_loaded(make: Make) -> Non
         await world.loaded()
         await world.model("b")
         holder, stream = await world.in_flight()
-        with pytest.raises(Refusal) as refused:
-            await soon(world.ask("b"))
-        assert refused.value.code == "QUEUE_FULL"
+        assert (await refused(world.ask("b"))).code == "QUEUE_FULL"
         assert world.resident.row.name == "a"
         assert world.generation.active == 1
         stream.complete()
@@ -185,10 +183,9 @@ async def test_what_the_engine_refuses_is_raised_where_the_events_are_read(world
     async with world.opened(intent()) as run:
         stream = await world.launcher.stream()
         stream.refuse(Refusal("CONTEXT_LENGTH_EXCEEDED", "too long", prompt_tokens=99))
-        with pytest.raises(Refusal) as refused:
-            await anext(aiter(run.events))
-    assert refused.value.code == "CONTEXT_LENGTH_EXCEEDED"
-    assert refused.value.details == {"prompt_tokens": 99}
+        refusal = await refused(anext(aiter(run.events)))
+    assert refusal.code == "CONTEXT_LENGTH_EXCEEDED"
+    assert refusal.details == {"prompt_tokens": 99}
     assert is_idle(world)
 
 
@@ -203,9 +200,8 @@ async def test_a_failure_after_some_text_comes_after_that_text(world: World) -> 
         events = aiter(run.events)
         assert isinstance(await anext(events), m.Started)
         assert await anext(events) == m.Piece(1, 0, "some", 1, None)
-        with pytest.raises(Refusal) as refused:
-            await anext(events)
-    assert refused.value.code == "ENGINE_UNAVAILABLE"
+        refusal = await refused(anext(events))
+    assert refusal.code == "ENGINE_UNAVAILABLE"
 
 
 async def test_a_closing_service_refuses_newcomers_and_serves_those_in_flight(
@@ -214,9 +210,7 @@ async def test_a_closing_service_refuses_newcomers_and_serves_those_in_flight(
     await world.loaded()
     asked, stream = await world.in_flight()
     world.generation.is_closing = True
-    with pytest.raises(Refusal) as refused:
-        await soon(world.ask())
-    assert refused.value.code == "SHUTTING_DOWN"
+    assert (await refused(world.ask())).code == "SHUTTING_DOWN"
     stream.complete()
     assert await soon(asked) == "done"
     assert is_idle(world)
@@ -233,18 +227,15 @@ async def test_counts_of_requests_return_to_zero(world: World) -> None:
 
 
 async def test_an_unknown_model_is_refused_and_counts_nothing(world: World) -> None:
-    with pytest.raises(Refusal) as refused:
-        await soon(world.ask("unknown"))
-    assert refused.value.code == "MODEL_NOT_FOUND"
+    assert (await refused(world.ask("unknown"))).code == "MODEL_NOT_FOUND"
     assert world.generation.active == 0
 
 
 async def test_a_model_whose_last_load_failed_is_refused_with_the_reason(world: World) -> None:
     await world.model("a", status="error", error_message="the weights do not fit")
-    with pytest.raises(Refusal) as refused:
-        await soon(world.ask("a"))
-    assert refused.value.code == "MODEL_LOAD_FAILED"
-    assert "the weights do not fit" in refused.value.message
+    refusal = await refused(world.ask("a"))
+    assert refusal.code == "MODEL_LOAD_FAILED"
+    assert "the weights do not fit" in refusal.message
 
 
 async def test_a_locked_model_is_the_only_one_listed(world: World) -> None:

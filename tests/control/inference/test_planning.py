@@ -15,7 +15,7 @@ from steerserve.rules.saes.attachment import FIRST_SAE
 from steerserve.rules.saes.provenance import SaeOrigin
 from steerserve.rules.steering.digest import SteeredModel, SteeredSite, digest
 from steerserve.rules.steering.request import RequestSteering, SteeredFeature
-from tests.control.conftest import Make
+from tests.control.conftest import Make, refused
 from tests.doubles import World, soon, until
 
 KEY = "sae_a@1"
@@ -84,9 +84,8 @@ async def test_a_request_whose_engine_ended_while_it_waited_is_not_refused_for_i
         world.launcher.engine.die()
         with pytest.raises(Refusal):
             await soon(holder)
-        with pytest.raises(Refusal) as refused:
-            await soon(opened)
-    assert refused.value.code == "MODEL_NOT_LOADED"
+        refusal = await refused(opened)
+    assert refusal.code == "MODEL_NOT_LOADED"
 
 
 async def _opened(

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-import pytest
-
 from steerserve.database.catalog import ModelRow
 from steerserve.errors import Refusal
+from tests.control.conftest import refused
 from tests.doubles import World, soon, write_checkpoint
 
 
@@ -27,9 +26,7 @@ async def test_a_folder_is_registered_once_per_quantization(world: World) -> Non
     folder = str(write_checkpoint(world.home / "tiny"))
     await register(world, folder)
     await register(world, folder, "Q8")
-    with pytest.raises(Refusal) as refused:
-        await register(world, folder + "/../tiny/")
-    assert refused.value.code == "MODEL_ALREADY_EXISTS"
+    assert (await refused(register(world, folder + "/../tiny/"))).code == "MODEL_ALREADY_EXISTS"
     assert len(await world.models.list()) == 2
 
 
@@ -45,9 +42,7 @@ async def test_a_resident_model_is_not_deleted_and_an_idle_one_keeps_its_files(
     world: World,
 ) -> None:
     row = await world.loaded()
-    with pytest.raises(Refusal) as refused:
-        await world.models.remove(row.id)
-    assert refused.value.code == "MODEL_BUSY"
+    assert (await refused(world.models.remove(row.id))).code == "MODEL_BUSY"
     await soon(world.conductor.unload(row.id))
     await world.models.remove(row.id)
     assert not await world.models.list()
@@ -59,9 +54,7 @@ async def test_a_model_that_waits_for_its_place_is_not_deleted(world: World) -> 
     coming = await world.model("b")
     holder, stream = await world.in_flight("a")
     resident = await world.conductor.load(coming)
-    with pytest.raises(Refusal) as refused:
-        await world.models.remove(coming.id)
-    assert refused.value.code == "MODEL_BUSY"
+    assert (await refused(world.models.remove(coming.id))).code == "MODEL_BUSY"
     stream.complete()
     await soon(holder)
     await soon(resident.ready)

@@ -14,16 +14,10 @@ from steerserve.errors import Refusal
 from steerserve.files import local
 from steerserve.messages.endings import NotStarted
 from steerserve.rules.residency.swap import Phase
-from tests.control.conftest import Make
+from tests.control.conftest import Make, refused
 from tests.doubles import FACTS, PATIENCE, World, soon, until
 
 BROKEN = Refusal("INSUFFICIENT_MEMORY", "the weights do not fit")
-
-
-async def refused(work: object) -> Refusal:
-    with pytest.raises(Refusal) as error:
-        await soon(work)  # type: ignore[arg-type]
-    return error.value
 
 
 # ---------------------------------------------------------------------- loading
@@ -624,9 +618,7 @@ async def test_a_swap_to_a_model_that_is_gone_leaves_the_resident_serving(world:
     await world.loaded("a")
     other = await world.model("b")
     await world.catalog.remove_model(other.id)
-    with pytest.raises(Refusal) as refused:
-        await world.conductor.load(other)
-    assert refused.value.code == "MODEL_NOT_FOUND"
+    assert (await refused(world.conductor.load(other))).code == "MODEL_NOT_FOUND"
     assert world.phase is Phase.LOADED
     asked, stream = await world.in_flight("a")
     stream.complete("still here")
@@ -653,9 +645,7 @@ async def test_a_swap_that_fails_before_the_unload_leaves_the_resident_serving(
 
     monkeypatch.setattr(world.conductor._turnover, "_drain", fail)
     coming = await world.conductor.load(other)
-    with pytest.raises(Refusal) as refused:
-        await soon(coming.ready)
-    assert refused.value.code == "MODEL_LOAD_FAILED"
+    assert (await refused(coming.ready)).code == "MODEL_LOAD_FAILED"
     await until(lambda: world.phase is Phase.LOADED)
     asked, stream = await world.in_flight("a")
     stream.complete("still here")

@@ -24,6 +24,7 @@ from steerserve.rules.residency.memory_fit import ModelPlacement
 from steerserve.rules.residency.placement import GpuRequest, parse
 from steerserve.rules.units import MIB
 from steerserve.settings import Settings
+from tests.control.conftest import refused
 
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -100,9 +101,7 @@ async def test_a_model_goes_to_the_card_with_most_room(weights: Weights) -> None
 
 
 async def test_what_the_resident_model_holds_comes_back(weights: Weights) -> None:
-    with pytest.raises(Refusal) as refused:
-        await planned(weights, 50)
-    assert refused.value.code == "INSUFFICIENT_MEMORY"
+    assert (await refused(planned(weights, 50))).code == "INSUFFICIENT_MEMORY"
     found = (await planned(weights, 50, returns={"cuda:0": 500})).plan
     assert found.shares[0].device.free_mb == 550
 
@@ -117,9 +116,7 @@ async def test_a_host_without_cards_uses_its_memory(weights: Weights) -> None:
     assert found.plan.devices == ["cpu"]
     assert found.plan.shares[0].device.free_mb == 1_100
     assert found.plan.shares[0].device.context_mb == 0
-    with pytest.raises(Refusal) as refused:
-        await planned(weights, host=10)
-    assert refused.value.details["short_devices"] == ["cpu"]
+    assert (await refused(planned(weights, host=10))).details["short_devices"] == ["cpu"]
 
 
 async def test_a_refusal_says_when_weights_count_as_float32(tmp_path: Path) -> None:
@@ -127,24 +124,19 @@ async def test_a_refusal_says_when_weights_count_as_float32(tmp_path: Path) -> N
     with pytest.raises(Refusal, match="its float16 weights count as float32, in which a processor"):
         await planned(half, host=10)
     for free, stored in (([50], half), ([], checkpoint(tmp_path / "bfloat16"))):
-        with pytest.raises(Refusal) as refused:
-            await planned(stored, *free, host=10)
-        assert "float32" not in refused.value.message
+        assert "float32" not in (await refused(planned(stored, *free, host=10))).message
 
 
 async def test_a_card_that_is_not_there_is_refused(weights: Weights) -> None:
     for free in ((), (1000,)):
-        with pytest.raises(Refusal) as refused:
-            await planned(weights, *free, wanted=parse(1))
-        assert refused.value.code == "GPU_NOT_FOUND"
+        assert (await refused(planned(weights, *free, wanted=parse(1)))).code == "GPU_NOT_FOUND"
 
 
 async def test_a_precision_that_cannot_be_applied_is_refused_before_memory(
     weights: Weights,
 ) -> None:
-    with pytest.raises(Refusal) as refused:
-        await planned(weights, 1, quantization="Q2")
-    assert refused.value.code == "UNSUPPORTED_QUANTIZATION"
+    refusal = await refused(planned(weights, 1, quantization="Q2"))
+    assert refusal.code == "UNSUPPORTED_QUANTIZATION"
 
 
 async def test_fewer_bits_need_less_and_take_staging(weights: Weights) -> None:
@@ -174,9 +166,7 @@ async def test_an_encoder_is_never_split(tmp_path: Path) -> None:
     needed = (await planned(encoder, 5000)).plan.shares[0].needed_mb
     found = (await planned(encoder, 5000, 5000, wanted=parse("all"))).plan
     assert (found.mode, len(found.layer_devices)) == ("single", 1)
-    with pytest.raises(Refusal) as refused:
-        await planned(encoder, needed - 1, needed - 1)
-    assert refused.value.code == "INSUFFICIENT_MEMORY"
+    assert (await refused(planned(encoder, needed - 1, needed - 1))).code == "INSUFFICIENT_MEMORY"
 
 
 async def test_counting_is_done_beside_the_loop(
@@ -245,23 +235,21 @@ async def test_a_driver_that_hangs_is_given_up() -> None:
         return [], None
 
     try:
-        with pytest.raises(Refusal) as refused:
-            await fitting.cards_now(hangs, patience=0.01)
+        refusal = await refused(fitting.cards_now(hangs, patience=0.01))
         (thread,) = [t for t in threading.enumerate() if t.name == "cards-for-a-load"]
         assert thread.daemon
     finally:
         let_go.set()
-    assert refused.value.code == "MODEL_LOAD_FAILED"
-    assert "does not answer" in refused.value.message
+    assert refusal.code == "MODEL_LOAD_FAILED"
+    assert "does not answer" in refusal.message
 
 
 async def test_a_driver_that_fails_is_told() -> None:
     def fails() -> tuple[list[Card], None]:
         raise ZeroDivisionError
 
-    with pytest.raises(Refusal) as refused:
-        await fitting.cards_now(fails)
-    assert refused.value.message == "the cards cannot be read: ZeroDivisionError"
+    refusal = await refused(fitting.cards_now(fails))
+    assert refusal.message == "the cards cannot be read: ZeroDivisionError"
 
 
 def placed(needed_mb: int, *devices: str) -> ModelPlacement:

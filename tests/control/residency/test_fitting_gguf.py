@@ -9,13 +9,13 @@ import pytest
 
 from steerserve.control.residency import fitting_gguf
 from steerserve.engines.gguf.messages import LlamaCard
-from steerserve.errors import Refusal
 from steerserve.rules.models.gguf_header import Header
 from steerserve.rules.residency.gpus import Card
 from steerserve.rules.residency.memory_fit import PlacementPlan
 from steerserve.rules.residency.placement import GpuRequest
 from steerserve.rules.units import MIB
 from steerserve.settings import Settings
+from tests.control.conftest import refused
 
 HEADER = Header(
     architecture="llama", name=None, parameters=1, context_length=8192, layers=4, hidden_size=256,
@@ -51,9 +51,7 @@ async def test_what_the_driver_knows_of_a_card_counts() -> None:
 
 
 async def test_where_the_driver_knows_none_the_engine_is_asked_and_memory_comes_back() -> None:
-    with pytest.raises(Refusal) as refused:
-        await planned(300)
-    assert refused.value.code == "INSUFFICIENT_MEMORY"
+    assert (await refused(planned(300))).code == "INSUFFICIENT_MEMORY"
     (share,) = (await planned(300, returns={"cuda:0": 600})).shares
     assert (share.device.label, share.device.free_mb) == ("cuda:0", 900)
 

@@ -21,7 +21,7 @@ from steerserve.logs.setup import lease_ref
 from steerserve.rules.inference.intent import GenerateIntent, SamplingParameters
 from steerserve.rules.residency.lease import Terms, digest_of
 from steerserve.rules.residency.swap import Phase
-from tests.control.conftest import Make
+from tests.control.conftest import Make, refused
 from tests.doubles import PATIENCE, World, plain, soon, until
 
 TERMS = Terms("nightly", "evaluation", 60)
@@ -91,12 +91,6 @@ async def served(world: World, model: str, lease: str | None = None) -> None:
     asked = world.begin(ask(world, model, lease))
     (await world.launcher.stream()).complete("served")
     assert await soon(asked) == "served"
-
-
-async def refused(work: Any) -> Refusal:
-    with pytest.raises(Refusal) as error:
-        await soon(work)
-    return error.value
 
 
 def end_reason(world: World, row: ModelRow) -> str | None:

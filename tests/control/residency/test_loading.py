@@ -11,10 +11,10 @@ import pytest
 
 from steerserve.control.residency import fitting, loading
 from steerserve.control.residency.engines import Engines
-from steerserve.errors import Refusal
 from steerserve.rules.residency import placement
 from steerserve.rules.residency.gpus import Card, CardProcess
 from steerserve.settings import Settings
+from tests.control.conftest import refused
 from tests.control.residency.test_fitting import cards, checkpoint, placed
 from tests.doubles import World, soon
 
@@ -44,9 +44,8 @@ async def test_a_gguf_model_on_a_card_makes_room_for_the_next(
     )
     settings = Settings(transformers_cuda_context_mb=100, transformers_min_context=1024)
     launcher = Engines(settings)
-    with pytest.raises(Refusal) as refused:
-        await loading.prepare(row, loading.ANYWHERE, None, launcher, settings)
-    assert refused.value.code == "INSUFFICIENT_MEMORY"
+    refusal = await refused(loading.prepare(row, loading.ANYWHERE, None, launcher, settings))
+    assert refusal.code == "INSUFFICIENT_MEMORY"
     found = await loading.prepare(row, loading.ANYWHERE, resident, launcher, settings)
     assert found.plan.shares[0].device.free_mb == 10 + (800 if is_told else 700)
 

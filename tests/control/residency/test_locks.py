@@ -6,8 +6,8 @@ import pytest
 
 from steerserve.errors import Refusal
 from steerserve.rules.residency.swap import Phase
+from tests.control.conftest import refused
 from tests.control.residency.test_restoring import crash, steered
-from tests.control.saes.test_attachments import refused
 from tests.doubles import World, soon, until
 
 TWO = [("sae_a", 1), ("sae_b", 2)]

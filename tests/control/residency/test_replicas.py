@@ -17,7 +17,7 @@ from steerserve.rules.residency.lease import Terms
 from steerserve.rules.residency.lock import LockedBy
 from steerserve.rules.residency.replicas import ReplicaState, Strength
 from steerserve.rules.units import MIB
-from tests.control.conftest import Make
+from tests.control.conftest import Make, refused
 from tests.doubles import World, soon, until
 from tests.nodes import NodeSeen
 
@@ -142,11 +142,10 @@ async def test_replicas_for_which_no_node_has_memory_are_refused_before_any_is_s
         world.replicas.resize(model_id, 4),
         world.replicas.replace(model_id, "replica-1"),
     ):
-        with pytest.raises(Refusal) as refused:
-            await change
-        assert refused.value.code == "INSUFFICIENT_MEMORY"
-        assert "room for 0 of the 1 replicas" in refused.value.message
-        assert set(refused.value.details["nodes"]) == {"node-1", "node-2"}
+        refusal = await refused(change)
+        assert refusal.code == "INSUFFICIENT_MEMORY"
+        assert "room for 0 of the 1 replicas" in refusal.message
+        assert set(refusal.details["nodes"]) == {"node-1", "node-2"}
     assert not {"resize", "replace"} & set(world.launcher.log)
     assert (world.replicas.of_model(model_id).wanted, world.launcher.replicas) == (3, 3)
     # fewer replicas need no room, and a lost one is replaced in its own place
@@ -179,10 +178,9 @@ async def needed_mb(world: World) -> int:
 
 async def test_a_node_with_other_files_gives_no_room_and_is_named(replicated: World) -> None:
     with_room(replicated, 80_000, digest="of other files")
-    with pytest.raises(Refusal) as refused:
-        await replicated.replicas.resize(replicated.resident.row.id, 4)
-    assert refused.value.code == "INVALID_LOCAL_PATH"
-    assert "node-1: it has other files in" in refused.value.message
+    refusal = await refused(replicated.replicas.resize(replicated.resident.row.id, 4))
+    assert refusal.code == "INVALID_LOCAL_PATH"
+    assert "node-1: it has other files in" in refusal.message
 
 
 async def test_an_sae_for_which_a_node_has_no_memory_is_refused_before_any_replica_gets_it(
@@ -197,14 +195,13 @@ async def test_an_sae_for_which_a_node_has_no_memory_is_refused_before_any_repli
         world.attachments.attach(sae, 1),
         world.attachments.attach_set([("sae_wide", 1)], "float32"),
     ):
-        with pytest.raises(Refusal) as refused:
-            await attach
-        assert refused.value.code == "INSUFFICIENT_MEMORY"
-        assert (refused.value.details["node"], refused.value.details["available_mb"]) == (
+        refusal = await refused(attach)
+        assert refusal.code == "INSUFFICIENT_MEMORY"
+        assert (refusal.details["node"], refusal.details["available_mb"]) == (
             "node-1",
             7,
         )
-        assert set(refused.value.details["nodes"]) == {"node-1"}
+        assert set(refusal.details["nodes"]) == {"node-1"}
     assert "attach" not in world.launcher.log
     # a replica that is started again tells for itself whether it has room
     engine.become("replica-2", ReplicaState.LOST)
@@ -261,19 +258,13 @@ async def test_an_unknown_replica_and_a_model_that_is_not_loaded_are_refused(
         world.replicas.drain(model_id, "replica-9"),
         world.replicas.replace(model_id, "replica-9"),
     ):
-        with pytest.raises(Refusal) as refused:
-            await change
-        assert refused.value.code == "REPLICA_NOT_FOUND"
+        assert (await refused(change)).code == "REPLICA_NOT_FOUND"
     other = await world.model("b")
-    with pytest.raises(Refusal) as refused:
-        await world.replicas.resize(other.id, 2)
-    assert refused.value.code == "MODEL_NOT_LOADED"
+    assert (await refused(world.replicas.resize(other.id, 2))).code == "MODEL_NOT_LOADED"
     gate = world.launcher.hold("stop")
     world.begin(world.conductor.load(other))
     await until(lambda: world.conductor.view().next_id == other.id or world.phase != "loaded")
-    with pytest.raises(Refusal) as refused:
-        await world.replicas.resize(model_id, 2)
-    assert refused.value.code == "MODEL_BUSY"
+    assert (await refused(world.replicas.resize(model_id, 2))).code == "MODEL_BUSY"
     gate.open.set()
 
 

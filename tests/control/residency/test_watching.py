@@ -11,6 +11,7 @@ from steerserve.control.residency.watching import EngineWatch
 from steerserve.errors import Refusal
 from steerserve.rules.residency.heartbeat import LOOK_SECONDS, Activity, Bounds, Sign
 from steerserve.rules.residency.swap import Phase
+from tests.control.conftest import refused
 from tests.doubles import World, soon, until
 
 
@@ -39,12 +40,6 @@ class Watched:
         self.engine.silent = None
         self.now += LOOK_SECONDS
         self._watch.look()
-
-
-async def refused(work: object) -> Refusal:
-    with pytest.raises(Refusal) as error:
-        await soon(work)  # type: ignore[arg-type]
-    return error.value
 
 
 @pytest.fixture

@@ -15,16 +15,10 @@ from steerserve.errors import Refusal
 from steerserve.messages import Overrides, Piece
 from steerserve.rules.inference.intent import GenerateIntent, SamplingParameters
 from steerserve.rules.residency.swap import Phase
-from tests.control.conftest import Make
+from tests.control.conftest import Make, refused
 from tests.doubles import FACTS, HIDDEN, LAYERS, WIDTH, World, soon, until
 
 FAILED = Refusal("SAE_LOAD_FAILED", "the weights are damaged")
-
-
-async def refused(work: object) -> Refusal:
-    with pytest.raises(Refusal) as error:
-        await soon(work)  # type: ignore[arg-type]
-    return error.value
 
 
 async def test_attaching_locks_the_model_and_tells_where_it_hooks(world: World) -> None:

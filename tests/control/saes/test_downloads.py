@@ -17,7 +17,6 @@ from steerserve.control.saes.downloads import SaeDownloads
 from steerserve.control.saes.plan import SaeRequest
 from steerserve.control.saes.saes import Saes
 from steerserve.database.catalog import SaeRow
-from steerserve.errors import Refusal
 from steerserve.files.folder import CommitFolder
 from steerserve.hub import client, downloads
 from steerserve.hub.child import Downloaders
@@ -25,6 +24,7 @@ from steerserve.hub.described import Repository
 from steerserve.hub.downloads import Downloads
 from steerserve.hub.wire import Download, DownloadDone, DownloaderTask, Event
 from steerserve.rules.models.repository import RepoFile
+from tests.control.conftest import refused
 from tests.doubles import World, soon, until
 
 SHA = "a" * 40
@@ -123,12 +123,6 @@ async def desk(world: World, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[D
 def lose(row: SaeRow) -> None:
     """Its file is gone."""
     Path(str(row.local_path), "params.npz").unlink()
-
-
-async def refused(work: Any) -> Refusal:
-    with pytest.raises(Refusal) as error:
-        await soon(work)
-    return error.value
 
 
 # ------------------------------------------------------------------ reading

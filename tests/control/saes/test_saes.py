@@ -10,6 +10,7 @@ import pytest
 from steerserve.database.documents import Documents
 from steerserve.errors import Refusal
 from steerserve.files import sae_files
+from tests.control.conftest import refused
 from tests.doubles import World, soon
 
 
@@ -79,9 +80,7 @@ async def test_the_record_of_an_attached_sae_stays_when_its_files_change(world: 
     first, _ = await world.saes.add(str(folder))
     await soon(world.attachments.attach(first, 1))
     (folder / "sae_weights.safetensors").write_bytes(b"trained again")
-    with pytest.raises(Refusal) as refused:
-        await world.saes.add(str(folder))
-    assert refused.value.code == "SAE_ALREADY_ATTACHED"
+    assert (await refused(world.saes.add(str(folder)))).code == "SAE_ALREADY_ATTACHED"
     assert [row.id for row in await world.saes.list()] == [first.id]
 
 

@@ -14,7 +14,7 @@ from steerserve.database.circuits import CircuitRow
 from steerserve.errors import Refusal
 from steerserve.rules.steering import circuit as documents
 from steerserve.rules.steering import evidence
-from tests.control.conftest import Make
+from tests.control.conftest import Make, refused
 from tests.doubles import World, soon, until
 
 
@@ -175,9 +175,7 @@ async def test_an_engine_that_refuses_leaves_the_wish(world: World) -> None:
     await world.circuit_serving.activate(row.id, acknowledged=True, allows_overlap=False)
     await world.circuit_sensing.settled()
     world.launcher.fail("sense", Refusal("INSUFFICIENT_MEMORY", "no room"))
-    with pytest.raises(Refusal) as refused:
-        await world.circuit_sensing.enable(row.id)
-    assert refused.value.code == "VALIDATION_ERROR"
+    assert (await refused(world.circuit_sensing.enable(row.id))).code == "VALIDATION_ERROR"
     status = await world.circuit_sensing.status()
     assert [one.id for one in status.enabled_circuits] == [row.id]
     assert status.paused_reason == "'rain' is not sensed: the engine refuses"

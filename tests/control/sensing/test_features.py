@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from steerserve.control.sensing import features
-from steerserve.errors import Refusal
 from steerserve.rules.sensing import labels as rules
+from tests.control.conftest import refused
 from tests.doubles import World, soon
 
 
@@ -20,10 +20,9 @@ async def test_reading_ends_when_it_takes_too_long(
     await world.sae()
     world.launcher.hold("explore")
     monkeypatch.setattr(features, "READ_SECONDS", 0.0)
-    with pytest.raises(Refusal) as refused:
-        await soon(world.features.get("sae_a", 1))
-    assert refused.value.code == "SAE_LOAD_FAILED"
-    assert "within" in refused.value.message
+    refusal = await refused(world.features.get("sae_a", 1))
+    assert refusal.code == "SAE_LOAD_FAILED"
+    assert "within" in refusal.message
     assert world.launcher.alive == []
     monkeypatch.undo()
     assert (await soon(world.features.get("sae_a", 2))).feature_idx == 2
@@ -35,10 +34,9 @@ async def test_a_reader_that_ends_is_a_failed_read(world: World) -> None:
     asking = world.begin(world.features.search("sae_a", None, 1, 3))
     await soon(gate.reached.wait())
     world.launcher.engine.die()
-    with pytest.raises(Refusal) as refused:
-        await soon(asking)
-    assert refused.value.code == "SAE_LOAD_FAILED"
-    assert "model" not in refused.value.message
+    refusal = await refused(asking)
+    assert refusal.code == "SAE_LOAD_FAILED"
+    assert "model" not in refusal.message
 
 
 @pytest.mark.parametrize(
@@ -53,10 +51,9 @@ async def test_an_sae_whose_files_are_not_here_is_not_read(
         world.features.get("sae_a", 1),
         world.features.search("sae_a", None, 1, 3),
     ):
-        with pytest.raises(Refusal) as refused:
-            await soon(asked)
-        assert refused.value.code == code
-        assert refused.value.details == {"sae_id": "sae_a", "status": status}
+        refusal = await refused(asked)
+        assert refusal.code == code
+        assert refusal.details == {"sae_id": "sae_a", "status": status}
     assert world.launcher.log == []
 
 
@@ -86,9 +83,7 @@ async def test_an_import_beside_a_delete_leaves_no_labels(
     assert await asyncio.to_thread(reached.wait, 30)
     await soon(world.saes.remove("sae_a"))
     deleted.set()
-    with pytest.raises(Refusal) as refused:
-        await soon(adding)
-    assert refused.value.code == "SAE_NOT_FOUND"
+    assert (await refused(adding)).code == "SAE_NOT_FOUND"
     (world.home / "sae_a").rmdir()
     await world.sae()
     assert await world.features.labels("sae_a") == {}

@@ -13,7 +13,7 @@ from steerserve.control.bus import MonitoringActivation, MonitoringState
 from steerserve.control.sensing.monitoring import Monitoring
 from steerserve.errors import Refusal
 from steerserve.rules.inference.intent import GenerateIntent, SamplingParameters
-from tests.control.conftest import Make
+from tests.control.conftest import Make, refused
 from tests.doubles import WIDTH, World, soon, until
 
 KEY = "sae_a@1"
@@ -65,9 +65,7 @@ async def test_only_the_state_is_told_without_an_sae(
             100,
             10,
         )
-        with pytest.raises(Refusal) as refused:
-            await do()
-        assert refused.value.code == "SAE_NOT_ATTACHED"
+        assert (await refused(do())).code == "SAE_NOT_ATTACHED"
 
 
 async def test_what_is_reported_is_what_the_engine_got(world: World) -> None:
@@ -137,15 +135,12 @@ async def test_what_the_engine_refuses_changes_nothing(
 
 async def test_a_feature_outside_the_sae_changes_nothing(world: World) -> None:
     await attached(world)
-    with pytest.raises(Refusal) as refused:
-        await world.monitoring.configure(features=[3, WIDTH])
-    assert refused.value.code == "INVALID_FEATURE_INDEX"
-    assert refused.value.details == {"feature_idx": WIDTH, "d_sae": WIDTH}
+    refusal = await refused(world.monitoring.configure(features=[3, WIDTH]))
+    assert refusal.code == "INVALID_FEATURE_INDEX"
+    assert refusal.details == {"feature_idx": WIDTH, "d_sae": WIDTH}
     assert not world.monitoring.state().enabled
     assert engine(world).state.monitored is None
-    with pytest.raises(Refusal) as refused:
-        await world.monitoring.statistics([WIDTH])
-    assert refused.value.code == "INVALID_FEATURE_INDEX"
+    assert (await refused(world.monitoring.statistics([WIDTH]))).code == "INVALID_FEATURE_INDEX"
 
 
 # ---------------------------------------------------------------------- records
@@ -282,9 +277,7 @@ async def test_a_detach_during_an_edit_is_not_undone_by_it(world: World) -> None
     gate.open.set()
     await soon(detaching)
     await world.attachments.attach(await world.catalog.sae("sae_a"), 1)
-    with pytest.raises(Refusal) as refused:
-        await soon(asked)
-    assert refused.value.code == "SAE_NOT_ATTACHED"
+    assert (await refused(asked)).code == "SAE_NOT_ATTACHED"
     assert world.monitoring.state().enabled is False
     assert world.monitoring.key() is None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from steerserve.errors import Refusal
 from steerserve.rules.steering.cluster import Cluster
 from steerserve.rules.steering.members import AuthoredMember, SaeReference, SensingOverrides
 from tests import doubles
-from tests.control.conftest import Make
+from tests.control.conftest import Make, refused
 from tests.doubles import World, plain, soon, until
 
 KEY = "sae_a@1"
@@ -59,12 +58,6 @@ async def settled(world: World) -> None:
 
 def engine(world: World) -> Any:
     return world.launcher.engine
-
-
-async def refused(work: Awaitable[object]) -> Refusal:
-    with pytest.raises(Refusal) as caught:
-        await work
-    return caught.value
 
 
 def told(row: ProfileRow, spans: int = 1, **changes: Any) -> m.SensedSpans:
