@@ -1,5 +1,7 @@
 """The shipped demo files: sizes, shapes, the tokenizer, and the figures they were built to meet."""
 
+from __future__ import annotations
+
 import json
 
 import pytest
@@ -14,7 +16,7 @@ from tools.demo.figures import holds, prompt_ids
 from tools.demo.language_model import load_model, token_losses
 from tools.demo.sae import load_sae, residuals, sae_figures
 from tools.demo.steering import StorySampling, sample
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, LlamaForCausalLM
 
 from steerserve import demo
 
@@ -24,16 +26,16 @@ TOKENIZER = AutoTokenizer.from_pretrained(demo.MODEL_DIR)
 
 
 @pytest.fixture(scope="module")
-def model():
+def model() -> LlamaForCausalLM:
     return load_model(demo.MODEL_DIR)
 
 
-def test_everything_together_is_under_twelve_megabytes():
+def test_everything_together_is_under_twelve_megabytes() -> None:
     files = [path for path in demo.DATA.rglob("*") if path.is_file()]
     assert sum(path.stat().st_size for path in files) < 12_000_000
 
 
-def test_the_layout():
+def test_the_layout() -> None:
     assert {path.name for path in demo.MODEL_DIR.iterdir()} == {
         "config.json",
         "generation_config.json",
@@ -51,7 +53,7 @@ def test_the_layout():
         }
 
 
-def test_the_weights_are_bfloat16_and_the_architecture_is_llama():
+def test_the_weights_are_bfloat16_and_the_architecture_is_llama() -> None:
     config = json.loads((demo.MODEL_DIR / "config.json").read_text())
     assert config["architectures"] == ["LlamaForCausalLM"]
     assert config["max_position_embeddings"] == 1024
@@ -63,7 +65,7 @@ def test_the_weights_are_bfloat16_and_the_architecture_is_llama():
 
 @settings(max_examples=200, deadline=None)
 @given(st.text(alphabet=st.characters(exclude_categories=["Cs"])))
-def test_any_text_round_trips(text):
+def test_any_text_round_trips(text: str) -> None:
     if any(token in text for token in SPECIAL_TOKENS):
         return
     ids = TOKENIZER(text)["input_ids"]
@@ -72,7 +74,7 @@ def test_any_text_round_trips(text):
     assert TOKENIZER.decode(ids, skip_special_tokens=True) == text
 
 
-def test_the_chat_template_says_what_the_corpus_was_rendered_with():
+def test_the_chat_template_says_what_the_corpus_was_rendered_with() -> None:
     chat = [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": " Hi\n"},
@@ -86,7 +88,7 @@ def test_the_chat_template_says_what_the_corpus_was_rendered_with():
         assert ids.count(TOKENIZER.bos_token_id) == 1
 
 
-def test_the_chat_template_bears_other_roles_and_content_parts():
+def test_the_chat_template_bears_other_roles_and_content_parts() -> None:
     chat = [
         {"role": "developer", "content": "D"},
         {"role": "tool", "content": "T"},
@@ -98,7 +100,7 @@ def test_the_chat_template_bears_other_roles_and_content_parts():
 
 
 @pytest.mark.parametrize("sae", SAES, ids=SAE_IDS)
-def test_the_saes_have_the_claimed_shapes_and_unit_decoder_rows(sae):
+def test_the_saes_have_the_claimed_shapes_and_unit_decoder_rows(sae: demo.DemoSae) -> None:
     config = json.loads((sae.path / "cfg.json").read_text())
     made = load_sae(sae.path)
     d_in, d_sae = config["d_in"], config["d_sae"]
@@ -115,7 +117,7 @@ def test_the_saes_have_the_claimed_shapes_and_unit_decoder_rows(sae):
 
 
 @pytest.mark.parametrize("sae", SAES, ids=SAE_IDS)
-def test_the_labels_name_features_that_exist(sae):
+def test_the_labels_name_features_that_exist(sae: demo.DemoSae) -> None:
     d_sae = json.loads((sae.path / "cfg.json").read_text())["d_sae"]
     labels = demo.labels(sae)
     assert len(labels) > d_sae / 2
@@ -127,7 +129,7 @@ def test_the_labels_name_features_that_exist(sae):
         assert -200 <= entry.get("strength", 0) <= 200
 
 
-def test_the_report_meets_the_aims():
+def test_the_report_meets_the_aims() -> None:
     report = demo.report()
     assert report["model"]["held_out_loss"] < 1.0
     by_position = report["model"]["loss_by_position"]
@@ -140,7 +142,7 @@ def test_the_report_meets_the_aims():
     assert report["abilities"]["asked_topic_share"] > 0.9
 
 
-def test_the_proof_holds_and_its_feature_is_found_by_label():
+def test_the_proof_holds_and_its_feature_is_found_by_label() -> None:
     report, proof = demo.report(), demo.proof()
     assert proof["topic"] == "sea"
     assert holds(proof["prompts"], report["fluency"]["bound"])
@@ -151,7 +153,7 @@ def test_the_proof_holds_and_its_feature_is_found_by_label():
     assert len(report["topics"]) >= 5
 
 
-def test_the_model_has_learnt_the_corpus_up_to_the_last_position(model):
+def test_the_model_has_learnt_the_corpus_up_to_the_last_position(model: LlamaForCausalLM) -> None:
     documents = take(99, 40)
     ids = TOKENIZER([doc.text for doc in documents], add_special_tokens=False)["input_ids"]
     row = torch.tensor([[token for document in ids for token in document][:1024]])
@@ -160,7 +162,7 @@ def test_the_model_has_learnt_the_corpus_up_to_the_last_position(model):
 
 
 @pytest.mark.parametrize("sae", SAES, ids=SAE_IDS)
-def test_the_saes_explain_the_residual_stream(model, sae):
+def test_the_saes_explain_the_residual_stream(model: LlamaForCausalLM, sae: demo.DemoSae) -> None:
     documents = take(98, 30)
     ids = TOKENIZER([doc.text for doc in documents], add_special_tokens=False)["input_ids"]
     x, _tokens = residuals(model, ids, [sae.layer])
@@ -169,7 +171,7 @@ def test_the_saes_explain_the_residual_stream(model, sae):
     assert numbers["l0"] < 32
 
 
-def test_the_sea_feature_still_steers(model):
+def test_the_sea_feature_still_steers(model: LlamaForCausalLM) -> None:
     proof = demo.proof()
     sae = next(sae for sae in SAES if sae.name == proof["sae"])
     vector = proof["strength"] * load_sae(sae.path).W_dec[proof["feature_idx"]]
@@ -182,7 +184,7 @@ def test_the_sea_feature_still_steers(model):
     assert share[1] > 0.6
 
 
-def test_the_example_documents_are_of_the_shipped_saes_and_their_edges_are_measured():
+def test_the_example_documents_are_of_the_shipped_saes_and_their_edges_are_measured() -> None:
     cluster, circuit = (json.loads(path.read_text()) for path in (demo.CLUSTER, demo.CIRCUIT))
     labels = {sae.layer: demo.labels(sae) for sae in SAES}
     members = [(cluster["sae"]["layer"], one) for one in cluster["members"]]
@@ -198,7 +200,7 @@ def test_the_example_documents_are_of_the_shipped_saes_and_their_edges_are_measu
         assert edge["effect_size"] >= EFFECT_OVER_CONTROL * abs(edge["effect_of_control"])
 
 
-def test_an_edge_is_measured_over_the_next_tokens_of_one_document():
+def test_an_edge_is_measured_over_the_next_tokens_of_one_document() -> None:
     fires = torch.tensor([0, 0, 1, 0, 0, 0, 1, 0], dtype=torch.bool)
     assert soon(fires, [4, 8]).tolist() == [True, True, False, False, True, True, False, False]
     before = [False, False, False, True, False, False, False, True]

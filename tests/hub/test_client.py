@@ -122,12 +122,6 @@ async def test_a_name_that_is_none_asks_nobody(
     "extra",
     [
         {"type": "file", "path": "../../x", "size": 1},
-        {"type": "file", "path": "/abs", "size": 1},
-        {"type": "file", "path": "a\x00b", "size": 1},
-        {"type": "file", "path": "a\\b", "size": 1},
-        {"type": "file", "path": "a\u202eb", "size": 1},
-        {"type": "file", "path": "/".join("a" * 33), "size": 1},
-        {"type": "file", "path": "x" * 300, "size": 1},
         {"type": "file", "path": "a\ud800", "size": 1},
         {"type": "file", "path": "a", "size": -5},
         {"type": "file", "path": "a", "size": "5"},

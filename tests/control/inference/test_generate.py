@@ -216,16 +216,6 @@ async def test_a_closing_service_refuses_newcomers_and_serves_those_in_flight(
     assert is_idle(world)
 
 
-async def test_counts_of_requests_return_to_zero(world: World) -> None:
-    await world.loaded()
-    for _ in range(3):
-        asked, stream = await world.in_flight()
-        assert world.generation.active == 1
-        stream.complete()
-        await soon(asked)
-    assert is_idle(world)
-
-
 async def test_an_unknown_model_is_refused_and_counts_nothing(world: World) -> None:
     assert (await refused(world.ask("unknown"))).code == "MODEL_NOT_FOUND"
     assert world.generation.active == 0

@@ -215,13 +215,6 @@ async def test_what_the_files_do_not_say_has_to_be_said(world: World) -> None:
     await world.attachments.attach(sae, 1, overrides={"activation": "relu"})
 
 
-async def test_what_can_never_be_attached_says_why(world: World) -> None:
-    await world.loaded()
-    sae = await world.sae(claims=_claims(reason="it is a transcoder"))
-    refusal = await refused(world.attachments.attach(sae, 1))
-    assert (refusal.code, refusal.message) == ("SAE_INCOMPATIBLE", "it is a transcoder")
-
-
 async def test_the_width_at_the_site_counts_and_the_operator_may_name_the_site(
     world: World,
 ) -> None:
@@ -411,12 +404,6 @@ async def test_a_set_of_which_one_fails_takes_back_what_it_added_and_nothing_els
     assert world.steering.live == before
     assert (await world.catalog.sae("sae_1")).status == "cached"
     assert [e.sae_id for e in world.published(SaeAttached)] == ["sae_0"]
-
-
-async def test_a_set_needs_a_model(world: World) -> None:
-    await world.sae("sae_1")
-    refusal = await refused(world.attachments.attach_set([("sae_1", 1)]))
-    assert refusal.code == "MODEL_NOT_LOADED"
 
 
 async def test_a_detach_takes_every_layer_and_leaves_the_lock_to_the_others(world: World) -> None:

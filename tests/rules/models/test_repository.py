@@ -109,6 +109,12 @@ def test_a_repository_without_weights_is_refused(paths: list[str], said: str) ->
         "x" * 256,
         "ü" * 128,
         "/".join(["x" * 99] * 11),
+        "/".join("a" * 33),
+        "a\u202ecod.json",
+        "a\u2028b",
+        "\u2066x",
+        "ü" * 501,
+        "é" * 128,
     ],
 )
 def test_a_hostile_listing_is_refused_whole(path: str) -> None:
@@ -216,13 +222,3 @@ def test_what_is_no_revision(revision: str) -> None:
 )
 def test_commits(sha: str, expected: bool) -> None:
     assert repository.is_commit(sha) is expected
-
-
-@pytest.mark.parametrize(
-    "path", ["/".join("a" * 33), "a\u202ecod.json", "a\u2028b", "\u2066x", "ü" * 501, "é" * 128]
-)
-def test_a_path_that_deceives_or_is_too_long_is_refused(path: str) -> None:
-    with pytest.raises(Refusal) as refused:
-        repository.check_paths([RepoFile(path, 1)])
-    assert refused.value.code == "DOWNLOAD_FAILED"
-    assert refused.value.message.isprintable()
