@@ -10,17 +10,20 @@ from steerserve.control.bus import Bus, SaeDetached, UnloadComplete
 
 
 def test_every_subscriber_gets_every_event_in_order() -> None:
-    events, first, second = Bus(), [], []
+    events = Bus()
+    first: list[object] = []
+    second: list[object] = []
     events.subscribe(first.append)
     events.subscribe(second.append)
-    sent = [UnloadComplete(1), SaeDetached("sae_a"), UnloadComplete(2)]
+    sent: list[bus.Event] = [UnloadComplete(1), SaeDetached("sae_a"), UnloadComplete(2)]
     for event in sent:
         events.publish(event)
     assert first == second == sent
 
 
 def test_a_subscriber_that_fails_is_skipped() -> None:
-    events, got = Bus(), []
+    events = Bus()
+    got: list[object] = []
 
     def broken(_: object) -> None:
         raise ZeroDivisionError

@@ -34,7 +34,12 @@ async def code_of(call: Any) -> str:
 
 async def test_a_profile_comes_back_whole_by_id_and_by_name(database: Database) -> None:
     documents = Documents(database, lambda: NOW, lambda: "prof_0123456789ab")
-    context = {"description": "a\nb", "model_id": "7", "sae_id": "sae_1", "layer": 9}
+    context: dict[str, Any] = {
+        "description": "a\nb",
+        "model_id": "7",
+        "sae_id": "sae_1",
+        "layer": 9,
+    }
     made = await documents.add_profile(**PROFILE, **context, intensity=0.5)
     assert made == ProfileRow(
         id="prof_0123456789ab",

@@ -10,8 +10,8 @@ import pytest
 from steerserve.control.residency.engine_state import EngineState, Losses, Return, unchanged
 from steerserve.control.residency.resident import Resident, Switch
 from steerserve.errors import Refusal
+from tests.control.conftest import refused
 from tests.control.residency.test_restoring import answered, crash, keys, steered
-from tests.control.saes.test_attachments import refused
 from tests.doubles import World, soon
 
 

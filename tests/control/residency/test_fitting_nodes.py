@@ -177,7 +177,7 @@ async def test_only_nodes_with_the_resources_of_a_replica_count(weights: Weights
     await planned(weights, small, large, least=2, engine_resources={"CPU": 4})
     why = await refused(weights, small, large, least=3, engine_resources={"CPU": 4})
     assert "room for 2 of the 3" in why.message
-    named = {"engine_resources": {"fast": 1}}
+    named: dict[str, Any] = {"engine_resources": {"fast": 1}}
     assert "room for 0 of the 1" in (await refused(weights, small, large, **named)).message
     await planned(weights, node(facts("named"), fast=1.0), **named)
 

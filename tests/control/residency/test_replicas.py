@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
 import pytest
@@ -23,7 +23,7 @@ from tests.nodes import NodeSeen
 
 
 @pytest.fixture
-async def replicated(make: Make) -> World:
+async def replicated(make: Make) -> AsyncIterator[World]:
     """Three replicas of a loaded model, each with two slots."""
     async with make(max_concurrent_requests=2, max_pending_requests=3) as world:
         world.launcher.replicas = 3

@@ -11,7 +11,7 @@ from steerserve import messages as m
 from steerserve.control.bus import SaeAttached, SaeDetached
 from steerserve.errors import Refusal
 from steerserve.rules.residency.swap import Phase
-from tests.control.saes.test_attachments import refused
+from tests.control.conftest import refused
 from tests.doubles import World, soon, until
 
 DAMAGED = Refusal("SAE_LOAD_FAILED", "the weights are damaged")

@@ -232,7 +232,13 @@ async def test_a_unit_and_its_repository_are_downloaded_at_the_same_time(desk: D
 
 
 async def test_a_record_is_written_once_however_many_write_it(world: World) -> None:
-    values = {"name": "x", "format": "saelens", "architecture": "", "dtype": "", "status": "cached"}
+    values: dict[str, Any] = {
+        "name": "x",
+        "format": "saelens",
+        "architecture": "",
+        "dtype": "",
+        "status": "cached",
+    }
     puts = [world.catalog.put_sae("sae_x", **values) for _ in range(8)]
     rows = await soon(asyncio.gather(*puts))
     assert {row.id for row in rows} == {"sae_x"}

@@ -64,7 +64,13 @@ def told(row: ProfileRow, spans: int = 1, **changes: Any) -> m.SensedSpans:
     window = m.Window([1, 2, 3], "a b c", ("a", " b", " c"))
     one = m.SensedSpan(4, 5, "prefill", [(3, 1.5)], 3.0, "rain: 1/3", False, window)
     made = [replace_span(one, start=4 + 2 * i) for i in range(spans)]
-    values = {"id": 9, "label": "chatcmpl-1", "choice": 0, "overhead_ms": 0.25, "spans": made}
+    values: dict[str, Any] = {
+        "id": 9,
+        "label": "chatcmpl-1",
+        "choice": 0,
+        "overhead_ms": 0.25,
+        "spans": made,
+    }
     return m.SensedSpans(**values | {"subject": row.id} | changes)
 
 

@@ -15,8 +15,8 @@ from steerserve.database.circuits import CircuitStore
 from steerserve.errors import Refusal
 from steerserve.rules.steering import circuit as rules
 from steerserve.rules.steering.claims import LayerClaim
+from tests.control.conftest import refused
 from tests.control.residency.test_restoring import answered, crash
-from tests.control.saes.test_attachments import refused
 from tests.doubles import PATIENCE, World, soon
 
 LAYERS = (1, 2)

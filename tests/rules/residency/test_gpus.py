@@ -11,8 +11,9 @@ from steerserve.rules.residency.gpus import Card, torch_indices
 
 def card(uuid: str, torch_index: int | None, **changes: Any) -> Card:
     """A card of 80 GiB, a quarter of it in use."""
-    facts = {"smi_index": torch_index or 0, "name": "Card", "total_mb": 81920, "used_mb": 20480}
-    return Card(**{"uuid": uuid, "torch_index": torch_index, "free_mb": 61440} | facts | changes)
+    memory = {"total_mb": 81920, "used_mb": 20480, "free_mb": 61440}
+    facts: dict[str, Any] = {"smi_index": torch_index or 0, "name": "Card", **memory}
+    return Card(**{"uuid": uuid, "torch_index": torch_index} | facts | changes)
 
 
 A, B, C = "GPU-aa11-0", "GPU-aa22-1", "GPU-bb33-2"

@@ -49,7 +49,9 @@ def refusal(step: Any, *given: Any) -> Refusal:
 @pytest.mark.parametrize(
     ("ttl", "seconds"), [({}, 7200), ({"ttl_seconds": None}, 7200), ({"ttl_seconds": 1}, 1)]
 )
-def test_terms_are_what_was_asked_for_and_the_default_time(ttl: dict, seconds: int) -> None:
+def test_terms_are_what_was_asked_for_and_the_default_time(
+    ttl: dict[str, Any], seconds: int
+) -> None:
     body = {"holder": "h" * 128, "reason": "r" * 512, **ttl}
     assert leases.terms(body, LIMITS) == Terms("h" * 128, "r" * 512, seconds)
     assert leases.renewal(ttl, LIMITS) == seconds

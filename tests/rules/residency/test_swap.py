@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
@@ -140,7 +141,7 @@ def leased(phase: Phase, is_locked: bool = False, *, is_holder: bool = False) ->
 @pytest.mark.parametrize(("ask", "column"), [("may_serve", 3), ("may_load", 4), ("may_unload", 5)])
 @pytest.mark.parametrize("row", LEASED)
 def test_a_lease_stands_against_everybody_but_its_holder(
-    ask: str, column: int, row: tuple[Phase, int, bool, str]
+    ask: str, column: int, row: tuple[Any, ...]
 ) -> None:
     phase, asked, is_locked = row[:3]
     check(ask, leased(phase, is_locked), asked, row[column])
