@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 import torch
@@ -75,7 +76,7 @@ def test_any_text_round_trips(text: str) -> None:
 
 
 def test_the_chat_template_says_what_the_corpus_was_rendered_with() -> None:
-    chat = [
+    chat: list[dict[str, Any]] = [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": " Hi\n"},
         {"role": "assistant", "content": "Hello!"},
@@ -89,7 +90,7 @@ def test_the_chat_template_says_what_the_corpus_was_rendered_with() -> None:
 
 
 def test_the_chat_template_bears_other_roles_and_content_parts() -> None:
-    chat = [
+    chat: list[dict[str, Any]] = [
         {"role": "developer", "content": "D"},
         {"role": "tool", "content": "T"},
         {"role": "function", "content": [{"type": "text", "text": "F"}]},

@@ -221,17 +221,6 @@ async def test_while_the_holders_swap_waits_the_lease_lives_and_newcomers_are_bu
     assert world.conductor.leases.status() is None
 
 
-async def test_when_lease_and_lock_both_refuse_the_answer_is_leased(world: World) -> None:
-    row, lease_id = await leased(world)
-    other = await world.model("b")
-    world.conductor.lock(row.id)
-    assert (await refused(ask(world, "b"))).code == "MODEL_LEASED"
-    assert (await refused(ask(world, "b", lease_id))).code == "MODEL_LOCKED"
-    assert world.conductor.leases.status(row.id) is not None
-    await soon((await world.conductor.load(other, lease_id)).ready)
-    assert end_reason(world, row) == "model_unloaded"
-
-
 async def test_a_lease_taken_while_a_load_is_being_checked_stands_against_it(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
