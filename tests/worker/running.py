@@ -61,6 +61,15 @@ from tests.worker.tape import Tape
 
 Result = TypeVar("Result")
 
+FIELDS: dict[str, Any] = {
+    "quantization": "FP16",
+    "trust_remote_code": False,
+    "threads": 1,
+    "kv_cache_mb": 8,
+    "min_context": 16,
+}
+"""How the tests load a tiny checkpoint into an engine, beside its path."""
+
 STORY = (
     "One morning Anna walked down to the harbour with her brother, and the boats were coming home; the fishermen "
     "carried baskets up the stone steps, and she asked: did you sleep well?"
@@ -396,6 +405,11 @@ class Counted(Bench):
     def kept(self) -> int:
         prefixes = self.batch._shared._reuse.prefixes
         return prefixes.tokens if prefixes else 0
+
+
+def passed(answer: Answer) -> list[int]:
+    """The tokens that a model has read by the end of an answer: all but the last sampled one."""
+    return [*answer.row.prompt, *answer.tokens][:-1]
 
 
 def vector_of(outcome: Embedded) -> Tensor:

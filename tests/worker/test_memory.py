@@ -29,7 +29,16 @@ from steerserve.worker.process import loading, loop
 from steerserve.worker.process.commands import Commands
 from steerserve.worker.process.wire import Wire
 from steerserve.worker.sae import formats
-from tests.worker.running import Bench, alone, generated, hooked, open_checkpoint, site_of, words
+from tests.worker.running import (
+    FIELDS,
+    Bench,
+    alone,
+    generated,
+    hooked,
+    open_checkpoint,
+    site_of,
+    words,
+)
 from tests.worker.saes import arrays, config_v6, source, write
 
 
@@ -41,13 +50,6 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "log", CapturingLogger())
 
 
-FIELDS: dict[str, Any] = {
-    "quantization": "FP16",
-    "trust_remote_code": False,
-    "threads": 1,
-    "kv_cache_mb": 8,
-    "min_context": 16,
-}
 EXHAUSTED = [
     torch.OutOfMemoryError("CUDA out of memory"),
     MemoryError(),

@@ -29,19 +29,12 @@ from steerserve.worker.model.checkpoint import Checkpoint
 from tests.backend import is_ray
 from tests.doubles import until
 from tests.worker.models import CONTEXT, VOCABULARY
-from tests.worker.running import generated, words
+from tests.worker.running import FIELDS, generated, words
 from tests.worker.saes import arrays, attaching, config_older, config_v6, source, write
 
 Folder = Callable[[str], Path]
 Launches = Launcher | RayCluster
 KEY = "sae@0"
-FIELDS: dict[str, Any] = {
-    "quantization": "FP16",
-    "trust_remote_code": False,
-    "threads": 1,
-    "kv_cache_mb": 8,
-    "min_context": 16,
-}
 GREEDY = m.Sampling(temperature=0.0, max_tokens=16)
 LONG = m.Sampling(temperature=0.0, max_tokens=200)
 Pieces = list[m.Started | m.Piece]

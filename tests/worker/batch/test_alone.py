@@ -18,13 +18,13 @@ from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.model.plain import Memory
 from tests.worker.models import ALONE, save
 from tests.worker.running import (
-    Answer,
     Bench,
     alone,
     generated,
     hooked,
     next_logits,
     open_checkpoint,
+    passed,
     random_sae,
     recomputed,
     site_of,
@@ -66,11 +66,6 @@ def counted(model: Checkpoint) -> Iterator[list[int]]:
 
 def delta() -> Tensor:
     return sum((value * SAE.W_dec[i] for i, value in ONE.items()), torch.zeros(32))
-
-
-def passed(answer: Answer) -> list[int]:
-    """The tokens that the model has read by the end of an answer: all but the last sampled one."""
-    return [*answer.row.prompt, *answer.tokens][:-1]
 
 
 def states(model: Checkpoint, tokens: list[int]) -> Tensor:

@@ -19,7 +19,6 @@ from steerserve import messages as m
 from steerserve.engines.checkpoint.client import CheckpointEngine, Launcher
 from steerserve.errors import Refusal
 from steerserve.messages import Embed, Embedded, Refused, Text, Tokens
-from steerserve.rules.models.architecture import check_generates, is_embedding_only
 from steerserve.rules.steering.live import Live
 from steerserve.worker.batch import group as group_module
 from steerserve.worker.batch import passes as passes_module
@@ -28,7 +27,7 @@ from steerserve.worker.batch.passes import Passes
 from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.model.encoder import Encoder
 from tests.worker.models import CONTEXT
-from tests.worker.running import Bench, generated, random_sae, site_of, vector_of, words
+from tests.worker.running import FIELDS, Bench, generated, random_sae, site_of, vector_of, words
 from tests.worker.saes import arrays, attaching, config_v6, write
 
 Loaded = Callable[[str], Checkpoint]
@@ -153,16 +152,6 @@ def test_vectors_beside_steered_texts_are_bitwise_those_without_steering(
     steered, plain = found
     assert all(torch.equal(vector, plain.vectors[at]) for at, vector in steered.vectors.items())
     assert steered.answers[1, 0].tokens != plain.answers[1, 0].tokens
-
-
-def test_vectors_alone_count_as_no_application_of_steering(llama: Checkpoint) -> None:
-    bench = Bench(llama)
-    with bench.attached(KEY, SAE):
-        bench.steering.set_live(LIVE)
-        bench.embed(1, TEXTS)
-        bench.run()
-        assert bench.steering.applied == {KEY: 0}
-    check_all(bench, 1, TEXTS)
 
 
 @pytest.mark.parametrize(
@@ -489,50 +478,7 @@ def test_a_broken_pass_of_an_encoder_refuses_its_requests_and_the_next_is_served
     assert close(embed_with(model, ["a"])[0], encoder_mean(model, "a"))
 
 
-# ---------------------------------------------------------------- what an architecture's name says
-
-
-@pytest.mark.parametrize(
-    ("architecture", "expected"),
-    [
-        ("BertModel", True),
-        ("BertForMaskedLM", True),
-        ("RobertaModel", True),
-        ("XLMRobertaModel", True),
-        ("MPNetModel", True),
-        ("DistilBertModel", True),
-        ("MistralModel", True),
-        ("Qwen3Model", True),
-        ("LlamaForSequenceClassification", True),
-        ("LlamaForCausalLM", False),
-        ("GPT2LMHeadModel", False),
-        ("Gemma3ForConditionalGeneration", False),
-        ("ChatGLMModel", False),
-        (None, False),
-    ],
-)
-def test_an_architecture_generates_exactly_when_it_has_a_language_head(
-    architecture: str | None, expected: bool
-) -> None:
-    assert is_embedding_only(architecture) is expected
-    if not expected:
-        check_generates("name", architecture)
-        return
-    with pytest.raises(Refusal) as refused:
-        check_generates("name", architecture)
-    assert (refused.value.code, refused.value.param) == ("INVALID_PARAMETER", "model")
-    assert refused.value.details == {"architecture": architecture}
-
-
 # ---------------------------------------------------------------- through a real engine process
-
-FIELDS: dict[str, Any] = {
-    "quantization": "FP16",
-    "trust_remote_code": False,
-    "threads": 1,
-    "kv_cache_mb": 8,
-    "min_context": 16,
-}
 
 
 @pytest.fixture

@@ -37,7 +37,17 @@ from steerserve.worker.observers import monitor as monitor_module
 from steerserve.worker.observers.counts import RunningCounts
 from steerserve.worker.observers.monitor import FeatureMonitor
 from steerserve.worker.sae.canonical import Sae
-from tests.worker.running import Answer, Bench, Counted, generated, random_sae, site_of, words
+from tests.worker.running import (
+    FIELDS,
+    Answer,
+    Bench,
+    Counted,
+    generated,
+    passed,
+    random_sae,
+    site_of,
+    words,
+)
 from tests.worker.saes import arrays, attaching, config_v6, reference, source, write
 
 Loaded = Callable[[str], Checkpoint]
@@ -65,11 +75,6 @@ def bench_with_contexts(
     with bench.attached(KEY, SAE):
         bench.watch(KEY, features, contexts=size)
         yield bench
-
-
-def passed(answer: Answer) -> list[int]:
-    """The tokens that the model has read by the end of an answer: all but the last sampled one."""
-    return [*answer.row.prompt, *answer.tokens][:-1]
 
 
 def states(model: Checkpoint, tokens: list[int], site: str = RESID_POST) -> np.ndarray:
@@ -717,12 +722,19 @@ def test_monitoring_changes_no_bit_of_any_logits(
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
-def test_monitoring_alone_counts_as_no_application_of_steering(llama: Checkpoint) -> None:
+def test_what_only_reads_counts_as_no_application_of_steering(llama: Checkpoint) -> None:
+    tap = Tap(KEY, None, 5, "all", False, 1 << 16)
     with monitored(Bench(llama)) as bench:
-        bench.steering.set_live(Live(1, True, {}))
-        bench.ask(1, words(30), label="a")
+        bench.steering.set_live(Live(1, True, {KEY: ONE}))
+        bench.ask(1, words(30), plan=Suppressed(), tap=tap, label="a")
+        bench.score(2, words(30))
+        bench.embed(3, words(30))
         bench.run()
         assert bench.steering.applied == {KEY: 0}
+    assert bench.records
+    assert bench.readings[1]
+    assert set(bench.scores) == {(2, 0)}
+    assert set(bench.vectors) == {(3, 0)}
 
 
 class BrokenSae(Sae):
@@ -800,15 +812,7 @@ def test_a_pass_that_fails_leaves_nothing_observed(llama: Checkpoint) -> None:
 @pytest.fixture
 async def engine(folder: Callable[[str], Path]) -> AsyncIterator[CheckpointEngine]:
     engine = await Launcher("CRITICAL", "json").launch()
-    await engine.load(
-        lambda _: None,
-        path=str(folder("llama")),
-        quantization="FP16",
-        trust_remote_code=False,
-        threads=1,
-        kv_cache_mb=8,
-        min_context=16,
-    )
+    await engine.load(lambda _: None, path=str(folder("llama")), **FIELDS)
     yield engine
     await engine.stop()
 

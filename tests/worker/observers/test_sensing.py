@@ -36,6 +36,7 @@ from tests.worker.running import (
     altered,
     hooked,
     open_checkpoint,
+    passed,
     random_sae,
     site_of,
     words,
@@ -105,11 +106,6 @@ def encoded(states: NDArray[np.float32], sae: Sae) -> NDArray[np.float32]:
     return values
 
 
-def read(answer: Answer) -> list[int]:
-    """The tokens that a model has read by the end of an answer: all but the last sampled one."""
-    return [*answer.row.prompt, *answer.tokens][:-1]
-
-
 def expected_spans(
     values: NDArray[np.float32], prompt: int, theta: float = 1.0, min_k: int = 2, skip: int = 0
 ) -> list[tuple[int, int, str, dict[int, float]]]:
@@ -137,7 +133,7 @@ def same_spans(told: SensedSpans, expected: list[tuple[int, int, str, dict[int, 
 def check(
     model: Checkpoint, told: SensedSpans, answer: Answer, sae: Sae = SAE, skip: int = 0
 ) -> None:
-    values = encoded(hidden(model, read(answer), 0), sae)
+    values = encoded(hidden(model, passed(answer), 0), sae)
     same_spans(told, expected_spans(values, len(answer.row.prompt), skip=skip))
 
 
@@ -264,7 +260,7 @@ def test_history_is_skipped_until_the_cluster_is_armed_again(llama: Checkpoint) 
         bench.run()
     told = spans_of(bench)
     check(llama, told[1, 0], first)
-    check(llama, told[2, 0], second, skip=len(read(first)))
+    check(llama, told[2, 0], second, skip=len(passed(first)))
     check(llama, told[3, 0], third)
 
 
@@ -293,7 +289,7 @@ def test_a_row_that_began_keeps_its_thresholds_and_a_disarmed_one_ends(llama: Ch
         later = bench.ask(2, words(60), label="two", max_tokens=12)
         bench.run()
         check(llama, spans_of(bench)[1, 0], rearmed)
-        values = encoded(hidden(llama, read(later), 0), SAE)
+        values = encoded(hidden(llama, passed(later), 0), SAE)
         same_spans(spans_of(bench)[2, 0], expected_spans(values, len(later.row.prompt), min_k=3))
         armed(bench)
         disarmed = bench.ask(3, words(60), label="three", max_tokens=12)
@@ -301,7 +297,7 @@ def test_a_row_that_began_keeps_its_thresholds_and_a_disarmed_one_ends(llama: Ch
         bench.sensing.arm(None, (), bench.steering)
         bench.run()
     sensed = len(disarmed.row.prompt) + 3
-    values = encoded(hidden(llama, read(disarmed), 0), SAE)[:sensed]
+    values = encoded(hidden(llama, passed(disarmed), 0), SAE)[:sensed]
     same_spans(spans_of(bench)[3, 0], expected_spans(values, len(disarmed.row.prompt)))
 
 
@@ -357,7 +353,7 @@ def test_a_pass_is_sent_to_the_host_in_one_transfer(
         answers = [bench.ask(i, words(60, i), label="r", max_tokens=40) for i in range(4)]
         monkeypatch.setattr(torch.Tensor, "cpu", counted)
         bench.run()
-    read_by_all = sum(len(read(answer)) for answer in answers)
+    read_by_all = sum(len(passed(answer)) for answer in answers)
     assert sum(transfers) == read_by_all
     assert len(transfers) <= 1 + read_by_all // 64
 
@@ -390,7 +386,7 @@ def test_active_features_are_counted_only_where_all_features_are_monitored(
         bench.watch(KEY)
         answer = bench.ask(2, words(60), label="two", max_tokens=4)
         bench.run()
-    values = encoded(hidden(llama, read(answer), 0), SAE)
+    values = encoded(hidden(llama, passed(answer), 0), SAE)
     for span in bench.spans[1].spans:
         assert span.ambient == int((values[span.start] > 0).sum())
 
@@ -418,7 +414,7 @@ def expected_edges(
 
 
 def check_edges(model: Checkpoint, told: SensedEdges, answer: Answer, one: ArmedCircuit) -> None:
-    tokens = read(answer)
+    tokens = passed(answer)
     values = {
         KEY: encoded(hidden(model, tokens, 0), SAE),
         OTHER: encoded(hidden(model, tokens, 1), OTHER_SAE),
@@ -495,7 +491,7 @@ def test_firings_with_a_kept_prefix_equal_those_without(
         answers = conversation(wide, bench)
     told = spans_of(bench)
     for i, answer in enumerate(answers):
-        skip = len(read(answers[i - 1])) if history and i else 0
+        skip = len(passed(answers[i - 1])) if history and i else 0
         check(wide, told[i, 0], answer, skip=skip)
         check_edges(wide, bench.edges[i], answer, circuit(max_events=10_000))
 

@@ -22,6 +22,7 @@ from steerserve.worker.batch import group as group_module
 from steerserve.worker.model.checkpoint import Checkpoint
 from tests.worker.models import CONTEXT, VOCABULARY
 from tests.worker.running import (
+    FIELDS,
     Bench,
     altered,
     generated,
@@ -147,36 +148,6 @@ def test_a_prompt_scored_in_parts_equals_the_whole(
     check_all(bench, 1, PROMPTS)
 
 
-@pytest.mark.parametrize("variant", IN_PARTS)
-@pytest.mark.parametrize("part", [16, 1024])
-def test_scores_and_texts_beside_each_other_are_those_of_each_alone(
-    loaded: Loaded, variant: str, part: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(group_module, "PREFILL_TOKENS", part)
-    model = loaded(variant)
-    bench = Bench(model)
-    answers = [bench.ask(1, words(20), max_tokens=24)]
-    bench.step(3)
-    bench.score(2, list(PROMPTS))
-    answers.append(bench.ask(3, words(25), max_tokens=24))
-    bench.score(4, [words(25, 3)])
-    bench.run()
-    check_all(bench, 2, PROMPTS)
-    check_all(bench, 4, [words(25, 3)])
-    assert [a.tokens for a in answers] == [generated(model, words(n), 24) for n in (20, 25)]
-
-
-def test_prompts_without_room_wait_and_each_is_scored(llama: Checkpoint) -> None:
-    prompts = [words(100 - 7 * i, i) for i in range(12)]
-    bench = Bench(llama, kv_tokens=192)
-    bench.score(1, list(prompts))
-    bench.step()
-    assert bench.batch._waiting
-    bench.run()
-    check_all(bench, 1, prompts)
-    assert bench.held_bytes == 0
-
-
 def test_a_prompt_may_leave_room_for_just_the_scored_token(llama: Checkpoint) -> None:
     ids = [5 + i % 200 for i in range(CONTEXT)]
     bench = Bench(llama)
@@ -282,13 +253,6 @@ def test_every_allowed_token_is_listed_and_normalised_over_them(
     check(found, logprobs_after(llama, words(30), allowed=allowed), len(allowed))
     assert math.fsum(math.exp(s.logprob) for s in found.top) == pytest.approx(1.0, abs=1e-5)
     assert found.best == found.top[0]
-
-
-def test_the_order_of_the_allowed_tokens_changes_nothing(llama: Checkpoint) -> None:
-    allowed = [300, 4, 77, 12]
-    one, other = (scored(llama, allowed=order) for order in (allowed, allowed[::-1]))
-    assert [s.token for s in one.top] == [s.token for s in other.top]
-    assert [s.logprob for s in one.top] == pytest.approx([s.logprob for s in other.top], abs=1e-6)
 
 
 def test_a_single_allowed_token_is_certain(llama: Checkpoint) -> None:
@@ -560,16 +524,6 @@ def test_scores_beside_steered_texts_are_bitwise_those_without_steering(
     check_all(steered, 3, PROMPTS)
 
 
-def test_scores_alone_count_as_no_application_of_steering(llama: Checkpoint) -> None:
-    bench = Bench(llama)
-    with bench.attached(KEY, SAE):
-        bench.steering.set_live(LIVE)
-        bench.score(1, list(PROMPTS))
-        bench.run()
-        assert bench.steering.applied == {KEY: 0}
-    check_all(bench, 1, PROMPTS)
-
-
 # ---------------------------------------------------------------- through a real engine process
 
 
@@ -578,15 +532,7 @@ async def test_a_stream_of_scores_tells_lengths_in_the_order_of_the_prompts(
 ) -> None:
     engine = await Launcher("CRITICAL", "json").launch()
     try:
-        await engine.load(
-            lambda _: None,
-            path=str(folder("llama")),
-            quantization="FP16",
-            trust_remote_code=False,
-            threads=1,
-            kv_cache_mb=8,
-            min_context=16,
-        )
+        await engine.load(lambda _: None, path=str(folder("llama")), **FIELDS)
         stream = engine.run(m.Scoring([m.Text(prompt) for prompt in PROMPTS], 1.0, 5, None))
         started, *rest = [event async for event in stream]
     finally:
