@@ -410,20 +410,6 @@ async def test_a_broken_checkpoint_is_refused_and_the_engine_still_answers(
     assert text_of(await events(empty, words(20))) == truth(llama, words(20))
 
 
-async def test_a_quantization_that_cannot_be_applied_is_refused(
-    empty: CheckpointEngine, folder: Folder
-) -> None:
-    fields = {**FIELDS, "quantization": "Q2"}
-    with pytest.raises(Refusal) as refused:
-        await empty.load(lambda _: None, path=str(folder("llama")), **fields)
-    assert refused.value.code == "UNSUPPORTED_QUANTIZATION"
-
-
-async def test_an_inspection_tells_the_claims(empty: CheckpointEngine, tmp_path: Path) -> None:
-    claims = (await empty.ask(m.Inspect(source=source(sae_folder(tmp_path))))).claims
-    assert (claims.d_in, claims.d_sae, claims.layer, claims.site) == (32, 64, 0, "resid_post")
-
-
 async def test_no_configuration_of_an_sae_ends_the_engine(
     empty: CheckpointEngine, tmp_path: Path
 ) -> None:
