@@ -340,6 +340,8 @@ def test_configurations_are_read(tmp_path: Path) -> None:
         ("a.json", b"", "empty"),
         ("a.json", b"{", "not valid JSON"),
         ("a.json", b"[1]", "not a JSON object"),
+        ("a.json", b"null", "not a JSON object"),
+        ("a.json", b"\xff\xfe{", "not valid JSON"),
         ("a.json", b'{"a":' * 100_000, "not valid JSON"),
         ("a.json", b'{"a": ' + b"1" * 10_000 + b"}", "not valid JSON"),
         ("a.json", b'{"a": "\xff"}', "not valid JSON"),

@@ -121,11 +121,6 @@ def test_version_6_claims_are_read_from_its_metadata(tmp_path: Path) -> None:
     assert claims.size_bytes == (tmp_path / "sae_weights.safetensors").stat().st_size
 
 
-def test_older_claims_are_read_from_the_flat_layout(tmp_path: Path) -> None:
-    claims = formats.inspect(source(write(tmp_path, config_older(), arrays("standard"))))
-    assert (claims.site, claims.layer, claims.model_name) == ("resid_pre", 8, "gpt2-small")
-
-
 LAYOUTS: dict[str, tuple[dict[str, Any], str, bool]] = {
     "older, silent: subtracts": (config_older(), "standard", True),
     "older, says no": (config_older(apply_b_dec_to_input=False), "standard", False),
@@ -265,14 +260,9 @@ def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
     assert load_code(tmp_path / "nowhere") == "SAE_LOAD_FAILED"
 
 
-@pytest.mark.parametrize(
-    "text",
-    [b"", b"{", b"[]", b"null", b"\xff\xfe{", b'{"a": ' + b"[" * 50_000, b" " * 1_000_001],
-    ids=["empty", "cut", "list", "null", "no UTF-8", "nested", "huge"],
-)
-def test_a_broken_configuration_is_refused(tmp_path: Path, text: bytes) -> None:
+def test_a_broken_configuration_is_refused(tmp_path: Path) -> None:
     folder = write(tmp_path, config_v6("standard"), arrays("standard"))
-    (folder / "cfg.json").write_bytes(text)
+    (folder / "cfg.json").write_bytes(b"{")
     assert load_code(folder) == "SAE_LOAD_FAILED"
 
 
