@@ -146,13 +146,6 @@ def test_exactly_the_positions_asked_for_that_were_read_are_listed(
     assert all(len(position["features"]) <= 2 for position in found["positions"])
 
 
-def test_a_single_token_is_read_at_the_end_of_the_prompt(steered: Running, truth: Truth) -> None:
-    ids = truth.tokens(PROMPT)
-    found = read(steered, TEXT, text({}, max_tokens=1))
-    assert places(found) == [len(ids) - 1]
-    assert read(steered, TEXT, text({"positions": "completion"}, max_tokens=1))["positions"] == []
-
-
 @pytest.mark.shows("request-activations.2", "request-activations.7")
 def test_the_tokens_are_those_of_the_prompt_then_of_the_completion(
     steered: Running, truth: Truth
@@ -206,21 +199,6 @@ def test_named_features_are_the_only_candidates_zeros_among_them(
     assert by_feature(last)[loud] == pytest.approx(float(expected[loud]), rel=0.05)
     one = read(steered, TEXT, text(asked | {"top_k": 1}))["positions"][-1]
     assert list(by_feature(one)) == [loud]
-
-
-def test_ten_features_are_given_where_no_number_was_named(steered: Running) -> None:
-    (position,) = read(steered, TEXT, text({}))["positions"]
-    assert len(position["features"]) == 10
-    (position,) = read(steered, TEXT, text({"top_k": 64}))["positions"]
-    # the SAE keeps 24 at each position
-    assert 10 < len(position["features"]) <= 24
-    assert all(value > 0 for value in by_feature(position).values())
-
-
-def test_activations_do_not_change_the_text(steered: Running) -> None:
-    body = text({"positions": "all"}, temperature=1.0, seed=5, max_tokens=20)
-    plain = {name: value for name, value in body.items() if name != FIELD}
-    assert steered.post(TEXT, body).json()["choices"] == steered.post(TEXT, plain).json()["choices"]
 
 
 # ---------------------------------------------------------------- before and after steering
@@ -384,26 +362,11 @@ def test_an_answer_that_was_not_asked_has_no_service_key(steered: Running) -> No
 
 BAD: list[tuple[Any, str]] = [
     ({"top_k": 65}, f"{FIELD}.top_k"),
-    ({"top_k": 0}, f"{FIELD}.top_k"),
-    ({"top_k": -1}, f"{FIELD}.top_k"),
-    ({"top_k": True}, f"{FIELD}.top_k"),
-    ({"top_k": 2.5}, f"{FIELD}.top_k"),
-    ({"features": []}, f"{FIELD}.features"),
-    ({"features": [-1]}, f"{FIELD}.features"),
     ({"features": [1024]}, f"{FIELD}.features"),
-    ({"features": [3, 2**40]}, f"{FIELD}.features"),
-    ({"features": 3}, f"{FIELD}.features"),
     ({"features": list(range(65))}, f"{FIELD}.top_k"),
     ({"positions": "first"}, f"{FIELD}.positions"),
-    ({"positions": ""}, f"{FIELD}.positions"),
-    ({"positions": 3}, f"{FIELD}.positions"),
-    ({"positions": [1, 2]}, f"{FIELD}.positions"),
     ({"positions": {"start": 3, "end": 3}}, f"{FIELD}.positions"),
-    ({"positions": {"start": 5, "end": 3}}, f"{FIELD}.positions"),
-    ({"positions": {"start": 3}}, f"{FIELD}.positions"),
-    ({"positions": {}}, f"{FIELD}.positions"),
     ({"read_point": "unsteered"}, f"{FIELD}.read_point"),
-    ({"read_point": "middle"}, f"{FIELD}.read_point"),
     ({"sae_id": "sae_of_nobody"}, f"{FIELD}.sae_id"),
 ]
 
@@ -418,12 +381,6 @@ def test_what_cannot_be_read_is_refused_by_its_part(
         assert (status, error["code"]) == REFUSED
         assert error["param"].startswith(FIELD)
         assert param.removeprefix(f"{FIELD}.") in error["message"]
-
-
-@pytest.mark.parametrize("asked", ["all", True, [], 3, [{"top_k": 1}]])
-def test_what_is_no_object_is_refused(steered: Running, asked: Any) -> None:
-    status, error = steered.v1_error(TEXT, text(asked))
-    assert (status, error["code"], error["param"]) == (*REFUSED, FIELD)
 
 
 @pytest.mark.shows("request-activations.10")
@@ -468,18 +425,6 @@ def test_one_sae_at_two_layers_is_read_at_the_layer_that_is_named(steered: Runni
     assert here["positions"][0]["features"] != there["positions"][0]["features"]
     _, error = steered.v1_error(TEXT, text({"layer": 99}))
     assert (error["code"], error["param"]) == (REFUSED[1], f"{FIELD}.layer")
-
-
-@pytest.mark.shows("request-activations.10")
-def test_another_sae_than_the_attached_one_is_refused_and_the_attached_is_named(
-    steered: Running,
-) -> None:
-    other = add_sae(steered, demo.saes()[-1])
-    own = steered.data("GET", "/api/saes/attachment")["sae_id"]
-    assert own != other
-    _, error = steered.v1_error(TEXT, text({"sae_id": other}))
-    assert own in str(error["details"]["attached"])
-    assert read(steered, TEXT, text({"sae_id": own}))["sae_id"] == own
 
 
 @pytest.mark.shows("request-activations.10")

@@ -90,17 +90,6 @@ def test_a_profiles_text_is_that_of_the_same_values_set_live(
     assert text(steered) == plain
 
 
-def test_a_seeded_profiles_choices_are_those_of_the_same_values_set_live(
-    steered: Running, profile: Profile
-) -> None:
-    fields = {"temperature": 1.0, "seed": 8, "n": 2}
-    steer(steered, 40)
-    expected = ask(steered, **fields).json()["choices"]
-    clear(steered)
-    found = ask(steered, profile=profile({str(FEATURE): 40}), **fields).json()["choices"]
-    assert found == expected
-
-
 @pytest.mark.shows("chat-parameters.24", "steering-dial.1")
 def test_a_profile_replaces_the_live_values_of_its_request_only(
     steered: Running, profile: Profile
@@ -112,25 +101,6 @@ def test_a_profile_replaces_the_live_values_of_its_request_only(
     assert text(steered, profile=profile({str(FEATURE): 40})) == alone
     assert steered.data("GET", STEERING) == state
     assert text(steered) == live != alone
-
-
-def test_an_empty_profile_steers_nothing(steered: Running, profile: Profile) -> None:
-    plain = text(steered)
-    steer(steered, 60)
-    assert text(steered) != plain
-    answer = ask(steered, profile=profile({}))
-    assert words(answer) == plain
-    dialed = ask(steered, profile=profile({}), steering_intensity="max")
-    assert words(dialed) == plain
-    assert DIAL not in dialed.headers
-
-
-def test_a_profile_has_an_intensity_of_its_own_until_the_request_names_one(
-    steered: Running, profile: Profile
-) -> None:
-    half = profile({str(FEATURE): 40}, intensity=0.5)
-    assert text(steered, profile=half) == with_live(steered, 20)
-    assert text(steered, profile=half, steering_intensity=1) == with_live(steered, 40)
 
 
 def test_a_profile_streams_the_same_text(steered: Running, profile: Profile) -> None:
@@ -169,13 +139,6 @@ def test_an_intensity_alone_scales_the_live_values(steered: Running) -> None:
     assert steered.data("GET", STEERING) == {"enabled": True, "values": {str(FEATURE): 40.0}}
 
 
-def test_the_echo_has_three_decimals_at_most(steered: Running, profile: Profile) -> None:
-    name = profile({str(FEATURE): 40})
-    for intensity, echo in ((1 / 3, "0.333"), (1.9996, "2"), (0.1, "0.1")):
-        answer = ask(steered, profile=name, steering_intensity=intensity, max_tokens=1)
-        assert answer.headers[DIAL] == echo
-
-
 @pytest.mark.shows("chat-parameters.15", "steering-dial.3", "limits.15")
 @pytest.mark.parametrize("off", ["off", 0, 0.0])
 def test_off_is_the_unsteered_text_byte_for_byte_while_steering_is_live(
@@ -190,17 +153,6 @@ def test_off_is_the_unsteered_text_byte_for_byte_while_steering_is_live(
     named = ask(steered, steering_intensity=off, profile=profile({str(FEATURE): 40}))
     assert words(named) == plain
     assert named.headers[DIAL] == "0"
-
-
-@pytest.mark.shows("steering-dial.3")
-def test_off_checks_no_base(steered: Running, profile: Profile) -> None:
-    plain = text(steered)
-    for name in (
-        "a profile that nobody saved",
-        profile({"4000": 1}),
-        profile({"1": 1}, sae_id="sae_of_another_model"),
-    ):
-        assert text(steered, profile=name, steering_intensity="off") == plain
 
 
 @pytest.mark.shows("steering-dial.8", "limits.1", "steering-errors.9")
@@ -243,30 +195,6 @@ def test_a_dial_alone_never_turns_on_what_an_operator_turned_off(steered: Runnin
         assert words(answer) == plain
         assert DIAL not in answer.headers
     assert steered.data("GET", STEERING) == {"enabled": False, "values": {str(FEATURE): 60.0}}
-
-
-def test_a_profile_steers_though_live_steering_is_off(steered: Running, profile: Profile) -> None:
-    expected = with_live(steered, 40)
-    steer(steered, -30, index=7)
-    steered.data("POST", f"{STEERING}/disable")
-    answer = ask(steered, profile=profile({str(FEATURE): 40}), steering_intensity=1)
-    assert words(answer) == expected
-    assert answer.headers[DIAL] == "1"
-    assert steered.data("GET", STEERING)["enabled"] is False
-
-
-@pytest.mark.shows("steering-dial.10")
-def test_a_dial_over_nothing_is_not_echoed(steered: Running) -> None:
-    for intensity in ("min", 1, "max", "off", 0):
-        assert DIAL not in ask(steered, steering_intensity=intensity, max_tokens=1).headers
-    assert DIAL not in ask(steered, max_tokens=1).headers
-
-
-@pytest.mark.shows("steering-dial.10")
-def test_an_unknown_profile_is_not_echoed(steered: Running) -> None:
-    steer(steered, 40)
-    answer = ask(steered, profile="nobody's", steering_intensity="off", max_tokens=1)
-    assert DIAL not in answer.headers
 
 
 # ---------------------------------------------------------------- refusals
@@ -313,7 +241,7 @@ def test_an_unknown_profile_is_refused_before_the_model_is_loaded(
 @pytest.mark.shows("chat-parameters.15", "steering-dial.4", "limits.15", "general-errors.11")
 @pytest.mark.parametrize(
     "intensity",
-    [2.0001, -0.0001, 3, -1, 1e308, True, False, "high", "OFF", "", "1", " min", [], {}, [1]],
+    [2.0001, True, "high", []],
 )
 def test_an_intensity_out_of_range_is_refused_by_its_name(shared: Running, intensity: Any) -> None:
     status, error = refused(shared, steering_intensity=intensity, model="nobody")
@@ -329,7 +257,7 @@ def test_an_intensity_that_is_no_finite_number_is_refused(shared: Running, numbe
     assert (status, error["code"]) == (400, "invalid_parameter")
 
 
-@pytest.mark.parametrize("name", ["", 5, True, ["a"], {"name": "a"}])
+@pytest.mark.parametrize("name", ["", 5])
 def test_a_profile_is_named_by_a_text(shared: Running, name: Any) -> None:
     status, error = refused(shared, profile=name)
     assert (status, error["code"], error["param"]) == (400, "invalid_parameter", "profile")

@@ -11,7 +11,6 @@ import httpx2
 import pytest
 
 from steerserve import demo
-from tests.near import check_same_chat
 from tests.openai.conftest import Zoo, payload
 from tests.service import Running, add_sae
 
@@ -132,34 +131,6 @@ def test_off_runs_it_unsteered_even_with_an_sae_that_is_not_attached(steered: Ru
     assert STATE not in off.headers
 
 
-def test_a_value_of_0_runs_a_text_completion_without_the_live_steering(steered: Running) -> None:
-    plain = completion(steered)
-    steer(steered, FEATURE, 60)
-    unsteered = completion(steered, sae_steering=own((0, 0)))
-    clear(steered)
-    assert words(unsteered) == words(plain)
-    assert STATE not in unsteered.headers
-
-
-@pytest.mark.parametrize("ask", [chat, completion])
-def test_without_features_the_request_is_unsteered_or_with_add_steered_live(
-    steered: Running, ask: Any
-) -> None:
-    plain = ask(steered)
-    steer(steered, FEATURE, 60)
-    live = ask(steered)
-    replaced, added = (ask(steered, sae_steering=own(mode=mode)) for mode in ("replace", "add"))
-    clear(steered)
-    assert words(live) != words(plain)
-    assert (words(replaced), words(added)) == (words(plain), words(live))
-    assert STATE not in replaced.headers
-    assert added.headers[STATE] == live.headers[STATE]
-
-
-def test_null_is_no_steering(steered: Running) -> None:
-    assert words(chat(steered, sae_steering=None)) == words(chat(steered))
-
-
 def test_every_choice_and_conversation_has_it(steered: Running) -> None:
     alone = words(chat(steered, sae_steering=own(LOOPING)))
     other = [{"role": "user", "content": "Tell me about the sea."}]
@@ -269,28 +240,8 @@ def test_scoring_and_embeddings_have_no_digest(steered: Running) -> None:
     [
         (own(*((i, 1.0) for i in range(1001))), "invalid_parameter", "sae_steering.features"),
         (own((1, 200.1)), "invalid_parameter", "sae_steering.features[0].value"),
-        (own((1, 1), (2, -201)), "invalid_parameter", "sae_steering.features[1].value"),
-        (own((-1, 1)), "invalid_parameter", "sae_steering.features[0].index"),
         (own((1024, 1)), "invalid_feature_index", "sae_steering.features[0].index"),
         (own((1, 1), (1, 2)), "invalid_parameter", "sae_steering.features[1]"),
-        (own((1, 1), mode="plus"), "invalid_parameter", "sae_steering.mode"),
-        ({}, "invalid_parameter", "sae_steering.features"),
-        ([], "invalid_parameter", "sae_steering"),
-        (
-            {"features": [{"index": 1, "strength": 2}]},
-            "invalid_parameter",
-            "sae_steering.features[0].value",
-        ),
-        (
-            {"features": [{"index": 1, "value": True}]},
-            "invalid_parameter",
-            "sae_steering.features[0].value",
-        ),
-        (
-            {"features": [{"index": 1.5, "value": 1}]},
-            "invalid_parameter",
-            "sae_steering.features[0].index",
-        ),
         (
             {"features": [{"index": 1, "value": 1, "sae_id": "sae_of_nobody"}]},
             "sae_not_attached",
@@ -305,16 +256,8 @@ def test_scoring_and_embeddings_have_no_digest(steered: Running) -> None:
     ids=[
         "too many",
         "above the bound",
-        "below the bound",
-        "a negative index",
         "past the SAE",
         "twice",
-        "another mode",
-        "no features",
-        "a list",
-        "no value",
-        "a boolean",
-        "a broken index",
         "another SAE",
         "another layer",
     ],
@@ -395,19 +338,6 @@ def test_requests_with_different_steering_at_once_are_each_as_alone(steered: Run
     states = [answer.headers[STATE] for answer in together]
     assert states == [answer.headers[STATE] for answer in alone]
     assert len(set(states)) == 32
-
-
-def test_greedy_requests_with_different_steering_share_a_batch_and_are_each_as_alone(
-    steered: Running,
-) -> None:
-    asked = [{"sae_steering": own(LOOPING)}, {"sae_steering": own(OTHER_LOOP)}, {}]
-    alone = [words(chat(steered, max_tokens=12, **one)) for one in asked]
-    assert len(set(alone)) == 3
-    with ThreadPoolExecutor(3) as pool:
-        *steering, plain = [pool.submit(chat, steered, max_tokens=12, **one) for one in asked]
-        # this steering makes the model say one word for ever, which rounding does not change
-        assert [words(run.result()) for run in steering] == alone[:2]
-        check_same_chat(steered, STORY, words(plain.result()), alone[2])
 
 
 @pytest.mark.parametrize("mode", ["replace", "add"])

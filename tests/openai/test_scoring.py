@@ -265,12 +265,6 @@ def test_every_allowed_token_is_listed_and_normalised_over_the_allowed_only(
         assert choice["logprobs"]["tokens"] == [f"token_id:{best}"]
 
 
-def test_a_single_allowed_token_is_certain(tiny: Running, truth: Truth) -> None:
-    choice = score(tiny, allowed_token_ids=[41])
-    assert by_token(choice["logprobs"]["top_logprobs"][0]) == {41: 0.0}
-    assert choice["text"] == truth.text(41)
-
-
 @pytest.mark.shows("scoring-mode.13", "chat-scoring.1")
 def test_allowed_tokens_without_logprobs_constrain_and_give_null(
     tiny: Running, truth: Truth
@@ -387,25 +381,6 @@ def test_a_conversation_that_fails_fails_the_request_and_is_named(tiny: Running)
     assert (status, error["param"]) == (400, "messages")
 
 
-def test_a_prompt_that_fails_is_named_by_its_place(tiny: Running) -> None:
-    status, error = tiny.v1_error(TEXT, text(prompt=["fish", "fish " * CONTEXT]))
-    assert (status, error["code"]) == (400, "context_length_exceeded")
-    assert error["param"] == "prompt[1]"
-
-
-def test_a_prompt_that_leaves_room_for_one_token_is_scored(tiny: Running, truth: Truth) -> None:
-    def sized(count: int) -> str:
-        prompt = "x" * (count - 1)
-        assert len(truth.tokenizer(prompt)["input_ids"]) == count
-        return prompt
-
-    assert score(tiny, prompt=sized(CONTEXT - 1))["logprobs"]
-    status, error = tiny.v1_error(TEXT, text(prompt=sized(CONTEXT)))
-    assert (status, error["code"]) == (400, "context_length_exceeded")
-    assert error["details"]["prompt_tokens"] == CONTEXT
-    assert error["details"]["max_tokens"] == 1
-
-
 # ---------------------------------------------------------------- what does not apply
 
 
@@ -420,13 +395,6 @@ def test_sampling_fields_change_no_score_and_are_reported(tiny: Running) -> None
     status, error = tiny.v1_error(TEXT, text(stop="the"), **{"X-Service-Strict": "1"})
     assert (status, error["code"]) == (400, "unused_fields_refused")
     assert error["param"] == "stop"
-
-
-@pytest.mark.shows("scoring-mode.11")
-def test_a_stop_string_does_not_cut_the_scored_token(tiny: Running) -> None:
-    best = tiny.post(TEXT, text()).json()["choices"][0]["text"]
-    again = tiny.post(TEXT, text(stop=[best])).json()["choices"][0]
-    assert again["text"] == best
 
 
 @pytest.mark.shows("seeds.7")
@@ -596,14 +564,6 @@ def test_a_score_that_cannot_be_given_is_refused_by_the_field(
     assert error["type"] == "invalid_request_error"
 
 
-@pytest.mark.shows("scoring-mode.15")
-@pytest.mark.parametrize("token", [-1, VOCABULARY, 2**31 - 1, 2**31, 10**12])
-def test_every_token_id_outside_the_vocabulary_has_the_same_code(tiny: Running, token: int) -> None:
-    status, error = tiny.v1_error(TEXT, text(allowed_token_ids=[5, token]))
-    assert (status, error["code"]) == SCORING
-    assert str(token) in error["message"]
-
-
 def test_an_empty_prompt_is_scored_after_the_beginning_and_refused_without_one(
     tiny: Running, truth: Truth
 ) -> None:
@@ -624,10 +584,3 @@ def test_a_prompt_that_becomes_no_tokens_is_refused(zoo: Zoo) -> None:
     status, error = zoo.live.v1_error(TEXT, text(model="plain", prompt=["fish", "   "]))
     assert (status, error["code"]) == SCORING
     assert error["param"] == "prompt[1]"
-
-
-def test_several_fields_that_steer_are_all_named(tiny: Running) -> None:
-    _, error = tiny.v1_error(CHAT, chat(profile="calm", steering_intensity=1))
-    assert error["details"]["fields"] == ["profile", "steering_intensity"]
-    assert "profile" in error["message"]
-    assert "steering_intensity" in error["message"]

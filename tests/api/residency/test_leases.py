@@ -159,21 +159,12 @@ def test_the_time_is_7200_seconds_unless_named_also_for_a_renewal(
 @pytest.mark.parametrize(
     ("body", "param"),
     [
-        ({}, "holder"),
         (None, "holder"),
         ([], "body"),
-        ({"reason": "r"}, "holder"),
-        ({"holder": "h"}, "reason"),
-        (TERMS | {"holder": ""}, "holder"),
         (TERMS | {"holder": "h" * 129}, "holder"),
-        (TERMS | {"holder": 7}, "holder"),
         (TERMS | {"holder": "\ud800"}, "holder"),
         (TERMS | {"reason": "r" * 513}, "reason"),
-        (TERMS | {"ttl_seconds": 0}, "ttl_seconds"),
         (TERMS | {"ttl_seconds": 7201}, "ttl_seconds"),
-        (TERMS | {"ttl_seconds": "60"}, "ttl_seconds"),
-        (TERMS | {"ttl_seconds": 60.0}, "ttl_seconds"),
-        (TERMS | {"ttl_seconds": True}, "ttl_seconds"),
         (TERMS | {"owner": "me"}, "owner"),
     ],
 )

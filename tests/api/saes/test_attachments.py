@@ -166,14 +166,6 @@ def test_an_unknown_sae_is_not_found(free: Running) -> None:
         assert free.error(method, path, body)[:2] == (404, "SAE_NOT_FOUND")
 
 
-def test_an_sae_whose_files_went_away_is_refused(free: Running, tmp_path: Path) -> None:
-    sae_id, weights = copied(free, tmp_path / "gone")
-    shutil.rmtree(weights.parent)
-    refused = free.error("POST", f"/api/saes/{sae_id}/attach", {"layer": FIRST.layer})
-    assert refused[:2] == (400, "INVALID_LOCAL_PATH")
-    free.data("DELETE", f"/api/saes/{sae_id}")
-
-
 @pytest.mark.shows("steering-errors.5")
 def test_an_sae_whose_files_were_damaged_is_refused(free: Running, tmp_path: Path) -> None:
     sae_id, weights = copied(free, tmp_path / "damaged")
@@ -182,15 +174,6 @@ def test_an_sae_whose_files_were_damaged_is_refused(free: Running, tmp_path: Pat
     assert refused[:2] == (500, "SAE_LOAD_FAILED")
     assert attachments(free)["is_attached"] is False
     free.data("DELETE", f"/api/saes/{sae_id}")
-
-
-def test_two_attaches_at_once_leave_one(free: Running) -> None:
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(lambda sae: attach(free, sae), (FIRST, LAST)))
-    found = attachments(free)
-    assert found["count"] == 1
-    statuses = sorted(sae["status"] for sae in free.data("GET", "/api/saes")["saes"])
-    assert statuses == ["attached", "cached"]
 
 
 # ---------------------------------------------------------------- several
@@ -269,25 +252,6 @@ def test_the_switch_outlasts_a_detach_until_the_last_sae_is_detached(free: Runni
     assert free.data("GET", "/api/saes/steering") == {"enabled": False, "values": {}}
 
 
-def test_what_steers_at_another_sae_is_shown_and_cleared(free: Running) -> None:
-    attach_set(free, FIRST, LAST)
-    last = add_sae(free, LAST)
-    fields = {"name": "other", "steering": {"5": 3}, "sae_id": last}
-    path = f"/api/profiles/{free.data('POST', '/api/profiles', fields, 201)['id']}"
-    try:
-        free.data("POST", f"{path}/activate")
-        others = {f"{last}@{LAST.layer}": {"5": 3.0}}
-        shown = {"enabled": True, "values": {}, "others": others}
-        assert free.data("GET", "/api/saes/steering") == shown
-        assert set_one(free, 1, 2) == shown | {"values": {"1": 2.0}}
-        cleared = free.data("DELETE", "/api/saes/steering")
-        assert cleared == {"enabled": False, "values": {}}
-        assert free.data("GET", "/api/saes/steering") == cleared
-        assert free.data("GET", "/api/profiles/active") is None
-    finally:
-        free.data("DELETE", path)
-
-
 @pytest.mark.shows("saes.12")
 def test_a_set_is_additive_and_asking_again_changes_nothing(free: Running) -> None:
     attach_set(free, FIRST)
@@ -349,30 +313,6 @@ def test_a_set_with_a_missing_member_says_which_and_attaches_nothing(free: Runni
     assert attachments(free)["count"] == 0
 
 
-def test_a_set_with_a_member_that_does_not_fit_attaches_nothing(free: Running) -> None:
-    sae_id = add_sae(free, LAST)
-    body = {"saes": [*members(free, FIRST), {"sae_id": sae_id, "layer": 99}]}
-    status, code, details = free.error("POST", "/api/saes/attach-set", body)
-    assert (status, code) == (400, "SAE_INCOMPATIBLE")
-    assert [(o["sae_id"], o["layer"]) for o in details["offenders"]] == [(sae_id, 99)]
-    assert attachments(free)["count"] == 0
-
-
-def test_a_set_of_which_one_cannot_be_read_is_taken_back(free: Running, tmp_path: Path) -> None:
-    attach(free, LAST)
-    before = set_one(free, 5, 3)
-    sae_id, weights = copied(free, tmp_path / "damaged")
-    weights.write_bytes(weights.read_bytes()[:1000])
-    body = {"saes": [*members(free, FIRST), {"sae_id": sae_id, "layer": 1}]}
-    status, code, details = free.error("POST", "/api/saes/attach-set", body)
-    assert (status, code) == (500, "SAE_LOAD_FAILED")
-    assert (details["sae_id"], details["layer"]) == (sae_id, 1)
-    assert [e["layer"] for e in attachments(free)["entries"]] == [LAST.layer]
-    assert free.data("GET", "/api/saes/steering") == before
-    assert free.data("GET", f"/api/saes/{add_sae(free, FIRST)}")["status"] == "cached"
-    free.data("DELETE", f"/api/saes/{sae_id}")
-
-
 @pytest.mark.local("each replica has reserves of its own, and the largest are told")
 @pytest.mark.shows("saes.19")
 def test_a_set_that_memory_does_not_hold_is_refused_with_figures(
@@ -393,12 +333,6 @@ def test_a_set_that_memory_does_not_hold_is_refused_with_figures(
     assert 0 < details["kv_reserve_mb"] <= whole
     assert details["working_reserve_mb"] > 0
     assert attachments(free)["count"] == 0
-
-
-def test_two_sets_at_once_are_both_attached(free: Running) -> None:
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(lambda sae: attach_set(free, sae), (FIRST, LAST)))
-    assert {e["layer"] for e in attachments(free)["entries"]} == {FIRST.layer, LAST.layer}
 
 
 @pytest.mark.shows("attachment-status.8", "saes.11")

@@ -237,34 +237,6 @@ def test_streams_and_several_prompts_are_recorded_under_their_one_id(monitored: 
     assert {r["choice"] for r in records} == {0, 1}
 
 
-def test_each_conversation_of_a_request_has_its_record(monitored: Running) -> None:
-    talk = [{"role": "user", "content": "Tell me a story."}]
-    other = [{"role": "user", "content": "Tell me about the sea."}]
-    body = {"model": demo.MODEL_NAME, "messages": talk, "max_tokens": 2}
-    answer = monitored.post("/v1/chat/completions", body | {"extra_messages": [other, talk]})
-    records = history(monitored)
-    assert {record["request_id"] for record in records} == {answer.json()["id"]}
-    assert sorted(record["choice"] for record in records) == [0, 1, 2]
-    assert all(record["fired"] for record in records)
-
-
-@pytest.mark.shows("monitoring.3")
-def test_a_restricted_record_has_exactly_its_features(monitored: Running) -> None:
-    monitored.complete("One day", max_tokens=4, temperature=0)
-    (whole,) = history(monitored)
-    loud = whole["top_k"][0]
-    silent = min(set(range(D_SAE)) - {a["feature_index"] for a in whole["activations"]})
-    features = [loud["feature_index"], silent]
-    monitored.data("POST", f"{BASE}/configure", {"features": features, "top_k": 1})
-    monitored.complete("One day", max_tokens=4, temperature=0)
-    record = history(monitored)[0]
-    assert record["activations"] == [
-        loud | {"activation": pytest.approx(loud["activation"], rel=1e-5)},
-        {"feature_index": silent, "activation": 0.0},
-    ]
-    assert record["top_k"] == record["activations"][:1]
-
-
 def test_records_can_be_asked_for_the_values_of_a_few_features(monitored: Running) -> None:
     monitored.complete("One day", max_tokens=4, temperature=0)
     (whole,) = history(monitored)
@@ -298,27 +270,6 @@ def test_scoring_and_embeddings_are_never_recorded(monitored: Running) -> None:
     monitored.post("/v1/embeddings", {"model": demo.MODEL_NAME, "input": "One day"})
     assert history(monitored) == []
     assert statistics(monitored)["features"] == []
-
-
-@pytest.mark.shows("monitoring.4")
-def test_while_disabled_nothing_is_recorded(monitored: Running) -> None:
-    monitored.data("POST", f"{BASE}/enable", {"enabled": False})
-    monitored.complete("One day", max_tokens=3)
-    assert history(monitored) == []
-    monitored.data("POST", f"{BASE}/enable", {"enabled": True})
-    monitored.complete("One day", max_tokens=3)
-    assert len(history(monitored)) == 1
-
-
-def test_monitoring_does_not_change_a_greedy_or_seeded_text(steered: Running) -> None:
-    def texts() -> list[str]:
-        fields = ({"temperature": 0}, {"temperature": 1.0, "seed": 7})
-        answers = [steered.complete("One day", max_tokens=24, **one) for one in fields]
-        return [answer["choices"][0]["text"] for answer in answers]
-
-    before = texts()
-    steered.data("POST", f"{BASE}/configure", {})
-    assert texts() == before
 
 
 # ---------------------------------------------------------------- statistics
@@ -376,28 +327,6 @@ def test_a_reset_begins_anew(monitored: Running) -> None:
 
 
 # ---------------------------------------------------------------- what changes under it
-
-
-def test_a_detach_ends_it_and_the_records_stay(monitored: Running) -> None:
-    monitored.data("POST", f"{BASE}/configure", {"features": [3]})
-    answer = monitored.complete("One day", max_tokens=2)
-    history(monitored)
-    sae_id = monitored.data("GET", BASE)["sae_id"]
-    monitored.data("POST", f"/api/saes/{sae_id}/detach")
-    state = monitored.data("GET", BASE)
-    assert (state["enabled"], state["sae_attached"], state["history_count"]) == (False, False, 1)
-    monitored.data("POST", f"/api/saes/{sae_id}/attach", {"layer": FIRST.layer})
-    state = monitored.data("GET", BASE)
-    assert (state["enabled"], state["monitored_features"]) == (False, [])
-    monitored.complete("One day", max_tokens=2)
-    assert [r["request_id"] for r in history(monitored)] == [answer["id"]]
-    assert statistics(monitored) == {
-        "features": [],
-        "total_activations": 0,
-        "tokens": 0,
-        "lost_requests": 0,
-        "since": None,
-    }
 
 
 def test_no_text_is_kept_unless_the_operator_wants_it(monitored: Running) -> None:

@@ -146,27 +146,6 @@ def test_a_document_is_refused_with_status_200(
     assert unattached.data("GET", "/api/circuits")["total"] == 0
 
 
-def test_a_narrative_may_have_any_characters(unattached: Running) -> None:
-    content = document(narrative="one\u2028two\x0b")
-    made = unattached.data("POST", "/api/circuits/import", content)
-    assert made["description"] == "one\ufffdtwo\ufffd"
-    assert unattached.data("GET", f"/api/circuits/{made['id']}/export") == content
-
-
-def test_a_kind_and_a_version_that_are_null_count_as_missing(unattached: Running) -> None:
-    nulls = document(kind=None, schema_version=None)
-    made = unattached.data("POST", "/api/circuits/import", nulls)
-    assert unattached.data("GET", f"/api/circuits/{made['id']}/export") == nulls
-
-
-def test_a_document_that_is_nested_too_deep_is_refused(unattached: Running) -> None:
-    deep: Any = 1
-    for _ in range(40):
-        deep = [deep]
-    refused = failed(unattached, "POST", "/api/circuits/import", document(later=deep))
-    assert refused[0] == "VALIDATION_ERROR"
-
-
 def test_a_name_that_is_taken_is_renamed_or_refused(unattached: Running) -> None:
     names = [unattached.data("POST", "/api/circuits/import", document())["name"] for _ in range(3)]
     assert names == ["rain to umbrella", "rain to umbrella (2)", "rain to umbrella (3)"]
@@ -287,21 +266,6 @@ def test_a_deactivation_removes_only_the_values_of_the_circuit(live: Running) ->
     live.data("DELETE", "/api/saes/steering")
 
 
-def test_each_change_of_a_circuit_is_one_step_of_the_epoch(live: Running) -> None:
-    circuit_id = imported(live)
-
-    def step(work: Any) -> int:
-        before = live.service.owners.steering.live.epoch
-        work()
-        return live.service.owners.steering.live.epoch - before
-
-    assert step(lambda: activated(live, circuit_id)) == 1
-    assert step(lambda: activated(live, circuit_id)) == 0
-    assert step(lambda: live.data("PUT", "/api/circuits/active/intensity", {"intensity": 0.5})) == 1
-    assert step(lambda: live.data("POST", f"/api/circuits/{circuit_id}/deactivate")) == 1
-    assert step(lambda: live.data("POST", f"/api/circuits/{circuit_id}/deactivate")) == 0
-
-
 # ------------------------------------------------------------------ gates
 
 
@@ -320,12 +284,6 @@ def test_a_circuit_below_rung_2_serves_only_when_acknowledged(live: Running, run
     assert details["next_step"]
     assert steered(live) == {LOW.layer: {}, HIGH.layer: {}}
     assert activated(live, circuit_id, acknowledge_unvalidated=True)["acknowledged_unvalidated"]
-
-
-@pytest.mark.parametrize("rung", [2, 3])
-def test_a_validated_circuit_needs_no_acknowledgement(live: Running, rung: int) -> None:
-    answer = activated(live, imported(live, rung=rung), acknowledge_unvalidated=True)
-    assert answer["acknowledged_unvalidated"] is False
 
 
 def test_evidence_is_asked_for_before_the_saes(unattached: Running) -> None:
@@ -622,21 +580,6 @@ def test_only_one_slice_serves_at_a_time(half: Running) -> None:
     assert steered(half) == {LOW.layer: {"70": 8.0}}
 
 
-def test_a_slice_serves_beside_a_whole_circuit_on_another_layer(
-    live: Running, demo_saes: list[str]
-) -> None:
-    whole = imported(live, name="whole", **at(LOW.layer, 1))
-    activated(live, whole, acknowledge_unvalidated=True)
-    cut = [
-        {"layer": HIGH.layer, "feature": feature(2)},
-        {"layer": 4, "feature": feature(3)},
-    ]
-    answer = activated(live, imported(live, name="cut", members=cut))
-    assert (answer["serving_mode"], answer["slice_layer"]) == ("slice_fallback", HIGH.layer)
-    assert steered(live) == {LOW.layer: {"1": 8.0}, HIGH.layer: {"2": 8.0}}
-    assert len(live.data("GET", "/api/circuits/active")) == 2
-
-
 @pytest.mark.parametrize("way_out", ["cluster", "another cluster", "clear", "detach", "delete"])
 def test_a_slice_ends_with_its_cluster(half: Running, demo_saes: list[str], way_out: str) -> None:
     circuit_id = imported(half)
@@ -657,19 +600,6 @@ def test_a_slice_ends_with_its_cluster(half: Running, demo_saes: list[str], way_
             half.data("DELETE", f"/api/clusters/{cluster_id}")
     assert half.data("GET", "/api/circuits/active") == []
     assert half.data("GET", "/api/circuits/claims") == []
-
-
-def test_a_whole_circuit_replaces_its_slice_once_its_saes_are_there(
-    half: Running, demo_saes: list[str]
-) -> None:
-    circuit_id = imported(half)
-    activated(half, circuit_id)
-    attach(half, demo_saes)
-    answer = activated(half, circuit_id)
-    assert (answer["serving_mode"], answer["steering"]) == ("full", True)
-    assert half.data("GET", "/api/clusters")["active_cluster_id"] is None
-    assert steered(half) == {LOW.layer: {"70": 8.0}, HIGH.layer: {"31": -6.0}}
-    assert len(half.data("GET", "/api/circuits/claims")) == 2
 
 
 # ------------------------------------------------------------------ intensity
@@ -708,18 +638,6 @@ def test_a_new_intensity_is_live_at_once_and_absolute(live: Running) -> None:
     # the intensity is kept for the next activation
     live.data("POST", f"/api/circuits/{circuit_id}/deactivate")
     assert activated(live, circuit_id)["applied_per_layer"][str(LOW.layer)] == {"70": 1.6}
-
-
-def test_an_activation_uses_the_saved_intensity_and_not_that_of_the_document(live: Running) -> None:
-    circuit_id = imported(live)
-    activated(live, circuit_id)
-    live.data("PUT", "/api/circuits/active/intensity", {"intensity": 0.5, "reapply": False})
-    live.data("POST", f"/api/circuits/{circuit_id}/deactivate")
-    answer = activated(live, circuit_id)
-    assert (answer["intensity"], answer["warnings"]) == (0.5, [])
-    assert steered(live) == {LOW.layer: {"70": 4.0}, HIGH.layer: {"31": -3.0}}
-    exported = live.data("GET", f"/api/circuits/{circuit_id}/export")
-    assert exported["budget"]["intensity"] == 1.0
 
 
 @pytest.mark.parametrize(("asked", "held"), [(2.0, 1.4), (0.1, 0.2), (0.0, 0.0)])

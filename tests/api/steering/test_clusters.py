@@ -249,17 +249,6 @@ def test_a_narrative_may_have_any_characters_and_is_shown_without_control_charac
     assert empty.data("GET", f"{CLUSTERS}/{profile_id}/export") == document
 
 
-@pytest.mark.parametrize("declared", [[], [1.0], ["a", 2], [0.5, 1, 2], "wide", [None, 1], None])
-def test_a_range_of_another_form_counts_as_not_declared(empty: Running, declared: Any) -> None:
-    imported(empty, MINIMAL | {"budget": {"intensity_range": declared}})
-    assert one(empty)["intensity_range"] is None
-
-
-def test_a_swapped_range_is_put_in_order(empty: Running) -> None:
-    imported(empty, MINIMAL | {"budget": {"intensity_range": [1.6, 0.4]}})
-    assert one(empty)["intensity_range"] == [0.4, 1.6]
-
-
 @pytest.mark.shows("clusters.3")
 def test_each_definition_of_a_bundle_is_imported_on_its_own(empty: Running) -> None:
     imported(empty, MINIMAL)
@@ -282,22 +271,10 @@ def test_each_definition_of_a_bundle_is_imported_on_its_own(empty: Running) -> N
     assert empty.data("GET", CLUSTERS)["active_cluster_id"] is None
 
 
-def test_nothing_of_a_bundle_is_activated(empty: Running) -> None:
-    item = imported(empty, {"definitions": [MINIMAL]}, "?activate=true")
-    assert item["status"] == "imported"
-    assert one(empty)["is_active"] is False
-
-
 def test_a_document_that_leaves_out_its_kind_is_recognised_by_its_parts(empty: Running) -> None:
     bare = {key: value for key, value in MINIMAL.items() if key != "kind"}
     assert imported(empty, bare)["status"] == "imported"
     assert empty.data("POST", f"{CLUSTERS}/import", {"definitions": [bare]})["imported"] == 1
-
-
-def test_a_long_name_is_shortened_for_its_number(empty: Running) -> None:
-    name = "n" * 120
-    names = [imported(empty, MINIMAL | {"name": name})["name"] for _ in range(2)]
-    assert names == [name, "n" * 116 + " (2)"]
 
 
 @pytest.mark.parametrize(
@@ -682,14 +659,6 @@ def test_the_dial_of_a_cluster_has_its_range(empty: Running, asked: Any, echoed:
 def test_a_cluster_without_a_range_has_the_configured_one(empty: Running) -> None:
     imported(empty, MINIMAL, "?activate=true")
     for asked, echoed in (("min", "0.5"), ("max", "1.5"), (2, "1.5"), (0.2, "0.2")):
-        assert dialed(empty, steering_intensity=asked) == echoed
-
-
-@pytest.mark.shows("steering-dial.5")
-def test_a_declared_range_counts_between_0_and_2_only(empty: Running) -> None:
-    budget = WEATHER["budget"] | {"intensity_range": [0.4, 7.0]}
-    imported(empty, WEATHER | {"budget": budget}, "?activate=true")
-    for asked, echoed in (("max", "2"), (2, "2"), ("min", "0.4")):
         assert dialed(empty, steering_intensity=asked) == echoed
 
 
