@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from steerserve import demo
-from tests.openai.conftest import POISON, Zoo
+from tests.openai.conftest import Zoo
 from tests.service import Running
 
 TEXT = "/v1/completions"
@@ -131,14 +131,6 @@ def test_without_a_token_to_follow_the_answer_is_the_prompt(tiny: Running) -> No
     assert same["choices"] == answer["choices"]
 
 
-def test_each_of_several_prompts_is_scored(tiny: Running, truth: Truth) -> None:
-    prompts = [*PROMPTS, "the"]
-    choices = tiny.post(TEXT, body(prompt=prompts)).json()["choices"]
-    assert [choice["index"] for choice in choices] == [0, 1, 2]
-    for choice, prompt in zip(choices, prompts, strict=True):
-        check(choice, truth, prompt, top=3, off=1e-3)
-
-
 def test_prompts_as_token_ids_have_the_log_likelihoods_of_the_model(
     tiny: Running, truth: Truth
 ) -> None:
@@ -214,27 +206,6 @@ def test_keys_by_token_id_and_prompts_as_written(tiny: Running, truth: Truth) ->
         assert all(key.startswith("token_id:") for key in listed)
 
 
-def test_with_no_alternatives_the_tokens_have_their_scores_alone(tiny: Running) -> None:
-    three, none = echoed(tiny)["logprobs"], echoed(tiny, logprobs=0)["logprobs"]
-    assert none["token_logprobs"] == three["token_logprobs"]
-    assert none["top_logprobs"] == [None] + [{}] * (len(none["tokens"]) - 1)
-
-
-def test_a_seed_is_accepted_and_changes_nothing(tiny: Running) -> None:
-    answer = tiny.post(TEXT, body(seed=1234, stop=[]))
-    assert answer.headers["x-service-seed"] == "1234;scope=request"
-    assert answer.json()["choices"] == [echoed(tiny)]
-
-
-def test_the_live_steering_reaches_no_score(steered: Running) -> None:
-    asked = {"model": demo.MODEL_NAME, "prompt": STORY}
-    plain = echoed(steered, **asked)
-    steered.data("POST", "/api/saes/steering", {"feature_idx": 17, "value": 60})
-    same = echoed(steered, **asked)
-    steered.data("DELETE", "/api/saes/steering")
-    assert same == plain
-
-
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -270,17 +241,3 @@ def test_without_log_probabilities_it_is_reported_or_refused(tiny: Running) -> N
     status, error = tiny.v1_error(TEXT, asked, **{"x-service-strict": "true"})
     assert (status, error["code"], error["param"]) == (400, "unused_fields_refused", "echo")
     assert "x-service-ignored-fields" not in tiny.post(TEXT, asked | {"echo": False}).headers
-
-
-def test_logits_that_are_no_numbers_inside_the_prompt_are_refused(zoo: Zoo) -> None:
-    zoo.load("poisoned")
-    asked = body(model="poisoned", prompt=f"the {POISON} boats")
-    status, error = zoo.live.v1_error(TEXT, asked)
-    assert (status, error["code"]) == (500, "non_finite_logits")
-
-
-def test_an_answer_with_too_many_scores_is_refused(shared: Running) -> None:
-    prompts = [STORY * 60] * 10
-    asked = body(model=demo.MODEL_NAME, prompt=prompts, logprobs=20)
-    status, error = shared.v1_error(TEXT, asked)
-    assert (status, error["code"], error["param"]) == (400, "invalid_parameter", "echo")

@@ -118,17 +118,6 @@ def test_a_vector_ends_with_what_it_was_asked_of_and_is_never_steered(steered: R
     assert steered.data("GET", "/api/saes/attachment")["steering_apply_count"] == applied
 
 
-@pytest.mark.shows("request-validation.4", "request-validation.5", "request-validation.2")
-def test_unused_fields_are_reported_and_refused_in_strict_mode(shared: Running) -> None:
-    body = embedding(user="u", temperature=1, stream=False)
-    answer = shared.post(EMBED, body)
-    assert answer.headers["x-service-ignored-fields"] == "user, temperature, stream"
-    assert "x-service-ignored-fields" not in shared.post(EMBED, embedding()).headers
-    status, error = shared.v1_error(EMBED, body, **{"X-Service-Strict": "true"})
-    assert (status, error["code"]) == (400, "unused_fields_refused")
-    assert error["details"]["fields"] == ["user", "temperature", "stream"]
-
-
 REFUSALS: list[tuple[dict[str, Any], tuple[int, str], str | None]] = [
     ({"input": ""}, INVALID, "input"),
     ({"input": []}, INVALID, "input"),
@@ -239,16 +228,6 @@ def test_a_resident_encoder_refuses_all_else_and_keeps_embedding(zoo: Zoo) -> No
     assert record["supports_embeddings"] is True
     assert record["architecture"] == "BertModel"
     assert record["embedding_only"] is True
-
-
-def test_no_sae_can_be_attached_to_an_encoder(zoo: Zoo) -> None:
-    zoo.load("bert")
-    sae = demo.saes()[0]
-    made = zoo.live.data("POST", "/api/saes/download", {"local_path": str(sae.path)}, 202)
-    status, code, _ = zoo.live.error("POST", f"/api/saes/{made['sae_id']}/attach", {"layer": 0})
-    assert (status, code) == (400, "SAE_INCOMPATIBLE")
-    zoo.live.data("DELETE", f"/api/saes/{made['sae_id']}")
-    assert len(vectors(zoo.live, "fish", model="bert")) == 1
 
 
 # ---------------------------------------------------------------- a real sentence encoder

@@ -206,7 +206,7 @@ def test_auto_waits_for_a_model_that_is_being_loaded_and_is_busy_for_another(zoo
 
 @pytest.mark.shows("load-policy.6", "general-errors.11")
 @pytest.mark.parametrize("path", ROUTES)
-@pytest.mark.parametrize("value", ["", "never", "refuse, auto", "refuse;q=1", "0", "true"])
+@pytest.mark.parametrize("value", ["", "refuse, auto"])
 def test_any_other_value_is_refused_by_the_header(tiny: Zoo, path: str, value: str) -> None:
     for model in ("tiny", "plain"):
         status, error = refused(tiny.live, path, model, **{POLICY: value})
@@ -344,15 +344,3 @@ def test_a_leased_model_is_replaced_by_its_holder_only(tiny: Zoo) -> None:
             assert ask(tiny.live, path, "tiny").status_code == 200
         assert ask(tiny.live, "/v1/embeddings", "plain", **{LEASE: lease}).status_code == 200
     assert tiny.resident() == "plain"
-
-
-@pytest.mark.shows("model-errors.8")
-def test_a_locked_and_leased_model_is_said_to_be_leased(tiny: Zoo) -> None:
-    path = f"/api/models/{tiny.ids['tiny']}"
-    tiny.live.data("POST", f"{path}/lock")
-    try:
-        with leased(tiny, "tiny"):
-            status, error = refused(tiny.live, ROUTES[0], "plain")
-            assert (status, error["code"]) == (409, "model_leased")
-    finally:
-        tiny.live.data("POST", f"{path}/unlock")

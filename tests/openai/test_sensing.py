@@ -239,26 +239,6 @@ def test_a_profile_route_tells_too_whether_an_activated_cluster_is_sensed(
     assert done["sensing_armed"] is False
 
 
-def test_an_active_cluster_that_cannot_be_armed_is_refused_with_the_reason(
-    sensed: tuple[Running, str],
-) -> None:
-    live, _ = sensed
-    unarmable = {"name": "no peaks", "members": [{"feature_idx": 1, "strength": 1}]}
-    made = live.data("POST", "/api/clusters/import?activate=true", unarmable)
-    cluster_id = made["results"][0]["profile_id"]
-    try:
-        status, code, details = live.error("POST", f"{SENSING}/{cluster_id}/enable")
-        assert (status, code) == (422, "VALIDATION_ERROR")
-        assert details["profile_id"] == cluster_id
-        assert "max_activation" in details["reason"]
-        expected = {"loc": ["path", "profile_id"], "msg": details["reason"]}
-        assert details["errors"] == [expected]
-        enabled = live.data("GET", f"{SENSING}/status")["enabled_clusters"]
-        assert {"id": cluster_id, "name": "no peaks", "is_active": True} in enabled
-    finally:
-        live.data("DELETE", f"/api/clusters/{cluster_id}")
-
-
 @pytest.mark.shows("cluster-sensing.7")
 def test_a_quorum_is_kept_beside_the_document(sensed: tuple[Running, str]) -> None:
     live, cluster_id = sensed
@@ -297,35 +277,6 @@ WAYS: dict[str, Callable[[Running, str], Any]] = {
         "POST", f"/api/saes/{live.data('GET', '/api/saes/attachment')['sae_id']}/detach"
     ),
 }
-
-
-@pytest.mark.parametrize("way", list(WAYS))
-def test_after_every_way_out_nothing_is_sensed(sensed: tuple[Running, str], way: str) -> None:
-    live, cluster_id = sensed
-    WAYS[way](live, cluster_id)
-    request_id, _ = ask(live, PROMPTS[0])
-    assert of_request(events(live), request_id) == []
-    assert not live.data("GET", f"{SENSING}/status")["armed"]
-
-
-def test_scoring_and_embeddings_leave_no_events(sensed: tuple[Running, str]) -> None:
-    live, _ = sensed
-    before = len(events(live))
-    body = {"model": demo.MODEL_NAME, "prompt": PROMPTS[0], "max_tokens": 1, "logprobs": 2}
-    assert live.post("/v1/completions", body).status_code == 200
-    body = {"model": demo.MODEL_NAME, "input": PROMPTS[0]}
-    assert live.post("/v1/embeddings", body).status_code == 200
-    assert len(events(live)) == before
-
-
-def test_a_second_turn_reports_only_what_is_new(sensed: tuple[Running, str]) -> None:
-    live, _ = sensed
-    _, text = ask(live, PROMPTS[0])
-    first = max(event["pos_end"] for event in events(live))
-    request_id, _ = ask(live, PROMPTS[0] + text + " Then the birds sang by the sea.")
-    told = of_request(events(live), request_id)
-    assert told
-    assert all(event["pos_start"] > first for event in told)
 
 
 @pytest.mark.parametrize("stream", [False, True])
