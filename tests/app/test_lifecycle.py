@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -22,7 +22,6 @@ import pytest
 
 from steerserve import demo
 from steerserve.engines.checkpoint.process import ENGINE, NAMES
-from steerserve.errors import Refusal
 from tests.conftest import Start
 from tests.described import Held
 from tests.service import ANSWER_SECONDS, ONE_REPLICA, Running, add_sae, load_demo
@@ -350,21 +349,6 @@ def test_a_killed_engine_costs_only_the_requests_in_flight(start: Start) -> None
         # the SAE was attached and its values were set again before the request was served
         assert live.data("GET", f"/api/saes/{sae_id}")["status"] == "attached"
         assert live.data("GET", "/api/saes/steering") == {"enabled": True, "values": {"1": 1.0}}
-
-
-@pytest.mark.shows("model-errors.4")
-def test_a_request_whose_engine_ended_before_it_began_finds_no_loaded_model(
-    shared: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def ended(*_: Any, **__: Any) -> AsyncIterator[Any]:
-        raise Refusal("MODEL_NOT_LOADED", "the engine has ended")
-        yield
-
-    resident = shared.service.owners.conductor.loaded()
-    monkeypatch.setattr(resident.held(), "generate", ended)
-    answer = shared.http.post("/v1/completions", json=LONG | {"max_tokens": 1})
-    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "model_not_loaded")
-    assert int(answer.headers["retry-after"]) == 30
 
 
 # ---------------------------------------------------------------- clients that go away

@@ -301,13 +301,6 @@ def test_answers_have_no_keys_that_the_request_did_not_ask_for(shared: Running) 
         assert all(set(chunk["choices"][0]) == choice for chunk in [*chunks, last])
 
 
-@pytest.mark.shows("chat-parameters.20")
-def test_the_fingerprint_names_model_dtype_and_engine(shared: Running) -> None:
-    answer = shared.complete("One day", max_tokens=1)
-    fingerprint = answer["system_fingerprint"]
-    assert fingerprint == f"service:{MODEL}@unrecorded:bfloat16/FP16:transformers"
-
-
 @pytest.mark.shows("inference.4", "inference.5", "overview.3")
 def test_models_are_listed_by_name(shared: Running) -> None:
     listed = shared.http.get("/v1/models").json()

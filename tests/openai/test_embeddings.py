@@ -21,7 +21,6 @@ EMBED = "/v1/embeddings"
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
 INVALID = (400, "invalid_parameter")
-NOT_HONOURED = (400, "field_not_honoured")
 TOO_LONG = (400, "context_length_exceeded")
 TEXTS = ["One day", "The old fisherman walked down to the sea.", "Snow"]
 HIDDEN = 192
@@ -95,14 +94,6 @@ def test_a_list_gives_the_vectors_of_its_texts_in_its_order(shared: Running) -> 
         (alone,) = vectors(shared, text)
         assert off(found, torch.tensor(alone)) < 0.02
         assert vectors(shared, [text]) == [alone]
-
-
-def test_as_many_texts_as_allowed_have_a_vector_each(shared: Running) -> None:
-    texts = ["Snow", "The sea"] * 64
-    found = vectors(shared, texts)
-    assert len(found) == 128
-    assert off(found[0], torch.tensor(found[1])) > 0.05
-    assert off(found[126], torch.tensor(found[0])) < 0.02
 
 
 @pytest.mark.shows("inference.3", "embeddings.2", "overview.9")

@@ -458,29 +458,3 @@ def test_a_value_that_means_no_change_is_accepted_everywhere(
     assert "x-service-ignored-fields" not in answer.headers
     plain = {name: value for name, value in body.items() if name not in fields}
     assert set(answer.json()) == set(shared.post(path, plain).json())
-
-
-@pytest.mark.shows("chat-parameters.6")
-def test_several_choices_are_not_streamed(shared: Running) -> None:
-    body = {"model": demo.MODEL_NAME, "n": 2, "stream": True} | BODIES[CHAT]
-    status, error = shared.v1_error(CHAT, body)
-    assert (status, error["code"], error["param"]) == (400, "invalid_parameter", "n")
-
-
-@pytest.mark.shows("request-validation.14")
-@pytest.mark.parametrize("field", ["profile", "steering_intensity"])
-def test_what_steers_is_refused_on_a_scored_chat_before_a_model_is_sought(
-    shared: Running, field: str
-) -> None:
-    fields = {field: ASKED[field][field], "logprobs": True, "max_tokens": 1}
-    status, error = shared.v1_error(CHAT, {"model": "nobody"} | BODIES[CHAT] | fields)
-    assert (status, error["code"], error["param"]) == (400, "field_not_honoured", field)
-
-
-def test_every_field_that_is_not_honoured_is_named_at_once(shared: Running) -> None:
-    unhonoured = [name for name in HONOURED if TEXT not in HONOURED[name]]
-    fields = {name: ASKED[name][name] for name in unhonoured}
-    status, error = shared.v1_error(TEXT, {"model": "nobody"} | BODIES[TEXT] | fields)
-    assert (status, error["code"]) == (400, "field_not_honoured")
-    assert error["details"]["fields"] == unhonoured
-    assert all(name in error["message"] for name in unhonoured)

@@ -113,14 +113,6 @@ def test_a_stop_string_ends_the_work_on_a_stream(shared: Running, path: str) -> 
     assert last["usage"]["completion_tokens"] <= 20
 
 
-@pytest.mark.shows("chat-parameters.8")
-def test_two_different_lengths_are_refused_with_both_names(shared: Running) -> None:
-    status, error = shared.v1_error(CHAT, chat(max_tokens=3, max_completion_tokens=4))
-    assert (status, error["code"]) == (400, "invalid_parameter")
-    for name in ("max_tokens", "max_completion_tokens"):
-        assert name in error["message"].split()
-
-
 @pytest.mark.shows("text-completions.1")
 @pytest.mark.parametrize(
     ("name", "value"),

@@ -15,7 +15,6 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from steerserve import demo
-from tests.conftest import Start
 from tests.openai.conftest import Zoo, payload, until_idle
 from tests.service import Running
 
@@ -347,17 +346,6 @@ def test_a_pattern_that_cannot_be_compiled_is_named_before_a_model_is_loaded(
     (found,) = error["details"]["unsupported"]
     assert (found["keyword"], found["pointer"]) == ("pattern", "/properties/p/pattern")
     assert zoo.resident() is None
-
-
-@pytest.mark.shows("structured-output.6", "continuous-batching.2")
-def test_a_server_that_batches_continuously_refuses_every_constraint(start: Start) -> None:
-    with start(enable_continuous_batching=True) as live:
-        for wanted in (OBJECT, schema_format(PET)):
-            status, error = live.v1_error(CHAT, chat(wanted))
-            assert (status, error["code"], error["param"]) == (*UNSUPPORTED, "response_format")
-            assert "continuous batching" in error["message"]
-        status, error = live.v1_error(CHAT, chat({"type": "text"}))
-        assert (status, error["code"]) == (404, "model_not_found")
 
 
 # ---------------------------------------------------------------- hostile schemas

@@ -81,10 +81,6 @@ def test_what_the_operator_says_wins_over_the_files(free: Running) -> None:
     assert attached["dtype"] == "float16"
 
 
-def test_the_self_check_can_be_left_out(free: Running) -> None:
-    assert attach(free, FIRST, check=False)["check"] == {}
-
-
 @pytest.mark.parametrize(
     "body",
     [

@@ -569,17 +569,6 @@ def test_the_cluster_of_a_slice_stays_where_an_operator_uses_it(half: Running, k
     assert (left["id"], left["is_active"]) == (cluster["id"], keeps == "activated")
 
 
-def test_only_one_slice_serves_at_a_time(half: Running) -> None:
-    activated(half, imported(half, name="first"))
-    second = imported(half, name="second", low=9)
-    path = f"/api/circuits/{second}/activate?allow_layer_overlap=true"
-    code, details = failed(half, "POST", path)
-    assert code == "CIRCUIT_LAYER_CONTENTION"
-    assert details["reason"] == "slice_fallback_is_single_active"
-    assert details["overridable"] is False
-    assert steered(half) == {LOW.layer: {"70": 8.0}}
-
-
 @pytest.mark.parametrize("way_out", ["cluster", "another cluster", "clear", "detach", "delete"])
 def test_a_slice_ends_with_its_cluster(half: Running, demo_saes: list[str], way_out: str) -> None:
     circuit_id = imported(half)

@@ -154,15 +154,6 @@ def test_without_a_model_nothing_attaches(start: Start) -> None:
         )
 
 
-def test_a_second_attach_replaces_the_first_and_says_what_it_cleared(steered: Running) -> None:
-    set_one(steered, 3, 10)
-    second = add_sae(steered, LAST)
-    attached = steered.data("POST", f"/api/saes/{second}/attach", {"layer": LAST.layer})
-    assert any("replaced" in warning for warning in attached["warnings"])
-    assert steered.data("GET", "/api/saes/attachment")["sae_id"] == second
-    assert steered.data("GET", STEERING) == {"enabled": False, "values": {}}
-
-
 # ---------------------------------------------------------------- steering
 
 
