@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer
@@ -19,8 +20,8 @@ def tokenizer() -> Tokenizer:
     return Tokenizer.from_file(str(demo.MODEL_DIR / "tokenizer.json"))
 
 
-def text_of(answer: dict) -> str:
-    return answer["choices"][0]["text"]
+def text_of(answer: dict[str, Any]) -> str:
+    return str(answer["choices"][0]["text"])
 
 
 @pytest.mark.shows("inference.2", "overview.3")

@@ -8,6 +8,7 @@ import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -246,7 +247,9 @@ def test_a_quantization_the_engine_cannot_apply_is_refused_before_anything(start
         ({"source": "local", "local_path": str(demo.MODEL_DIR)}, 409, "MODEL_ALREADY_EXISTS"),
     ],
 )
-def test_a_bad_registration_is_refused(shared: Running, body: dict, status: int, code: str) -> None:
+def test_a_bad_registration_is_refused(
+    shared: Running, body: dict[str, Any], status: int, code: str
+) -> None:
     assert shared.error("POST", "/api/models", body)[:2] == (status, code)
 
 
@@ -330,7 +333,7 @@ def test_a_folder_changed_after_registration_is_checked_again(start: Start, tmp_
 async def test_events_tell_a_load_and_an_unload(start: Start) -> None:
     with start() as live:
         model_id = add_demo(live)
-        seen: list[tuple[str, dict]] = []
+        seen: list[tuple[str, dict[str, Any]]] = []
         client = socketio.AsyncSimpleClient()
         await client.connect(live.url, transports=["websocket"])
         try:
