@@ -64,9 +64,9 @@ class DialBase:
 class Plan:
     """`overlay` replaces the live values of every attached SAE for one request; with None the request follows the live
     values. `echo` is the intensity to report, None where the dial changes nothing. `rung` is the evidence of the one
-    circuit that steers the request; None where no circuit does, or several do. `edits` are the edits that add no values,
-    in their sorted order. `is_own` says that the request brought its steering, and keeps it to its end whatever an
-    operator changes meanwhile."""
+    circuit that steers the request; None where no circuit does, or several do. `edits` are the edits that add no
+    values, in their sorted order. `is_own` says that the request brought its steering, and keeps it to its end whatever
+    an operator changes meanwhile."""
 
     overlay: Mapping[str, Values] | None = None
     echo: float | None = None

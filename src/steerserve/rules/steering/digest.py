@@ -2,8 +2,9 @@
 
 The digest is the SHA-256 of a canonical JSON document: the model, and for each value that is added the SAE, its layer,
 its site, the index of the feature, and the value. Edits that add no values are there by their targets and strengths, so
-that two kinds of edit that do the same, such as `ablate` and `scale` with 0, have one digest. The source of a value (an operator, a profile, a request) is no part
-of the document. An SAE and a model are named by facts that are the same on every machine, where such facts are known.
+that two kinds of edit that do the same, such as `ablate` and `scale` with 0, have one digest. The source of a value (an
+operator, a profile, a request) is no part of the document. An SAE and a model are named by facts that are the same on
+every machine, where such facts are known.
 """
 
 from __future__ import annotations

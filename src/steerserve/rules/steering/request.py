@@ -1,5 +1,5 @@
-"""The steering that a request brings itself: which edits of features at which attached SAEs, in place of the live values
-or added to them. The field `interventions` takes all kinds of edits. `sae_steering` is its short form for `add`.
+"""The steering that a request brings itself: which edits of features at which attached SAEs, in place of the live
+values or added to them. The field `interventions` takes all kinds of edits. `sae_steering` is its short form for `add`.
 """
 
 from __future__ import annotations

@@ -36,8 +36,8 @@ CheckRoom = Callable[[torch.device, int], None]
 
 Catch = Callable[[Tensor, Tensor | None], None]
 """A function that is called within a pass with a site's value [rows, T, width], before the SAE's own steering is added,
-and with the delta of that steering ([rows or 1, T or 1, width]; None where nothing is added). The function copies the parts
-that it keeps. It raises nothing, because the pass belongs to other rows too."""
+and with the delta of that steering ([rows or 1, T or 1, width]; None where nothing is added). The function copies the
+parts that it keeps. It raises nothing, because the pass belongs to other rows too."""
 
 
 @dataclass(slots=True)

@@ -56,8 +56,8 @@ class TapReader:
             self._span = activations.span(self._tap.positions, self._prompt_tokens, start, end)
 
     def catch(self, value: Tensor, delta: Tensor | None = None) -> None:
-        """Copy the wanted positions of the row's values [T, d_in], with a delta [T or 1, d_in] added. Padding may follow
-        the positions. This is called within the pass of all rows, so it raises nothing.
+        """Copy the wanted positions of the row's values [T, d_in], with a delta [T or 1, d_in] added. Padding may
+        follow the positions. This is called within the pass of all rows, so it raises nothing.
         """
         low, high = self._span
         if low >= high:

@@ -80,8 +80,8 @@ class Site:
 
     def hook(self, edit: AtSite) -> Handle:
         """Hook the site. `edit` gets the value [rows, T, width] and returns a tensor to add to it, whose shape
-        broadcasts to the value's, such a tensor for some of the rows, the edits of rows, or None. `edit` must clone a value that it keeps,
-        because some layers write into the tensor later."""
+        broadcasts to the value's, such a tensor for some of the rows, the edits of rows, or None. `edit` must clone a
+        value that it keeps, because some layers write into the tensor later."""
         residual: list[Tensor] = []
 
         def change(tensor: Tensor) -> Tensor | None:
