@@ -114,8 +114,8 @@ def test_an_intensity_is_the_strength_of_edits(steered: Running) -> None:
     [
         (edits(edit("add", value=200.5)), "invalid_parameter", "edits[0].value"),
         (edits(SET, edit("set", value=10_001)), "invalid_parameter", "edits[1].value"),
-        (edits(edit("set")), "invalid_parameter", "edits[0]"),
-        (edits(edit("ablate", value=1)), "invalid_parameter", "edits[0]"),
+        (edits(edit("set")), "invalid_parameter", "edits[0].value"),
+        (edits(edit("ablate", value=1)), "invalid_parameter", "edits[0].value"),
         (edits(edit("clamp", value=1)), "invalid_parameter", "edits[0].op"),
         (edits(SET | {"positions": "prompt"}), "invalid_parameter", "edits[0].positions"),
         (edits({"op": "ablate"}), "invalid_parameter", "edits[0].feature"),

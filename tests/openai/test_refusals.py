@@ -208,7 +208,7 @@ def test_an_engine_that_ended_before_the_request_is_told_with_the_time_to_come_b
 
     resident = shared.service.owners.conductor.resident
     assert resident is not None
-    monkeypatch.setattr(resident.held(), "generate", ended)
+    monkeypatch.setattr(resident.held(), "run", ended)
     answer = shared.http.post(TEXT, json=text(stream=is_stream))
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "30")
     error = answer.json()["error"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -13,9 +13,7 @@ from pydantic import (
     Tag,
     ValidationError,
     WithJsonSchema,
-    model_validator,
 )
-from pydantic_core import PydanticCustomError
 
 from steerserve.errors import Refusal
 from steerserve.rules import field_faults
@@ -130,15 +128,6 @@ class EditBody(Body):
     op: Literal["add", "set", "at_least", "at_most", "scale", "ablate"]
     feature: FeatureBody
     value: Finite | None = None
-
-    @model_validator(mode="after")
-    def _has_its_value(self) -> Self:
-        has_value = edits.KINDS[self.op].has_value
-        if has_value and self.value is None:
-            raise PydanticCustomError("missing_value", f"value is needed for the op {self.op}")
-        if not has_value and self.value is not None:
-            raise PydanticCustomError("extra_value", f"the op {self.op} has no value")
-        return self
 
 
 class InterventionsBody(Body):

@@ -12,6 +12,7 @@ from steerserve.errors import Refusal
 from steerserve.openai import bodies
 from steerserve.rules.inference import activations, intent, schema_subset
 from steerserve.rules.saes.attachment import SaeChoice
+from steerserve.rules.steering import edits
 from steerserve.rules.steering import request as sae_steering
 from steerserve.settings import Settings
 
@@ -188,10 +189,14 @@ def _steering(body: bodies.Sampled) -> sae_steering.RequestSteering | None:
         sae_steering.SteeredFeature(one.index, one.value, SaeChoice(one.sae_id, one.layer))
         for one in (short.features if short is not None else ())
     ]
-    for edit in long.edits if long is not None else ():
-        of = edit.feature
-        choice = SaeChoice(of.sae_id, of.layer)
-        features.append(sae_steering.SteeredFeature(of.index, edit.value or 0.0, choice, edit.op))
+    for place, edit in enumerate(long.edits if long is not None else ()):
+        if edits.KINDS[edit.op].has_value != (edit.value is not None):
+            why = "is required" if edit.value is None else "must be absent"
+            where = f"{sae_steering.INTERVENTIONS}.edits[{place}].value"
+            raise invalid(where, f"{why} with the op {edit.op}")
+        choice = SaeChoice(edit.feature.sae_id, edit.feature.layer)
+        value = edit.value or 0.0
+        features.append(sae_steering.SteeredFeature(edit.feature.index, value, choice, edit.op))
     asked = short or long
     is_added = asked is not None and asked.mode == "add"
     return sae_steering.check(
