@@ -15,7 +15,6 @@ _OBJECT = "must be an object"
 
 _CLAUSES = {
     "missing": "is required",
-    "extra_forbidden": "is no known field",
     "bool_type": _BOOLEAN,
     "bool_parsing": _BOOLEAN,
     "int_type": _WHOLE,
