@@ -24,9 +24,11 @@ from steerserve.messages.values import (
     Plan,
     SaeSource,
     Sampling,
+    Suppressed,
     Tap,
     Tokens,
 )
+from steerserve.rules.steering.edits import Edit
 
 _Answer = TypeVar("_Answer")
 
@@ -119,7 +121,10 @@ class Generate(Message, frozen=True):
     """Complete each prompt `n` times; choice `prompt * n + i` is completion `i` of the prompt. `plans`, where not
     empty, has a plan for each prompt in place of `plan`. `label` names the request in records of monitoring and in
     events of sensing; a request without a label is neither monitored nor sensed. `reported` says what sensing leaves
-    out of the prompts. The rows of each `client` take turns with the rows of other clients at joining the batch."""
+    out of the prompts. The rows of each `client` take turns with the rows of other clients at joining the batch.
+
+    With `counted`, the end of each choice reports where edits acted: the edits of its plan, and those of `counted`,
+    which are the parts of the values that the plan adds."""
 
     id: int
     prompts: list[Tokens]
@@ -132,10 +137,11 @@ class Generate(Message, frozen=True):
     plans: list[Plan] = []
     reported: Reported | None = None
     client: str = ""
+    counted: tuple[Edit, ...] | None = None
 
 
 class Score(Message, frozen=True):
-    """Score the candidates for the token after each prompt, unsteered; one choice per prompt.
+    """Score the candidates for the token after each prompt; one choice per prompt. `plan` steers the prompts.
 
     The candidates are the tokens `allowed`, or the whole vocabulary. The answer lists all allowed tokens, or the `top`
     most probable of the vocabulary; where `top` is None it lists none. Logits are divided by `temperature`. With an
@@ -150,6 +156,7 @@ class Score(Message, frozen=True):
     tap: Tap | None = None
     echo: Echo | None = None
     client: str = ""
+    plan: Plan = Suppressed()
 
 
 class Embed(Message, frozen=True):

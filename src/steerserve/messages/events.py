@@ -243,14 +243,31 @@ class Started(Message, frozen=True):
     prompt_tokens: list[int]
 
 
+class EditActs(Message, frozen=True):
+    """Where the edit `number` acted in one choice. `evaluated` counts the positions at which the edit was evaluated,
+    and `acted` those at which it changed the value of a site; `first` and `last` are the first and the last of these.
+    `max_change` is the largest |change| / |x| of one site."""
+
+    number: int
+    evaluated: int
+    acted: int
+    first: int | None
+    last: int | None
+    max_change: float
+
+
 class Piece(Message, frozen=True):
-    """New text of one choice. `finish` is None, `stop` or `length`; `tokens` counts the choice's tokens so far."""
+    """New text of one choice. `finish` is None, `stop` or `length`; `tokens` counts the choice's tokens so far. With
+    the last piece, `is_changed` says whether an operator changed the choice's steering while it ran, and `acts` is what
+    was asked for with `Generate.counted`."""
 
     id: int
     choice: int
     text: str
     tokens: int
     finish: FinishReason | None = None
+    is_changed: bool = False
+    acts: list[EditActs] | None = None
 
 
 class TokenScore(Message, frozen=True):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
-from steerserve.messages.values import Constraint, Echo, Plan, Prompt, Sampling, Tap
+from steerserve.messages.values import Constraint, Echo, Plan, Prompt, Sampling, Suppressed, Tap
+from steerserve.rules.steering.edits import Edit
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,7 @@ class Generation(Request):
     label: str | None = None
     plans: Sequence[Plan] = ()
     client: str = ""
+    counted: tuple[Edit, ...] | None = None
 
     @property
     def rows(self) -> int:
@@ -94,6 +96,7 @@ class Scoring(Request):
     tap: Tap | None = None
     echo: Echo | None = None
     client: str = ""
+    plan: Plan = field(default_factory=Suppressed)
 
     @property
     def max_tokens(self) -> int | None:

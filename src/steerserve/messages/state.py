@@ -13,6 +13,7 @@ from msgspec import structs
 
 from steerserve.messages.sensing import ArmedCircuit, ArmedCluster
 from steerserve.messages.values import Message, SaeSource
+from steerserve.rules.steering.edits import Edit
 
 
 class PlacedSae(Message, frozen=True):
@@ -27,11 +28,14 @@ class PlacedSae(Message, frozen=True):
 
 
 class Steering(Message, frozen=True):
-    """The live steering. `values` maps the key of an attached SAE to feature index -> value."""
+    """The live steering. `values` maps the key of an attached SAE to feature index -> value. `edits` and `keeps_norm`
+    are those of an `Overlay`."""
 
     epoch: int = 0
     enabled: bool = False
     values: dict[str, dict[int, float]] = {}
+    edits: tuple[Edit, ...] = ()
+    keeps_norm: bool = False
 
 
 class Monitored(Message, frozen=True):
@@ -68,11 +72,12 @@ class State(Message, frozen=True):
     def detached(self, *keys: str) -> State:
         """Without the SAEs of these keys, and without everything that reads or steers one of them."""
         values = {key: of for key, of in self.steering.values.items() if key not in keys}
+        edits = tuple(edit for edit in self.steering.edits if edit.keys.isdisjoint(keys))
         is_watched = self.monitored is not None and self.monitored.key in keys
         is_sensed = self.cluster is not None and self.cluster.key in keys
         return State(
             tuple(sae for sae in self.saes if sae.key not in keys),
-            structs.replace(self.steering, values=values),
+            structs.replace(self.steering, values=values, edits=edits),
             None if is_watched else self.monitored,
             None if is_sensed else self.cluster,
             tuple(

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from steerserve.rules.steering.edits import Edit
+from steerserve.rules.steering.positions import Span
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -24,11 +25,13 @@ class Text(Message, frozen=True):
 
 class Tokens(Message, frozen=True):
     """A prompt as token ids, as the engine gets it. `is_chat` says that it was a conversation. `place` is where the
-    client's request has the ids (`prompt[1]`); None where the service has tokenized a text."""
+    client's request has the ids (`prompt[1]`); None where the service has tokenized a text. `spans` are the contents
+    of the messages of a conversation, where an edit asks for them."""
 
     ids: list[int]
     is_chat: bool = False
     place: str | None = None
+    spans: tuple[Span, ...] = ()
 
 
 class ChatTemplate(Message, frozen=True):
@@ -66,11 +69,13 @@ class Sampling(Message, frozen=True):
 
 class Overlay(Message, frozen=True):
     """Steering of one request in place of the live values, while the live epoch is still `epoch`; with None as the
-    epoch, to the end of the request. `edits` are in their sorted order."""
+    epoch, to the end of the request. `edits` are in the order of `ordered`. With `keeps_norm`, a site's value has the
+    norm that it had before the steering at that site."""
 
     epoch: int | None
     values: dict[str, dict[int, float]]
     edits: tuple[Edit, ...] = ()
+    keeps_norm: bool = False
 
 
 class Suppressed(Message, frozen=True):

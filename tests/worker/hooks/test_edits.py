@@ -13,7 +13,7 @@ from torch import Tensor
 
 from steerserve.errors import Refusal
 from steerserve.messages import Overlay, Suppressed, Tap
-from steerserve.rules.steering.edits import KINDS, Edit, Target
+from steerserve.rules.steering.edits import KINDS, Edit, Feature, Target, ordered
 from steerserve.worker.hooks.edits import RowEdits
 from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.sae import sites
@@ -28,7 +28,7 @@ D_SAE = SAE.d_sae
 
 
 def edit(op: str, feature: int, value: float = 0.0, strength: float = 1.0) -> Edit:
-    return Edit(KEY, feature, KINDS[op].target(value), strength)
+    return Edit(Feature(KEY, feature), KINDS[op].target(value), strength)
 
 
 ALL = [
@@ -135,7 +135,7 @@ def test_positions_where_no_activation_moves_keep_their_bits() -> None:
 
 
 def asked(*edits: Edit, values: dict[int, float] | None = None) -> Overlay:
-    return Overlay(None, {KEY: values} if values else {}, tuple(sorted(edits)))
+    return Overlay(None, {KEY: values} if values else {}, ordered(edits))
 
 
 PLANS = [asked(*ALL), Suppressed(), asked(*OTHERS, values={5: -3.0}), asked(values={3: 2.0})]
@@ -220,7 +220,7 @@ def test_kept_prefixes_are_shared_by_equal_edits_only(loaded: Loaded) -> None:
             bench.steering.signature(plan)
             for plan in (
                 asked(*ALL),
-                asked(*reversed(ALL), Edit(KEY, 1, Target())),
+                asked(*reversed(ALL), Edit(Feature(KEY, 1), Target())),
                 asked(*ALL[:-1]),
                 asked(edit("scale", 3, 1.0)),
             )

@@ -140,7 +140,7 @@ class Planner:
     def _state(self, resident: Resident, plan: dial.Plan) -> str | None:
         """Which steering a request with this plan has."""
         added = steering_state.applied(self._serving.live, plan.overlay, resident.attachments)
-        keys = {*added, *(edit.key for edit in plan.edits)}
+        keys = {*added, *(key for edit in plan.edits for key in edit.keys)}
         sites = {key: _site(resident.attachments[key]) for key in keys}
         row = resident.row
         model = SteeredModel(row.name, row.repo_id, row.revision, row.content_digest)

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from msgspec import structs
 
 from steerserve.rules.saes.provenance import SaeOrigin
-from steerserve.rules.steering.edits import Edit
+from steerserve.rules.steering.edits import Edit, Feature
 from steerserve.rules.steering.live import Live, Values, effective
 
 
@@ -69,9 +69,9 @@ def digest(
         if (number := _single(value))
     ]
     made = [
-        {**_place(sites[edit.key]), "index": edit.feature, **_moved(edit)}
+        {**_place(sites[edit.at.key]), "index": edit.at.index, **_moved(edit)}
         for edit in edits
-        if not edit.is_idle
+        if isinstance(edit.at, Feature) and not edit.is_idle
     ]
     if not entries and not made:
         return None

@@ -1,30 +1,45 @@
-"""The kinds of edits: what each does to the activation of a feature, and within which bounds.
+"""Edits: what each kind does, to what, where and when.
 
-Let x be the value of a site, a the activation of a feature there before anything was added, and d the decoder direction
-of the feature. An edit moves x by strength x (t(a) - a) x d, where t is its target. This is the same as encoding x,
-changing one activation, decoding, and adding back what the SAE does not reconstruct, because the error of the
-reconstruction cancels. The target of every kind is an affine function between two bounds, so a kind is a row of `KINDS`
-and no code.
+Let x be the value of a site in float32. An edit reads one number r of x: the activation of a feature, or the projection
+p = x . v / |v| on a direction v. It moves x by strength x (t(r) - r) x w, where t is its target, and w is the decoder
+row of the feature, or v / |v|. For a feature this is the same as encoding x, changing one activation, decoding, and
+adding back what the SAE does not reconstruct, because the error of the reconstruction cancels. The target of every kind
+is an affine function between two bounds, so a kind is a row of `KINDS` and no code. Two kinds write another direction:
+`swap` writes w = u / |u| - v / |v| for the direction u of `to`, and `add` of a direction writes v times the scale of
+its `unit`.
+
+At one site, all edits that add are summed first. The others follow in their order: an activation is read before
+anything was added at the site, a projection is read from the value so far.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from types import MappingProxyType
 
 import msgspec
 
-ADD = "add"
+from steerserve.rules.steering.positions import ALL, Positions
+from steerserve.rules.steering.vector import Direction
+
+ADD, SWAP = "add", "swap"
+RAW, UNIT, RESIDUAL = "raw", "unit", "residual"
+UNITS = (RAW, UNIT, RESIDUAL)
+"""What the value of an `add` of a direction v is multiplied with: v, v / |v|, or |x| v / |v|."""
 EDITS_MAXIMUM = 64
 """The edits of one request."""
 SITE_MAXIMUM = 16
-"""The edits of one request at one attached SAE that are not `add`."""
+"""The edits of one request at one site that are not `add`."""
+TOKEN, PROMPT_MAX, PROMPT_MEAN, LAST_PROMPT = "token", "prompt_max", "prompt_mean", "last_prompt"
+OVER = (TOKEN, PROMPT_MAX, PROMPT_MEAN, LAST_PROMPT)
+"""What a condition is decided by: the reading at each position, or one number of the readings of the whole prompt."""
 
 
 class Target(msgspec.Struct, frozen=True, order=True):
-    """t(a) = min(max(factor x a + offset, low), high)."""
+    """t(r) = min(max(factor x r + offset, low), high)."""
 
     factor: float = 1.0
     offset: float = 0.0
@@ -33,24 +48,126 @@ class Target(msgspec.Struct, frozen=True, order=True):
 
     @property
     def is_added(self) -> bool:
-        """Whether the edit adds the same to x whatever the activation is."""
+        """Whether the edit adds the same to x whatever it reads."""
         return self.factor == 1.0 and self.low == -math.inf and self.high == math.inf
 
 
-class Edit(msgspec.Struct, frozen=True, order=True):
-    """One edit of the feature `feature` of the SAE that is attached as `key`. A `strength` of 1 makes the whole edit,
-    and of 0.5 half of the way to it. Edits read the activation before anything is added, so their order changes
-    nothing but the last bits of a sum; they are made in their sorted order."""
+class Feature(msgspec.Struct, frozen=True, order=True, tag=True):
+    """The feature `index` of the SAE that is attached as `key`."""
 
     key: str
-    feature: int
+    index: int
+
+
+class Condition(msgspec.Struct, frozen=True, tag=True):
+    """Whether a reading is above or below a bound; exactly one of the two is given, and the bound itself is neither.
+
+    A feature and a direction are read before anything is added at their site. A condition `over` the positions one by
+    one (`token`) holds at the position where it is true and at the next ones, `hold` positions together; None holds to
+    the end. One over the whole prompt is decided at its end, and holds or does not hold at every later position.
+    """
+
+    reads: Feature | Direction
+    above: float | None = None
+    below: float | None = None
+    over: str = TOKEN
+    hold: int | None = 1
+
+    @property
+    def is_of_prompt(self) -> bool:
+        """Whether the readings of the whole prompt decide."""
+        return self.over != TOKEN
+
+
+class AnyOf(msgspec.Struct, frozen=True, tag=True):
+    """Holds where one of its conditions holds."""
+
+    conditions: tuple[Condition | AnyOf | AllOf, ...]
+
+
+class AllOf(msgspec.Struct, frozen=True, tag=True):
+    """Holds where each of its conditions holds."""
+
+    conditions: tuple[Condition | AnyOf | AllOf, ...]
+
+
+When = Condition | AnyOf | AllOf
+
+
+class Edit(msgspec.Struct, frozen=True):
+    """One edit of a feature, or of a direction at the site of that direction.
+
+    Attributes:
+        strength: 1 makes the whole edit, and 0.5 half of the way to it. Edits that add have their strength in the
+        offset
+            of the target.
+        unit: one of `UNITS`, for edits that add a direction.
+        to: the direction that `swap` writes in the place of the one that it reads.
+        positions: where the edit acts.
+        when: the condition under which it acts there.
+        number: the place of the edit in the list that the answer reports. It changes nothing of what the edit does.
+    """
+
+    at: Feature | Direction
     target: Target
     strength: float = 1.0
+    unit: str = RAW
+    to: Direction | None = None
+    positions: Positions = ALL
+    when: When | None = None
+    number: int = 0
+
+    @property
+    def is_added(self) -> bool:
+        """Whether the edit belongs to those that are summed before the others."""
+        return self.target.is_added
 
     @property
     def is_idle(self) -> bool:
-        """Whether the edit changes nothing, whatever the activation is."""
+        """Whether the edit changes nothing, whatever it reads."""
         return self.target == Target() or self.strength == 0.0
+
+    @property
+    def key(self) -> str | None:
+        """The attachment whose feature is edited; None for a direction."""
+        return self.at.key if isinstance(self.at, Feature) else None
+
+    @property
+    def keys(self) -> frozenset[str]:
+        """The attachments that the edit reads or writes."""
+        reads = [condition.reads for condition in conditions(self.when)]
+        return frozenset(one.key for one in [self.at, *reads] if isinstance(one, Feature))
+
+    @property
+    def content(self) -> Edit:
+        """The edit without its number: equal for edits that do the same."""
+        return msgspec.structs.replace(self, number=0)
+
+
+def conditions(when: When | None) -> Iterator[Condition]:
+    """All conditions of which a condition is made."""
+    if isinstance(when, Condition):
+        yield when
+    elif when is not None:
+        for one in when.conditions:
+            yield from conditions(one)
+
+
+def ordered(edits: Sequence[Edit]) -> tuple[Edit, ...]:
+    """The edits of one request in the order in which they are made: first those that add, then the others in their
+    order. Neighbours that edit features change nothing for each other, so they are sorted; equal lists then have equal
+    bits and equal digests."""
+    added = sorted((edit for edit in edits if edit.is_added), key=_sorting)
+    made = list(added)
+    others = (edit for edit in edits if not edit.is_added)
+    for is_feature, run in groupby(others, lambda edit: isinstance(edit.at, Feature)):
+        neighbours = list(run)
+        made += sorted(neighbours, key=_sorting) if is_feature else neighbours
+    return tuple(made)
+
+
+def _sorting(edit: Edit) -> bytes:
+    return msgspec.msgpack.encode(edit.content)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from typing import Any
 from steerserve.errors import Refusal
 from steerserve.rules.saes.attachment import FIRST_SAE, ClusterChoice, SaeChoice
 from steerserve.rules.steering import served
+from steerserve.rules.steering.edits import Edit
 from steerserve.rules.steering.served import ServedCircuit
 from steerserve.rules.text import shown
 
@@ -71,7 +72,8 @@ class Live:
     """The values that steer every request without an overlay of its own.
 
     `values` has the sums over the owners, each clamped to [-200, 200]. In a `Live` that is made from `values` alone,
-    all values belong to MANUAL. `circuits` are the circuits that serve, in the order of their activation.
+    all values belong to MANUAL. `circuits` are the circuits that serve, in the order of their activation. `edits` are
+    made beside the values, in the order of `ordered`.
     """
 
     epoch: int = 0
@@ -80,6 +82,8 @@ class Live:
     owned: Owned = field(default_factory=dict)
     active: Active | None = None
     circuits: tuple[ServedCircuit, ...] = ()
+    edits: tuple[Edit, ...] = ()
+    keeps_norm: bool = False
 
     def __post_init__(self) -> None:
         if self.owned:

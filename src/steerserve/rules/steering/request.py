@@ -10,7 +10,15 @@ from dataclasses import dataclass
 
 from steerserve.errors import Refusal
 from steerserve.rules.saes.attachment import FIRST_SAE, Sae, SaeChoice
-from steerserve.rules.steering.edits import ADD, EDITS_MAXIMUM, KINDS, SITE_MAXIMUM, Edit
+from steerserve.rules.steering.edits import (
+    ADD,
+    EDITS_MAXIMUM,
+    KINDS,
+    SITE_MAXIMUM,
+    Edit,
+    Feature,
+    ordered,
+)
 from steerserve.rules.steering.live import BATCH_MAXIMUM, MAXIMUM, MINIMUM, Values
 
 FIELD = "sae_steering"
@@ -57,7 +65,7 @@ class Placed:
 
 def target_of(feature: SteeredFeature, key: str = "") -> Edit:
     """The edit of the feature at the SAE that is attached as `key`."""
-    return Edit(key, feature.index, KINDS[feature.op].target(feature.value))
+    return Edit(Feature(key, feature.index), KINDS[feature.op].target(feature.value))
 
 
 def check(steering: RequestSteering) -> RequestSteering:
@@ -113,7 +121,7 @@ def placed(steering: RequestSteering, attached: Sequence[Sae]) -> Placed:
                 d_sae=sae.d_sae,
             )
         edit = target_of(feature, sae.key)
-        if not edit.target.is_added:
+        if not edit.is_added:
             others.append(edit)
         elif feature.op == ADD:
             there = by_key.setdefault(sae.key, {})
@@ -124,7 +132,7 @@ def placed(steering: RequestSteering, attached: Sequence[Sae]) -> Placed:
                 f"{count} edits that are not {ADD} at {key}; at most {SITE_MAXIMUM} there",
                 SITE_MAXIMUM,
             )
-    return Placed(by_key, tuple(sorted(others)))
+    return Placed(by_key, ordered(others))
 
 
 def _sum(steering: RequestSteering, place: int, before: float | None) -> float:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from steerserve.rules.inference.stepping import WIDTH
-from steerserve.rules.steering.edits import Edit
+from steerserve.rules.steering.edits import Edit, Feature
 from steerserve.worker.sae.canonical import NEEDS_K, Sae
 
 
@@ -22,7 +22,7 @@ class RowEdits:
 
     def __init__(self, edits: Sequence[Edit], reader: Sae, device: torch.device) -> None:
         self._edits = tuple(edits)
-        self._features = sorted({edit.feature for edit in edits})
+        self._features = sorted({edit.at.index for edit in edits if isinstance(edit.at, Feature)})
         self._chooses = reader.activation in NEEDS_K
         self._reader = reader if self._chooses else reader.narrowed(self._features)
         self._directions = reader.written(self._features).to(device)
@@ -34,7 +34,8 @@ class RowEdits:
         activations, scale = self._read(x)
         moved = torch.zeros_like(x)
         for edit in self._edits:
-            column = self._features.index(edit.feature)
+            assert isinstance(edit.at, Feature)
+            column = self._features.index(edit.at.index)
             before, target = activations[:, column], edit.target
             after = (before * target.factor + target.offset).clamp(target.low, target.high)
             moved += (edit.strength * (after - before))[:, None] * self._directions[column]

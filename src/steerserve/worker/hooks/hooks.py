@@ -172,7 +172,7 @@ class HookedSaes:
         Raises:
             Refusal: SAE_NOT_ATTACHED; INSUFFICIENT_MEMORY where an encoder has to be copied and does not fit.
         """
-        for key in dict.fromkeys(edit.key for edit in _edits(plan)):
+        for key in dict.fromkeys(key for edit in _edits(plan) for key in edit.keys):
             self._row_edits(self._at(key), self._edits_of(key, plan))
 
     def has_edits(self, plans: Sequence[Plan]) -> bool:

@@ -42,7 +42,15 @@ def change(loaded: LoadedModel, state: State, difference: Difference) -> dict[st
     _detach(loaded, difference.gone)
     if difference.is_steered:
         live = state.steering
-        saes.set_live(Live(live.epoch, live.enabled, live.values))
+        saes.set_live(
+            Live(
+                live.epoch,
+                live.enabled,
+                live.values,
+                edits=live.edits,
+                keeps_norm=live.keeps_norm,
+            )
+        )
     return facts
 
 
