@@ -31,8 +31,23 @@ PACKAGES: dict[str, tuple[str, ...]] = {
 }
 """The packages of a floor, lowest first. A package may import the packages before it and the modules beside the
 packages. The modules beside the packages may import no package."""
+FORMS = {
+    "control.models.views",
+    "control.saes.views",
+    "control.steering.views",
+    "control.steering.circuit_views",
+    "control.sensing.monitoring_views",
+    "control.sensing.sensing_views",
+    "control.sensing.feature_views",
+    "control.inference.views",
+    "control.health.views",
+    "logs.lines",
+}
+"""The modules with the classes of answers. They import no database, no engine and no framework, so that a program that
+only asks the service can import them."""
 # prefix of a module's name (the longest that fits counts) -> prefixes of the modules that it may import
 FLOORS: dict[str, set[str]] = {
+    **dict.fromkeys(FORMS, {"rules", "messages"} | FORMS),
     "": set(),
     "errors": set(),
     "settings": {"settings"},

@@ -9,8 +9,9 @@ import pytest
 from structlog.testing import CapturingLogger
 
 from steerserve.control import bus, full_queue
-from steerserve.control.metrics import Metrics, percentiles
+from steerserve.control.metrics import Metrics
 from steerserve.messages import Piece, Started
+from steerserve.rules.percentiles import percentiles
 from tests.control.conftest import Make
 from tests.doubles import World, soon, until
 

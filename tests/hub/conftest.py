@@ -18,7 +18,8 @@ from steerserve.hub.child import Downloaders
 from steerserve.hub.client import Hub
 from steerserve.hub.described import Repository
 from steerserve.hub.downloads import Downloads, Read
-from steerserve.hub.job import FetchProgress, Job
+from steerserve.hub.job import Job
+from steerserve.rules.models.downloads import FetchProgress
 from steerserve.settings import Settings
 from tests.loopback_hub import LoopbackHub
 

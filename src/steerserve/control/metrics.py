@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,7 +23,6 @@ from steerserve.messages import Embedded, Outcome, Piece, Scored, Started
 NAMESPACE = "steerserve"
 RECENT = 1000
 """The number of latest requests from which the percentiles are computed."""
-PERCENTILES = (50, 95, 99)
 SENSING_KINDS = ("cluster", "circuit")
 
 _LONG = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
@@ -63,15 +62,6 @@ def note_object(**facts: Any) -> None:
     record = CURRENT.get()
     if record is not None:
         record.object |= facts
-
-
-@dataclass(frozen=True, slots=True)
-class Percentiles:
-    """Percentiles of a time in milliseconds, each None before anything was measured."""
-
-    p50: float | None
-    p95: float | None
-    p99: float | None
 
 
 class Metrics:
@@ -299,13 +289,3 @@ class _Choice:
     def __init__(self, tokens: int, now: float) -> None:
         self.tokens = self.at_first = tokens
         self.first = self.last = now
-
-
-def percentiles(seconds: Iterable[float]) -> Percentiles:
-    """The percentiles in milliseconds. Each is one of the measured values."""
-    ordered = sorted(seconds)
-    if not ordered:
-        return Percentiles(None, None, None)
-    return Percentiles(
-        *(round(ordered[-(-n * len(ordered) // 100) - 1] * 1000, 3) for n in PERCENTILES)
-    )

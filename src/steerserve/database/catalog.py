@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any
 
 from sqlalchemy import delete, insert, update
 from sqlalchemy.exc import IntegrityError
@@ -15,13 +15,10 @@ from steerserve.database.db import Database
 from steerserve.database.kept import KeptRecords, one
 from steerserve.database.tables import feature_labels, models, profiles, saes
 from steerserve.errors import Refusal
+from steerserve.rules.models.status import ModelEngine, ModelSource, ModelStatus, SaeStatus
 from steerserve.rules.text import shown, storable
 
 Clock = Callable[[], datetime]
-ModelSource = Literal["huggingface", "local"]
-ModelEngine = Literal["checkpoint", "gguf"]
-SaeStatus = Literal["downloading", "cached", "attached", "error"]
-ModelStatus = Literal["downloading", "ready", "loading", "loaded", "unloading", "error"]
 _AT_ONCE = 100
 """Records that one statement deletes, or that one transaction writes."""
 CLAIMED_TEXTS = ("format", "architecture", "dtype", "hook_name", "site", "trained_on")

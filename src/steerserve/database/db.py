@@ -13,7 +13,7 @@ import sqlite3
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -31,6 +31,7 @@ from steerserve.database.tables import circuit_claims, models, saes
 from steerserve.database.watch import Watch
 from steerserve.errors import CannotStart
 from steerserve.rules.models.status import AFTER_RESTART, SAE_AFTER_RESTART
+from steerserve.rules.residency.restart import EndedByRestart
 
 log = structlog.get_logger(__name__)
 _INTERRUPTED = "interrupted by a restart of the service"
@@ -62,17 +63,6 @@ _NO_VERSION = DatabaseFault("its schema has no version")
 _OTHER_VERSION = DatabaseFault(
     "its schema has another version than at the start", needs_restart=True
 )
-
-
-@dataclass(frozen=True, slots=True)
-class EndedByRestart:
-    """What the last run served and this run does not serve: the names of the models that were loaded, and the ids of
-    the SAEs that were attached and of the circuits that served. The live steering values, the lock and the lease of
-    these models are gone too."""
-
-    models: tuple[str, ...]
-    sae_ids: tuple[str, ...]
-    circuit_ids: tuple[str, ...]
 
 
 class Database:

@@ -21,7 +21,7 @@ from steerserve.errors import Refusal
 from steerserve.files.folder import CommitFolder, missing_bytes
 from steerserve.hub.child import refusal, running, usable
 from steerserve.hub.client import Hub, is_transport
-from steerserve.hub.job import FetchProgress, Job, disk_room, percent_of
+from steerserve.hub.job import Job, disk_room, percent_of
 from steerserve.hub.wire import (
     Download,
     DownloadDone,
@@ -31,6 +31,7 @@ from steerserve.hub.wire import (
     Trouble,
     WantedFile,
 )
+from steerserve.rules.models.downloads import FetchProgress
 from steerserve.rules.models.repository import check_paths, check_repo_id, is_commit
 from steerserve.rules.units import MIB
 

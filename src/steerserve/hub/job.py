@@ -6,12 +6,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 from steerserve.files.folder import CommitFolder, free_bytes, missing_bytes
 from steerserve.rules.models.repository import RepoFile
-
-Phase = Literal["looking", "fetching"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,23 +22,6 @@ class Job:
     folder: Path
     token: str | None = field(default=None, repr=False)
     begun: Mapping[str, bytes] = field(default_factory=dict, repr=False)
-
-
-@dataclass(frozen=True, slots=True)
-class FetchProgress:
-    """The progress of a download. Bytes that were on the disk before it began count as downloaded. `percent` is 100
-    only at the end. `speed_bps` is in bytes per second, None while no bytes arrive. In the phase `looking` the hub is
-    asked what the repository has, and no figure is known; in the phase `fetching` the files are fetched, then read."""
-
-    downloaded_bytes: int
-    total_bytes: int
-    percent: int
-    speed_bps: float | None = None
-    phase: Phase = "fetching"
-
-
-LOOKING = FetchProgress(0, 0, 0, None, "looking")
-"""The progress of a download whose repository is being looked at."""
 
 
 def disk_room(job: Job, others: Sequence[Job]) -> tuple[int, int, int]:

@@ -28,8 +28,9 @@ from steerserve.files.folder import CommitFolder, folder_of
 from steerserve.hub.child import Downloaders
 from steerserve.hub.client import Hub
 from steerserve.hub.downloads import Downloads
-from steerserve.hub.job import FetchProgress, Job
+from steerserve.hub.job import Job
 from steerserve.logs import setup as logging
+from steerserve.rules.models.downloads import FetchProgress
 from steerserve.rules.models.fetching import FetchSign, FetchTask, listed_files
 from steerserve.rules.models.repository import RepoFile, check_paths
 from steerserve.settings import Settings

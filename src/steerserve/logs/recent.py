@@ -13,15 +13,14 @@ import sys
 import traceback
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+from steerserve.logs.lines import Level, LoggedException, LogLine, LogLines, Value
 from steerserve.logs.setup import printable, scrub
 
-Level = Literal["DEBUG", "INFO", "WARNING", "ERROR"]
 LEVELS: dict[Level, int] = {"DEBUG": 10, "INFO": 20, "WARNING": 30, "ERROR": 40}
 KEPT = 500
 """The number of lines that are kept."""
@@ -42,42 +41,6 @@ _NAMED = frozenset({"event", "level", "logger", "timestamp", "exc_info", "stack_
 _OF_CLIENTS = frozenset({"locations", "path"})
 """Fields with words that a client chose freely: the names of unknown fields, and the path of a request."""
 _ROOT = Path(__file__).parents[1]
-
-Value = str | int | float | bool | None
-Fields = Mapping[str, Value | list[Value]]
-
-
-@dataclass(frozen=True, slots=True)
-class LoggedException:
-    """`type` is the name of its class. `places` are `file:line in function`, the last one is where it was raised."""
-
-    type: str
-    places: list[str]
-
-
-@dataclass(frozen=True, slots=True)
-class LogLine:
-    """`id` grows from line to line, also over a restart. `event` is the name of what happened, and `fields` are its
-    facts."""
-
-    id: int
-    at: datetime
-    level: Level
-    logger: str
-    event: str
-    fields: Fields
-    exception: LoggedException | None
-
-
-@dataclass(frozen=True, slots=True)
-class LogLines:
-    """`lines` are the newest ones, in the order in which they came. `last_id` is the `after` of the next question.
-    `dropped` are lines after `after` that are not kept any more, of all levels."""
-
-    lines: list[LogLine]
-    last_id: int
-    dropped: int
-    kept: int
 
 
 class RecentLines(logging.Handler):

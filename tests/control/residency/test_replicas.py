@@ -9,13 +9,13 @@ import pytest
 
 from steerserve import messages as m
 from steerserve.control.bus import ReplicaChanged
-from steerserve.control.residency.replicas import ReplicaFigures, figures
+from steerserve.control.residency.replicas import figures
 from steerserve.engines.remote.facts import checkpoint_seen, read_facts
 from steerserve.errors import Refusal
 from steerserve.rules.residency.gpus import Card
 from steerserve.rules.residency.lease import Terms
 from steerserve.rules.residency.lock import LockedBy
-from steerserve.rules.residency.replicas import ReplicaState, Strength
+from steerserve.rules.residency.replicas import ReplicaFigures, ReplicaState, Strength
 from steerserve.rules.units import MIB
 from tests.control.conftest import Make, refused
 from tests.doubles import World, soon, until

@@ -10,7 +10,7 @@ import pytest
 
 from steerserve import messages as m
 from steerserve.control.bus import ServedCircuitsChanged
-from steerserve.control.steering.circuit_views import CircuitActivation
+from steerserve.control.steering.circuit_state import CircuitActivation
 from steerserve.database.circuits import CircuitStore
 from steerserve.errors import Refusal
 from steerserve.rules.steering import circuit as rules

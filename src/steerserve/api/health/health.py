@@ -23,7 +23,8 @@ from steerserve.control.health.views import (
     ServiceVersion,
 )
 from steerserve.errors import Refusal
-from steerserve.logs.recent import KEPT, Level, LogLines, RecentLines
+from steerserve.logs.lines import Level, LogLines
+from steerserve.logs.recent import KEPT, RecentLines
 from steerserve.rules.models.breaker import BreakerStatus
 
 

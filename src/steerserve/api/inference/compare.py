@@ -16,17 +16,12 @@ from starlette.responses import Response
 
 from steerserve.api.answers import Answer
 from steerserve.api.answers.compare import (
-    ComparedSide,
     CompareFailed,
     ComparePrompt,
     CompareStarted,
     CompareText,
-    Comparison,
-    ReadFeature,
-    ReadPosition,
     ReadSae,
     ReadToken,
-    SideActivations,
     StartedSide,
 )
 from steerserve.api.envelope import RequestBody, encoded, success, unambiguous
@@ -35,6 +30,13 @@ from steerserve.control import retry
 from steerserve.control.inference.compare import Compare, Compared, Comparing, Side
 from steerserve.control.inference.generate import Piece, Reading
 from steerserve.control.inference.positions import TextWithReadings
+from steerserve.control.inference.views import (
+    ComparedSide,
+    Comparison,
+    ReadFeature,
+    ReadPosition,
+    SideActivations,
+)
 from steerserve.control.models.served import ServedModel
 from steerserve.errors import Refusal
 from steerserve.http.disconnect import Disconnected, unless_disconnected

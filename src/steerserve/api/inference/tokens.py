@@ -11,7 +11,8 @@ from starlette.responses import Response
 
 from steerserve.api.answers import Answer
 from steerserve.api.envelope import RequestBody, success, unambiguous
-from steerserve.control.inference.spelling import Speller, TokenizedText
+from steerserve.control.inference.spelling import Speller
+from steerserve.control.inference.views import TokenizedText
 from steerserve.errors import Refusal
 from steerserve.rules import clients
 from steerserve.rules.inference import intent

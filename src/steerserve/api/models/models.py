@@ -19,7 +19,6 @@ from steerserve.control.models.downloads import ModelDownloads
 from steerserve.control.models.models import ModelRow, Models
 from steerserve.control.models.plan import ModelRequest
 from steerserve.control.models.previews import ModelPreview, ModelQuery, preview_model
-from steerserve.control.models.recorded_downloads import FetchProgress
 from steerserve.control.models.views import (
     DeletedModel,
     ModelList,
@@ -30,15 +29,17 @@ from steerserve.control.models.views import (
     UnlockedModel,
 )
 from steerserve.control.residency.conductor import Conductor
-from steerserve.control.residency.replicas import Replicas, ReplicaSet
+from steerserve.control.residency.replicas import Replicas
 from steerserve.control.residency.resident import Resident
 from steerserve.errors import Refusal
 from steerserve.rules.models import architecture
+from steerserve.rules.models.downloads import FetchProgress
 from steerserve.rules.models.gguf import GgufVariant
 from steerserve.rules.models.naming import parameters_label
 from steerserve.rules.residency import placement
 from steerserve.rules.residency.lease_status import LeaseStatus
 from steerserve.rules.residency.lock import Lock, LockedBy
+from steerserve.rules.residency.replicas import ReplicaSet
 
 
 class ModelHubBody(RequestBody):

@@ -11,13 +11,13 @@ from starlette.responses import Response
 
 from steerserve.api.answers import Answer
 from steerserve.api.envelope import RequestBody, import_body, success
-from steerserve.control.sensing.features import (
+from steerserve.control.sensing.feature_views import (
     FeatureDetails,
-    Features,
     FeatureSearch,
     ImportedLabels,
     LabelPage,
 )
+from steerserve.control.sensing.features import Features
 from steerserve.control.sensing.monitoring_views import Cleared
 from steerserve.rules.sensing.monitoring import parse_features
 

@@ -16,17 +16,15 @@ from steerserve.api.envelope import PageLimit, PageOffset, RequestBody, import_b
 from steerserve.api.steering.steering import texts
 from steerserve.control.metrics import note_object
 from steerserve.control.steering.circuit_serving import CircuitServing
+from steerserve.control.steering.circuit_state import CircuitActivation, CircuitDetail, CircuitView
 from steerserve.control.steering.circuit_views import (
     ActivatedCircuit,
-    CircuitActivation,
-    CircuitDetail,
     CircuitDetailRecord,
     CircuitEdgeEnd,
     CircuitEdgeRecord,
     CircuitHazard,
     CircuitList,
     CircuitRecord,
-    CircuitView,
     ClaimedLayer,
     DeactivatedCircuit,
     DeletedCircuit,

@@ -22,14 +22,8 @@ from steerserve.api.envelope import (
     success,
 )
 from steerserve.control.metrics import note_object
-from steerserve.control.steering.cluster_packs import ClusterPacks, PackedDefinition
-from steerserve.control.steering.clusters import (
-    Clusters,
-    ImportedItem,
-    ImportOptions,
-    IntensityReport,
-    OnConflict,
-)
+from steerserve.control.steering.cluster_packs import ClusterPacks
+from steerserve.control.steering.clusters import Clusters, ImportOptions, OnConflict
 from steerserve.control.steering.serving import Serving
 from steerserve.control.steering.views import (
     ActivatedCluster,
@@ -38,7 +32,10 @@ from steerserve.control.steering.views import (
     ClusterSummary,
     DeactivatedProfile,
     DeletedProfile,
+    ImportedItem,
+    IntensityReport,
     OfferedPack,
+    PackedDefinition,
 )
 from steerserve.rules.steering import cluster as rules
 from steerserve.rules.steering.members import INTENSITY_MAXIMUM, Range

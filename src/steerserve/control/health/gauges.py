@@ -20,7 +20,7 @@ from steerserve.control.health.breakers import Breakers
 from steerserve.control.health.gpus import CardReading, CardReadings, totals
 from steerserve.control.health.views import MetricsReport, ReasonedCardTotals
 from steerserve.control.inference.queue import Queue
-from steerserve.control.metrics import NAMESPACE, Metrics, percentiles
+from steerserve.control.metrics import NAMESPACE, Metrics
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.replicas import Replicas
 from steerserve.control.sensing.circuit_sensing import CircuitSensing
@@ -31,6 +31,7 @@ from steerserve.control.steering.serving import Serving
 from steerserve.database.catalog import utc_now
 from steerserve.engines.sandbox.schemas import Checker
 from steerserve.messages.engine import Engine
+from steerserve.rules.percentiles import percentiles
 from steerserve.rules.residency.replicas import ReplicaState
 from steerserve.rules.residency.swap import Phase
 from steerserve.rules.units import MIB

@@ -34,7 +34,7 @@ from steerserve.control.health.views import (
 from steerserve.control.inference.generate import Generation
 from steerserve.control.inference.queue import Queue
 from steerserve.control.residency.conductor import Conductor
-from steerserve.control.residency.replicas import Replicas, ReplicaSet, figures
+from steerserve.control.residency.replicas import Replicas, figures
 from steerserve.control.steering.claims import LayerClaims
 from steerserve.control.steering.serving import Serving
 from steerserve.database.catalog import utc_now
@@ -44,7 +44,7 @@ from steerserve.rules.models import breaker
 from steerserve.rules.models.breaker import BreakerStatus
 from steerserve.rules.residency import heartbeat
 from steerserve.rules.residency import replicas as replica_rules
-from steerserve.rules.residency.replicas import Strength
+from steerserve.rules.residency.replicas import ReplicaSet, Strength
 from steerserve.rules.residency.swap import Phase
 from steerserve.settings import Settings
 

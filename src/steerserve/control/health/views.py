@@ -9,15 +9,15 @@ from typing import Any, Literal
 
 from msgspec import UNSET, UnsetType
 
-from steerserve.control.metrics import Percentiles
-from steerserve.control.residency.replicas import ReplicaFigures, ReplicaSet
-from steerserve.control.steering.claims import CircuitsHealth
-from steerserve.control.steering.serving import ServingProfile
-from steerserve.database.db import EndedByRestart
+from steerserve.control.steering.circuit_views import CircuitsHealth
+from steerserve.control.steering.views import ServingProfile
 from steerserve.rules.form import Form
 from steerserve.rules.inference.stepping import CudaGraphs, RowSteps, SeededRows
 from steerserve.rules.models.breaker import BreakerStatus
+from steerserve.rules.percentiles import Percentiles
 from steerserve.rules.residency.lease_status import LeaseStatus
+from steerserve.rules.residency.replicas import ReplicaFigures, ReplicaSet
+from steerserve.rules.residency.restart import EndedByRestart
 
 HealthStatus = Literal["healthy", "degraded", "unhealthy"]
 

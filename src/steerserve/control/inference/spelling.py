@@ -3,23 +3,11 @@
 from __future__ import annotations
 
 from steerserve import messages as m
+from steerserve.control.inference.views import TokenizedText
 from steerserve.control.residency.conductor import Conductor
 from steerserve.messages.tokenizing import Spelling
-from steerserve.rules.form import Form
 from steerserve.rules.inference.intent import Conversation
 from steerserve.settings import Settings
-
-
-class TokenizedText(Form, frozen=True):
-    """A text and its tokens by the tokenizer of `model`. `pieces` has the text of each token, and `offsets` the
-    character of `text` at which each begins."""
-
-    model: str
-    text: str
-    count: int
-    ids: list[int]
-    pieces: list[str]
-    offsets: list[int]
 
 
 class Speller:

@@ -33,10 +33,10 @@ from steerserve.files.folder import CommitFolder, folder_of
 from steerserve.hub.client import Hub
 from steerserve.hub.described import Repository
 from steerserve.hub.downloads import Downloads
-from steerserve.hub.job import FetchProgress
 from steerserve.rules.inference.fields import GGUF
 from steerserve.rules.models import gguf, naming
 from steerserve.rules.models import status as model_status
+from steerserve.rules.models.downloads import FetchProgress
 from steerserve.rules.models.precision import StoredTensor
 from steerserve.rules.models.repository import RepoFile
 from steerserve.rules.models.status import AFTER, Event

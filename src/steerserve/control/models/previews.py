@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from steerserve.control.models.downloads import ModelDownloads
 from steerserve.control.models.plan import gguf_offers
+from steerserve.control.models.views import EstimatedSize
 from steerserve.control.residency import fitting
 from steerserve.errors import Refusal
 from steerserve.files.local import STORED_BITS
@@ -33,14 +34,6 @@ class ModelQuery:
     repo_id: str
     revision: str | None = None
     token: str | None = field(default=None, repr=False)
-
-
-@dataclass(frozen=True, slots=True)
-class EstimatedSize:
-    """How much disk the download needs, and how much memory the loaded model needs."""
-
-    disk_mb: int
-    memory_mb: int
 
 
 @dataclass(frozen=True, slots=True)

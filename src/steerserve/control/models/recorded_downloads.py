@@ -16,9 +16,10 @@ import structlog
 
 from steerserve.errors import Refusal
 from steerserve.hub.downloads import Downloads
-from steerserve.hub.job import FetchProgress, Job
+from steerserve.hub.job import Job
+from steerserve.rules.models.downloads import FetchProgress
 
-__all__ = ["NOT_STORED", "UNREADABLE", "FetchProgress", "RecordedDownloads", "RunningDownload"]
+__all__ = ["NOT_STORED", "UNREADABLE", "RecordedDownloads", "RunningDownload"]
 
 log = structlog.get_logger(__name__)
 

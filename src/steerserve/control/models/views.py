@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
-from steerserve.control.models.previews import EstimatedSize
-from steerserve.control.models.recorded_downloads import FetchProgress
-from steerserve.control.residency.replicas import ReplicaSet
-from steerserve.database.catalog import ModelEngine, ModelSource, ModelStatus
 from steerserve.rules.form import Form
+from steerserve.rules.models.downloads import FetchProgress
 from steerserve.rules.models.gguf import GgufFile
+from steerserve.rules.models.status import ModelEngine, ModelSource, ModelStatus
 from steerserve.rules.residency.lease_status import LeaseStatus
 from steerserve.rules.residency.lock import LockedBy
 from steerserve.rules.residency.memory_fit import ModelPlacement
+from steerserve.rules.residency.replicas import ReplicaSet
+
+
+@dataclass(frozen=True, slots=True)
+class EstimatedSize:
+    """How much disk the download needs, and how much memory the loaded model needs."""
+
+    disk_mb: int
+    memory_mb: int
 
 
 class ModelLock(Form, frozen=True):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass
 
 import structlog
 
@@ -15,29 +13,10 @@ from steerserve.control.residency.resident import Resident
 from steerserve.messages.engine import Engine, one_process
 from steerserve.rules.residency import replicas as rules
 from steerserve.rules.residency import swap
-from steerserve.rules.residency.replicas import ReplicaView, Strength
+from steerserve.rules.residency.replicas import ReplicaFigures, ReplicaSet
 from steerserve.settings import Settings
 
 log = structlog.get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaFigures:
-    """How many replicas the resident model has: `wanted` by the operator, `serving` requests, and `least`, the number
-    that a load needs. `strength` says what the serving replicas amount to."""
-
-    wanted: int
-    serving: int
-    least: int
-    strength: Strength
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaSet(ReplicaFigures):
-    """The replicas of the resident model at one moment, in the order of their names."""
-
-    model_id: int
-    replicas: Sequence[ReplicaView]
 
 
 def of(resident: Resident | None, least: int) -> ReplicaSet | None:

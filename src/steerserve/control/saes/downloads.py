@@ -36,9 +36,9 @@ from steerserve.files.folder import CommitFolder, folder_of
 from steerserve.hub.client import FileHeader, Hub
 from steerserve.hub.described import Repository
 from steerserve.hub.downloads import Downloads
-from steerserve.hub.job import LOOKING, FetchProgress, Job
+from steerserve.hub.job import Job
 from steerserve.rules.models import downloads as retry_rules
-from steerserve.rules.models.downloads import SameRequest
+from steerserve.rules.models.downloads import LOOKING, FetchProgress, SameRequest
 from steerserve.rules.models.repository import check_repo_id, is_commit
 from steerserve.rules.saes import shapes as sae_shapes
 from steerserve.rules.saes import units as sae_units

@@ -8,10 +8,9 @@ from typing import Literal
 
 from msgspec import UNSET, UnsetType
 
-from steerserve.control.models.recorded_downloads import FetchProgress
-from steerserve.database.catalog import SaeStatus
 from steerserve.rules.form import Form
-from steerserve.rules.models.downloads import SameRequest
+from steerserve.rules.models.downloads import FetchProgress, SameRequest
+from steerserve.rules.models.status import SaeStatus
 
 RegisteredStatus = Literal["downloading", "already_downloading", "cached", "attached", "error"]
 

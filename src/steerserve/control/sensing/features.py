@@ -13,13 +13,20 @@ from steerserve.control.residency.resident import Attachment
 from steerserve.control.saes.reading import READ_SECONDS
 from steerserve.control.saes.records import source_of
 from steerserve.control.saes.saes import Saes
-from steerserve.control.sensing.monitoring_views import FeatureFigures, figures
+from steerserve.control.sensing.feature_views import (
+    FeatureDetails,
+    FeatureLabel,
+    FeatureSearch,
+    ImportedLabels,
+    LabelPage,
+    SimilarFeature,
+)
+from steerserve.control.sensing.monitoring_views import figures
 from steerserve.control.steering.reading import DocumentReader
 from steerserve.database.catalog import SaeRow
 from steerserve.database.labels import Labels
 from steerserve.errors import Refusal
 from steerserve.files import local
-from steerserve.rules.form import Form
 from steerserve.rules.saes.sets import check_files
 from steerserve.rules.sensing import labels as rules
 from steerserve.rules.sensing import monitoring
@@ -31,71 +38,6 @@ NEAREST_MAXIMUM = 1000
 Statistics = Callable[[str, int], Awaitable[m.FeatureCount | None]]
 """(key of an attachment, index of a feature) -> the feature's statistics from monitoring; None if it was not
 observed."""
-
-
-class FeatureLabel(Form, frozen=True):
-    """The label of one feature."""
-
-    feature_idx: int
-    label: str
-
-
-class LabelPage(Form, frozen=True):
-    """A page of the labels of an SAE. `matched` counts the labels that fit the query, `total` all labels of the SAE."""
-
-    sae_id: str
-    labels: list[FeatureLabel]
-    matched: int
-    total: int
-    limit: int
-    offset: int
-
-
-class ImportedLabels(Form, frozen=True):
-    """How many labels were imported, and how many the SAE has now."""
-
-    sae_id: str
-    imported: int
-    total: int
-    warnings: list[str]
-
-
-class SimilarFeature(Form, frozen=True):
-    """One result of a search. `cosine` compares its decoder direction with that of the feature that the request names,
-    and is null where it names none."""
-
-    feature_idx: int
-    label: str | None
-    cosine: float | None
-
-
-class FeatureSearch(Form, frozen=True):
-    """The features that a search found. `matched` counts all features that fit the search."""
-
-    sae_id: str
-    query: str | None
-    feature_idx: int | None
-    features: list[SimilarFeature]
-    matched: int
-
-
-class FeatureDetails(Form, frozen=True, kw_only=True):
-    """One feature. Norms are lengths in the model's residual stream. `threshold` is null for activations without one.
-    `layer`, `residual_norm` (the median length of the activations that the SAE reads) and `typical_strength` (a usual
-    value for steering the feature) are null while the SAE is not attached. `statistics` is null for an SAE that was
-    never monitored."""
-
-    sae_id: str
-    feature_idx: int
-    label: str | None
-    decoder_norm: float
-    encoder_norm: float
-    encoder_bias: float
-    threshold: float | None
-    layer: int | None
-    residual_norm: float | None
-    typical_strength: float | None
-    statistics: FeatureFigures | None
 
 
 class Features:

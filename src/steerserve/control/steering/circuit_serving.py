@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.resident import Attachment
 from steerserve.control.steering.circuit_slices import CircuitSlices
-from steerserve.control.steering.circuit_views import (
+from steerserve.control.steering.circuit_state import (
     CircuitActivation,
     CircuitIntensity,
     CircuitView,
-    ReleasedClaims,
 )
+from steerserve.control.steering.circuit_views import ReleasedClaims
 from steerserve.control.steering.circuits import Circuits
 from steerserve.control.steering.claims import LayerClaims
 from steerserve.control.steering.reading import DocumentReader

@@ -1,8 +1,7 @@
-"""Circuits as they are now, and what their routes answer."""
+"""What the routes of circuits answer."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
@@ -10,82 +9,13 @@ from typing import Literal
 from msgspec import UNSET, UnsetType
 
 from steerserve.control.steering.views import Values
-from steerserve.database.circuits import CircuitRow
 from steerserve.rules.form import Form
-from steerserve.rules.steering.binding import LayerBinding, Verdict, is_serveable
-from steerserve.rules.steering.circuit import Circuit
-from steerserve.rules.steering.hazards import Hazard, HazardKind
-from steerserve.rules.steering.served import ServedCircuit
+from steerserve.rules.steering.binding import Verdict
+from steerserve.rules.steering.hazards import HazardKind
 
 ServingMode = Literal["full", "slice_fallback"]
 FULL: ServingMode = "full"
 SLICE: ServingMode = "slice_fallback"
-
-
-@dataclass(frozen=True, slots=True)
-class CircuitView:
-    """A circuit as it is now.
-
-    Attributes:
-        intensity: the saved intensity, held within the range of the circuit. An activation uses it.
-        bindings: how each of its layers is bound to the SAEs that are attached now.
-        served: how it serves; None while it does not.
-        is_steering: whether it changes what the model computes; None where this was not looked at.
-        composed_layers: the layers that it serves together with other circuits.
-    """
-
-    row: CircuitRow
-    intensity: float
-    bindings: tuple[LayerBinding, ...]
-    served: ServedCircuit | None = None
-    is_steering: bool | None = None
-    composed_layers: tuple[int, ...] = ()
-
-    @property
-    def is_serveable(self) -> bool:
-        return is_serveable(self.bindings)
-
-    @property
-    def mode(self) -> ServingMode | None:
-        if self.served is None:
-            return None
-        return SLICE if self.served.is_slice else FULL
-
-
-@dataclass(frozen=True, slots=True)
-class CircuitDetail:
-    """A circuit as it is now, with the lowest and the highest intensity of its dial."""
-
-    view: CircuitView
-    circuit: Circuit
-    dial_range: tuple[float, float]
-    hazards: tuple[Hazard, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class CircuitActivation:
-    """The outcome of an activation. `applied` has the live values of the circuit by layer; None where a cluster serves
-    one layer. `shared` are the layers on which the operator allowed an overlap."""
-
-    view: CircuitView
-    bound_layers: tuple[int, ...]
-    slice_layer: int | None
-    applied: Mapping[int, Mapping[int, float]] | None
-    hazards: tuple[Hazard, ...]
-    warnings: tuple[str, ...]
-    acknowledged: bool
-    shared: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class CircuitIntensity:
-    """The outcome of a new intensity. `reapplied` says that it is live now. `superseded` says that it was applied, and
-    that the steering was changed again since."""
-
-    view: CircuitView
-    reapplied: bool
-    superseded: bool
-    warnings: tuple[str, ...]
 
 
 class LayerVerdict(Form, frozen=True):
@@ -252,3 +182,16 @@ class DeletedCircuit(Form, frozen=True):
 
     circuit_id: str
     deleted: Literal[True]
+
+
+@dataclass(frozen=True, slots=True)
+class CircuitsHealth:
+    """The circuits that serve, and whether their claims agree with them. `reasons` say where they do not.
+    `claim_faults` counts the readings and writings of claims that the database refused."""
+
+    serving: int
+    layers_served: int
+    layers_composed: int
+    claims_degraded: bool
+    reasons: tuple[str, ...]
+    claim_faults: int

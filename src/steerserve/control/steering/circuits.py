@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from steerserve.control.residency.conductor import Conductor
-from steerserve.control.steering.circuit_views import CircuitDetail, CircuitView
+from steerserve.control.steering.circuit_state import CircuitDetail, CircuitView
 from steerserve.control.steering.reading import DocumentReader
 from steerserve.control.steering.steering import Steering
 from steerserve.database.circuits import CircuitRow, CircuitStore, NameTaken

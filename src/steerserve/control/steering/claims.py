@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import structlog
 
 from steerserve.control.bus import Bus, Event, ServedCircuitsChanged
+from steerserve.control.steering.circuit_views import CircuitsHealth
 from steerserve.control.steering.steering import Steering
 from steerserve.database.circuits import CircuitStore, LayerTaken
 from steerserve.errors import Refusal
@@ -26,19 +27,6 @@ log = structlog.get_logger(__name__)
 
 _TRIES = 2
 """A claim is tried once more when another claim came between the reading and the writing."""
-
-
-@dataclass(frozen=True, slots=True)
-class CircuitsHealth:
-    """The circuits that serve, and whether their claims agree with them. `reasons` say where they do not.
-    `claim_faults` counts the readings and writings of claims that the database refused."""
-
-    serving: int
-    layers_served: int
-    layers_composed: int
-    claims_degraded: bool
-    reasons: tuple[str, ...]
-    claim_faults: int
 
 
 class LayerClaims:

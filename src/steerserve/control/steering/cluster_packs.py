@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any, TypeVar
 
 from msgspec import structs
 
-from steerserve.control.steering.clusters import Clusters, HubReference, ImportedItem, ImportOptions
+from steerserve.control.steering.clusters import Clusters, ImportOptions
 from steerserve.control.steering.reading import DocumentReader
-from steerserve.control.steering.views import OfferedPack
+from steerserve.control.steering.views import (
+    HubReference,
+    ImportedItem,
+    OfferedPack,
+    PackedDefinition,
+)
 from steerserve.errors import Refusal
 from steerserve.hub.client import Hub
 from steerserve.hub.described import Repository
@@ -33,16 +37,6 @@ ABSENT = ("REPO_NOT_FOUND", "GATED_MODEL_NO_TOKEN", "INVALID_HUB_TOKEN")
 """Codes of a repository, a revision or a file that nobody can read without a token."""
 
 Known = TypeVar("Known")
-
-
-@dataclass(frozen=True, slots=True)
-class PackedDefinition:
-    """One definition of a pack. Facts that the pack does not tell are None."""
-
-    file: str
-    name: str | None = None
-    member_count: int | None = None
-    base_model: str | None = None
 
 
 class ClusterPacks:

@@ -11,6 +11,7 @@ from steerserve.control.residency.conductor import Conductor
 from steerserve.control.steering.profiles import Profiles
 from steerserve.control.steering.reading import DocumentReader
 from steerserve.control.steering.serving import ActivationReport, Serving
+from steerserve.control.steering.views import HubReference, ImportedItem, IntensityReport
 from steerserve.database.documents import Documents, ProfileRow, SliceOf
 from steerserve.errors import Refusal
 from steerserve.rules.steering import cluster as rules
@@ -22,15 +23,6 @@ OnConflict = Literal["rename", "fail"]
 
 
 @dataclass(frozen=True, slots=True)
-class HubReference:
-    """The file of the hub that a document came from."""
-
-    repo_id: str
-    revision: str | None
-    path: str
-
-
-@dataclass(frozen=True, slots=True)
 class ImportOptions:
     """How a document is imported. `own_id` is the id of its record, by default a new one. `slice_of` is the layer of a
     circuit that the document was made of."""
@@ -39,26 +31,6 @@ class ImportOptions:
     activate: bool = False
     own_id: str | None = None
     slice_of: SliceOf | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ImportedItem:
-    """The outcome of one definition. `imported_unbound` means that the cluster is saved and bound to no SAE."""
-
-    name: str
-    status: Literal["imported", "imported_unbound", "error"]
-    profile_id: str | None = None
-    warnings: tuple[str, ...] = ()
-    error: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class IntensityReport:
-    """The new intensity of a cluster. `reapplied` says whether the live values have it."""
-
-    profile_id: str
-    intensity: float
-    reapplied: bool
 
 
 class Clusters:

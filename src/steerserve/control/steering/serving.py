@@ -17,6 +17,7 @@ from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.resident import Attachment
 from steerserve.control.saes.records import origin_of
 from steerserve.control.steering.steering import Steering
+from steerserve.control.steering.views import ServingProfile
 from steerserve.database.catalog import Catalog
 from steerserve.database.documents import Documents, ProfileRow
 from steerserve.errors import Refusal
@@ -48,17 +49,6 @@ class ActivationReport:
     count: int
     warnings: tuple[str, ...]
     is_sensed: bool | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ServingProfile:
-    """The active profile as health shows it. `sensing_enabled` says whether an operator wants it to be sensed."""
-
-    id: str
-    name: str
-    source_kind: str
-    intensity: float
-    sensing_enabled: bool = False
 
 
 class Serving:

@@ -3,14 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
 from msgspec import UNSET, UnsetType
 
-from steerserve.control.steering.clusters import HubReference, ImportedItem
 from steerserve.rules.form import Form
 from steerserve.rules.saes.provenance import ModelOrigin, SaeOrigin
+
+
+@dataclass(frozen=True, slots=True)
+class HubReference:
+    """The file of the hub that a document came from."""
+
+    repo_id: str
+    revision: str | None
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedItem:
+    """The outcome of one definition. `imported_unbound` means that the cluster is saved and bound to no SAE."""
+
+    name: str
+    status: Literal["imported", "imported_unbound", "error"]
+    profile_id: str | None = None
+    warnings: tuple[str, ...] = ()
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class IntensityReport:
+    """The new intensity of a cluster. `reapplied` says whether the live values have it."""
+
+    profile_id: str
+    intensity: float
+    reapplied: bool
+
 
 Values = dict[str, float]
 """Feature index, as a text -> value."""
@@ -160,3 +190,24 @@ class OfferedPack(Form, frozen=True):
     downloads: int | None
     last_modified: str | None
     tags: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class PackedDefinition:
+    """One definition of a pack. Facts that the pack does not tell are None."""
+
+    file: str
+    name: str | None = None
+    member_count: int | None = None
+    base_model: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ServingProfile:
+    """The active profile as health shows it. `sensing_enabled` says whether an operator wants it to be sensed."""
+
+    id: str
+    name: str
+    source_kind: str
+    intensity: float
+    sensing_enabled: bool = False

@@ -1,7 +1,8 @@
-"""What a request for a download would do again after the download failed."""
+"""The progress of a download, and what a request for it would do again after it failed."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 SameRequest = Literal["resume", "retry"]
@@ -16,3 +17,23 @@ def same_request(error_code: str | None, kept_bytes: int) -> SameRequest | None:
     if error_code in _REFUSED:
         return None
     return "resume" if kept_bytes else "retry"
+
+
+Phase = Literal["looking", "fetching"]
+
+
+@dataclass(frozen=True, slots=True)
+class FetchProgress:
+    """The progress of a download. Bytes that were on the disk before it began count as downloaded. `percent` is 100
+    only at the end. `speed_bps` is in bytes per second, None while no bytes arrive. In the phase `looking` the hub is
+    asked what the repository has, and no figure is known; in the phase `fetching` the files are fetched, then read."""
+
+    downloaded_bytes: int
+    total_bytes: int
+    percent: int
+    speed_bps: float | None = None
+    phase: Phase = "fetching"
+
+
+LOOKING = FetchProgress(0, 0, 0, None, "looking")
+"""The progress of a download whose repository is being looked at."""

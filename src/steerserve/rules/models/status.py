@@ -4,9 +4,15 @@ allows."""
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Literal
 
 from steerserve.errors import Refusal
 from steerserve.rules.residency.lock import Lock
+
+ModelSource = Literal["huggingface", "local"]
+ModelEngine = Literal["checkpoint", "gguf"]
+SaeStatus = Literal["downloading", "cached", "attached", "error"]
+ModelStatus = Literal["downloading", "ready", "loading", "loaded", "unloading", "error"]
 
 
 class Event(StrEnum):

@@ -287,3 +287,22 @@ def to_take_away(replicas: Sequence[tuple[ReplicaState, int]], count: int) -> li
 
     order = sorted(range(len(replicas)), key=worth)
     return sorted(order[: max(0, len(replicas) - count)])
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaFigures:
+    """How many replicas the resident model has: `wanted` by the operator, `serving` requests, and `least`, the number
+    that a load needs. `strength` says what the serving replicas amount to."""
+
+    wanted: int
+    serving: int
+    least: int
+    strength: Strength
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSet(ReplicaFigures):
+    """The replicas of the resident model at one moment, in the order of their names."""
+
+    model_id: int
+    replicas: Sequence[ReplicaView]

@@ -1,0 +1,71 @@
+"""What the routes of features and their labels answer."""
+
+from __future__ import annotations
+
+from steerserve.control.sensing.monitoring_views import FeatureFigures
+from steerserve.rules.form import Form
+
+
+class FeatureLabel(Form, frozen=True):
+    """The label of one feature."""
+
+    feature_idx: int
+    label: str
+
+
+class LabelPage(Form, frozen=True):
+    """A page of the labels of an SAE. `matched` counts the labels that fit the query, `total` all labels of the SAE."""
+
+    sae_id: str
+    labels: list[FeatureLabel]
+    matched: int
+    total: int
+    limit: int
+    offset: int
+
+
+class ImportedLabels(Form, frozen=True):
+    """How many labels were imported, and how many the SAE has now."""
+
+    sae_id: str
+    imported: int
+    total: int
+    warnings: list[str]
+
+
+class SimilarFeature(Form, frozen=True):
+    """One result of a search. `cosine` compares its decoder direction with that of the feature that the request names,
+    and is null where it names none."""
+
+    feature_idx: int
+    label: str | None
+    cosine: float | None
+
+
+class FeatureSearch(Form, frozen=True):
+    """The features that a search found. `matched` counts all features that fit the search."""
+
+    sae_id: str
+    query: str | None
+    feature_idx: int | None
+    features: list[SimilarFeature]
+    matched: int
+
+
+class FeatureDetails(Form, frozen=True, kw_only=True):
+    """One feature. Norms are lengths in the model's residual stream. `threshold` is null for activations without one.
+    `layer`, `residual_norm` (the median length of the activations that the SAE reads) and `typical_strength` (a usual
+    value for steering the feature) are null while the SAE is not attached. `statistics` is null for an SAE that was
+    never monitored."""
+
+    sae_id: str
+    feature_idx: int
+    label: str | None
+    decoder_norm: float
+    encoder_norm: float
+    encoder_bias: float
+    threshold: float | None
+    layer: int | None
+    residual_norm: float | None
+    typical_strength: float | None
+    statistics: FeatureFigures | None
