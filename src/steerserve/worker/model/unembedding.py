@@ -1,0 +1,174 @@
+"""The way from the residual stream behind the last layer to the logits: the final norm, the output embedding, and the
+constants of the architecture.
+
+`Unembedding.logits` is the whole way. `Unembedding.pull` and `Unembedding.scores` are its linear part: what a direction
+in the stream does to the logit of each token, but for the length by which the norm divides.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from steerserve.errors import Refusal
+from steerserve.worker.model.checkpoint import Checkpoint
+from steerserve.worker.model.layers import decoder_layers
+from steerserve.worker.model.packing import PackedLinear
+
+BLOCK_ELEMENTS = 1 << 24
+"""The most numbers of the output embedding that are widened to float32 at once, and the most scores at once."""
+
+_PROBE = 64.0
+"""The size of the stream that the norm is tried with: the constant that it adds to a variance is lost beside it, and a
+power of two keeps the mean exact."""
+
+
+class Unembedding:
+    """The final norm and the output embedding of a loaded model.
+
+    Attributes:
+        norm: the module between the last layer and the head; None where the architecture has none.
+        head: the output embedding.
+        gain: float32 [hidden], by which the norm multiplies the normalised stream, as the model applies it (Gemma's
+            norms multiply by 1 + weight). Biases are no part of it.
+        is_centred: the norm takes the mean over the stream's width off (LayerNorm).
+        scale, softcap: logits are head(norm(x)) x scale; where there is a softcap, they become softcap x tanh(logits /
+            softcap).
+
+    Raises:
+        Refusal: SAE_INCOMPATIBLE where the layers are not found, or the head does not read the stream's width.
+    """
+
+    def __init__(self, model: Checkpoint) -> None:
+        self.head: Any = model.model.get_output_embeddings()
+        if int(self.head.in_features) != model.hidden_size:
+            raise Refusal(
+                "SAE_INCOMPATIBLE",
+                f"the output embedding reads {self.head.in_features} numbers, the residual stream has "
+                f"{model.hidden_size}",
+            )
+        self.norm = _final_norm(model.model, model.layers)
+        self.gain, self.is_centred = _linear_part(self.norm, model.hidden_size, self.device)
+        self.scale, self.softcap = _constants(model.model)
+        self._tied = model.model.get_input_embeddings().weight
+        if not model.model.config.get_text_config(decoder=True).tie_word_embeddings:
+            self._tied = None
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the output embedding."""
+        return cast(torch.device, next(self.head.parameters()).device)
+
+    def weight(self) -> Tensor:
+        """The output embedding [vocabulary, hidden] in the dtype of the model. A head that is laid out for the
+        processor's kernels, and shares no weight with the embedding, is copied for each call."""
+        if isinstance(self.head, PackedLinear) and self._tied is not None:
+            return cast(Tensor, self._tied)
+        return cast(Tensor, self.head.weight)
+
+    def logits(self, stream: Tensor) -> Tensor:
+        """The logits [..., vocabulary] in float32 of the stream behind the last layer [..., hidden]."""
+        own = next(self.head.parameters())
+        stream = stream.to(own.device, own.dtype)
+        hidden = stream if self.norm is None else self.norm(stream)
+        logits = self.head(hidden).float() * self.scale
+        if self.softcap is None:
+            return cast(Tensor, logits)
+        return torch.tanh(logits / self.softcap) * self.softcap
+
+    def pull(self, directions: Tensor) -> Tensor:
+        """Directions [n, hidden] of the stream as the head reads them, float32 [n, hidden]: the mean over the width off
+        where the norm is centred, times the gain. The norm's division by the length of the stream is left out."""
+        rows = directions.to(self.device, torch.float32)
+        if self.is_centred:
+            rows = rows - rows.mean(-1, keepdim=True)
+        return rows * self.gain
+
+    def scores(self, directions: Tensor) -> Iterator[tuple[int, Tensor]]:
+        """What each direction [n, hidden] adds to the logits, the mean over the vocabulary taken off: float32
+        [n, tokens] for blocks of the vocabulary, each after its first token. Scale and softcap are left out."""
+        pulled, weight = self.pull(directions), self.weight()
+        vocabulary, hidden = weight.shape
+        mean = pulled @ _mean_row(weight)
+        block = max(1, BLOCK_ELEMENTS // max(hidden, len(pulled)))
+        for first in range(0, vocabulary, block):
+            rows = weight[first : first + block].float()
+            yield first, pulled @ rows.t() - mean[:, None]
+
+    def extremes(self, directions: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """The tokens that each direction [n, hidden] promotes most and suppresses most (see `scores`).
+
+        Returns token ids (int64) and values (float32), each [n, 2, k']: the largest first, then the smallest first, of
+        k' = min(k, vocabulary) tokens each. Equal values are in no fixed order.
+        """
+        best: list[tuple[Tensor, Tensor]] = []
+        for first, scores in self.scores(directions):
+            signed = torch.stack([scores, -scores], dim=1)
+            top = signed.topk(min(k, signed.shape[-1]), dim=-1)
+            best.append((top.values, top.indices + first))
+        values = torch.cat([values for values, _ in best], dim=-1)
+        tokens = torch.cat([tokens for _, tokens in best], dim=-1)
+        top = values.topk(min(k, values.shape[-1]), dim=-1)
+        signs = torch.tensor([1.0, -1.0], device=values.device)[:, None]
+        return tokens.gather(-1, top.indices), top.values * signs
+
+
+def _mean_row(weight: Tensor) -> Tensor:
+    """The mean of the rows of a matrix, float32, summed in blocks."""
+    step = max(1, BLOCK_ELEMENTS // weight.shape[1])
+    parts = [
+        weight[first : first + step].float().sum(0, dtype=torch.float64)
+        for first in range(0, weight.shape[0], step)
+    ]
+    return (torch.stack(parts).sum(0) / weight.shape[0]).float()
+
+
+def _final_norm(model: nn.Module, layers: int) -> nn.Module | None:
+    """The last norm beside the list of layers, in the module that holds the list."""
+    path, _ = decoder_layers(model, layers)
+    trunk = model.get_submodule(path.rpartition(".")[0])
+    norms = [child for child in trunk.children() if "norm" in type(child).__name__.lower()]
+    return norms[-1] if norms else None
+
+
+@torch.inference_mode()
+def _linear_part(norm: nn.Module | None, width: int, device: torch.device) -> tuple[Tensor, bool]:
+    """The gain of a norm, float32 [width], and whether the norm is centred. The norm itself is tried with streams
+    whose normalised form is known, so that every architecture's own form of its weight counts."""
+    if norm is None:
+        return torch.ones(width, device=device), False
+    tried: Any = copy.deepcopy(norm).to(device).float()
+
+    def odd(stream: Tensor) -> Tensor:
+        """Half the difference between the outputs of a stream and of its negative, which has no bias in it."""
+        return (_plain(tried, stream) - _plain(tried, -stream)) / 2
+
+    even = torch.full((1, width), _PROBE, device=device)
+    stream = even.clone()
+    stream[:, 1::2] *= -1
+    is_centred = bool(odd(even).abs().max() <= 1e-3 * odd(stream).abs().max())
+    if is_centred:
+        normalised = (stream - stream.mean()) / stream.std(unbiased=False)
+    else:
+        normalised = stream / stream.square().mean().sqrt()
+    return (odd(stream) / normalised)[0].float(), is_centred
+
+
+def _plain(module: Any, stream: Tensor) -> Tensor:
+    """The module's own computation, without what libraries put around it to move tensors between devices."""
+    return cast(Tensor, type(module).forward(module, stream))
+
+
+def _constants(model: Any) -> tuple[float, float | None]:
+    """The scale and the softcap of the logits, where the architectures have them."""
+    config = model.config.get_text_config(decoder=True)
+    scale = float(getattr(model, "logit_scale", None) or 1.0)  # Cohere
+    scale /= float(getattr(config, "logits_scaling", None) or 1.0)  # Granite
+    scale *= float(getattr(config, "lm_head_multiplier", None) or 1.0)  # Falcon H1
+    softcap = getattr(config, "final_logit_softcapping", None)  # Gemma
+    softcap = softcap or getattr(config, "logits_soft_cap", None)  # RecurrentGemma
+    return scale, None if softcap is None else float(softcap)
