@@ -38,7 +38,8 @@ from steerserve.engines.sandbox.schemas import Checker
 from steerserve.errors import Refusal
 from steerserve.hub import client as hub_client
 from steerserve.hub.child import Downloaders
-from steerserve.messages.engine import Engine, Report, one_process
+from steerserve.messages.engine import Engine, Heartbeat, Report
+from steerserve.messages.spelling import ReadBack, Spell
 from steerserve.messages.tokenizing import Spelling
 from steerserve.rules.inference.intent import GenerateIntent, Intent, SamplingParameters
 from steerserve.rules.models.breaker import BreakerStatus
@@ -161,10 +162,9 @@ class Stream:
 class ScriptedEngine(Engine):
     """Has all methods of an engine, without a process."""
 
-    pid: int | None = None
-
     def __init__(self, launcher: Launcher) -> None:
-        super().__init__()
+        super().__init__(Heartbeat(self._sign))
+        self.fleet = self if launcher.replicas else None
         self._launcher = launcher
         self.asked_statistics: list[tuple[list[int] | None, str | None, int]] = []
         self.counted = m.Statistics(1, [], 0, 0)
@@ -186,15 +186,11 @@ class ScriptedEngine(Engine):
         self.silent: Sign | None = None
         """The sign that does not change while the engine stands still; None while the engine is alive."""
 
-    async def spell(self, prompt: m.Text | m.Chat, longest: int) -> Spelling:
-        assert isinstance(prompt, m.Text)
-        ids = [ord(letter) for letter in prompt.text]
-        return Spelling(prompt.text, ids, list(prompt.text), list(range(len(ids))))
+    def tell(self, **changes: Any) -> None:
+        """Tell something of the passes."""
+        self._passes = replace(self._passes, **changes)
 
-    async def read_back(self, ids: list[int]) -> Spelling:
-        return await self.spell(m.Text("".join(map(chr, ids))), len(ids))
-
-    def sign(self) -> Sign:
+    def _sign(self) -> Sign:
         self._signs += 1
         return self.silent or Sign(Activity.IDLE, self._signs)
 
@@ -222,12 +218,10 @@ class ScriptedEngine(Engine):
             self.views[name] = view
         self.on_replicas(view)
 
-    async def measure_replicas(self) -> dict[str, m.Measured]:
+    async def measure(self) -> dict[str, m.Measured]:
         return dict(self.kept)
 
     async def resize(self, count: int) -> None:
-        if not self.views:
-            raise one_process()
         await self._step("resize")
         names = [v.name for v in self.replicas() if v.state is not ReplicaState.DRAINING]
         for name in names[count:]:
@@ -244,8 +238,6 @@ class ScriptedEngine(Engine):
         self.become(name, ReplicaState.STARTING, restarts=self.views[name].restarts + 1)
 
     async def _of_replica(self, step: str, name: str) -> None:
-        if not self.views:
-            raise one_process()
         await self._step(step)
         if name not in self.views:
             raise Refusal("REPLICA_NOT_FOUND", f"no replica is called {name!r}", name=name)
@@ -272,7 +264,7 @@ class ScriptedEngine(Engine):
         return self.views[name]
 
     async def ask(self, question: m.Question[Answer]) -> Answer:
-        return cast("Answer", await self._answer(question))
+        return cast("Answer", _spelling(question) or await self._answer(question))
 
     async def _answer(self, question: m.Question[Any]) -> object:
         await self._step(STEPS[type(question)])
@@ -362,17 +354,17 @@ class ScriptedEngine(Engine):
 
     async def _step(self, name: str) -> None:
         is_command = name not in ("load", "generate")
-        if is_command and self.stalled is not None:
-            raise self.stalled
-        stalling = asyncio.ensure_future(self.stalling.wait())
+        if is_command:
+            self.heartbeat.check()
+        stalling = asyncio.ensure_future(self.heartbeat.stalling.wait())
         try:
             await self._launcher.step(name, [self.ended, *([stalling] if is_command else [])])
         finally:
             stalling.cancel()
         if self.ended.done():
             raise _gone(self.ended.result())
-        if is_command and self.stalled is not None:
-            raise self.stalled
+        if is_command:
+            self.heartbeat.check()
 
 
 class Launcher:
@@ -453,6 +445,17 @@ class Launcher:
                 opened.cancel()
         if failure is not None:
             raise failure
+
+
+def _spelling(question: m.Question[Any]) -> Spelling | None:
+    match question:
+        case Spell(prompt=m.Text(text=text)):
+            ids = [ord(letter) for letter in text]
+        case ReadBack(ids=ids):
+            text = "".join(map(chr, ids))
+        case _:
+            return None
+    return Spelling(text, ids, list(text), list(range(len(ids))))
 
 
 def _attached(layer: int) -> m.Attached:

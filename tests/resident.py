@@ -21,7 +21,7 @@ def engine_of(live: Running) -> Engine:
 def processes(live: Running) -> list[psutil.Process]:
     """The process of the engine, or those of its replicas."""
     engine = engine_of(live)
-    pids = [view.pid for view in engine.replicas()] or [engine.pid]
+    pids = [v.pid for v in engine.fleet.replicas()] if engine.fleet else [engine.pid]
     # without a number, psutil would take the process of the tests
     return [psutil.Process(pid) for pid in pids if pid is not None]
 

@@ -21,7 +21,7 @@ async def engine() -> ScriptedEngine:
     engine = await Launcher().launch()
     made = await engine.change(lambda state: state.attached(SAE))
     assert list(made) == ["a@0"]
-    assert engine.applied == {"a@0": 0}
+    assert engine.passes.applied == {"a@0": 0}
     return engine
 
 
@@ -51,8 +51,8 @@ async def test_a_change_that_is_refused_or_given_up_changes_nothing(engine: Scri
 
 
 async def test_the_counts_of_an_sae_end_with_it(engine: ScriptedEngine) -> None:
-    engine.applied["a@0"] = 7
+    engine.tell(applied={"a@0": 7})
     await engine.change(m.setting(steering=STEERING))
-    assert engine.applied == {"a@0": 7}
+    assert engine.passes.applied == {"a@0": 7}
     await engine.change(lambda state: state.detached("a@0"))
-    assert engine.applied == {}
+    assert engine.passes.applied == {}

@@ -10,14 +10,14 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import suppress
-from typing import Any, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, TypeVar
 
 import psutil
 
 from steerserve import messages as m
 from steerserve.errors import Refusal
 from steerserve.messages import endings
-from steerserve.messages.tokenizing import Spelling
 from steerserve.rules.residency.heartbeat import Sign
 from steerserve.rules.residency.replicas import ReplicaView
 from steerserve.rules.sensing.cluster_sensing import History
@@ -32,68 +32,113 @@ def no_layers() -> Refusal:
     return Refusal("SAE_INCOMPATIBLE", "a GGUF model has no layers to hook")
 
 
-def one_process() -> Refusal:
-    """The refusal of a change of the replicas, by an engine that is one process."""
-    return Refusal("REPLICAS_UNAVAILABLE", "the resident model is served by one engine process")
+class Heartbeat:
+    """The heartbeats of one engine. `sign` answers the last one, also while the engine stands still. `stalled`
+    is the refusal of commands while the engine sends none, and `stalling` is set meanwhile. Requests wait on.
+
+    Args:
+        on_stall: is called with the refusal when the engine stalls.
+    """
+
+    def __init__(
+        self, sign: Callable[[], Sign], on_stall: Callable[[Refusal], None] = lambda _: None
+    ) -> None:
+        self.sign = sign
+        self.stalled: Refusal | None = None
+        self.stalling = asyncio.Event()
+        self._on_stall = on_stall
+
+    def stall(self, why: Refusal) -> None:
+        """The engine sends no heartbeat: commands are refused with `why` from now on."""
+        self.stalled = why
+        self.stalling.set()
+        self._on_stall(why)
+
+    def wake(self) -> None:
+        """The engine sends heartbeats again."""
+        self.stalled = None
+        self.stalling.clear()
+
+    def check(self) -> None:
+        """Raises:
+        Refusal: the engine is stalled.
+        """
+        if self.stalled is not None:
+            raise self.stalled
+
+
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """What an engine has told of its forward passes.
+
+    Attributes:
+        applied: for each attached SAE, the passes in which its steering was added.
+        threads: the last change of the number of threads; None where the engine tells none.
+        graphs: the last change of the way in which decode passes are run; None where the engine tells none.
+    """
+
+    applied: Mapping[str, int] = field(default_factory=dict)
+    threads: m.ThreadsChanged | None = None
+    graphs: m.GraphsChanged | None = None
+
+
+class Replicated(Protocol):
+    """The replicas of an engine that is a fleet, and their changes."""
+
+    def replicas(self) -> tuple[ReplicaView, ...]:
+        """The replicas that serve the model, in the order of their names."""
+
+    async def measure(self) -> Mapping[str, m.Measured]:
+        """The memory of each replica by its name."""
+
+    async def resize(self, count: int) -> None:
+        """Serve with so many replicas from now on. Returns once the change has begun: `on_replicas` tells how it goes
+        on. New replicas are started and restored in the background; replicas that are taken away end after their
+        requests.
+
+        Raises:
+            Refusal: INVALID_PARAMETER for a count below 1.
+        """
+
+    async def drain(self, name: str) -> None:
+        """Take a replica away after its requests. Returns once it gets no new requests.
+
+        Raises:
+            Refusal: REPLICA_NOT_FOUND; REPLICAS_UNAVAILABLE where no other replica serves.
+        """
+
+    async def replace(self, name: str) -> None:
+        """Start another replica in the place of this one, which is taken away once the other serves. Returns once the
+        change has begun.
+
+        Raises:
+            Refusal: REPLICA_NOT_FOUND.
+        """
 
 
 class Engine(ABC):
     """One engine. `ended` is done when its process is gone, with the reason as a clause. `on_record` is called with
-    each record of monitoring, `on_spans` and `on_edges` with what was sensed in a choice. `stalled` is the refusal of
-    commands while the engine sends no heartbeat, and `stalling` is set meanwhile. `history` has the tokens that
-    sensing has reported; the replicas of a fleet share one. `node` and `address` name the node where its process runs;
-    None stands for this host. `on_replicas` is called with each replica that came into another state."""
+    each record of monitoring, `on_spans` and `on_edges` with what was sensed in a choice. `history` has the tokens that
+    sensing has reported; the replicas of a fleet share one. `pid` is the id of its process; None where no process
+    runs. `node` and `address` name the node of that process; None stands for this host. `fleet` is None for an engine
+    that is one process. `on_replicas` is called with each replica that came into another state."""
 
-    def __init__(self) -> None:
+    def __init__(self, heartbeat: Heartbeat) -> None:
+        self.heartbeat = heartbeat
         self._state = m.State()
         self._changing = asyncio.Lock()
-        self._applied: dict[str, int] = {}
+        self._passes = Passes()
         self.on_record: Callable[[m.Recorded], None] = lambda _: None
         self.on_spans: Callable[[m.SensedSpans], None] = lambda _: None
         self.on_edges: Callable[[m.SensedEdges], None] = lambda _: None
         self.on_replicas: Callable[[ReplicaView], None] = lambda _: None
         self.history = History()
+        self.pid: int | None = None
         self.node: str | None = None
         self.address: str | None = None
+        self.fleet: Replicated | None = None
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self.stalled: Refusal | None = None
-        self.stalling = asyncio.Event()
-        self._threads: m.ThreadsChanged | None = None
-        self._graphs: m.GraphsChanged | None = None
         self._parting: Refusal | None = None
-
-    def note(self, change: m.ThreadsChanged | m.GraphsChanged) -> None:
-        """Keep the last change of its kind."""
-        if isinstance(change, m.ThreadsChanged):
-            self._threads = change
-        else:
-            self._graphs = change
-
-    @property
-    def applied(self) -> dict[str, int]:
-        """For each attached SAE, the forward passes in which its steering was added."""
-        return self._applied
-
-    @property
-    def threads(self) -> m.ThreadsChanged | None:
-        """The last change of the number of threads; None where the engine tells none."""
-        return self._threads
-
-    @property
-    def graphs(self) -> m.GraphsChanged | None:
-        """The last change of the way in which decode passes are run; None where the engine tells none."""
-        return self._graphs
-
-    @property
-    @abstractmethod
-    def pid(self) -> int | None:
-        """The id of the process on its node; None where no process runs."""
-
-    @property
-    def local_pid(self) -> int | None:
-        """The id of the process on this host; None for a process of another node, whose id means another process
-        here."""
-        return self.pid if self.node is None else None
 
     @abstractmethod
     async def load(self, report: Report, *args: Any, **fields: Any) -> m.Loaded:
@@ -126,22 +171,6 @@ class Engine(ABC):
         if self.ended.done():
             raise self._parting or endings.gone_before(self.ended.result())
 
-    # ------------------------------------------------------------- heartbeats
-
-    @abstractmethod
-    def sign(self) -> Sign:
-        """The last heartbeat. It can be read while the engine stands still."""
-
-    def stall(self, why: Refusal) -> None:
-        """The engine sends no heartbeat: commands are refused with `why` from now on. Requests wait on."""
-        self.stalled = why
-        self.stalling.set()
-
-    def wake(self) -> None:
-        """The engine sends heartbeats again."""
-        self.stalled = None
-        self.stalling.clear()
-
     @abstractmethod
     def lose(self, reason: str) -> None:
         """End the process by force, as if it had ended by itself for this reason. Does not wait."""
@@ -156,24 +185,6 @@ class Engine(ABC):
         Raises:
             Refusal: the refusal of the prompts or of the engine, before Started; MODEL_NOT_LOADED when the engine had
                 ended before the request, ENGINE_UNAVAILABLE when it ended during the request.
-        """
-
-    @abstractmethod
-    async def spell(self, prompt: m.Text | m.Chat, longest: int) -> Spelling:
-        """The text of a prompt, of at most `longest` characters, with its tokens.
-
-        Raises:
-            Refusal: NO_CHAT_TEMPLATE, PAYLOAD_TOO_LARGE; INVALID_PARAMETER when the template or the tokenizer refuses
-                the prompt; what refuses commands once the engine has ended.
-        """
-
-    @abstractmethod
-    async def read_back(self, ids: list[int]) -> Spelling:
-        """The text that these tokens stand for.
-
-        Raises:
-            Refusal: INVALID_PARAMETER naming the place of an id that is not in the vocabulary; what refuses commands
-                once the engine has ended.
         """
 
     # ------------------------------------------------------------- the state
@@ -194,11 +205,23 @@ class Engine(ABC):
         async with self._changing:
             after = step(self._state)
             facts = await self._apply(after)
-            for sae in after.since(self._state).coming:
-                self._applied.pop(sae.key, None)
-            self._applied = {key: self._applied.get(key, 0) for key in after.keys}
+            coming = {sae.key for sae in after.since(self._state).coming}
+            self._set_applied(
+                {key: 0 if key in coming else self._counted(key) for key in after.keys}
+            )
             self._state = after
             return facts
+
+    @property
+    def passes(self) -> Passes:
+        """What the engine has told of its forward passes."""
+        return self._passes
+
+    def _counted(self, key: str) -> int:
+        return self._passes.applied.get(key, 0)
+
+    def _set_applied(self, applied: Mapping[str, int]) -> None:
+        self._passes = replace(self._passes, applied=applied)
 
     async def _apply(self, state: m.State) -> Mapping[str, m.Attached]:
         """Tell the engine its whole state, and return the facts of its SAEs. By default there are no layers, so nothing
@@ -224,43 +247,11 @@ class Engine(ABC):
         """
         raise no_layers()
 
-    async def measure_replicas(self) -> Mapping[str, m.Measured]:
-        """The memory of each replica by its name; none for an engine that is one process."""
-        return {}
 
-    # ------------------------------------------------------------- replicas
-
-    def replicas(self) -> tuple[ReplicaView, ...]:
-        """The replicas that serve the model, in the order of their names. An engine that is one process has none."""
-        return ()
-
-    async def resize(self, count: int) -> None:
-        """Serve with so many replicas from now on. Returns once the change has begun: `on_replicas` tells how it goes
-        on. New replicas are started and restored in the background; replicas that are taken away end after their
-        requests.
-
-        Raises:
-            Refusal: REPLICAS_UNAVAILABLE from an engine that is one process; INVALID_PARAMETER for a count below 1.
-        """
-        raise one_process()
-
-    async def drain(self, name: str) -> None:
-        """Take a replica away after its requests. Returns once it gets no new requests.
-
-        Raises:
-            Refusal: REPLICA_NOT_FOUND; REPLICAS_UNAVAILABLE where no other replica serves, and from an engine that is
-                one process.
-        """
-        raise one_process()
-
-    async def replace(self, name: str) -> None:
-        """Start another replica in the place of this one, which is taken away once the other serves. Returns once the
-        change has begun.
-
-        Raises:
-            Refusal: REPLICA_NOT_FOUND; REPLICAS_UNAVAILABLE from an engine that is one process.
-        """
-        raise one_process()
+def local_pid(engine: Engine) -> int | None:
+    """The id of the engine's process on this host; None for a process of another node, whose id means another process
+    here."""
+    return engine.pid if engine.node is None else None
 
 
 def is_stopped(pid: int | None) -> bool:

@@ -181,7 +181,7 @@ def test_the_detailed_body_has_every_block(shared: Running) -> None:
         "ended_by_restart errors replicas"
     )
     assert set(body) == set(expected.split())
-    is_one_process = not engine_of(shared).replicas()
+    is_one_process = engine_of(shared).fleet is None
     assert (body["replicas"] is None) is is_one_process
     assert body["errors"] == {}
     assert body["model_name"] == demo.MODEL_NAME
@@ -232,7 +232,7 @@ def test_the_text_is_what_a_scraper_reads(shared: Running) -> None:
     assert families["steerserve_time_to_first_token_seconds"].type == "histogram"
     memory = families["steerserve_process_resident_memory_bytes"].samples
     # replicas may run on other machines
-    measured = {"control"} if engine_of(shared).replicas() else {"control", "engine"}
+    measured = {"control"} if engine_of(shared).fleet else {"control", "engine"}
     assert {sample.labels["process"] for sample in memory} == measured
     assert demo.MODEL_NAME not in answer.text
 

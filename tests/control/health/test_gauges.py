@@ -114,7 +114,6 @@ async def test_the_memory_of_an_engine_on_another_node_is_not_that_of_a_process_
     await world.loaded()
     engine = world.launcher.engine
     engine.pid, engine.node = os.getpid(), "gpu-1"
-    assert engine.local_pid is None
     assert await value(world, "process_resident_memory_bytes", process="engine") is None
 
 
@@ -130,12 +129,11 @@ async def test_passes_that_steered_only_grow_when_an_sae_is_attached_again(world
     await world.loaded()
     sae = await world.sae()
     (attached,) = [await world.attachments.attach(sae, 1)]
-    applied = world.launcher.engine.applied
-    (key,) = applied
-    applied[key] = 10
+    (key,) = world.launcher.engine.passes.applied
+    world.launcher.engine.tell(applied={key: 10})
     assert await value(world, "steering_applied_total") == 10
     assert await value(world, "steering_applied_total") == 10
-    applied[key] = 4
+    world.launcher.engine.tell(applied={key: 4})
     assert await value(world, "steering_applied_total") == 14
     assert attached is not None
 
@@ -147,8 +145,8 @@ async def test_passes_that_steered_only_grow_when_the_model_is_loaded_again(worl
         await soon((await world.conductor.load(row)).ready)
         await world.attachments.attach(sae, 1)
         assert world.launcher.engine.pid is None
-        (key,) = world.launcher.engine.applied
-        world.launcher.engine.applied[key] = count
+        (key,) = world.launcher.engine.passes.applied
+        world.launcher.engine.tell(applied={key: count})
         assert await value(world, "steering_applied_total") == total
         await world.conductor.unload(row.id)
 

@@ -162,7 +162,7 @@ async def test_the_last_change_of_the_way_in_which_decode_passes_are_run_is_show
     await world.loaded()
     assert world.vitals.backend().cuda_graphs == FACTS.cuda_graphs
     changed = CudaGraphs(Decoding.STATIC, "passes are not recorded any more")
-    world.launcher.engine.note(GraphsChanged(changed))
+    world.launcher.engine.tell(graphs=GraphsChanged(changed))
     assert world.vitals.backend().cuda_graphs == changed
 
 

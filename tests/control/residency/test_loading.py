@@ -38,7 +38,7 @@ async def test_a_gguf_model_on_a_card_makes_room_for_the_next(
     monkeypatch.setattr(loading, "read_cards", lambda: ([card], None))
     row: Any = SimpleNamespace(**ROW, local_path=str(tmp_path / "m"))
     resident: Any = SimpleNamespace(
-        engine=SimpleNamespace(local_pid=os.getpid()),
+        engine=SimpleNamespace(pid=os.getpid(), node=None),
         facts=SimpleNamespace(memory_by_device_mb={}),
         placement=placed(700, "cuda:0"),
     )

@@ -162,7 +162,7 @@ async def test_a_load_is_not_called_stalled_and_is_lost_after_its_bound(world: W
     await soon(gate.reached.wait())
     watched = Watched(world)
     watched.silent(1799, Activity.LOAD)
-    assert watched.engine.stalled is None
+    assert watched.engine.heartbeat.stalled is None
     watched.silent(1800, Activity.LOAD)
     assert (await refused(resident.ready)).code == "MODEL_LOAD_FAILED"
     assert world.phase is Phase.EMPTY

@@ -205,7 +205,7 @@ async def test_closing_the_iterator_ends_the_request_in_the_engine(
     # only the cancelled request is steered, so the count of steered passes stands still once it is gone
     async for event in engine.run(m.Generation([m.Text(words(9))], 1, GREEDY, m.Suppressed())):
         found.append(event)
-        counts.append(engine.applied[KEY])
+        counts.append(engine.passes.applied[KEY])
     assert 0 < counts[1] == counts[-1] < 200
     assert text_of(found) == truth(llama, words(9))
 
@@ -217,12 +217,12 @@ async def test_steering_acts_on_the_next_request_and_ends_with_it(
     assert (attached.layer_module_path, attached.d_in) == ("model.layers.0", 32)
     plain = truth(llama, words(20))
     assert text_of(await events(engine, words(20))) == plain
-    assert engine.applied == {KEY: 0}
+    assert engine.passes.applied == {KEY: 0}
     await engine.change(m.setting(steering=m.Steering(1, True, {KEY: {1: 20.0, 5: -20.0}})))
     assert text_of(await events(engine, words(20))) != plain
-    assert engine.applied[KEY] > 0
+    assert engine.passes.applied[KEY] > 0
     await engine.change(lambda state: state.detached(KEY))
-    assert engine.applied == {}
+    assert engine.passes.applied == {}
     assert text_of(await events(engine, words(20))) == plain
 
 
@@ -238,15 +238,15 @@ async def eventually(condition: Callable[[], object]) -> None:
 async def test_an_idle_engine_gives_signs_and_a_stopped_one_does_not(
     engine: CheckpointEngine,
 ) -> None:
-    await eventually(lambda: engine.sign().activity is Activity.IDLE)
-    before = engine.sign().count
-    await eventually(lambda: engine.sign().count > before)
+    await eventually(lambda: engine.heartbeat.sign().activity is Activity.IDLE)
+    before = engine.heartbeat.sign().count
+    await eventually(lambda: engine.heartbeat.sign().count > before)
     assert engine.pid
     os.kill(engine.pid, signal.SIGSTOP)
-    await eventually(lambda: engine.sign().is_stopped)
-    assert engine.sign() == engine.sign()
+    await eventually(lambda: engine.heartbeat.sign().is_stopped)
+    assert engine.heartbeat.sign() == engine.heartbeat.sign()
     os.kill(engine.pid, signal.SIGCONT)
-    await eventually(lambda: not engine.sign().is_stopped)
+    await eventually(lambda: not engine.heartbeat.sign().is_stopped)
 
 
 async def test_a_command_that_was_taken_back_before_it_was_read_is_not_carried_out(
@@ -257,13 +257,13 @@ async def test_a_command_that_was_taken_back_before_it_was_read_is_not_carried_o
     os.kill(engine.pid, signal.SIGSTOP)
     detaching = asyncio.ensure_future(engine.change(lambda state: state.detached(KEY)))
     await until(lambda: engine._asks._answers)
-    engine.stall(Refusal("ENGINE_UNAVAILABLE", "it stands still"))
+    engine.heartbeat.stall(Refusal("ENGINE_UNAVAILABLE", "it stands still"))
     with pytest.raises(Refusal):
         await detaching
     with pytest.raises(Refusal):
         await engine.change(m.setting(steering=m.Steering(1, True, {KEY: {1: 1.0}})))
     os.kill(engine.pid, signal.SIGCONT)
-    engine.wake()
+    engine.heartbeat.wake()
     await engine.change(m.setting(steering=m.Steering(2, True, {KEY: {1: 1.0}})))
     await engine.change(lambda state: state.detached(KEY))
 

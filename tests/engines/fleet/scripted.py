@@ -14,6 +14,7 @@ from steerserve.engines.fleet.fleet import Fleet
 from steerserve.engines.fleet.replica import Replica
 from steerserve.errors import Refusal
 from steerserve.messages.engine import Report
+from steerserve.messages.spelling import ReadBack, Spell
 from steerserve.messages.tokenizing import Spelling
 from steerserve.rules.residency.heartbeat import Bounds
 from steerserve.rules.residency.replicas import ReplicaState, ReplicaView
@@ -52,10 +53,7 @@ class Letters:
     ) -> list[m.Tokens]:
         return [m.Tokens([ord(letter) for letter in prompt.text]) for prompt in prompts]
 
-    async def spell(self, prompt: m.Text | m.Chat, longest: int) -> Spelling:
-        raise AssertionError("no test asks for it")
-
-    async def read_back(self, ids: list[int]) -> Spelling:
+    async def spell(self, question: Spell | ReadBack) -> Spelling:
         raise AssertionError("no test asks for it")
 
     async def close(self) -> None:

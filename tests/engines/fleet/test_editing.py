@@ -84,7 +84,7 @@ async def test_an_edit_that_every_replica_refuses_changes_nothing(scene: Made) -
     with pytest.raises(Refusal, match="damaged"):
         await soon(one.fleet.change(attached))
     await one.serving("r1", "r2")
-    assert one.fleet.applied == {}
+    assert one.fleet.passes.applied == {}
     request = one.ask()
     (await one.stream(0)).complete()
     await request.text()
@@ -129,7 +129,7 @@ async def test_a_replica_that_stands_still_during_an_edit_is_left_behind(scene: 
     gate = one.crew.launchers[0].hold("steer")
     edit = asyncio.create_task(one.fleet.change(m.setting(steering=ON)))
     await gate.reached.wait()
-    one.engine(0).stall(Refusal("ENGINE_UNAVAILABLE", "silent"))
+    one.engine(0).heartbeat.stall(Refusal("ENGINE_UNAVAILABLE", "silent"))
     await soon(edit)
     await one.serving("r1", "r2")
     assert one.engine(0).ended.done()
@@ -140,7 +140,7 @@ async def test_a_replica_that_stood_still_before_an_edit_must_not_wake_without_i
     scene: Made,
 ) -> None:
     one = await scene(2)
-    one.engine(0).stall(Refusal("ENGINE_UNAVAILABLE", "silent"))
+    one.engine(0).heartbeat.stall(Refusal("ENGINE_UNAVAILABLE", "silent"))
     one.replica("r1").move(ReplicaState.STALLED, "silent")
     await soon(one.fleet.change(m.setting(steering=ON)))
     assert one.engine(0).ended.done()
@@ -201,10 +201,10 @@ async def test_edits_are_made_one_after_the_other(scene: Made) -> None:
 
 async def test_edits_are_refused_while_the_whole_fleet_stands_still(scene: Made) -> None:
     one = await scene(2)
-    one.fleet.stall(Refusal("ENGINE_UNAVAILABLE", "all silent"))
+    one.fleet.heartbeat.stall(Refusal("ENGINE_UNAVAILABLE", "all silent"))
     with pytest.raises(Refusal, match="all silent"):
         await soon(one.fleet.change(m.setting(steering=ON)))
-    one.fleet.wake()
+    one.fleet.heartbeat.wake()
     await soon(one.fleet.change(m.setting(steering=ON)))
 
 

@@ -169,12 +169,12 @@ async def test_another_model_under_the_same_path_does_not_serve(scene: Made) -> 
 async def test_signs_come_while_one_replica_is_alive(scene: Made) -> None:
     one = await scene(2)
     silent = Refusal("ENGINE_UNAVAILABLE", "silent")
-    one.engine(0).stall(silent)
-    assert one.fleet.sign() != one.fleet.sign()
-    one.engine(1).stall(silent)
+    one.engine(0).heartbeat.stall(silent)
+    assert one.fleet.heartbeat.sign() != one.fleet.heartbeat.sign()
+    one.engine(1).heartbeat.stall(silent)
     one.engine(0).silent = Sign(Activity.DECODE, 7)
-    assert one.fleet.sign() == one.fleet.sign()
-    assert one.fleet.sign().activity is Activity.DECODE
+    assert one.fleet.heartbeat.sign() == one.fleet.heartbeat.sign()
+    assert one.fleet.heartbeat.sign().activity is Activity.DECODE
 
 
 async def test_a_silent_replica_is_stalled_then_lost_and_started_again() -> None:
@@ -210,14 +210,15 @@ async def test_a_silent_replica_is_stalled_then_lost_and_started_again() -> None
 async def test_the_steering_passes_are_counted_over_all_engines(scene: Made) -> None:
     one = await scene(2)
     await one.fleet.change(attached)
-    one.engine(0).applied[KEY], one.engine(1).applied[KEY] = 3, 4
-    assert one.fleet.applied == {KEY: 7}
+    one.engine(0).tell(applied={KEY: 3})
+    one.engine(1).tell(applied={KEY: 4})
+    assert one.fleet.passes.applied == {KEY: 7}
     await one.kill(0)
     await one.serving("r1", "r2")
-    one.engine(2).applied[KEY] = 1
-    assert one.fleet.applied == {KEY: 8}
+    one.engine(2).tell(applied={KEY: 1})
+    assert one.fleet.passes.applied == {KEY: 8}
     await one.fleet.change(detached)
-    assert one.fleet.applied == {}
+    assert one.fleet.passes.applied == {}
 
 
 # ------------------------------------------------------------- changes of an operator

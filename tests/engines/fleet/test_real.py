@@ -20,7 +20,7 @@ from steerserve.engines.checkpoint.client import Launcher
 from steerserve.engines.fleet.fleet import Fleet
 from steerserve.errors import Refusal
 from steerserve.messages.engine import Engine
-from steerserve.rules.residency.replicas import ReplicaState
+from steerserve.rules.residency.replicas import ReplicaState, ReplicaView
 from tests.engines.fleet.real import (
     FIELDS,
     KEY,
@@ -131,12 +131,16 @@ async def test_statistics_of_real_replicas_count_every_token(fleet: Fleet) -> No
     assert (await fleet.ask(m.ReadStatistics())).tokens == 0
 
 
+def views(engine: Engine) -> tuple[ReplicaView, ...]:
+    return engine.fleet.replicas() if engine.fleet else ()
+
+
 async def said(engine: Engine, text: str) -> tuple[str, str | None]:
     """What an engine writes after a text while the cluster is sensed, and the name of the replica that wrote it."""
     stream = engine.run(m.Generation([m.Text(text)], 1, EIGHT_TOKENS, m.Follow(), label="sensed"))
     made, name = "", None
     async for event in stream:
-        name = next((view.name for view in engine.replicas() if view.requests), None)
+        name = next((view.name for view in views(engine) if view.requests), None)
         made += event.text if isinstance(event, m.Piece) else ""
     return made, name
 

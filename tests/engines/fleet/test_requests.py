@@ -115,14 +115,14 @@ async def test_a_client_that_leaves_cancels_its_request(scene: Made) -> None:
 async def test_a_stalled_replica_gets_no_requests_until_it_wakes(scene: Made) -> None:
     one = await scene(2)
     replica, engine = one.replica("r1"), one.engine(0)
-    engine.stall(Refusal("ENGINE_UNAVAILABLE", "silent"))
+    engine.heartbeat.stall(Refusal("ENGINE_UNAVAILABLE", "silent"))
     replica.move(ReplicaState.STALLED, "silent")
     requests = [one.ask(), one.ask()]
     for _ in requests:
         (await one.stream(1)).complete()
     for request in requests:
         await request.text()
-    engine.wake()
+    engine.heartbeat.wake()
     replica.move(ReplicaState.SERVING)
     last = one.ask()
     (await one.stream(0)).complete()
@@ -138,13 +138,13 @@ async def test_a_request_without_a_token_leaves_a_replica_that_stands_still(scen
     other.start()
     other.say("a beginning")
     await until(lambda: waiting.events and len(written.events) == 2)
-    one.engine(0).stall(Refusal("ENGINE_UNAVAILABLE", "silent"))
+    one.engine(0).heartbeat.stall(Refusal("ENGINE_UNAVAILABLE", "silent"))
     (await one.stream(1)).complete("elsewhere")
     assert await waiting.text() == "elsewhere"
     assert first.was_cancelled
     # a request with a token waits, as long as its engine may wake
-    one.engine(1).stall(Refusal("ENGINE_UNAVAILABLE", "silent"))
-    one.engine(1).wake()
+    one.engine(1).heartbeat.stall(Refusal("ENGINE_UNAVAILABLE", "silent"))
+    one.engine(1).heartbeat.wake()
     other.say(" and an end", finish="stop")
     assert await written.text() == "a beginning and an end"
 
@@ -156,9 +156,9 @@ async def test_firings_of_a_request_that_left_a_replica_are_told_once(scene: Mad
     moved = one.ask("one", label="moved")
     await one.stream(0)
     engine = one.engine(0)
-    engine.stall(Refusal("ENGINE_UNAVAILABLE", "silent"))
+    engine.heartbeat.stall(Refusal("ENGINE_UNAVAILABLE", "silent"))
     elsewhere = await one.stream(1)
-    engine.wake()
+    engine.heartbeat.wake()
     # the replica had computed a part of the request before it was told that the request is cancelled
     engine.on_spans(m.SensedSpans(1, "moved", 0, "cluster", 1.0, []))
     engine.on_spans(m.SensedSpans(2, "another", 0, "cluster", 2.0, []))

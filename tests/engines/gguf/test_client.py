@@ -15,6 +15,7 @@ from steerserve.engines.gguf.client import GgufEngine, Options
 from steerserve.engines.gguf.server import LlamaServer
 from steerserve.errors import Refusal
 from steerserve.files import gguf
+from steerserve.messages.spelling import ReadBack
 from steerserve.rules.units import MIB
 from tests import gguf as maker
 from tests.engines.llamas import (
@@ -64,10 +65,10 @@ async def test_the_texts_of_all_tokens_take_few_questions(
     async with loaded(write(kind=kind)) as (engine, facts):
         ids = list(range(facts.vocabulary))
         asked.clear()
-        found = await engine.read_back(ids * 2)
+        found = await engine.ask(ReadBack(ids=ids * 2))
         assert len(asked) <= most
         assert found.ids == ids * 2
-        alone = [(await engine.read_back([token])).text for token in ids]
+        alone = [(await engine.ask(ReadBack(ids=[token]))).text for token in ids]
         assert found.pieces == alone * 2
 
 
@@ -318,7 +319,7 @@ async def test_what_the_engine_cannot_honour_is_refused_and_not_ignored(engine: 
     await engine.change(m.setting(steering=m.Steering(1, True, {})))
     await engine.change(lambda state: state.detached("sae@0"))
     assert (await engine.ask(m.Measure())).devices == {}
-    assert engine.applied == {}
+    assert engine.passes.applied == {}
 
 
 # ------------------------------------------------------------- sampling

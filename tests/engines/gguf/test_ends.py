@@ -36,15 +36,15 @@ async def test_each_answer_of_the_server_is_a_sign_and_a_stopped_process_gives_n
     engine: GgufEngine,
 ) -> None:
     async with asyncio.timeout(20):
-        before = engine.sign().count
-        while engine.sign().count == before:
+        before = engine.heartbeat.sign().count
+        while engine.heartbeat.sign().count == before:
             await asyncio.sleep(0.01)
-        assert engine.sign().activity is Activity.IDLE
+        assert engine.heartbeat.sign().activity is Activity.IDLE
         assert engine.pid
         os.kill(engine.pid, signal.SIGSTOP)
-        while not engine.sign().is_stopped:
+        while not engine.heartbeat.sign().is_stopped:
             await asyncio.sleep(0.01)
-    engine.stall(Refusal("ENGINE_UNAVAILABLE", "it stands still"))
+    engine.heartbeat.stall(Refusal("ENGINE_UNAVAILABLE", "it stands still"))
     async with asyncio.timeout(4):  # shorter than the patience with an engine that may end politely
         await engine.stop()
     assert engine.ended.done()

@@ -121,7 +121,7 @@ async def test_an_engine_on_another_node_answers_like_a_local_one(
     identity = certificates.new_identity()
     contact = await node.ask(Wanted(identity.certificate), Contact)
     engine = launcher.client(*await connect(contact, identity))
-    await until(lambda: engine.sign().activity is Activity.IDLE)
+    await until(lambda: engine.heartbeat.sign().activity is Activity.IDLE)
     await engine.load(lambda _: None, path=str(folder("llama")), **FIELDS)
     found = await asyncio.gather(*[events(engine, words(n)) for n in (5, 20, 40)])
     for n, answer in zip((5, 20, 40), found, strict=True):
@@ -272,14 +272,14 @@ async def test_each_end_of_a_link_ends_the_requests_and_leaves_nothing(
 
 
 async def test_a_stopped_engine_is_seen_stopped_and_can_be_ended(pair: Pair) -> None:
-    await until(lambda: pair.engine.sign().activity is Activity.IDLE)
+    await until(lambda: pair.engine.heartbeat.sign().activity is Activity.IDLE)
     process = psutil.Process(pair.contact.pid)
     process.suspend()
-    await until(lambda: pair.engine.sign().is_stopped)
+    await until(lambda: pair.engine.heartbeat.sign().is_stopped)
     process.resume()
-    await until(lambda: not pair.engine.sign().is_stopped)
+    await until(lambda: not pair.engine.heartbeat.sign().is_stopped)
     process.suspend()
-    await until(lambda: pair.engine.sign().is_stopped)
+    await until(lambda: pair.engine.heartbeat.sign().is_stopped)
     pair.engine.lose("it is stopped")
     assert await pair.is_gone() == "the engine process was ended by signal 9"
 
@@ -291,10 +291,10 @@ async def test_a_short_split_is_seen_and_survived(
     monkeypatch.setattr(link, "CUT_SECONDS", 0.2)
     held = asyncio.Event()
     pair.proxy.held = held
-    await until(lambda: pair.engine.sign().is_cut)
+    await until(lambda: pair.engine.heartbeat.sign().is_cut)
     held.set()
     pair.proxy.held = None
-    await until(lambda: not pair.engine.sign().is_cut)
+    await until(lambda: not pair.engine.heartbeat.sign().is_cut)
     assert await pair.engine.ask(m.Measure())
 
 
@@ -317,10 +317,10 @@ async def test_a_stopped_host_is_cut_off_and_ends_when_it_goes_on(
     patience = replace(QUICK, lost=4.0)
     engine = launcher.client(*await connect(contact, identity, patience))
     node.signal(signal.SIGSTOP)
-    await until(lambda: engine.sign().is_cut)
-    silent = heartbeat.silence(None, engine.sign(), 0.0)
+    await until(lambda: engine.heartbeat.sign().is_cut)
+    silent = heartbeat.silence(None, engine.heartbeat.sign(), 0.0)
     for look in (1.0, 2.0):
-        silent = heartbeat.silence(silent, engine.sign(), look)
+        silent = heartbeat.silence(silent, engine.heartbeat.sign(), look)
     assert heartbeat.condition(silent, Bounds(300, 1800)) is Condition.STALLED
     assert "nothing came from the other node" in await asyncio.wait_for(engine.ended, 20)
     node.signal(signal.SIGCONT)

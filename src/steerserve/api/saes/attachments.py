@@ -116,7 +116,7 @@ class Status:
 
     def _entry(self, attachment: Attachment) -> dict[str, Any]:
         resident = self.conductor.resident
-        applied = resident.engine.applied if resident and resident.engine else {}
+        applied = resident.engine.passes.applied if resident and resident.engine else {}
         return _attached(attachment) | {
             "steering_enabled": self.steering.live.enabled,
             "monitoring_enabled": self.monitoring.key() == attachment.key,

@@ -30,7 +30,7 @@ from steerserve.control.steering.claims import LayerClaims
 from steerserve.control.steering.serving import Serving
 from steerserve.database.catalog import utc_now
 from steerserve.engines.sandbox.schemas import Checker
-from steerserve.messages.engine import Engine
+from steerserve.messages.engine import Engine, local_pid
 from steerserve.rules.percentiles import percentiles
 from steerserve.rules.residency.replicas import ReplicaState
 from steerserve.rules.residency.swap import Phase
@@ -181,7 +181,7 @@ class Gauges:
         resident = self._conductor.resident
         engine = resident.engine if resident else None
         seen = self._seen if engine is self._counted else {}
-        now = dict(engine.applied) if engine else {}
+        now = dict(engine.passes.applied) if engine else {}
         for key, count in now.items():
             before = seen.get(key, 0)
             # a smaller count than before means that the SAE was detached and attached again
@@ -201,9 +201,9 @@ class Gauges:
         made.resident_memory.clear()
         made.resident_memory.labels("control").set(psutil.Process().memory_info().rss)
         engine = resident.engine if resident else None
-        if engine is not None and engine.local_pid is not None:
+        if engine is not None and (pid := local_pid(engine)) is not None:
             with suppress(psutil.Error):  # the engine may just have ended
-                rss = psutil.Process(engine.local_pid).memory_info().rss
+                rss = psutil.Process(pid).memory_info().rss
                 made.resident_memory.labels("engine").set(rss)
         made.card_used.clear()
         made.card_total.clear()

@@ -151,8 +151,8 @@ async def _measured(resident: Resident | None) -> Mapping[str | None, Measured]:
         return {}
     with suppress(TimeoutError, Refusal):
         async with asyncio.timeout(MEASURE_SECONDS):
-            if resident.engine.replicas():
-                return dict((await resident.engine.measure_replicas()).items())
+            if resident.engine.fleet is not None:
+                return dict((await resident.engine.fleet.measure()).items())
             return {None: await resident.engine.ask(Measure())}
     return {}
 
@@ -183,7 +183,7 @@ def _placed(resident: Resident | None) -> set[int]:
     """Indices of the cards on which the tensor library holds the resident model."""
     if resident is None or resident.facts is None or resident.row.engine != CHECKPOINT:
         return set()
-    if resident.engine is not None and resident.engine.replicas():
+    if resident.engine is not None and resident.engine.fleet is not None:
         return set()  # the replicas run on the cards of nodes
     return {int(index) for index in re.findall(r"cuda:(\d+)", resident.facts.device)}
 

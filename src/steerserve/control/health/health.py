@@ -171,8 +171,8 @@ class Vitals:
         resident = self._conductor.resident
         if resident is None or resident.engine is None or resident.silence is None:
             return None
-        silence, is_stalled = resident.silence, resident.engine.stalled is not None
-        threads = resident.engine.threads
+        silence, is_stalled = resident.silence, resident.engine.heartbeat.stalled is not None
+        threads = resident.engine.passes.threads
         return EngineHealth(
             silence.sign.activity.name.lower(),
             round(heartbeat.length(silence), 1),
@@ -211,8 +211,9 @@ class Vitals:
         facts = resident.facts if resident is not None else None
         rows = facts.row_steps if facts else None
         graphs = facts.cuda_graphs if facts else None
-        if resident is not None and resident.engine is not None and resident.engine.graphs:
-            graphs = resident.engine.graphs.cuda_graphs
+        engine = resident.engine if resident is not None else None
+        if engine is not None and (changed := engine.passes.graphs):
+            graphs = changed.cuda_graphs
         limits = []
         if settings.enable_continuous_batching:
             limits += ["response_format is refused", "seeds are best effort"]

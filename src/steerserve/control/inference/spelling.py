@@ -5,6 +5,7 @@ from __future__ import annotations
 from steerserve import messages as m
 from steerserve.control.inference.views import TokenizedText
 from steerserve.control.residency.conductor import Conductor
+from steerserve.messages.spelling import ReadBack, Spell
 from steerserve.messages.tokenizing import Spelling
 from steerserve.rules.inference.intent import Conversation
 from steerserve.settings import Settings
@@ -34,7 +35,7 @@ class Speller:
             asked = m.Chat([dict(message) for message in prompt], client=client)
         longest = self._settings.tokenize_max_characters
         engine, _ = resident.running()
-        return _tokenized(resident.row.name, await engine.spell(asked, longest))
+        return _tokenized(resident.row.name, await engine.ask(Spell(prompt=asked, longest=longest)))
 
     async def read_back(self, ids: list[int]) -> TokenizedText:
         """The text that these tokens stand for.
@@ -44,7 +45,7 @@ class Speller:
         """
         resident = self._conductor.loaded()
         engine, _ = resident.running()
-        return _tokenized(resident.row.name, await engine.read_back(ids))
+        return _tokenized(resident.row.name, await engine.ask(ReadBack(ids=ids)))
 
 
 def _tokenized(model: str, made: Spelling) -> TokenizedText:

@@ -37,7 +37,7 @@ async def read(resident: Resident, read_cards: ReadCards = read_cards) -> int | 
     """MiB free on all devices of the model together, with what its engine keeps without using it; None where a driver
     does not tell, and for a model with replicas."""
     engine, facts = resident.running()
-    if engine.replicas():
+    if engine.fleet is not None:
         return None  # each replica has memory of its own: see `on_nodes`
     labels = {label for label in facts.memory_by_device_mb if label != fitting.HOST}
     if not labels:
@@ -54,16 +54,17 @@ async def read(resident: Resident, read_cards: ReadCards = read_cards) -> int | 
 async def on_nodes(resident: Resident, read_nodes: ReadNodes) -> list[NodeRoom]:
     """The free memory of the nodes where replicas hold the model, with what their engines keep without using it. A
     node that does not tell is left out; its replicas refuse an SAE for which they lack memory."""
-    engine, _ = resident.running()
+    fleet = resident.running()[0].fleet
+    assert fleet is not None
     try:
         async with asyncio.timeout(NODES_SECONDS):
-            nodes, kept = await asyncio.gather(read_nodes(), engine.measure_replicas())
+            nodes, kept = await asyncio.gather(read_nodes(), fleet.measure())
     except (Refusal, TimeoutError) as error:
         log.warning("memory_of_nodes_unknown", reason=str(error) or "no answer in time")
         return []
     facts = {node.facts.name: node.facts for node in nodes if node.facts is not None}
     rooms, on_host = [], Counter[str]()
-    for view in engine.replicas():
+    for view in fleet.replicas():
         known = facts.get(view.node or "")
         if known is None or not replicas.holds_memory(view):
             continue

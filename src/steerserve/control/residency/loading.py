@@ -21,6 +21,7 @@ from steerserve.errors import Refusal
 from steerserve.files import gguf as gguf_files
 from steerserve.files import local, weights
 from steerserve.messages import Loaded, Progress, endings
+from steerserve.messages.engine import local_pid
 from steerserve.rules.inference.fields import GGUF
 from steerserve.rules.models import status as model_status
 from steerserve.rules.models.gguf_header import Header
@@ -97,7 +98,7 @@ async def _prepare_on_nodes(
         raise Refusal("UNSUPPORTED_QUANTIZATION", why)
     folder, stored = await asyncio.to_thread(_weights, row.local_path or "")
     digest = await asyncio.to_thread(checkpoint_seen, str(folder))
-    engine = resident.engine if resident is not None else None
+    fleet = resident.engine.fleet if resident is not None and resident.engine else None
     planned = await fitting_nodes.plan(
         stored,
         row.quantization,
@@ -105,7 +106,7 @@ async def _prepare_on_nodes(
         settings,
         nodes=await launcher.nodes(str(folder)),
         files=None if launcher.is_fetched(str(folder)) else (str(folder), digest),
-        leaving=engine.replicas() if engine is not None else (),
+        leaving=fleet.replicas() if fleet is not None else (),
         least=launcher.least,
     )
     return Prepared(row, planned.fit.plan, str(folder), barred=planned.barred)
@@ -210,7 +211,7 @@ def _returns(
     if resident is None or resident.facts is None or resident.engine is None:
         return {}
     return fitting.returned(
-        resident.engine.local_pid,
+        local_pid(resident.engine),
         resident.facts.memory_by_device_mb,
         settings.transformers_cuda_context_mb,
         placement=resident.placement,

@@ -175,13 +175,13 @@ class Occupant:
         """
         if self.in_flight and not await self._is_set_within(self.idle, seconds):
             log.warning("detach_before_requests_ended", requests=self.in_flight)
-        if self.engine is not None and self.engine.stalled is not None:
-            raise self.engine.stalled
+        if self.engine is not None:
+            self.engine.heartbeat.check()
 
     async def _is_set_within(self, event: asyncio.Event, seconds: float) -> bool:
         """Whether the event is set after at most `seconds`. The wait ends early when the engine stalls."""
         assert self.engine is not None
-        waits = {asyncio.ensure_future(e.wait()) for e in (event, self.engine.stalling)}
+        waits = {asyncio.ensure_future(e.wait()) for e in (event, self.engine.heartbeat.stalling)}
         try:
             await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import structlog
 
@@ -10,10 +11,11 @@ from steerserve.control.residency import loading
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.engines import Engines
 from steerserve.control.residency.resident import Resident
-from steerserve.messages.engine import Engine, one_process
+from steerserve.errors import Refusal
+from steerserve.messages.engine import Replicated
 from steerserve.rules.residency import replicas as rules
 from steerserve.rules.residency import swap
-from steerserve.rules.residency.replicas import ReplicaFigures, ReplicaSet
+from steerserve.rules.residency.replicas import ReplicaFigures, ReplicaSet, ReplicaView
 from steerserve.settings import Settings
 
 log = structlog.get_logger(__name__)
@@ -21,9 +23,10 @@ log = structlog.get_logger(__name__)
 
 def of(resident: Resident | None, least: int) -> ReplicaSet | None:
     """The replicas of the resident model; None without an engine, and for an engine that is one process."""
-    if resident is None or resident.engine is None:
+    engine = resident.engine if resident is not None else None
+    if resident is None or engine is None or engine.fleet is None:
         return None
-    views = resident.engine.replicas()
+    views = engine.fleet.replicas()
     if not views:
         return None
     return ReplicaSet(
@@ -61,10 +64,9 @@ class Replicas:
         """Raises:
         Refusal: MODEL_BUSY, MODEL_NOT_LOADED, REPLICAS_UNAVAILABLE.
         """
-        self._engine(model_id)
+        self._fleet(model_id)
         found = self.now()
-        if found is None:
-            raise one_process()
+        assert found is not None
         return found
 
     async def resize(self, model_id: int, count: int) -> ReplicaSet:
@@ -75,11 +77,10 @@ class Replicas:
                 no room, see `loading.check_more_replicas`.
         """
         async with self._changing:
-            self._engine(model_id)
             views = self.of_model(model_id).replicas
             if count > rules.wanted(views):
-                await self._check_room(rules.to_place(views, count))
-            await self._engine(model_id).resize(count)
+                await self._check_room(views, rules.to_place(views, count))
+            await self._fleet(model_id).resize(count)
             return self._changed(model_id, "resized", None, count)
 
     async def drain(self, model_id: int, name: str) -> ReplicaSet:
@@ -90,7 +91,7 @@ class Replicas:
         """
         views = self.of_model(model_id).replicas
         is_wanted = all(view.replaces is None for view in views if view.name == name)
-        await self._engine(model_id).drain(name)
+        await self._fleet(model_id).drain(name)
         return self._changed(model_id, "drained", name, max(1, self._launcher.replicas - is_wanted))
 
     async def replace(self, model_id: int, name: str) -> ReplicaSet:
@@ -104,20 +105,25 @@ class Replicas:
             views = self.of_model(model_id).replicas
             if (replaced := next((v for v in views if v.name == name), None)) is not None:
                 holds = rules.holds_memory(replaced)
-                await self._check_room(rules.to_place(views, rules.wanted(views) + holds))
-            await self._engine(model_id).replace(name)
+                await self._check_room(views, rules.to_place(views, rules.wanted(views) + holds))
+            await self._fleet(model_id).replace(name)
             return self._changed(model_id, "replaced", name, self._launcher.replicas)
 
     # ------------------------------------------------------------- inside
 
-    def _engine(self, model_id: int) -> Engine:
+    def _fleet(self, model_id: int) -> Replicated:
         swap.may_change_replicas(self._conductor.view(), model_id)
-        return self._conductor.loaded().held()
+        fleet = self._conductor.loaded().held().fleet
+        if fleet is None:
+            raise Refusal(
+                "REPLICAS_UNAVAILABLE", "the resident model is served by one engine process"
+            )
+        return fleet
 
-    async def _check_room(self, more: int) -> None:
-        """Refuse `more` replicas for which the nodes have no room."""
+    async def _check_room(self, views: Sequence[ReplicaView], more: int) -> None:
+        """Refuse `more` replicas for which the nodes have no room beside `views`."""
         resident = self._conductor.loaded()
-        views = [v for v in resident.held().replicas() if rules.holds_memory(v)]
+        views = [v for v in views if rules.holds_memory(v)]
         if more > 0 and self._launcher.has_nodes:
             await loading.check_more_replicas(resident, views, more, self._launcher, self._settings)
 

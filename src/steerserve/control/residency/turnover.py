@@ -295,9 +295,9 @@ class Turnover:
 
     def _tell(self, model_id: int, engine: Engine, replica: ReplicaView) -> None:
         """Tell that a replica came into another state. The end of the whole engine is told as such."""
-        if engine.ended.done():
+        if engine.fleet is None or engine.ended.done():
             return
-        views = engine.replicas()
+        views = engine.fleet.replicas()
         self._bus.publish(
             ReplicaChanged(model_id, replica, replicas.wanted(views), replicas.serving(views))
         )

@@ -39,18 +39,20 @@ class EngineWatch:
         """(1) A stalled engine refuses commands, and readiness turns. (2) With its next sign it takes them again. (3)
         An engine that is silent for too long is ended, as if it had ended by itself."""
         engine, name = self._engine, self._occupant.row.name
-        silence = self._silence = heartbeat.silence(self._silence, engine.sign(), self._clock())
+        silence = self._silence = heartbeat.silence(
+            self._silence, engine.heartbeat.sign(), self._clock()
+        )
         self._occupant.hear(silence)
         why = heartbeat.described(silence)
         match heartbeat.condition(silence, self._bounds):
-            case Condition.STALLED if engine.stalled is None:
+            case Condition.STALLED if engine.heartbeat.stalled is None:
                 log.warning("engine_stalled", model=name, reason=why)
-                engine.stall(
+                engine.heartbeat.stall(
                     Refusal("ENGINE_UNAVAILABLE", f"{why}; unload the model to end it")
                 )  # (1)
-            case Condition.ALIVE if engine.stalled is not None:
+            case Condition.ALIVE if engine.heartbeat.stalled is not None:
                 log.info("engine_woke", model=name)
-                engine.wake()  # (2)
+                engine.heartbeat.wake()  # (2)
             case Condition.LOST:
                 log.error("engine_lost", model=name, reason=why)
                 engine.lose(f"{why}, and was ended")  # (3)

@@ -84,7 +84,7 @@ async def bring(resident: Resident, asked: Sequence[AttachRequest]) -> None:
     Raises:
         Refusal: why a node cannot have the files; the refusal names the SAE.
     """
-    if resident.engine is None or not resident.engine.replicas():
+    if resident.engine is None or resident.engine.fleet is None:
         return
     for wanted in asked:
         is_one = wanted.sae.format != REPOSITORY

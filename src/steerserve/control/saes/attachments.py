@@ -102,7 +102,7 @@ class Attachments:
             await attachable.check_ready(self._catalog, row)
             verdict = attachable.verdict(resident, wanted)
             rules.check(verdict, attachable.claim(wanted), resident.running()[1].hidden_size)
-            if resident.held().replicas():
+            if resident.held().fleet is not None:
                 # an SAE that only some replicas can hold would end the others
                 await self._check_memory(resident, [wanted])
             before = list(resident.attachments.values())
@@ -204,7 +204,7 @@ class Attachments:
         ]
         if not sizes:
             return
-        if engine.replicas():
+        if engine.fleet is not None:
             rooms = await free_memory.on_nodes(resident, self._read_nodes)
             reserves = await free_memory.reserves(resident)
             sae_set.check_nodes(sizes, rooms, facts.kv_tokens, reserves)

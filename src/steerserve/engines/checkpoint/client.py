@@ -9,6 +9,7 @@ import asyncio
 import itertools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar, cast
 
@@ -24,10 +25,9 @@ from steerserve.engines.checkpoint.prompts import PromptMaker, Prompts
 from steerserve.engines.checkpoint.tokenizer import TokenizerProcess
 from steerserve.errors import Refusal
 from steerserve.messages import endings
-from steerserve.messages.engine import Answer, Answers, Engine, Report
+from steerserve.messages.engine import Answer, Answers, Engine, Heartbeat, Report
 from steerserve.messages.mailbox import Mailbox
-from steerserve.messages.tokenizing import Spelling
-from steerserve.rules.residency.heartbeat import Sign
+from steerserve.messages.spelling import ReadBack, Spell
 
 log = structlog.get_logger(__name__)
 Kind = TypeVar("Kind")
@@ -70,21 +70,18 @@ class CheckpointEngine(Engine):
         writer: FrameWriter,
         prompts: PromptMaker,
     ) -> None:
-        super().__init__()
+        self._asks = Asks(self._write)
+        super().__init__(Heartbeat(engine.sign, self._asks.stall))
+        self.pid = engine.pid
         self._process = engine
         self._reader = reader
         self._writer = writer
         self._ids = itertools.count(1)
-        self._asks = Asks(self._write)
         self._streams: dict[int, Mailbox[m.Started | m.Refused | m.Outcome]] = {}
         self._prompts = prompts
         self._is_loading = False
         self._reason: str | None = None
         self._reading = asyncio.create_task(self._read(), name="engine-reader")
-
-    @property
-    def pid(self) -> int | None:
-        return self._process.pid
 
     # ------------------------------------------------------------- commands
 
@@ -105,7 +102,9 @@ class CheckpointEngine(Engine):
         return answer
 
     async def ask(self, question: m.Question[Answer]) -> Answer:
-        """The answer of the process. It waits for the forward pass that runs now."""
+        """The answer of the tokenizer, or of the engine process after the forward pass that runs now."""
+        if isinstance(question, Spell | ReadBack):
+            return cast("Answer", await self._prepared(lambda: self._prompts.spell(question)))
 
         def numbered(number: int) -> m.Command:
             return cast("m.Command", structs.replace(question, id=number))
@@ -147,32 +146,17 @@ class CheckpointEngine(Engine):
             if unfinished:
                 self._write(m.Cancel(number))
 
-    async def spell(self, prompt: m.Text | m.Chat, longest: int) -> Spelling:
-        return await self._prepared(lambda: self._prompts.spell(prompt, longest))
-
-    async def read_back(self, ids: list[int]) -> Spelling:
-        return await self._prepared(lambda: self._prompts.read_back(ids))
-
     async def stop(self, parting: Refusal | None = None) -> None:
         """End the process: politely, then by force. One that loads a model, or is stalled, reads no command, so it is
         ended by force at once. Requests that are still in flight are refused with `parting`.
         """
         self._parting = parting
-        if not (self._writer.is_closing() or self._is_loading or self.stalled):
+        if not (self._writer.is_closing() or self._is_loading or self.heartbeat.stalled):
             self._writer.write(m.frame(m.Stop()))
             await asyncio.wait([self.ended], timeout=STOP_PATIENCE)
         if not self.ended.done():
             self._process.kill()
         await self.ended
-
-    # ------------------------------------------------------------- heartbeats
-
-    def sign(self) -> Sign:
-        return self._process.sign()
-
-    def stall(self, why: Refusal) -> None:
-        super().stall(why)
-        self._asks.stall(why)
 
     def lose(self, reason: str) -> None:
         if not self.ended.done():
@@ -218,8 +202,7 @@ class CheckpointEngine(Engine):
     async def _ask(self, make: Callable[[int], m.Command], report: Report | None = None) -> m.Event:
         if self._writer.is_closing():
             raise await self._gone()
-        if self.stalled is not None:
-            raise self.stalled
+        self.heartbeat.check()
         return await self._asks.ask(make(next(self._ids)), report)
 
     def _write(self, command: m.Command) -> None:
@@ -264,7 +247,9 @@ class CheckpointEngine(Engine):
     def _dispatch(self, event: m.Event) -> None:
         match event:
             case m.Stepped():
-                self._applied |= {k: n for k, n in event.applied.items() if k in self.applied}
+                self._set_applied(
+                    {k: event.applied.get(k, n) for k, n in self.passes.applied.items()}
+                )
                 for outcome in event.outcomes:
                     if (events := self._streams.get(outcome.id)) is not None:
                         events.put(outcome)
@@ -275,8 +260,10 @@ class CheckpointEngine(Engine):
                 self.on_spans(event)
             case m.SensedEdges():
                 self.on_edges(event)
-            case m.ThreadsChanged() | m.GraphsChanged():
-                self.note(event)
+            case m.ThreadsChanged():
+                self._passes = replace(self._passes, threads=event)
+            case m.GraphsChanged():
+                self._passes = replace(self._passes, graphs=event)
             case m.Started() | m.Refused() if event.id in self._streams:
                 self._streams[event.id].put(event)
             case _ if not self._asks.take(event):

@@ -13,6 +13,7 @@ from steerserve.engines.checkpoint.tokenizer import TokenizerProcess
 from steerserve.engines.sandbox.templates import Templates
 from steerserve.errors import Refusal
 from steerserve.messages.prompts import check_spelled
+from steerserve.messages.spelling import ReadBack, Spell
 from steerserve.messages.tokenizing import Spelling
 
 
@@ -27,9 +28,7 @@ class PromptMaker(Protocol):
         self, prompts: Sequence[Any], max_tokens: int | None, field: str
     ) -> list[m.Tokens]: ...
 
-    async def spell(self, prompt: m.Text | m.Chat, longest: int) -> Spelling: ...
-
-    async def read_back(self, ids: list[int]) -> Spelling: ...
+    async def spell(self, question: Spell | ReadBack) -> Spelling: ...
 
     async def close(self) -> None: ...
 
@@ -51,10 +50,7 @@ class TokensGiven:
         """The prompts as they are."""
         return list(prompts)
 
-    async def spell(self, _prompt: m.Text | m.Chat, _longest: int) -> Spelling:
-        raise Refusal("MODEL_NOT_LOADED", "this engine has no tokenizer")
-
-    async def read_back(self, _ids: list[int]) -> Spelling:
+    async def spell(self, _question: Spell | ReadBack) -> Spelling:
         raise Refusal("MODEL_NOT_LOADED", "this engine has no tokenizer")
 
     async def close(self) -> None:
@@ -110,26 +106,17 @@ class Prompts:
         context = self._facts.context_length
         return await self._tokenizer.tokens(texts, context, max_tokens, field)
 
-    async def spell(self, prompt: m.Text | m.Chat, longest: int) -> Spelling:
-        """The text of a prompt, of at most `longest` characters, with its tokens.
-
-        Raises:
-            Refusal: MODEL_NOT_LOADED, NO_CHAT_TEMPLATE, PAYLOAD_TOO_LARGE; INVALID_PARAMETER when the template or the
-                tokenizer refuses the prompt; SHUTTING_DOWN after `close`.
+    async def spell(self, question: Spell | ReadBack) -> Spelling:
+        """Raises:
+        Refusal: the refusals of the question; MODEL_NOT_LOADED, SHUTTING_DOWN after `close`.
         """
+        if isinstance(question, ReadBack):
+            return await self._tokenizer.read_back(question.ids)
         if self._facts is None:
             raise Refusal("MODEL_NOT_LOADED", "this engine holds no model")
-        (text,) = await self._templates.texts([prompt], self._facts.chat_template)
-        check_spelled(text, longest)
+        (text,) = await self._templates.texts([question.prompt], self._facts.chat_template)
+        check_spelled(text, question.longest)
         return await self._tokenizer.spell(text)
-
-    async def read_back(self, ids: list[int]) -> Spelling:
-        """The text that these tokens stand for.
-
-        Raises:
-            Refusal: INVALID_PARAMETER for an id that is not in the vocabulary; SHUTTING_DOWN after `close`.
-        """
-        return await self._tokenizer.read_back(ids)
 
     async def close(self) -> None:
         """End the processes. Requests that wait for them are refused."""

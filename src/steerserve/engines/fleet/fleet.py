@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from steerserve import messages as m
 from steerserve.engines.checkpoint.prompts import PromptMaker
@@ -18,7 +18,8 @@ from steerserve.engines.fleet.requests import Requests
 from steerserve.engines.fleet.roster import Roster
 from steerserve.errors import Refusal
 from steerserve.messages import endings
-from steerserve.messages.engine import Answer, Answers, Engine, Report
+from steerserve.messages.engine import Answer, Answers, Engine, Heartbeat, Passes, Report
+from steerserve.messages.spelling import ReadBack, Spell
 from steerserve.messages.tokenizing import Spelling
 from steerserve.rules.residency import replicas as rules
 from steerserve.rules.residency.heartbeat import Activity, Bounds, Sign
@@ -53,7 +54,8 @@ class Fleet(Engine):
         pause: Callable[[int], float] = rules.pause,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__()
+        super().__init__(Heartbeat(self._sign, lambda _: self._roster.tell()))
+        self.fleet = self
         self._prompts = prompts
         self._count = count
         self._least = least
@@ -71,26 +73,18 @@ class Fleet(Engine):
         self._ending: asyncio.Task[None] | None = None
 
     @property
-    def pid(self) -> int | None:
-        """A fleet is no process."""
-        return None
-
-    @property
-    def applied(self) -> dict[str, int]:
-        """The passes of all replicas, also of those that have ended."""
-        live = [r.running.applied for r in self._roster.replicas if r.engine and not r.is_counted]
-        return {
-            key: self._applied.get(key, 0) + sum(counts.get(key, 0) for counts in live)
-            for key in self.state.keys
-        }
-
-    @property
-    def threads(self) -> m.ThreadsChanged | None:
-        return self._roster.threads()
-
-    @property
-    def graphs(self) -> m.GraphsChanged | None:
-        return self._roster.graphs()
+    def passes(self) -> Passes:
+        """The passes of all replicas; steering is counted also where it was added by a replica that has ended."""
+        replicas = [r for r in self._roster.replicas if r.engine and not r.is_counted]
+        live = [r.running.passes.applied for r in replicas]
+        return Passes(
+            {
+                key: self._counted(key) + sum(counts.get(key, 0) for counts in live)
+                for key in self.state.keys
+            },
+            self._roster.threads(),
+            self._roster.graphs(),
+        )
 
     # ------------------------------------------------------------- life
 
@@ -124,16 +118,12 @@ class Fleet(Engine):
             raise self._parting or endings.gone(self._reason)
         super().must_run()
 
-    def stall(self, why: Refusal) -> None:
-        super().stall(why)
-        self._roster.tell()
-
-    def sign(self) -> Sign:
+    def _sign(self) -> Sign:
         """A new sign as long as a replica is alive, or is being started. Where all stand still, the last one."""
         has_engine = [r for r in self._roster.replicas if r.engine is not None]
-        is_still = has_engine and all(r.running.stalled is not None for r in has_engine)
+        is_still = has_engine and all(r.running.heartbeat.stalled is not None for r in has_engine)
         if is_still:
-            return replace(has_engine[0].running.sign(), count=self._signs)
+            return replace(has_engine[0].running.heartbeat.sign(), count=self._signs)
         self._signs += 1
         return Sign(Activity.IDLE if self._roster.serving else Activity.LOAD, self._signs)
 
@@ -158,8 +148,7 @@ class Fleet(Engine):
         Refusal: the fleet has ended or is stalled.
         """
         self.must_run()
-        if self.stalled is not None:
-            raise self.stalled
+        self.heartbeat.check()
 
     # ------------------------------------------------------------- one replica
 
@@ -174,8 +163,9 @@ class Fleet(Engine):
         """The engine of a replica has ended: keep what it has counted, and forget what it held."""
         if not replica.is_counted:
             replica.is_counted = True
-            for key, count in replica.running.applied.items():
-                self._applied[key] = self._applied.get(key, 0) + count
+            left = replica.running.passes.applied
+            sums = {key: self._counted(key) + count for key, count in left.items()}
+            self._set_applied({**self._passes.applied, **sums})
         self._reading.lose(replica.running)
         self._requests.affinity.forget(replica.number)
 
@@ -185,15 +175,9 @@ class Fleet(Engine):
         """Run the request on the replica with the least work, see `Requests.stream`."""
         return self._requests.stream(request)
 
-    async def spell(self, prompt: m.Text | m.Chat, longest: int) -> Spelling:
-        return await self._spelled(self._prompts.spell(prompt, longest))
-
-    async def read_back(self, ids: list[int]) -> Spelling:
-        return await self._spelled(self._prompts.read_back(ids))
-
-    async def _spelled(self, work: Awaitable[Spelling]) -> Spelling:
+    async def _spell(self, question: Spell | ReadBack) -> Spelling:
         try:
-            return await work
+            return await self._prompts.spell(question)
         except Refusal:
             self.must_run()  # the processes that make tokens end with the fleet
             raise
@@ -207,20 +191,23 @@ class Fleet(Engine):
     async def change(self, step: m.Step) -> Facts:
         """One step of the epoch; see `Editing.make`."""
         facts = await self._editing.make(Edit(step))
-        self._applied = {key: n for key, n in self._applied.items() if key in self.state.keys}
+        self._set_applied({key: self._counted(key) for key in self.state.keys})
         return facts
 
     async def ask(self, question: m.Question[Answer]) -> Answer:
-        """The answer of one replica, or of all replicas as if they were one engine; see `Readings.ask`."""
+        """The answer of the tokenizer, of one replica, or of all replicas as if they were one engine; see
+        `Readings.ask`."""
+        if isinstance(question, Spell | ReadBack):
+            return cast("Answer", await self._spell(question))
         return await self._reading.ask(question)
-
-    async def measure_replicas(self) -> Mapping[str, m.Measured]:
-        return await self._reading.measure_replicas()
 
     # ------------------------------------------------------------- replicas
 
     def replicas(self) -> tuple[rules.ReplicaView, ...]:
         return tuple(replica.view() for replica in self._roster.replicas)
+
+    async def measure(self) -> Mapping[str, m.Measured]:
+        return await self._reading.measure_replicas()
 
     async def resize(self, count: int) -> None:
         self.must_run()

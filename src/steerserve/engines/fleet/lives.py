@@ -285,16 +285,18 @@ class Lives:
     def _look(self, replica: Replica, engine: Engine) -> None:
         """(1) A stalled replica gets no requests, and is left out of edits. (2) With its next sign it serves again. (3)
         One that is silent for too long is ended, and started again."""
-        silence = replica.silence = heartbeat.silence(replica.silence, engine.sign(), self._clock())
+        silence = replica.silence = heartbeat.silence(
+            replica.silence, engine.heartbeat.sign(), self._clock()
+        )
         why = heartbeat.described(silence)
         match heartbeat.condition(silence, self._bounds):
-            case Condition.STALLED if engine.stalled is None:
+            case Condition.STALLED if engine.heartbeat.stalled is None:
                 log.warning("replica_stalled", replica=replica.name, reason=why)
-                engine.stall(Refusal("ENGINE_UNAVAILABLE", why))
+                engine.heartbeat.stall(Refusal("ENGINE_UNAVAILABLE", why))
                 if replica.state is ReplicaState.SERVING:
                     replica.move(ReplicaState.STALLED, why)  # (1)
-            case Condition.ALIVE if engine.stalled is not None:
-                engine.wake()
+            case Condition.ALIVE if engine.heartbeat.stalled is not None:
+                engine.heartbeat.wake()
                 if replica.state is ReplicaState.STALLED:
                     replica.move(ReplicaState.SERVING)  # (2)
             case Condition.LOST:

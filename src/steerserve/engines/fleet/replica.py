@@ -88,7 +88,7 @@ class Replica:
     def is_alive(self) -> bool:
         """Whether the engine runs and sends heartbeats."""
         engine = self.engine
-        return engine is not None and not engine.ended.done() and engine.stalled is None
+        return engine is not None and not engine.ended.done() and engine.heartbeat.stalled is None
 
     @property
     def has_state(self) -> bool:

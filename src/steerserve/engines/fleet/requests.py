@@ -145,11 +145,11 @@ async def _unless_still(
         _Still: the engine is stalled.
     """
     event = asyncio.ensure_future(coming)
-    still = asyncio.ensure_future(engine.stalling.wait())
+    still = asyncio.ensure_future(engine.heartbeat.stalling.wait())
     try:
         await asyncio.wait({event, still}, return_when=asyncio.FIRST_COMPLETED)
-        if not event.done() and engine.stalled is not None:
-            raise _Still(engine.stalled.message)
+        if not event.done() and (stalled := engine.heartbeat.stalled) is not None:
+            raise _Still(stalled.message)
         return await event
     finally:
         still.cancel()

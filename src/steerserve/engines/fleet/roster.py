@@ -83,12 +83,12 @@ class Roster:
 
     def threads(self) -> m.ThreadsChanged | None:
         """The threads of the replica that computes with the smallest share of its threads."""
-        told = [one.threads for one in self._engines() if one.threads is not None]
+        told = [t for one in self._engines() if (t := one.passes.threads) is not None]
         return min(told, key=lambda one: (one.threads / one.most, one.most), default=None)
 
     def graphs(self) -> m.GraphsChanged | None:
         """The way in which a replica runs decode passes that has left the way of the load."""
-        return next((one.graphs for one in self._engines() if one.graphs is not None), None)
+        return next((g for one in self._engines() if (g := one.passes.graphs) is not None), None)
 
     def _engines(self) -> list[Engine]:
         """The engines that run."""

@@ -33,7 +33,15 @@ from steerserve.engines.gguf.server import LlamaServer, Lost, sampling_fields
 from steerserve.engines.sandbox.templates import Templates
 from steerserve.errors import Refusal
 from steerserve.messages import endings
-from steerserve.messages.engine import Answer, Answers, Engine, Report, is_stopped
+from steerserve.messages.engine import (
+    Answer,
+    Answers,
+    Engine,
+    Heartbeat,
+    Report,
+    is_stopped,
+    no_layers,
+)
 from steerserve.messages.prompts import (
     NamedPrompt,
     check_ids,
@@ -41,10 +49,11 @@ from steerserve.messages.prompts import (
     check_spelled,
     max_tokens,
 )
+from steerserve.messages.spelling import ReadBack, Spell
 from steerserve.messages.stops import StopStrings
 from steerserve.messages.tokenizing import Spelling
 from steerserve.rules.models.gguf_header import Header
-from steerserve.rules.residency.heartbeat import SIGN_SECONDS, Sign
+from steerserve.rules.residency.heartbeat import SIGN_SECONDS
 from steerserve.rules.text_offsets import text_offsets
 
 __all__ = ["GgufEngine", "LlamaLauncher", "Options"]
@@ -66,7 +75,7 @@ class GgufEngine(Engine):
     """One GGUF model. `ended` is done when its process is gone, with the reason as a clause."""
 
     def __init__(self, options: Options) -> None:
-        super().__init__()
+        super().__init__(Heartbeat(lambda: self._life.sign(is_stopped=is_stopped(self.pid))))
         self._options = options
         self._ids = itertools.count(1)
         self._templates = Templates()
@@ -79,10 +88,6 @@ class GgufEngine(Engine):
         self._ending: asyncio.Task[None] | None = None
         self._listening: asyncio.Task[None] | None = None
         self._life = LlamaLife()
-
-    @property
-    def pid(self) -> int | None:
-        return self._process.pid if self._process else None
 
     @property
     def is_idle(self) -> bool:
@@ -128,7 +133,7 @@ class GgufEngine(Engine):
         self._parting = self._parting or parting
         self._is_stopped = True
         if self._process is not None:
-            if self.stalled is not None:
+            if self.heartbeat.stalled is not None:
                 self._process.kill()
             await self._process.stop()
         if self._ending is not None:
@@ -137,19 +142,22 @@ class GgufEngine(Engine):
             await self._end("the engine process ended")
 
     async def ask(self, question: m.Question[Answer]) -> Answer:
-        """Only the memory of the process can be asked for."""
-        if not isinstance(question, m.Measure):
-            return await super().ask(question)
-        opened = self._opened
-        measured = m.Measured(0)
-        if opened is not None:
-            measured = await asyncio.to_thread(llama_loading.measured, opened)
-        return cast("Answer", measured)
+        """Only the tokenizer, and the memory of the process, can be asked for."""
+        answer: object
+        match question:
+            case Spell(prompt=prompt, longest=longest):
+                answer = await self._spell(prompt, longest)
+            case ReadBack(ids=ids):
+                answer = await self._read_back(ids)
+            case m.Measure() if self._opened is not None:
+                answer = await asyncio.to_thread(llama_loading.measured, self._opened)
+            case m.Measure():
+                answer = m.Measured(0)
+            case _:
+                raise no_layers()
+        return cast("Answer", answer)
 
     # ------------------------------------------------------------- heartbeats
-
-    def sign(self) -> Sign:
-        return self._life.sign(is_stopped=is_stopped(self.pid))
 
     def lose(self, reason: str) -> None:
         if self._process is not None and not self.ended.done():
@@ -231,7 +239,7 @@ class GgufEngine(Engine):
             for row in rows:
                 row.drop()
 
-    async def spell(self, prompt: m.Text | m.Chat, longest: int) -> Spelling:
+    async def _spell(self, prompt: m.Text | m.Chat, longest: int) -> Spelling:
         opened = self._serving()
         try:
             (text,) = await self._made(opened.header, [prompt])
@@ -245,7 +253,7 @@ class GgufEngine(Engine):
         ids = [token for token, _ in named]
         return Spelling(text.text, ids, pieces, text_offsets(text.text, pieces))
 
-    async def read_back(self, ids: list[int]) -> Spelling:
+    async def _read_back(self, ids: list[int]) -> Spelling:
         opened = self._serving()
         check_ids(m.Tokens(ids, place="ids"), opened.header.vocabulary, "INVALID_PARAMETER")
         try:
@@ -263,7 +271,7 @@ class GgufEngine(Engine):
     def _keep(self, process: LlamaProcess) -> None:
         if self._is_stopped:
             raise self._gone()
-        self._process = process
+        self._process, self.pid = process, process.pid
 
     async def _end_with(self, process: LlamaProcess) -> None:
         await self._end(await asyncio.shield(process.ended))
