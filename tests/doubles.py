@@ -90,6 +90,7 @@ CLAIMS = m.Claims(
 STEPS: Mapping[type[m.Question[Any]], str] = {
     m.Inspect: "inspect",
     m.Explore: "explore",
+    m.Promote: "promote",
     m.Measure: "measure",
     m.ReadStatistics: "statistics",
     m.ResetStatistics: "reset_statistics",
@@ -279,6 +280,8 @@ class ScriptedEngine(Engine):
             case m.Explore():
                 facts = [m.FeatureFacts(i, 1.0, 1.0, 0.0, None) for i in question.features]
                 return m.Explored(1, facts, [(i, 0.5) for i in range(question.nearest)])
+            case m.Promote():
+                return promoted(question)
             case m.Measure():
                 kv_reserve, working = self.reserves
                 return m.Measured(1, self.figures, kv_reserve * MIB, working * MIB, self.parts)
@@ -365,6 +368,22 @@ class ScriptedEngine(Engine):
             raise _gone(self.ended.result())
         if is_command:
             self.heartbeat.check()
+
+
+def promoted(question: m.Promote) -> m.Promoted:
+    """The answer of the scripted engine, one direction at a time: the direction at place i promotes the tokens i + 1,
+    i + 2, ... of the vocabulary with the values 1, 1/2, ..., and suppresses them with the negative values."""
+    first = question.features[0] if question.features else 0
+    tokens = [(first + 1 + i) % FACTS.vocabulary for i in range(question.top)]
+    values = [1 / (i + 1) for i in range(question.top)]
+    return m.Promoted(
+        1,
+        1,
+        question.top,
+        struct.pack(f"<{2 * question.top}i", *tokens, *tokens),
+        struct.pack(f"<{2 * question.top}f", *values, *(-value for value in values)),
+        {token: chr(token + 32) for token in tokens},
+    )
 
 
 class Launcher:

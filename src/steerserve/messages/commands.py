@@ -13,6 +13,7 @@ from steerserve.messages.events import (
     Explored,
     Inspected,
     Measured,
+    Promoted,
     Statistics,
 )
 from steerserve.messages.sensing import Reported
@@ -117,6 +118,19 @@ class Explore(Question[Explored], frozen=True, kw_only=True):
     nearest: int = 0
 
 
+class Promote(Question[Promoted], frozen=True, kw_only=True):
+    """Read which tokens directions of the residual stream promote most and suppress most, `top` each: those of
+    `features` of the attached SAE `key`, or `directions`, which are little-endian float32 [n, hidden]. An engine
+    answers the first of them, as many as do not hold up the running batch for long, and at least one. The texts of the
+    tokens are answered where `is_spelled`."""
+
+    key: str | None = None
+    features: list[int] = []
+    directions: bytes = b""
+    top: int
+    is_spelled: bool = False
+
+
 class Generate(Message, frozen=True):
     """Complete each prompt `n` times; choice `prompt * n + i` is completion `i` of the prompt. `plans`, where not
     empty, has a plan for each prompt in place of `plan`. `label` names the request in records of monitoring and in
@@ -188,6 +202,7 @@ Command = (
     | ReadContexts
     | ResetStatistics
     | Explore
+    | Promote
     | Generate
     | Score
     | Embed

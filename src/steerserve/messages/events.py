@@ -201,6 +201,19 @@ class Explored(Message, frozen=True):
     nearest: list[tuple[int, float]]
 
 
+class Promoted(Message, frozen=True):
+    """What each of the first `count` directions adds to the logits of tokens. `tokens` are little-endian int32 and
+    `values` little-endian float32, each [count, 2, top]: the tokens with the largest values, the largest first, then
+    those with the smallest, the smallest first. `texts` has the texts of these tokens."""
+
+    id: int
+    count: int
+    top: int
+    tokens: bytes
+    values: bytes
+    texts: dict[int, str] = {}
+
+
 class Recorded(Message, frozen=True):
     """The record of monitoring at the last token of a choice that ended. `position` counts from the beginning of the
     prompt. `activations` has the active features (not 0), or all features that the target names, as [index, value]: the
@@ -365,6 +378,7 @@ Event = (
     | Statistics
     | Contexts
     | Explored
+    | Promoted
     | Recorded
     | SensedSpans
     | SensedEdges

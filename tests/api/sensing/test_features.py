@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from safetensors.numpy import load_file
+from safetensors.torch import load_file as torch_file
 
 from steerserve import demo
 from tests.service import Running, add_sae
@@ -204,6 +205,7 @@ def test_a_feature_tells_its_norms_without_being_attached(shared: Running, sae_i
     assert found["encoder_norm"] == pytest.approx(encoder, rel=1e-4)
     assert found["encoder_bias"] == pytest.approx(float(weights["b_enc"][3]), rel=1e-4)
     assert (found["residual_norm"], found["typical_strength"], found["statistics"]) == (None,) * 3
+    assert (found["promotes"], found["suppresses"]) == (None, None)
 
 
 def test_an_attached_feature_tells_how_much_is_much(steered: Running, sae_id: str) -> None:
@@ -220,6 +222,30 @@ def test_an_attached_feature_tells_how_much_is_much(steered: Running, sae_id: st
     listed = steered.data("GET", "/api/monitoring/statistics?features=3")["features"]
     assert found["statistics"] == listed[0]
     assert steered.data("GET", f"/api/saes/{sae_id}/features/4")["statistics"] is None
+
+
+def test_an_attached_feature_tells_the_tokens_that_it_promotes(
+    steered: Running, sae_id: str
+) -> None:
+    weights = torch_file(demo.MODEL_DIR / "model.safetensors")
+    row = load_file(FIRST.path / "sae_weights.safetensors")["W_dec"][3].astype("float64")
+    head = weights["model.embed_tokens.weight"].double().numpy()
+    scores = head @ (row * weights["model.norm.weight"].double().numpy())
+    scores -= scores.mean()
+    found = steered.data("GET", f"/api/saes/{sae_id}/features/3?tokens=12")
+    for side, order in (("promotes", (-scores).argsort()), ("suppresses", scores.argsort())):
+        assert [one["token_id"] for one in found[side]] == order[:12].tolist()
+        values = [one["value"] for one in found[side]]
+        assert values == pytest.approx(scores[order[:12]], rel=1e-3)
+    ids = [one["token_id"] for one in found["promotes"]]
+    texts = [steered.data("POST", "/api/detokenize", {"ids": [i]})["text"] for i in ids]
+    assert [one["token"] for one in found["promotes"]] == texts
+    usual = steered.data("GET", f"/api/saes/{sae_id}/features/3")
+    assert usual["promotes"] == found["promotes"][:10]
+    assert usual["suppresses"] == found["suppresses"][:10]
+    for tokens in (0, 101):
+        path = f"/api/saes/{sae_id}/features/3?tokens={tokens}"
+        assert steered.error("GET", path)[:2] == (422, "VALIDATION_ERROR")
 
 
 @pytest.mark.parametrize("index", [-1, D_SAE, 2**40])

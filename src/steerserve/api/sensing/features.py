@@ -19,6 +19,7 @@ from steerserve.control.sensing.feature_views import (
 )
 from steerserve.control.sensing.features import Features
 from steerserve.control.sensing.monitoring_views import Cleared
+from steerserve.rules.sensing import promoting
 from steerserve.rules.sensing.monitoring import parse_features
 
 LARGEST_INTEGER = 2**31 - 1
@@ -107,7 +108,12 @@ def router(observed: Features) -> APIRouter:
         raise HTTPException(405)
 
     @routes.get("/{sae_id}/features/{index}", response_model=Answer[FeatureDetails])
-    async def get_feature(sae_id: str, index: int) -> Response:
-        return success(await observed.get(sae_id, index))
+    async def get_feature(
+        sae_id: str,
+        index: int,
+        tokens: Annotated[int, Query(ge=1, le=promoting.MOST)] = promoting.SHOWN,
+    ) -> Response:
+        """`tokens` is the number of tokens in `promotes` and in `suppresses`."""
+        return success(await observed.get(sae_id, index, tokens))
 
     return routes

@@ -52,11 +52,22 @@ class FeatureSearch(Form, frozen=True):
     matched: int
 
 
+class TokenEffect(Form, frozen=True):
+    """What a direction of the residual stream adds to the logit of one token: the direction through the final norm's
+    weight and the unembedding, the mean over the vocabulary taken off."""
+
+    token_id: int
+    token: str
+    value: float
+
+
 class FeatureDetails(Form, frozen=True, kw_only=True):
     """One feature. Norms are lengths in the model's residual stream. `threshold` is null for activations without one.
     `layer`, `residual_norm` (the median length of the activations that the SAE reads) and `typical_strength` (a usual
     value for steering the feature) are null while the SAE is not attached. `statistics` is null for an SAE that was
-    never monitored."""
+    never monitored. `promotes` has the tokens whose logits the decoder direction raises most, and `suppresses` those
+    that it lowers most; both are null while the SAE is not attached, and for an SAE that does not write into the
+    residual stream."""
 
     sae_id: str
     feature_idx: int
@@ -69,3 +80,5 @@ class FeatureDetails(Form, frozen=True, kw_only=True):
     residual_norm: float | None
     typical_strength: float | None
     statistics: FeatureFigures | None
+    promotes: list[TokenEffect] | None = None
+    suppresses: list[TokenEffect] | None = None

@@ -20,6 +20,7 @@ from steerserve.control.sensing.feature_views import (
     ImportedLabels,
     LabelPage,
     SimilarFeature,
+    TokenEffect,
 )
 from steerserve.control.sensing.monitoring_views import figures
 from steerserve.control.steering.reading import DocumentReader
@@ -28,8 +29,9 @@ from steerserve.database.labels import Labels
 from steerserve.errors import Refusal
 from steerserve.files import local
 from steerserve.rules.saes.sets import check_files
+from steerserve.rules.saes.sites import STREAM_SITES
 from steerserve.rules.sensing import labels as rules
-from steerserve.rules.sensing import monitoring
+from steerserve.rules.sensing import monitoring, promoting
 from steerserve.rules.steering.live import check_index
 
 NEAREST_MAXIMUM = 1000
@@ -156,7 +158,7 @@ class Features:
 
     # ------------------------------------------------------------- features
 
-    async def get(self, sae_id: str, index: int) -> FeatureDetails:
+    async def get(self, sae_id: str, index: int, tokens: int = promoting.SHOWN) -> FeatureDetails:
         """Raises:
         Refusal: SAE_NOT_FOUND, SAE_INCOMPATIBLE, INVALID_FEATURE_INDEX, SAE_LOAD_FAILED, INVALID_LOCAL_PATH.
         """
@@ -167,6 +169,9 @@ class Features:
         label = (await self._labels.of(sae_id)).get(index)
         counted = await self._statistics(attached.key, index) if attached else None
         facts = explored.features[0]
+        promotes, suppresses = None, None
+        if attached is not None and (effects := await self.effects(attached, [index], tokens)):
+            promotes, suppresses = effects[0]
         norm = attached.check.get("residual_norm") if attached else None
         return FeatureDetails(
             sae_id=sae_id,
@@ -182,7 +187,37 @@ class Features:
             if norm is None
             else monitoring.typical_strength(norm, facts.decoder_norm),
             statistics=None if counted is None else figures(counted),
+            promotes=promotes,
+            suppresses=suppresses,
         )
+
+    async def effects(
+        self, attached: Attachment, features: Sequence[int], top: int
+    ) -> list[tuple[list[TokenEffect], list[TokenEffect]]]:
+        """For each of these features, the `top` tokens that it promotes most and those that it suppresses most. Empty
+        for an SAE that does not write into the residual stream, and for a model whose unembedding is not known.
+
+        Raises:
+            Refusal: MODEL_NOT_LOADED, SAE_NOT_ATTACHED, ENGINE_UNAVAILABLE.
+        """
+        found: list[tuple[list[TokenEffect], list[TokenEffect]]] = []
+        if attached.site not in STREAM_SITES:
+            return found
+        engine, _ = self._conductor.loaded().running()
+        while len(found) < len(features):
+            rest = list(features[len(found) :])
+            asked = m.Promote(key=attached.key, features=rest, top=top, is_spelled=True)
+            try:
+                answer = await engine.ask(asked)
+            except Refusal as refusal:
+                if refusal.code != "SAE_INCOMPATIBLE":
+                    raise
+                return []
+            sides = promoting.unpacked(answer.tokens, answer.values, answer.top)
+            found += [
+                (_effects(up, answer.texts), _effects(down, answer.texts)) for up, down in sides
+            ]
+        return found
 
     async def search(
         self, sae_id: str, query: str | None, index: int | None, limit: int
@@ -262,6 +297,10 @@ def _check_here(row: SaeRow) -> None:
     Refusal: MODEL_BUSY while the SAE is downloaded, SAE_LOAD_FAILED when its download failed.
     """
     check_files(row.id, row.status, row.error_message, "read")
+
+
+def _effects(effects: promoting.Effects, texts: Mapping[int, str]) -> list[TokenEffect]:
+    return [TokenEffect(token, texts.get(token, ""), value) for token, value in effects]
 
 
 def _matching(labels: Mapping[int, str], query: str | None) -> list[tuple[int, str]]:

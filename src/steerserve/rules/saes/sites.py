@@ -35,6 +35,9 @@ SITES = {
     EMBED: "the token embedding as it enters the residual stream",
 }
 
+STREAM_SITES = frozenset({RESID_PRE, RESID_MID, RESID_POST, ATTN_OUT, MLP_OUT, EMBED})
+"""The sites whose values are the residual stream, or are added to it as they are."""
+
 _N = r"([0-9]{1,5})"
 _TRUNK = r"(?:(?:model|language_model|text_model|transformer|gpt_neox|decoder)\.)*"
 

@@ -19,7 +19,7 @@ from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.model.layers import decoder_layers
 from steerserve.worker.model.packing import PackedLinear
 
-BLOCK_ELEMENTS = 1 << 24
+BLOCK_ELEMENTS = 1 << 23
 """The most numbers of the output embedding that are widened to float32 at once, and the most scores at once."""
 
 _PROBE = 64.0
@@ -62,6 +62,11 @@ class Unembedding:
     def device(self) -> torch.device:
         """The device of the output embedding."""
         return cast(torch.device, next(self.head.parameters()).device)
+
+    @property
+    def vocabulary(self) -> int:
+        """The width of the logits."""
+        return int(self.head.out_features)
 
     def weight(self) -> Tensor:
         """The output embedding [vocabulary, hidden] in the dtype of the model. A head that is laid out for the

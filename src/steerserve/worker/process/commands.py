@@ -26,7 +26,7 @@ from steerserve.worker.batch import admission
 from steerserve.worker.batch.batch import Batch
 from steerserve.worker.batch.passes import Passes
 from steerserve.worker.heartbeat import Pulse
-from steerserve.worker.hooks import explore
+from steerserve.worker.hooks import explore, promoting
 from steerserve.worker.model import bits
 from steerserve.worker.model.budget import SaeRoom
 from steerserve.worker.process import changing, loading, processors
@@ -146,6 +146,11 @@ class Commands:
             command, explore.load(command.source, command.features, self._room())
         )
 
+    def promote(self, command: m.Promote) -> m.Promoted:
+        loaded = self._language_model()
+        sae = None if command.key is None else loaded.saes.held(command.key)
+        return promoting.promote(command, loaded.unembedding, sae, loaded.model.decode_token)
+
     # ------------------------------------------------------------- observing
 
     def read_statistics(self, command: m.ReadStatistics) -> m.Statistics:
@@ -247,6 +252,7 @@ METHODS: Mapping[type[m.Command], Callable[[Commands, Any], m.Event | None]] = M
         m.ReadContexts: Commands.read_contexts,
         m.ResetStatistics: Commands.reset_statistics,
         m.Explore: Commands.explore,
+        m.Promote: Commands.promote,
         m.Generate: Commands.generate,
         m.Score: Commands.score,
         m.Embed: Commands.embed,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from steerserve.worker.model.budget import SaeRoom
 from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.model.encoder import Encoder
 from steerserve.worker.model.transformer import Report, configuration
+from steerserve.worker.model.unembedding import Unembedding
 from steerserve.worker.observers.monitor import FeatureMonitor, special_tokens
 from steerserve.worker.observers.observers import Observers
 from steerserve.worker.observers.sensing import SensingObserver
@@ -78,6 +80,15 @@ class LoadedModel:
         self.grammars = Grammars(
             model.tokenizer, model.vocabulary, model.end_tokens, command.grammar_cache
         )
+
+    @cached_property
+    def unembedding(self) -> Unembedding:
+        """The way from the residual stream to the logits.
+
+        Raises:
+            Refusal: SAE_INCOMPATIBLE for an architecture where it is not known.
+        """
+        return Unembedding(self.model)
 
     @property
     def room(self) -> SaeRoom:

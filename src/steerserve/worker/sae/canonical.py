@@ -166,10 +166,16 @@ class Sae:
     def written(self, features: Sequence[int]) -> Tensor:
         """What an activation of 1 of each feature adds to the stream, float32 [len(features), d_in], where the SAE
         normalises its rows before `row_scale`."""
+        rows = self.directions(features)
+        if not self.scale_by_decoder_norm:
+            return rows
+        index = torch.as_tensor(features, dtype=torch.long, device=rows.device)
+        return rows / self.decoder_norms().to(rows.device)[index, None].clamp_min(SMALLEST)
+
+    def directions(self, features: Sequence[int]) -> Tensor:
+        """What steering each feature with 1 adds to the stream, float32 [len(features), d_in] (see `direction`)."""
         index = torch.as_tensor(features, dtype=torch.long, device=self.W_dec.device)
         rows = self.W_dec[index].float() / self.input_scale
-        if self.scale_by_decoder_norm:
-            rows = rows / self.decoder_norms().to(rows.device)[index, None].clamp_min(SMALLEST)
         return rows - rows.mean(-1, keepdim=True) if self.is_centred else rows
 
     def row_scale(self, x: Tensor) -> Tensor:
