@@ -18,11 +18,15 @@ from torch import Tensor
 from steerserve.errors import Refusal
 from steerserve.messages import (
     Activated,
+    Attribute,
+    Attributed,
     Echo,
     Embed,
     Embedded,
     Follow,
     Generate,
+    Lens,
+    LensRead,
     Piece,
     Plan,
     Reading,
@@ -40,7 +44,14 @@ from steerserve.messages import (
 from steerserve.rules.inference import stepping
 from steerserve.rules.inference.stepping import CudaGraphs
 from steerserve.rules.sensing.cluster_sensing import History
-from steerserve.worker.batch.admission import pooling_rows, rows_of, scoring_rows, shortest_first
+from steerserve.worker.batch.admission import (
+    attribution_rows,
+    lens_rows,
+    pooling_rows,
+    rows_of,
+    scoring_rows,
+    shortest_first,
+)
 from steerserve.worker.batch.batch import Batch
 from steerserve.worker.batch.graphs import DecodeGraphs
 from steerserve.worker.hooks.hooks import HookedSaes
@@ -48,6 +59,7 @@ from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.model.kv import KvCache
 from steerserve.worker.model.plain import PlainCache, bytes_by_device
 from steerserve.worker.model.recording import CardRecorder, PassRecorder
+from steerserve.worker.model.unembedding import Unembedding
 from steerserve.worker.observers.monitor import FeatureMonitor, special_tokens
 from steerserve.worker.observers.observers import Observers
 from steerserve.worker.observers.sensing import SensingObserver
@@ -181,6 +193,8 @@ class Bench:
         self.scores: dict[tuple[int, int], Scored] = {}
         self.vectors: dict[tuple[int, int], Tensor] = {}
         self.readings: dict[int, list[Reading]] = {}
+        self.lenses: dict[int, LensRead] = {}
+        self.attributed: dict[int, Attributed] = {}
         self.streamed: set[int] = set()
         self.records: list[Recorded] = []
         self.history = History()
@@ -263,6 +277,43 @@ class Bench:
         rows = pooling_rows(Embed(request, prompted), self.model, self.context)
         self.batch.add(shortest_first(rows), is_seeded=False)
         return rows
+
+    def lens(
+        self,
+        request: int,
+        prompt: str,
+        layers: list[int] | None = None,
+        top: int = 5,
+        *,
+        max_distributions: int = 4096,
+        max_entries: int = 200_000,
+    ) -> BatchRow:
+        """Add a request for the logit lens of a text; its row."""
+        prompted = [tokens(self.model, prompt)]
+        command = Lens(request, prompted, layers, top, max_distributions, max_entries)
+        rows = lens_rows(command, self.model, self.context, Unembedding(self.model))
+        self.batch.add(rows, is_seeded=False)
+        return rows[0]
+
+    def attribute(
+        self,
+        request: int,
+        prompt: str,
+        target: int,
+        against: int | None = None,
+        *,
+        key: str,
+        layer: int = 0,
+        position: int = -1,
+        top: int = 1000,
+    ) -> BatchRow:
+        """Add a request for the attribution of a logit after a text to the features of an SAE; its row."""
+        prompted = [tokens(self.model, prompt)]
+        command = Attribute(request, prompted, position, target, against, key, layer, top)
+        made = Unembedding(self.model)
+        rows = attribution_rows(command, self.model, self.context, made, self.steering)
+        self.batch.add(rows, is_seeded=False)
+        return rows[0]
 
     @contextmanager
     def attached(
@@ -357,6 +408,10 @@ class Bench:
             case Embedded():
                 assert (outcome.id, outcome.choice) not in self.vectors, "a second vector"
                 self.vectors[outcome.id, outcome.choice] = vector_of(outcome)
+            case LensRead():
+                self.lenses[outcome.id] = outcome
+            case Attributed():
+                self.attributed[outcome.id] = outcome
             case Activated():
                 is_streamed = outcome.id in self.streamed
                 assert is_streamed or outcome.id not in self.readings, "readings twice"

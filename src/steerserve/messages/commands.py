@@ -181,6 +181,38 @@ class Embed(Message, frozen=True):
     client: str = ""
 
 
+class Lens(Message, frozen=True):
+    """Read the residual stream after each of `layers` at every token of the one prompt, unsteered, as the model's own
+    unembedding reads it. The answer lists the `top` most probable next tokens of each position and layer; a `layers` of
+    None means all. Positions times layers may be `max_distributions`, and these times `top` may be `max_entries`.
+    `client` is as in `Generate`."""
+
+    id: int
+    prompts: list[Tokens]
+    layers: list[int] | None
+    top: int
+    max_distributions: int
+    max_entries: int
+    client: str = ""
+
+
+class Attribute(Message, frozen=True):
+    """Attribute the logit of the token `target` after `position` of the one prompt, unsteered, to the features of the
+    SAE that is attached as `key` at `layer`: the logit less that of the token `against`, or less the mean over the
+    vocabulary. A negative `position` counts from the end. The answer lists the `top` largest contributions by
+    magnitude. `client` is as in `Generate`."""
+
+    id: int
+    prompts: list[Tokens]
+    position: int
+    target: int
+    against: int | None
+    key: str
+    layer: int
+    top: int
+    client: str = ""
+
+
 class Cancel(Message, frozen=True):
     """Forget request `id`; no event follows for it."""
 
@@ -206,6 +238,8 @@ Command = (
     | Generate
     | Score
     | Embed
+    | Lens
+    | Attribute
     | Cancel
     | Stop
 )

@@ -342,7 +342,62 @@ class Activated(Message, frozen=True):
     choice: int = 0
 
 
-Outcome = Piece | Scored | Embedded | Activated
+class LensToken(Message, frozen=True):
+    """One of the most probable next tokens: its text, and its probability over the whole vocabulary."""
+
+    token: int
+    text: str
+    probability: float
+
+
+class LensLayer(Message, frozen=True):
+    """The most probable next tokens at each position of a prompt, the most probable first, as the unembedding reads
+    them from the stream after `layer`."""
+
+    layer: int
+    positions: list[list[LensToken]]
+
+
+class LensRead(Message, frozen=True):
+    """What a lens read of one prompt. `tokens` has the tokens of the prompt, each with its text."""
+
+    id: int
+    choice: int
+    tokens: list[tuple[int, str]]
+    layers: list[LensLayer]
+
+
+class FeatureContribution(Message, frozen=True):
+    """What one feature, at this activation, adds to a difference of logits."""
+
+    feature: int
+    activation: float
+    contribution: float
+
+
+class Attributed(Message, frozen=True):
+    """A difference of logits after `position` of one prompt, attributed to features.
+
+    `token`, `target` and `against` are tokens with their texts; `against` is None where the mean over the vocabulary is
+    taken off. `features` has the largest contributions by magnitude, equals by index; `total` is the sum over all
+    `active` features. `whole` is the difference of the model's own logits; `uncapped` is the difference before the
+    softcap, and equals `whole` where the model has none.
+    """
+
+    id: int
+    choice: int
+    position: int
+    token: tuple[int, str]
+    target: tuple[int, str]
+    against: tuple[int, str] | None
+    features: list[FeatureContribution]
+    active: int
+    total: float
+    whole: float
+    uncapped: float
+
+
+Outcome = Piece | Scored | Embedded | Activated | LensRead | Attributed
 
 
 class Stepped(Message, frozen=True):
@@ -395,4 +450,4 @@ def is_last(event: Outcome) -> bool:
     """Whether the choice ends with this event."""
     if isinstance(event, Piece):
         return bool(event.finish)
-    return isinstance(event, (Scored, Embedded))
+    return isinstance(event, (Scored, Embedded, LensRead, Attributed))

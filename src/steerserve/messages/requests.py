@@ -114,3 +114,41 @@ class Embedding(Request):
     @property
     def max_tokens(self) -> int | None:
         return 0
+
+
+@dataclass(frozen=True)
+class LensReading(Request):
+    """Read the residual stream of one prompt as the unembedding reads it. The fields are those of `Lens`. The events
+    are Started, then LensRead."""
+
+    field: ClassVar[str] = "text"
+
+    layers: Sequence[int] | None
+    top: int
+    max_distributions: int
+    max_entries: int
+    client: str = ""
+
+    @property
+    def max_tokens(self) -> int | None:
+        return 0
+
+
+@dataclass(frozen=True)
+class Attribution(Request):
+    """Attribute a difference of logits to features. The fields are those of `Attribute`. The events are Started, then
+    Attributed."""
+
+    field: ClassVar[str] = "text"
+
+    position: int
+    target: int
+    against: int | None
+    key: str
+    layer: int
+    top: int
+    client: str = ""
+
+    @property
+    def max_tokens(self) -> int | None:
+        return 0

@@ -189,6 +189,12 @@ class CheckpointEngine(Engine):
                 return m.Score(number, tokens, temperature, top, allowed, tap, echo, client)
             case m.Embedding(_, client):
                 return m.Embed(number, tokens, client)
+            case m.LensReading(_, layers, top, distributions, entries, client):
+                read = None if layers is None else list(layers)
+                return m.Lens(number, tokens, read, top, distributions, entries, client)
+            case m.Attribution(_, position, target, against, key, layer, top, client):
+                wanted = position, target, against, key, layer, top
+                return m.Attribute(number, tokens, *wanted, client)
             case _:
                 raise TypeError(type(request).__name__)
 

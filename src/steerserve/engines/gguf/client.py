@@ -182,8 +182,10 @@ class GgufEngine(Engine):
                 events = self._generate(request)
             case m.Embedding():
                 events = self._embed(request)
-            case _:
+            case m.Scoring():
                 not_honoured("logprobs")
+            case _:
+                raise no_layers()
         async with aclosing(events):
             async for event in events:
                 yield event

@@ -10,13 +10,19 @@ from steerserve import messages as m
 from steerserve.errors import Refusal
 from steerserve.messages.prompts import NamedPrompt, check_ids, max_tokens
 from steerserve.rules.inference import activations
+from steerserve.rules.saes.sites import RESID_POST
 from steerserve.worker import memory
+from steerserve.worker.hooks.hooks import HookedSaes
 from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.model.encoder import Encoder
+from steerserve.worker.model.unembedding import Unembedding
 from steerserve.worker.rows import sampling
+from steerserve.worker.rows.attribution import Attribution
 from steerserve.worker.rows.constrain import RowConstraint
+from steerserve.worker.rows.lens import Lens
 from steerserve.worker.rows.rows import BatchRow, Pooling, Scoring, Writing
 from steerserve.worker.rows.text import TextStream
+from steerserve.worker.sae.sites import direct_path_objection, find
 
 
 def rows_of(
@@ -134,6 +140,106 @@ def pooling_rows(command: m.Embed, model: Checkpoint | Encoder, context: int) ->
             max_tokens(m.Sampling(max_tokens=0), len(ids), context)
             rows.append(BatchRow(command.id, index, ids, m.Suppressed(), Pooling(), where=where))
     return rows
+
+
+def lens_rows(
+    command: m.Lens, model: Checkpoint, context: int, unembedding: Unembedding
+) -> list[BatchRow]:
+    """One unsteered row.
+
+    Raises:
+        Refusal: CONTEXT_LENGTH_EXCEEDED, SAE_INCOMPATIBLE (the layers are not found); INVALID_PARAMETER for a text
+            without tokens, and where the answer would be too large.
+    """
+    ids = _read(command.prompts[0], model, context)
+    last = model.layers - 1
+    layers = range(model.layers) if command.layers is None else command.layers
+    distributions = len(ids) * len(layers)
+    for what, count, most in (
+        ("distributions (tokens times layers)", distributions, command.max_distributions),
+        (
+            "entries (tokens times layers times top)",
+            distributions * command.top,
+            command.max_entries,
+        ),
+    ):
+        if count > most:
+            raise Refusal(
+                "INVALID_PARAMETER",
+                f"layers: the answer would have {count} {what}; at most {most}",
+                param="layers",
+                tokens=len(ids),
+                count=count,
+                maximum=most,
+            )
+    sites = [find(model.model, model.layers, RESID_POST, layer) for layer in (*layers, last)]
+    goal = Lens(sites, layers, command.top, unembedding, model.decode_token)
+    return [BatchRow(command.id, 0, ids, m.Suppressed(), goal)]
+
+
+def attribution_rows(
+    command: m.Attribute,
+    model: Checkpoint,
+    context: int,
+    unembedding: Unembedding,
+    saes: HookedSaes,
+) -> list[BatchRow]:
+    """One unsteered row. It has the tokens up to the position only, because no later token changes what is there.
+
+    Raises:
+        Refusal: CONTEXT_LENGTH_EXCEEDED, SAE_NOT_ATTACHED, INSUFFICIENT_MEMORY as `HookedSaes.sae`; SAE_INCOMPATIBLE
+            where the values of the SAE are not a part of the stream after the last layer; INVALID_PARAMETER for a text
+            without tokens, a position outside it, or a token outside the vocabulary.
+    """
+    ids = _read(command.prompts[0], model, context)
+    if not -len(ids) <= command.position < len(ids):
+        raise Refusal(
+            "INVALID_PARAMETER",
+            f"position: {command.position} is outside the text of {len(ids)} tokens",
+            param="position",
+            tokens=len(ids),
+        )
+    for field, token in (("target_token", command.target), ("against_token", command.against)):
+        if token is not None and token >= model.vocabulary:
+            raise Refusal(
+                "INVALID_PARAMETER",
+                f"{field}: token id {token} is outside the vocabulary of {model.vocabulary} tokens",
+                param=field,
+                token_id=token,
+                vocabulary=model.vocabulary,
+            )
+    attached = saes.find(command.key)
+    why = direct_path_objection(model.model, model.layers, attached.site, command.layer)
+    if why is not None:
+        raise Refusal(
+            "SAE_INCOMPATIBLE",
+            f"nothing can be attributed to an SAE at {attached.site.path} ({attached.site.name}): {why}",
+            site=attached.site.name,
+        )
+    last = find(model.model, model.layers, RESID_POST, model.layers - 1)
+    goal = Attribution(
+        (attached.site, last),
+        saes.sae(command.key),
+        command.target,
+        command.against,
+        command.top,
+        unembedding,
+        model.decode_token,
+    )
+    read = ids[: command.position % len(ids) + 1]
+    return [BatchRow(command.id, 0, read, m.Suppressed(), goal)]
+
+
+def _read(prompt: m.Tokens, model: Checkpoint, context: int) -> list[int]:
+    """The tokens of a text that is only read.
+
+    Raises:
+        Refusal: CONTEXT_LENGTH_EXCEEDED, INVALID_PARAMETER (a text without tokens).
+    """
+    with NamedPrompt([prompt], 0, "text"):
+        ids = _ids(prompt, model, "INVALID_PARAMETER")
+        max_tokens(m.Sampling(max_tokens=0), len(ids), context)
+    return ids
 
 
 def shortest_first(rows: list[BatchRow]) -> list[BatchRow]:

@@ -16,7 +16,7 @@ from steerserve.rules.inference import stepping
 from steerserve.rules.inference.stepping import PrefillTurn, Prompt, Tempo
 from steerserve.rules.residency.memory_needs import PREFILL_TOKENS
 from steerserve.worker import memory
-from steerserve.worker.batch import echo
+from steerserve.worker.batch import echo, states
 from steerserve.worker.batch.graphs import DecodeGraphs
 from steerserve.worker.batch.prefix import Prefixes
 from steerserve.worker.batch.reuse import Reuse
@@ -28,7 +28,7 @@ from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.model.kv import CacheSlot
 from steerserve.worker.model.plain import PlainPasses
 from steerserve.worker.observers.observers import Observers
-from steerserve.worker.rows.rows import BatchRow, Ending, Pooling, Writing
+from steerserve.worker.rows.rows import BatchRow, Ending, Pooling, StateReading, Writing
 
 ROWS_MAXIMUM = 128
 """The most rows that decode together, because logits over a large vocabulary take memory. One request alone may have
@@ -40,9 +40,9 @@ log = structlog.get_logger(__name__)
 class Group:
     """Rows that are stepped together over one cache.
 
-    The rows of `rows` decode. The prompts of the rows of `joining` are not prefilled to their end yet, and a row has
-    its slot in the cache from its first pass on. A step with a prefill pass takes at most about `step_seconds`. With
-    None, the sizes of passes do not depend on the time that passes take.
+    The rows of `rows` decode, or work on the states that they have read. The prompts of the rows of `joining` are not
+    prefilled to their end yet. A row has its slot in the cache from its first pass to its last. A step with a prefill
+    pass takes at most about `step_seconds`. With None, the sizes of passes do not depend on the time that passes take.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Group:
         outcomes = self._prefill()
         for rows in [[row] for row in decoding] if self._model.is_alone else [decoding]:
             outcomes += self._decode([row for row in rows if row.slot is not None])
-        return outcomes
+        return outcomes + self._read_states()
 
     def drop(self, request: int) -> None:
         """Forget a request's rows at once."""
@@ -159,18 +159,19 @@ class Group:
         """One pass over parts of the prompts. Returns the logits after each part, or the error that ended the pass."""
         pools = any(isinstance(row.goal, Pooling) for row in rows)
         echoes = echo.is_in(rows)
-        logits = self._passes.run(
-            rows,
-            [(start, len(part)) for part in parts],
-            lambda: self._model.prefill(
-                self.cache,
-                [cast(CacheSlot, row.slot) for row in rows],
-                parts,
-                start=start,
-                with_sums=pools,
-                with_all=echoes,
-            ),
-        )
+        with states.caught(rows, parts, is_alone=self._model.is_alone):
+            logits = self._passes.run(
+                rows,
+                [(start, len(part)) for part in parts],
+                lambda: self._model.prefill(
+                    self.cache,
+                    [cast(CacheSlot, row.slot) for row in rows],
+                    parts,
+                    start=start,
+                    with_sums=pools,
+                    with_all=echoes,
+                ),
+            )
         if isinstance(logits, Exception):
             return logits
         if echoes:
@@ -273,6 +274,11 @@ class Group:
             return self._failed(rows, error)
         outcomes: list[Ending] = []
         for i, row in enumerate(rows):
+            if isinstance(row.goal, StateReading):
+                # the row has read its prompt, and needs its keys and values no more
+                row.goal.logits = logits[i].clone()
+                self._close(row)
+                continue
             new = self._observed(row, self._taken(row, tokens.get(i), logits[i]))
             last = new[-1]
             if isinstance(last, Refused):
@@ -282,6 +288,23 @@ class Group:
                 self._leave(row)
             outcomes += new
         return outcomes
+
+    def _read_states(self) -> list[Ending]:
+        """A part of the work of one row that reads states, after its prompt. Such rows take turns."""
+        row = next((row for row in self.rows if isinstance(row.goal, StateReading)), None)
+        if row is None:
+            return []
+        outcome: Ending | None
+        try:
+            outcome = cast(StateReading, row.goal).read(row)
+        except Exception as error:
+            outcome = self._refused(row, error)
+            memory.recover(error)
+        self._leave(row)
+        if outcome is None:
+            self.rows.append(row)
+            return []
+        return [outcome]
 
     def _taken(self, row: BatchRow, token: Refusal | int | None, logits: Tensor) -> list[Ending]:
         """The outcomes of a row: from its sampled token where the row writes, otherwise from its logits."""
@@ -324,6 +347,10 @@ class Group:
     def _leave(self, row: BatchRow) -> None:
         """Take a row out, and give up its slot."""
         (self.rows if row in self.rows else self.joining).remove(row)
+        self._close(row)
+
+    def _close(self, row: BatchRow) -> None:
+        """Give up the slot of a row."""
         if row.slot is not None:
             self.cache.close(row.slot)
             row.slot = None

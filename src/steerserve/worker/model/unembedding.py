@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Any, cast
 
 import torch
@@ -75,15 +76,48 @@ class Unembedding:
             return cast(Tensor, self._tied)
         return cast(Tensor, self.head.weight)
 
+    @cached_property
+    def mean_row(self) -> Tensor:
+        """The mean of the rows of the output embedding, float32 [hidden]."""
+        return _mean_row(self.weight())
+
+    def row(self, token: int) -> Tensor:
+        """The row of a token in the output embedding, float32 [hidden]."""
+        return self.weight()[token].float()
+
     def logits(self, stream: Tensor) -> Tensor:
         """The logits [..., vocabulary] in float32 of the stream behind the last layer [..., hidden]."""
+        logits = self.uncapped(stream)
+        if self.softcap is None:
+            return logits
+        return torch.tanh(logits / self.softcap) * self.softcap
+
+    def uncapped(self, stream: Tensor) -> Tensor:
+        """The logits [..., vocabulary] in float32 before their softcap."""
+        return cast(Tensor, self.head(self._normalised(stream)).float() * self.scale)
+
+    def factor(self, stream: Tensor) -> Tensor:
+        """What the norm multiplies `pull` of each stream [n, hidden] by, float32 [n, 1]: 1 over the length by which it
+        divides. Half the difference of its outputs for a stream and for its negative has no bias in it."""
+        if self.norm is None:
+            return torch.ones(len(stream), 1, device=self.device)
+        odd = (self._normalised(stream).float() - self._normalised(-stream).float()) / 2
+        pulled = self.pull(stream)
+        # a stream without any length is multiplied by 0 here, as its direction has no meaning
+        squared = pulled.square().sum(-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
+        return (odd * pulled).sum(-1, keepdim=True) / squared
+
+    def pushed(self, rows: Tensor) -> Tensor:
+        """The adjoint of `pull`: for rows w [..., hidden] of the head the float32 [..., hidden] whose inner product
+        with a direction d is that of w with `pull(d)`."""
+        gained = rows.to(self.device, torch.float32) * self.gain
+        return gained - gained.mean(-1, keepdim=True) if self.is_centred else gained
+
+    def _normalised(self, stream: Tensor) -> Tensor:
+        """What the head reads of a stream [..., hidden], in the dtype of the head."""
         own = next(self.head.parameters())
         stream = stream.to(own.device, own.dtype)
-        hidden = stream if self.norm is None else self.norm(stream)
-        logits = self.head(hidden).float() * self.scale
-        if self.softcap is None:
-            return cast(Tensor, logits)
-        return torch.tanh(logits / self.softcap) * self.softcap
+        return stream if self.norm is None else cast(Tensor, self.norm(stream))
 
     def pull(self, directions: Tensor) -> Tensor:
         """Directions [n, hidden] of the stream as the head reads them, float32 [n, hidden]: the mean over the width off
@@ -98,7 +132,7 @@ class Unembedding:
         [n, tokens] for blocks of the vocabulary, each after its first token. Scale and softcap are left out."""
         pulled, weight = self.pull(directions), self.weight()
         vocabulary, hidden = weight.shape
-        mean = pulled @ _mean_row(weight)
+        mean = pulled @ self.mean_row
         block = max(1, BLOCK_ELEMENTS // max(hidden, len(pulled)))
         for first in range(0, vocabulary, block):
             rows = weight[first : first + block].float()

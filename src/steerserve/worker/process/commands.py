@@ -185,6 +185,17 @@ class Commands:
         rows = admission.pooling_rows(command, loaded.model, loaded.context)
         return self._begin(command, rows, admission.shortest_first(rows))
 
+    def lens(self, command: m.Lens) -> m.Started:
+        loaded = self._language_model()
+        rows = admission.lens_rows(command, loaded.model, loaded.context, loaded.unembedding)
+        return self._join(command, rows)
+
+    def attribute(self, command: m.Attribute) -> m.Started:
+        loaded = self._language_model()
+        model, context = loaded.model, loaded.context
+        rows = admission.attribution_rows(command, model, context, loaded.unembedding, loaded.saes)
+        return self._join(command, rows)
+
     def cancel(self, command: m.Cancel) -> None:
         self._compiling = [entry for entry in self._compiling if entry[0].id != command.id]
         if self.batch is not None:
@@ -241,6 +252,11 @@ class Commands:
         loaded.batch.add(rows, is_seeded=is_seeded, client=command.client)
         return m.Started(command.id, [len(row.prompt) for row in prompts])
 
+    def _join(self, command: m.Lens | m.Attribute, rows: list[BatchRow]) -> m.Started:
+        """Let rows join the batch that no observer reads."""
+        self._language_model().batch.add(rows, is_seeded=False, client=command.client)
+        return m.Started(command.id, [len(row.prompt) for row in rows])
+
 
 METHODS: Mapping[type[m.Command], Callable[[Commands, Any], m.Event | None]] = MappingProxyType(
     {
@@ -256,6 +272,8 @@ METHODS: Mapping[type[m.Command], Callable[[Commands, Any], m.Event | None]] = M
         m.Generate: Commands.generate,
         m.Score: Commands.score,
         m.Embed: Commands.embed,
+        m.Lens: Commands.lens,
+        m.Attribute: Commands.attribute,
         m.Cancel: Commands.cancel,
         m.Stop: Commands.stop,
     }

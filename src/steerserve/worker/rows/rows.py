@@ -1,4 +1,5 @@
-"""One row of the running batch: a choice being written, a prompt being scored, or a text being pooled.
+"""One row of the running batch: a choice being written, a prompt being scored, a text being pooled, or a prompt whose
+states are read.
 
 A row knows its tokens and its goal. The goal says how the logits after the tokens are used. A row knows nothing of
 other rows or of the cache.
@@ -6,7 +7,8 @@ other rows or of the cache.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,13 +32,14 @@ from steerserve.worker.model.kv import CacheSlot
 from steerserve.worker.rows import sampling
 from steerserve.worker.rows.constrain import RowConstraint
 from steerserve.worker.rows.text import TextStream
+from steerserve.worker.sae.sites import Site
 
 Ending = Outcome | Refused
 
 ECHO_POSITIONS = 64
 """The positions of a prompt that are scored at once, because log-probabilities over a large vocabulary take memory."""
 
-_NOT_FINITE = ("NON_FINITE_LOGITS", "the model produced NaN or infinite logits")
+NOT_FINITE = ("NON_FINITE_LOGITS", "the model produced NaN or infinite logits")
 _NO_CHANCE = ("NON_FINITE_LOGITS", "a reported token has a logit of -infinity")
 
 RowName = tuple[int, int]
@@ -83,7 +86,7 @@ class Scoring:
     def _score(self, row: BatchRow, logits: Tensor, tokens: list[int]) -> None:
         """Score tokens, each from its row of the logits [n, vocabulary]."""
         if not bool((logits < torch.inf).all()):  # NaN compares false
-            self.refusal = row.refused(*_NOT_FINITE)
+            self.refusal = row.refused(*NOT_FINITE)
             return
         logprobs = (logits / (self.temperature or 1.0)).log_softmax(-1)
         wanted = torch.tensor(tokens, device=logits.device)[:, None]
@@ -112,7 +115,7 @@ class Scoring:
         logits = logits.float()
         candidates = logits if self.allowed is None else logits[self.allowed]
         if not bool((candidates < torch.inf).all()):  # NaN compares false
-            return row.refused(*_NOT_FINITE)
+            return row.refused(*NOT_FINITE)
         logprobs = (candidates / (self.temperature or 1.0)).log_softmax(-1)
         wanted = self.top or 0
         if self.allowed is not None and self.top is not None:
@@ -162,6 +165,43 @@ def embedded(row: BatchRow, vector: Tensor) -> Embedded | Refused:
     return Embedded(row.request, row.choice, plain.astype("<f4").tobytes())
 
 
+class StateReading(ABC):
+    """Reads the values of `sites` in the passes over a prompt. The work on them comes after the prompt, a part in each
+    step, so that other rows wait for a part only. `logits` [vocabulary] are those after the prompt."""
+
+    def __init__(self, sites: Sequence[Site]) -> None:
+        self.sites = tuple(sites)
+        self.logits: Tensor | None = None
+        self._error: Exception | None = None
+
+    def catch(self, number: int, value: Tensor) -> None:
+        """Keep what is needed of the values [T, width] of site `number` at the tokens of a pass. This is called within
+        the pass of all rows, so it raises nothing."""
+        if self._error is None:
+            try:
+                self.keep(number, value.detach())
+            except Exception as error:
+                self._error = error
+
+    @abstractmethod
+    def keep(self, number: int, value: Tensor) -> None:
+        """Copy what is needed of these values."""
+
+    def read(self, row: BatchRow) -> Outcome | Refused | None:
+        """Do a part of the work; None while there is more of it.
+
+        Raises:
+            Exception: what went wrong in the passes or in the work.
+        """
+        if self._error is not None:
+            raise self._error
+        return self.work(row)
+
+    @abstractmethod
+    def work(self, row: BatchRow) -> Outcome | Refused | None:
+        """Do a part of the work; None while there is more of it."""
+
+
 @dataclass(slots=True, eq=False)
 class BatchRow:
     """One row, from its prompt to its end. `version` is the version of the steering when its prefill began. `where`
@@ -173,7 +213,7 @@ class BatchRow:
     choice: int
     prompt: list[int]
     plan: Plan
-    goal: Writing | Scoring | Pooling
+    goal: Writing | Scoring | Pooling | StateReading
     max_tokens: int = 0
     may_reuse: bool = False
     where: str | None = None

@@ -116,8 +116,8 @@ def objection(block: nn.Module, family: Family, site: str) -> str | None:
     """Why this layer does not have the site; None where it does."""
     if site == RESID_MID and _is_parallel(block, family):
         return "attention and MLP read the same stream"
-    if site in (RESID_MID, ATTN_OUT, MLP_OUT) and _is_post_norm(block, family):
-        return "its layers normalise the stream itself"
+    if site in (RESID_MID, ATTN_OUT, MLP_OUT) and (why := normalises(block, family)):
+        return why
     if site in (RESID_MID, ATTN_OUT, ATTN_RAW, Z) and not _has(block, family.attention):
         return "this layer has no softmax attention"
     name, _ = place(family, site)
@@ -136,11 +136,12 @@ def _is_parallel(block: Any, family: Family) -> bool:
     return family.is_parallel or bool(getattr(block, "use_parallel_residual", False))
 
 
-def _is_post_norm(block: object, family: Family) -> bool:
+def normalises(block: object, family: Family) -> str | None:
+    """Why nothing is simply added to the residual stream in this layer; None where something is."""
     if family.post_norms is None:
-        return False
+        return None
     flag, value = family.post_norms
-    return bool(getattr(block, flag) is value)
+    return "its layers normalise the stream itself" if getattr(block, flag) is value else None
 
 
 def _is_sliced(module: object) -> bool:

@@ -22,10 +22,11 @@ from steerserve.rules.saes.sites import (
     RESID_POST,
     RESID_PRE,
     SITES,
+    STREAM_SITES,
     Z,
 )
 from steerserve.worker.model.layers import decoder_layers
-from steerserve.worker.sae.families import FAMILIES, inputs, objection, place
+from steerserve.worker.sae.families import FAMILIES, inputs, normalises, objection, place
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +194,20 @@ def find(model: nn.Module, layers: int, site: str, layer: int) -> Site:
         has_residual=site == RESID_MID,
         is_flat=is_flat,
     )
+
+
+def direct_path_objection(model: nn.Module, layers: int, site: Site, layer: int) -> str | None:
+    """Why a value at this site is not known to reach the stream after the last layer as a term of a sum; None where it
+    does. It does where later layers only add to the stream."""
+    if site.name not in STREAM_SITES:
+        return "its values are not added to the residual stream"
+    if site.name == RESID_POST and layer == layers - 1:
+        return None
+    _, stack = decoder_layers(model, layers)
+    family = FAMILIES.get(_kind(model))
+    if family is None:
+        return "whether the later layers only add to the residual stream is not known"
+    return next((why for block in stack[layer:] if (why := normalises(block, family))), None)
 
 
 def widths(model: nn.Module, layers: int) -> dict[str, int]:

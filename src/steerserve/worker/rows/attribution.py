@@ -1,0 +1,105 @@
+"""Direct attribution of a difference of logits to the features that are active at one token (Elhage et al. 2021, "A
+mathematical framework for transformer circuits"; here with the scale of the final norm held as it is)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from steerserve.messages import Attributed, FeatureContribution, Refused
+from steerserve.worker.model.unembedding import Unembedding
+from steerserve.worker.rows.lens import check_unembedding
+from steerserve.worker.rows.rows import NOT_FINITE, BatchRow, StateReading
+from steerserve.worker.sae.canonical import Sae
+from steerserve.worker.sae.sites import Site
+
+FEATURES_AT_ONCE = 4096
+"""The most decoder rows that are widened to float32 at once."""
+
+
+class Attribution(StateReading):
+    """Attributes the logit of `target` after the last token of the row's prompt, less the logit of `against`, or less
+    the mean over the vocabulary where that is None.
+
+    The contribution of a feature is a x <n(d), w> x s: its activation a, its decoder row d as the SAE adds it to the
+    stream at this token, n the final norm with the scale of this token and without its bias, w the row of the output
+    embedding of the target less that of the other token (or less the mean row), and s the scale of the logits. The
+    softcap of the logits is left out.
+
+    `sites` has the site of the SAE, and the stream after the last layer. `sae` has its encoder on the device of its
+    site.
+    """
+
+    def __init__(
+        self,
+        sites: Sequence[Site],
+        sae: Sae,
+        target: int,
+        against: int | None,
+        top: int,
+        unembedding: Unembedding,
+        text_of: Callable[[int], str],
+    ) -> None:
+        super().__init__(sites)
+        self._sae = sae
+        self._target = target
+        self._against = against
+        self._top = top
+        self._unembedding = unembedding
+        self._text_of = text_of
+        self._last: dict[int, Tensor] = {}
+
+    def keep(self, number: int, value: Tensor) -> None:
+        self._last[number] = value[-1:].clone()
+
+    def work(self, row: BatchRow) -> Attributed | Refused | None:
+        """Raises:
+        Refusal: SAE_INCOMPATIBLE as `check_unembedding`.
+        """
+        assert self.logits is not None
+        value, stream = self._last[0], self._last[1]
+        own = self.logits.float()
+        if not bool((own < torch.inf).all()):  # NaN compares false
+            return row.refused(*NOT_FINITE)
+        check_unembedding(self._unembedding, stream, own)
+        activations = self._sae.encode(value)[0]
+        active = activations.nonzero()[:, 0]
+        contributions = self._contributions(value, stream, active) * activations[active].cpu()
+        largest = contributions.abs().sort(descending=True, stable=True).indices[: self._top]
+        features = [
+            FeatureContribution(
+                int(active[i]), float(activations[active[i]]), float(contributions[i])
+            )
+            for i in largest.tolist()
+        ]
+        return Attributed(
+            row.request,
+            row.choice,
+            row.position,
+            self._named(row.prompt[-1]),
+            self._named(self._target),
+            None if self._against is None else self._named(self._against),
+            features,
+            len(active),
+            float(contributions.sum(dtype=torch.float64)),
+            self._difference(own),
+            self._difference(self._unembedding.uncapped(stream)[0]),
+        )
+
+    def _contributions(self, value: Tensor, stream: Tensor, active: Tensor) -> Tensor:
+        """What an activation of 1 of each active feature adds to the difference, float32 [active] on the host."""
+        model = self._unembedding
+        other = model.mean_row if self._against is None else model.row(self._against)
+        read = model.pushed(model.row(self._target) - other) * model.factor(stream)[0]
+        read = read.cpu() * (model.scale * self._sae.row_scale(value).cpu().flatten())
+        parts = [self._sae.written(part).cpu() @ read for part in active.split(FEATURES_AT_ONCE)]
+        return torch.cat(parts) if parts else torch.zeros(0)
+
+    def _difference(self, logits: Tensor) -> float:
+        other = logits.mean() if self._against is None else logits[self._against]
+        return float(logits[self._target] - other)
+
+    def _named(self, token: int) -> tuple[int, str]:
+        return token, self._text_of(token)
