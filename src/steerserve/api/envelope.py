@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from difflib import get_close_matches
 from itertools import islice
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import msgspec
 from fastapi import Path, Query
@@ -46,7 +46,7 @@ encoded = msgspec.json.Encoder().encode
 _DIGITS = re.compile(r"-?[0-9]{1,64}", re.ASCII)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     """The value, if it is not a text or is the plain form of a whole number.
 
     Raises:
@@ -71,7 +71,7 @@ class RequestBody(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _refuse_unknown(cls, body: Any) -> Any:
+    def _refuse_unknown(cls, body: object) -> object:
         if cls.model_config.get("extra") != "forbid" or not isinstance(body, dict):
             return body
         known = _names(cls)
@@ -103,7 +103,7 @@ def _unknown_field(name: str, known: Sequence[str]) -> InitErrorDetails:
     return InitErrorDetails(type=problem, loc=(shown(name),), input=None)
 
 
-def success(data: Any, status: int = 200) -> Response:
+def success(data: object, status: int = 200) -> Response:
     body = encoded({"success": True, "data": data, "error": None})
     return Response(body, status, media_type="application/json")
 

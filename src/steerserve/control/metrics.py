@@ -56,7 +56,7 @@ CURRENT: ContextVar[RequestRecord | None] = ContextVar("CURRENT", default=None)
 """The record of the request that this task serves."""
 
 
-def note_object(**facts: Any) -> None:
+def note_object(**facts: object) -> None:
     """Name the object that the current request changes, for the line of the log. The facts are ids and numbers, never a
     text that a client chose freely."""
     record = CURRENT.get()

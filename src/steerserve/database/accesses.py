@@ -72,13 +72,13 @@ class Accesses:
         async with self.connection(engine) as connection, connection.begin():
             yield connection
 
-    async def finish(self, work: Coroutine[Any, Any, Answer]) -> Answer:
+    async def finish(self, work: Coroutine[object, object, Answer]) -> Answer:
         """The result of `work`, which runs to its end even if the caller is cancelled."""
         return await asyncio.shield(self._begin(work))
 
     # ------------------------------------------------------------- inside
 
-    def _begin(self, work: Coroutine[Any, Any, Answer]) -> asyncio.Task[Answer]:
+    def _begin(self, work: Coroutine[object, object, Answer]) -> asyncio.Task[Answer]:
         task = asyncio.create_task(work)
         self._under_way.add(task)
         task.add_done_callback(self._under_way.discard)

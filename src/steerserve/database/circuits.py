@@ -284,7 +284,7 @@ def _newest(wanted: Select[Any]) -> Select[Any]:
     return wanted.order_by(circuits.c.created_at.desc(), circuits.c.id)
 
 
-async def _listed(connection: AsyncConnection, wanted: Select[Any]) -> list[CircuitRow]:
+async def _listed(connection: AsyncConnection, wanted: Select[object]) -> list[CircuitRow]:
     records: list[CircuitRow] = []
     rows = (await connection.execute(wanted)).mappings()
     while chunk := rows.fetchmany(_AT_ONCE):

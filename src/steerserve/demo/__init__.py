@@ -40,7 +40,7 @@ def saes() -> list[DemoSae]:
     return sorted(shipped, key=lambda sae: sae.layer)
 
 
-def labels(sae: DemoSae) -> dict[int, dict[str, Any]]:
+def labels(sae: DemoSae) -> dict[int, dict[str, object]]:
     """The labels of an SAE's features by feature index."""
     entries = json.loads(sae.labels.read_text(encoding="utf-8"))
     return {int(index): entry for index, entry in entries.items()}

@@ -101,7 +101,7 @@ class _Reader:
         )
         return memory or self.nvml.nvmlDeviceGetMemoryInfo(handle)
 
-    def _processes(self, handle: Any) -> tuple[tuple[CardProcess, ...] | None, str | None]:
+    def _processes(self, handle: object) -> tuple[tuple[CardProcess, ...] | None, str | None]:
         try:
             processes = self.nvml.nvmlDeviceGetComputeRunningProcesses(handle)
         except self.nvml.NVMLError as error:
@@ -114,7 +114,7 @@ class _Reader:
         )
         return processes, HIDDEN if any(p.used_mb is None for p in processes) else None
 
-    def _try(self, ask: Callable[..., Fact], *args: Any, **named: Any) -> Fact | None:
+    def _try(self, ask: Callable[..., Fact], *args: object, **named: object) -> Fact | None:
         """The driver's answer; None where this card does not have the fact."""
         try:
             return ask(*args, **named)

@@ -11,7 +11,6 @@ import re
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import asdict
-from typing import Any
 
 import socketio
 import structlog
@@ -36,7 +35,7 @@ EVENTS_BEHIND = 1000
 """Events that may wait for one client. A client that is further behind is disconnected, and can read the state anew."""
 
 
-def payload(event: events.Sent) -> tuple[str, dict[str, Any]]:
+def payload(event: events.Sent) -> tuple[str, dict[str, object]]:
     """An event's name and camelCase payload."""
     match event:
         case events.DownloadProgress():
@@ -123,7 +122,7 @@ def payload(event: events.Sent) -> tuple[str, dict[str, Any]]:
             }
 
 
-def with_twins(body: dict[str, Any]) -> dict[str, Any]:
+def with_twins(body: dict[str, object]) -> dict[str, object]:
     """The payload with every camelCase key under its snake_case name too."""
     return body | {
         re.sub(r"[A-Z]", lambda m: "_" + m[0].lower(), key): v for key, v in body.items()
@@ -181,7 +180,7 @@ class System:
         self._joined: set[str] = set()
         self._sending: asyncio.Task[None] | None = None
 
-    async def join(self, sid: str, *_: Any) -> None:
+    async def join(self, sid: str, *_: object) -> None:
         if not self._server.manager.is_connected(sid, "/"):
             return  # the client has left meanwhile
         self._joined.add(sid)
@@ -189,7 +188,7 @@ class System:
             self._sending = asyncio.create_task(self._send_on(), name="system-metrics")
         await self._send([sid])
 
-    async def leave(self, sid: str, *_: Any) -> None:
+    async def leave(self, sid: str, *_: object) -> None:
         self._joined.discard(sid)
         if not self._joined:
             self.close()
@@ -255,11 +254,11 @@ class LiveEvents:
                 session.queue.put_nowait(None)  # ends the task that writes to this client
                 self._keep(session.close(wait=False, abort=True))
 
-    def _keep(self, work: Coroutine[Any, Any, None]) -> None:
+    def _keep(self, work: Coroutine[object, object, None]) -> None:
         task = asyncio.create_task(work)
         self._emitting.add(task)
         task.add_done_callback(self._emitting.discard)
 
 
-async def _joined(_sid: str, *_: Any) -> None:
+async def _joined(_sid: str, *_: object) -> None:
     """Activations are sent to every client, so joining changes nothing."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from starlette.requests import Request
 
@@ -15,7 +15,7 @@ class Disconnected(Exception):
     """The client went away, so nobody waits for the answer."""
 
 
-async def unless_disconnected(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
+async def unless_disconnected(request: Request, work: Coroutine[object, object, Result]) -> Result:
     """The result of the work. The work is cancelled when the client goes away before the end. The body of the request
     must have been read before.
 

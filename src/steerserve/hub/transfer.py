@@ -268,7 +268,7 @@ class _Counted:
         self.bytes = 0
         self.total: int | None = None
 
-    def __call__(self, **_: Any) -> _Counted:
+    def __call__(self, **_: object) -> _Counted:
         return self
 
     def update(self, count: float) -> None:
@@ -278,7 +278,7 @@ class _Counted:
     def update_transfer(self, _count: float) -> None:
         self._counter.add(0)
 
-    def set_postfix_str(self, _text: str, **_: Any) -> None:
+    def set_postfix_str(self, _text: str, **_: object) -> None:
         """Nothing is drawn."""
 
     set_transfer_postfix_str = set_postfix_str

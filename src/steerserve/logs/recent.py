@@ -115,18 +115,18 @@ def _text_of_library(record: logging.LogRecord) -> str:
     return _PLACEHOLDERS.sub("…", record.msg).strip()
 
 
-def _fields(facts: Mapping[str, Any]) -> dict[str, Value | list[Value]]:
+def _fields(facts: Mapping[str, object]) -> dict[str, Value | list[Value]]:
     names = (x for x in facts if x not in _NAMED | _OF_CLIENTS and not x.startswith("_"))
     return {name: _value(name, facts[name]) for name in names}
 
 
-def _value(name: str, value: Any) -> Value | list[Value]:
+def _value(name: str, value: object) -> Value | list[Value]:
     if isinstance(value, list | tuple | set | frozenset):
         return [_one(name, entry) for entry in list(value)[:ENTRIES]]
     return _one(name, value)
 
 
-def _one(name: str, value: Any) -> Value:
+def _one(name: str, value: object) -> Value:
     if value is None or isinstance(value, bool | int | float):
         return value
     return _shown(name, str(value))
@@ -139,7 +139,7 @@ def _shown(name: str, text: str) -> str:
     return shown if len(shown) <= TEXT else f"{shown[: TEXT - 1]}…"
 
 
-def _exception(info: Any) -> LoggedException | None:
+def _exception(info: object) -> LoggedException | None:
     error = sys.exc_info()[1] if info is True else info[1] if isinstance(info, tuple) else info
     if not isinstance(error, BaseException):
         return None

@@ -19,7 +19,9 @@ _TRACEBACKS = ("exception", "stack")
 _INDENT = "    "
 
 
-def scrub(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+def scrub(
+    _logger: object, _method: str, event: MutableMapping[str, object]
+) -> MutableMapping[str, object]:
     """Replace values under secret-looking keys, and secret-looking text anywhere, by `***`."""
     for key, value in event.items():
         if _SECRET_KEYS.search(key):
@@ -31,7 +33,7 @@ def scrub(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> Mutabl
 
 def _without_color(
     _logger: Any, _method: str, event: MutableMapping[str, Any]
-) -> MutableMapping[str, Any]:
+) -> MutableMapping[str, object]:
     """Drop `color_message`, the coloured copy of the message that uvicorn adds to each line."""
     event.pop("color_message", None)
     return event
@@ -39,7 +41,7 @@ def _without_color(
 
 def printable(
     _logger: Any, _method: str, event: MutableMapping[str, Any]
-) -> MutableMapping[str, Any]:
+) -> MutableMapping[str, object]:
     """Write control characters as escape sequences, and indent the lines of a traceback. So an untrusted text makes
     no line of its own that looks like a line of the log, and does not control the terminal."""
     for key, value in event.items():

@@ -7,7 +7,6 @@ difference to the state that it holds.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from msgspec import structs
 
@@ -120,6 +119,6 @@ Step = Callable[[State], State]
 """A change: the state before -> the state after."""
 
 
-def setting(**parts: Any) -> Step:
+def setting(**parts: object) -> Step:
     """The change that replaces these fields of the state."""
     return lambda state: structs.replace(state, **parts)

@@ -27,7 +27,7 @@ class Form(msgspec.Struct, frozen=True):
 
 
 @cache
-def _described(form: type[Form]) -> Any:
+def _described(form: type[Form]) -> object:
     """The form as a TypedDict, which is what pydantic can describe."""
     types = get_type_hints(form, include_extras=True)
     kinds: dict[str, Any] = {}
@@ -39,7 +39,7 @@ def _described(form: type[Form]) -> Any:
     return described
 
 
-def _sent(kind: Any) -> Any:
+def _sent(kind: object) -> object:
     """The type of a field where it is sent, which is its type without `UnsetType`."""
     if get_origin(kind) not in (Union, UnionType):
         return kind

@@ -42,7 +42,7 @@ def cluster_address(text: str) -> str:
     return address
 
 
-def resources(given: Any) -> Any:
+def resources(given: object) -> object:
     """Resources of Ray by name, from a JSON object; empty text is no resource.
 
     Raises:

@@ -53,7 +53,7 @@ def measured(devices: Sequence[torch.device]) -> dict[str, tuple[int, int]]:
     }
 
 
-def tensors_in(value: Any, depth: int) -> Iterator[Tensor]:
+def tensors_in(value: object, depth: int) -> Iterator[Tensor]:
     """The tensors within a value, in its lists, mappings and fields, at most `depth` levels deep."""
     if isinstance(value, Tensor):
         yield value

@@ -178,7 +178,7 @@ class _Events(BaseModel):
     compare: CompareEvents
 
 
-def components() -> dict[str, Any]:
+def components() -> dict[str, object]:
     """The schemas of the events for the description of the API: `LiveEvents`, `CompareEvents`, and their parts."""
     template = "#/components/schemas/{model}"
     schema = _Events.model_json_schema(mode="serialization", ref_template=template)

@@ -106,7 +106,7 @@ class CompareBody(RequestBody):
     stream: bool = False
 
 
-STREAMED: dict[int | str, dict[str, Any]] = {
+STREAMED: dict[int | str, dict[str, object]] = {
     200: {
         "description": "the comparison; with `stream: true` as server-sent events, whose data are `CompareEvents`",
         "content": {"text/event-stream": {}},

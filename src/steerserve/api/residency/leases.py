@@ -7,7 +7,7 @@ other answer and no log line has it.
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Body, Header
 from pydantic import WithJsonSchema
@@ -32,7 +32,7 @@ TTL = {"type": "integer", "minimum": 1, "description": "seconds; at most LEASE_M
 TEXT = {"type": "string", "minLength": 1}
 # these schemas only document the bodies: `rules/residency/lease` refuses wrong values with a code of its own
 GrantBody = Annotated[
-    Any,
+    object,
     WithJsonSchema(
         {
             "type": "object",
@@ -44,7 +44,7 @@ GrantBody = Annotated[
     Body(),
 ]
 RenewBody = Annotated[
-    Any,
+    object,
     WithJsonSchema(
         {"type": "object", "properties": {"ttl_seconds": TTL}, "additionalProperties": False}
     ),

@@ -11,7 +11,6 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
 
 from steerserve.errors import Refusal
 from steerserve.rules.inference import queue as rules
@@ -44,7 +43,7 @@ class _Place:
         refusal: set when the place was given to another request.
     """
 
-    def __init__(self, request: rules.Request, task: asyncio.Task[Any]) -> None:
+    def __init__(self, request: rules.Request, task: asyncio.Task[object]) -> None:
         self.request = request
         self.turn: asyncio.Future[None] | None = None
         self.had_slot = False

@@ -45,7 +45,7 @@ from steerserve.settings import Settings
 log = structlog.get_logger(__name__)
 
 
-class ModelDownloads(RecordedDownloads[int, ModelPlan, dict[str, Any]]):
+class ModelDownloads(RecordedDownloads[int, ModelPlan, dict[str, object]]):
     """Downloads of models and their records."""
 
     def __init__(
@@ -165,7 +165,7 @@ class ModelDownloads(RecordedDownloads[int, ModelPlan, dict[str, Any]]):
         raise already_exists(other)  # (4)
 
     async def _renew(
-        self, row: ModelRow, request: ModelRequest, values: dict[str, Any]
+        self, row: ModelRow, request: ModelRequest, values: dict[str, object]
     ) -> ModelRow:
         """Prepare a record whose download failed for another download."""
         if row.revision != values["revision"]:
@@ -185,7 +185,7 @@ class ModelDownloads(RecordedDownloads[int, ModelPlan, dict[str, Any]]):
 
     # ------------------------------------------------------------- the course of a download
 
-    async def _read(self, plan: ModelPlan) -> dict[str, Any]:
+    async def _read(self, plan: ModelPlan) -> dict[str, object]:
         try:
             return await asyncio.to_thread(_facts, plan)
         except Refusal as unusable:
@@ -221,14 +221,14 @@ class ModelDownloads(RecordedDownloads[int, ModelPlan, dict[str, Any]]):
             )
         )
 
-    async def _write(self, model_id: int, event: Event, **values: Any) -> bool:
+    async def _write(self, model_id: int, event: Event, **values: object) -> bool:
         """Write into the record what happened to the model. Returns whether the database stored it; if not, the next
         start of the service repairs the status."""
         change = self._catalog.change_model(model_id, status=AFTER[event], **values)
         return await noted(change, model_id=model_id) is not None
 
 
-def _facts(plan: ModelPlan) -> dict[str, Any]:
+def _facts(plan: ModelPlan) -> dict[str, object]:
     """The record's values from the fetched files. If the files give no parameter count, the hub's count is kept.
 
     Raises:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
 
 from steerserve.control.models.contents import ModelContents
 from steerserve.control.models.downloads import ModelDownloads
@@ -60,7 +59,7 @@ class Models:
         if custom_name is not None:
             naming.check_name(custom_name)
         facts = await asyncio.to_thread(local_values, local_path, gguf_label, quantization)
-        values: dict[str, Any] = {"quantization": quantization, **facts}
+        values: dict[str, object] = {"quantization": quantization, **facts}
         if custom_name is not None:
             values["name"] = custom_name
         row = await self._catalog.add_model(

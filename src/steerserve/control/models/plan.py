@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from steerserve.database.catalog import ModelRow
 from steerserve.errors import Refusal
@@ -146,7 +145,7 @@ def name_of(plan: ModelPlan, request: ModelRequest, rows: Sequence[ModelRow]) ->
     return f"{name}:{plan.precision}" if is_taken else name
 
 
-def values_of(plan: ModelPlan, request: ModelRequest) -> dict[str, Any]:
+def values_of(plan: ModelPlan, request: ModelRequest) -> dict[str, object]:
     """The values of a model's record while the model is downloaded."""
     listed = plan.repository
     size_mb = -(-plan.size_bytes // MIB)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from steerserve.control.residency import fitting
 from steerserve.errors import Refusal
@@ -16,7 +15,7 @@ from steerserve.rules.models import gguf, naming
 from steerserve.rules.units import MIB
 
 
-def local_values(named: str, label: str | None, quantization: str) -> dict[str, Any]:
+def local_values(named: str, label: str | None, quantization: str) -> dict[str, object]:
     """The record's values for the model at a path of this machine: a `.gguf` file, a folder with GGUF models, or a
     checkpoint folder.
 
@@ -33,7 +32,7 @@ def local_values(named: str, label: str | None, quantization: str) -> dict[str, 
     return {"name": path.name[: naming.NAME_MAXIMUM], **checkpoint_values(path, quantization)}
 
 
-def checkpoint_values(path: Path, quantization: str) -> dict[str, Any]:
+def checkpoint_values(path: Path, quantization: str) -> dict[str, object]:
     """The record's values for a checkpoint folder.
 
     Raises:
@@ -52,7 +51,7 @@ def checkpoint_values(path: Path, quantization: str) -> dict[str, Any]:
     }
 
 
-def gguf_values(files: Sequence[Path], label: str | None) -> dict[str, Any]:
+def gguf_values(files: Sequence[Path], label: str | None) -> dict[str, object]:
     """The record's values for the files of a GGUF model. Without a `label`, the header tells the quantization.
 
     Raises:
@@ -75,7 +74,7 @@ def gguf_values(files: Sequence[Path], label: str | None) -> dict[str, Any]:
     }
 
 
-def _named_gguf_values(path: Path, label: str | None) -> dict[str, Any]:
+def _named_gguf_values(path: Path, label: str | None) -> dict[str, object]:
     """The record's values for a GGUF model of this machine, which is named by its file or folder and its label.
 
     Raises:

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from steerserve.control.bus import Bus, LoadProgress
 from steerserve.control.residency import fitting, fitting_gguf, fitting_nodes
@@ -163,7 +162,7 @@ async def fill(coming: Occupant, prepared: Prepared, settings: Settings, bus: Bu
     return facts
 
 
-def _asked(prepared: Prepared, settings: Settings) -> dict[str, Any]:
+def _asked(prepared: Prepared, settings: Settings) -> dict[str, object]:
     """The fields of the load command."""
     row, plan = prepared.row, prepared.plan
     if prepared.header is not None:

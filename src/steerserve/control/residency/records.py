@@ -44,14 +44,14 @@ class Records:
         self._writing = asyncio.Lock()
         self._retrying: asyncio.Task[None] | None = None
 
-    async def model(self, occupant: Occupant, event: Event, **values: Any) -> None:
+    async def model(self, occupant: Occupant, event: Event, **values: object) -> None:
         """Write the status that follows the event, and the other columns in `values`."""
         change = partial(self._change_model, occupant)
         await self._write(occupant.row.id, Owed(change, values | {"status": AFTER[event]}))
 
     async def sae(self, sae_id: str, status: str) -> None:
         change = partial(self._catalog.change_sae, sae_id)
-        values: dict[str, Any] = {"status": status}
+        values: dict[str, object] = {"status": status}
         if status == "attached":
             # what a restart ended is there again
             values |= {"error_message": None}
@@ -63,7 +63,7 @@ class Records:
             self._retrying.cancel()
             await asyncio.wait([self._retrying])
 
-    async def _change_model(self, occupant: Occupant, **values: Any) -> None:
+    async def _change_model(self, occupant: Occupant, **values: object) -> None:
         occupant.note(await self._catalog.change_model(occupant.row.id, **values))
 
     async def _write(self, row_id: int | str, new: Owed | None) -> None:

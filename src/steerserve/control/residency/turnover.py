@@ -7,7 +7,6 @@ import asyncio
 from collections.abc import Coroutine
 from contextlib import suppress
 from functools import partial
-from typing import Any
 
 import structlog
 
@@ -303,7 +302,7 @@ class Turnover:
         )
 
     def _spawn(
-        self, work: Coroutine[Any, Any, None], name: str | None = None
+        self, work: Coroutine[object, object, None], name: str | None = None
     ) -> asyncio.Task[None]:
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)

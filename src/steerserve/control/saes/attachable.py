@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from steerserve import messages as m
 from steerserve.control.residency.resident import Resident
@@ -140,7 +139,7 @@ async def complete(catalog: Catalog, members: Sequence[tuple[str, int]]) -> dict
     return rows
 
 
-async def _units(catalog: Catalog, row: SaeRow) -> list[dict[str, Any]]:
+async def _units(catalog: Catalog, row: SaeRow) -> list[dict[str, object]]:
     """The SAEs of a repository that is registered as a whole; an empty list for a record of one SAE."""
     if row.format != REPOSITORY:
         return []
@@ -152,7 +151,7 @@ async def _units(catalog: Catalog, row: SaeRow) -> list[dict[str, Any]]:
     ]
 
 
-def _several(units: Sequence[Mapping[str, Any]]) -> str:
+def _several(units: Sequence[Mapping[str, object]]) -> str:
     named = ", ".join(f"{unit['sae_id']} ({unit['path']})" for unit in units[:NAMED])
     more = f" and {len(units) - NAMED} more" if len(units) > NAMED else ""
     return f"the record is a repository of {len(units)} SAEs; attach one of them: {named}{more}"

@@ -7,7 +7,6 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import Any
 
 import structlog
 
@@ -401,7 +400,7 @@ class SaeDownloads(RecordedDownloads[str, SaePlan, Sequence[ReadSae]]):
         if len(bad) == len(outcomes):
             why = f"none of the {len(bad)} SAEs can be read; the first: {bad[0].message}"
             raise Refusal("SAE_LOAD_FAILED", why)
-        records: dict[str, dict[str, Any]] = {}
+        records: dict[str, dict[str, object]] = {}
         for unit, outcome in outcomes.items():
             sae_id = id_of(plan.job.repo_id, plan.job.sha, unit.path)
             if sae_id in self._running:
@@ -461,7 +460,7 @@ class SaeDownloads(RecordedDownloads[str, SaePlan, Sequence[ReadSae]]):
         rows = await self._catalog.saes()
         return [r for r in rows if repo_id and (r.repository_id, r.revision) == (repo_id, sha)]
 
-    async def _write(self, sae_id: str, **values: Any) -> bool:
+    async def _write(self, sae_id: str, **values: object) -> bool:
         """Write values into the record. Returns whether the database stored them; if not, the next start of the service
         repairs the status."""
         change = self._catalog.put_sae(sae_id, may_add=False, **values)

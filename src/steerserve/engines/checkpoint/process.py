@@ -17,7 +17,7 @@ import threading
 from multiprocessing import connection
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from steerserve.messages import endings
 from steerserve.messages.engine import is_stopped
@@ -145,7 +145,9 @@ class ForkServer:
         word = self._context.RawValue(ctypes.c_uint64)
         return await self.start(ENGINE, log_level, log_format, word, word=word)
 
-    async def start(self, module: str, *args: Any, word: ctypes.c_uint64 | None = None) -> Started:
+    async def start(
+        self, module: str, *args: object, word: ctypes.c_uint64 | None = None
+    ) -> Started:
         """Start a process that runs `main` of a module of the engine. Waits while the fork server still imports.
 
         The secrets are removed from the environment of this process for good, because the fork server and every engine
@@ -166,7 +168,7 @@ class ForkServer:
             raise
 
     def _start(
-        self, module: str, args: tuple[Any, ...], word: ctypes.c_uint64 | None
+        self, module: str, args: tuple[object, ...], word: ctypes.c_uint64 | None
     ) -> tuple[Child, socket.socket]:
         """The process, and our end of its socket."""
         ours, theirs = socket.socketpair()
@@ -190,7 +192,7 @@ async def _abandon(child: Child, link: socket.socket) -> None:
     await child.wait()
 
 
-def _main(module: str, link: socket.socket, *args: Any) -> None:
+def _main(module: str, link: socket.socket, *args: object) -> None:
     """Run the module; called in the new process. The module is imported by its name, because this module must never
     import the tensor library."""
     with contextlib.suppress(OSError):  # only Linux names a process in this way

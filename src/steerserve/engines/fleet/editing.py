@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import structlog
 
@@ -185,7 +185,7 @@ class Editing:
         self._roster = roster
         self._check = check
         self._clock = clock
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks: set[asyncio.Task[object]] = set()
 
     async def make(self, edit: Edit) -> Facts:
         """Make an edit on all replicas. Returns once every replica that serves has made it.
@@ -206,13 +206,13 @@ class Editing:
                 self._spawn(self._undo(*edit.span))
             raise
 
-    def _spawn(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
+    def _spawn(self, work: Coroutine[object, object, Result]) -> asyncio.Task[Result]:
         task = asyncio.create_task(work, name="fleet-edit")
         self._tasks.add(task)
         task.add_done_callback(self._forget)
         return task
 
-    def _forget(self, task: asyncio.Task[Any]) -> None:
+    def _forget(self, task: asyncio.Task[object]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
             task.exception()  # read here, because the caller may have given up

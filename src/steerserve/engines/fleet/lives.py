@@ -7,7 +7,6 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 import structlog
@@ -76,7 +75,7 @@ class Lives:
         self._drain_seconds = drain_seconds
         self._pause = pause
         self._clock = clock
-        self._fields: Mapping[str, Any] = {}
+        self._fields: Mapping[str, object] = {}
         self._facts: m.Loaded | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._by_replica: dict[Replica, asyncio.Task[None]] = {}
@@ -84,7 +83,7 @@ class Lives:
     # ------------------------------------------------------------- the first load
 
     async def begin(
-        self, count: int, least: int, report: Report, fields: Mapping[str, Any]
+        self, count: int, least: int, report: Report, fields: Mapping[str, object]
     ) -> m.Loaded:
         """Load the model on `count` replicas. Returns once each of them serves or has failed, with the facts that hold
         for all.
@@ -162,7 +161,7 @@ class Lives:
 
     async def _take_away(self, replica: Replica) -> None:
         if replica.state is ReplicaState.DRAINING:
-            ends: set[asyncio.Future[Any]] = {
+            ends: set[asyncio.Future[object]] = {
                 asyncio.ensure_future(replica.idle.wait()),
                 asyncio.ensure_future(asyncio.wait([replica.running.ended])),
             }
@@ -303,7 +302,7 @@ class Lives:
                 engine.lose(f"{why}, and was ended")  # (3)
 
     def _spawn(
-        self, work: Coroutine[Any, Any, None], name: str | None = None
+        self, work: Coroutine[object, object, None], name: str | None = None
     ) -> asyncio.Task[None]:
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)

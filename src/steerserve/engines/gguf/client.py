@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import aclosing, suppress
 from functools import partial
-from typing import Any, cast
+from typing import cast
 
 from steerserve import messages as m
 from steerserve.engines.gguf import loading as llama_loading
@@ -58,7 +58,7 @@ from steerserve.rules.text_offsets import text_offsets
 
 __all__ = ["GgufEngine", "LlamaLauncher", "Options"]
 
-Work = Callable[[], Coroutine[Any, Any, None]]
+Work = Callable[[], Coroutine[object, object, None]]
 
 
 class LlamaLauncher:
@@ -99,7 +99,7 @@ class GgufEngine(Engine):
     async def load(
         self,
         report: Report,
-        *_: Any,
+        *_: object,
         path: str,
         header: Header,
         split: Sequence[float] | None = None,
@@ -377,7 +377,7 @@ class GgufEngine(Engine):
         return task
 
     async def _write(
-        self, opened: Opened, row: LlamaRow, number: int, fields: dict[str, Any], events: Events
+        self, opened: Opened, row: LlamaRow, number: int, fields: dict[str, object], events: Events
     ) -> None:
         """Complete one prompt. The row keeps its slot until the server has stopped working on it."""
         place = await self._gate.enter(row.tokens, len(row.tokens) + row.max_tokens)

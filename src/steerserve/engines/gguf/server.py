@@ -69,7 +69,7 @@ class Chunk:
     progress: PromptProgress | None = None
 
 
-def sampling_fields(wanted: m.Sampling, context: int) -> dict[str, Any]:
+def sampling_fields(wanted: m.Sampling, context: int) -> dict[str, object]:
     """The fields that say how tokens are chosen: by a penalty over the whole context, temperature and nucleus, and
     nothing else."""
     is_greedy = wanted.temperature < COLDEST or wanted.top_p == 0.0
@@ -170,7 +170,7 @@ class LlamaServer:
         return struct.pack(f"<{len(finite)}f", *finite)
 
     async def complete(
-        self, tokens: list[int], max_tokens: int, slot: int, fields: dict[str, Any]
+        self, tokens: list[int], max_tokens: int, slot: int, fields: dict[str, object]
     ) -> AsyncGenerator[Chunk, None]:
         """Yield the chunks of a completion, at least one for each forward pass; the last has its `finish`.
 
@@ -214,13 +214,13 @@ class LlamaServer:
             states = _decoded(await _body(response), list[_SlotState])
         return any(state.id == slot and state.is_processing for state in states)
 
-    async def _post(self, path: str, body: dict[str, Any], kind: type[Answer]) -> Answer:
+    async def _post(self, path: str, body: dict[str, object], kind: type[Answer]) -> Answer:
         async with self._answer("POST", path, body) as response:
             return _decoded(await _body(response), kind)
 
     @asynccontextmanager
     async def _answer(
-        self, method: str, path: str, body: dict[str, Any] | None = None
+        self, method: str, path: str, body: dict[str, object] | None = None
     ) -> AsyncIterator[httpx2.Response]:
         """A successful answer, before its body.
 
@@ -346,7 +346,7 @@ def _chunk(data: bytes) -> Chunk:
     )
 
 
-def _failed(error: Any) -> Refusal:
+def _failed(error: object) -> Refusal:
     message = error.get("message") if isinstance(error, dict) else None
     said = "".join(c for c in str(message or "unknown")[:MESSAGE_CHARACTERS] if c.isprintable())
     return Refusal("INTERNAL_ERROR", f"the GGUF engine failed: {said}")

@@ -13,7 +13,6 @@ import itertools
 import secrets
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
 
 import structlog
 
@@ -160,7 +159,7 @@ class RayCluster:
             raise Refusal(refusal.code, refusal.message + _named(left_out)) from None
 
     async def _reached(
-        self, name: str, placed: m.Placed, identity: Any, prompts: PromptMaker | None
+        self, name: str, placed: m.Placed, identity: object, prompts: PromptMaker | None
     ) -> CheckpointEngine:
         """The client of an engine that was placed."""
         process, reader, writer = await self._link.connect(placed.contact, identity)

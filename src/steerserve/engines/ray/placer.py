@@ -120,7 +120,7 @@ class Placer:
         self._homes[question.name] = home
         return m.Placed(question.id, home, started.contact, cards)
 
-    def _strategy(self, question: m.PlaceReplica) -> Any:
+    def _strategy(self, question: m.PlaceReplica) -> object:
         """Spread over the nodes; or on the node that has the newest replica, and elsewhere where that node is full."""
         if question.placement == "spread":
             return "SPREAD"
@@ -131,7 +131,7 @@ class Placer:
         return NodeAffinitySchedulingStrategy(newest, soft=True, _spill_on_unavailable=True)
 
     async def _opened(
-        self, question: m.PlaceReplica, opening: Awaitable[Any], wanted: dict[str, Any]
+        self, question: m.PlaceReplica, opening: Awaitable[object], wanted: dict[str, object]
     ) -> Any:
         """What the actor answers, once the cluster has room for the actor.
 
@@ -231,7 +231,7 @@ def amounts_of(wanted: dict[str, Any]) -> dict[str, float]:
     return {name: x for name, x in (amounts | wanted.get("resources", {})).items() if x}
 
 
-def described(wanted: dict[str, Any]) -> str:
+def described(wanted: dict[str, object]) -> str:
     return ", ".join(f"{name} {amount:g}" for name, amount in amounts_of(wanted).items())
 
 
@@ -240,7 +240,7 @@ def _without(barred: list[str]) -> dict[str, str]:
     return {NODE_ID: f"!in({','.join(barred)})"} if barred else {}
 
 
-def is_possible(wanted: dict[str, Any], barred: list[str]) -> bool:
+def is_possible(wanted: dict[str, object], barred: list[str]) -> bool:
     """Whether some node that is not barred has as much of everything, in use or not."""
     amounts = amounts_of(wanted)
     return any(

@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import msgspec
 
@@ -66,7 +65,7 @@ class NodeEngine(CheckpointEngine):
 
     def _there(self, command: m.Command) -> m.Command:
         """The command with the paths of the node."""
-        change: Mapping[str, Any] = {}
+        change: Mapping[str, object] = {}
         match command:
             case m.Load():
                 change = {"path": fetching.moved(command.path, self._folders)}

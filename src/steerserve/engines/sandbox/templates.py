@@ -165,19 +165,19 @@ class _PublicNamespace(Namespace):
     """A namespace that refuses names with a leading underscore, because such names have been used to escape from
     sandboxes."""
 
-    def __init__(*args: Any, **kwargs: Any) -> None:  # a template may name a variable `self`
+    def __init__(*args: object, **kwargs: object) -> None:  # a template may name a variable `self`
         self, *others = args
         values = dict(*others, **kwargs)
         for name in values:
             _refuse_hidden(name)
         Namespace.__init__(self, values)
 
-    def __setitem__(self, name: str, value: Any) -> None:
+    def __setitem__(self, name: str, value: object) -> None:
         _refuse_hidden(name)
         super().__setitem__(name, value)
 
 
-def _refuse_hidden(name: Any) -> None:
+def _refuse_hidden(name: object) -> None:
     if isinstance(name, str) and name.startswith("_"):
         raise jinja2.TemplateError("a namespace takes no names that begin with an underscore")
 
@@ -262,7 +262,7 @@ def _line(error: Exception) -> str:
     return _ADDRESS.sub("", line)[:REASON_CHARACTERS]
 
 
-def _plain(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _plain(messages: list[dict[str, object]]) -> list[dict[str, object]]:
     """The messages as templates expect them: without fields that are null, and with the reasoning under the names that
     templates read."""
     named = []

@@ -191,5 +191,5 @@ def _context(fired: Firing) -> dict[str, Any]:
     return _named(fired, "context_text", "context_token_ids", "context_parts")
 
 
-def _named(fired: Firing, *names: str) -> dict[str, Any]:
+def _named(fired: Firing, *names: str) -> dict[str, object]:
     return {name: getattr(fired, name) for name in names}
