@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -39,7 +38,7 @@ class RequestRecord:
     model: str | None = None
     code: str | None = None
     in_background: bool = False
-    object: dict[str, Any] = field(default_factory=dict)
+    object: dict[str, object] = field(default_factory=dict)
     timing: Timing | None = None
 
 

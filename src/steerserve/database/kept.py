@@ -131,7 +131,7 @@ class KeptRecords(Generic[Record]):
             self._is_certain = True
 
 
-async def one(connection: Any, table: Table, row_id: int | str) -> RowMapping | None:
+async def one(connection: AsyncConnection, table: Table, row_id: int | str) -> RowMapping | None:
     rows = await connection.execute(select(table).where(table.c.id == row_id))
     row: RowMapping | None = rows.mappings().first()
     return row

@@ -43,7 +43,7 @@ class UtcDateTime(TypeDecorator[datetime]):
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> object:
         return value.astimezone(UTC) if value is not None else None
 
-    def process_result_value(self, value: Any, dialect: Dialect) -> datetime | None:
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
         return value.replace(tzinfo=value.tzinfo or UTC) if value is not None else None
 
 
@@ -59,7 +59,7 @@ class FeatureValues(TypeDecorator[dict[int, float]]):
             return None
         return json.dumps({str(i): float(v) for i, v in sorted(value.items())}, allow_nan=False)
 
-    def process_result_value(self, value: Any, dialect: Dialect) -> dict[int, float] | None:
+    def process_result_value(self, value: str | None, dialect: Dialect) -> dict[int, float] | None:
         return msgspec.json.decode(value, type=dict[int, float]) if value is not None else None
 
 
@@ -85,7 +85,7 @@ class TextList(TypeDecorator[list[str]]):
     def process_bind_param(self, value: Sequence[str] | None, dialect: Dialect) -> object:
         return json.dumps(list(value)) if value is not None else None
 
-    def process_result_value(self, value: Any, dialect: Dialect) -> list[str] | None:
+    def process_result_value(self, value: str | None, dialect: Dialect) -> list[str] | None:
         return json.loads(value) if value is not None else None
 
 

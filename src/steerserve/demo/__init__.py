@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 DATA = Path(__file__).parent / "data"
 MODEL_DIR = DATA / "model"
@@ -52,8 +52,19 @@ def report() -> dict[str, Any]:
     return figures
 
 
-def proof() -> dict[str, Any]:
-    """The proof for the feature of the topic sea: SAE name, layer, feature_idx, strength, prompts with shares,
-    sampling."""
-    proven: dict[str, Any] = report()["proof"]
+class Proof(TypedDict):
+    """The proof for the feature of a topic: SAE name, strength, and prompts with shares."""
+
+    sae: str
+    layer: int
+    feature_idx: int
+    strength: float
+    topic: str
+    samples: int
+    sampling: dict[str, float]
+    prompts: list[dict[str, object]]
+
+
+def proof() -> Proof:
+    proven: Proof = report()["proof"]
     return proven

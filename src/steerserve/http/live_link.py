@@ -5,8 +5,10 @@ Clients send only subscriptions and answers to pings, which are a few bytes.
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
+from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import CloseCode
 
@@ -35,7 +37,7 @@ class WebSocketLink(WebSocketsSansIOProtocol):
     def is_held_up(self) -> bool:
         return not self.writable.is_set()
 
-    def connection_made(self, transport: Any) -> None:
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         self._connections.become(self)
 
@@ -54,7 +56,7 @@ class WebSocketLink(WebSocketsSansIOProtocol):
         if len(self.frames) > LIVE_FRAGMENTS:
             self._cut("the message has too many fragments")
 
-    async def send(self, message: Any) -> None:
+    async def send(self, message: ASGISendEvent) -> None:
         await super().send(message)
         if message["type"] == "websocket.http.response.body":
             # otherwise the base class would log the refusal of a client as an error of the service

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from steerserve.hub.wire import Described
 from steerserve.rules.models.repository import RepoFile, check_paths
@@ -23,7 +22,7 @@ class Repository:
     is_gated: bool
     is_private: bool
     files: tuple[RepoFile, ...]
-    config: dict[str, Any] | None
+    config: dict[str, object] | None
     downloads: int | None
     likes: int | None
     tags: tuple[str, ...]

@@ -4,7 +4,6 @@ JSON lines."""
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any
 
 import msgspec
 
@@ -100,7 +99,7 @@ class Described(msgspec.Struct, frozen=True, tag="described"):
     is_gated: bool
     is_private: bool
     files: list[WantedFile]
-    config: dict[str, Any] | None
+    config: dict[str, object] | None
     downloads: int | None
     likes: int | None
     tags: list[str]

@@ -6,9 +6,9 @@ import logging
 import re
 import sys
 from collections.abc import MutableMapping
-from typing import Any
 
 import structlog
+from structlog.typing import Processor
 
 _SECRET_KEYS = re.compile(r"token$|lease_id|authorization|password|secret|api_key", re.IGNORECASE)
 _SECRET_VALUES = re.compile(
@@ -32,7 +32,7 @@ def scrub(
 
 
 def _without_color(
-    _logger: Any, _method: str, event: MutableMapping[str, Any]
+    _logger: object, _method: str, event: MutableMapping[str, object]
 ) -> MutableMapping[str, object]:
     """Drop `color_message`, the coloured copy of the message that uvicorn adds to each line."""
     event.pop("color_message", None)
@@ -40,7 +40,7 @@ def _without_color(
 
 
 def printable(
-    _logger: Any, _method: str, event: MutableMapping[str, Any]
+    _logger: object, _method: str, event: MutableMapping[str, object]
 ) -> MutableMapping[str, object]:
     """Write control characters as escape sequences, and indent the lines of a traceback. So an untrusted text makes
     no line of its own that looks like a line of the log, and does not control the terminal."""
@@ -87,7 +87,7 @@ def write(text: str) -> None:
         write(text)
 
 
-def _shared() -> list[Any]:
+def _shared() -> list[Processor]:
     """The steps that our lines and those of libraries pass first."""
     return [
         structlog.contextvars.merge_contextvars,
@@ -102,7 +102,7 @@ def _shared() -> list[Any]:
 def formatter(form: str) -> logging.Formatter:
     """Makes the text of a line, in the form of LOG_FORMAT."""
     # exceptions become text before the scrub, so that a secret inside one is replaced too
-    final: list[Any] = [structlog.stdlib.ProcessorFormatter.remove_processors_meta]
+    final: list[Processor] = [structlog.stdlib.ProcessorFormatter.remove_processors_meta]
     if form == "json":
         final += [structlog.processors.format_exc_info, scrub, structlog.processors.JSONRenderer()]
     else:

@@ -46,7 +46,7 @@ class Chat(Message, frozen=True):
     rendered before an engine gets it. `client` names who asks (`rules/clients.py`)."""
 
     messages: list[dict[str, Any]]
-    variables: dict[str, Any] = {}
+    variables: dict[str, object] = {}
     client: str = ""
 
 

@@ -6,7 +6,7 @@ import json
 import math
 import re
 from importlib.metadata import PackageNotFoundError, version
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_settings import BaseSettings, NoDecode
@@ -60,15 +60,16 @@ def resources(given: object) -> object:
     return given
 
 
-def _check_resource(name: Any, amount: Any) -> None:
+def _check_resource(name: object, amount: object) -> None:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ValueError("the name of a resource has 1 to 200 letters, digits and signs of ASCII")
     if name == "GPU":
         raise ValueError("the cards of a replica are the setting ENGINE_CARDS")
     if name == "object_store_memory":
         raise ValueError("replicas use no object store: leave object_store_memory out")
-    is_number = isinstance(amount, int | float) and not isinstance(amount, bool)
-    if not is_number or not math.isfinite(amount) or not 0 < amount <= RESOURCE_MAXIMUM:
+    if isinstance(amount, bool) or not isinstance(amount, int | float):
+        amount = math.nan
+    if not math.isfinite(amount) or not 0 < amount <= RESOURCE_MAXIMUM:
         raise ValueError(f"the amount of {name} is not a number above 0")
     if amount > 1 and amount != int(amount):
         raise ValueError(f"the amount of {name} is above 1, so it must be a whole number")

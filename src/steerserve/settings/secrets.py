@@ -10,7 +10,7 @@ import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, NoDecode
@@ -133,9 +133,11 @@ class Secrets(BaseSettings):
 
     @model_validator(mode="before")
     @classmethod
-    def _read_keys_behind_at(cls, given: Any) -> Any:
+    def _read_keys_behind_at(cls, given: object) -> object:
         """Take `@` and a path in API_KEYS for API_KEYS_FILE."""
-        text = given.get("api_keys") if isinstance(given, dict) else None
+        if not isinstance(given, dict):
+            return given
+        text = given.get("api_keys")
         if not isinstance(text, str) or not text.startswith("@") or given.get("api_keys_file"):
             return given
         return {**given, "api_keys": "", "api_keys_file": text[1:]}

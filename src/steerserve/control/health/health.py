@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import TypeVar
 
 import structlog
 from msgspec import UNSET, to_builtins
@@ -304,13 +304,16 @@ class Vitals:
         return Component("hub", "healthy", _NO_FAILURE)
 
 
+Built = TypeVar("Built")
+
+
 class _Blocks:
     """Builds the blocks of an answer one by one, so that a failure of one block leaves the others whole."""
 
     def __init__(self) -> None:
         self.errors: dict[str, str] = {}
 
-    def built(self, name: str, build: Callable[[], Any]) -> Any:
+    def built(self, name: str, build: Callable[[], Built]) -> Built | None:
         try:
             return build()
         except Exception as error:
@@ -318,7 +321,7 @@ class _Blocks:
             self._failed(name, error)
             return None
 
-    async def read(self, name: str, read: Callable[[], Awaitable[Any]]) -> Any:
+    async def read(self, name: str, read: Callable[[], Awaitable[Built]]) -> Built | None:
         """Build a block that has to be awaited, for at most PING_SECONDS."""
         try:
             async with asyncio.timeout(PING_SECONDS):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal
+from typing import Literal
 
 from msgspec import UNSET, UnsetType
 
@@ -99,7 +99,7 @@ class DetailedHealth:
     circuit_breakers: Sequence[BreakerStatus] | None
     model_loaded: bool
     model_name: str | None
-    model_placement: Mapping[str, Any] | None
+    model_placement: Mapping[str, object] | None
     sae_attached: bool
     sae_id: str | None
     sae_count: int

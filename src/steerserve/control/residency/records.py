@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import structlog
 
@@ -31,7 +31,7 @@ class Owed:
     """Values that the database has not taken yet. `change` writes them."""
 
     change: Callable[..., Awaitable[object]]
-    values: dict[str, Any]
+    values: dict[str, object]
 
 
 class Records:

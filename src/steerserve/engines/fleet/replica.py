@@ -6,12 +6,14 @@ import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Any
+from typing import TypeVar
 
 from steerserve import messages as m
 from steerserve.messages.engine import Engine
 from steerserve.rules.residency.heartbeat import Silence
 from steerserve.rules.residency.replicas import Candidate, ReplicaState, ReplicaView
+
+Told = TypeVar("Told", m.Recorded, m.SensedSpans, m.SensedEdges)
 
 
 class Replica:
@@ -69,10 +71,10 @@ class Replica:
         self.engine, self.number, self.facts = engine, number, None
         self.silence, self.is_counted, self.given_up = None, False, set()
 
-    def heeded(self, report: Callable[[Any], None]) -> Callable[[Any], None]:
+    def heeded(self, report: Callable[[Told], None]) -> Callable[[Told], None]:
         """`report` for what the engine says of requests, without the requests that another replica runs."""
 
-        def take(event: Any) -> None:
+        def take(event: Told) -> None:
             if event.label not in self.given_up:
                 report(event)
 

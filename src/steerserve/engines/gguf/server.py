@@ -8,7 +8,7 @@ import struct
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import httpx2
 import msgspec
@@ -268,7 +268,7 @@ class _SlotState(msgspec.Struct):
 
 
 class _Failure(msgspec.Struct):
-    error: Any = None
+    error: object = None
 
 
 class _Written(msgspec.Struct):
@@ -280,7 +280,7 @@ class _Written(msgspec.Struct):
     stop: bool = False
     stop_type: str = "none"
     prompt_progress: PromptProgress | None = None
-    error: Any = None
+    error: object = None
 
 
 def _separates(text: str) -> bool:

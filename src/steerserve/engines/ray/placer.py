@@ -14,7 +14,7 @@ import signal
 import socket
 from collections.abc import Awaitable
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import msgspec
 import ray
@@ -131,7 +131,7 @@ class Placer:
         return NodeAffinitySchedulingStrategy(newest, soft=True, _spill_on_unavailable=True)
 
     async def _opened(
-        self, question: m.PlaceReplica, opening: Awaitable[object], wanted: dict[str, object]
+        self, question: m.PlaceReplica, opening: Awaitable[object], wanted: ActorOptions
     ) -> Any:
         """What the actor answers, once the cluster has room for the actor.
 
@@ -212,26 +212,38 @@ async def _seen(node: dict[str, Any], question: m.Survey) -> m.NodeSeen:
     return seen
 
 
-def wants(question: m.PlaceReplica) -> dict[str, Any]:
+class ActorOptions(TypedDict):
+    """The resources of an actor, as Ray takes them."""
+
+    num_cpus: float
+    num_gpus: float
+    memory: NotRequired[int]
+    resources: NotRequired[dict[str, float]]
+
+
+def wants(question: m.PlaceReplica) -> ActorOptions:
     """The resources of a replica as options of an actor."""
     named = dict(question.resources)
     cards = question.cards
     if cards is None:
         cards = 1 if ray.cluster_resources().get("GPU", 0) >= 1 else 0
-    wanted: dict[str, Any] = {"num_cpus": named.pop("CPU", 1), "num_gpus": cards}
+    wanted = ActorOptions(num_cpus=named.pop("CPU", 1), num_gpus=cards)
     if "memory" in named:
         wanted["memory"] = int(named.pop("memory"))
-    return wanted | ({"resources": named} if named else {})
+    if named:
+        wanted["resources"] = named
+    return wanted
 
 
-def amounts_of(wanted: dict[str, Any]) -> dict[str, float]:
+def amounts_of(wanted: ActorOptions) -> dict[str, float]:
     """The options of an actor as resources by their names."""
     amounts = {"CPU": wanted["num_cpus"], "GPU": wanted["num_gpus"]}
-    amounts |= {"memory": wanted["memory"]} if "memory" in wanted else {}
+    if "memory" in wanted:
+        amounts["memory"] = wanted["memory"]
     return {name: x for name, x in (amounts | wanted.get("resources", {})).items() if x}
 
 
-def described(wanted: dict[str, object]) -> str:
+def described(wanted: ActorOptions) -> str:
     return ", ".join(f"{name} {amount:g}" for name, amount in amounts_of(wanted).items())
 
 
@@ -240,7 +252,7 @@ def _without(barred: list[str]) -> dict[str, str]:
     return {NODE_ID: f"!in({','.join(barred)})"} if barred else {}
 
 
-def is_possible(wanted: dict[str, object], barred: list[str]) -> bool:
+def is_possible(wanted: ActorOptions, barred: list[str]) -> bool:
     """Whether some node that is not barred has as much of everything, in use or not."""
     amounts = amounts_of(wanted)
     return any(

@@ -57,8 +57,8 @@ class TemplateQuestion(msgspec.Struct):
     """Conversations to render, and the variables that the template gets beside the messages."""
 
     template: str
-    conversations: list[list[dict[str, Any]]]
-    variables: dict[str, Any] = {}
+    conversations: list[list[dict[str, object]]]
+    variables: dict[str, object] = {}
 
 
 class TemplateAnswer(msgspec.Struct):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from transformers import PreTrainedTokenizerBase
 
 from steerserve.errors import Refusal
 from steerserve.messages import ChatTemplate
@@ -11,7 +11,7 @@ TEMPLATE_CHARACTERS = 1 << 20
 """The longest chat template. It goes to another process with each request."""
 
 
-def template_of(tokenizer: Any) -> ChatTemplate | None:
+def template_of(tokenizer: PreTrainedTokenizerBase) -> ChatTemplate | None:
     """The default template; None also where the tokenizer has several templates and none of them is the default.
 
     A tokenizer reads its templates from `chat_template.jinja`, from the folder `additional_chat_templates` and from

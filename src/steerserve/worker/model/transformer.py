@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
 
 from steerserve.errors import Refusal
 from steerserve.messages import LOADING_WEIGHTS
@@ -68,7 +68,7 @@ class Transformer:
             _check_size(path, kind, config, trust_remote_code)
             where = placement.device_map(kind, config, devices, self.device, trust_remote_code)
             report("loading_tokenizer", 5.0)
-            self.tokenizer: Any = open_tokenizer(path, trust_remote_code)
+            self.tokenizer: PreTrainedTokenizerBase = open_tokenizer(path, trust_remote_code)
         report(LOADING_WEIGHTS, 10.0)
         loaded: Any = kind.from_pretrained(
             path,
@@ -112,17 +112,17 @@ class Transformer:
         return encode(self.tokenizer, text, special=special)
 
 
-def open_tokenizer(path: Path, trust_remote_code: bool) -> Any:
+def open_tokenizer(path: Path, trust_remote_code: bool) -> PreTrainedTokenizerBase:
     return AutoTokenizer.from_pretrained(
         path, trust_remote_code=trust_remote_code, local_files_only=True
     )
 
 
-def encode(tokenizer: Any, text: str, *, special: bool) -> list[int]:
+def encode(tokenizer: PreTrainedTokenizerBase, text: str, *, special: bool) -> list[int]:
     return list(tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"])
 
 
-def decode(tokenizer: Any, ids: Sequence[int], *, skip_special: bool) -> str:
+def decode(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], *, skip_special: bool) -> str:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     read = tokenizer.decode if backend is None else backend.decode
     return str(read(list(ids), skip_special_tokens=skip_special))

@@ -13,9 +13,10 @@ import signal
 import socket
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import msgspec
+from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 from steerserve.messages import LENGTH
@@ -67,7 +68,9 @@ def answer(question: TextQuestion) -> TextAnswer:
         return TextAnswer(reason=f"fails: {described_error(error)}")
 
 
-def _row(tokenizer: Any, question: TextQuestion, text: str, special: bool) -> list[int] | int:
+def _row(
+    tokenizer: PreTrainedTokenizerBase, question: TextQuestion, text: str, special: bool
+) -> list[int] | int:
     if len(text) > question.longest:
         least = len(encode(tokenizer, text[: question.longest], special=special))
         if least > question.context:
@@ -75,7 +78,7 @@ def _row(tokenizer: Any, question: TextQuestion, text: str, special: bool) -> li
     return encode(tokenizer, text, special=special)
 
 
-def _spelled(tokenizer: Any, text: str, special: bool) -> Spelling:
+def _spelled(tokenizer: PreTrainedTokenizerBase, text: str, special: bool) -> Spelling:
     is_fast = bool(getattr(tokenizer, "is_fast", False))
     made = tokenizer(
         text, add_special_tokens=special, return_offsets_mapping=is_fast, verbose=False
@@ -87,7 +90,7 @@ def _spelled(tokenizer: Any, text: str, special: bool) -> Spelling:
     return Spelling(text, ids, pieces, text_offsets(text, pieces))
 
 
-def _read_back(tokenizer: Any, ids: list[int]) -> TextAnswer:
+def _read_back(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> TextAnswer:
     """The text of these ids, or the size of the vocabulary where one of them is not in it."""
     size = len(tokenizer)
     if max(ids) >= size:
@@ -97,15 +100,15 @@ def _read_back(tokenizer: Any, ids: list[int]) -> TextAnswer:
     return TextAnswer(spelling=Spelling(text, ids, pieces, text_offsets(text, pieces)))
 
 
-def _decode_all(tokenizer: Any) -> None:
+def _decode_all(tokenizer: PreTrainedTokenizerBase) -> None:
     """Decode the vocabulary, as the engine decodes answers token by token: a decoder that makes texts grow without
     bound meets the limits here."""
     for first in range(0, len(tokenizer), CHUNK):
-        tokenizer.decode(range(first, min(first + CHUNK, len(tokenizer))))
+        tokenizer.decode(list(range(first, min(first + CHUNK, len(tokenizer)))))
 
 
 @lru_cache(maxsize=1)
-def _opened(path: str, trust_remote_code: bool) -> Any:
+def _opened(path: str, trust_remote_code: bool) -> PreTrainedTokenizerBase:
     return open_tokenizer(Path(path), trust_remote_code)
 
 

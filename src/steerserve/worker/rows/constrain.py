@@ -19,6 +19,7 @@ import torch
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from steerserve.errors import Refusal
 from steerserve.rules.inference.schema_dialect import LEXER_STATES, dialect
@@ -41,7 +42,7 @@ class Grammars:
 
     def __init__(
         self,
-        tokenizer: Any,
+        tokenizer: PreTrainedTokenizerBase,
         n_vocab: int,
         end_tokens: frozenset[int],
         kept: int = COMPILED_MAXIMUM,
