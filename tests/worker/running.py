@@ -8,6 +8,7 @@ import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -44,6 +45,7 @@ from steerserve.messages import (
 from steerserve.rules.inference import stepping
 from steerserve.rules.inference.stepping import CudaGraphs
 from steerserve.rules.sensing.cluster_sensing import History
+from steerserve.rules.steering.edits import Edit
 from steerserve.worker.batch.admission import (
     attribution_rows,
     lens_rows,
@@ -60,7 +62,7 @@ from steerserve.worker.model.kv import KvCache
 from steerserve.worker.model.plain import PlainCache, bytes_by_device
 from steerserve.worker.model.recording import CardRecorder, PassRecorder
 from steerserve.worker.model.unembedding import Unembedding
-from steerserve.worker.observers.monitor import FeatureMonitor, special_tokens
+from steerserve.worker.observers.monitor import FeatureMonitor
 from steerserve.worker.observers.observers import Observers
 from steerserve.worker.observers.sensing import SensingObserver
 from steerserve.worker.observers.taps import Taps
@@ -170,10 +172,14 @@ class Bench:
         self.model = model
         self.kv_tokens = kv_tokens
         self.context = min(model.model_max_context, kv_tokens - model.row_tokens)
-        self.monitor = FeatureMonitor(special_tokens(model.tokenizer, model.end_tokens))
+        self.monitor = FeatureMonitor(model.special_tokens)
         self.sensing = SensingObserver(model.decode, lambda: self.monitor.whole)
         self.observers = Observers([self.monitor, Taps(model.decode_token), self.sensing])
-        self.steering = HookedSaes(model.dtype, on_detach=self.observers.detached)
+        self.steering = HookedSaes(
+            model.dtype,
+            on_detach=self.observers.detached,
+            find_site=partial(sites.find, model.model, model.layers),
+        )
         self.graphs: DecodeGraphs | None = None
         self.changes: list[CudaGraphs] = []
         if self.decoding != "plain" and model.attention is not None:
@@ -213,6 +219,7 @@ class Bench:
         ids: list[int] | None = None,
         label: str | None = None,
         client: str = "",
+        counted: tuple[Edit, ...] | None = None,
         **sampling: Any,
     ) -> Answer:
         """Add a request, greedy unless told otherwise; the answer of its first choice.
@@ -232,10 +239,13 @@ class Bench:
             tap=tap,
             label=label,
             reported=Reported(self.history.number, skips),
+            counted=counted,
         )
         if tap and tap.is_streamed:
             self.streamed.add(request)
         rows = rows_of(command, self.model, self.context, self.kv_tokens)
+        for row in rows:
+            self.steering.prepare(row.steering)
         self.observers.begin(command, rows, self.steering)
         self.answers.update({(request, row.choice): Answer(row) for row in rows})
         self.batch.add(rows, is_seeded=wanted.seed is not None, client=client)

@@ -83,7 +83,9 @@ class Suppressed(Message, frozen=True):
 
 
 class Follow(Message, frozen=True):
-    """The live steering, forward pass by forward pass."""
+    """The live steering, forward pass by forward pass. `epoch` is the epoch in which the request was planned."""
+
+    epoch: int | None = None
 
 
 Plan = Follow | Overlay | Suppressed

@@ -15,7 +15,7 @@ from torch import Tensor
 from steerserve.messages import Follow, Overlay, Plan, Suppressed, Tap
 from steerserve.rules.steering.live import Live
 from steerserve.worker.batch import group as group_module
-from steerserve.worker.batch.prefix import LEAST, Prefixes
+from steerserve.worker.batch.prefix import LEAST, Prefixes, Signature
 from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.model.kv import KvCache
 from tests.worker.running import (
@@ -27,6 +27,9 @@ from tests.worker.running import (
     open_checkpoint,
     random_sae,
 )
+
+PLAIN = Signature(((float("inf"), ()),))
+STEERED = Signature(((float("inf"), "other steering"),))
 
 Folder = Callable[[str], Path]
 Loaded = Callable[[str], Checkpoint]
@@ -140,8 +143,8 @@ def test_the_longest_prefix_in_common_is_found(cuts: tuple[int, ...]) -> None:
     store = Prefixes(4000)
     base = tokens(400)
     for i, cut in enumerate(cuts):
-        store.keep((), [*base[:cut], 4, *tokens(60, i + 1)], {})
-    found = store.find((), base)
+        store.keep(PLAIN, [*base[:cut], 4, *tokens(60, i + 1)], {})
+    found = store.find(PLAIN, base)
     assert found is not None
     entry, length = found
     assert length == 380
@@ -489,25 +492,25 @@ def test_the_store_stays_within_its_bound_and_drops_what_was_used_longest_ago() 
     store = Prefixes(1000)
     texts = {name: tokens(300, name) for name in range(4)}
     for name in range(3):
-        store.keep((), texts[name], {})
+        store.keep(PLAIN, texts[name], {})
     assert store.tokens == 900
-    assert store.find((), [*texts[0], 4])
-    store.keep((), texts[3], {})
+    assert store.find(PLAIN, [*texts[0], 4])
+    store.keep(PLAIN, texts[3], {})
     assert store.tokens == 900
-    found = {name for name, text in texts.items() if store.find((), [*text, 4])}
+    found = {name for name, text in texts.items() if store.find(PLAIN, [*text, 4])}
     assert found == {0, 2, 3}
 
 
 def test_a_prefix_contained_in_a_newer_one_gives_way_to_it() -> None:
     store = Prefixes(2000)
     base = tokens(600)
-    store.keep((), base[:300], {})
-    store.keep("other steering", base[:300], {})
-    store.keep((), [*base[:290], *tokens(20, 2)], {})
+    store.keep(PLAIN, base[:300], {})
+    store.keep(STEERED, base[:300], {})
+    store.keep(PLAIN, [*base[:290], *tokens(20, 2)], {})
     assert store.tokens == 910
-    store.keep((), base, {})
+    store.keep(PLAIN, base, {})
     assert store.tokens == 300 + 310 + 600
-    assert store.find("other steering", base)
+    assert store.find(STEERED, base)
 
 
 def test_no_order_of_keeping_and_finding_exceeds_the_bound() -> None:
@@ -516,7 +519,7 @@ def test_no_order_of_keeping_and_finding_exceeds_the_bound() -> None:
     texts = [tokens(700, name) for name in range(3)]
     for _ in range(300):
         text, size = draw.choice(texts), draw.randrange(LEAST, 700)
-        steering = draw.choice("ab")
+        steering = draw.choice([PLAIN, STEERED])
         if draw.random() < 0.5:
             store.keep(steering, text[:size], {})
             assert store.find(steering, [*text[:size], 4])
@@ -526,7 +529,7 @@ def test_no_order_of_keeping_and_finding_exceeds_the_bound() -> None:
         assert store.tokens == sum(len(entry.tokens) for entry in store._entries.values())
     store.clear()
     assert store.tokens == 0
-    assert not store.find("a", texts[0])
+    assert not store.find(STEERED, texts[0])
 
 
 @pytest.mark.parametrize(("size", "expected"), [(LEAST - 1, False), (LEAST, True), (901, False)])

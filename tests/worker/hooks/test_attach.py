@@ -25,6 +25,7 @@ from steerserve.worker.model.budget import SaeRoom
 from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.observers.target import target_of
 from steerserve.worker.process.commands import Commands
+from steerserve.worker.rows.steering import RowSteering
 from steerserve.worker.sae import formats
 from tests.worker.running import Bench, random_sae, site_of, words
 from tests.worker.saes import arrays, config_v6, source, write
@@ -308,6 +309,7 @@ class Place:
     """A site on another device than the host: it takes a hook and never calls it."""
 
     device = torch.device("meta")
+    path, name, is_prepended = "layers.0", "resid_post", False
 
     def hook(self, edit: Callable[[Tensor], Tensor | None]) -> Any:
         return SimpleNamespace(remove=lambda: None)
@@ -323,7 +325,7 @@ def test_an_encoder_moves_to_its_site_when_something_first_reads() -> None:
     asked: list[tuple[torch.device, int]] = []
     steering = elsewhere(lambda device, size: asked.append((device, size)))
     plan = m.Overlay(0, {KEY: ONE})
-    with steering.of([plan]):
+    with steering.of([RowSteering(plan)]):
         delta = steering._attachments[KEY].delta
     assert delta is not None
     assert delta.device.type == "meta"

@@ -1,24 +1,55 @@
-"""Edits of features: every kind equals its formula, for the rows that asked, and for no others."""
+"""Edits equal their formulas: of features and directions, at positions, under conditions, for the rows that asked and no
+others."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import replace
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from steerserve.errors import Refusal
-from steerserve.messages import Overlay, Suppressed, Tap
-from steerserve.rules.steering.edits import KINDS, Edit, Feature, Target, ordered
-from steerserve.worker.hooks.edits import RowEdits
+from steerserve.messages import Follow, Overlay, Suppressed, Tap
+from steerserve.rules.steering.edits import (
+    KINDS,
+    RAW,
+    RESIDUAL,
+    UNIT,
+    UNITS,
+    AllOf,
+    AnyOf,
+    Condition,
+    Edit,
+    Feature,
+    Target,
+    When,
+    ordered,
+)
+from steerserve.rules.steering.live import Live
+from steerserve.rules.steering.positions import Positions, Selection
+from steerserve.rules.steering.vector import Direction
+from steerserve.worker.hooks.edits import Directions, Part, Readings, SiteEdits, Span
 from steerserve.worker.model.checkpoint import Checkpoint
+from steerserve.worker.rows.steering import RowSteering, TokenFacts
 from steerserve.worker.sae import sites
 from steerserve.worker.sae.canonical import GateWeights, Sae
-from tests.worker.running import Bench, random_sae, recomputed, site_of, words
+from tests.worker.running import (
+    Bench,
+    altered,
+    open_checkpoint,
+    random_sae,
+    recomputed,
+    site_of,
+    words,
+)
 
 Loaded = Callable[[str], Checkpoint]
 KEY = "sae@0"
@@ -27,8 +58,24 @@ SAE = random_sae(WIDTH)
 D_SAE = SAE.d_sae
 
 
-def edit(op: str, feature: int, value: float = 0.0, strength: float = 1.0) -> Edit:
-    return Edit(Feature(KEY, feature), KINDS[op].target(value), strength)
+def edit(op: str, feature: int, value: float = 0.0, strength: float = 1.0, **more: Any) -> Edit:
+    return Edit(Feature(KEY, feature), KINDS[op].target(value), strength, **more)
+
+
+def direction(
+    seed: int, layer: int = 0, site: str = sites.RESID_POST, width: int = WIDTH
+) -> Direction:
+    numbers = np.random.default_rng(seed).normal(size=width) * 2
+    return Direction(layer, site, numbers.astype("<f4").tobytes())
+
+
+def of(op: str, at: Direction, value: float = 1.0, **more: Any) -> Edit:
+    """An edit of a direction, as the contract has it."""
+    if op == "swap":
+        return Edit(at, Target(factor=2.0), **more)
+    if op == "ablate":
+        return Edit(at, Target(factor=1.0 - value), **more)
+    return Edit(at, KINDS[op].target(value), **more)
 
 
 ALL = [
@@ -63,9 +110,9 @@ SAES = {
 }
 
 
-def reference(sae: Sae, x: Tensor, edits: list[Edit]) -> Tensor:
-    """The change of rows x [T, width], in float64, by the long way: encode, edit, decode, and add back the error of the
-    reconstruction."""
+def by_the_long_way(sae: Sae, x: Tensor, edits: Sequence[Edit]) -> Tensor:
+    """What edits of features change of rows x [T, width], in float64: encode, edit, decode, and add back the error of
+    the reconstruction."""
     wide = {
         name: value.double()
         for name in ("W_enc", "b_enc", "W_dec", "b_dec", "threshold")
@@ -103,39 +150,112 @@ def reference(sae: Sae, x: Tensor, edits: list[Edit]) -> Tensor:
 
     change = torch.zeros_like(row)
     for one in edits:
-        a, edited = acts[:, one.feature], acts.clone()
+        assert isinstance(one.at, Feature)
+        a, edited = acts[:, one.at.index], acts.clone()
         t = one.target
-        edited[:, one.feature] = (a * t.factor + t.offset).clamp(t.low, t.high)
+        edited[:, one.at.index] = (a * t.factor + t.offset).clamp(t.low, t.high)
         change += one.strength * (decoded(edited) - decoded(acts))
     return change
 
 
+def project(at: Direction) -> Tensor:
+    """v / |v|, float64."""
+    v = torch.from_numpy(np.frombuffer(at.data, "<f4").astype(np.float64))
+    return v / v.norm()
+
+
+def changed(
+    x: Tensor, edits: Sequence[Edit], sae: Sae | None = None, *, keeps_norm: bool = False
+) -> Tensor:
+    """The value x [T, width], float64, after edits at one site, by their formulas."""
+    y = x.double()
+    for one in edits:
+        if not one.is_added:
+            continue
+        if isinstance(one.at, Feature):
+            assert sae is not None
+            y = y + one.target.offset * sae.W_dec[one.at.index].double() / sae.input_scale
+        else:
+            unit, raw = (
+                project(one.at),
+                torch.from_numpy(np.frombuffer(one.at.data, "<f4").astype(np.float64)),
+            )
+            length = x.double().norm(dim=-1, keepdim=True)
+            y = y + one.target.offset * {RAW: raw, UNIT: unit, RESIDUAL: length * unit}[one.unit]
+    for one in edits:
+        if one.is_added:
+            continue
+        if isinstance(one.at, Feature):
+            assert sae is not None
+            y = y + by_the_long_way(sae, x, [one])
+            continue
+        unit = project(one.at)
+        p = y @ unit
+        t = one.target
+        after = (p * t.factor + t.offset).clamp(t.low, t.high)
+        written = unit if one.to is None else project(one.to) - unit
+        y = y + one.strength * (after - p)[:, None] * written
+    if keeps_norm:
+        moved = (y != x.double()).any(-1, keepdim=True)
+        kept = y * x.double().norm(dim=-1, keepdim=True) / y.norm(dim=-1, keepdim=True)
+        y = torch.where(moved, kept, y)
+    return y
+
+
+def made(x: Tensor, edits: Sequence[Edit], sae: Sae, **more: Any) -> Tensor:
+    """What the kernel changes of one row x [T, width]."""
+    part = Part(0, RowSteering(Suppressed()), edits=tuple(edits), **more)
+    work = SiteEdits([part], {KEY: sae}, Directions(), x.device)
+    return work.change(x[None], Span([0], [len(x)]), Readings())[0]
+
+
+V, U = direction(1), direction(2)
+OF_DIRECTIONS = [
+    *(of("add", V, 1.5, unit=unit) for unit in UNITS),
+    of("set", V, 4.0),
+    of("at_least", V, 3.0),
+    of("at_most", V, -1.0),
+    of("scale", V, -0.5),
+    of("ablate", V),
+    of("ablate", V, 0.25, strength=0.5),
+    of("swap", V, to=U),
+]
+LISTS: list[list[Edit]] = [
+    *([one] for one in (*ALL, *OF_DIRECTIONS, edit("add", 3, 2.0))),
+    ALL,
+    OTHERS,
+    OF_DIRECTIONS,
+    [*ALL, *OF_DIRECTIONS, *OTHERS],
+    [of("ablate", V), edit("set", 3, 2.5), of("set", U, 2.0), of("at_most", V, 0.5)],
+]
+
+
 @pytest.mark.parametrize("name", SAES)
-def test_every_kind_is_encoding_editing_decoding_and_adding_the_error_back(name: str) -> None:
+def test_every_kind_equals_its_formula(name: str) -> None:
     sae = SAES[name]
     x = torch.randn(70, WIDTH, generator=torch.Generator().manual_seed(2)) * 3
-    for edits in (*([one] for one in ALL), ALL, OTHERS):
-        change = RowEdits(edits, sae, x.device).change(x)
-        expected = reference(sae, x, edits).float()
-        assert change.dtype == torch.float32
-        torch.testing.assert_close(change, expected, rtol=1e-4, atol=1e-4 * float(x.abs().max()))
-        assert float(expected.abs().max()) > 0.1
+    for edits in LISTS:
+        for keeps_norm in (False, True):
+            change = made(x, ordered(edits), sae, keeps_norm=keeps_norm)
+            expected = (changed(x, edits, sae, keeps_norm=keeps_norm) - x.double()).float()
+            assert change.dtype == torch.float32
+            bound = 1e-4 * max(1.0, float(expected.abs().max()))
+            torch.testing.assert_close(change, expected, rtol=1e-4, atol=bound)
+            assert float(expected.abs().max()) > 0.1
 
 
-def test_an_edit_that_adds_is_the_decoder_row_whatever_the_activation_is() -> None:
-    x = torch.randn(5, WIDTH)
-    change = RowEdits([edit("add", 3, 2.0)], SAE, x.device).change(x)
-    torch.testing.assert_close(change, (2 * SAE.W_dec[3]).expand(5, -1), rtol=1e-4, atol=1e-4)
-
-
-def test_positions_where_no_activation_moves_keep_their_bits() -> None:
+def test_positions_where_nothing_moves_keep_their_bits() -> None:
     sae = replace(SAE, b_enc=torch.full((D_SAE,), -1e6))
     x = torch.randn(9, WIDTH)
-    assert not RowEdits([edit("ablate", 3), edit("at_most", 4, 1.0)], sae, x.device).change(x).any()
+    far = [edit("ablate", 3), edit("at_most", 4, 1.0), of("at_most", V, 1e6)]
+    for keeps_norm in (False, True):
+        assert not made(x, far, sae, keeps_norm=keeps_norm).any()
 
 
-def asked(*edits: Edit, values: dict[int, float] | None = None) -> Overlay:
-    return Overlay(None, {KEY: values} if values else {}, ordered(edits))
+def asked(
+    *edits: Edit, values: dict[int, float] | None = None, keeps_norm: bool = False
+) -> Overlay:
+    return Overlay(None, {KEY: values} if values else {}, ordered(edits), keeps_norm)
 
 
 PLANS = [asked(*ALL), Suppressed(), asked(*OTHERS, values={5: -3.0}), asked(values={3: 2.0})]
@@ -152,8 +272,9 @@ def test_at_every_site_edited_rows_write_what_the_plain_model_writes_with_the_ed
         with bench.attached(KEY, sae, 0, name):
             answer = bench.ask(1, words(40), plan=asked(*ALL), max_tokens=8)
             bench.run()
-        made = RowEdits(ALL, sae, site.device)
-        handle = site.hook(lambda value, made=made: made.change(value[0])[None].to(value.dtype))
+        handle = site.hook(
+            lambda value, sae=sae: (by_the_long_way(sae, value[0], ALL)[None]).to(value.dtype)
+        )
         try:
             assert recomputed(model, words(40), 8) == answer.tokens, name
         finally:
@@ -206,24 +327,430 @@ def test_a_tap_after_steering_reads_the_edited_value(loaded: Loaded) -> None:
             )
 
 
-def test_edits_are_refused_where_their_sae_is_not_attached(loaded: Loaded) -> None:
+def test_edits_are_refused_where_their_sae_their_site_or_their_position_is_missing(
+    loaded: Loaded,
+) -> None:
     bench = Bench(loaded("llama"))
-    with pytest.raises(Refusal) as refused:
-        bench.steering.prepare(asked(edit("ablate", 1)))
-    assert refused.value.code == "SAE_NOT_ATTACHED"
-
-
-def test_kept_prefixes_are_shared_by_equal_edits_only(loaded: Loaded) -> None:
-    bench = Bench(loaded("llama"))
+    prompt = [5, 6, 7]
     with bench.attached(KEY, SAE):
-        one, same, other, none = (
-            bench.steering.signature(plan)
-            for plan in (
-                asked(*ALL),
-                asked(*reversed(ALL), Edit(Feature(KEY, 1), Target())),
-                asked(*ALL[:-1]),
-                asked(edit("scale", 3, 1.0)),
-            )
+        for plan, code in (
+            (asked(Edit(Feature("other@1", 1), Target(factor=0.0))), "SAE_NOT_ATTACHED"),
+            (asked(of("ablate", direction(1, 99))), "SAE_INCOMPATIBLE"),
+            (asked(of("ablate", direction(1, width=8))), "INVALID_PARAMETER"),
+            (
+                asked(edit("ablate", 1, positions=Positions(Selection(prompt_positions=(3,))))),
+                "INVALID_PARAMETER",
+            ),
+        ):
+            with pytest.raises(Refusal) as refused:
+                bench.steering.prepare(RowSteering(plan, prompt))
+            assert refused.value.code == code
+
+
+# ------------------------------------------------------------- positions and conditions
+
+
+@dataclass
+class Case:
+    """Edits of one row at two sites, and what a plain model with hooks of the test's own does for them."""
+
+    edits: list[Edit]
+    values: dict[int, float] = field(default_factory=dict)
+    keeps_norm: bool = False
+    acted: dict[int, set[int]] = field(default_factory=dict)
+
+    @property
+    def plan(self) -> Overlay:
+        return asked(*self.edits, values=self.values, keeps_norm=self.keeps_norm)
+
+
+def selected(positions: Positions, at: int, size: int, ids: Sequence[int]) -> bool:
+    def within(part: Selection) -> bool:
+        g = at - size
+        names = {
+            "all": True,
+            "prompt": at < size - 1,
+            "last_prompt": at == size - 1,
+            "generated": g >= 0,
+            "output": g >= -1,
+        }
+        window, later = part.prompt_window, part.generated_window
+        return (
+            any(names[name] for name in part.names)
+            or (at < size and any(p in (at, at - size) for p in part.prompt_positions))
+            or (window is not None and at < size and window[0] <= at < window[1])
+            or (later is not None and later[0] <= g < later[1])
+            or ids[at] in part.tokens
         )
-        assert one == same != other
-        assert none == bench.steering.signature(Suppressed())
+
+    return within(positions.include) and not (positions.exclude and within(positions.exclude))
+
+
+class Hand:
+    """A plain model in which a case is made by hand, over the whole text at each step."""
+
+    def __init__(self, model: Checkpoint, sae: Sae, case: Case, size: int) -> None:
+        self._model, self._sae, self._case, self._size = model, sae, case, size
+        self.ids: list[int] = []
+        self._read: dict[Feature | Direction, Tensor] = {}
+
+    @contextmanager
+    def hooked(self) -> Iterator[None]:
+        with ExitStack() as undo:
+            for layer, site in SITES_OF_CASES:
+                place = site_of(self._model, layer, site)
+                handle = place.hook(lambda value, at=(layer, site): self._act(value, at))
+                undo.callback(handle.remove)
+            yield
+
+    def _act(self, value: Tensor, at: tuple[int, str]) -> Tensor | None:
+        x = value[0].double()
+        self._note(x, at)
+        y = x.clone()
+        here = [one for one in self._case.edits if _place(one.at) == at]
+        values = self._case.values if at == SITES_OF_CASES[0] else {}
+        for q in range(len(x)):
+            acting = [one for one in here if self._acts(one, q)]
+            row = x[q : q + 1]
+            added = sum(
+                (v * self._sae.W_dec[f].double() for f, v in values.items()), torch.zeros(())
+            )
+            plain = changed(row, acting, self._sae)
+            # all that is added comes first
+            moved = _after(row, acting, self._sae, added)
+            del plain
+            for one in acting:
+                self._case.acted.setdefault(one.number, set()).add(q)
+            if self._case.keeps_norm and bool((moved != row).any()):
+                moved = moved * row.norm() / moved.norm()
+            y[q] = moved[0]
+        return (y - x)[None].to(value.dtype) if bool((y != x).any()) else None
+
+    def _note(self, x: Tensor, at: tuple[int, str]) -> None:
+        for one in self._case.edits:
+            for reads in _reads(one.when):
+                if _place(reads) == at:
+                    if isinstance(reads, Feature):
+                        pre = (
+                            x @ self._sae.W_enc[:, reads.index].double()
+                            + self._sae.b_enc[reads.index].double()
+                        )
+                        self._read[reads] = pre.relu()
+                    else:
+                        self._read[reads] = x @ project(reads)
+
+    def _acts(self, one: Edit, q: int) -> bool:
+        return selected(one.positions, q, self._size, self.ids) and (
+            one.when is None or self._holds(one.when, q)
+        )
+
+    def _holds(self, when: When, q: int) -> bool:
+        if isinstance(when, AnyOf | AllOf):
+            held = [self._holds(one, q) for one in when.conditions]
+            return any(held) if isinstance(when, AnyOf) else all(held)
+        read = self._read[when.reads]
+        fired = read > when.above if when.above is not None else read < when.below
+        if when.over == "token":
+            start = 0 if when.hold is None else max(0, q - when.hold + 1)
+            return bool(fired[start : q + 1].any())
+        prompt = read[: self._size]
+        one = {"prompt_max": prompt.max(), "prompt_mean": prompt.mean(), "last_prompt": prompt[-1]}[
+            when.over
+        ]
+        is_true = one > when.above if when.above is not None else one < when.below
+        return q >= self._size and bool(is_true)
+
+
+def _after(x: Tensor, acting: Sequence[Edit], sae: Sae, added: Tensor) -> Tensor:
+    """The value after `added` and the edits: those that add first, then the others, all reading activations of x."""
+    adds = [one for one in acting if one.is_added]
+    others = [one for one in acting if not one.is_added]
+    y = changed(x, adds, sae) + added
+    for one in others:
+        if isinstance(one.at, Feature):
+            y = y + by_the_long_way(sae, x, [one])
+        else:
+            y = changed(y, [one], sae)
+    return y
+
+
+def _reads(when: When | None) -> list[Feature | Direction]:
+    if when is None:
+        return []
+    if isinstance(when, Condition):
+        return [when.reads]
+    return [reads for one in when.conditions for reads in _reads(one)]
+
+
+SITES_OF_CASES = ((0, sites.RESID_POST), (1, sites.MLP_OUT), (1, sites.RESID_POST))
+
+
+def _place(at: Feature | Direction) -> tuple[int, str]:
+    return SITES_OF_CASES[0] if isinstance(at, Feature) else (at.layer, at.site)
+
+
+def drawn(source: random.Random, ids: Sequence[int]) -> Case:
+    """A random list of edits with positions and conditions."""
+    edits = []
+    for number in range(source.randint(1, 5)):
+        layer, site = source.choice(SITES_OF_CASES)
+        v, u = direction(source.randint(0, 9), layer, site), direction(20, layer, site)
+        more: dict[str, Any] = {"positions": _positions(source, ids), "number": number}
+        if source.random() < 0.5:
+            more["when"] = _when(source, SITES_OF_CASES.index((layer, site)))
+        feature = edit(
+            source.choice(["add", "set", "at_least", "at_most", "scale"]),
+            source.randrange(D_SAE),
+            source.uniform(-6, 6),
+            **more,
+        )
+        if source.random() < 0.5 and (layer, site) == SITES_OF_CASES[0]:
+            edits.append(feature)
+            continue
+        op = source.choice(["add", "add", "set", "at_least", "at_most", "scale", "ablate", "swap"])
+        if op == "add":
+            more["unit"] = source.choice(UNITS)
+        if op == "swap":
+            more["to"] = u
+        edits.append(of(op, v, source.uniform(0.2, 2.0), **more))
+    values = {source.randrange(D_SAE): 2.5} if source.random() < 0.4 else {}
+    return Case(edits, values, source.random() < 0.3)
+
+
+def _positions(source: random.Random, ids: Sequence[int]) -> Positions:
+    window = (source.randint(0, 9), source.randint(10, 60))
+    parts = [
+        Selection(names=("all",)),
+        Selection(names=("prompt",)),
+        Selection(names=("last_prompt",)),
+        Selection(names=("generated",)),
+        Selection(names=("output",)),
+        Selection(prompt_positions=(0, 1, -2)),
+        Selection(prompt_window=window),
+        Selection(generated_window=(1, source.randint(2, 6))),
+        Selection(tokens=(source.choice(ids),), names=("generated",)),
+    ]
+    exclude = source.choice(
+        [None, None, Selection(prompt_positions=(-1,)), Selection(names=("last_prompt",))]
+    )
+    return Positions(source.choice(parts), exclude)
+
+
+def _when(source: random.Random, latest: int, depth: int = 0) -> When:
+    if depth < 2 and source.random() < 0.3:
+        kind = source.choice([AnyOf, AllOf])
+        return kind((_when(source, latest, depth + 1), _when(source, latest, depth + 1)))
+    place = source.randint(0, latest)
+    reads: Feature | Direction = direction(30 + source.randint(0, 3), *SITES_OF_CASES[place])
+    if place == 0 and source.random() < 0.5:
+        reads = Feature(KEY, source.randrange(D_SAE))
+    over = source.choice(["token", "token", "token", "prompt_max", "prompt_mean", "last_prompt"])
+    hold = source.choice([1, 1, 2, 5, None]) if over == "token" else 1
+    bound = source.uniform(-0.6, 1.2)
+    if source.random() < 0.7:
+        return Condition(reads, above=bound, over=over, hold=hold)
+    return Condition(reads, below=bound, over=over, hold=hold)
+
+
+@pytest.mark.parametrize("variant", ["llama", "gpt2", "gemma3"])
+def test_random_edits_at_positions_under_conditions_are_what_a_plain_model_does_by_hand(
+    loaded: Loaded, variant: str
+) -> None:
+    model = loaded(variant)
+    source = random.Random(variant)
+    bench = Bench(model, prefix_tokens=2048)
+    cases = []
+    with bench.attached(KEY, SAE):
+        for number in range(24):
+            text = words(source.choice([3, 20, 70]), number)
+            ids = model.encode(text, special=True)
+            case = drawn(source, ids)
+            answer = bench.ask(number, text, plan=case.plan, counted=(), max_tokens=7)
+            cases.append((text, ids, case, answer))
+        bench.run()
+    for text, ids, case, answer in cases:
+        hand = Hand(model, SAE, case, len(ids))
+        out: list[int] = []
+        with hand.hooked():
+            for _ in range(7):
+                hand.ids = [*ids, *out]
+                case.acted.clear()
+                logits = model.model(input_ids=torch.tensor([hand.ids]), use_cache=False).logits
+                out.append(int(logits[0, -1].argmax()))
+                if out[-1] in model.end_tokens:
+                    break
+        assert answer.tokens == out, (text, case)
+        told = {acts.number: acts for acts in answer.pieces[-1].acts or []}
+        for one in case.edits:
+            passed = len(ids) + len(out) - 1
+            expected = sum(
+                selected(one.positions, q, len(ids), [*ids, *out]) for q in range(passed)
+            )
+            assert told[one.number].evaluated == expected, (one, text)
+            # an edit whose condition holds may still change nothing, where a bound is kept already
+            acted = case.acted.get(one.number, set())
+            assert told[one.number].acted <= len(acted), (one, text)
+            if one.is_added:
+                assert told[one.number].acted == len(acted), (one, text)
+                if acted:
+                    assert (told[one.number].first, told[one.number].last) == (
+                        min(acted),
+                        max(acted),
+                    )
+
+
+def test_random_rows_of_a_batch_equal_their_own_runs_byte_for_byte(loaded: Loaded) -> None:
+    model = loaded("llama")
+    found = []
+    for together in (False, True):
+        source = random.Random(5)
+        bench = Bench(model, kv_tokens=16_384)
+        with bench.attached(KEY, SAE):
+            answers = []
+            for number in range(32):
+                text = words(source.choice([3, 20, 70]), number)
+                case = drawn(source, model.encode(text, special=True))
+                answers.append(
+                    bench.ask(
+                        number, text, plan=case.plan, max_tokens=12, seed=number, temperature=1.0
+                    )
+                )
+                if not together:
+                    bench.run()
+            bench.run()
+        found.append([answer.tokens for answer in answers])
+    assert found[0] == found[1]
+
+
+def test_an_edit_after_a_text_acts_from_the_token_that_completes_the_text() -> None:
+    out: list[int] = []
+    facts = TokenFacts(decode=lambda ids: "".join(chr(i) for i in ids))
+    row = RowSteering(Suppressed(), [1, 2], out, facts)
+    after = edit("ablate", 1, positions=Positions(Selection(after_text="ab")))
+    for token in b"xabxab":
+        out.append(token)
+    assert row.mask(after, 0, 9) == [False, False, False, False, True, True, True, True, False]
+
+
+def test_the_beginning_token_is_spared_by_adds_in_parts_of_the_residual_norm() -> None:
+    facts = TokenFacts(beginning=7)
+    row = RowSteering(Suppressed(), [7, 3, 4], [], facts)
+    assert row.mask(of("add", V, 0.5, unit=RESIDUAL), 0, 3) == [False, True, True]
+    assert row.mask(of("add", V, 0.5), 0, 3) is None
+    named = Positions(Selection(names=("all",), prompt_positions=(0,)))
+    assert row.mask(of("add", V, 0.5, unit=RESIDUAL, positions=named), 0, 3) == [True, True, True]
+
+
+# ------------------------------------------------------------- kept prefixes, live edits, recorded counts
+
+
+GENERATED = Positions(Selection(names=("generated",)))
+
+
+def test_kept_prefixes_are_shared_as_far_as_rows_are_steered_alike(
+    folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    model = open_checkpoint(
+        altered(folder("llama"), tmp_path / "wide", max_position_embeddings=2048)
+    )
+    text = words(450)
+    size = len(model.encode(text, special=True))
+    later = asked(edit("set", 3, 6.0, positions=GENERATED))
+    window = asked(edit("set", 3, 6.0, positions=Positions(Selection(prompt_window=(280, 290)))))
+    cases = (
+        # what was asked before, what is asked now, how many positions the prefix has
+        (Suppressed(), later, size - 1),
+        (later, Suppressed(), size - 1),
+        (Suppressed(), window, 280),
+        (window, window, size - 1),
+        (asked(*ALL), asked(*ALL[:-1]), 0),
+        (asked(*ALL), asked(*reversed(ALL), edit("scale", 1, 1.0)), size - 1),
+        (asked(edit("scale", 3, 1.0)), Suppressed(), size - 1),
+        (
+            Suppressed(),
+            asked(
+                edit(
+                    "set",
+                    3,
+                    6.0,
+                    positions=GENERATED,
+                    when=Condition(V, above=0.0, over="prompt_max"),
+                )
+            ),
+            0,
+        ),
+        (asked(values={3: 2.0}), asked(edit("ablate", 1, positions=GENERATED), values={3: 2.0}), 0),
+    )
+    for before, now, expected in cases:
+        bench = Bench(model, prefix_tokens=2048)
+        with bench.attached(KEY, SAE):
+            bench.ask(1, text, plan=before, max_tokens=6)
+            bench.run()
+            row = bench.ask(2, text, plan=now, max_tokens=6).row
+            found = bench.batch._shared._reuse.find(row)
+            assert (found[1] if found else 0) == expected, (before, now)
+            bench.run()
+            again = bench.answers[2, 0].tokens
+            assert again == alone_with(model, text, now), (before, now)
+
+
+def alone_with(model: Checkpoint, text: str, plan: Overlay | Suppressed) -> list[int]:
+    bench = Bench(model)
+    with bench.attached(KEY, SAE):
+        answer = bench.ask(1, text, plan=plan, max_tokens=6)
+        bench.run()
+    return answer.tokens
+
+
+def test_rows_that_follow_are_edited_by_the_live_edits_from_the_next_pass_on(
+    loaded: Loaded,
+) -> None:
+    model = loaded("llama")
+    edits = ordered([edit("set", 3, 6.0), of("ablate", V)])
+    bench = Bench(model)
+    with bench.attached(KEY, SAE):
+        bench.steering.set_live(Live(1, True, edits=edits))
+        follows = bench.ask(1, words(20), plan=Follow(), max_tokens=8)
+        bench.run()
+        bench.steering.set_live(Live(1, False, edits=edits))
+        off = bench.ask(2, words(20), plan=Follow(), max_tokens=8)
+        bench.run()
+        own = bench.ask(3, words(20), plan=asked(*edits), max_tokens=8)
+        plain = bench.ask(4, words(20), plan=Suppressed(), max_tokens=8)
+        bench.run()
+        changes = bench.ask(5, words(20), plan=Follow(), max_tokens=30, seed=1, temperature=1.0)
+        keeps = bench.ask(6, words(20), plan=asked(*edits), max_tokens=30, seed=1, temperature=1.0)
+        bench.batch.step()
+        bench.steering.set_live(Live(2, True, edits=edits))
+        bench.run()
+    assert follows.tokens == own.tokens != plain.tokens == off.tokens
+    assert [answer.pieces[-1].is_changed for answer in (follows, own, changes, keeps)] == [
+        False,
+        False,
+        True,
+        False,
+    ]
+
+
+def test_added_values_are_counted_where_they_are_added(loaded: Loaded) -> None:
+    bench = Bench(loaded("llama"))
+    counted = (edit("add", 3, 2.0, number=0), edit("add", 4, -1.0, number=1))
+    with bench.attached(KEY, SAE):
+        plain = bench.ask(1, words(20), plan=asked(values={3: 2.0, 4: -1.0}), max_tokens=5)
+        bench.run()
+        told = bench.ask(
+            2, words(20), plan=asked(values={3: 2.0, 4: -1.0}), counted=counted, max_tokens=5
+        )
+        bench.run()
+    assert told.tokens == plain.tokens
+    assert plain.pieces[-1].acts is None
+    positions = len(told.row.prompt) + len(told.tokens) - 1
+    for acts in told.pieces[-1].acts or []:
+        assert (acts.evaluated, acts.acted, acts.first, acts.last) == (
+            positions,
+            positions,
+            0,
+            positions - 1,
+        )
+        assert acts.max_change > 0
+    assert len(told.pieces[-1].acts or []) == 2

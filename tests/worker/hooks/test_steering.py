@@ -16,6 +16,7 @@ from steerserve.rules.saes.sites import EMBED, RESID_MID, RESID_POST, RESID_PRE
 from steerserve.rules.steering.live import Live
 from steerserve.worker.hooks.hooks import HookedSaes
 from steerserve.worker.model.checkpoint import Checkpoint
+from steerserve.worker.rows.steering import RowSteering
 from steerserve.worker.sae import sites
 from steerserve.worker.sae.sites import Site
 from tests.worker.models import SERVED
@@ -306,7 +307,7 @@ def test_a_row_without_steering_is_bitwise_the_model_without_hooks(
     plain = logits_of(llama)
     with steered_bench(llama) as bench:
         bench.steering.set_live(live)
-        with bench.steering.of([plan, plan]):
+        with bench.steering.of([RowSteering(plan), RowSteering(plan)]):
             hooked_logits = logits_of(llama)
         assert bench.steering.applied == {KEY: 0}
     assert torch.equal(plain, hooked_logits)

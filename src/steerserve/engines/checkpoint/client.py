@@ -182,11 +182,12 @@ class CheckpointEngine(Engine):
 
     def _command(self, number: int, request: m.Request, tokens: list[m.Tokens]) -> m.Command:
         match request:
-            case m.Generation(_, n, sampling, plan, constraint, tap, label, plans, client):
+            case m.Generation(_, n, sampling, plan, constraint, tap, label, plans, client, counted):
                 fields = n, sampling, plan, constraint, tap, label, list(plans)
-                return m.Generate(number, tokens, *fields, self._reported(tokens), client)
-            case m.Scoring(_, temperature, top, allowed, tap, echo, client):
-                return m.Score(number, tokens, temperature, top, allowed, tap, echo, client)
+                told = self._reported(tokens)
+                return m.Generate(number, tokens, *fields, told, client, counted)
+            case m.Scoring(_, temperature, top, allowed, tap, echo, client, plan):
+                return m.Score(number, tokens, temperature, top, allowed, tap, echo, client, plan)
             case m.Embedding(_, client):
                 return m.Embed(number, tokens, client)
             case m.LensReading(_, layers, top, distributions, entries, client):

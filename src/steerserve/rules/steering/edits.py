@@ -59,7 +59,7 @@ class Feature(msgspec.Struct, frozen=True, order=True, tag=True):
     index: int
 
 
-class Condition(msgspec.Struct, frozen=True, tag=True):
+class Condition(msgspec.Struct, frozen=True, tag=True, cache_hash=True):
     """Whether a reading is above or below a bound; exactly one of the two is given, and the bound itself is neither.
 
     A feature and a direction are read before anything is added at their site. A condition `over` the positions one by
@@ -94,7 +94,7 @@ class AllOf(msgspec.Struct, frozen=True, tag=True):
 When = Condition | AnyOf | AllOf
 
 
-class Edit(msgspec.Struct, frozen=True):
+class Edit(msgspec.Struct, frozen=True, cache_hash=True):
     """One edit of a feature, or of a direction at the site of that direction.
 
     Attributes:

@@ -8,7 +8,7 @@ ADD, PROJECT = "add", "project"
 OPERATIONS = (ADD, PROJECT)
 
 
-class Direction(msgspec.Struct, frozen=True, order=True, tag=True):
+class Direction(msgspec.Struct, frozen=True, order=True, tag=True, cache_hash=True):
     """A direction at one site of one layer. `data` has its numbers as float32, little-endian, [width]."""
 
     layer: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -11,6 +12,7 @@ from steerserve.errors import Refusal
 from steerserve.messages.prompts import NamedPrompt, check_ids, max_tokens
 from steerserve.rules.inference import activations
 from steerserve.rules.saes.sites import RESID_POST
+from steerserve.rules.steering.edits import Edit
 from steerserve.worker import memory
 from steerserve.worker.hooks.hooks import HookedSaes
 from steerserve.worker.model.checkpoint import Checkpoint
@@ -21,6 +23,7 @@ from steerserve.worker.rows.attribution import Attribution
 from steerserve.worker.rows.constrain import RowConstraint
 from steerserve.worker.rows.lens import Lens
 from steerserve.worker.rows.rows import BatchRow, Pooling, Scoring, Writing
+from steerserve.worker.rows.steering import RowSteering, TokenFacts
 from steerserve.worker.rows.text import TextStream
 from steerserve.worker.sae.sites import direct_path_objection, find
 
@@ -49,6 +52,7 @@ def rows_of(
             for i in range(command.n):
                 goal = _writing(command.sampling, model, i, ids, constrain)
                 row = BatchRow(command.id, index * command.n + i, ids, plan, goal, limit)
+                row.steering = _steering(row, prompt, model, command.counted)
                 row.where = where
                 row.label = command.label
                 _check_tap(command.tap, row, len(command.prompts))
@@ -69,7 +73,7 @@ def rows_of(
 
 
 def scoring_rows(command: m.Score, model: Checkpoint, context: int) -> list[BatchRow]:
-    """One unsteered row per prompt.
+    """One row per prompt, steered by the plan of the command.
 
     Raises:
         Refusal: INVALID_SCORING_REQUEST (an id outside the vocabulary, an empty prompt), CONTEXT_LENGTH_EXCEEDED,
@@ -98,7 +102,8 @@ def scoring_rows(command: m.Score, model: Checkpoint, context: int) -> list[Batc
             )
             if prompt.place is not None:
                 goal.prompt_text = model.decode(ids, skip_special=False)
-            row = BatchRow(command.id, index, ids, m.Suppressed(), goal, where=where)
+            row = BatchRow(command.id, index, ids, command.plan, goal, where=where)
+            row.steering = _steering(row, prompt, model)
             _check_tap(command.tap, row)
             rows.append(row)
     if echo is not None:
@@ -112,6 +117,17 @@ def scoring_rows(command: m.Score, model: Checkpoint, context: int) -> list[Batc
                 max_entries=echo.max_entries,
             )
     return rows
+
+
+def _steering(
+    row: BatchRow, prompt: m.Tokens, model: Checkpoint, counted: tuple[Edit, ...] | None = None
+) -> RowSteering:
+    facts = TokenFacts(
+        model.special_tokens,
+        model.tokenizer.bos_token_id,
+        partial(model.decode, skip_special=False),
+    )
+    return RowSteering(row.plan, row.prompt, row.out, facts, prompt.spans, counted)
 
 
 def _check_echo(echo: m.Echo | None, ids: list[int], model: Checkpoint) -> None:

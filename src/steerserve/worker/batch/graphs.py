@@ -25,6 +25,7 @@ from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.model.kv import CacheSlot, KvCache
 from steerserve.worker.model.recording import CardRecorder, PassRecorder, RecordedPass
 from steerserve.worker.model.transformer import described_error
+from steerserve.worker.rows.steering import RowSteering
 
 log = structlog.get_logger(__name__)
 
@@ -81,15 +82,16 @@ class DecodeGraphs:
         tokens: Sequence[int],
         positions: Sequence[int],
         *,
-        plans: Sequence[Plan],
+        rows: Sequence[RowSteering],
+        spans: Sequence[tuple[int, int]],
         catches: Mapping[int, Sequence[Catch]],
     ) -> Tensor:
-        """A decode pass as `Checkpoint.decode_step`, with the steering of `plans`. The functions of `catches` take the
+        """A decode pass as `Checkpoint.decode_step`, with the steering of `rows`. The functions of `catches` take the
         values of the sites."""
         while not self._is_off:
             try:
                 with self._saes.by_table() as values:
-                    self._fill(plans, tokens, positions)
+                    self._fill([row.plan for row in rows], tokens, positions)
                     self._model.begin_decode(cache, slots, positions)
                     logits, read = self._run(cache, len(tokens), values)
                 self._saes.tell(read, catches)
@@ -98,8 +100,8 @@ class DecodeGraphs:
                 # the same pass may run again, because it writes at the same positions
                 self._fall_back(error)
                 memory.recover(error)
-        rows = stepping.up(len(tokens), self._model.row_step)
-        with self._saes.of(plans, catches, rows=rows):
+        count = stepping.up(len(tokens), self._model.row_step)
+        with self._saes.of(rows, spans, catches, count=count):
             return self._model.decode_step(cache, slots, tokens, positions)
 
     # ------------------------------------------------------------- inside

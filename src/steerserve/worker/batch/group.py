@@ -8,10 +8,11 @@ from dataclasses import replace
 from typing import Any, cast
 
 import structlog
+from msgspec import structs
 from torch import Tensor
 
 from steerserve.errors import Refusal
-from steerserve.messages import Refused, is_last
+from steerserve.messages import Piece, Refused, is_last
 from steerserve.rules.inference import stepping
 from steerserve.rules.inference.stepping import PrefillTurn, Prompt, Tempo
 from steerserve.rules.residency.memory_needs import PREFILL_TOKENS
@@ -279,7 +280,7 @@ class Group:
                 row.goal.logits = logits[i].clone()
                 self._close(row)
                 continue
-            new = self._observed(row, self._taken(row, tokens.get(i), logits[i]))
+            new = self._observed(row, self._told(row, self._taken(row, tokens.get(i), logits[i])))
             last = new[-1]
             if isinstance(last, Refused):
                 self._leave(row)
@@ -316,6 +317,15 @@ class Group:
             return row.accept(token, self._model.end_tokens)
         except Exception as error:
             return [self._refused(row, error)]
+
+    def _told(self, row: BatchRow, new: list[Ending]) -> list[Ending]:
+        """The outcomes of a row, whose last piece says whether its steering was changed and where its edits acted."""
+        last = new[-1]
+        if not isinstance(last, Piece) or last.finish is None:
+            return new
+        acts = row.steering.acts(self._saes.steered(row.plan).edits)
+        is_changed = self._saes.is_changed(row.steering)
+        return [*new[:-1], structs.replace(last, is_changed=is_changed, acts=acts)]
 
     def _observed(self, row: BatchRow, new: list[Ending]) -> list[Ending]:
         """The new outcomes of a row: first the outcomes of the observers, then the row's own."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import cast
 
 import structlog
 
 from steerserve.worker import memory
-from steerserve.worker.batch.prefix import Entry, Prefixes
+from steerserve.worker.batch.prefix import Entry, Prefixes, Signature
 from steerserve.worker.hooks.hooks import HookedSaes
 from steerserve.worker.model.kv import CacheSlot, KvCache
 from steerserve.worker.observers.observers import Observers
@@ -32,9 +32,9 @@ class Reuse:
 
     def find(self, row: BatchRow) -> tuple[Entry, int] | None:
         """The kept prefix that the row may begin with, and its length."""
-        if self.prefixes is None or not row.may_reuse:
+        if self.prefixes is None or not row.may_reuse or not self._saes.may_reuse(row.steering):
             return None
-        return self.prefixes.find(self._signature(row), row.prompt)
+        return self.prefixes.find(self._signature(row, len(row.prompt)), row.prompt)
 
     def begin(self, row: BatchRow, kept: tuple[Entry, int]) -> None:
         """Copy a kept prefix into the row's slot."""
@@ -56,7 +56,8 @@ class Reuse:
         ):
             with self._spare_memory():
                 held = self._cache.take(cast(CacheSlot, row.slot), len(tokens))
-                self.prefixes.keep(self._signature(row), tokens, held, self._observers.notes(row))
+                signature = self._signature(row, len(tokens))
+                self.prefixes.keep(signature, tokens, held, self._observers.notes(row))
 
     @contextmanager
     def _spare_memory(self) -> Iterator[None]:
@@ -74,6 +75,6 @@ class Reuse:
                 self.prefixes.clear()
             memory.recover(error)
 
-    def _signature(self, row: BatchRow) -> Hashable:
-        """A value that is equal for two rows exactly when they are steered and read alike."""
-        return self._saes.signature(row.plan), self._observers.mark(row)
+    def _signature(self, row: BatchRow, size: int) -> Signature:
+        """How the first `size` positions of the row are steered and read."""
+        return Signature(self._saes.signature(row.steering, size), self._observers.mark(row))

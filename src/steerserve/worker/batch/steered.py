@@ -47,17 +47,17 @@ class SteeredPasses:
         `spans` has, for each row, the position of its first token in this pass, and the number of its tokens. The pass
         has `count` rows where that is more than `rows`. `inputs` are those of a decode pass.
         """
-        plans = [row.plan for row in rows]
+        steered = [row.steering for row in rows]
         try:
             catches = self._observers.expect(rows, spans)
             tokens = spans[0][1] if self._model.is_alone else 0
             graphs = self._graphs
-            # a pass on static buffers makes no edit but adding
-            is_static = graphs is not None and not self._saes.has_edits(plans)
+            # a pass on static buffers only adds
+            is_static = graphs is not None and not self._saes.needs_call(steered)
             if inputs and graphs is not None and is_static and graphs.takes(len(rows)):
-                logits = graphs.decode(*inputs, plans=plans, catches=catches)
+                logits = graphs.decode(*inputs, rows=steered, spans=spans, catches=catches)
             else:
-                with self._saes.of(plans, catches, rows=count, tokens=tokens):
+                with self._saes.of(steered, spans, catches, count=count, tokens=tokens):
                     logits = forward()
             self._observers.settle()
             return logits

@@ -1,19 +1,21 @@
-"""Steering inside the forward pass: one hook per attached SAE adds each row's own delta to the value of its site, and
-makes the row's other edits, in a new tensor.
+"""Steering inside the forward pass: one hook per site adds each row's own delta to the value of the site, and makes the
+row's other edits, in a new tensor.
 
-This module owns the attached SAEs, the live steering, and the count of passes in which each hook added something. The
-weights of an SAE stay on the host, where the few decoder rows that steer are summed. The encoder of an SAE is copied to
-the device of its site when activations are first read there. A compiled model skips hooks that are added later, so no
-model is compiled.
+This module owns the attached SAEs, the live steering, and the count of passes in which each SAE steered. A site without
+an SAE is hooked for those passes only in which a row edits or reads a direction there. The weights of an SAE stay on
+the host, where the few decoder rows that steer are summed. The encoder of an SAE is copied to the device of its site
+when activations are first read there. A compiled model skips hooks that are added later, so no model is compiled.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import groupby
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -21,11 +23,15 @@ from torch import Tensor
 from steerserve.errors import Refusal
 from steerserve.messages import Follow, Overlay, Plan
 from steerserve.rules.steering import live as steering
-from steerserve.rules.steering.edits import Edit
-from steerserve.worker.hooks.edits import RowEdits
+from steerserve.rules.steering.edits import Condition, Edit, Feature, conditions
+from steerserve.rules.steering.vector import Direction
+from steerserve.worker.hooks.edits import Directions, Part, Readings, SiteEdits, Span
 from steerserve.worker.hooks.table import DirectionTable
+from steerserve.worker.rows.steering import RowSteering, needs_record
 from steerserve.worker.sae.canonical import Sae
-from steerserve.worker.sae.sites import EditedRows, Handle, RowDeltas, Site
+from steerserve.worker.sae.sites import Handle, Moved, RowDeltas, Site
+
+_Item = TypeVar("_Item")
 
 _REMEMBERED = 256
 _PACKED_SHARE = 4
@@ -33,6 +39,15 @@ _PACKED_SHARE = 4
 
 CheckRoom = Callable[[torch.device, int], None]
 
+FindSite = Callable[[str, int], Site]
+"""The site of this name at this layer; refused where the model does not have it."""
+
+PlaceName = tuple[str, str]
+"""The path of a module, and the name of the site there."""
+
+Runs = tuple[tuple[float, Hashable], ...]
+"""How the positions of a row are steered: the end of each run of positions, and a value that stands for their
+steering."""
 
 Catch = Callable[[Tensor, Tensor | None], None]
 """A function that is called within a pass with a site's value [rows, T, width], before the SAE's own steering is added,
@@ -44,8 +59,7 @@ parts that it keeps. It raises nothing, because the pass belongs to other rows t
 class HookedSae:
     """One SAE at one site; no other attached SAE ever has the same `number`.
 
-    `delta` [rows or 1, 1, width] is added by the coming pass; None adds nothing. `edits` has the edits of each row of
-    the coming pass, and is empty where no row has any. `catches` take the site's value in the
+    `delta` [rows or 1, 1, width] is added by the coming pass; None adds nothing. `catches` take the site's value in the
     coming pass. `reader` is the SAE on the site's device, once activations are read there. `made` holds the last delta,
     after the version and the plans from which it was made.
 
@@ -56,21 +70,67 @@ class HookedSae:
     site: Site
     device: torch.device
     number: int
-    handle: Handle | None = None
     reader: Sae | None = None
     delta: Tensor | None = None
-    edits: Sequence[RowEdits | None] = ()
     made: tuple[int, Sequence[Plan], Tensor | None] = (-1, (), None)
     catches: Sequence[Catch] = ()
     applied: int = 0
     table: DirectionTable | None = None
 
 
+@dataclass(slots=True)
+class Place:
+    """One hooked site: the SAEs there by key, in the order in which they steer, and what the rows of the coming pass do
+    there beside adding."""
+
+    site: Site
+    saes: dict[str, HookedSae] = field(default_factory=dict)
+    handle: Handle | None = None
+    edits: SiteEdits | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Steered:
+    """What the edits of a plan are now.
+
+    Attributes:
+        edits: those that may change something, in their order.
+        places: the sites whose values these edits change. There, all that the row adds is added in float32.
+        recorded: the conditions that need readings of earlier positions.
+    """
+
+    edits: tuple[Edit, ...]
+    places: frozenset[PlaceName]
+    recorded: tuple[Condition, ...]
+    keeps_norm: bool = False
+
+
+@dataclass(slots=True)
+class _Pass:
+    """What a pass was made from, to be told again without comparing edits: the rows, and the edits of each that may act
+    in it."""
+
+    version: int = -1
+    rows: Sequence[RowSteering] = ()
+    active: Sequence[tuple[Edit, ...]] = ()
+    works: Mapping[PlaceName, SiteEdits] = field(default_factory=dict)
+
+    def is_of(
+        self, version: int, rows: Sequence[RowSteering], active: Sequence[tuple[Edit, ...]]
+    ) -> bool:
+        return (
+            self.version == version
+            and len(self.rows) == len(rows)
+            and all(one is other for one, other in zip(self.rows, rows, strict=True))
+            and all(one is other for one, other in zip(self.active, active, strict=True))
+        )
+
+
 class HookedSaes:
     """The attached SAEs of the model, and the deltas that they add to each row.
 
     `check_room` refuses where a device lacks memory for so many bytes. `on_detach` is called with the number of each
-    SAE that is taken away.
+    SAE that is taken away. `find_site` finds the sites of directions.
     """
 
     def __init__(
@@ -78,18 +138,31 @@ class HookedSaes:
         dtype: torch.dtype,
         check_room: CheckRoom = lambda device, size: None,
         on_detach: Callable[[int], None] = lambda number: None,
+        find_site: FindSite | None = None,
     ) -> None:
         self._dtype = dtype
         self._check_room = check_room
         self._on_detach = on_detach
+        self._find_site = find_site
         self._attachments: dict[str, HookedSae] = {}
+        self._places: dict[PlaceName, Place] = {}
+        self._directions = Directions()
+        self._found: dict[tuple[str, int], Site] = {}
+        self._steered: OrderedDict[tuple[tuple[Edit, ...], bool], Steered] = OrderedDict()
+        self._last = {True: _Pass(), False: _Pass()}
         self._live = steering.Live()
         self._tokens = 0
         self._sites: dict[int, Tensor] | None = None
         self._filled: tuple[int, tuple[Plan, ...]] = (-1, ())
         self.version = 0
         self._vectors: OrderedDict[tuple[str, frozenset[tuple[int, float]]], Tensor] = OrderedDict()
-        self._edits: OrderedDict[tuple[int, tuple[Edit, ...]], RowEdits] = OrderedDict()
+        self._spans: Sequence[tuple[int, int]] = ()
+        self._readings = Readings()
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the live steering."""
+        return self._live.epoch
 
     @property
     def applied(self) -> dict[str, int]:
@@ -109,8 +182,15 @@ class HookedSaes:
             self.detach(key)
         self.version += 1
         attachment = HookedSae(sae, site, site.device, self.version)
-        attachment.handle = site.hook(lambda value: self._act(attachment, value))
+        place = self._place(site)
+        held = {**place.saes, key: attachment}
+        # where a later hook of a module runs before the earlier ones, so does a later SAE
+        order = (key, *place.saes) if site.is_prepended else tuple(held)
+        place.saes = {name: held[name] for name in order}
+        if place.handle is None:
+            place.handle = site.hook(partial(self._act, place))
         self._attachments[key] = attachment
+        self._steered.clear()
 
     def detach(self, key: str) -> None:
         """Take the hook and the weights of the SAE at `key` away.
@@ -121,11 +201,16 @@ class HookedSaes:
         attachment = self._at(key)
         self.version += 1
         del self._attachments[key]
-        if attachment.handle:
-            attachment.handle.remove()
+        place = self._place(attachment.site)
+        del place.saes[key]
+        if not place.saes:
+            del self._places[_name(attachment.site)]
+            if place.handle:
+                place.handle.remove()
         self._on_detach(attachment.number)
         self._vectors.clear()
-        self._edits.clear()
+        self._steered.clear()
+        self._last = {True: _Pass(), False: _Pass()}
 
     def set_live(self, live: steering.Live) -> None:
         """Steer the rows that follow the live values by these values, from the next pass on."""
@@ -156,59 +241,123 @@ class HookedSaes:
         """
         return self._at(key).sae
 
-    def signature(self, plan: Plan) -> Hashable:
-        """A value that stands for the steering that a row of this plan gets now. Two such values are equal exactly when
+    def signature(self, row: RowSteering, size: int) -> Runs:
+        """How the first `size` positions of a row are steered now. The values of two positions are equal exactly where
         the steering is equal and by the same SAEs."""
-        acting = []
-        for key, attachment in self._attachments.items():
-            values, edits = self._values(key, plan), self._edits_of(key, plan)
-            if values or edits:
-                acting.append((attachment.number, frozenset(values.items()), edits))
-        return tuple(acting)
+        steered = self.steered(row.plan)
+        base = tuple(
+            (attachment.number, frozenset(values.items()), _name(attachment.site) in steered.places)
+            for key, attachment in self._attachments.items()
+            if (values := self._values(key, row.plan))
+        )
+        if not steered.edits:
+            return ((float("inf"), (base, steered.keeps_norm and bool(base), ())),)
+        is_one = not row.is_positional(steered.edits)
+        numbers = {key: attachment.number for key, attachment in self._attachments.items()}
+        told = [
+            (edit.content, tuple(sorted(numbers[key] for key in edit.keys)))
+            for edit in steered.edits
+        ]
+        runs: list[tuple[float, Hashable]] = []
+        at = 0.0
+        for acting, run in groupby(row.acting(steered.edits, 1 if is_one else size)):
+            at += float("inf") if is_one else sum(1 for _ in run)
+            made = tuple(
+                (told[i], decided) for i, decided in enumerate(acting) if decided is not None
+            )
+            runs.append((at, (base, steered.keeps_norm and bool(base or made), made)))
+        return tuple(runs)
 
-    def prepare(self, plan: Plan) -> None:
-        """Make what the edits of a plan need, before the row has a pass: a refusal costs no other row anything.
+    def may_reuse(self, row: RowSteering) -> bool:
+        """Whether the row may begin with keys and values of an earlier row: what it reads and counts at their positions
+        would be missing."""
+        return row.counted is None and not self.steered(row.plan).recorded
+
+    def prepare(self, row: RowSteering) -> None:
+        """Make what the edits of a row need, before the row has a pass: a refusal costs no other row anything.
 
         Raises:
-            Refusal: SAE_NOT_ATTACHED; INSUFFICIENT_MEMORY where an encoder has to be copied and does not fit.
+            Refusal: SAE_NOT_ATTACHED; SAE_INCOMPATIBLE where the model does not have the site of a direction;
+                INVALID_PARAMETER where a direction has another width, or the prompt lacks a position;
+                INSUFFICIENT_MEMORY where an encoder has to be copied and does not fit.
         """
-        for key in dict.fromkeys(key for edit in _edits(plan) for key in edit.keys):
-            self._row_edits(self._at(key), self._edits_of(key, plan))
+        row.check()
+        planned = row.plan.epoch if isinstance(row.plan, Follow) else None
+        row.epoch = self._live.epoch if planned is None else planned
+        self.check(self._edits(row.plan))
 
-    def has_edits(self, plans: Sequence[Plan]) -> bool:
-        """Whether a row with one of these plans has edits that a recorded pass does not make."""
-        return any(self._edits_of(key, plan) for plan in plans for key in self._attachments)
+    def check(self, edits: Sequence[Edit]) -> None:
+        """Make what edits need.
+
+        Raises:
+            Refusal: as `prepare`.
+        """
+        for edit in edits:
+            for key in sorted(edit.keys):
+                self._reader(self._at(key))
+            reads = (condition.reads for condition in conditions(edit.when))
+            for one in (edit.at, edit.to, *reads):
+                if isinstance(one, Direction):
+                    self._check_width(one, self._site(one))
+
+    def is_changed(self, row: RowSteering) -> bool:
+        """Whether an operator has changed the steering of a row since it began."""
+        match row.plan:
+            case Follow():
+                return row.epoch != self._live.epoch
+            case Overlay(epoch=int() as planned):
+                return planned != self._live.epoch
+        return False
+
+    def needs_call(self, rows: Sequence[RowSteering]) -> bool:
+        """Whether a row does more than adding, which a recorded pass does not do."""
+        for row in rows:
+            steered = self.steered(row.plan)
+            if steered.edits or steered.keeps_norm or row.counted is not None:
+                return True
+        return False
+
+    def steered(self, plan: Plan) -> Steered:
+        """What the edits of a plan are now."""
+        edits = tuple(self._edits(plan))
+        name = edits, self._keeps_norm(plan)
+        known = self._steered.get(name)
+        if known is None:
+            known = self._steered[name] = self._resolved(*name)
+            if len(self._steered) > _REMEMBERED:
+                self._steered.popitem(last=False)
+        return known
 
     @contextmanager
     def of(
         self,
-        plans: Sequence[Plan],
+        rows: Sequence[RowSteering],
+        spans: Sequence[tuple[int, int]] = (),
         catches: Mapping[int, Sequence[Catch]] | None = None,
         *,
-        rows: int = 0,
+        count: int = 0,
         tokens: int = 0,
     ) -> Iterator[None]:
-        """While open, a forward pass over rows with these plans is steered row by row. `catches` has, by the number of
-        an attached SAE, the functions that take the value of its site. The pass has `rows` rows where that is more than
-        the plans; nobody reads what the model computes for the others. The functions get the last `tokens` tokens of
-        the value only, or all where `tokens` is 0."""
+        """While open, a forward pass over these rows is steered row by row. `spans` has, for each row, the position of
+        its first token in the pass, and the number of its tokens. `catches` has, by the number of an attached SAE, the
+        functions that take the value of its site. The pass has `count` rows where that is more than `rows`; nobody
+        reads what the model computes for the others. The functions get the last `tokens` tokens of the value only, or
+        all where `tokens` is 0."""
         catches = catches or {}
-        rows = max(rows, len(plans))
-        try:
+        plans = [row.plan for row in rows]
+        works = self._works(rows, spans, tokens) if self.needs_call(rows) else {}
+        with ExitStack() as undo:
+            undo.callback(self._end_pass)
             for key, attachment in self._attachments.items():
-                attachment.delta = self._delta(key, attachment, plans, rows)
-                edits = [self._edits_of(key, plan) for plan in plans]
-                attachment.edits = (
-                    [self._row_edits(attachment, one) for one in edits] if any(edits) else ()
-                )
+                attachment.delta = self._delta(key, attachment, plans, max(count, len(rows)))
                 attachment.catches = catches.get(attachment.number, ())
-            self._tokens = tokens
+            for name, work in works.items():
+                place = self._places.get(name) or Place(self._found_at(name))
+                place.edits = work
+                if place.handle is None:
+                    undo.callback(place.site.hook(partial(self._act, place)).remove)
+            self._tokens, self._spans, self._readings = tokens, spans, Readings()
             yield
-        finally:
-            for attachment in self._attachments.values():
-                attachment.delta = None
-                attachment.edits = ()
-                attachment.catches = ()
 
     # ------------------------------------------------------------- passes on static buffers
 
@@ -270,6 +419,146 @@ class HookedSaes:
         for attachment in self._attachments.values():
             attachment.applied += self._table(attachment).expected > 0
 
+    # ------------------------------------------------------------- the edits of a pass
+
+    def _edits(self, plan: Plan) -> Sequence[Edit]:
+        """The edits of a plan that may change something."""
+        match plan:
+            case Follow():
+                edits = self._live.edits if self._live.enabled else ()
+            case Overlay() as own if own.epoch in (None, self._live.epoch):
+                edits = own.edits
+            case Overlay():
+                edits = self._live.edits if self._live.enabled else ()
+            case _:
+                edits = ()
+        return (
+            edits
+            if all(not edit.is_idle for edit in edits)
+            else [e for e in edits if not e.is_idle]
+        )
+
+    def _keeps_norm(self, plan: Plan) -> bool:
+        if isinstance(plan, Overlay) and plan.epoch in (None, self._live.epoch):
+            return plan.keeps_norm
+        return isinstance(plan, Follow | Overlay) and self._live.enabled and self._live.keeps_norm
+
+    def _resolved(self, edits: tuple[Edit, ...], keeps_norm: bool) -> Steered:
+        places = {self._name_of(edit.at) for edit in edits}
+        if keeps_norm:
+            places |= {_name(attachment.site) for attachment in self._attachments.values()}
+        found = dict.fromkeys(one for edit in edits for one in conditions(edit.when))
+        recorded = tuple(one for one in found if needs_record(one))
+        return Steered(edits, frozenset(places), recorded, keeps_norm)
+
+    def _works(
+        self, rows: Sequence[RowSteering], spans: Sequence[tuple[int, int]], tokens: int
+    ) -> Mapping[PlaceName, SiteEdits]:
+        """What the rows do at each site in the coming pass."""
+        active = []
+        for row, (start, size) in zip(rows, spans, strict=True):
+            # a row that is stepped alone may read its earlier positions again
+            first = 0 if tokens else start
+            active.append(row.active(self.steered(row.plan).edits, first, start + size - first))
+        last = self._last[all(size == 1 for _, size in spans)]
+        if not last.is_of(self.version, rows, active):
+            works = {
+                name: SiteEdits(
+                    parts, self._readers(parts), self._directions, self._device_of(name)
+                )
+                for name, parts in self._parts(rows, active).items()
+            }
+            last.version, last.rows, last.active = self.version, list(rows), active
+            last.works = works
+        return last.works
+
+    def _parts(
+        self, rows: Sequence[RowSteering], active: Sequence[tuple[Edit, ...]]
+    ) -> Mapping[PlaceName, list[Part]]:
+        parts: dict[PlaceName, list[Part]] = {}
+        for number, (row, acting) in enumerate(zip(rows, active, strict=True)):
+            steered = self.steered(row.plan)
+            found = (one for edit in acting for one in conditions(edit.when))
+            plain = [one for one in dict.fromkeys(found) if not needs_record(one)]
+            edits, reads, counted = (
+                _by(acting, lambda edit: self._name_of(edit.at)),
+                _by([*plain, *steered.recorded], lambda one: self._name_of(one.reads)),
+                _by(row.counted or (), lambda edit: self._name_of(edit.at)),
+            )
+            for name in {*edits, *reads, *counted, *steered.places}:
+                is_float = name in steered.places
+                part = Part(
+                    number,
+                    row,
+                    self._float_values(name, row.plan) if is_float else None,
+                    tuple(edits.get(name, ())),
+                    tuple(reads.get(name, ())),
+                    tuple(counted.get(name, ())),
+                    steered.keeps_norm and is_float,
+                )
+                if part.is_used:
+                    parts.setdefault(name, []).append(part)
+        return parts
+
+    def _float_values(self, name: PlaceName, plan: Plan) -> Tensor | None:
+        """The sum of value x decoder row over all SAEs of a site, float32 [width]; None where the plan adds nothing
+        there."""
+        place = self._places.get(name)
+        total: Tensor | None = None
+        for key, attachment in place.saes.items() if place else ():
+            if values := self._values(key, plan):
+                added = attachment.sae.direction(values).to(attachment.device)
+                total = added if total is None else total + added
+        return total
+
+    def _readers(self, parts: Sequence[Part]) -> dict[str, Sae]:
+        """By key, the SAEs that these parts read or write."""
+        keys = {key for part in parts for key in part.keys}
+        return {key: self._reader(self._at(key)) for key in sorted(keys)}
+
+    def _end_pass(self) -> None:
+        for attachment in self._attachments.values():
+            attachment.delta = None
+            attachment.catches = ()
+        for place in self._places.values():
+            place.edits = None
+        self._readings = Readings()
+
+    # ------------------------------------------------------------- sites
+
+    def _place(self, site: Site) -> Place:
+        return self._places.setdefault(_name(site), Place(site))
+
+    def _site(self, direction: Direction) -> Site:
+        """Raises:
+        Refusal: SAE_INCOMPATIBLE where the model does not have the site.
+        """
+        at = direction.site, direction.layer
+        if at not in self._found:
+            if self._find_site is None:
+                raise Refusal("SAE_INCOMPATIBLE", "this model has no sites for directions")
+            self._found[at] = self._find_site(*at)
+        return self._found[at]
+
+    def _check_width(self, direction: Direction, site: Site) -> None:
+        if direction.width != site.width:
+            raise Refusal(
+                "INVALID_PARAMETER",
+                f"a direction of {direction.width} numbers does not fit {direction.site} of layer {direction.layer}, "
+                f"which has {site.width}",
+                param="interventions",
+            )
+
+    def _name_of(self, at: Feature | Direction) -> PlaceName:
+        return _name(self._at(at.key).site if isinstance(at, Feature) else self._site(at))
+
+    def _found_at(self, name: PlaceName) -> Site:
+        return next(site for site in self._found.values() if _name(site) == name)
+
+    def _device_of(self, name: PlaceName) -> torch.device:
+        place = self._places.get(name)
+        return (place.site if place else self._found_at(name)).device
+
     # ------------------------------------------------------------- inside
 
     def _at(self, key: str) -> HookedSae:
@@ -330,10 +619,10 @@ class HookedSaes:
         return torch.stack([zero if vector is None else vector for vector in vectors])[:, None]
 
     def _vector(self, key: str, attachment: HookedSae, plan: Plan) -> Tensor | None:
-        """One row's delta [d_in]: the sum of value x decoder row, summed in float32. None when the plan adds
-        nothing."""
+        """One row's delta [d_in]: the sum of value x decoder row, summed in float32. None when the plan adds nothing,
+        and where the edits of the row add the values."""
         values = self._values(key, plan)
-        if not values:
+        if not values or _name(attachment.site) in self.steered(plan).places:
             return None
         name = (key, frozenset(values.items()))
         vector = self._vectors.get(name)
@@ -351,46 +640,70 @@ class HookedSaes:
             return steering.effective(self._live, plan.values, plan.epoch, key)
         return {}
 
-    def _edits_of(self, key: str, plan: Plan) -> tuple[Edit, ...]:
-        return tuple(edit for edit in _edits(plan) if edit.key == key and not edit.is_idle)
-
-    def _row_edits(self, attachment: HookedSae, edits: tuple[Edit, ...]) -> RowEdits | None:
-        if not edits:
-            return None
-        name = attachment.number, edits
-        made = self._edits.get(name)
-        if made is None:
-            made = RowEdits(edits, self._reader(attachment), attachment.device)
-            self._edits[name] = made
-            if len(self._edits) > _REMEMBERED:
-                self._edits.popitem(last=False)
-        return made
-
-    def _act(self, attachment: HookedSae, value: Tensor) -> Tensor | EditedRows | RowDeltas | None:
-        """Called by the hook: give the site's value [rows, T, width] to its observers, and return what is done to the
+    def _act(self, place: Place, value: Tensor) -> Moved | None:
+        """Called by the hook: give the site's value [rows, T, width] to the observers, and return what is done to the
         value."""
         if self._sites is not None:
-            # the observers take the value after the pass, because a replay calls no hook
+            return self._act_by_table(place, value)
+        added = []
+        seen: list[tuple[HookedSae, Tensor]] = []
+        so_far = value
+        for attachment in place.saes.values():
+            seen.append((attachment, so_far))
+            if attachment.delta is not None:
+                added.append(attachment.delta)
+                if len(place.saes) > 1:
+                    so_far = so_far + attachment.delta
+        change = self._changed(place, value)
+        for key, attachment in place.saes.items():
+            edited = place.edits is not None and key in place.edits.written
+            attachment.applied += attachment.delta is not None or edited
+        for attachment, before in seen:
+            moved = attachment.delta
+            if attachment.catches and change is not None:
+                moved = change if moved is None else change + moved
+                moved = moved[:, -self._tokens :]
+            for catch in attachment.catches:
+                catch(before[:, -self._tokens :], moved)  # all tokens where the number is 0
+        return Moved(added, change) if added or change is not None else None
+
+    def _changed(self, place: Place, value: Tensor) -> Tensor | None:
+        """What the edits of the rows add to the value, float32 [rows, T, width]; None where no row edits here."""
+        if place.edits is None:
+            return None
+        width = value.shape[1]
+        firsts, sizes = [], []
+        for start, size in self._spans:
+            # a row that is stepped alone may have its earlier positions in the value too
+            firsts.append(start + size - width if self._tokens else start)
+            sizes.append(width if self._tokens else size)
+        span = Span(firsts, sizes)
+        place.edits.read(value, span, self._readings)
+        return place.edits.change(value, span, self._readings) if place.edits.is_acting else None
+
+    def _act_by_table(self, place: Place, value: Tensor) -> Moved:
+        """What a pass on static buffers adds. The observers take the value after the pass, because a replay calls no
+        hook."""
+        assert self._sites is not None
+        added: list[Tensor | RowDeltas] = []
+        for attachment in place.saes.values():
             self._sites[attachment.number] = value.clone()
-            return self._table(attachment).edit(value)
-        delta = attachment.delta
-        read = value[:, -self._tokens :]  # all tokens where the number is 0
-        if not attachment.edits:
-            for catch in attachment.catches:
-                catch(read, delta)
-            attachment.applied += delta is not None
-            return delta
-        change = torch.zeros(value.shape, dtype=torch.float32, device=value.device)
-        for row, edits in enumerate(attachment.edits):
-            if edits is not None:
-                change[row] = edits.change(value[row])
-        if attachment.catches:
-            moved = change if delta is None else change + delta
-            for catch in attachment.catches:
-                catch(read, moved[:, -self._tokens :])
-        attachment.applied += 1
-        return EditedRows(delta, change)
+            delta = self._table(attachment).edit(value)
+            added.append(delta)
+            if len(place.saes) > 1:
+                value = torch.where(delta.is_added, value + delta.delta, value)
+        return Moved(added, None)
 
 
-def _edits(plan: Plan) -> Sequence[Edit]:
-    return plan.edits if isinstance(plan, Overlay) else ()
+def _name(site: Site) -> PlaceName:
+    return site.path, site.name
+
+
+def _by(
+    items: Iterable[_Item], name_of: Callable[[_Item], PlaceName]
+) -> dict[PlaceName, list[_Item]]:
+    """The items by the site where they belong, each in its order."""
+    by: dict[PlaceName, list[_Item]] = {}
+    for item in items:
+        by.setdefault(name_of(item), []).append(item)
+    return by

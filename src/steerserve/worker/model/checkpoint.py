@@ -25,7 +25,13 @@ from steerserve.worker.model.agreement import Agreement, BytesByDevice, Disagree
 from steerserve.worker.model.attention import SLIDING, PartedAttention
 from steerserve.worker.model.kv import CacheSlot, KvCache
 from steerserve.worker.model.plain import PlainPasses, beat_per_layer
-from steerserve.worker.model.transformer import Report, Transformer, configuration, decode
+from steerserve.worker.model.transformer import (
+    Report,
+    Transformer,
+    configuration,
+    decode,
+    special_tokens,
+)
 
 log = structlog.get_logger(__name__)
 
@@ -74,6 +80,7 @@ class Checkpoint(Transformer):
         self.is_eager = self.model.config._attn_implementation == "eager"
         self.attention: PartedAttention | None = None
         self.end_tokens = self._end_tokens()
+        self.special_tokens = special_tokens(self.tokenizer, self.end_tokens)
         self._last: Tensor | None = None
         self._sizes: Tensor | None = None
         self.sums: Tensor | None = None

@@ -128,6 +128,20 @@ def decode(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], *, skip_speci
     return str(read(list(ids), skip_special_tokens=skip_special))
 
 
+def special_tokens(tokenizer: Any, ends: frozenset[int]) -> frozenset[int]:
+    """The tokens that are not text, with `ends` among them. SAEs are not trained on the values of such tokens."""
+    added = getattr(tokenizer, "added_tokens_decoder", None) or {}
+    named = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id)
+    return frozenset(
+        [
+            *ends,
+            *tokenizer.all_special_ids,
+            *(token for token in named if token is not None),
+            *(token for token, entry in added.items() if entry.special),
+        ]
+    )
+
+
 def _check_size(path: Path, kind: Any, config: Any, trust_remote_code: bool) -> None:
     """Check that the weight files can hold the parameters of the configuration, because the library makes memory for
     all parameters. A parameter takes at least 8 bits of a file, and 1 bit if it is quantized.

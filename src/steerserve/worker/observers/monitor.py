@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import structlog
 import torch
@@ -36,20 +35,6 @@ from steerserve.worker.rows.rows import BatchRow, RowName
 log = structlog.get_logger(__name__)
 CHUNK = 64
 """The number of tokens that are encoded at once, so that the encoder's weights are read once for all of them."""
-
-
-def special_tokens(tokenizer: Any, ends: frozenset[int]) -> frozenset[int]:
-    """The tokens that are not text, with `ends` among them. SAEs are not trained on the values of such tokens."""
-    added = getattr(tokenizer, "added_tokens_decoder", None) or {}
-    named = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id)
-    return frozenset(
-        [
-            *ends,
-            *tokenizer.all_special_ids,
-            *(token for token in named if token is not None),
-            *(token for token, entry in added.items() if entry.special),
-        ]
-    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,8 @@ def change(loaded: LoadedModel, state: State, difference: Difference) -> dict[st
             target = target_of(saes, wanted.key, wanted.features, wanted.top_k)
         if difference.is_sensed:
             loaded.sensing.arm(state.cluster, state.circuits, saes)
+        if difference.is_steered:
+            saes.check(state.steering.edits)
         undo.pop_all()
     if difference.is_monitored:
         loaded.monitor.watch(target, wanted.contexts if wanted is not None else 0)

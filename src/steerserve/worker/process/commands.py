@@ -247,7 +247,7 @@ class Commands:
         assert loaded is not None
         if isinstance(loaded, LoadedModel):
             for row in rows:
-                loaded.saes.prepare(row.plan)
+                loaded.saes.prepare(row.steering)
             loaded.observers.begin(command, rows, loaded.saes)
         loaded.batch.add(rows, is_seeded=is_seeded, client=command.client)
         return m.Started(command.id, [len(row.prompt) for row in prompts])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.model.encoder import Encoder
 from steerserve.worker.model.transformer import Report, configuration
 from steerserve.worker.model.unembedding import Unembedding
-from steerserve.worker.observers.monitor import FeatureMonitor, special_tokens
+from steerserve.worker.observers.monitor import FeatureMonitor
 from steerserve.worker.observers.observers import Observers
 from steerserve.worker.observers.sensing import SensingObserver
 from steerserve.worker.observers.taps import Taps
@@ -48,10 +48,15 @@ class LoadedModel:
         least = min(command.min_context, model.model_max_context) + model.row_tokens
         self.kv_tokens = budget.kv_tokens(model, command.kv_cache_mb * MIB, least, self._working)
         self.context = min(model.model_max_context, self.kv_tokens - model.row_tokens)
-        self.monitor = FeatureMonitor(special_tokens(model.tokenizer, model.end_tokens))
+        self.monitor = FeatureMonitor(model.special_tokens)
         self.sensing = SensingObserver(model.decode, lambda: self.monitor.whole)
         self.observers = Observers([self.monitor, Taps(model.decode_token), self.sensing])
-        self.saes = HookedSaes(model.dtype, self._check_room, self.observers.detached)
+        self.saes = HookedSaes(
+            model.dtype,
+            self._check_room,
+            self.observers.detached,
+            partial(sites.find, model.model, model.layers),
+        )
         prefixes = budget.prefix_tokens(model, self.kv_tokens, command.prefix_cache_mb)
         on_card = any(device.type != "cpu" for device in model.devices)
         self.seeded_rows = stepping.seeded_rows(

@@ -31,6 +31,7 @@ from steerserve.worker import memory
 from steerserve.worker.model.kv import CacheSlot
 from steerserve.worker.rows import sampling
 from steerserve.worker.rows.constrain import RowConstraint
+from steerserve.worker.rows.steering import RowSteering
 from steerserve.worker.rows.text import TextStream
 from steerserve.worker.sae.sites import Site
 
@@ -207,7 +208,7 @@ class BatchRow:
     """One row, from its prompt to its end. `version` is the version of the steering when its prefill began. `where`
     names its prompt in refusals of a request with several prompts. `label` names it in records of monitoring; a row
     without a label is not monitored. `slot` is its room in the cache, from its first pass to its end. `client` is the
-    client whose request it belongs to."""
+    client whose request it belongs to. `steering` is its plan, resolved for its tokens."""
 
     request: int
     choice: int
@@ -223,6 +224,10 @@ class BatchRow:
     version: int | None = None
     slot: CacheSlot | None = None
     client: str = ""
+    steering: RowSteering = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.steering = RowSteering(self.plan, self.prompt, self.out)
 
     @property
     def name(self) -> RowName:

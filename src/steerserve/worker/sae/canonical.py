@@ -238,6 +238,16 @@ class Sae:
         )
         return part._with_norms(norms[index.to(norms.device)] for norms in self._norms)
 
+    def encode_each(self, x: Tensor) -> Tensor:
+        """The activation of feature i on the rows x[i], for x [d_sae, T, d_in]: float32 [d_sae, T].
+
+        Each number is one dot product that depends on nothing but its row, so it has the same bits in every batch. The
+        activation must not choose among all features.
+        """
+        rows = self._shifted(self._normalise(x.float())[0])
+        pre = (rows * self.W_enc.float().t().contiguous()[:, None]).sum(-1)
+        return self._activated(pre.t()).t()
+
     def reconstruct(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Activations [..., d_sae] of x, and the reconstruction [..., d_in] that they decode to."""
         normalised, shift, scale = self._normalise(x.float())
@@ -272,11 +282,16 @@ class Sae:
         return x, shift, scale
 
     def _encode(self, x: Tensor) -> Tensor:
+        return self._activated(self._project(self._shifted(x)))
+
+    def _shifted(self, x: Tensor) -> Tensor:
+        """The normalised row as the encoder's matrix reads it."""
         if self.input_scale != 1.0:
             x = x * self.input_scale
-        if self.subtract_b_dec:
-            x = x - self.b_dec.float()
-        pre = self._project(x)
+        return x - self.b_dec.float() if self.subtract_b_dec else x
+
+    def _activated(self, pre: Tensor) -> Tensor:
+        """The activations [..., d_sae] of the products of rows with the encoder's matrix."""
         if self.gate is not None:
             gate = (pre + self.gate.b_gate.float()) > 0
             magnitude = pre * self.gate.r_mag.float().exp() + self.gate.b_mag.float()

@@ -3,7 +3,7 @@ convert."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -39,15 +39,15 @@ class RowDeltas:
 
 
 @dataclass(frozen=True, slots=True)
-class EditedRows:
-    """What is done to a value after `added` was added: `change` [rows, T, width], in float32, is added with one
-    rounding at the positions where it is not 0. The other positions stay the same bits."""
+class Moved:
+    """What is done to a value: all of `added` is added, one after the other. Then `change` [rows, T, width], in
+    float32, is added with one rounding at the positions where it is not 0. The other positions stay the same bits."""
 
-    added: Tensor | RowDeltas | None
-    change: Tensor
+    added: Sequence[Tensor | RowDeltas]
+    change: Tensor | None
 
 
-AtSite = Callable[[Tensor], Tensor | RowDeltas | EditedRows | None]
+AtSite = Callable[[Tensor], Tensor | RowDeltas | Moved | None]
 
 
 class Handle(Protocol):
@@ -79,6 +79,11 @@ class Site:
         """The device of the module."""
         return next((self.layer or self.module).parameters()).device
 
+    @property
+    def is_prepended(self) -> bool:
+        """Whether a hook of this site runs before the hooks that its module has already."""
+        return self.name == RESID_PRE if self.is_input else self.name not in (RESID_MID, RESID_POST)
+
     def hook(self, edit: AtSite) -> Handle:
         """Hook the site. `edit` gets the value [rows, T, width] and returns a tensor to add to it, whose shape
         broadcasts to the value's, such a tensor for some of the rows, the edits of rows, or None. `edit` must clone a
@@ -93,13 +98,13 @@ class Site:
             first: Handle = self.module.register_forward_pre_hook(
                 lambda _, args, kwargs: _with_input(change, args, kwargs),
                 with_kwargs=True,
-                prepend=self.name == RESID_PRE,
+                prepend=self.is_prepended,
             )
         else:
             # the hook of an added output must run before the hook of the stream that it is added to
             first = self.module.register_forward_hook(
                 lambda _, __, output: _with_output(change, output),
-                prepend=self.name not in (RESID_MID, RESID_POST),
+                prepend=self.is_prepended,
             )
         if self.layer is None:
             return first
@@ -119,18 +124,20 @@ class Site:
         delta = edit(value)
         if delta is None:
             return None
-        if isinstance(delta, EditedRows):
-            added = self._added(shaped, delta.added)
+        if isinstance(delta, Moved):
+            added = shaped
+            for one in delta.added:
+                added = self._added(added, one)
+            if delta.change is None:
+                return added.view(tensor.shape)
             change = delta.change.to(tensor.device)
             edited = (added.float() + change / self.scale).to(tensor.dtype)
             is_edited = change.ne(0).any(-1, keepdim=True)
             return torch.where(is_edited, edited, added).view(tensor.shape)
         return self._added(shaped, delta).view(tensor.shape)
 
-    def _added(self, shaped: Tensor, delta: Tensor | RowDeltas | None) -> Tensor:
+    def _added(self, shaped: Tensor, delta: Tensor | RowDeltas) -> Tensor:
         """The tensor of the site with a delta of its value."""
-        if delta is None:
-            return shaped
         if isinstance(delta, RowDeltas):
             changed = shaped + self._scaled(delta.delta, shaped)
             return torch.where(delta.is_added, changed, shaped)

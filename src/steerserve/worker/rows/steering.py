@@ -1,0 +1,248 @@
+"""How one row is steered: its plan, the positions at which its edits act, what its conditions have read, and where its
+edits acted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from steerserve.errors import Refusal
+from steerserve.messages import EditActs, Overlay, Plan
+from steerserve.rules.steering import positions as places
+from steerserve.rules.steering.edits import (
+    LAST_PROMPT,
+    PROMPT_MEAN,
+    RESIDUAL,
+    Condition,
+    Edit,
+    conditions,
+)
+from steerserve.rules.steering.positions import Positions, PromptFacts, Span
+
+
+@dataclass(frozen=True, slots=True)
+class TokenFacts:
+    """What positions need of a tokenizer: its special tokens, the token that begins every text, and the text of
+    tokens."""
+
+    special: frozenset[int] = frozenset()
+    beginning: int | None = None
+    decode: Callable[[list[int]], str] = lambda _: ""
+
+
+@dataclass(slots=True)
+class ActCount:
+    """The positions at which one edit was evaluated, and those at which it changed something."""
+
+    evaluated: set[int] = field(default_factory=set)
+    acted: set[int] = field(default_factory=set)
+    max_change: float = 0.0
+
+
+class RowSteering:
+    """The steering of one row. `prompt` and `out` are the row's own lists of tokens, and `out` grows.
+
+    With `counted`, it is counted where the edits of the row act; `counted` has the edits among the values that the plan
+    adds.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        prompt: Sequence[int] = (),
+        out: Sequence[int] = (),
+        facts: TokenFacts = TokenFacts(),
+        spans: Sequence[Span] = (),
+        counted: tuple[Edit, ...] | None = None,
+    ) -> None:
+        self.plan = plan
+        self.counted = counted
+        self.epoch = 0
+        self._prompt = prompt
+        self._out = out
+        self._facts = facts
+        self._spans = tuple(spans)
+        self._masks: dict[tuple[Positions, bool], list[bool]] = {}
+        self._written: dict[str, tuple[int, bool]] = {}
+        self._read: dict[Condition, list[float]] = {}
+        self._fired: dict[Condition, list[bool]] = {}
+        self._decided: dict[Condition, bool] = {}
+        self._active: dict[tuple[Edit, ...], dict[tuple[bool, ...], tuple[Edit, ...]]] = {}
+        self._counts: dict[int, ActCount] = {}
+
+    def check(self) -> None:
+        """Check that the prompt has the positions that the request itself names.
+
+        Raises:
+            Refusal: INVALID_PARAMETER naming the edit.
+        """
+        if not isinstance(self.plan, Overlay) or self.plan.epoch is not None:
+            return
+        for edit in self.plan.edits:
+            at = places.missing(edit.positions, len(self._prompt))
+            if at is not None:
+                where = f"interventions.edits[{edit.number}].positions.prompt_positions"
+                size = len(self._prompt)
+                why = f"{where}: the prompt has no position {at}; it has {size} tokens"
+                raise Refusal("INVALID_PARAMETER", why, param=where, prompt_tokens=size)
+
+    # ------------------------------------------------------------- positions
+
+    def active(self, edits: tuple[Edit, ...], first: int, size: int) -> tuple[Edit, ...]:
+        """Those of the edits that act on some of the positions [first, first + size), or may by their conditions. Equal
+        results are one object, so that they can be told apart without a comparison."""
+        known = self._active.setdefault(edits, {})
+        flags = tuple(
+            (edit.positions.is_every and edit.unit != RESIDUAL)
+            or any(self.mask(edit, first, size) or (True,))
+            for edit in edits
+        )
+        if flags not in known:
+            known[flags] = tuple(edit for edit, is_on in zip(edits, flags, strict=True) if is_on)
+        return known[flags]
+
+    def mask(self, edit: Edit, first: int, size: int) -> list[bool] | None:
+        """Whether each of the positions [first, first + size) is one of the edit's. None where each is."""
+        spares = edit.is_added and edit.unit == RESIDUAL and self._facts.beginning in self._prompt
+        if edit.positions.is_every and not spares:
+            return None
+        prompt = self._mask_of_prompt(edit.positions, spares)
+        return [self._is_at(edit.positions, prompt, at) for at in range(first, first + size)]
+
+    def is_positional(self, edits: Sequence[Edit]) -> bool:
+        """Whether one of the edits may act at some positions only, whatever it reads there."""
+        return any(
+            self.mask(edit, 0, 1) is not None
+            or any(one.is_of_prompt for one in conditions(edit.when))
+            for edit in edits
+        )
+
+    def acting(self, edits: Sequence[Edit], size: int) -> list[tuple[tuple[bool, ...] | None, ...]]:
+        """For each of the first `size` positions and each edit, None where the edit cannot act; otherwise the decisions
+        of its conditions over the prompt, which are made at its end."""
+        columns: list[list[tuple[bool, ...] | None]] = []
+        for edit in edits:
+            mask = self.mask(edit, 0, size) or [True] * size
+            decided = [one for one in conditions(edit.when) if one.is_of_prompt]
+            column: list[tuple[bool, ...] | None] = []
+            for at, is_in in enumerate(mask):
+                told = tuple(self.holds(one, at) for one in decided)
+                # the edit waits for one decision alone
+                is_closed = isinstance(edit.when, Condition) and not all(told)
+                column.append(told if is_in and not is_closed else None)
+            columns.append(column)
+        return list(zip(*columns, strict=True))
+
+    def _is_at(self, positions: Positions, prompt: list[bool], at: int) -> bool:
+        if at < len(prompt):
+            return prompt[at]
+        index = at - len(prompt)
+        if index >= len(self._out):
+            return False  # padding
+        written = [text for text in positions.texts if self._is_written(text, index)]
+        token = self._out[index]
+        return places.is_generated(positions, index, token, self._facts.special, written)
+
+    def _mask_of_prompt(self, positions: Positions, spares: bool) -> list[bool]:
+        """`spares`: the beginning token is left out where it is not named, because its value is far longer than the
+        others."""
+        mask = self._masks.get((positions, spares))
+        if mask is None:
+            facts = PromptFacts(tuple(self._prompt), self._spans, self._facts.special)
+            mask = places.in_prompt(positions, facts)
+            if spares:
+                mask = [
+                    is_in
+                    and (
+                        token != self._facts.beginning
+                        or places.names_token(positions, self._prompt, at)
+                    )
+                    for at, (is_in, token) in enumerate(zip(mask, self._prompt, strict=True))
+                ]
+            self._masks[positions, spares] = mask
+        return mask
+
+    def _is_written(self, text: str, index: int) -> bool:
+        """Whether the answer contains the text up to its token `index`."""
+        upto, is_found = self._written.get(text, (-1, False))
+        while upto < index and not is_found:
+            upto += 1
+            # a character may be cut into four tokens
+            tail = self._out[max(0, upto - 4 * len(text) - 8) : upto + 1]
+            is_found = text in self._facts.decode(list(tail))
+        self._written[text] = upto, is_found
+        return is_found and index >= upto
+
+    # ------------------------------------------------------------- conditions
+
+    def record(self, condition: Condition, first: int, readings: Sequence[float]) -> None:
+        """Take what a condition has read at the positions from `first` on."""
+        size = len(self._prompt)
+        if condition.is_of_prompt:
+            held = self._read.setdefault(condition, [math.nan] * size)
+            for at, reading in enumerate(readings, first):
+                if at < size:
+                    held[at] = reading
+            return
+        fired = self._fired.setdefault(condition, [])
+        fired.extend([False] * (first + len(readings) - len(fired)))
+        for at, reading in enumerate(readings, first):
+            fired[at] = is_true(condition, reading)
+
+    def holds(self, condition: Condition, at: int) -> bool:
+        """Whether a recorded condition holds at a position."""
+        if condition.is_of_prompt:
+            return at >= len(self._prompt) and self._decision(condition)
+        start = 0 if condition.hold is None else max(0, at - condition.hold + 1)
+        return any(self._fired.get(condition, [])[start : at + 1])
+
+    def _decision(self, condition: Condition) -> bool:
+        if condition not in self._decided:
+            read = self._read.pop(condition, [math.nan])
+            if condition.over == LAST_PROMPT:
+                reading = read[-1]
+            elif condition.over == PROMPT_MEAN:
+                reading = math.fsum(read) / len(read)
+            else:
+                reading = math.nan if any(map(math.isnan, read)) else max(read)
+            self._decided[condition] = is_true(condition, reading)
+        return self._decided[condition]
+
+    # ------------------------------------------------------------- what acted
+
+    def count(self, number: int, positions: Sequence[int], changes: Sequence[float]) -> None:
+        """An edit was evaluated at these positions of this row, and changed the value x there by so many |x|."""
+        size = len(self._prompt) + len(self._out)
+        counts = self._counts.setdefault(number, ActCount())
+        for at, change in zip(positions, changes, strict=True):
+            if at < size:
+                counts.evaluated.add(at)
+                if change:
+                    counts.acted.add(at)
+                    counts.max_change = max(counts.max_change, change)
+
+    def acts(self, edits: Sequence[Edit]) -> list[EditActs] | None:
+        """Where the edits acted, by their numbers. None where it was not counted."""
+        if self.counted is None:
+            return None
+        numbers = {edit.number for edit in (*self.counted, *edits)} | self._counts.keys()
+        return [_told(number, self._counts.get(number, ActCount())) for number in sorted(numbers)]
+
+
+def needs_record(condition: Condition) -> bool:
+    """Whether the condition needs readings of earlier positions."""
+    return condition.is_of_prompt or condition.hold != 1
+
+
+def is_true(condition: Condition, reading: float) -> bool:
+    """Whether a reading is beyond the bound of a condition. NaN is beyond none."""
+    if condition.above is not None:
+        return reading > condition.above
+    return condition.below is not None and reading < condition.below
+
+
+def _told(number: int, count: ActCount) -> EditActs:
+    acted = sorted(count.acted)
+    first, last = (acted[0], acted[-1]) if acted else (None, None)
+    return EditActs(number, len(count.evaluated), len(acted), first, last, count.max_change)
