@@ -17,6 +17,7 @@ from sqlalchemy import (
     ForeignKey,
     Index,
     Integer,
+    LargeBinary,
     MetaData,
     String,
     Table,
@@ -31,6 +32,7 @@ from steerserve.rules.sensing.firings import ClusterFiring, EdgeFiring
 from steerserve.rules.steering.binding import CircuitOutline
 from steerserve.rules.steering.circuit import Circuit
 from steerserve.rules.steering.cluster import Cluster
+from steerserve.rules.steering.vector import LayerNorm
 
 
 class UtcDateTime(TypeDecorator[datetime]):
@@ -226,6 +228,32 @@ circuits = Table(
     Index("ix_circuits_listed", "created_at", "id", "rung"),
     Index("ix_circuits_stored_bytes", "stored_bytes"),
 )
+
+vectors = Table(
+    "vectors",
+    metadata,
+    Column("id", String(17), primary_key=True),
+    Column("name", String(120), nullable=False),
+    Column("content_digest", String(64), nullable=False),
+    Column("model_hint", String(255)),
+    Column("operation", String(10), nullable=False),
+    Column("width", Integer, nullable=False),
+    Column("layers", Encoded(tuple[LayerNorm, ...]), nullable=False),
+    Column("data", LargeBinary, nullable=False),
+    Column("suggested_value", Float),
+    Column("source", JsonObject, nullable=False),
+    Column("layer_convention", String(20), nullable=False),
+    Column("layer_offset", Integer, nullable=False),
+    Column("warnings", TextList, nullable=False),
+    Column("training", JsonObject),
+    Column("created_at", UtcDateTime, nullable=False),
+    Column("stored_bytes", Integer, nullable=False),
+    UniqueConstraint("name", name="uq_vectors_name"),
+    Index("ix_vectors_listed", "created_at", "id"),
+    Index("ix_vectors_stored_bytes", "stored_bytes"),
+)
+"""`data` has the directions one after the other in the order of `layers`: float32, little-endian, `width` numbers
+each."""
 
 circuit_claims = Table(
     "circuit_claims",

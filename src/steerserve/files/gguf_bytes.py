@@ -5,7 +5,7 @@ compared with the file's size and with a limit before memory is allocated.
 from __future__ import annotations
 
 import struct
-from io import RawIOBase
+from io import BytesIO, RawIOBase
 
 from steerserve.rules.models.gguf_layout import GGUFError
 
@@ -16,7 +16,7 @@ _LENGTH = struct.Struct("<Q")
 class HeaderBytes:
     """The first `limit` bytes of a file that had `size` bytes when it was opened."""
 
-    def __init__(self, file: RawIOBase, size: int, limit: int) -> None:
+    def __init__(self, file: RawIOBase | BytesIO, size: int, limit: int) -> None:
         self._file = file
         self._size = size
         self._limit = limit

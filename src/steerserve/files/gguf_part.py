@@ -4,10 +4,12 @@ constant before memory is allocated or a loop is run.
 
 from __future__ import annotations
 
+import io
 import os
 import stat
 import struct
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -79,7 +81,7 @@ class Allowance:
 class Part:
     """The header of one file. `values` has the numbers, and those texts and lists that are used; every other value is
     None. `lists` has the type of the elements, as a letter in `struct` or `s` for strings, and the length of every
-    list."""
+    list. `start` is the place in the file from which the offsets of tensors count."""
 
     stamp: FileStamp
     values: dict[str, Value] = field(default_factory=dict)
@@ -87,6 +89,7 @@ class Part:
     token_texts: dict[str, str] = field(default_factory=dict)
     longest_token: int = 0
     tensors: list[GgufTensor] = field(default_factory=list)
+    start: int = 0
     missing: int = 0
 
     @property
@@ -152,10 +155,27 @@ def read_part(path: Path, allowance: Allowance) -> Part:
         raise GGUFError(f"{path.name}: {error}") from None
 
 
+def read_content(data: bytes, keeps_text: Callable[[str], bool]) -> Part:
+    """The header of a file whose whole content is `data`. `keeps_text` says of a key whether its text is kept.
+
+    Raises:
+        GGUFError: as `read_part`.
+    """
+    source = HeaderBytes(io.BytesIO(data), len(data), HEADER_MAXIMUM)
+    return _Reader(source, FileStamp("", 0, 0, len(data), 0), Allowance(), keeps_text).part()
+
+
 class _Reader:
-    def __init__(self, source: HeaderBytes, stamp: FileStamp, allowance: Allowance) -> None:
+    def __init__(
+        self,
+        source: HeaderBytes,
+        stamp: FileStamp,
+        allowance: Allowance,
+        keeps_text: Callable[[str], bool] = _TEXTS.__contains__,
+    ) -> None:
         self._source = source
         self._allowance = allowance
+        self._keeps_text = keeps_text
         self._numbers = 0
         self._places: list[int] = []
         self._part = Part(stamp)
@@ -201,7 +221,7 @@ class _Reader:
         source = self._source
         if kind in SCALARS:
             return source.numbers(SCALARS[kind])[0]
-        if kind == STRING and key in _TEXTS:
+        if kind == STRING and self._keeps_text(key):
             return source.text(TEXT_MAXIMUM).decode("utf-8", "replace")
         if kind == STRING:
             source.skip(source.number("Q"))
@@ -252,7 +272,7 @@ class _Reader:
         named = part.count("general.alignment") if "general.alignment" in part.values else None
         alignment = check_alignment(ALIGNMENT_DEFAULT if named is None else named)
         check_layout(part.tensors, alignment)
-        start = -(-self._source.place // alignment) * alignment
+        part.start = start = -(-self._source.place // alignment) * alignment
         end = max((start + tensor.offset + tensor.size for tensor in part.tensors), default=0)
         part.missing = max(0, end - part.stamp.size)
 

@@ -107,10 +107,12 @@ class Settings(Secrets, RequestLimits, SensingSettings, ReplicaSettings):
         description="Disk space in MiB that a download and an import must leave free.",
     )
     max_stored_documents: Count = Field(
-        default=2000, description="Most profiles, clusters and circuits that are stored, in all."
+        default=2000,
+        description="Most profiles, clusters, circuits and vectors that are stored, in all.",
     )
     stored_documents_mb: Annotated[int, Field(ge=1, le=MIB_MAXIMUM)] = Field(
-        default=256, description="Most MiB that the stored profiles, clusters and circuits have."
+        default=256,
+        description="Most MiB that the stored profiles, clusters, circuits and vectors have.",
     )
     hub_answer_wait_s: Patience = Field(
         default=0.7,

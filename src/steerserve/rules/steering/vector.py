@@ -2,10 +2,37 @@
 
 from __future__ import annotations
 
+import hashlib
+import math
+import struct
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
 import msgspec
+
+from steerserve.errors import Refusal
+from steerserve.rules.form import Form
+from steerserve.rules.saes.sites import RESID_POST, RESID_PRE, SITES
+from steerserve.rules.text import name_fault, shown
 
 ADD, PROJECT = "add", "project"
 OPERATIONS = (ADD, PROJECT)
+Operation = Literal["add", "project"]
+
+NAME_MAXIMUM = 120
+ID_PREFIX = "vec_"
+KIND = "steerserve.vector"
+"""The `kind` of exported JSON documents, and the format of exported safetensors files."""
+
+WIDTH_MAXIMUM = 1 << 16
+DIRECTIONS_MAXIMUM = 1024
+LAYER_MAXIMUM = 9999
+FLOAT_MAXIMUM = 3.4028234663852886e38
+
+Convention = Literal["resid_post", "gguf", "resid_pre", "hf_hidden_states"]
+_SHIFTS: dict[str, int] = {"resid_post": 0, "gguf": 0, "resid_pre": -1, "hf_hidden_states": -1}
+"""What is added to the number of a layer in a file: `resid_pre` of block N and row N of the hidden states of Hugging
+Face are the residual stream after block N-1."""
 
 
 class Direction(msgspec.Struct, frozen=True, order=True, tag=True, cache_hash=True):
@@ -20,6 +47,16 @@ class Direction(msgspec.Struct, frozen=True, order=True, tag=True, cache_hash=Tr
         """The number of its numbers."""
         return len(self.data) // 4
 
+    @property
+    def values(self) -> tuple[float, ...]:
+        """Its numbers."""
+        return struct.unpack(f"<{self.width}f", self.data)
+
+    @property
+    def norm(self) -> float:
+        """Its length."""
+        return math.hypot(*self.values)
+
 
 class Vector(msgspec.Struct, frozen=True):
     """A vector as edits use it. `operation` is `project` for a vector that must be projected out and never added.
@@ -30,3 +67,139 @@ class Vector(msgspec.Struct, frozen=True):
     content_digest: str
     directions: tuple[Direction, ...]
     operation: str = ADD
+
+
+class LayerNorm(Form, frozen=True):
+    """Where a vector has a direction, and the length of the direction."""
+
+    layer: int
+    site: str
+    norm: float
+
+
+class ReadOptions(msgspec.Struct, frozen=True):
+    """What a client says about a file. `layer` is the layer of a file with one direction that does not name its layer.
+    The others replace what the format says; None leaves it. `layer_offset` is added to every layer."""
+
+    layer: int | None = None
+    layer_convention: Convention | None = None
+    layer_offset: int = 0
+    operation: Operation | None = None
+
+
+class ReadVector(msgspec.Struct, frozen=True, kw_only=True):
+    """What was read from a file. `keys` are the names of its tensors or fields that became directions.
+    `suggested_value` is the strength that the file recommends; it is not part of the directions."""
+
+    format: str
+    directions: tuple[Direction, ...]
+    keys: tuple[str, ...] = ()
+    operation: Operation = "add"
+    layer_convention: Convention = "resid_post"
+    layer_offset: int = 0
+    model_hint: str | None = None
+    suggested_value: float | None = None
+    warnings: tuple[str, ...] = ()
+
+
+def invalid(file: str, why: str, key: str | None = None) -> Refusal:
+    """The refusal of a file, or of one of its tensors or fields."""
+    where = file if key is None else f"{file}: {shown(key)!r}"
+    details = {} if key is None else {"key": shown(key)}
+    return Refusal("INVALID_VECTOR", f"{where} {why}", file=file, **details)
+
+
+def packed(values: Sequence[float]) -> bytes:
+    """Numbers as float32, little-endian.
+
+    Raises:
+        OverflowError: a number is larger than float32 has.
+    """
+    return struct.pack(f"<{len(values)}f", *values)
+
+
+def place(index: int, site: str, convention: Convention, offset: int = 0) -> tuple[int, str] | None:
+    """The layer and the site of the direction that a file has at `index`. None: the place is before the first layer.
+
+    The residual stream before block 0 has no block before it, so it stays at its own site.
+    """
+    shift = _SHIFTS[convention] if site == RESID_POST else 0
+    layer = index + shift + offset
+    if layer == shift == -1 and site == RESID_POST:
+        return 0, RESID_PRE
+    return (layer, site) if 0 <= layer <= LAYER_MAXIMUM else None
+
+
+def checked(file: str, found: Iterable[tuple[str, Direction]]) -> tuple[Direction, ...]:
+    """Directions in the order of layer and site, each with the key that it comes from.
+
+    Raises:
+        Refusal: INVALID_VECTOR naming the key: numbers that are not finite, zeros only, another width than the first
+            one has, a layer and site that stand twice, an unknown site; or no direction at all.
+    """
+    places: dict[tuple[int, str], Direction] = {}
+    width = None
+    for key, direction in found:
+        where = direction.layer, direction.site
+        width = direction.width if width is None else width
+        why = _fault(direction, width)
+        if why is None and where in places:
+            why = f"is a second direction for layer {where[0]}, {where[1]}"
+        if why is not None:
+            raise invalid(file, why, key)
+        places[where] = direction
+        if len(places) > DIRECTIONS_MAXIMUM:
+            raise invalid(file, f"has more than {DIRECTIONS_MAXIMUM} directions")
+    if not places:
+        raise invalid(file, "has no direction")
+    return tuple(places[where] for where in sorted(places))
+
+
+def _fault(direction: Direction, width: int) -> str | None:
+    if direction.site not in SITES:
+        return f"has the unknown site {shown(direction.site)!r}"
+    if not 0 <= direction.layer <= LAYER_MAXIMUM:
+        return f"has the layer {direction.layer}"
+    if not 0 < direction.width <= WIDTH_MAXIMUM:
+        return f"has {direction.width} numbers; a direction has 1 to {WIDTH_MAXIMUM}"
+    if direction.width != width:
+        return f"has {direction.width} numbers, and the first direction {width}"
+    values = direction.values
+    if not all(map(math.isfinite, values)):
+        return "has numbers that are not finite"
+    if not any(values):
+        return "has zeros only"
+    if not 0 < direction.norm <= FLOAT_MAXIMUM:
+        return "has a length that float32 does not have"
+    return None
+
+
+def content_digest(directions: Iterable[Direction]) -> str:
+    """The SHA-256 of the directions in their order: of each the text `<layer>:<site>:<width>` and a line end, then its
+    numbers as float32, little-endian."""
+    whole = hashlib.sha256()
+    for one in directions:
+        whole.update(f"{one.layer}:{one.site}:{one.width}\n".encode())
+        whole.update(one.data)
+    return whole.hexdigest()
+
+
+def cosine(first: Direction, second: Direction) -> float:
+    """The cosine of the angle between two directions of one width."""
+    a, b = first.values, second.values
+    product = math.fsum(x * y for x, y in zip(a, b, strict=True))
+    return max(-1.0, min(1.0, product / (math.hypot(*a) * math.hypot(*b))))
+
+
+def check_name(name: str) -> None:
+    """Raises:
+    Refusal: VALIDATION_ERROR for a name that is blank, too long, has characters that no name has, or looks like an id.
+    """
+    why = name_fault(name) or (None if name.strip() else "a name is not blank")
+    if len(name) > NAME_MAXIMUM:
+        why = f"a name has at most {NAME_MAXIMUM} characters"
+    if name.startswith(ID_PREFIX):
+        why = f"a name does not begin with {ID_PREFIX!r}, as the ids do"
+    if why is not None:
+        errors = [{"loc": ["body", "name"], "msg": why}]
+        raise Refusal("VALIDATION_ERROR", f"body.name: {why}", param="name", errors=errors)

@@ -8,12 +8,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from steerserve.rules import archive as archive_rules
+from steerserve.rules.archive import is_stored
 from steerserve.worker.sae.stored import check_count, failed
+
+__all__ = ["Bounded", "is_stored", "opened"]
 
 DIRECTORY_MAXIMUM = 4 << 20
 """The most bytes that are read to list an archive. An entry takes about a hundred."""
-
-_LOCAL_HEADER = 30
 
 
 class Bounded(io.BufferedReader):
@@ -73,20 +75,6 @@ def opened(path: Path) -> Iterator[zipfile.ZipFile]:
 
 def _check(path: Path, entries: list[zipfile.ZipInfo], size: int) -> None:
     check_count(path, len(entries))
-    if len({entry.filename for entry in entries}) < len(entries):
-        raise failed(path, "has two entries of one name")
-    end = 0
-    for entry in sorted(entries, key=lambda e: e.header_offset):
-        if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            raise failed(path, f"has an entry of unknown compression, {entry.filename[:80]!r}")
-        if is_stored(entry) and entry.file_size != entry.compress_size:
-            raise failed(path, f"gives two sizes of the entry {entry.filename[:80]!r}")
-        if entry.header_offset < end:
-            raise failed(path, "has entries that overlap")
-        end = entry.header_offset + _LOCAL_HEADER + entry.compress_size
-    if end > size:
-        raise failed(path, "ends before its last entry")
-
-
-def is_stored(entry: zipfile.ZipInfo) -> bool:
-    return entry.compress_type == zipfile.ZIP_STORED
+    fault = archive_rules.fault(entries, size)
+    if fault is not None:
+        raise failed(path, fault)

@@ -1,0 +1,198 @@
+"""JSON files of directions: `.svec` of IBM and AISteer360, vectors of Neuronpedia, and the export of this service."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from steerserve.files.vectors.stored import SIZES, Numbers, numbers_of
+from steerserve.rules import json_size
+from steerserve.rules.saes.sites import RESID_POST, RESID_PRE, locate
+from steerserve.rules.steering import documents
+from steerserve.rules.steering.vector import (
+    DIRECTIONS_MAXIMUM,
+    KIND,
+    OPERATIONS,
+    Convention,
+    Operation,
+    invalid,
+    packed,
+)
+from steerserve.rules.text import shown
+
+VALUES_MAXIMUM = 2_000_000
+"""The most numbers in a file. 80 layers of 8,192 numbers are a third of this."""
+
+DEPTH_MAXIMUM = 8
+_LAYER = re.compile(r"0|[1-9][0-9]{0,3}")
+_IBM = (
+    "the activation-steering library measures these directions after the layer and adds them before it; "
+    "layer_convention resid_pre does as the library does"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class JsonVector:
+    """The directions of a file: the key, the index of the layer, the site and the numbers of each."""
+
+    format: str
+    found: list[tuple[str, int, str, Numbers]]
+    convention: Convention = "resid_post"
+    operation: Operation = "add"
+    model_hint: str | None = None
+    suggested_value: float | None = None
+    warnings: list[str] = field(default_factory=list)
+
+
+def read(file: str, data: bytes) -> JsonVector:
+    """The directions in a JSON file.
+
+    Raises:
+        Refusal: INVALID_VECTOR.
+    """
+    document = parse(file, data)
+    if document.get("kind") == KIND:
+        return _ours(file, document)
+    if isinstance(document.get("directions"), dict):
+        return _svec(file, document)
+    inner = document.get("vector")
+    if isinstance(inner, list):
+        return _neuronpedia(file, document, "vector")
+    if isinstance(inner, dict) and "values" in inner:
+        return _neuronpedia(file, inner, "values")
+    why = "is JSON of no known kind: it has neither `directions` nor `vector`"
+    raise invalid(file, why)
+
+
+def parse(file: str, data: bytes) -> dict[str, Any]:
+    """The object in a file.
+
+    Raises:
+        Refusal: INVALID_VECTOR for a text that is no JSON object, or is too large or nested too deep.
+    """
+    if json_size.has_more_values(data, VALUES_MAXIMUM):
+        raise invalid(file, f"has more than {VALUES_MAXIMUM} values")
+    if documents.is_deeper(data, DEPTH_MAXIMUM):
+        raise invalid(file, f"is nested deeper than {DEPTH_MAXIMUM} objects and lists")
+    try:
+        document = json.loads(data.decode("utf-8-sig"), object_pairs_hook=_once)
+    except (ValueError, RecursionError) as error:
+        raise invalid(file, f"is no JSON: {str(error)[:200]}") from None
+    if not isinstance(document, dict):
+        raise invalid(file, "is no JSON object")
+    return document
+
+
+def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    unique = dict(pairs)
+    if len(unique) < len(pairs):
+        raise ValueError("a key stands twice in one object")
+    return unique
+
+
+def _svec(file: str, document: dict[str, Any]) -> JsonVector:
+    """`directions` has the numbers of each layer by its number, alone or in a list of one."""
+    if document.get("num_heads") is not None:
+        raise invalid(file, "says that the directions are those of heads", "num_heads")
+    found, is_listed = [], False
+    for layer, value in document["directions"].items():
+        key = f"directions.{shown(layer)}"
+        if not _LAYER.fullmatch(layer):
+            raise invalid(file, "is not the number of a layer", key)
+        if isinstance(value, list) and len(value) == 1 and isinstance(value[0], list):
+            value, is_listed = value[0], True
+        found.append((key, int(layer), RESID_POST, _floats(file, key, value)))
+    hint = document.get("model_type")
+    return JsonVector(
+        "svec",
+        found,
+        model_hint=hint if isinstance(hint, str) else None,
+        warnings=[] if is_listed else [_IBM],
+    )
+
+
+def _neuronpedia(file: str, said: dict[str, Any], key: str) -> JsonVector:
+    hook = said.get("hookName")
+    site, layer = locate(hook) if isinstance(hook, str) else (None, None)
+    if site is None or layer is None:
+        raise invalid(file, f"names no known site: {shown(str(hook))!r}", "hookName")
+    convention: Convention = "resid_post"
+    if site == RESID_PRE:
+        convention, site = "resid_pre", RESID_POST
+    strength = said.get("vectorDefaultSteerStrength", said.get("defaultSteerStrength"))
+    hint = said.get("modelId")
+    return JsonVector(
+        "neuronpedia",
+        [(key, layer, site, _floats(file, key, said[key]))],
+        convention,
+        model_hint=hint if isinstance(hint, str) else None,
+        suggested_value=_strength(strength),
+    )
+
+
+def _ours(file: str, document: dict[str, Any]) -> JsonVector:
+    operation = document.get("operation", "add")
+    if operation not in OPERATIONS:
+        raise invalid(file, "is no known operation", "operation")
+    entries = document.get("directions")
+    if not isinstance(entries, list) or len(entries) > DIRECTIONS_MAXIMUM:
+        raise invalid(file, f"is no list of at most {DIRECTIONS_MAXIMUM}", "directions")
+    found = []
+    for index, entry in enumerate(entries):
+        key = f"directions[{index}]"
+        if not isinstance(entry, dict):
+            raise invalid(file, "is no object", key)
+        layer, site = entry.get("layer"), entry.get("site", RESID_POST)
+        if type(layer) is not int or layer < 0 or not isinstance(site, str):
+            raise invalid(file, "lacks a layer or a site", key)
+        numbers = of_base64(file, key, entry.get("data"), entry.get("dtype"), entry.get("shape"))
+        found.append((key, layer, site, numbers))
+    hint = document.get("model_hint")
+    return JsonVector(
+        "steerserve",
+        found,
+        operation=operation,
+        model_hint=hint if isinstance(hint, str) else None,
+        suggested_value=_strength(document.get("suggested_value")),
+    )
+
+
+def _strength(value: object) -> float | None:
+    is_number = type(value) in (int, float) and abs(value) < 1e30  # type: ignore[arg-type]
+    return float(value) if is_number else None  # type: ignore[arg-type]
+
+
+def of_base64(file: str, key: str, data: object, dtype: object, shape: object) -> Numbers:
+    """The numbers in a base64 text; `dtype` is float32 where it is None.
+
+    Raises:
+        Refusal: INVALID_VECTOR.
+    """
+    named = "float32" if dtype is None else dtype
+    if not isinstance(data, str) or not isinstance(named, str):
+        raise invalid(file, "lacks its data", key)
+    try:
+        raw = base64.b64decode(data, validate=True)
+    except (binascii.Error, ValueError):
+        raise invalid(file, "is no base64", f"{key}.data") from None
+    size = SIZES.get(named, 1)
+    counts: object = [len(raw) // size] if shape is None else shape
+    if not isinstance(counts, list) or not 0 < len(counts) <= 8:
+        raise invalid(file, "is no shape", f"{key}.shape")
+    if not all(type(n) is int and 0 <= n < 1 << 32 for n in counts):
+        raise invalid(file, "is no shape", f"{key}.shape")
+    return numbers_of(file, key, named, tuple(counts), raw)
+
+
+def _floats(file: str, key: str, value: object) -> Numbers:
+    is_numbers = isinstance(value, list) and all(type(n) in (int, float) for n in value)
+    if not is_numbers:
+        raise invalid(file, "is no list of numbers", key)
+    try:
+        return Numbers("float32", (len(value),), packed(value))  # type: ignore[arg-type]
+    except (OverflowError, ValueError):
+        raise invalid(file, "has a number that float32 does not have", key) from None

@@ -1,0 +1,71 @@
+"""Numbers as a file stores them, and their form as float32. Files are untrusted: nothing here runs what a file says."""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import dataclass
+
+from steerserve.rules.steering.vector import invalid, packed
+
+SIZES = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8}
+_LETTERS = {"float32": "f", "float16": "e", "float64": "d"}
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """A tensor of a file: its dtype by PyTorch's name, its shape, and its bytes, little-endian, in C order."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+    @property
+    def direction_shape(self) -> tuple[int, ...]:
+        """The shape without leading axes of length 1."""
+        shape = self.shape
+        while len(shape) > 1 and shape[0] == 1:
+            shape = shape[1:]
+        return shape
+
+    def row(self, index: int) -> Numbers:
+        """One row of a tensor of two axes."""
+        size = self.shape[1] * SIZES[self.dtype]
+        return Numbers(self.dtype, self.shape[1:], self.data[index * size : (index + 1) * size])
+
+
+def numbers_of(
+    file: str, key: str, dtype: str, shape: tuple[int, ...], data: bytes | memoryview
+) -> Numbers:
+    """A checked tensor.
+
+    Raises:
+        Refusal: INVALID_VECTOR for a dtype other than floats, and for more or fewer bytes than the shape needs.
+    """
+    if dtype not in SIZES:
+        raise invalid(file, f"has the dtype {dtype[:40]}; a direction has floats", key)
+    if math.prod(shape) * SIZES[dtype] != len(data):
+        raise invalid(file, "does not have the bytes that its shape needs", key)
+    return Numbers(dtype, shape, bytes(data))
+
+
+def float32(file: str, key: str, numbers: Numbers) -> bytes:
+    """The numbers of one direction as float32, little-endian.
+
+    Raises:
+        Refusal: INVALID_VECTOR for more than one axis, and for numbers that float32 does not have.
+    """
+    if len(numbers.direction_shape) != 1:
+        shape = list(numbers.shape)
+        raise invalid(file, f"has the shape {shape}; a direction has one axis", key)
+    if numbers.dtype == "float32":
+        return numbers.data
+    if numbers.dtype == "bfloat16":
+        wide = bytearray(2 * len(numbers.data))
+        wide[2::4], wide[3::4] = numbers.data[::2], numbers.data[1::2]
+        return bytes(wide)
+    count = len(numbers.data) // SIZES[numbers.dtype]
+    try:
+        return packed(struct.unpack(f"<{count}{_LETTERS[numbers.dtype]}", numbers.data))
+    except OverflowError:
+        raise invalid(file, "has a number that float32 does not have", key) from None
