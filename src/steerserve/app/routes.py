@@ -20,6 +20,7 @@ from steerserve.api.steering import circuits as circuit_routes
 from steerserve.api.steering import clusters as cluster_routes
 from steerserve.api.steering import profiles as profile_routes
 from steerserve.api.steering import steering as steering_routes
+from steerserve.api.steering import vectors as vector_routes
 from steerserve.app.wiring import Owners
 from steerserve.openai import chat as chat_routes
 from steerserve.openai import completions as completion_routes
@@ -62,6 +63,7 @@ def management(owners: Owners) -> list[APIRouter]:
         token_routes.router(owners.speller, owners.settings),
         profile_routes.router(owners.profiles, owners.serving, owners.reader),
         cluster_routes.router(owners.clusters, owners.cluster_packs, owners.serving),
+        vector_routes.router(owners.vectors),
         sensing_routes.router(owners.sensing),
         circuit_sensing_routes.router(owners.circuit_sensing),
         circuit_routes.router(

@@ -50,6 +50,7 @@ from steerserve.control.steering.profiles import Profiles
 from steerserve.control.steering.reading import DocumentReader
 from steerserve.control.steering.serving import Serving
 from steerserve.control.steering.steering import Steering
+from steerserve.control.steering.vectors import Vectors
 from steerserve.database.catalog import Catalog, Clock, utc_now
 from steerserve.database.circuits import CircuitStore
 from steerserve.database.db import Database
@@ -58,6 +59,7 @@ from steerserve.database.labels import Labels
 from steerserve.database.room import DocumentRoom
 from steerserve.database.sensing import FiringStore
 from steerserve.database.tables import circuit_sensing_events, sensing_events
+from steerserve.database.vectors import VectorStore
 from steerserve.engines.ray.cluster import RayCluster
 from steerserve.engines.sandbox.schemas import Checker
 from steerserve.hub.child import Downloaders
@@ -198,6 +200,8 @@ class Owners:
         self.cluster_packs = ClusterPacks(
             self.settings, around.cluster_hub, self.clusters, self.reader, around.seconds
         )
+        vectors = VectorStore(around.database, room=self.room)
+        self.vectors = Vectors(vectors, self.reader, around.hub, conductor, self.labels)
         self.circuit_store = store = CircuitStore(around.database, room=self.room)
         self.claims = LayerClaims(store, self.steering, bus)
         self.circuits = Circuits(store, self.reader, self.steering, conductor, self.settings)

@@ -39,8 +39,9 @@ PROBES = frozenset({"/api/health", "/api/health/ready"})
 """The routes that need no key, and no free connection."""
 _PAGE = frozenset({"/", "/ui", "/favicon.ico"})
 _HOST = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+\]|[^\[\]:@/?#\s]*)(?::[0-9]{0,5})?")
-_OWN_COUNT = ("/labels", "/import")
-"""Ends of the paths whose bodies may have many values. These routes read their bodies beside the event loop."""
+_OWN_COUNT = ("/labels", "/import", "/vectors")
+"""Ends of the paths whose bodies may have many values, or files. These routes read their bodies beside the event
+loop."""
 _BEGINNING = 4
 """The bytes at the beginning of a JSON text that tell its encoding."""
 _DENIAL = "websocket.http.response"

@@ -160,14 +160,16 @@ class Hub:
         assert isinstance(found, Found)
         return found.repositories
 
-    async def content(self, repo_id: str, sha: str, path: str, max_bytes: int) -> bytes:
-        """The content of a file of a repository that was described.
+    async def content(
+        self, repo_id: str, sha: str, path: str, max_bytes: int, token: str | None = None
+    ) -> bytes:
+        """The content of a file of a repository that was described with this token.
 
         Raises:
             Refusal: what `describe` raises; DOWNLOAD_FAILED also for a file that is too large.
         """
         check_paths([RepoFile(path, None)])
-        read = await self._answer(ReadContent(repo_id, sha, path, max_bytes), repo_id, None)
+        read = await self._answer(ReadContent(repo_id, sha, path, max_bytes), repo_id, token)
         assert isinstance(read, ContentRead)
         return read.content
 

@@ -53,6 +53,8 @@ ACTIONS: dict[tuple[str, str], str] = {
     ("POST", "/api/clusters/{cluster_id}/activate"): "cluster_activate",
     ("POST", "/api/clusters/{cluster_id}/deactivate"): "cluster_deactivate",
     ("DELETE", "/api/clusters/{cluster_id}"): "cluster_delete",
+    ("POST", "/api/vectors"): "vector_add",
+    ("DELETE", "/api/vectors/{vector_id}"): "vector_delete",
     ("DELETE", "/api/sensing/events"): "sensing_delete",
     ("POST", "/api/sensing/{profile_id}/enable"): "sensing_enable",
     ("POST", "/api/sensing/{profile_id}/disable"): "sensing_disable",

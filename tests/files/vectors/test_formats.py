@@ -255,15 +255,17 @@ def test_a_file_that_is_cut_anywhere_is_refused(tmp_path: Path) -> None:
 
 def test_changed_bytes_never_raise_anything_but_a_refusal(tmp_path: Path) -> None:
     generator = np.random.default_rng(1)
+    codes = set()
     for name, data in every_file(tmp_path).items():
         for _ in range(300):
             changed = bytearray(data)
-            for at in generator.integers(0, len(data), 3):
-                changed[at] = generator.integers(0, 256)
+            for place in generator.integers(0, len(data), 3):
+                changed[place] = generator.integers(0, 256)
             try:
                 read(name, bytes(changed), **({"layer": 1} if name == "v.npy" else {}))
             except Refusal as refusal:
-                assert refusal.code == "INVALID_VECTOR"
+                codes.add(refusal.code)
+    assert codes == {"INVALID_VECTOR"}
 
 
 def test_a_layer_is_refused_where_the_file_says_it(tmp_path: Path) -> None:

@@ -1,1 +1,1 @@
-"""Routes of live steering, profiles, clusters and circuits."""
+"""Routes of live steering, profiles, clusters, circuits and vectors."""

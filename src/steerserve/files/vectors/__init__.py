@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from steerserve.files import local
 from steerserve.files.vectors import documents, gguf, npy, pickles, tensors
@@ -31,8 +32,8 @@ from steerserve.rules.steering.vector import (
 FILE_MAXIMUM = 32 << 20
 """The largest file in bytes. 80 layers of 16,384 float32 numbers are a sixth of this."""
 
-METADATA = "direction_metadata.json"
-"""The file beside `direction.pt` that says at which layer the direction was measured."""
+DIRECTION, METADATA = "direction.pt", "direction_metadata.json"
+"""A refusal direction, and the file beside it that says at which layer it was measured."""
 
 METADATA_MAXIMUM = 1 << 16
 
@@ -76,7 +77,7 @@ def load(named: str) -> tuple[Path, VectorFile]:
     path = local.resolve_file(named)
     metadata = path.with_name(METADATA)
     with local.reading(path.parent):
-        has_metadata = path.name == "direction.pt" and metadata.is_file()
+        has_metadata = path.name == DIRECTION and metadata.is_file()
     if has_metadata:
         local.resolve_file(str(metadata))
     beside = _content(metadata, METADATA_MAXIMUM) if has_metadata else None
@@ -279,10 +280,12 @@ def _placed(file: str, found: _Found, options: ReadOptions) -> ReadVector:
     )
 
 
-def inline(entries: list[tuple[str, int, str, Numbers]], options: ReadOptions) -> ReadVector:
-    """The vector in the body of a request.
+def inline(document: Mapping[str, Any], options: ReadOptions) -> ReadVector:
+    """The vector in the body of a request, which has `directions` as an exported document has them.
 
     Raises:
         Refusal: INVALID_VECTOR as `read`.
     """
-    return _placed("directions", _Found("inline", entries), options)
+    found = _json(documents.of_export("body", document))
+    found.format = "inline"
+    return _placed("body", found, options)

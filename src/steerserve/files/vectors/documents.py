@@ -6,6 +6,7 @@ import base64
 import binascii
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,7 +57,7 @@ def read(file: str, data: bytes) -> JsonVector:
     """
     document = parse(file, data)
     if document.get("kind") == KIND:
-        return _ours(file, document)
+        return of_export(file, document)
     if isinstance(document.get("directions"), dict):
         return _svec(file, document)
     inner = document.get("vector")
@@ -134,7 +135,12 @@ def _neuronpedia(file: str, said: dict[str, Any], key: str) -> JsonVector:
     )
 
 
-def _ours(file: str, document: dict[str, Any]) -> JsonVector:
+def of_export(file: str, document: Mapping[str, Any]) -> JsonVector:
+    """The directions of an exported document.
+
+    Raises:
+        Refusal: INVALID_VECTOR.
+    """
     operation = document.get("operation", "add")
     if operation not in OPERATIONS:
         raise invalid(file, "is no known operation", "operation")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 import msgspec
@@ -56,6 +56,12 @@ class Direction(msgspec.Struct, frozen=True, order=True, tag=True, cache_hash=Tr
     def norm(self) -> float:
         """Its length."""
         return math.hypot(*self.values)
+
+    @property
+    def unit(self) -> bytes:
+        """Its numbers at the length 1, as `data`."""
+        norm = self.norm
+        return packed([value / norm for value in self.values])
 
 
 class Vector(msgspec.Struct, frozen=True):
@@ -182,6 +188,34 @@ def content_digest(directions: Iterable[Direction]) -> str:
         whole.update(f"{one.layer}:{one.site}:{one.width}\n".encode())
         whole.update(one.data)
     return whole.hexdigest()
+
+
+def check_fits(
+    name: str, directions: Iterable[Direction], layers: int, site_widths: Mapping[str, int]
+) -> None:
+    """Check that a model with so many layers and with these widths of its sites has a place for every direction.
+
+    Raises:
+        Refusal: VECTOR_MISMATCH naming the first direction without a place.
+    """
+    for one in directions:
+        width = site_widths.get(one.site)
+        if one.layer < layers and one.width == width:
+            continue
+        what = f"layer {one.layer}, {one.site}, with {one.width} numbers"
+        why = f"the loaded model has {layers} layers, and its {one.site} has {width} numbers"
+        if width is None:
+            why = f"the loaded model has no site {one.site}"
+        raise Refusal(
+            "VECTOR_MISMATCH",
+            f"the vector {shown(name)!r} has a direction at {what}; {why}",
+            vector=shown(name),
+            layer=one.layer,
+            site=one.site,
+            width=one.width,
+            layers=layers,
+            model_width=width,
+        )
 
 
 def cosine(first: Direction, second: Direction) -> float:

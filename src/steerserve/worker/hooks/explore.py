@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import torch
+from torch import Tensor
+
 from steerserve.errors import Refusal
 from steerserve.messages import Explore, Explored, FeatureFacts, SaeSource
 from steerserve.rules.steering.live import check_index
@@ -27,15 +30,24 @@ def load(source: SaeSource, features: list[int], room: SaeRoom) -> Sae:
 
 def explore(command: Explore, sae: Sae) -> Explored:
     """Raises:
-    Refusal: INVALID_FEATURE_INDEX.
+    Refusal: INVALID_FEATURE_INDEX; VECTOR_MISMATCH for a direction of another width than the SAE reads.
     """
     for index in command.features:
         check_index(index, sae.d_sae)
     nearest: list[tuple[int, float]] = []
-    if command.nearest and command.features:
-        indices, cosines = sae.nearest(command.features[0], command.nearest)
-        nearest = list(zip(indices.tolist(), cosines.tolist(), strict=True))
+    if command.nearest and command.direction is not None:
+        direction = torch.frombuffer(bytearray(command.direction), dtype=torch.float32)
+        if len(direction) != sae.d_in:
+            why = f"the direction has {len(direction)} numbers, and the SAE reads {sae.d_in}"
+            raise Refusal("VECTOR_MISMATCH", why, width=len(direction), d_in=sae.d_in)
+        nearest = _pairs(*sae.nearest_to(direction, command.nearest))
+    elif command.nearest and command.features:
+        nearest = _pairs(*sae.nearest(command.features[0], command.nearest))
     return Explored(command.id, [_facts(sae, index) for index in command.features], nearest)
+
+
+def _pairs(indices: Tensor, cosines: Tensor) -> list[tuple[int, float]]:
+    return list(zip(indices.tolist(), cosines.tolist(), strict=True))
 
 
 def _facts(sae: Sae, index: int) -> FeatureFacts:

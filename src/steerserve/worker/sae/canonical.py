@@ -195,13 +195,20 @@ class Sae:
         Returns indices (int64) and cosines (float32), the largest first. A row of zeros has cosine 0 with every other
         row.
         """
-        row = self.W_dec[feature].float()
+        cosines = self._cosines(self.W_dec[feature].float())
+        cosines[feature] = -torch.inf
+        return _largest(cosines, min(n, self.d_sae - 1))
+
+    def nearest_to(self, direction: Tensor, n: int) -> tuple[Tensor, Tensor]:
+        """The `n` features whose decoder rows have the largest cosine with `direction` [d_in], as `nearest` gives
+        them."""
+        return _largest(self._cosines(direction.to(self.W_dec.device)), min(n, self.d_sae))
+
+    def _cosines(self, row: Tensor) -> Tensor:
+        """The cosine of `row` [d_in] in float32 with every decoder row [d_sae]."""
         row = row / row.norm().clamp_min(SMALLEST)
         cosines = torch.cat([part @ row for part in _rows(self.W_dec)]) / self.input_scale
-        cosines = cosines / self.decoder_norms().to(row.device).clamp_min(SMALLEST)
-        cosines[feature] = -torch.inf
-        top = cosines.topk(min(n, self.d_sae - 1))
-        return top.indices, top.values.clamp(-1, 1)
+        return cosines / self.decoder_norms().to(row.device).clamp_min(SMALLEST)
 
     # ------------------------------------------------------------ encode and decode
 
@@ -374,3 +381,8 @@ def _rows(matrix: Tensor) -> Iterator[Tensor]:
 
 def _bytes(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
+
+
+def _largest(cosines: Tensor, n: int) -> tuple[Tensor, Tensor]:
+    top = cosines.topk(n)
+    return top.indices, top.values.clamp(-1, 1)

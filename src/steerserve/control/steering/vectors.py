@@ -1,0 +1,370 @@
+"""Stored vectors: reading files into them, finding them for requests, their neighbours."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from msgspec import structs
+
+from steerserve import messages as m
+from steerserve.control.residency.conductor import Conductor
+from steerserve.control.residency.resident import Attachment
+from steerserve.control.steering.reading import DocumentReader
+from steerserve.control.steering.vector_views import (
+    NearFeature,
+    NearVector,
+    SourceKind,
+    VectorNeighbours,
+    VectorSource,
+)
+from steerserve.database.labels import Labels
+from steerserve.database.vectors import VectorRow, VectorStore
+from steerserve.errors import Refusal
+from steerserve.files import vectors as files
+from steerserve.files.vectors import VectorFile, exports
+from steerserve.hub.client import Hub
+from steerserve.rules.steering import vector as rules
+from steerserve.rules.steering.vector import Direction, ReadOptions, ReadVector, Vector
+from steerserve.rules.text import shown
+
+__all__ = ["HubFile", "NewVector", "VectorFile", "VectorRow", "Vectors"]
+
+KEPT_BYTES = 64 << 20
+"""The most bytes of directions that are kept in memory for requests."""
+
+HUB_FILE_MAXIMUM = 10 << 20
+"""The largest file in bytes that is read from the hub."""
+
+KEYS_KEPT = 128
+"""The most keys of a file that a record names."""
+
+
+@dataclass(frozen=True, slots=True)
+class HubFile:
+    """A file of a repository of the model hub. The token is sent to the hub and kept nowhere."""
+
+    repo_id: str
+    path: str
+    revision: str | None
+    token: str | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class NewVector:
+    """What a client says about a vector. `model_hint` replaces what the file says."""
+
+    name: str
+    options: ReadOptions = field(default_factory=ReadOptions)
+    model_hint: str | None = None
+
+
+class Vectors:
+    """Owner of the vectors that are kept in memory. All vectors are records of `VectorStore`."""
+
+    def __init__(
+        self,
+        store: VectorStore,
+        reader: DocumentReader,
+        hub: Hub,
+        conductor: Conductor,
+        labels: Labels,
+    ) -> None:
+        self._store = store
+        self._reader = reader
+        self._hub = hub
+        self._conductor = conductor
+        self._labels = labels
+        self._kept: dict[str, Vector] = {}
+        self._removals = 0
+
+    # ------------------------------------------------------------- finding
+
+    async def page(self, limit: int, offset: int = 0) -> tuple[list[VectorRow], int]:
+        """Some of the vectors, oldest first, and how many there are."""
+        return await self._store.page(limit, offset)
+
+    async def get(self, id_or_name: str) -> VectorRow:
+        """Raises:
+        Refusal: VECTOR_NOT_FOUND.
+        """
+        return await self._store.row(id_or_name)
+
+    async def find(self, id_or_name: str) -> Vector:
+        """The vector that a request names by its id or its name. A vector that was found lately comes from memory.
+
+        Raises:
+            Refusal: VECTOR_NOT_FOUND, DATABASE_UNAVAILABLE.
+        """
+        kept = self._kept.get(id_or_name) or next(
+            (one for one in self._kept.values() if one.name == id_or_name), None
+        )
+        if kept is None:
+            removals = self._removals
+            kept = await self._store.vector(id_or_name)
+            if removals != self._removals:
+                return kept  # it may be the one that was removed meanwhile
+        self._keep(kept)
+        return kept
+
+    def _keep(self, vector: Vector) -> None:
+        self._kept.pop(vector.id, None)
+        self._kept[vector.id] = vector
+        size = sum(_size(one) for one in self._kept.values())
+        while size > KEPT_BYTES:
+            size -= _size(self._kept.pop(next(iter(self._kept))))
+
+    # ------------------------------------------------------------- adding
+
+    async def add_local(self, new: NewVector, local_path: str) -> VectorRow:
+        """Read a file of this machine.
+
+        Raises:
+            Refusal: INVALID_LOCAL_PATH, INVALID_VECTOR, VECTOR_ALREADY_EXISTS, and what `add` raises.
+        """
+        await self._check_name(new.name)
+        path, file = await asyncio.to_thread(files.load, local_path)
+        return await self._add_file(new, file, "local", local_path=str(path))
+
+    async def add_from_hub(self, new: NewVector, wanted: HubFile) -> VectorRow:
+        """Read a file of a repository of the hub.
+
+        Raises:
+            Refusal: what `Hub.describe` raises; INVALID_VECTOR for a file that is not there or is too large, and as
+                `add_local`.
+        """
+        await self._check_name(new.name)
+        described = await self._hub.describe(wanted.repo_id, wanted.revision, wanted.token)
+        name = wanted.path.rpartition("/")[2]
+        sizes = {one.path: one.size for one in described.files}
+        if wanted.path not in sizes:
+            raise rules.invalid(shown(wanted.path), f"is no file of {described.repo_id}")
+        if (sizes[wanted.path] or 0) > HUB_FILE_MAXIMUM:
+            why = f"is larger than {HUB_FILE_MAXIMUM} bytes; download it, and give its local_path"
+            raise rules.invalid(name, why)
+        data = await self._hub.content(
+            described.repo_id, described.sha, wanted.path, HUB_FILE_MAXIMUM, wanted.token
+        )
+        beside = wanted.path.removesuffix(name) + files.METADATA
+        metadata = None
+        if name == files.DIRECTION and beside in sizes:
+            metadata = await self._hub.content(
+                described.repo_id, described.sha, beside, files.METADATA_MAXIMUM, wanted.token
+            )
+        return await self._add_file(
+            new,
+            VectorFile(name, data, metadata),
+            "huggingface",
+            path=wanted.path,
+            repository_id=described.repo_id,
+            revision=described.sha,
+        )
+
+    async def add_upload(self, new: NewVector, file: VectorFile) -> VectorRow:
+        """Read a file that a client sent.
+
+        Raises:
+            Refusal: INVALID_VECTOR, and what `add` raises.
+        """
+        await self._check_name(new.name)
+        return await self._add_file(new, file, "upload")
+
+    async def add_inline(self, new: NewVector, document: dict[str, Any]) -> VectorRow:
+        """Read directions in the form in which `document` of an export has them.
+
+        Raises:
+            Refusal: INVALID_VECTOR, and what `add` raises.
+        """
+        await self._check_name(new.name)
+        read = await self._reader.read(files.inline, document, new.options)
+        return await self._add(new, read, VectorSource(kind="inline", format=read.format))
+
+    async def add(
+        self,
+        name: str,
+        read: ReadVector,
+        source: VectorSource,
+        training: dict[str, Any] | None = None,
+    ) -> VectorRow:
+        """Store a vector. `training` says how it was trained here.
+
+        Raises:
+            Refusal: VALIDATION_ERROR for the name, VECTOR_ALREADY_EXISTS, DOCUMENT_STORE_FULL, INSUFFICIENT_DISK.
+        """
+        rules.check_name(name)
+        return await self._store.add(name, read, structs.asdict(source), training)
+
+    async def remove(self, id_or_name: str) -> str:
+        """Delete a vector, and return its id.
+
+        Raises:
+            Refusal: VECTOR_NOT_FOUND.
+        """
+        row = await self._store.row(id_or_name)
+        self._removals += 1
+        self._kept.pop(row.id, None)
+        await self._store.remove(row.id)
+        return row.id
+
+    async def _check_name(self, name: str) -> None:
+        """Refuse a name before a file is read."""
+        rules.check_name(name)
+        await self._store.check_name(name)
+
+    async def _add_file(
+        self,
+        new: NewVector,
+        file: VectorFile,
+        kind: SourceKind,
+        path: str | None = None,
+        **place: str,
+    ) -> VectorRow:
+        read = await self._reader.read(files.read, file, new.options)
+        source = VectorSource(
+            kind=kind,
+            format=read.format,
+            file=path or file.name,
+            keys=read.keys[:KEYS_KEPT],
+            **place,
+        )
+        return await self._add(new, read, source)
+
+    async def _add(self, new: NewVector, read: ReadVector, source: VectorSource) -> VectorRow:
+        if new.model_hint is not None:
+            read = structs.replace(read, model_hint=new.model_hint)
+        return await self.add(new.name, read, source)
+
+    # ------------------------------------------------------------- exporting
+
+    async def export(
+        self, id_or_name: str, format: str
+    ) -> tuple[VectorRow, bytes | dict[str, object]]:
+        """A vector as a file (`gguf`, `safetensors`), or as a JSON document (`json`).
+
+        Raises:
+            Refusal: VECTOR_NOT_FOUND; INVALID_VECTOR for what the format cannot say.
+        """
+        vector, row = await self.find(id_or_name), await self.get(id_or_name)
+        hint, value = row.model_hint, row.suggested_value
+        if format == "json":
+            return row, await self._reader.read(exports.document, vector, hint, value)
+        if format == "gguf":
+            return row, await self._reader.read(exports.gguf, vector, hint, value)
+        return row, await self._reader.read(exports.safetensors, vector, hint)
+
+    # ------------------------------------------------------------- neighbours
+
+    async def neighbours(self, id_or_name: str, limit: int, layer: int | None) -> VectorNeighbours:
+        """The features and the other vectors that are nearest to a vector, `limit` of each, or to its directions at one
+        layer.
+
+        Decoder rows of the SAEs at the layers and sites of the vector are compared. Where no such SAE is attached, each
+        attached SAE of its width is compared with the direction at the nearest layer. Without a loaded model there are
+        no features.
+
+        Raises:
+            Refusal: VECTOR_NOT_FOUND; VALIDATION_ERROR for a layer that the vector does not have; VECTOR_MISMATCH for a
+                vector that does not fit the loaded model.
+        """
+        vector = await self.find(id_or_name)
+        directions = [one for one in vector.directions if layer in (None, one.layer)]
+        if not directions:
+            why = f"the vector has no direction at layer {layer}"
+            errors = [{"loc": ["query", "layer"], "msg": why}]
+            raise Refusal("VALIDATION_ERROR", why, param="layer", errors=errors)
+        features = await self._near_features(vector.name, directions, limit)
+        others = await self._near_vectors(vector.id, directions)
+        return VectorNeighbours(vector.id, await self._labelled(features[:limit]), others[:limit])
+
+    async def _near_features(
+        self, name: str, directions: Sequence[Direction], limit: int
+    ) -> list[NearFeature]:
+        """The features of the attached SAEs, the nearest first, without labels."""
+        attached = self._conductor.attachments()
+        if not attached:
+            return []
+        engine, facts = self._conductor.loaded().running()
+        rules.check_fits(name, directions, facts.layers, facts.site_widths)
+        features = []
+        for direction, sae in _pairs(directions, attached, facts.site_widths):
+            question = m.Explore(key=sae.key, nearest=limit, direction=direction.data)
+            features += [
+                NearFeature(
+                    layer=direction.layer,
+                    site=direction.site,
+                    sae_id=sae.sae_id,
+                    sae_layer=sae.layer,
+                    sae_site=sae.site,
+                    feature_idx=index,
+                    label=None,
+                    cosine=cosine,
+                )
+                for index, cosine in (await engine.ask(question)).nearest
+            ]
+        return sorted(features, key=lambda one: -one.cosine)
+
+    async def _labelled(self, features: Sequence[NearFeature]) -> list[NearFeature]:
+        labels = {one.sae_id: await self._labels.of(one.sae_id) for one in features}
+        return [
+            structs.replace(one, label=labels[one.sae_id].get(one.feature_idx)) for one in features
+        ]
+
+    async def _near_vectors(
+        self, vector_id: str, directions: Sequence[Direction]
+    ) -> list[NearVector]:
+        """The other vectors that have a direction at the layer and site of one of these, the nearest first."""
+        found = []
+        async for other in self._store.others(vector_id, directions[0].width):
+            near = await self._reader.read(_nearest, directions, other)
+            if near is not None:
+                found.append(near)
+        return sorted(found, key=lambda one: -one.cosine)
+
+
+def _size(vector: Vector) -> int:
+    return sum(len(one.data) for one in vector.directions)
+
+
+def _pairs(
+    directions: Sequence[Direction], attached: Sequence[Attachment], widths: Mapping[str, int]
+) -> list[tuple[Direction, Attachment]]:
+    """The SAEs at the places of the directions; where there are none, all SAEs of their width, each with the direction
+    at the nearest layer.
+
+    Raises:
+        Refusal: VECTOR_MISMATCH where no SAE has the width.
+    """
+    by_place = {(one.layer, one.site): one for one in directions}
+    here = [
+        (by_place[sae.layer, sae.site], sae)
+        for sae in attached
+        if (sae.layer, sae.site) in by_place
+    ]
+    width = directions[0].width
+    elsewhere = [
+        (min(directions, key=lambda one, at=sae.layer: (abs(one.layer - at), one.layer)), sae)  # type: ignore[misc]
+        for sae in attached
+        if widths.get(sae.site) == width
+    ]
+    if not here and not elsewhere:
+        why = f"the vector has {width} numbers, and no attached SAE reads so many"
+        raise Refusal("VECTOR_MISMATCH", why, width=width)
+    return here or elsewhere
+
+
+def _nearest(directions: Sequence[Direction], other: Vector) -> NearVector | None:
+    """Where another vector is nearest to one of these directions; None where it has no direction at their places."""
+    places = {(one.layer, one.site): one for one in directions}
+    shared = [
+        (rules.cosine(places[one.layer, one.site], one), one)
+        for one in other.directions
+        if (one.layer, one.site) in places
+    ]
+    if not shared:
+        return None
+    cosine, at = max(shared, key=lambda pair: pair[0])
+    return NearVector(
+        vector_id=other.id, name=other.name, layer=at.layer, site=at.site, cosine=cosine
+    )
