@@ -110,7 +110,8 @@ class ResetStatistics(Question[Done], frozen=True):
 class Explore(Question[Explored], frozen=True, kw_only=True):
     """Read the geometry of the attached SAE `key`, or of the SAE at `source`: facts of each of `features`, and as many
     neighbours of the first of them as `nearest` says. The neighbours are the features whose decoder directions have the
-    largest cosine with its decoder direction, or with `direction` where that is given: float32, little-endian, [d_in]."""
+    largest cosine with its decoder direction, or with `direction` where that is given: float32, little-endian,
+    [d_in]."""
 
     key: str | None = None
     source: SaeSource | None = None

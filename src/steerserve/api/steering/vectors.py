@@ -183,8 +183,8 @@ def router(vectors: Vectors) -> APIRouter:
 
     @routes.post("", response_model=Answer[VectorRecord], status_code=201, openapi_extra=_NEW)
     async def add_vector(request: Request) -> Response:
-        """Store a vector: from a file of this machine or of the model hub, with its numbers in the body, or with the file
-        in a form."""
+        """Store a vector: from a file of this machine or of the model hub, with its numbers in the body, or with the
+        file in a form."""
         kind = request.headers.get("content-type", "")
         if multipart.is_form(kind):
             parts = await asyncio.to_thread(multipart.parts, kind, await request.body())

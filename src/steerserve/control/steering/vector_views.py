@@ -15,8 +15,8 @@ SourceKind = Literal["local", "huggingface", "upload", "inline", "trained"]
 
 
 class VectorSource(Form, frozen=True, kw_only=True):
-    """Where a vector came from. `keys` are the tensors or fields of the file that became directions, in the order of the
-    file."""
+    """Where a vector came from. `keys` are the tensors or fields of the file that became directions, in the order of
+    the file."""
 
     kind: SourceKind
     format: str

@@ -96,8 +96,8 @@ def read(file: VectorFile, options: ReadOptions) -> ReadVector:
     """The vector in a file.
 
     Raises:
-        Refusal: INVALID_VECTOR naming the file, and the tensor or field: a format that is not known, a damaged file, what
-            no vector has (see `rules.steering.vector.checked`), options that the file contradicts.
+        Refusal: INVALID_VECTOR naming the file, and the tensor or field: a format that is not known, a damaged file,
+            what no vector has (see `rules.steering.vector.checked`), options that the file contradicts.
     """
     if len(file.data) > FILE_MAXIMUM:
         raise invalid(file.name, f"is larger than {FILE_MAXIMUM} bytes")
@@ -219,8 +219,8 @@ def _one(file: VectorFile, numbers: Numbers, options: ReadOptions) -> _Found:
 
 
 def _rows(name: str, numbers: Numbers, options: ReadOptions) -> _Found:
-    """A tensor of two axes [layers + 1, width], as persona vectors have: row r belongs to entry r of the hidden states of
-    Hugging Face, so that the first row is of the embeddings and the last one of the value after the final norm."""
+    """A tensor of two axes [layers + 1, width], as persona vectors have: row r belongs to entry r of the hidden states
+    of Hugging Face, so that the first row is of the embeddings and the last one of the value after the final norm."""
     rows = numbers.direction_shape[0]
     is_persona = _PERSONA.fullmatch(name) is not None
     convention = options.layer_convention or ("hf_hidden_states" if is_persona else None)
