@@ -371,10 +371,10 @@ class ScriptedEngine(Engine):
 
 
 def promoted(question: m.Promote) -> m.Promoted:
-    """The answer of the scripted engine, one direction at a time: the direction at place i promotes the tokens i + 1,
-    i + 2, ... of the vocabulary with the values 1, 1/2, ..., and suppresses them with the negative values."""
-    first = question.features[0] if question.features else 0
-    tokens = [(first + 1 + i) % FACTS.vocabulary for i in range(question.top)]
+    """The answer of the scripted engine, one feature at a time: feature 0 promotes the letters a, b, ... with the
+    values 1, 1/2, ..., feature 1 the letters b, c, ..., and each suppresses its letters with the negative values."""
+    first = ord("a") + question.features[0]
+    tokens = [first + i for i in range(question.top)]
     values = [1 / (i + 1) for i in range(question.top)]
     return m.Promoted(
         1,
@@ -382,7 +382,7 @@ def promoted(question: m.Promote) -> m.Promoted:
         question.top,
         struct.pack(f"<{2 * question.top}i", *tokens, *tokens),
         struct.pack(f"<{2 * question.top}f", *values, *(-value for value in values)),
-        {token: chr(token + 32) for token in tokens},
+        {token: chr(token) for token in tokens},
     )
 
 

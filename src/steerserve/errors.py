@@ -169,6 +169,8 @@ _ROWS = (
         409,
         "the width or the layers of the vector do not fit the loaded model",
     ),
+    Row("JOB_NOT_FOUND", 404, 404, "no job has this id, or it ended more than a day ago"),
+    Row("TOO_MANY_JOBS", 409, 409, "too many jobs run or wait"),
     Row("BREAKER_NOT_FOUND", 404, 404, "no circuit breaker has this name"),
     # general and /v1
     Row("CONTEXT_LENGTH_EXCEEDED", 400, 400, "prompt and completion exceed the context"),

@@ -6,6 +6,7 @@ from fastapi import APIRouter
 
 from steerserve.api.health import health as health_routes
 from steerserve.api.inference import compare as compare_routes
+from steerserve.api.inference import jobs as job_routes
 from steerserve.api.inference import tokens as token_routes
 from steerserve.api.models import models as model_routes
 from steerserve.api.residency import leases as lease_routes
@@ -56,11 +57,12 @@ def management(owners: Owners) -> list[APIRouter]:
         lease_routes.router(owners.models, owners.conductor),
         steering_routes.router(owners.steering),
         monitoring_routes.router(owners.monitoring, owners.features.labels),
-        feature_routes.router(owners.features),
+        feature_routes.router(owners.features, owners.promotions),
         attachment_routes.router(owners.saes, owners.attachments, attached, owners.settings),
         sae_routes.router(owners.saes, owners.sae_downloads, attached),
         compare_routes.router(owners.compare, owners.settings),
         token_routes.router(owners.speller, owners.settings),
+        job_routes.router(owners.jobs),
         profile_routes.router(owners.profiles, owners.serving, owners.reader),
         cluster_routes.router(owners.clusters, owners.cluster_packs, owners.serving),
         vector_routes.router(owners.vectors),

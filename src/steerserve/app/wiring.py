@@ -19,6 +19,7 @@ from steerserve.control.inference.compare import Compare
 from steerserve.control.inference.generate import Generation
 from steerserve.control.inference.queue import Queue
 from steerserve.control.inference.spelling import Speller
+from steerserve.control.jobs import Jobs
 from steerserve.control.metrics import Metrics
 from steerserve.control.models.contents import ModelContents
 from steerserve.control.models.downloads import ModelDownloads
@@ -38,6 +39,7 @@ from steerserve.control.saes.saes import Saes
 from steerserve.control.sensing.circuit_sensing import CircuitSensing
 from steerserve.control.sensing.features import Features
 from steerserve.control.sensing.monitoring import Monitoring
+from steerserve.control.sensing.promotions import Promotions
 from steerserve.control.sensing.recorder import Recorder
 from steerserve.control.sensing.sensing import ClusterSensing
 from steerserve.control.steering.circuit_serving import CircuitServing
@@ -56,6 +58,7 @@ from steerserve.database.circuits import CircuitStore
 from steerserve.database.db import Database
 from steerserve.database.documents import Documents
 from steerserve.database.labels import Labels
+from steerserve.database.promoted import PromotedStore
 from steerserve.database.room import DocumentRoom
 from steerserve.database.sensing import FiringStore
 from steerserve.database.tables import circuit_sensing_events, sensing_events
@@ -145,6 +148,7 @@ class Owners:
         """End the work in the background, and then close the database, which that work reads and writes. No request is
         read any more."""
         self.conductor.is_closing = True
+        await self.jobs.close()
         await self.sae_downloads.close()
         await self.downloads.close()
         await self.contents.close()
@@ -230,6 +234,9 @@ class Owners:
             self.launcher,
             self.monitoring.counted,
         )
+        self.jobs = Jobs(self.bus, self.around.now)
+        promoted = PromotedStore(self.around.database, self.room, self.around.now)
+        self.promotions = Promotions(promoted, self.features, self.conductor, self.jobs)
 
     def _make_sensing(self) -> None:
         settings, around, metrics = self.settings, self.around, self.metrics

@@ -12,6 +12,7 @@ from typing import Any
 
 import structlog
 
+from steerserve.rules.jobs import JobFacts
 from steerserve.rules.residency.replicas import ReplicaView
 from steerserve.rules.sensing.firings import ClusterFiringFacts, EdgeFiringFacts
 
@@ -173,6 +174,18 @@ class CircuitFired:
     firing: EdgeFiringFacts
 
 
+@dataclass(frozen=True, slots=True)
+class JobProgressed:
+    """A job has begun, or is further."""
+
+    job: JobFacts
+
+
+@dataclass(frozen=True, slots=True)
+class JobEnded:
+    job: JobFacts
+
+
 Sent = (
     DownloadProgress
     | DownloadComplete
@@ -193,6 +206,8 @@ Sent = (
     | MonitoringActivation
     | ClusterFired
     | CircuitFired
+    | JobProgressed
+    | JobEnded
 )
 """The events that clients get too."""
 

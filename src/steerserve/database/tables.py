@@ -179,6 +179,17 @@ feature_labels = Table(
     Column("label", Text, nullable=False),
 )
 
+promoted_tokens = Table(
+    "promoted_tokens",
+    metadata,
+    Column("key", String(64), primary_key=True),
+    Column("top", Integer, nullable=False),
+    Column("tokens", LargeBinary, nullable=False),
+    Column("effects", LargeBinary, nullable=False),
+    Column("created_at", UtcDateTime, nullable=False),
+)
+"""`key` names the content of the SAE and of the model. `tokens` and `effects` are the bytes of a `PromotedTable`."""
+
 profiles = Table(
     "profiles",
     metadata,

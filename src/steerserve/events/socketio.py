@@ -110,6 +110,10 @@ def payload(event: events.Sent) -> tuple[str, dict[str, object]]:
             return "sensing:event", to_builtins(event.firing)
         case events.CircuitFired():
             return "circuit:sensing:event", to_builtins(event.firing)
+        case events.JobProgressed():
+            return "job:progress", to_builtins(event.job)
+        case events.JobEnded():
+            return "job:done", to_builtins(event.job)
         case events.MonitoringActivation():
             return "monitoring:activation", {
                 "timestamp": iso(event.timestamp),
@@ -147,6 +151,10 @@ class Throttle:
                 return self._may_pass(("load", event.model_id), event.progress)
             case events.MonitoringActivation():
                 return self._may_pass(("monitoring", 0), 0.0, ACTIVATION_SECONDS)
+            case events.JobProgressed():
+                return self._may_pass(("job", event.job.id), 100 * event.job.progress)
+            case events.JobEnded():
+                self._passed.pop(("job", event.job.id), None)
             case events.DownloadComplete() | events.DownloadError():
                 self._passed.pop(("download", event.model_id), None)
             case events.SaeDownloadComplete() | events.SaeDownloadError():

@@ -68,6 +68,7 @@ ACTIONS: dict[tuple[str, str], str] = {
     ("POST", "/api/circuits/{circuit_id}/activate"): "circuit_activate",
     ("POST", "/api/circuits/{circuit_id}/deactivate"): "circuit_deactivate",
     ("DELETE", "/api/circuits/{circuit_id}"): "circuit_delete",
+    ("DELETE", "/api/jobs/{job_id}"): "job_delete",
     ("POST", "/api/health/circuits/{name}/reset"): "breaker_reset",
 }
 """Method and route -> the name of the change."""

@@ -12,7 +12,8 @@ export type PathOf<M extends Method> = {
 }[keyof paths];
 
 type Operation<P extends keyof paths, M extends Method> = paths[P][M];
-type Answer<O> = O extends { responses: infer R } ? R[keyof R & (200 | 201 | 202)] : never;
+// a route that may answer with a job (202) is asked here for what it answers at once (200)
+type Answer<O> = O extends { responses: { 200: infer A } } ? A : O extends { responses: infer R } ? R[keyof R & (201 | 202)] : never;
 type JsonOf<A> = A extends { content: { "application/json": infer B } } ? B : unknown;
 type Unwrapped<B> = B extends { success: boolean; data?: infer D } ? NonNullable<D> : B;
 /** What a request answers: the `data` of an envelope, or the whole body under `/v1`. */

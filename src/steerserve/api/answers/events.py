@@ -15,6 +15,7 @@ from steerserve.api.answers.compare import CompareEvents
 from steerserve.control.health.views import CardTotals
 from steerserve.control.sensing.monitoring_views import FeatureActivation
 from steerserve.control.steering.views import Values
+from steerserve.rules.jobs import JobFacts
 from steerserve.rules.residency.replicas import ReplicaView
 from steerserve.rules.sensing.firings import ClusterFiringFacts, EdgeFiringFacts
 
@@ -165,6 +166,8 @@ LiveEvents = TypedDict(
         "monitoring:activation": ActivationEvent,
         "sensing:event": ClusterFiringFacts,
         "circuit:sensing:event": EdgeFiringFacts,
+        "job:progress": JobFacts,
+        "job:done": JobFacts,
         "system:metrics": CardTotals,
     },
 )

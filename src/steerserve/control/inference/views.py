@@ -6,8 +6,10 @@ from typing import Literal
 
 from msgspec import UNSET, UnsetType
 
+from steerserve.control.sensing.feature_views import PromotedFeatures
 from steerserve.control.steering.views import Values
 from steerserve.rules.form import Form
+from steerserve.rules.jobs import JobFacts
 
 
 class TokenizedText(Form, frozen=True):
@@ -74,3 +76,24 @@ class Comparison(Form, frozen=True, kw_only=True):
     system_fingerprint: str
     prompt_tokens: int
     sides: list[ComparedSide]
+
+
+JobResult = PromotedFeatures | None
+
+
+class JobRecord(JobFacts, frozen=True, kw_only=True):
+    """A job. `result` is null until the job is done; its form depends on `kind`."""
+
+    result: JobResult
+
+
+class JobAnswer(Form, frozen=True):
+    """One job."""
+
+    job: JobRecord
+
+
+class JobList(Form, frozen=True):
+    """The jobs without their results, the newest first."""
+
+    jobs: list[JobFacts]

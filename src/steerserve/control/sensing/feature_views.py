@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec import UNSET, UnsetType
+
 from steerserve.control.sensing.monitoring_views import FeatureFigures
 from steerserve.rules.form import Form
 
@@ -35,11 +37,13 @@ class ImportedLabels(Form, frozen=True):
 
 class SimilarFeature(Form, frozen=True):
     """One result of a search. `cosine` compares its decoder direction with that of the feature that the request names,
-    and is null where it names none."""
+    and is null where it names none. `value` is there in a search by promoted tokens: what the feature adds to the logit
+    of the word, which of several tokens is the least."""
 
     feature_idx: int
     label: str | None
     cosine: float | None
+    value: float | UnsetType = UNSET
 
 
 class FeatureSearch(Form, frozen=True):
@@ -82,3 +86,12 @@ class FeatureDetails(Form, frozen=True, kw_only=True):
     statistics: FeatureFigures | None
     promotes: list[TokenEffect] | None = None
     suppresses: list[TokenEffect] | None = None
+
+
+class PromotedFeatures(Form, frozen=True):
+    """The result of a job that computed the promoted tokens of all features of an attached SAE, `tokens` of each."""
+
+    sae_id: str
+    layer: int
+    features: int
+    tokens: int

@@ -246,6 +246,12 @@ class Features:
 
     # ------------------------------------------------------------- inside
 
+    async def check(self, sae_id: str) -> None:
+        """Raises:
+        Refusal: SAE_NOT_FOUND, SAE_INCOMPATIBLE (a record that is not one SAE).
+        """
+        await self._one(sae_id)
+
     async def _one(self, sae_id: str) -> tuple[SaeRow, int]:
         """Raises:
         Refusal: SAE_NOT_FOUND, SAE_INCOMPATIBLE.

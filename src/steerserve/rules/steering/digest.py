@@ -82,6 +82,12 @@ def digest(
     return f"sha256={hashlib.sha256(_canonical(document).encode()).hexdigest()}"
 
 
+def place_key(model: SteeredModel, site: SteeredSite) -> str:
+    """64 hexadecimal digits for an SAE in its place in a model: equal for equal content, on every machine."""
+    document = {"model": _model(model), **_place(site)}
+    return hashlib.sha256(_canonical(document).encode()).hexdigest()
+
+
 def _place(site: SteeredSite) -> dict[str, object]:
     return {"sae": _sae(site), "layer": site.layer, "site": site.site}
 

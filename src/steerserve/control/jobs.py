@@ -1,0 +1,167 @@
+"""Owner of the jobs: what runs, what waits for its turn, and what has ended lately. Jobs end with the service."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable
+from datetime import datetime
+from functools import partial
+from typing import Any
+
+import structlog
+from msgspec.structs import replace
+
+from steerserve.control.bus import Bus, JobEnded, JobProgressed
+from steerserve.database.catalog import Clock, utc_now
+from steerserve.errors import Refusal
+from steerserve.rules import jobs as rules
+from steerserve.rules.form import Form
+from steerserve.rules.jobs import JobError, JobFacts
+
+log = structlog.get_logger(__name__)
+
+Report = Callable[[float, str], None]
+"""(progress from 0 to 1, what is done now)"""
+Work = Callable[[Report], Awaitable[Form]]
+"""The work of a job, which returns its result. A refusal that it raises is the typed end of the job."""
+
+
+class Job:
+    """One job. `facts` are as of now; `result` is None until the job is done."""
+
+    def __init__(self, kind: str, now: datetime) -> None:
+        self.facts = JobFacts(
+            id=f"job_{secrets.token_hex(6)}",
+            kind=kind,
+            state="waiting",
+            progress=0.0,
+            message="waits for its turn",
+            created_at=now,
+            finished_at=None,
+            error=None,
+        )
+        self.result: Form | None = None
+        self.refusal: Refusal | None = None
+        self.over = asyncio.Event()
+
+    @property
+    def id(self) -> str:
+        return self.facts.id
+
+
+class Jobs:
+    """Starts jobs, and keeps them for a day after their end."""
+
+    def __init__(self, bus: Bus, now: Clock = utc_now) -> None:
+        self._bus = bus
+        self._now = now
+        self._jobs: dict[str, Job] = {}
+        self._tasks: dict[str, asyncio.Task[Form]] = {}
+        self._turns = asyncio.Semaphore(rules.RUNNING_MAXIMUM)
+        self._is_closing = False
+
+    def start(self, kind: str, work: Work) -> Job:
+        """A new job, which begins when it is its turn.
+
+        Raises:
+            Refusal: TOO_MANY_JOBS, SHUTTING_DOWN.
+        """
+        if self._is_closing:
+            raise _shutting_down()
+        self._forget()
+        if len(self._tasks) >= rules.UNFINISHED_MAXIMUM:
+            raise Refusal(
+                "TOO_MANY_JOBS",
+                f"{len(self._tasks)} jobs run or wait; cancel one, or wait until one has ended",
+                jobs=len(self._tasks),
+            )
+        job = Job(kind, self._now())
+        self._jobs[job.id] = job
+        task = self._tasks[job.id] = asyncio.create_task(self._run(job, work), name=job.id)
+        task.add_done_callback(partial(self._end, job))
+        return job
+
+    def all(self) -> list[Job]:
+        """The jobs, the newest first."""
+        self._forget()
+        return list(reversed(self._jobs.values()))
+
+    def get(self, job_id: str) -> Job:
+        """Raises:
+        Refusal: JOB_NOT_FOUND.
+        """
+        self._forget()
+        if job_id not in self._jobs:
+            raise Refusal("JOB_NOT_FOUND", f"no job {job_id!r}", job_id=job_id)
+        return self._jobs[job_id]
+
+    async def drop(self, job_id: str) -> Job:
+        """Cancel a job, and return it once its work has stopped; forget a job that has ended.
+
+        Raises:
+            Refusal: JOB_NOT_FOUND.
+        """
+        job = self.get(job_id)
+        if (task := self._tasks.get(job_id)) is None:
+            del self._jobs[job_id]
+        else:
+            task.cancel()
+            await job.over.wait()
+        return job
+
+    async def close(self) -> None:
+        """End all jobs."""
+        self._is_closing = True
+        jobs = [self._jobs[job_id] for job_id in self._tasks]
+        for task in self._tasks.values():
+            task.cancel()
+        for job in jobs:
+            await job.over.wait()
+
+    # ------------------------------------------------------------- inside
+
+    async def _run(self, job: Job, work: Work) -> Form:
+        def report(progress: float, message: str) -> None:
+            self._note(job, progress=progress, message=message)
+
+        async with self._turns:
+            self._note(job, state="running", message="has begun")
+            return await work(report)
+
+    def _note(self, job: Job, **changes: Any) -> None:
+        job.facts = replace(job.facts, **changes)
+        self._bus.publish(JobProgressed(job.facts))
+
+    def _end(self, job: Job, task: asyncio.Task[Form]) -> None:
+        """The work of a job has stopped, perhaps before it began."""
+        del self._tasks[job.id]
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, Refusal):
+            self._fail(job, error)
+        elif error is not None:
+            log.error("job_failed", job_id=job.id, kind=job.facts.kind, exc_info=error)
+            self._fail(job, Refusal("INTERNAL_ERROR", "an error inside the service"))
+        elif not task.cancelled():
+            job.result = task.result()
+            job.facts = replace(job.facts, state="done", progress=1.0, message="is done")
+        elif self._is_closing:
+            self._fail(job, _shutting_down())
+        else:
+            job.facts = replace(job.facts, state="cancelled", message="was cancelled")
+        job.facts = replace(job.facts, finished_at=self._now())
+        job.over.set()
+        self._bus.publish(JobEnded(job.facts))
+
+    def _fail(self, job: Job, refusal: Refusal) -> None:
+        job.refusal = refusal
+        error = JobError(refusal.code, refusal.message, refusal.details)
+        job.facts = replace(job.facts, state="failed", message=refusal.message, error=error)
+
+    def _forget(self) -> None:
+        for job_id in rules.forgotten((job.facts for job in self._jobs.values()), self._now()):
+            del self._jobs[job_id]
+
+
+def _shutting_down() -> Refusal:
+    return Refusal("SHUTTING_DOWN", "the service is shutting down")
