@@ -28,7 +28,8 @@ NOT_SHOWN = {
         "it reaches the engine "
         "(`api/steering/test_steering.py::test_a_bad_index_in_a_batch_changes_nothing`). An SAE is not detached or "
         "replaced before the streams in flight have ended "
-        "(`api/saes/test_attachments.py::test_a_detach_waits_for_requests_in_flight_and_not_for_the_queue`). A "
+        "(`control/saes/test_attachments.py::"
+        "test_a_detach_waits_for_requests_in_flight_while_newcomers_wait_for_the_detach`). A "
         "stream that fails for another reason ends with an error event and `[DONE]` "
         "(`test_stalls.py::test_an_engine_that_stands_still_for_too_long_is_ended_like_a_crash`)."
     ),

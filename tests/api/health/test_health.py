@@ -35,42 +35,6 @@ def test_liveness_and_version(shared: Running) -> None:
     }
 
 
-@pytest.mark.shows("health.2")
-def test_ready_with_a_model_and_degraded_but_ready_without(shared: Running, start: Start) -> None:
-    ready = shared.data("GET", "/api/health/ready")
-    assert (ready["ready"], ready["status"], ready["model_loaded"]) == (True, "healthy", True)
-    with start() as live:
-        ready = live.data("GET", "/api/health/ready")
-        assert (ready["ready"], ready["status"], ready["model_loaded"]) == (
-            True,
-            "degraded",
-            False,
-        )
-
-
-@pytest.mark.shows("limits.25", "queue-block.10")
-def test_the_queue_block_has_every_specified_field(shared: Running) -> None:
-    block = shared.data("GET", "/api/health/detailed")["inference"]
-    assert set(block) == set(
-        "backend cbm_enabled cbm_running queue_pending queue_max_concurrent queue_max_pending "
-        "in_flight queue_waiting batch_backlog_rows estimated_wait_seconds error".split()
-    )
-    assert block["backend"] == "queue"
-    slots = 8 * len(processes(shared))
-    assert (block["queue_max_concurrent"], block["queue_max_pending"]) == (slots, 64)
-    assert block["batch_backlog_rows"] is None
-
-
-@pytest.mark.shows("limits.23", "queue-block.3", "queue-block.14")
-def test_the_estimate_is_null_before_three_requests(start: Start) -> None:
-    with start() as live:
-        add_demo(live)
-        for expected in (None, None, None, 0.0):
-            block = live.data("GET", "/api/health/detailed")["inference"]
-            assert block["estimated_wait_seconds"] == expected
-            live.complete("One day", max_tokens=1)
-
-
 def overwrite(file: Path) -> None:
     file.write_bytes(bytes(file.stat().st_size))
 
@@ -148,13 +112,6 @@ def test_health_answers_while_a_model_loads(start: Start) -> None:
             if live.data("GET", f"/api/models/{model_id}")["status"] == "loaded":
                 done.set()
         assert answers > 1
-
-
-def test_a_wrong_method_is_told_every_right_one(shared: Running) -> None:
-    answer = shared.http.options("/api/models")
-    assert answer.status_code == 405
-    assert answer.headers["allow"] == "GET, HEAD, POST"
-    assert shared.http.put("/v1/models").headers["allow"] == "GET, HEAD"
 
 
 @pytest.mark.shows("gpus.1", "gpus.13", "health.4")
@@ -235,16 +192,6 @@ def test_the_text_is_what_a_scraper_reads(shared: Running) -> None:
     measured = {"control"} if engine_of(shared).fleet else {"control", "engine"}
     assert {sample.labels["process"] for sample in memory} == measured
     assert demo.MODEL_NAME not in answer.text
-
-
-@pytest.mark.shows("health.8", "health.9")
-def test_breakers_are_listed_and_reset_by_name(shared: Running) -> None:
-    listed = shared.data("GET", "/api/health/circuits")
-    for state in listed:
-        assert {"name", "state", "failure_count", "is_open"} <= set(state)
-        assert shared.data("POST", f"/api/health/circuits/{state['name']}/reset") == state
-    status, code, _ = shared.error("POST", "/api/health/circuits/nobody/reset")
-    assert (status, code) == (404, "BREAKER_NOT_FOUND")
 
 
 @pytest.mark.shows("health.5")

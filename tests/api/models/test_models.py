@@ -17,11 +17,10 @@ from safetensors.torch import load_file, save_file
 
 from steerserve import demo
 from steerserve.control.bus import LoadComplete, UnloadComplete
-from steerserve.rules.residency import heartbeat
 from tests.conftest import Start
 from tests.files.test_gguf import entry_of, text
 from tests.files.test_gguf_hostile import number, tensor, write
-from tests.resident import processes, standing_still
+from tests.resident import processes
 from tests.service import Running, add_demo, add_model, load_demo
 
 
@@ -200,23 +199,6 @@ def test_a_failed_load_leaves_the_reason_and_the_next_load_works(
         assert error["message"].endswith(f"POST /api/models/{bad['id']}/load tries again")
         load_demo(live)
         assert live.complete("One day", max_tokens=1)["choices"]
-
-
-@pytest.mark.shows("models.19", "resource-errors.3", "resource-errors.7")
-def test_a_quantization_the_engine_cannot_apply_is_refused_before_anything(start: Start) -> None:
-    with start() as live:
-        resident = load_demo(live)
-        body = {"source": "local", "local_path": str(demo.MODEL_DIR), "quantization": "Q2"}
-        added = live.data("POST", "/api/models", body, 202)
-        assert live.error("POST", f"/api/models/{added['id']}/load")[:2] == (
-            400,
-            "UNSUPPORTED_QUANTIZATION",
-        )
-        status, error = live.v1_error(
-            "/v1/completions", {"model": f"{added['name']}:Q2", "prompt": "x"}
-        )
-        assert (status, error["code"]) == (400, "unsupported_quantization")
-        assert live.data("GET", f"/api/models/{resident}")["status"] == "loaded"
 
 
 @pytest.mark.shows("model-record.5", "models.2", "download-errors.6")
@@ -496,26 +478,3 @@ def test_a_load_that_hangs_is_ended_by_an_operator_at_any_moment(
             assert waiting.result().status_code == 409
         live.data("POST", f"/api/models/{good}/load?wait=true")
         assert live.complete("One day", max_tokens=2)["choices"]
-
-
-def test_ending_a_load_that_waits_for_an_unload_lets_the_loaded_model_serve_on(
-    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # the engine stands still, so that no text ends before the load
-    monkeypatch.setattr(heartbeat, "STOPPED_PATIENCE", 600.0)
-    with start() as live, ThreadPoolExecutor(1) as pool:
-        good = load_demo(live)
-        other = add_model(live, hanging(tmp_path / "hanging"), "hanging", trust_remote_code=True)
-        long = {"model": demo.MODEL_NAME, "prompt": ["One day"] * 8, "max_tokens": 500}
-        running = processes_of(live, good)
-        with standing_still(live):
-            text = pool.submit(live.http.post, "/v1/completions", json=long)
-            while live.data("GET", "/api/health/detailed")["inference"]["in_flight"] != 1:
-                pass
-            live.data("POST", f"/api/models/{other}/load", status=202)
-            assert live.v1_error("/v1/completions", long)[0] == 503
-            live.data("POST", f"/api/models/{other}/cancel")
-        assert len(text.result().json()["choices"]) == 8
-        assert live.complete("One day", max_tokens=2)["choices"]
-        assert processes(live) == running
-        assert live.data("GET", f"/api/models/{other}")["status"] == "ready"

@@ -224,14 +224,6 @@ def test_an_unknown_model_has_no_lease(shared: Running) -> None:
     assert shared.error("POST", "/api/models/999/lease", TERMS)[:2] == (404, "MODEL_NOT_FOUND")
 
 
-@pytest.mark.shows("models.31", "models.37", "states.16", "limits.6")
-def test_a_model_is_leased_once(shared: Running, model: int, path: str, lease_id: str) -> None:
-    for lease in (None, lease_id):
-        status, code, details = refusal(call(shared, "POST", path, TERMS, lease))
-        assert (status, code) == (409, "MODEL_LEASED")
-        assert (details["holder"], details["leased_model_id"]) == ("nightly", model)
-
-
 @pytest.mark.shows("queue-block.16", "health.3")
 def test_a_lease_is_seen_in_the_records_and_in_the_health(
     shared: Running, model: int, path: str, lease_id: str
@@ -244,14 +236,6 @@ def test_a_lease_is_seen_in_the_records_and_in_the_health(
     ):
         assert seen | {"seconds_remaining": 0} == lease | {"seconds_remaining": 0}
         assert 7100 < seen["seconds_remaining"] <= 7200
-
-
-@pytest.mark.shows("models.33")
-def test_a_leased_model_serves_without_the_id(shared: Running, lease_id: str) -> None:
-    assert shared.complete("One day", max_tokens=1)["choices"]
-    body = {"model": demo.MODEL_NAME, "prompt": "One day", "max_tokens": 1}
-    for lease in (lease_id, WRONG):
-        assert call(shared, "POST", "/v1/completions", body, lease).status_code == 200
 
 
 # ---------------------------------------------------------------------- a service with two models

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from steerserve import demo
 from steerserve.control.bus import Event, ReplicaChanged
 from tests import gguf
 from tests.local_cluster import LocalCluster
-from tests.service import Running, add_sae, load_demo, running
+from tests.service import Running, load_demo, running
 
 pytestmark = pytest.mark.local("starts replicas on a cluster of its own")
 
@@ -94,37 +91,6 @@ def test_every_node_is_shown_with_its_memory(two: Replicated) -> None:
     parts = report["model_memory"]["parts"]
     assert [part["replica"] for part in parts] == sorted(by_name(two.whole(2)))
     assert all(part["process_mb"] > part["weights_mb"] > 0 for part in parts)
-
-
-def test_a_killed_replica_is_started_again_with_the_steering_and_nothing_is_refused(
-    two: Replicated,
-) -> None:
-    live, sae = two.live, demo.saes()[0]
-    sae_id = add_sae(live, sae)
-    live.data("POST", f"/api/saes/{sae_id}/attach", {"layer": sae.layer})
-    proof = demo.proof()
-    live.data("POST", "/api/saes/steering", {"feature_idx": 1, "value": proof["strength"]})
-    live.data("POST", "/api/models/1/lock")
-    steered = live.complete("One day", max_tokens=8, seed=7)["choices"][0]["text"]
-    victim = two.whole(2)["replicas"][0]
-    os.kill(victim["pid"], signal.SIGKILL)
-    two.until(lambda now: by_name(now)[victim["name"]]["state"] != "serving")
-    ready = live.data("GET", "/api/health/ready")
-    assert (ready["ready"], ready["status"]) == (True, "degraded")
-    assert (ready["replicas"]["serving"], ready["replicas"]["wanted"]) == (1, 2)
-    assert live.complete("One day", max_tokens=8, seed=7)["choices"][0]["text"] == steered
-    back = by_name(two.whole(2))
-    assert back[victim["name"]]["restarts"] == 1
-    assert back[victim["name"]]["pid"] not in (None, victim["pid"])
-    assert len({replica["epoch"] for replica in back.values()}) == 1
-    with ThreadPoolExecutor(4) as pool:
-        answers = pool.map(lambda _: live.complete("One day", max_tokens=8, seed=7), range(6))
-        assert {answer["choices"][0]["text"] for answer in answers} == {steered}
-    assert live.data("GET", "/api/models/1")["locked"] is True
-    assert live.data("GET", "/api/saes/steering")["values"]
-    live.data("POST", "/api/models/1/unlock")
-    live.data("DELETE", "/api/saes/steering")
-    live.data("POST", f"/api/saes/{sae_id}/detach")
 
 
 def test_replicas_are_added_replaced_and_taken_away_while_answers_are_written(

@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,8 @@ import pytest
 from steerserve import demo
 from steerserve.rules.units import MIB
 from tests.api.steering.test_steering import greedy, set_one
-from tests.app.test_lifecycle import MANY, raw_request, until_idle
 from tests.conftest import Start
-from tests.service import ONE_REPLICA, Running, add_demo, add_sae, load_demo
+from tests.service import Running, add_demo, add_sae, load_demo
 
 FIRST, LAST = demo.saes()[0], demo.saes()[-1]
 FEATURE, STRENGTH = demo.proof()["feature_idx"], demo.proof()["strength"]
@@ -129,29 +127,6 @@ def test_a_word_is_not_read_as_an_id(shared: Running, method: str, word: str, al
     assert answer.json()["error"]["code"] == "METHOD_NOT_ALLOWED"
 
 
-@pytest.mark.shows("queue-block.6", "states.10")
-def test_a_detach_waits_for_requests_in_flight_and_not_for_the_queue(start: Start) -> None:
-    with start(**ONE_REPLICA, max_concurrent_requests=1) as live:
-        load_demo(live)
-        sae_id = attach(live, FIRST)["sae_id"]
-        links = [raw_request(live, MANY)]
-        while live.data("GET", "/api/health/detailed")["inference"]["in_flight"] < 1:
-            pass
-        links += [raw_request(live, MANY) for _ in range(3)]
-        while live.data("GET", "/api/health/detailed")["inference"]["queue_pending"] < 4:
-            pass
-        with ThreadPoolExecutor(1) as pool:
-            detaching = pool.submit(live.data, "POST", f"/api/saes/{sae_id}/detach")
-            while not live.service.owners.conductor.editing.locked():
-                live.data("GET", "/api/health")
-            links[0].close()
-            detaching.result()
-        assert live.data("GET", "/api/health/detailed")["inference"]["queue_pending"] == 3
-        for link in links:
-            link.close()
-        until_idle(live)
-
-
 @pytest.mark.shows("steering-errors.1")
 def test_an_unknown_sae_is_not_found(free: Running) -> None:
     for method, path, body in (
@@ -246,31 +221,6 @@ def test_the_switch_outlasts_a_detach_until_the_last_sae_is_detached(free: Runni
         free.data("POST", f"/api/saes/{sae_id}/detach")
     attach_set(free, FIRST)
     assert free.data("GET", "/api/saes/steering") == {"enabled": False, "values": {}}
-
-
-@pytest.mark.shows("saes.12")
-def test_a_set_is_additive_and_asking_again_changes_nothing(free: Running) -> None:
-    attach_set(free, FIRST)
-    set_one(free, 5, 3)
-    made = attach_set(free, LAST, FIRST)
-    assert [e["status"] for e in made["entries"]] == ["attached", "already_attached"]
-    assert made["attached_count"] == 2
-    assert free.data("GET", "/api/saes/steering") == {"enabled": True, "values": {"5": 3.0}}
-    again = attach_set(free, LAST, FIRST)
-    assert [e["status"] for e in again["entries"]] == ["already_attached"] * 2
-
-
-@pytest.mark.shows("attach-response.5", "saes.15", "saes.18", "states.8")
-def test_one_sae_on_several_layers_leaves_with_all_of_them(free: Running) -> None:
-    sae_id = add_sae(free, FIRST)
-    body = {"saes": [{"sae_id": sae_id, "layer": layer} for layer in (0, 1, 2)]}
-    made = free.data("POST", "/api/saes/attach-set", body)
-    assert made["attached_count"] == 3
-    assert "layer 2" in made["entries"][0]["warnings"][0]
-    freed = free.data("POST", f"/api/saes/{sae_id}/detach")
-    assert freed["memory_freed_mb"] == made["total_memory_usage_mb"]
-    assert attachments(free)["count"] == 0
-    assert free.data("GET", "/api/models")["models"][0]["locked"] is False
 
 
 @pytest.mark.parametrize("dtype", ["stored", "model", "bfloat16"])

@@ -194,12 +194,15 @@ async def test_a_model_without_its_files_is_refused_before_the_resident_one_is_t
     assert world.resident.row.name == "a"
 
 
+@pytest.mark.shows("models.19", "resource-errors.3", "resource-errors.7")
 async def test_a_quantization_that_cannot_be_applied_is_refused_before_anything_is_touched(
     world: World,
 ) -> None:
     await world.loaded("a")
-    await world.model("b", quantization="Q2")
-    assert (await refused(world.ask("b"))).code == "UNSUPPORTED_QUANTIZATION"
+    row = await world.model("b", quantization="Q2")
+    for work in (world.ask("b"), world.conductor.load(row)):
+        assert (await refused(work)).code == "UNSUPPORTED_QUANTIZATION"
+    assert world.phase is Phase.LOADED
     assert world.resident.row.name == "a"
 
 

@@ -279,7 +279,7 @@ async def two(world: World) -> None:
     await world.sae("sae_2")
 
 
-@pytest.mark.shows("saes.12")
+@pytest.mark.shows("saes.12", "saes.18")
 async def test_a_set_attaches_all_of_it_and_is_no_step_of_the_epoch(world: World) -> None:
     await world.loaded()
     await two(world)
