@@ -98,6 +98,13 @@ ROUTES: tuple[tuple[float, str, str, Any], ...] = (
     (1, "POST", "/api/tokenize", {"text": "One day"}),
     (1, "POST", "/api/tokenize", {"messages": CHAT["messages"]}),
     (1, "POST", "/api/detokenize", {"ids": [1, 2, 3]}),
+    (1, "POST", "/api/lens", {"text": "One day", "layers": [0], "top": 2}),
+    (
+        1,
+        "POST",
+        "/api/attribution",
+        {"text": "One day", "position": -1, "target_token": 5, "against_token": 6, "top": 3},
+    ),
     (2, "POST", "/v1/embeddings", {"model": "{name}", "input": ["One day", "The sea"]}),
     (1, "POST", "/v1/embeddings", {"model": "{name}", "input": "Sea", "encoding_format": "base64"}),
     (1, "GET", "/v1/models", None),

@@ -286,3 +286,10 @@ def wait_until_ready(live: Running, models: list[int]) -> None:
             return
         assert all(row["status"] in ("downloading", "ready") for row in rows), rows
     raise AssertionError("the downloads do not end")
+
+
+def test_a_model_without_layers_has_no_lens(live: Running) -> None:
+    chat(live, Q8)
+    asked = {"text": "count", "position": -1, "target_token": 1}
+    for route, body in (("lens", {"text": "count"}), ("attribution", asked)):
+        assert live.error("POST", f"/api/{route}", body)[:2] == (400, "SAE_INCOMPATIBLE")

@@ -7,6 +7,7 @@ from fastapi import APIRouter
 from steerserve.api.health import health as health_routes
 from steerserve.api.inference import compare as compare_routes
 from steerserve.api.inference import jobs as job_routes
+from steerserve.api.inference import lens as lens_routes
 from steerserve.api.inference import tokens as token_routes
 from steerserve.api.models import models as model_routes
 from steerserve.api.residency import leases as lease_routes
@@ -63,6 +64,7 @@ def management(owners: Owners) -> list[APIRouter]:
         compare_routes.router(owners.compare, owners.settings),
         token_routes.router(owners.speller, owners.settings),
         job_routes.router(owners.jobs),
+        lens_routes.router(owners.lenses, owners.settings),
         profile_routes.router(owners.profiles, owners.serving, owners.reader),
         cluster_routes.router(owners.clusters, owners.cluster_packs, owners.serving),
         vector_routes.router(owners.vectors),

@@ -17,6 +17,7 @@ from steerserve.control.health.health import Vitals
 from steerserve.control.health.nodes import NodeReadings
 from steerserve.control.inference.compare import Compare
 from steerserve.control.inference.generate import Generation
+from steerserve.control.inference.lenses import Lenses
 from steerserve.control.inference.queue import Queue
 from steerserve.control.inference.spelling import Speller
 from steerserve.control.jobs import Jobs
@@ -302,6 +303,9 @@ class Owners:
         )
         self.bus.subscribe(self.generation.took)
         self.speller = Speller(settings, self.conductor)
+        self.lenses = Lenses(
+            self.generation, self.served, self.conductor, self.speller, self.features
+        )
         self.compare = Compare(
             self.generation,
             self.served,

@@ -381,7 +381,7 @@ class Attributed(Message, frozen=True):
     `token`, `target` and `against` are tokens with their texts; `against` is None where the mean over the vocabulary is
     taken off. `features` has the largest contributions by magnitude, equals by index; `total` is the sum over all
     `active` features. `whole` is the difference of the model's own logits; `uncapped` is the difference before the
-    softcap, and equals `whole` where the model has none.
+    softcap; None where the model has none.
     """
 
     id: int
@@ -394,7 +394,7 @@ class Attributed(Message, frozen=True):
     active: int
     total: float
     whole: float
-    uncapped: float
+    uncapped: float | None
 
 
 Outcome = Piece | Scored | Embedded | Activated | LensRead | Attributed

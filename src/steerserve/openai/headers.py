@@ -6,11 +6,11 @@ from urllib.parse import quote
 
 from steerserve.control.inference.generate import Run
 from steerserve.rules.inference import fields
-from steerserve.rules.inference.intent import EmbedIntent, GenerateIntent, Intent, ScoreIntent
+from steerserve.rules.inference.intent import ClientIntent, EmbedIntent, GenerateIntent, ScoreIntent
 from steerserve.rules.steering import dial, evidence
 
 
-def of(intent: Intent, run: Run, *, limit: int, is_shared: bool) -> dict[str, str]:
+def of(intent: ClientIntent, run: Run, *, limit: int, is_shared: bool) -> dict[str, str]:
     """The headers that are known once a request is admitted. `is_shared` says that continuous batching is on."""
     headers = {"X-Service-Backend": run.backend}
     if intent.ignored:

@@ -22,7 +22,7 @@ from steerserve.openai import bodies, counts, shape, values
 from steerserve.openai.values import invalid
 from steerserve.rules import clients, json_size
 from steerserve.rules.inference import activations, fields
-from steerserve.rules.inference.intent import EmbedIntent, GenerateIntent, Intent, ScoreIntent
+from steerserve.rules.inference.intent import ClientIntent, EmbedIntent, GenerateIntent, ScoreIntent
 from steerserve.rules.models import architecture
 from steerserve.rules.steering import dial
 from steerserve.settings import Settings
@@ -34,7 +34,7 @@ LOCATIONS_LOGGED = 100
 _PREFIXES = {fields.CHAT: shape.CHAT.prefix, fields.COMPLETIONS: shape.COMPLETION.prefix}
 """The prefix of the ids of a route's answers."""
 
-Kind = TypeVar("Kind", bound=Intent)
+Kind = TypeVar("Kind", bound=ClientIntent)
 
 
 @dataclass(frozen=True, slots=True)

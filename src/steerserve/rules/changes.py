@@ -80,6 +80,8 @@ QUESTIONS = frozenset(
         "/api/saes/{sae_id}/features/search",
         "/api/monitoring/statistics/top",
         "/api/compare",
+        "/api/lens",
+        "/api/attribution",
         "/api/tokenize",
         "/api/detokenize",
     }

@@ -70,6 +70,15 @@ class RequestLimits(BaseSettings):
         description="Largest number of prompts times listed tokens that one scoring request may ask for with "
         "`allowed_token_ids`, and largest number of log-probabilities with `echo`.",
     )
+    lens_max_distributions: Count = Field(
+        default=16_384,
+        description="Largest number of tokens times layers in one request to `/api/lens`. Each is one pass through the "
+        "output embedding, and the stream of each is held until then.",
+    )
+    lens_max_entries: Count = Field(
+        default=65_536,
+        description="Largest number of tokens times layers times `top` in one request to `/api/lens`.",
+    )
     tokenize_max_characters: Count = Field(
         default=200_000,
         description="Characters of a text, or of a rendered conversation, in one request to `/api/tokenize`.",

@@ -259,7 +259,9 @@ def attributed(
         assert by_feature[index].activation == pytest.approx(activation, **near)
         assert by_feature[index].contribution == pytest.approx(contribution, **near)
     assert found.total == pytest.approx(expected.total, rel=1e-3, abs=5e-3)
-    assert (found.whole, found.uncapped) == pytest.approx((whole, uncapped), **near)
+    assert found.whole == pytest.approx(whole, **near)
+    assert (found.uncapped is None) == (not variant.startswith("gemma2"))
+    assert found.uncapped is None or found.uncapped == pytest.approx(uncapped, **near)
     assert found.active == expected.active == len(found.features)
     assert (found.position, found.token) == (at, expected.token)
     assert (found.target, found.against) == (expected.target, expected.against)
@@ -294,10 +296,9 @@ def test_the_position_counts_from_either_end(pair: Pair, position: int) -> None:
 
 
 def test_the_softcap_is_the_difference_between_whole_and_uncapped(pair: Pair) -> None:
-    capped, _ = attributed(pair, "gemma2")
-    plain, _ = attributed(pair, "llama")
-    assert abs(capped.whole) < abs(capped.uncapped)
-    assert plain.whole == pytest.approx(plain.uncapped, rel=1e-5)
+    found, expected = attributed(pair, "gemma2")
+    assert expected.uncapped is not None
+    assert abs(found.whole) < 0.95 * abs(expected.uncapped)
 
 
 def test_an_sae_that_rebuilds_the_stream_explains_all_but_the_biases(pair: Pair) -> None:

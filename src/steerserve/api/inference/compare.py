@@ -25,6 +25,7 @@ from steerserve.api.answers.compare import (
     StartedSide,
 )
 from steerserve.api.envelope import RequestBody, encoded, success, unambiguous
+from steerserve.api.inference.tokens import client_of
 from steerserve.api.steering.steering import Value, texts
 from steerserve.control import retry
 from steerserve.control.inference.compare import Compare, Compared, Comparing, Side
@@ -41,7 +42,6 @@ from steerserve.control.models.served import ServedModel
 from steerserve.errors import Refusal
 from steerserve.http.disconnect import Disconnected, unless_disconnected
 from steerserve.http.event_stream import EventStream, event
-from steerserve.rules import clients
 from steerserve.rules.form import Form
 from steerserve.rules.inference import activations
 from steerserve.rules.inference import compare as rules
@@ -318,11 +318,7 @@ def _intent(body: CompareBody, settings: Settings, request: Request) -> Generate
             _own(body.sae_steering),
         ),
         may_load=False,
-        client=clients.client(
-            request.client.host if request.client else None,
-            request.headers.get("authorization"),
-            has_keys=bool(settings.api_keys),
-        ),
+        client=client_of(request, settings),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 from fastapi import APIRouter, Depends
@@ -46,14 +47,15 @@ class TokenizeMessage(RequestBody):
     name: Annotated[str, Field(max_length=100)] | None = None
 
 
+Conversation = Annotated[list[TokenizeMessage], Field(min_length=1, max_length=MESSAGES_MAXIMUM)]
+
+
 class TokenizeBody(RequestBody):
     """A text, or the messages of a conversation, which is rendered as chat completions render it. `add_special_tokens`
     belongs to a text: with `false` it is tokenized exactly as written."""
 
     text: Written | None = None
-    messages: (
-        Annotated[list[TokenizeMessage], Field(min_length=1, max_length=MESSAGES_MAXIMUM)] | None
-    ) = None
+    messages: Conversation | None = None
     add_special_tokens: bool | None = None
 
 
@@ -69,11 +71,7 @@ def router(speller: Speller, settings: Settings) -> APIRouter:
     @routes.post("/tokenize", response_model=Answer[TokenizedText])
     async def tokenize(body: TokenizeBody, request: Request) -> Response:
         prompt = _prompt(body)
-        client = clients.client(
-            request.client.host if request.client else None,
-            request.headers.get("authorization"),
-            has_keys=bool(settings.api_keys),
-        )
+        client = client_of(request, settings)
         has_special = body.add_special_tokens is not False
         return success(await speller.spell(prompt, has_special=has_special, client=client))
 
@@ -88,13 +86,34 @@ def _prompt(body: TokenizeBody) -> str | intent.Conversation:
     """Raises:
     Refusal: VALIDATION_ERROR.
     """
-    if (body.text is None) == (body.messages is None):
-        raise _invalid("text", "give either text or messages")
-    if body.messages is None:
-        return body.text or ""
-    if body.add_special_tokens is not None:
+    prompt = text_or_chat(body.text, body.messages)
+    if body.messages is not None and body.add_special_tokens is not None:
         raise _invalid("add_special_tokens", "belongs to text; a template writes its own tokens")
-    return tuple(intent.message(one.role, one.content, one.name) for one in body.messages)
+    return prompt
+
+
+def text_or_chat(
+    text: str | None, messages: Sequence[TokenizeMessage] | None
+) -> str | intent.Conversation:
+    """The prompt of a body with either a text or the messages of a conversation.
+
+    Raises:
+        Refusal: VALIDATION_ERROR.
+    """
+    if (text is None) == (messages is None):
+        raise _invalid("text", "give either text or messages")
+    if messages is None:
+        return text or ""
+    return tuple(intent.message(one.role, one.content, one.name) for one in messages)
+
+
+def client_of(request: Request, settings: Settings) -> str:
+    """The client under whose name a request is counted."""
+    return clients.client(
+        request.client.host if request.client else None,
+        request.headers.get("authorization"),
+        has_keys=bool(settings.api_keys),
+    )
 
 
 def _invalid(field: str, why: str) -> Refusal:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 
 from steerserve import messages as m
@@ -11,9 +11,11 @@ from steerserve.control.residency.resident import Attachment, Resident
 from steerserve.control.steering.serving import Serving
 from steerserve.rules.inference import activations, compare
 from steerserve.rules.inference.intent import (
+    AttributionIntent,
     EmbedIntent,
     GenerateIntent,
     Intent,
+    LensIntent,
     OutputConstraint,
     Prompt,
     ScoreIntent,
@@ -34,7 +36,8 @@ class Admitted:
         echo: the intensity that the answer reports; None where the dial changes nothing.
         rung: the evidence of the circuit that steers the request; None where no circuit or several do.
         state: which steering the request has (`rules/steering/digest.py`); None where nothing is added.
-        tapped: the SAE whose activations the request asks for; None where it asks for none.
+        tapped: the SAE whose activations the request asks for, or to whose features it attributes; None where it names
+            none.
         overlays: the steering of each prompt of a sweep, and `states` which steering each has; empty for other
             requests.
         epoch: the epoch of the live values from which the plan was made.
@@ -98,6 +101,27 @@ class Planner:
                         intent.client,
                     )
                 )
+            case LensIntent():
+                limits = self._settings.lens_max_distributions, self._settings.lens_max_entries
+                prompts = [_prompt(intent.prompt, intent.client)]
+                return engine.run(
+                    m.LensReading(prompts, intent.layers, intent.top, *limits, intent.client)
+                )
+            case AttributionIntent():
+                sae = admitted.tapped
+                assert sae is not None
+                return engine.run(
+                    m.Attribution(
+                        [_prompt(intent.prompt, intent.client)],
+                        intent.position,
+                        intent.target,
+                        intent.against,
+                        sae.key,
+                        sae.layer,
+                        intent.top,
+                        intent.client,
+                    )
+                )
             case GenerateIntent():
                 return engine.run(
                     m.Generation(
@@ -155,7 +179,7 @@ class Planner:
         return m.Overlay(epoch, values, plan.edits)
 
     def _tap(self, intent: Intent, tapped: Attachment | None) -> m.Tap | None:
-        asked = None if isinstance(intent, EmbedIntent) else intent.activations
+        asked = _activations(intent)
         if asked is None or tapped is None:
             return None
         return m.Tap(
@@ -193,24 +217,39 @@ def _site(attachment: Attachment) -> SteeredSite:
 
 
 def _tapped(intent: Intent, resident: Resident) -> Attachment | None:
-    """The attached SAE whose activations a request asks for."""
-    if isinstance(intent, EmbedIntent) or intent.activations is None:
+    """The attached SAE whose activations a request asks for, or to whose features it attributes."""
+    attached = list(resident.attachments.values())
+    if isinstance(intent, AttributionIntent):
+        return intent.choice.only(attached)
+    asked = _activations(intent)
+    if asked is None:
         return None
-    site = activations.site(intent.activations, list(resident.attachments.values()))
-    return resident.attachments[site.key]
+    return resident.attachments[activations.site(asked, attached).key]
+
+
+def _activations(intent: Intent) -> activations.Activations | None:
+    return intent.activations if isinstance(intent, GenerateIntent | ScoreIntent) else None
 
 
 def _prompts(intent: GenerateIntent | ScoreIntent) -> list[m.Prompt]:
-    return [_prompt(prompt, intent) for prompt in intent.prompts]
+    return [
+        _prompt(prompt, intent.client, has_special=intent.has_special, template=intent.template)
+        for prompt in intent.prompts
+    ]
 
 
-def _prompt(prompt: Prompt, intent: GenerateIntent | ScoreIntent) -> m.Prompt:
+def _prompt(
+    prompt: Prompt,
+    client: str,
+    *,
+    has_special: bool = True,
+    template: Mapping[str, object] | None = None,
+) -> m.Prompt:
     if isinstance(prompt, str):
-        return m.Text(prompt, intent.has_special)
+        return m.Text(prompt, has_special)
     if isinstance(prompt, TokenIds):
         return m.Tokens(list(prompt.ids), place=prompt.place)
-    variables = dict(intent.template or {})
-    return m.Chat([dict(message) for message in prompt], variables, intent.client)
+    return m.Chat([dict(message) for message in prompt], dict(template or {}), client)
 
 
 def _constraint(wanted: OutputConstraint | None) -> m.Constraint | None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from steerserve.rules.inference.activations import Activations
 from steerserve.rules.inference.compare import Sweep
+from steerserve.rules.saes.attachment import FIRST_SAE, SaeChoice
 from steerserve.rules.steering.request import RequestSteering
 
 Conversation = tuple[Mapping[str, object], ...]
@@ -146,7 +147,45 @@ class EmbedIntent(BaseIntent):
         return len(self.prompts)
 
 
-Intent = GenerateIntent | ScoreIntent | EmbedIntent
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LensIntent(BaseIntent):
+    """The residual stream of a prompt, read as the next token. `layers` are the layers to read, None for all; `top` is
+    the number of tokens to list for each position."""
+
+    prompt: Prompt
+    layers: tuple[int, ...] | None = None
+    top: int = 5
+
+    @property
+    def choices(self) -> int:
+        return 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttributionIntent(BaseIntent):
+    """What the features of an attached SAE add to a logit after a prompt's token.
+
+    `position` counts from the beginning, or where it is negative from the end. The logit of the token `target` is taken
+    less that of `against`, or less the mean over the vocabulary where that is None. `top` is the number of features to
+    list.
+    """
+
+    prompt: Prompt
+    position: int
+    target: int
+    against: int | None = None
+    choice: SaeChoice = FIRST_SAE
+    top: int = 20
+
+    @property
+    def choices(self) -> int:
+        return 1
+
+
+ClientIntent = GenerateIntent | ScoreIntent | EmbedIntent
+"""The requests of `/v1`."""
+
+Intent = ClientIntent | LensIntent | AttributionIntent
 
 
 def repetition_penalty(frequency: float, presence: float) -> float:

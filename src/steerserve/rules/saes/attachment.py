@@ -60,6 +60,23 @@ class SaeChoice:
             attached=[{"sae_id": one.sae_id, "layer": one.layer} for one in attached],
         )
 
+    def only(self, attached: Sequence[Sae]) -> Sae:
+        """Raises:
+        Refusal: SAE_NOT_ATTACHED when no attached SAE fits the choice; INVALID_PARAMETER when several do.
+        """
+        first = self.first(attached)
+        fitting = self.among(attached)
+        if len(fitting) == 1:
+            return first
+        # the layer tells one SAE at two layers apart, the ids tell several SAEs apart
+        part = "layer" if len({sae.sae_id for sae in fitting}) == 1 else "sae_id"
+        raise Refusal(
+            "INVALID_PARAMETER",
+            f"{part}: must be given, because several attached SAEs could be meant",
+            param=part,
+            attached=[{"sae_id": one.sae_id, "layer": one.layer} for one in attached],
+        )
+
     def __str__(self) -> str:
         sae = "any SAE" if self.sae_id is None else f"SAE {self.sae_id!r}"
         return f"{sae} at {'any layer' if self.layer is None else f'layer {self.layer}'}"

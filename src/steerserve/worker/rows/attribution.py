@@ -85,7 +85,9 @@ class Attribution(StateReading):
             len(active),
             float(contributions.sum(dtype=torch.float64)),
             self._difference(own),
-            self._difference(self._unembedding.uncapped(stream)[0]),
+            None
+            if self._unembedding.softcap is None
+            else self._difference(self._unembedding.uncapped(stream)[0]),
         )
 
     def _contributions(self, value: Tensor, stream: Tensor, active: Tensor) -> Tensor:

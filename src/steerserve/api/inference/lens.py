@@ -1,0 +1,97 @@
+"""/api/lens and /api/attribution: what the residual stream of a text says about the next token, layer by layer and
+feature by feature."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Depends
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from steerserve.api.answers import Answer
+from steerserve.api.envelope import RequestBody, success, unambiguous
+from steerserve.api.inference.tokens import Conversation, Id, Written, client_of, text_or_chat
+from steerserve.control.inference.lens_views import AttributionAnswer, LensAnswer
+from steerserve.control.inference.lenses import Lenses
+from steerserve.http.disconnect import Disconnected, unless_disconnected
+from steerserve.rules.form import Form
+from steerserve.rules.inference.intent import AttributionIntent, LensIntent
+from steerserve.rules.saes.attachment import SaeChoice
+from steerserve.settings import Settings
+
+LAYERS_MAXIMUM = 1000
+TOP_MAXIMUM = 100
+FEATURES_MAXIMUM = 1000
+POSITION_MAXIMUM = 2**31 - 1
+
+Token = Id | Annotated[str, Field(min_length=1, max_length=200)]
+
+
+class LensBody(RequestBody):
+    """A text, or the messages of a conversation, which is rendered as chat completions render it. `layers` are the
+    layers to read, all without it; `top` is the number of tokens to list for each position."""
+
+    text: Written | None = None
+    messages: Conversation | None = None
+    layers: Annotated[list[Id], Field(min_length=1, max_length=LAYERS_MAXIMUM)] | None = None
+    top: Annotated[int, Field(ge=1, le=TOP_MAXIMUM)] = 5
+    kind: Literal["logit"] = "logit"
+
+
+class AttributionBody(RequestBody):
+    """A text or a conversation, a position in it, and the next token whose logit is attributed. A negative `position`
+    counts from the end: -1 is the last token. `target_token` and `against_token` are ids, or texts that are one token;
+    without `against_token` the mean logit over the vocabulary is taken off. `sae_id` and `layer` name the SAE where
+    several are attached."""
+
+    text: Written | None = None
+    messages: Conversation | None = None
+    position: Annotated[int, Field(ge=-POSITION_MAXIMUM, le=POSITION_MAXIMUM)]
+    target_token: Token
+    against_token: Token | None = None
+    sae_id: Annotated[str, Field(min_length=1, max_length=50)] | None = None
+    layer: Id | None = None
+    top: Annotated[int, Field(ge=1, le=FEATURES_MAXIMUM)] = 20
+
+
+def router(lenses: Lenses, settings: Settings) -> APIRouter:
+    routes = APIRouter(prefix="/api", tags=["inference"], dependencies=[Depends(unambiguous)])
+
+    @routes.post("/lens", response_model=Answer[LensAnswer])
+    async def lens(body: LensBody, request: Request) -> Response:
+        intent = LensIntent(
+            prompt=text_or_chat(body.text, body.messages),
+            layers=None if body.layers is None else tuple(body.layers),
+            top=body.top,
+            may_load=False,
+            client=client_of(request, settings),
+        )
+        return await _answered(request, lenses.lens(intent))
+
+    @routes.post("/attribution", response_model=Answer[AttributionAnswer])
+    async def attribution(body: AttributionBody, request: Request) -> Response:
+        prompt, against = text_or_chat(body.text, body.messages), body.against_token
+        intent = AttributionIntent(
+            prompt=prompt,
+            position=body.position,
+            target=await lenses.token("target_token", body.target_token),
+            against=None if against is None else await lenses.token("against_token", against),
+            choice=SaeChoice(body.sae_id, body.layer),
+            top=body.top,
+            may_load=False,
+            client=client_of(request, settings),
+        )
+        return await _answered(request, lenses.attribute(intent))
+
+    return routes
+
+
+async def _answered(request: Request, answer: Coroutine[Any, Any, Form]) -> Response:
+    """The answer. The work for it ends early when the client goes away."""
+    try:
+        return success(await unless_disconnected(request, answer))
+    except Disconnected:
+        return Response(status_code=499)

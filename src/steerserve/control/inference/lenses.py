@@ -1,0 +1,161 @@
+"""The logit lens, and attribution of logits to features: texts that the resident model reads, unsteered."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from msgspec import UNSET
+
+from steerserve import messages as m
+from steerserve.control.inference.generate import Generation, Run
+from steerserve.control.inference.lens_views import (
+    AttributedFeature,
+    AttributionAnswer,
+    LayerLens,
+    LensAnswer,
+    ProbableToken,
+    TokenText,
+)
+from steerserve.control.inference.spelling import Speller
+from steerserve.control.models.served import ServedModel, ServedModels
+from steerserve.control.residency.conductor import Conductor
+from steerserve.control.sensing.features import Features
+from steerserve.errors import Refusal
+from steerserve.messages.engine import no_layers
+from steerserve.rules.inference import fields
+from steerserve.rules.inference import lens as rules
+from steerserve.rules.inference.intent import AttributionIntent, LensIntent
+from steerserve.rules.models import architecture
+
+Kind = TypeVar("Kind", m.LensRead, m.Attributed)
+
+
+class Lenses:
+    """Reads texts with the resident model; it never loads one. A text takes a slot as every inference request does."""
+
+    def __init__(
+        self,
+        generation: Generation,
+        models: ServedModels,
+        conductor: Conductor,
+        speller: Speller,
+        features: Features,
+    ) -> None:
+        self._generation = generation
+        self._models = models
+        self._conductor = conductor
+        self._speller = speller
+        self._features = features
+
+    async def lens(self, intent: LensIntent) -> LensAnswer:
+        """Raises:
+        Refusal: every refusal of an inference request; SAE_INCOMPATIBLE for a GGUF model, and for an architecture whose
+            logits are more than its final norm and output embedding over the residual stream; INVALID_PARAMETER for a
+            layer outside the model, and for an answer that would be too large.
+        """
+        model = await self._model()
+        rules.check_layers(intent.layers, self._layers())
+        async with self._generation.open(intent, model) as run:
+            read = await _outcome(run, m.LensRead)
+        return LensAnswer(
+            model=run.model_name,
+            system_fingerprint=run.fingerprint,
+            kind="logit",
+            tokens=[TokenText(*token) for token in read.tokens],
+            layers=[
+                LayerLens(
+                    one.layer,
+                    [
+                        [ProbableToken(t.token, t.text, t.probability) for t in at]
+                        for at in one.positions
+                    ],
+                )
+                for one in read.layers
+            ],
+        )
+
+    async def attribute(self, intent: AttributionIntent) -> AttributionAnswer:
+        """Raises:
+        Refusal: every refusal of an inference request; SAE_NOT_ATTACHED; SAE_INCOMPATIBLE as `lens`, and for an SAE
+            whose values are not a part of the residual stream; INVALID_PARAMETER where several SAEs could be meant, for
+            a position outside the text, and for a token outside the vocabulary.
+        """
+        model = await self._model()
+        layers = self._layers()
+        async with self._generation.open(intent, model) as run:
+            found = await _outcome(run, m.Attributed)
+        sae = run.admitted.tapped
+        assert sae is not None
+        labels = await self._features.labels(sae.sae_id)
+        return AttributionAnswer(
+            model=run.model_name,
+            system_fingerprint=run.fingerprint,
+            sae_id=sae.sae_id,
+            layer=sae.layer,
+            position=found.position,
+            token=TokenText(*found.token),
+            target=TokenText(*found.target),
+            against=None if found.against is None else TokenText(*found.against),
+            features=[
+                AttributedFeature(
+                    index=one.feature,
+                    activation=one.activation,
+                    contribution=one.contribution,
+                    label=labels.get(one.feature, UNSET),
+                )
+                for one in found.features
+            ],
+            active=found.active,
+            total=found.total,
+            whole=found.whole,
+            whole_before_softcap=found.uncapped,
+            left_out=found.whole - found.total,
+            explained=rules.explained(found.total, found.whole),
+            direct_only=rules.is_direct_only(sae.site, sae.layer, layers),
+        )
+
+    async def token(self, field: str, named: int | str) -> int:
+        """The id of the token that a request names in `field`, by its id or by its text.
+
+        Raises:
+            Refusal: MODEL_NOT_LOADED; INVALID_PARAMETER for a text that is not one token.
+        """
+        if isinstance(named, int):
+            return named
+        spelled = await self._speller.spell(named, has_special=False)
+        if spelled.count != 1:
+            raise Refusal(
+                "INVALID_PARAMETER",
+                f"{field}: {named!r} is {spelled.count} tokens of the model, and must be one",
+                param=field,
+                ids=spelled.ids,
+            )
+        return spelled.ids[0]
+
+    async def _model(self) -> ServedModel:
+        """The model that texts are read with.
+
+        Raises:
+            Refusal: MODEL_NOT_LOADED; SAE_INCOMPATIBLE for a GGUF model; INVALID_PARAMETER for a model that can only
+                embed.
+        """
+        row = self._conductor.loaded().row
+        if row.engine == fields.GGUF:
+            raise no_layers()
+        architecture.check_generates(row.name, row.architecture, row.engine)
+        return await self._models.of(row)
+
+    def _layers(self) -> int:
+        """The number of layers of the loaded model."""
+        _, facts = self._conductor.loaded().running()
+        return facts.layers
+
+
+async def _outcome(run: Run, kind: type[Kind]) -> Kind:
+    """The one outcome of a request."""
+    found: Kind | None = None
+    async for event in run.events:
+        if isinstance(event, kind):
+            found = event
+    assert found is not None
+    return found
