@@ -1,3 +1,19 @@
 """steerserve: a server of language models that are steered by features of sparse autoencoders."""
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from steerserve.client import AsyncClient, Client, ServiceError
+
 __version__ = "0.1.0"
+__all__ = ["AsyncClient", "Client", "ServiceError", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    """The client is imported when it is first used, because the service itself does not need it."""
+    if name in __all__:
+        return getattr(importlib.import_module("steerserve.client"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,310 @@
+"""What `chat`, `complete` and `compare` answer."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from steerserve.client import shown
+from steerserve.client.faults import UnexpectedAnswer, from_error
+from steerserve.control.inference import views
+from steerserve.control.sensing.feature_views import FeatureDetails
+
+if TYPE_CHECKING:
+    from steerserve.client.arrays import Activations
+
+_END = "[DONE]"
+_OF_CHUNKS = ("choices", "service")
+"""Fields of which every chunk of a stream has its own."""
+STATE = "x-service-steering-state"
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """The tokens of the prompts and of the completions of a request."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredToken:
+    """A token with its natural log-probability, None for the first token of a text, which follows nothing. `top` has
+    the most probable tokens at its place."""
+
+    text: str
+    logprob: float | None
+    top: Mapping[str, float]
+
+
+class Answer:
+    """The answer to a chat or to a text completion.
+
+    Attributes:
+        raw: the whole answer, as the service wrote it. The answer of a stream is put together from its chunks.
+        headers: the headers of the answer, with lower-case names.
+    """
+
+    def __init__(
+        self,
+        raw: Mapping[str, Any],
+        headers: Mapping[str, str],
+        pieces: Sequence[str] | None = None,
+    ) -> None:
+        self.raw = raw
+        self.headers = headers
+        self._pieces = pieces
+
+    @property
+    def texts(self) -> list[str]:
+        """The text of every choice."""
+        return [_text(choice) for choice in self.raw["choices"]]
+
+    @property
+    def text(self) -> str:
+        """The text of the first choice."""
+        return _text(self.raw["choices"][0])
+
+    @property
+    def model(self) -> str:
+        return str(self.raw["model"])
+
+    @property
+    def finish_reason(self) -> str | None:
+        """`stop` or `length` for the first choice; None for a stream that was left before its end."""
+        reason: str | None = self.raw["choices"][0]["finish_reason"]
+        return reason
+
+    @property
+    def usage(self) -> Usage | None:
+        """The tokens of the request; None for a stream that was left before its end."""
+        found = self.raw.get("usage")
+        return None if found is None else Usage(**{name: found[name] for name in _COUNTS})
+
+    @property
+    def steering_state(self) -> str | None:
+        """The digest of all that was added to the model; None where nothing was."""
+        return self.headers.get(STATE)
+
+    @property
+    def activations(self) -> Activations | None:
+        """The SAE activations as arrays; None where the request asked for none."""
+        block = (self.raw.get("service") or {}).get("sae_activations")
+        if block is None:
+            return None
+        arrays: Any = importlib.import_module("steerserve.client.arrays")
+        read: Activations = arrays.Activations(block, self._pieces)
+        return read
+
+    @property
+    def logprobs(self) -> list[ScoredToken] | None:
+        """The scored tokens of the first choice; None where the request scored none."""
+        found = self.raw["choices"][0].get("logprobs")
+        if found is None:
+            return None
+        if "content" in found:
+            return [
+                ScoredToken(
+                    one["token"],
+                    one["logprob"],
+                    {near["token"]: near["logprob"] for near in one["top_logprobs"]},
+                )
+                for one in found["content"]
+            ]
+        places = zip(found["tokens"], found["token_logprobs"], found["top_logprobs"], strict=True)
+        return [ScoredToken(text, logprob, top or {}) for text, logprob, top in places]
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __repr__(self) -> str:
+        return f"Answer({self.text!r})"
+
+    def _repr_html_(self) -> str:
+        read = self.activations
+        text = f'<div style="white-space:pre-wrap">{escape(self.text)}</div>'
+        return text if read is None else text + read._repr_html_()
+
+
+_COUNTS = ("prompt_tokens", "completion_tokens", "total_tokens")
+
+
+def _text(choice: Mapping[str, Any]) -> str:
+    return str(choice["message"]["content"] if "message" in choice else choice["text"])
+
+
+class Folded:
+    """Puts the chunks of a stream together to the answer that the request would have had without `stream`."""
+
+    def __init__(self, headers: Mapping[str, str]) -> None:
+        self._headers = headers
+        self._whole: dict[str, Any] = {}
+        self._choices: dict[int, dict[str, Any]] = {}
+        self._block: dict[str, Any] | None = None
+        self.is_done = False
+
+    def add(self, line: str) -> str:
+        """The new text of the first choice in one line of the stream.
+
+        Raises:
+            ServiceError: the stream failed.
+        """
+        if not line.startswith("data: "):
+            return ""
+        sent = line.removeprefix("data: ")
+        if sent == _END:
+            self.is_done = True
+            return ""
+        chunk = json.loads(sent)
+        if "error" in chunk:
+            raise from_error(chunk["error"], None, {})
+        return self._fold(chunk)
+
+    def _fold(self, chunk: dict[str, Any]) -> str:
+        shared = {name: value for name, value in chunk.items() if name not in _OF_CHUNKS}
+        self._whole |= {name: value for name, value in shared.items() if value is not None}
+        block = (chunk.get("service") or {}).get("sae_activations")
+        if block is not None:
+            known = self._block["positions"] if self._block else []
+            self._block = {**block, "positions": [*known, *block["positions"]]}
+        new = ""
+        for part in chunk["choices"]:
+            text = (part["delta"].get("content") if "delta" in part else part["text"]) or ""
+            at = self._choices.setdefault(part["index"], {"text": "", "finish_reason": None})
+            at["text"] += text
+            at["finish_reason"] = part["finish_reason"] or at["finish_reason"]
+            at["is_chat"] = "delta" in part
+            new += text if part["index"] == 0 else ""
+        return new
+
+    def answer(self) -> Answer:
+        """The answer as far as it came."""
+        raw = dict(self._whole)
+        raw["object"] = str(raw.get("object", "")).removesuffix(".chunk")
+        raw["choices"] = [_choice(i, at) for i, at in sorted(self._choices.items())] or [
+            _choice(0, {"text": "", "finish_reason": None, "is_chat": False})
+        ]
+        if self._block is not None:
+            raw["service"] = {"sae_activations": self._block}
+        return Answer(raw, self._headers)
+
+
+def _choice(index: int, found: Mapping[str, Any]) -> dict[str, Any]:
+    shared = {"index": index, "finish_reason": found["finish_reason"]}
+    if found["is_chat"]:
+        return {"message": {"role": "assistant", "content": found["text"]}, **shared}
+    return {"text": found["text"], **shared}
+
+
+class _Streamed:
+    """What both kinds of streams have."""
+
+    _folded: Folded | None = None
+
+    @property
+    def answer(self) -> Answer:
+        """The answer, once the stream has ended or was closed.
+
+        Raises:
+            RuntimeError: the stream goes on.
+        """
+        if self._folded is None or not self._is_over:
+            raise RuntimeError("the answer is there at the end of the stream")
+        return self._folded.answer()
+
+    _is_over = False
+
+
+class Stream(_Streamed):
+    """The pieces of a text, as the model writes them. Closing it, or leaving its block, ends the answer."""
+
+    def __init__(self, lines: Generator[str, None, None], headers: Mapping[str, str]) -> None:
+        self._lines = lines
+        self._folded = Folded(headers)
+        self._pieces = self._read(self._folded)
+
+    def _read(self, folded: Folded) -> Iterator[str]:
+        try:
+            for line in self._lines:
+                text = folded.add(line)
+                if text:
+                    yield text
+            _check(folded)
+        finally:
+            self.close()
+
+    def __iter__(self) -> Iterator[str]:
+        return self._pieces
+
+    def __next__(self) -> str:
+        return next(self._pieces)
+
+    def close(self) -> None:
+        """End the answer. The service stops writing it."""
+        self._is_over = True
+        self._lines.close()
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class AsyncStream(_Streamed):
+    """The pieces of a text, as the model writes them. Closing it, or leaving its block, ends the answer."""
+
+    def __init__(self, lines: AsyncGenerator[str, None], headers: Mapping[str, str]) -> None:
+        self._lines = lines
+        self._folded = Folded(headers)
+        self._pieces = self._read(self._folded)
+
+    async def _read(self, folded: Folded) -> AsyncIterator[str]:
+        try:
+            async for line in self._lines:
+                text = folded.add(line)
+                if text:
+                    yield text
+            _check(folded)
+        finally:
+            await self.close()
+
+    def __aiter__(self) -> AsyncIterator[str]:
+        return self._pieces
+
+    async def close(self) -> None:
+        """End the answer. The service stops writing it."""
+        self._is_over = True
+        await self._lines.aclose()
+
+    async def __aenter__(self) -> AsyncStream:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+def _check(folded: Folded) -> None:
+    if not folded.is_done:
+        raise UnexpectedAnswer("the stream ended before the answer did")
+
+
+class Comparison(views.Comparison, frozen=True, kw_only=True):
+    """The completions of a prompt, in the order of the intensities of the request."""
+
+    def _repr_html_(self) -> str:
+        titles = [f"intensity {side.intensity:g}" for side in self.sides]
+        return shown.columns(titles, [escape(side.text) for side in self.sides])
+
+
+class Feature(FeatureDetails, frozen=True, kw_only=True):
+    """One feature of an SAE."""
+
+    def _repr_html_(self) -> str:
+        title = f"feature {self.feature_idx}" + (f": {self.label}" if self.label else "")
+        return shown.card(title, self)

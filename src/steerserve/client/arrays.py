@@ -1,0 +1,105 @@
+"""Numbers of answers as arrays. This module imports numpy, so it is imported when the first array is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from steerserve.client import shown
+
+
+class Activations:
+    """The SAE activations of an answer.
+
+    Attributes:
+        sae_id: the SAE that was read, attached at `layer`.
+        read_point: `post_steering`, `pre_steering` or `unsteered`.
+        positions: the positions that were read, counted from the beginning of the prompt: int64 [n].
+        token_ids: the tokens there: int64 [n].
+        texts: the texts of these tokens; None where the answer has none.
+        features: the indices of all features that are listed anywhere, in ascending order: int64 [k].
+        values: the activations: float32 [n, k]; NaN where the answer does not list a feature at a position, which
+            means that it is 0 or not among the strongest there.
+        labels: the labels of features that have one.
+        raw: the block of the answer.
+    """
+
+    def __init__(self, raw: Mapping[str, Any], texts: Sequence[str] | None) -> None:
+        read = raw["positions"]
+        self.raw = raw
+        self.sae_id: str = raw["sae_id"]
+        self.layer: int = raw["layer"]
+        self.read_point: str | None = raw.get("read_point")
+        self.positions: NDArray[np.int64] = np.array([one["position"] for one in read], np.int64)
+        self.token_ids: NDArray[np.int64] = np.array([one["token_id"] for one in read], np.int64)
+        listed = [(row, one) for row, place in enumerate(read) for one in place["features"]]
+        self.features: NDArray[np.int64] = np.unique(
+            np.array([one["index"] for _, one in listed], np.int64)
+        )
+        self.values: NDArray[np.float32] = np.full(
+            (len(read), len(self.features)), np.nan, np.float32
+        )
+        column = {int(index): at for at, index in enumerate(self.features)}
+        for row, one in listed:
+            self.values[row, column[one["index"]]] = one["value"]
+        self.labels: dict[int, str] = {
+            one["index"]: one["label"] for _, one in listed if "label" in one
+        }
+        own = [one.get("text") for one in read]
+        self.texts = list(texts) if texts is not None else own if all(own) else None
+
+    def __getitem__(self, feature: int) -> NDArray[np.float32]:
+        """The activations of one feature at all positions: float32 [n].
+
+        Raises:
+            KeyError: the answer lists the feature nowhere.
+        """
+        at = np.flatnonzero(self.features == feature)
+        if not len(at):
+            raise KeyError(feature)
+        return self.values[:, int(at[0])]
+
+    def to_pandas(self) -> Any:
+        """A `pandas.DataFrame` with a row for each position and a column for each feature.
+
+        Raises:
+            ImportError: pandas is not installed.
+        """
+        rows: list[dict[str, Any]] = []
+        for at in range(len(self.positions)):
+            row: dict[str, Any] = {
+                "position": int(self.positions[at]),
+                "token_id": int(self.token_ids[at]),
+            }
+            if self.texts is not None:
+                row["text"] = self.texts[at]
+            row |= {str(i): float(v) for i, v in zip(self.features, self.values[at], strict=True)}
+            rows.append(row)
+        return shown.frame(rows)
+
+    def _repr_html_(self) -> str:
+        return shown.tokens(
+            [
+                (
+                    f"{token} " if self.texts is None else self.texts[row],
+                    {
+                        f"{one['index']} {one.get('label', '')}".strip(): one["value"]
+                        for one in place["features"]
+                    },
+                )
+                for row, (token, place) in enumerate(
+                    zip(self.token_ids, self.raw["positions"], strict=True)
+                )
+            ]
+        )
+
+    def __repr__(self) -> str:
+        return f"Activations({self.sae_id} at layer {self.layer}, values {self.values.shape})"
+
+
+def vectors(raw: Mapping[str, Any]) -> NDArray[np.float32]:
+    """The vectors of an answer of `/v1/embeddings`: float32 [texts, width]."""
+    return np.array([entry["embedding"] for entry in raw["data"]], np.float32)

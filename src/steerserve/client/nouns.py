@@ -1,0 +1,968 @@
+"""The nouns of the management API: a method for every route. Its arguments are the fields of the route, and its
+annotation is the form of the answer. The bodies of functions under `@route` are never run."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, overload
+
+import msgspec
+
+from steerserve.client.answers import Feature
+from steerserve.client.calls import (
+    Awaited,
+    Blocking,
+    Call,
+    Listing,
+    Mode,
+    Noun,
+    Reply,
+    Steps,
+    answered,
+    composed,
+    data,
+    document,
+    either,
+    fault,
+    model_of,
+    route,
+)
+from steerserve.client.waiting import job_of, until_cached, until_loaded, until_over, until_stored
+from steerserve.control.health.views import (
+    BackendReport,
+    CardReport,
+    DetailedHealth,
+    Liveness,
+    MetricsReport,
+    Readiness,
+    ServiceVersion,
+)
+from steerserve.control.inference.views import JobList, JobRecord
+from steerserve.control.models.views import (
+    DeletedModel,
+    ModelList,
+    ModelRecord,
+    OfferedModels,
+    UnlockedModel,
+)
+from steerserve.control.saes.views import (
+    AttachedSet,
+    AttachmentEntry,
+    AttachmentList,
+    CancelledSae,
+    Compatibility,
+    DeletedSae,
+    DetachedSae,
+    FirstAttachment,
+    NewAttachment,
+    NoAttachment,
+    OfferedSae,
+    OfferedSaes,
+    RegisteredSae,
+    SaeDetails,
+    SaeList,
+    SaeRecord,
+)
+from steerserve.control.sensing.feature_views import (
+    FeatureLabel,
+    FeatureSearch,
+    ImportedLabels,
+    LabelPage,
+    SimilarFeature,
+)
+from steerserve.control.sensing.monitoring_views import (
+    Cleared,
+    FeatureContexts,
+    FeatureFigures,
+    Metric,
+    MonitoredContext,
+    MonitoredToken,
+    MonitoringHistory,
+    MonitoringReport,
+    MonitoringStatistics,
+    TopFeatures,
+)
+from steerserve.control.sensing.sensing_views import (
+    CircuitSensingChange,
+    CircuitSensingState,
+    ClusterFirings,
+    ClusterSensingReport,
+    DeletedFirings,
+    EdgeFirings,
+    QuorumChange,
+    SensingChange,
+)
+from steerserve.control.steering.circuit_views import (
+    ActivatedCircuit,
+    CircuitDetailRecord,
+    CircuitList,
+    CircuitRecord,
+    ClaimedLayer,
+    DeactivatedCircuit,
+    DeletedCircuit,
+    ImportedCircuitRecord,
+    RedialledCircuit,
+    ReleasedClaims,
+)
+from steerserve.control.steering.vector_views import (
+    DeletedVector,
+    VectorList,
+    VectorNeighbours,
+    VectorRecord,
+)
+from steerserve.control.steering.views import (
+    ActivatedCluster,
+    ActivatedProfile,
+    ClusterImport,
+    ClusterList,
+    ClusterSummary,
+    DeactivatedProfile,
+    DeletedProfile,
+    ImportedItem,
+    ImportedProfileRecord,
+    IntensityReport,
+    OfferedPack,
+    PackedDefinition,
+    ProfileExport,
+    ProfileList,
+    ProfileRecord,
+    SteeringState,
+)
+from steerserve.logs.lines import Level, LogLine, LogLines
+from steerserve.rules.jobs import JobFacts
+from steerserve.rules.models.breaker import BreakerStatus
+from steerserve.rules.residency.lease_status import (
+    EndedLeaseStatus,
+    GrantedLease,
+    LeaseState,
+    LeaseStatus,
+)
+from steerserve.rules.residency.replicas import ReplicaSet, ReplicaView
+from steerserve.rules.sensing.firings import ClusterFiringRecord, EdgeFiringRecord
+
+OnConflict = Literal["rename", "fail"]
+Values = Mapping[int, float]
+"""Feature index -> value."""
+Document = Mapping[str, Any]
+"""A JSON document, as it was exported."""
+# inside a noun with a method `list`, the name means the method
+OfferedPacks = list[OfferedPack]
+PackedDefinitions = list[PackedDefinition]
+CircuitRecords = list[CircuitRecord]
+ClaimedLayers = list[ClaimedLayer]
+BreakerStatuses = list[BreakerStatus]
+
+
+class Models(Noun[Mode]):
+    """The registered models, and the one that is loaded. A `model_id` may be the name of the model."""
+
+    @route("GET", "/api/models", items="models")
+    def list(self) -> Listing[ModelRecord, ModelList]:
+        """All registered models."""
+
+    @route("GET", "/api/models/{model_id}")
+    def get(self, model_id: int | str) -> ModelRecord:
+        """One model."""
+
+    @route("POST", "/api/models/preview")
+    def preview(
+        self, repo_id: str, *, revision: str | None = None, hub_token: str | None = None
+    ) -> OfferedModels:
+        """The models that a repository of the hub offers."""
+
+    @route("POST", "/api/models")
+    def add(
+        self,
+        source: Literal["huggingface", "local"],
+        *,
+        repo_id: str | None = None,
+        local_path: str | None = None,
+        revision: str | None = None,
+        hub_token: str | None = None,
+        quantization: Literal["FP16", "Q8", "Q4", "Q2"] = "FP16",
+        gguf_label: str | None = None,
+        custom_name: str | None = None,
+        trust_remote_code: bool = False,
+    ) -> ModelRecord:
+        """Register a model, whose download goes on after the answer. `register` also waits."""
+
+    @composed
+    def register(
+        self,
+        /,
+        repo_or_path: str,
+        *,
+        wait: bool = True,
+        progress: bool = True,
+        **fields: Any,
+    ) -> Steps[ModelRecord]:
+        """Register a repository of the hub, or a folder or file of the service's machine, which begins with `/`, `.`
+        or `~`. The fields are those of `add`.
+
+        Args:
+            wait: whether the answer waits for the download.
+            progress: whether a bar shows the download meanwhile.
+        """
+        where = (
+            {"source": "local", "local_path": repo_or_path}
+            if repo_or_path[:1] in ("/", ".", "~")
+            else {"source": "huggingface", "repo_id": repo_or_path}
+        )
+        retries = self._runner.retries
+        reply = yield from answered(Call("POST", "/api/models", body=where | fields), retries)
+        record = data(reply, ModelRecord)
+        if not wait:
+            return record
+        return (yield from until_stored(record.id, retries, progress=progress))
+
+    @route("POST", "/api/models/{model_id}/load", query=("wait",))
+    def begin_load(
+        self,
+        model_id: int | str,
+        *,
+        gpu: int | str | None = None,
+        wait: bool = False,
+        lease: str | None = None,
+    ) -> ModelRecord:
+        """Load a model in the place of the loaded one. `load` waits with a progress bar."""
+
+    @composed
+    def load(
+        self,
+        model_id: int | str,
+        *,
+        gpu: int | str | None = None,
+        lease: str | None = None,
+        progress: bool = True,
+    ) -> Steps[ModelRecord]:
+        """Load a model in the place of the loaded one, and wait until it is loaded. Its download is waited for.
+
+        Args:
+            gpu: the index or the UUID of a card, `auto`, or `all`.
+            lease: the lease on the model that is loaded now.
+            progress: whether a bar shows how far it is.
+        """
+        retries = self._runner.retries
+        if isinstance(model_id, str):
+            model_id = (yield from model_of(model_id, retries)).id
+        stored = yield from until_stored(model_id, retries, progress=progress)
+        if stored.status in ("loading", "loaded"):
+            return (yield from until_loaded(model_id, retries, progress=progress))
+        call = Models.begin_load.call(
+            {"model_id": model_id}
+            | ({} if gpu is None else {"gpu": gpu})
+            | ({} if lease is None else {"lease": lease})
+        )
+        yield from answered(call, retries)
+        return (yield from until_loaded(model_id, retries, progress=progress))
+
+    @route("POST", "/api/models/{model_id}/unload")
+    def unload(self, model_id: int | str, *, lease: str | None = None) -> ModelRecord:
+        """Take a model out of memory."""
+
+    @route("POST", "/api/models/{model_id}/cancel")
+    def cancel(self, model_id: int | str) -> ModelRecord:
+        """End a download or a load."""
+
+    @route("DELETE", "/api/models/{model_id}")
+    def delete(self, model_id: int | str) -> DeletedModel:
+        """Forget a model, with the files that were downloaded for it."""
+
+    @route("POST", "/api/models/{model_id}/lock")
+    def lock(self, model_id: int | str) -> ModelRecord:
+        """Keep the loaded model from being replaced by requests of `/v1`."""
+
+    @route("POST", "/api/models/{model_id}/unlock")
+    def unlock(self, model_id: int | str) -> UnlockedModel: ...
+
+    @route("POST", "/api/models/{model_id}/lease")
+    def grant_lease(
+        self, model_id: int | str, *, holder: str, reason: str, ttl_seconds: int | None = None
+    ) -> GrantedLease:
+        """Lease the loaded model, so that nobody else replaces it."""
+
+    @route("GET", "/api/models/{model_id}/lease")
+    def get_lease(self, model_id: int | str) -> LeaseState: ...
+
+    @route("POST", "/api/models/{model_id}/lease/renew")
+    def renew_lease(
+        self, model_id: int | str, *, lease: str, ttl_seconds: int | None = None
+    ) -> LeaseStatus: ...
+
+    @route("DELETE", "/api/models/{model_id}/lease")
+    def release_lease(self, model_id: int | str, *, lease: str) -> EndedLeaseStatus: ...
+
+    @route("GET", "/api/models/{model_id}/replicas", items="replicas")
+    def replicas(self, model_id: int | str) -> Listing[ReplicaView, ReplicaSet]:
+        """The replicas of the loaded model."""
+
+    @route("PUT", "/api/models/{model_id}/replicas")
+    def resize(self, model_id: int | str, *, count: int) -> ReplicaSet:
+        """Let this many replicas serve the model."""
+
+    @route("POST", "/api/models/{model_id}/replicas/{name}/drain")
+    def drain_replica(self, model_id: int | str, name: str) -> ReplicaSet:
+        """End a replica after its requests."""
+
+    @route("POST", "/api/models/{model_id}/replicas/{name}/replace")
+    def replace_replica(self, model_id: int | str, name: str) -> ReplicaSet: ...
+
+
+class Saes(Noun[Mode]):
+    """The registered SAEs, and those that are attached to the loaded model."""
+
+    @route("GET", "/api/saes", read=lambda reply: _sae_list(reply))
+    def list(self) -> Listing[SaeRecord, SaeList]:
+        """All registered SAEs."""
+
+    @route("GET", "/api/saes/{sae_id}")
+    def get(self, sae_id: str) -> SaeDetails:
+        """One SAE. A repository has its units, each of which can be attached."""
+
+    @composed
+    def find(self, name: str) -> Steps[SaeRecord]:
+        """The SAE with this id, name or path.
+
+        Raises:
+            ServiceError: SAE_NOT_FOUND; the message says what else could be meant.
+        """
+        reply = yield from answered(Call("GET", "/api/saes"), self._runner.retries)
+        saes = _sae_list(reply)
+        named = [one for one in saes if name in _names(one)]
+        if len(named) != 1:
+            known = ", ".join(one.id for one in named or saes) or "there is none"
+            why = "names several SAEs" if named else "names no SAE"
+            raise fault("SAE_NOT_FOUND", f"{name!r} {why}: {known}", requested=name)
+        return named[0]
+
+    @route("POST", "/api/saes/preview", items="files")
+    def preview(
+        self,
+        repository_id: str,
+        *,
+        revision: str | None = None,
+        file_path: str | None = None,
+        hub_token: str | None = None,
+        layer: int | None = None,
+        width: str | None = None,
+        site: str | None = None,
+        query: str | None = None,
+        limit: int | None = None,
+        offset: int = 0,
+    ) -> Listing[OfferedSae, OfferedSaes]:
+        """The SAEs that a repository of the hub offers."""
+
+    @route("POST", "/api/saes/download")
+    def add(
+        self,
+        *,
+        repository_id: str | None = None,
+        file_path: str | None = None,
+        local_path: str | None = None,
+        revision: str | None = None,
+        hub_token: str | None = None,
+    ) -> RegisteredSae:
+        """Register an SAE, whose download goes on after the answer. `download` also waits."""
+
+    @composed
+    def download(
+        self,
+        /,
+        repo_or_path: str,
+        file_path: str | None = None,
+        *,
+        wait: bool = True,
+        progress: bool = True,
+        **fields: Any,
+    ) -> Steps[SaeDetails]:
+        """Register the SAE at `file_path` of a repository of the hub, all SAEs of the repository where it is left out,
+        or a folder or file of the service's machine, which begins with `/`, `.` or `~`.
+
+        Args:
+            wait: whether the answer waits for the download.
+            progress: whether a bar shows the download meanwhile.
+        """
+        where: dict[str, Any] = (
+            {"local_path": repo_or_path}
+            if repo_or_path[:1] in ("/", ".", "~")
+            else {"repository_id": repo_or_path}
+        )
+        if file_path is not None:
+            where["file_path"] = file_path
+        retries = self._runner.retries
+        call = Call("POST", "/api/saes/download", body=where | fields)
+        registered = data((yield from answered(call, retries)), RegisteredSae)
+        if wait:
+            return (yield from until_cached(registered.sae_id, retries, progress=progress))
+        reply = yield from answered(Call("GET", f"/api/saes/{registered.sae_id}"), retries)
+        return data(reply, SaeDetails)
+
+    @route("POST", "/api/saes/{sae_id}/cancel")
+    def cancel(self, sae_id: str) -> CancelledSae:
+        """End a download."""
+
+    @route("DELETE", "/api/saes/{sae_id}")
+    def delete(self, sae_id: str) -> DeletedSae:
+        """Forget an SAE, with the files that were downloaded for it."""
+
+    @route("POST", "/api/saes/{sae_id}/attach")
+    def attach(
+        self,
+        sae_id: str,
+        *,
+        layer: int,
+        dtype: str | None = None,
+        overrides: Mapping[str, Any] | None = None,
+        check: bool = True,
+    ) -> NewAttachment:
+        """Attach an SAE at a decoder layer of the loaded model, in the place of the attached ones."""
+
+    @route("POST", "/api/saes/attach-set")
+    def attach_set(
+        self, saes: Sequence[Mapping[str, Any]], *, dtype: str | None = None
+    ) -> AttachedSet:
+        """Attach SAEs beside the attached ones: `[{"sae_id": …, "layer": …}]`."""
+
+    @route("POST", "/api/saes/{sae_id}/detach")
+    def detach(self, sae_id: str) -> DetachedSae: ...
+
+    @route("GET", "/api/saes/attachment", read=lambda reply: _attachment(data(reply, dict)))
+    def attachment(self) -> FirstAttachment | NoAttachment:
+        """The SAE that was attached first."""
+
+    @route("GET", "/api/saes/attachments", items="entries")
+    def attachments(self) -> Listing[AttachmentEntry, AttachmentList]:
+        """All attached SAEs."""
+
+    @route("GET", "/api/saes/{sae_id}/compatibility")
+    def compatibility(self, sae_id: str, *, layer: int) -> Compatibility:
+        """Whether an SAE can be attached at a layer of the loaded model."""
+
+
+class _RawSaeList(msgspec.Struct):
+    """The list before it is known which of the two forms the attachment has."""
+
+    saes: list[SaeRecord]
+    total: int
+    attachment: dict[str, Any]
+
+
+def _sae_list(reply: Reply) -> Listing[SaeRecord, SaeList]:
+    raw = data(reply, _RawSaeList)
+    answer = SaeList(raw.saes, raw.total, _attachment(raw.attachment))
+    return Listing(answer.saes, answer)
+
+
+def _attachment(raw: object) -> FirstAttachment | NoAttachment:
+    found: FirstAttachment | NoAttachment = either(raw, [FirstAttachment, NoAttachment])
+    return found
+
+
+def _names(sae: SaeRecord) -> set[str | None]:
+    return {sae.id, sae.name, sae.local_path, f"{sae.repository_id}/{sae.file_path}"}
+
+
+class Steering(Noun[Mode]):
+    """The live values of the attached SAEs. Without `sae_id` and `layer` the SAE that was attached first is meant."""
+
+    @route("GET", "/api/saes/steering")
+    def get(self, *, sae_id: str | None = None, layer: int | None = None) -> SteeringState:
+        """The values that are set."""
+
+    @route("POST", "/api/saes/steering")
+    def set_feature(
+        self, feature_idx: int, value: float, *, sae_id: str | None = None, layer: int | None = None
+    ) -> SteeringState: ...
+
+    @route("POST", "/api/saes/steering/batch")
+    def batch(
+        self, steering: Values, *, sae_id: str | None = None, layer: int | None = None
+    ) -> SteeringState: ...
+
+    set = batch
+    """Set the values of features: `set({90: 52.5})`. Values of other features stay."""
+
+    @route("POST", "/api/saes/steering/enable", query=("enabled",))
+    def enable(self, *, enabled: bool = True) -> SteeringState:
+        """Switch steering on."""
+
+    @route("POST", "/api/saes/steering/disable")
+    def disable(self) -> SteeringState:
+        """Switch steering off, and keep the values."""
+
+    @route("DELETE", "/api/saes/steering/{index}")
+    def remove(
+        self, index: int, *, sae_id: str | None = None, layer: int | None = None
+    ) -> SteeringState:
+        """Clear the value of one feature."""
+
+    @route("DELETE", "/api/saes/steering")
+    def clear(self, *, sae_id: str | None = None, layer: int | None = None) -> SteeringState:
+        """Clear all values: of the named SAE, else of every SAE."""
+
+
+class Vectors(Noun[Mode]):
+    """Stored directions of the activations. A `vector_id` may be the name of the vector."""
+
+    @route("GET", "/api/vectors", items="vectors")
+    def list(self, *, limit: int = 200, offset: int = 0) -> Listing[VectorRecord, VectorList]: ...
+
+    @route("GET", "/api/vectors/{vector_id}")
+    def get(self, vector_id: str) -> VectorRecord: ...
+
+    @route("POST", "/api/vectors")
+    def add(
+        self,
+        name: str,
+        source: Literal["local", "huggingface", "inline"],
+        *,
+        local_path: str | None = None,
+        repository_id: str | None = None,
+        file_path: str | None = None,
+        revision: str | None = None,
+        hub_token: str | None = None,
+        directions: Sequence[Mapping[str, Any]] | None = None,
+        model_hint: str | None = None,
+        layer: int | None = None,
+        layer_convention: str | None = None,
+        layer_offset: int = 0,
+        operation: Literal["add", "project"] | None = None,
+    ) -> VectorRecord:
+        """Store a vector from a file of the service's machine, from the hub, or with its numbers."""
+
+    @composed
+    def upload(
+        self,
+        /,
+        name: str,
+        file: str | Path,
+        *,
+        metadata: str | Path | None = None,
+        **fields: Any,
+    ) -> Steps[VectorRecord]:
+        """Store a vector from a file of this machine. The other fields are those of `add`.
+
+        Args:
+            metadata: the `direction_metadata.json` of a refusal direction.
+        """
+        paths = {"file": Path(file)} | ({} if metadata is None else {"metadata": Path(metadata)})
+        files = {field: (path.name, path.read_bytes()) for field, path in paths.items()}
+        texts = {field: str(value) for field, value in fields.items() if value is not None}
+        call = Call("POST", "/api/vectors", body={"name": name} | texts, files=files)
+        return data((yield from answered(call, self._runner.retries)), VectorRecord)
+
+    @route("DELETE", "/api/vectors/{vector_id}")
+    def delete(self, vector_id: str) -> DeletedVector: ...
+
+    @route("GET", "/api/vectors/{vector_id}/export", read=document)
+    def export(
+        self, vector_id: str, *, format: Literal["gguf", "safetensors", "json"] = "json"
+    ) -> bytes:
+        """The content of a file with the vector."""
+
+    @route("GET", "/api/vectors/{vector_id}/neighbours")
+    def neighbours(
+        self, vector_id: str, *, limit: int = 10, layer: int | None = None
+    ) -> VectorNeighbours:
+        """The features and the vectors that are nearest by cosine."""
+
+
+class Profiles(Noun[Mode]):
+    """Saved steering."""
+
+    @route("GET", "/api/profiles", items="profiles")
+    def list(self, *, limit: int = 200, offset: int = 0) -> Listing[ProfileRecord, ProfileList]: ...
+
+    @route("GET", "/api/profiles/active")
+    def active(self) -> ProfileRecord | None: ...
+
+    @route("GET", "/api/profiles/{profile_id}")
+    def get(self, profile_id: str) -> ProfileRecord: ...
+
+    @route("POST", "/api/profiles")
+    def create(
+        self,
+        name: str,
+        steering: Values,
+        *,
+        description: str | None = None,
+        model_id: int | str | None = None,
+        sae_id: str | None = None,
+        layer: int | None = None,
+        intensity: float = 1.0,
+    ) -> ProfileRecord: ...
+
+    @route("POST", "/api/profiles/save-current")
+    def save_current(self, name: str, *, description: str | None = None) -> ProfileRecord:
+        """Save the live values."""
+
+    @route("PATCH", "/api/profiles/{profile_id}")
+    def change(
+        self,
+        profile_id: str,
+        *,
+        name: str | None = None,
+        description: str | None = None,
+        steering: Values | None = None,
+        model_id: int | str | None = None,
+        sae_id: str | None = None,
+        layer: int | None = None,
+        intensity: float | None = None,
+    ) -> ProfileRecord:
+        """Replace the fields that are given; None empties a field that may be empty."""
+
+    @route("DELETE", "/api/profiles/{profile_id}")
+    def delete(self, profile_id: str) -> DeletedProfile: ...
+
+    @route("POST", "/api/profiles/{profile_id}/activate")
+    def activate(self, profile_id: str, *, apply_steering: bool = True) -> ActivatedProfile: ...
+
+    @route("POST", "/api/profiles/{profile_id}/deactivate", query=("clear_steering",))
+    def deactivate(self, profile_id: str, *, clear_steering: bool = True) -> DeactivatedProfile: ...
+
+    @route("GET", "/api/profiles/{profile_id}/export")
+    def export(self, profile_id: str) -> ProfileExport: ...
+
+    @route("POST", "/api/profiles/import")
+    def import_document(self, document: Document | ProfileExport) -> ImportedProfileRecord: ...
+
+
+class Clusters(Noun[Mode]):
+    """Sets of features with one dial."""
+
+    @route("GET", "/api/clusters", items="clusters")
+    def list(
+        self, *, limit: int = 200, offset: int = 0
+    ) -> Listing[ClusterSummary, ClusterList]: ...
+
+    @route("POST", "/api/clusters/import", query=("on_conflict", "activate"))
+    def import_document(
+        self, document: Document, *, on_conflict: OnConflict = "rename", activate: bool = False
+    ) -> ClusterImport:
+        """Import a definition or a bundle."""
+
+    @route("POST", "/api/clusters/{cluster_id}/activate")
+    def activate(self, cluster_id: str) -> ActivatedCluster: ...
+
+    @route("POST", "/api/clusters/{cluster_id}/deactivate")
+    def deactivate(self, cluster_id: str) -> DeactivatedProfile: ...
+
+    @route("PUT", "/api/clusters/{cluster_id}/intensity")
+    def dial(
+        self, cluster_id: str, intensity: float, *, reapply: bool = True
+    ) -> IntensityReport: ...
+
+    @route("PUT", "/api/clusters/active/intensity")
+    def dial_active(self, intensity: float, *, reapply: bool = True) -> IntensityReport: ...
+
+    @route("DELETE", "/api/clusters/{cluster_id}")
+    def delete(self, cluster_id: str) -> DeletedProfile: ...
+
+    @route("GET", "/api/clusters/{cluster_id}/export")
+    def export(self, cluster_id: str) -> dict[str, Any]: ...
+
+    @route("GET", "/api/clusters/hub/search")
+    def search_hub(
+        self, q: str = "", *, base_model: str | None = None, limit: int = 30
+    ) -> Listing[OfferedPack, OfferedPacks]: ...
+
+    @route("GET", "/api/clusters/hub/{repo_id}/definitions")
+    def hub_definitions(
+        self, repo_id: str, *, revision: str | None = None
+    ) -> Listing[PackedDefinition, PackedDefinitions]: ...
+
+    @route("POST", "/api/clusters/hub/import")
+    def import_from_hub(
+        self,
+        repo_id: str,
+        filename: str,
+        *,
+        revision: str | None = None,
+        activate: bool = False,
+        on_conflict: OnConflict = "rename",
+    ) -> ImportedItem: ...
+
+
+class Circuits(Noun[Mode]):
+    """Features in several layers, with edges between them."""
+
+    @route("GET", "/api/circuits", items="circuits")
+    def list(
+        self, *, min_rung: int = 0, serveable: bool | None = None, limit: int = 50, offset: int = 0
+    ) -> Listing[CircuitRecord, CircuitList]: ...
+
+    @route("GET", "/api/circuits/{circuit_id}")
+    def get(self, circuit_id: str) -> CircuitDetailRecord: ...
+
+    @route("GET", "/api/circuits/active")
+    def active(self, *, single: bool = False) -> CircuitRecords | CircuitRecord | None: ...
+
+    @route("POST", "/api/circuits/import", query=("on_conflict",))
+    def import_document(
+        self, document: Document, *, on_conflict: OnConflict = "rename"
+    ) -> ImportedCircuitRecord: ...
+
+    @route(
+        "POST",
+        "/api/circuits/{circuit_id}/activate",
+        query=("acknowledge_unvalidated", "allow_layer_overlap"),
+    )
+    def activate(
+        self,
+        circuit_id: str,
+        *,
+        acknowledge_unvalidated: bool = False,
+        allow_layer_overlap: bool = False,
+    ) -> ActivatedCircuit: ...
+
+    @route("POST", "/api/circuits/{circuit_id}/deactivate")
+    def deactivate(self, circuit_id: str) -> DeactivatedCircuit: ...
+
+    @route("PUT", "/api/circuits/active/intensity")
+    def dial_active(
+        self, intensity: float, *, reapply: bool = True, acknowledge_unvalidated: bool = False
+    ) -> RedialledCircuit: ...
+
+    @route("DELETE", "/api/circuits/{circuit_id}")
+    def delete(self, circuit_id: str) -> DeletedCircuit: ...
+
+    @route("GET", "/api/circuits/{circuit_id}/export")
+    def export(self, circuit_id: str) -> dict[str, Any]: ...
+
+    @route("GET", "/api/circuits/claims")
+    def claims(self) -> Listing[ClaimedLayer, ClaimedLayers]:
+        """The layers that circuits hold."""
+
+    @route("POST", "/api/circuits/claims/release", query=("circuit_id",))
+    def release_claims(self, circuit_id: str) -> ReleasedClaims: ...
+
+
+class Sensing(Noun[Mode]):
+    """Where the features of clusters fired together."""
+
+    @route("GET", "/api/sensing/status")
+    def status(self) -> ClusterSensingReport: ...
+
+    @route("GET", "/api/sensing/events", items="events")
+    def events(
+        self, *, profile_id: str | None = None, limit: int = 50, since: str | None = None
+    ) -> Listing[ClusterFiringRecord, ClusterFirings]: ...
+
+    @route("GET", "/api/sensing/events/{event_id}")
+    def event(self, event_id: int) -> ClusterFiringRecord: ...
+
+    @route("DELETE", "/api/sensing/events")
+    def clear(self, *, profile_id: str | None = None) -> DeletedFirings: ...
+
+    @route("POST", "/api/sensing/{profile_id}/enable")
+    def enable(self, profile_id: str) -> SensingChange: ...
+
+    @route("POST", "/api/sensing/{profile_id}/disable")
+    def disable(self, profile_id: str) -> SensingChange: ...
+
+    @route("PUT", "/api/sensing/{profile_id}/config")
+    def configure(self, profile_id: str, *, min_k: int | None) -> QuorumChange: ...
+
+
+class CircuitSensing(Noun[Mode]):
+    """Which edges of circuits fired."""
+
+    @route("GET", "/api/circuit-sensing/status")
+    def status(self) -> CircuitSensingState: ...
+
+    @route("GET", "/api/circuit-sensing/events", items="events")
+    def events(
+        self,
+        *,
+        circuit_id: str | None = None,
+        edge_key: str | None = None,
+        limit: int = 50,
+        since: str | None = None,
+    ) -> Listing[EdgeFiringRecord, EdgeFirings]: ...
+
+    @route("GET", "/api/circuit-sensing/events/{event_id}")
+    def event(self, event_id: int) -> EdgeFiringRecord: ...
+
+    @route("DELETE", "/api/circuit-sensing/events")
+    def clear(self, *, circuit_id: str | None = None) -> DeletedFirings: ...
+
+    @route("POST", "/api/circuit-sensing/{circuit_id}/enable")
+    def enable(self, circuit_id: str) -> CircuitSensingChange: ...
+
+    @route("POST", "/api/circuit-sensing/{circuit_id}/disable")
+    def disable(self, circuit_id: str) -> CircuitSensingChange: ...
+
+
+class Monitoring(Noun[Mode]):
+    """Which features are active while the model writes."""
+
+    @route("GET", "/api/monitoring")
+    def get(self) -> MonitoringReport: ...
+
+    @route("POST", "/api/monitoring/configure")
+    def configure(
+        self,
+        *,
+        enabled: bool = True,
+        features: Sequence[int] | None = None,
+        history_size: int = 100,
+        top_k: int = 10,
+    ) -> MonitoringReport: ...
+
+    @route("POST", "/api/monitoring/enable")
+    def enable(self, enabled: bool) -> MonitoringReport: ...
+
+    @route("GET", "/api/monitoring/history", items="records")
+    def history(
+        self, *, limit: int = 50, request_id: str | None = None, features: str | None = None
+    ) -> Listing[MonitoredToken, MonitoringHistory]:
+        """Recorded tokens, the newest first. `features` is as in `1,2,3`."""
+
+    @route("DELETE", "/api/monitoring/history")
+    def clear_history(self) -> Cleared: ...
+
+    @route("GET", "/api/monitoring/contexts", items="contexts")
+    def contexts(
+        self, feature: int, *, limit: int = 10
+    ) -> Listing[MonitoredContext, FeatureContexts]:
+        """The contexts in which a feature was strongest."""
+
+    @route("GET", "/api/monitoring/statistics", items="features")
+    def statistics(
+        self, *, features: str | None = None
+    ) -> Listing[FeatureFigures, MonitoringStatistics]: ...
+
+    @route("DELETE", "/api/monitoring/statistics")
+    def clear_statistics(self) -> Cleared: ...
+
+    @route("POST", "/api/monitoring/statistics/top", items="features")
+    def top(self, k: int = 10, *, metric: Metric = "mean") -> Listing[FeatureFigures, TopFeatures]:
+        """The features with the largest values of a figure."""
+
+
+class Features(Noun[Mode]):
+    """The features of an SAE, and their labels."""
+
+    @route("GET", "/api/saes/{sae_id}/features/{index}")
+    def get(self, sae_id: str, index: int, *, tokens: int = 10) -> Feature:
+        """One feature, with the `tokens` that it promotes most and suppresses most."""
+
+    @route("POST", "/api/saes/{sae_id}/features/search", items="features")
+    def search(
+        self,
+        sae_id: str,
+        query: str | None = None,
+        *,
+        feature_idx: int | None = None,
+        limit: int = 20,
+    ) -> Listing[SimilarFeature, FeatureSearch]:
+        """Features by the words of their labels, or near another feature."""
+
+    @composed
+    def promoting(
+        self, /, sae_id: str, word: str, *, limit: int = 20
+    ) -> Steps[Listing[SimilarFeature, FeatureSearch]]:
+        """The features of an attached SAE that promote the tokens of a word. The first search takes some time."""
+        body = {"query": word, "by": "promotes", "limit": limit}
+        path = f"/api/saes/{sae_id}/features/search"
+        call = Call("POST", path, {"wait": True}, body)
+        found = data((yield from answered(call, self._runner.retries)), FeatureSearch)
+        return Listing(found.features, found)
+
+    @route("GET", "/api/saes/{sae_id}/labels", items="labels")
+    def labels(
+        self,
+        sae_id: str,
+        *,
+        query: str | None = None,
+        limit: int = 100,
+        offset: int = 0,
+        features: str | None = None,
+    ) -> Listing[FeatureLabel, LabelPage]: ...
+
+    @route("POST", "/api/saes/{sae_id}/labels", query=("replace",))
+    def add_labels(
+        self,
+        sae_id: str,
+        document: Mapping[str, Any] | Sequence[Mapping[str, Any]],
+        *,
+        replace: bool = False,
+    ) -> ImportedLabels: ...
+
+    @route("DELETE", "/api/saes/{sae_id}/labels")
+    def clear_labels(self, sae_id: str) -> Cleared: ...
+
+    @route("DELETE", "/api/saes/{sae_id}/labels/{index}")
+    def clear_label(self, sae_id: str, index: int) -> Cleared: ...
+
+
+class Jobs(Noun[Mode]):
+    """Work that goes on after the answer to its request."""
+
+    @route("GET", "/api/jobs", items="jobs")
+    def list(self) -> Listing[JobFacts, JobList]: ...
+
+    @route("GET", "/api/jobs/{job_id}", read=job_of)
+    def get(self, job_id: str) -> JobRecord: ...
+
+    @composed
+    def wait(self, job_id: str, *, progress: bool = True) -> Steps[JobRecord]:
+        """The job, once it is done, with a progress bar meanwhile.
+
+        Raises:
+            ServiceError: the code with which the job failed.
+        """
+        return (yield from until_over(job_id, self._runner.retries, progress=progress))
+
+    @route("DELETE", "/api/jobs/{job_id}", read=job_of)
+    def drop(self, job_id: str) -> JobRecord:
+        """Cancel a job that runs or waits, or forget one that has ended."""
+
+
+class Health(Noun[Mode]):
+    """The health of the service. Calling it gives all parts in one answer."""
+
+    @overload
+    def __call__(self: Health[Blocking]) -> DetailedHealth: ...
+
+    @overload
+    def __call__(self: Health[Awaited]) -> Awaitable[DetailedHealth]: ...
+
+    def __call__(self: Any) -> Any:
+        return self.detailed()
+
+    @route("GET", "/api/health")
+    def live(self) -> Liveness: ...
+
+    @route("GET", "/api/health/ready")
+    def ready(self) -> Readiness: ...
+
+    @route("GET", "/api/health/detailed")
+    def detailed(self) -> DetailedHealth: ...
+
+    @route("GET", "/api/health/gpus")
+    def gpus(self) -> CardReport: ...
+
+    @route("GET", "/api/health/inference")
+    def inference(self) -> BackendReport: ...
+
+    @route("GET", "/api/health/metrics")
+    def metrics(self) -> MetricsReport: ...
+
+    @route("GET", "/api/health/metrics/prometheus")
+    def prometheus(self) -> str: ...
+
+    @route("GET", "/api/health/circuits")
+    def breakers(self) -> Listing[BreakerStatus, BreakerStatuses]: ...
+
+    @route("POST", "/api/health/circuits/{name}/reset")
+    def reset_breaker(self, name: str) -> BreakerStatus: ...
+
+    @route("GET", "/api/health/log", items="lines")
+    def log(
+        self, *, after: int | None = None, level: Level = "DEBUG", limit: int = 500
+    ) -> Listing[LogLine, LogLines]: ...
+
+    @route("GET", "/api/health/version")
+    def version(self) -> ServiceVersion: ...

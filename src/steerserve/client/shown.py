@@ -1,0 +1,88 @@
+"""How answers look in a notebook. All texts are escaped, and no HTML has a script."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from typing import Any
+
+import msgspec
+
+CELL = 120
+"""The most characters of a cell of a table."""
+_PLAIN = 'style="text-align:left;vertical-align:top"'
+_COLOUR = "255,140,0"
+
+
+def facts(entry: Any) -> dict[str, Any]:
+    """An entry as a row: its fields, or itself under the name `value`."""
+    plain = msgspec.to_builtins(entry)
+    return plain if isinstance(plain, dict) else {"value": plain}
+
+
+def cell(value: Any) -> str:
+    """The escaped text of a value, which is cut after `CELL` characters."""
+    if isinstance(value, dict | list):
+        value = json.dumps(value, ensure_ascii=False)
+    text = "" if value is None else str(value)
+    return escape(text if len(text) <= CELL else f"{text[: CELL - 1]}…")
+
+
+def table(entries: Iterable[Any]) -> str:
+    """A table with a row for each entry, without the columns in which no entry has anything."""
+    rows = [facts(entry) for entry in entries]
+    names = {
+        name: None for row in rows for name, value in row.items() if value not in (None, [], {})
+    }
+    head = "".join(f"<th {_PLAIN}>{escape(name)}</th>" for name in names)
+    body = "".join(
+        "<tr>" + "".join(f"<td {_PLAIN}>{cell(row.get(name))}</td>" for name in names) + "</tr>"
+        for row in rows
+    )
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def card(title: str, entry: Any) -> str:
+    """A card: a title, and a line for each fact that is known."""
+    lines = "".join(
+        f"<tr><th {_PLAIN}>{escape(name)}</th><td {_PLAIN}>{cell(value)}</td></tr>"
+        for name, value in facts(entry).items()
+        if value is not None
+    )
+    return f"<div><strong>{escape(title)}</strong><table><tbody>{lines}</tbody></table></div>"
+
+
+def columns(titles: Sequence[str], texts: Sequence[str]) -> str:
+    """Texts side by side, each under its title."""
+    head = "".join(f"<th {_PLAIN}>{escape(title)}</th>" for title in titles)
+    style = 'style="text-align:left;vertical-align:top;white-space:pre-wrap"'
+    body = "".join(f"<td {style}>{text}</td>" for text in texts)
+    return f"<table><thead><tr>{head}</tr></thead><tbody><tr>{body}</tr></tbody></table>"
+
+
+def tokens(pieces: Sequence[tuple[str, Mapping[str, float]]]) -> str:
+    """A text whose tokens are coloured by their largest activation. The tooltip of a token has its activations.
+
+    Args:
+        pieces: the text of each token, and its activations by the names of the features.
+    """
+    strengths = [max((value for value in read.values()), default=0.0) for _, read in pieces]
+    most = max(strengths, default=0.0) or 1.0
+    spans = []
+    for (text, read), strength in zip(pieces, strengths, strict=True):
+        share = round(max(strength, 0.0) / most, 3)
+        title = ", ".join(f"{name}: {value:.4g}" for name, value in read.items())
+        style = f"background:rgba({_COLOUR},{share})"
+        spans.append(f'<span style="{style}" title="{escape(title)}">{escape(text)}</span>')
+    return f'<div style="white-space:pre-wrap">{"".join(spans)}</div>'
+
+
+def frame(entries: Iterable[Any]) -> Any:
+    """A `pandas.DataFrame` with a row for each entry.
+
+    Raises:
+        ImportError: pandas is not installed.
+    """
+    return importlib.import_module("pandas").DataFrame([facts(entry) for entry in entries])
