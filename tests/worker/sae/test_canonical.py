@@ -134,6 +134,18 @@ def test_the_nearest_is_the_same_direction_and_a_row_of_zeros_is_near_nothing() 
     assert values.tolist() == [0, 0, 0, 0]
 
 
+def test_the_features_nearest_to_a_direction_may_be_any() -> None:
+    sae = random()
+    indices, values = sae.nearest_to(sae.W_dec[3].float() * 7, 2)
+    assert (int(indices[0]), float(values[0])) == (3, pytest.approx(1, abs=1e-6))
+    direction = torch.randn(sae.d_in)
+    directions = torch.nn.functional.normalize(sae.W_dec.float(), dim=-1)
+    cosines = directions @ torch.nn.functional.normalize(direction, dim=-1)
+    indices, values = sae.nearest_to(direction, 10**6)
+    assert len(indices) == D_SAE
+    torch.testing.assert_close(values, cosines.sort(descending=True).values, atol=1e-6, rtol=1e-5)
+
+
 def test_decoder_norms_are_those_of_the_rows_and_follow_a_new_decoder() -> None:
     sae = random()
     torch.testing.assert_close(sae.decoder_norms(), sae.W_dec.norm(dim=1))

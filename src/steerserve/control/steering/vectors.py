@@ -78,6 +78,8 @@ class Vectors:
         self._conductor = conductor
         self._labels = labels
         self._kept: dict[str, Vector] = {}
+        self._ids: dict[str, str] = {}
+        self._kept_bytes = 0
         self._removals = 0
 
     # ------------------------------------------------------------- finding
@@ -98,23 +100,24 @@ class Vectors:
         Raises:
             Refusal: VECTOR_NOT_FOUND, DATABASE_UNAVAILABLE.
         """
-        kept = self._kept.get(id_or_name) or next(
-            (one for one in self._kept.values() if one.name == id_or_name), None
-        )
+        kept = self._kept.get(self._ids.get(id_or_name, id_or_name))
         if kept is None:
             removals = self._removals
             kept = await self._store.vector(id_or_name)
             if removals != self._removals:
                 return kept  # it may be the one that was removed meanwhile
-        self._keep(kept)
+        self._forget(kept.id)
+        self._kept[kept.id], self._ids[kept.name] = kept, kept.id
+        self._kept_bytes += _size(kept)
+        while self._kept_bytes > KEPT_BYTES:
+            self._forget(next(iter(self._kept)))
         return kept
 
-    def _keep(self, vector: Vector) -> None:
-        self._kept.pop(vector.id, None)
-        self._kept[vector.id] = vector
-        size = sum(_size(one) for one in self._kept.values())
-        while size > KEPT_BYTES:
-            size -= _size(self._kept.pop(next(iter(self._kept))))
+    def _forget(self, vector_id: str) -> None:
+        vector = self._kept.pop(vector_id, None)
+        if vector is not None:
+            self._kept_bytes -= _size(vector)
+            del self._ids[vector.name]
 
     # ------------------------------------------------------------- adding
 
@@ -203,9 +206,9 @@ class Vectors:
             Refusal: VECTOR_NOT_FOUND.
         """
         row = await self._store.row(id_or_name)
-        self._removals += 1
-        self._kept.pop(row.id, None)
         await self._store.remove(row.id)
+        self._removals += 1
+        self._forget(row.id)
         return row.id
 
     async def _check_name(self, name: str) -> None:

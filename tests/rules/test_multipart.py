@@ -1,0 +1,55 @@
+"""Forms with files: what curl and browsers send, and what is no form."""
+
+from __future__ import annotations
+
+import pytest
+
+from steerserve.errors import Refusal
+from steerserve.rules import multipart
+
+KIND = "multipart/form-data; boundary=xyz"
+
+
+def form(*parts: bytes, end: bytes = b"--xyz--\r\n") -> bytes:
+    return b"".join(b"--xyz\r\n" + part + b"\r\n" for part in parts) + end
+
+
+def named(name: str, content: bytes, more: str = "") -> bytes:
+    head = f'Content-Disposition: form-data; name="{name}"{more}\r\n\r\n'
+    return head.encode() + content
+
+
+def test_fields_and_files_keep_every_byte() -> None:
+    content = bytes(range(256)) + b"\r\n--xy\r\n\r\n--"
+    file = named("file", content, '; filename="a \\"b\\".pt"\r\nContent-Type: x/y')
+    parts = multipart.parts(KIND, form(named("name", "caf\u00e9".encode()), file, named("e", b"")))
+    assert parts["name"].text == "caf\u00e9"
+    assert (parts["file"].content, parts["file"].filename) == (content, 'a "b".pt')
+    assert (parts["e"].content, parts["e"].filename) == (b"", None)
+
+
+def test_a_boundary_may_be_quoted_and_text_may_stand_around_the_form() -> None:
+    quoted = 'Multipart/Form-Data; charset=utf-8; boundary="xyz"'
+    assert multipart.is_form(quoted)
+    body = b"preamble\r\n" + form(named("a", b"1")) + b"epilogue"
+    assert multipart.parts(quoted, body)["a"].text == "1"
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        ("multipart/form-data", form(named("a", b"1"))),
+        (KIND, b""),
+        (KIND, form(named("a", b"1"), end=b"")),
+        (KIND, form(named("a", b"1"), named("a", b"2"))),
+        (KIND, form(b"Content-Disposition: form-data\r\n\r\n1")),
+        (KIND, form(b"1")),
+        (KIND, form(*(named(f"a{i}", b"1") for i in range(40)))),
+        (KIND, form(b"X: " + b"y" * 5000 + b"\r\n" + named("a", b"1"))),
+        (KIND, form(b'Content-Disposition: form-data; name="\xff"\r\n\r\n1')),
+    ],
+)
+def test_what_is_no_complete_form_is_refused(kind: str, body: bytes) -> None:
+    with pytest.raises(Refusal) as refused:
+        multipart.parts(kind, body)
+    assert refused.value.code == "VALIDATION_ERROR"
