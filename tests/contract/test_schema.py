@@ -5,7 +5,9 @@ Generated values rarely name what exists, so they are aimed at it: the loaded mo
 
 from __future__ import annotations
 
+import base64
 import json
+import struct
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from itertools import count
@@ -41,7 +43,7 @@ NEVER_SUCCEED = {
     "GET /api/sensing/events/{event_id}",
     "GET /api/circuit-sensing/events/{event_id}",
 }
-NAMING = {"/api/profiles", "/api/profiles/save-current", "/api/profiles/import"}
+NAMING = {"/api/profiles", "/api/profiles/save-current", "/api/profiles/import", "/api/vectors"}
 REFUSES_WITH_200 = {
     "/api/profiles/import",
     "/api/clusters/import",
@@ -117,6 +119,10 @@ class World:
             "members": [{"layer": self.sae.layer, "feature": {"feature_idx": 1, "strength": 1.0}}],
         }
         self.ids["circuit_id"] = live.data("POST", "/api/circuits/import", circuit)["id"]
+        width = live.data("GET", f"/api/saes/{self.ids['sae_id']}")["d_in"]
+        self.direction = {"layer": self.sae.layer, "data": _zeros_and_one(width)}
+        vector = {"name": "calm", "source": "inline", "directions": [self.direction]}
+        self.ids["vector_id"] = live.data("POST", "/api/vectors", vector, 201)["id"]
         self.answers: defaultdict[str, set[int]] = defaultdict(set)
         self.numbers = count()
         self._kinds: set[tuple[Any, ...]] = set()
@@ -196,8 +202,21 @@ class World:
                     body.pop(choice, None)
             else:
                 body["source"] = "local"
+        if case.path == "/api/vectors" and isinstance(body.get("directions"), list):
+            _aim_vector(body, self.direction)
         if case.path.startswith("/v1"):
             _aim_request(body, is_generating="embeddings" not in case.path)
+
+
+def _zeros_and_one(width: int) -> str:
+    """A direction of this width, in base64."""
+    return base64.b64encode(struct.pack(f"<{width}f", 1, *[0] * (width - 1))).decode()
+
+
+def _aim_vector(body: dict[str, Any], direction: dict[str, Any]) -> None:
+    for choice in ("repository_id", "revision", "file_path", "hub_token", "local_path", "layer"):
+        body.pop(choice, None)
+    body |= {"source": "inline", "directions": [direction]}
 
 
 def _aim_comparison(body: dict[str, Any]) -> None:
@@ -238,6 +257,9 @@ def management_answers_in_its_envelope(_: Any, response: schemathesis.Response, 
         return
     if response.headers["content-type"][0].startswith("text/event-stream"):
         assert case.path == "/api/compare"
+        return
+    if response.headers["content-type"] == ["application/octet-stream"]:
+        assert case.path == "/api/vectors/{vector_id}/export"
         return
     body = response.json()
     assert set(body) == {"success", "data", "error"}

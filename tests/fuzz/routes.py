@@ -41,6 +41,13 @@ PROFILE = {
     "intensity": 1.0,
 }
 
+VECTOR = {
+    "name": "v{unique}",
+    "source": "inline",
+    "directions": [{"layer": 2, "data": "AACAPwAAAEA=", "shape": [2]}],
+    "layer_offset": 0,
+}
+
 # documents at or beyond a limit (docs/limits.md): their refusal costs no more than that of small ones
 MANY_LAYERS = {
     "kind": "mistudio.circuit-definition",
@@ -203,6 +210,13 @@ ROUTES: tuple[tuple[float, str, str, Any], ...] = (
     (1, "GET", "/api/profiles/{profile}/export", None),
     (2, "POST", "/api/profiles/import", PROFILE | {"version": "1.0", "extra": [1]}),
     (1, "POST", "/api/profiles/import", {"kind": "cluster", "members": []}),
+    (1, "GET", "/api/vectors", None),
+    (2, "POST", "/api/vectors", VECTOR),
+    (0.3, "POST", "/api/vectors", VECTOR | {"operation": "project"}),
+    (1, "GET", "/api/vectors/{vector}", None),
+    (1, "GET", "/api/vectors/{vector}/export?format=gguf", None),
+    (1, "GET", "/api/vectors/{vector}/neighbours?limit=2", None),
+    (0.3, "DELETE", "/api/vectors/{vector}", None),
     (1, "GET", "/api/clusters", None),
     (2, "POST", "/api/clusters/import?activate=true", CLUSTER),
     (0.2, "POST", "/api/clusters/import", MANY_MEMBERS),

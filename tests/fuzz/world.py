@@ -28,6 +28,11 @@ SETTINGS: dict[str, Any] = {
     "torch_threads": 1,
 }
 """Small bounds, so that what is served is short and a forgotten lease ends by itself."""
+VECTOR = {
+    "name": "calm",
+    "source": "inline",
+    "directions": [{"layer": 2, "data": "AACAPwAAAEA="}],
+}
 FOLDERS = ("one", "two", "three")
 KEPT = "own "
 """Names that begin so belong to a sequence that still runs."""
@@ -111,6 +116,9 @@ class World:
             is_kept = profile["name"].startswith(KEPT) and not is_last
             if profile["name"] != "calm" and not is_kept:
                 self._http.delete(f"/api/profiles/{profile['id']}")
+        for vector in self.data("GET", "/api/vectors")["vectors"]:
+            if vector["name"] != VECTOR["name"]:
+                self._http.delete(f"/api/vectors/{vector['id']}")
         saes = self.data("GET", "/api/saes")["saes"]
         models = self.data("GET", "/api/models")["models"]
         for kind, rows in (("saes", saes), ("models", models)):
@@ -139,11 +147,16 @@ class World:
         if profile_id is None:
             calm = {"name": "calm", "steering": {"1": 2.0}}
             profile_id = self.data("POST", "/api/profiles", calm)["id"]
+        vectors = self.data("GET", "/api/vectors")["vectors"]
+        vector_id = next((one["id"] for one in vectors if one["name"] == VECTOR["name"]), None)
+        if vector_id is None:
+            vector_id = self.data("POST", "/api/vectors", VECTOR)["id"]
         return {
             "model": model_id,
             "name": demo.MODEL_NAME,
             "sae": sae_id,
             "profile": profile_id,
+            "vector": vector_id,
             "folder": self.folders[1],
             "sae_folder": self.sae_folder,
         }
