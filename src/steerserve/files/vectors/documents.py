@@ -50,12 +50,12 @@ class JsonVector:
 
 
 def read(file: str, data: bytes) -> JsonVector:
-    """The directions in a JSON file.
+    """The directions in a JSON file, which may be a whole answer of this service.
 
     Raises:
         Refusal: INVALID_VECTOR.
     """
-    document = parse(file, data)
+    document = documents.unwrapped(parse(file, data))
     if document.get("kind") == KIND:
         return of_export(file, document)
     if isinstance(document.get("directions"), dict):
