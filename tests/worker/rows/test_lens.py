@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from steerserve.rules.saes import sites
 from steerserve.worker.batch import group as group_module
 from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.rows import lens as lens_module
+from steerserve.worker.sae.canonical import Sae
 from steerserve.worker.sae.sites import find
 from tests.worker.conftest import Loaded
 from tests.worker.models import VOCABULARY
@@ -287,6 +289,50 @@ def test_every_site_that_adds_to_the_stream_has_a_direct_path(
     pair: Pair, variant: str, site: str
 ) -> None:
     attributed(pair, variant, layer=0, site=site)
+
+
+def length_of(sae: Sae, value: Tensor) -> float:
+    """What the SAE multiplies its decoded rows by at a value."""
+    if sae.normalisation == "layer_norm":
+        return float(value.std())
+    if sae.normalisation == "constant_norm_rescale":
+        return float(value.norm()) / math.sqrt(len(value))
+    return 1.0
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"normalisation": "layer_norm"},
+        {"normalisation": "constant_norm_rescale"},
+        {"input_scale": 0.25},
+        {"scale_by_decoder_norm": True},
+        {"activation": "topk", "k": 5},
+    ],
+)
+def test_a_feature_adds_what_its_sae_would_lack_without_it(
+    pair: Pair, fields: dict[str, Any]
+) -> None:
+    model, truth = pair("gpt2")
+    last = model.layers - 1
+    sae = replace(random_sae(model.hidden_size), **fields)
+    bench = Bench(model)
+    with bench.attached(KEY, sae, last):
+        bench.attribute(1, TEXT, 7, 9, key=KEY, layer=last)
+        bench.run()
+    found = bench.attributed[1]
+    streams, _ = truth.streams(model.encode(TEXT, special=True))
+    stream = streams[-1][-1]
+    activations = sae.encode(stream.float())
+    without = sae.decode(torch.zeros(sae.d_sae))
+    weight = truth.head.weight[7] - truth.head.weight[9]
+    assert found.active == len(found.features) == int(activations.count_nonzero())
+    for one in found.features:
+        alone = torch.zeros(sae.d_sae)
+        alone[one.feature] = activations[one.feature]
+        lacking = (sae.decode(alone) - without).double() * length_of(sae, stream)
+        expected = float(truth.through_norm(lacking[None], stream)[0] @ weight)
+        assert one.contribution == pytest.approx(expected, rel=2e-3, abs=2e-3)
 
 
 @pytest.mark.parametrize("position", [0, 3, -4])
