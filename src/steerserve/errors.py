@@ -125,6 +125,13 @@ _ROWS = (
     Row("INVALID_FEATURE_INDEX", 400, 400, "a feature index is outside [0, d_sae)"),
     Row("TOO_MANY_EDITS", 422, 422, "a request brings more edits than one may have"),
     Row(
+        "INVALID_INTERVENTION",
+        422,
+        400,
+        "an edit of interventions is not valid",
+        v1_name="invalid_parameter",
+    ),
+    Row(
         "SAE_SET_INCOMPLETE",
         422,
         422,

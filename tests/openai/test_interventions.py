@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import struct
 from typing import Any
 
 import pytest
@@ -23,6 +25,7 @@ from tests.openai.test_sae_steering import (
 from tests.service import Running
 
 FEATURE = 500
+SOURCES = "x-service-steering-sources"
 SET = {"op": "set", "feature": {"index": FEATURE}, "value": 40}
 
 
@@ -117,7 +120,9 @@ def test_an_intensity_is_the_strength_of_edits(steered: Running) -> None:
         (edits(edit("set")), "invalid_parameter", "edits[0].value"),
         (edits(edit("ablate", value=1)), "invalid_parameter", "edits[0].value"),
         (edits(edit("clamp", value=1)), "invalid_parameter", "edits[0].op"),
-        (edits(SET | {"positions": "prompt"}), "invalid_parameter", "edits[0].positions"),
+        (edits(SET | {"positions": "answer"}), "invalid_parameter", "edits[0].positions"),
+        (edits(SET | {"position": "prompt"}), "invalid_parameter", "edits[0].position"),
+        (edits({"op": "add", "vector": "kind", "value": 1}), "vector_not_found", "edits[0].vector"),
         (edits({"op": "ablate"}), "invalid_parameter", "edits[0].feature"),
         (edits(edit("ablate", -1)), "invalid_parameter", "edits[0].feature.index"),
         (edits(SET, edit("ablate", 1024)), "invalid_feature_index", "edits[1].feature.index"),
@@ -128,14 +133,15 @@ def test_an_intensity_is_the_strength_of_edits(steered: Running) -> None:
         ),
         (edits(*2 * [edit("add", value=150)]), "invalid_parameter", "edits[1].value"),
         (edits(SET, mode="plus"), "invalid_parameter", "mode"),
-        (edits(SET, preserve_norm=True), "invalid_parameter", "preserve_norm"),
+        (edits(SET, preserve_norm=1), "invalid_parameter", "preserve_norm"),
     ],
 )
 def test_a_wrong_edit_is_refused_by_its_place(
     steered: Running, path: str, given: dict[str, Any], code: str, param: str
 ) -> None:
     status, error = refused(steered, path, **given)
-    assert (status, error["code"], error["param"]) == (400, code, f"interventions.{param}")
+    wanted = 404 if code == "vector_not_found" else 400
+    assert (status, error["code"], error["param"]) == (wanted, code, f"interventions.{param}")
 
 
 @pytest.mark.parametrize("many", [65 * [edit("add", value=0.1)], 17 * [edit("ablate")]])
@@ -159,3 +165,152 @@ def test_scoring_embeddings_and_gguf_models_refuse_edits(steered: Running, zoo: 
     assert (status, error["code"], error["param"]) == (400, "field_not_honoured", "interventions")
     body = {"model": demo.MODEL_NAME, "input": "a", **edits(SET)}
     assert steered.v1_error("/v1/embeddings", body)[1]["code"] == "field_not_honoured"
+
+
+def test_the_sources_are_named_where_the_answer_is_steered(steered: Running) -> None:
+    assert SOURCES not in chat(steered).headers
+    assert chat(steered, **edits(SET)).headers[SOURCES] == "request"
+    steer(steered, 7, -30)
+    alone = chat(steered)
+    both = chat(steered, **edits(SET, mode="add"))
+    clear(steered)
+    assert alone.headers[SOURCES] == "live"
+    assert both.headers[SOURCES] == "live,request"
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_report_lists_every_edit_in_the_final_object(steered: Running, is_stream: bool) -> None:
+    body = {
+        "model": demo.MODEL_NAME,
+        "prompt": "Once upon a",
+        "max_tokens": 3,
+        "return_steering_report": True,
+        **edits(edit("add", 7, 1), SET),
+    }
+    if is_stream:
+        *_, final, done = steered.stream(TEXT, body)
+        assert done == "[DONE]"
+    else:
+        final = steered.post(TEXT, body).json()
+    report = final["steering_report"]
+    assert report["state"].startswith("sha256=")
+    assert report["changed"] is False
+    assert "steering_changed" not in final
+    told = [(one["edit"], one["source"], one["op"]) for one in report["edits"]]
+    assert told == [(0, "request", "add"), (1, "request", "set")]
+
+
+def test_a_scoring_request_is_steered_where_it_says_so(steered: Running) -> None:
+    fields = {"max_tokens": 1, "temperature": 0, "logprobs": 1}
+    plain = completion(steered, **fields)
+    status, error = refused(steered, TEXT, **fields, **edits(SET))
+    assert (status, error["code"], error["param"]) == (400, "field_not_honoured", "interventions")
+    answer = completion(steered, score_steered=True, **fields, **edits(SET))
+    assert answer.json()["steered"] is True
+    assert "x-service-steering" not in answer.headers
+    assert answer.headers[STATE] == completion(steered, max_tokens=1, **edits(SET)).headers[STATE]
+    unsteered = completion(steered, score_steered=True, **fields, **edits())
+    assert unsteered.json()["steered"] is False
+    assert unsteered.json()["choices"] == plain.json()["choices"]
+    assert unsteered.headers["x-service-steering"] == "none"
+
+
+def test_a_model_name_may_carry_a_profile(steered: Running) -> None:
+    made = {"name": "calm one", "steering": {"7": -30, str(FEATURE): 40}}
+    profile = steered.data("POST", "/api/profiles", made, 201)["id"]
+    named = {"model": f"{demo.MODEL_NAME}@calm one"}
+    answer = chat(steered, **named)
+    by_field = chat(steered, profile="calm one")
+    assert words(answer) == words(by_field)
+    assert answer.headers[STATE] == by_field.headers[STATE]
+    assert answer.headers[SOURCES] == f"profile:{profile}"
+    assert answer.json()["model"] == demo.MODEL_NAME
+    text = completion(steered, **named)
+    assert text.headers[STATE] == answer.headers[STATE]
+    scoring = {"max_tokens": 1, "temperature": 0, "logprobs": 1}
+    status, error = refused(steered, TEXT, **named, **scoring)
+    assert (status, error["code"], error["param"]) == (400, "field_not_honoured", "model")
+    scored = completion(steered, score_steered=True, **named, **scoring)
+    assert scored.json()["steered"] is True
+    for other in ({"profile": "calm one"}, edits(SET)):
+        status, error = refused(steered, CHAT, **named, **other)
+        assert (status, error["code"]) == (400, "invalid_parameter")
+    steered.data("DELETE", f"/api/profiles/{profile}")
+    status, error = refused(steered, CHAT, **named)
+    assert (status, error["code"]) == (404, "model_not_found")
+
+
+def test_roles_are_refused_where_there_are_no_messages(steered: Running) -> None:
+    given = edits(SET | {"positions": {"roles": ["user"]}})
+    status, error = refused(steered, TEXT, **given)
+    assert (status, error["param"]) == (400, "interventions.edits[0].positions.roles")
+    assert STATE in chat(steered, **given).headers
+
+
+# ---------------------------------------------------------------- vectors, positions, conditions
+
+
+def inline(live: Running, index: int, layer: int = 2) -> dict[str, Any]:
+    """A direction as long as the residual stream is wide."""
+    width = live.data("GET", "/api/saes")["saes"][0]["d_in"]
+    numbers = [1.0 if at == index else 0.0 for at in range(width)]
+    data = base64.b64encode(struct.pack(f"<{width}f", *numbers)).decode()
+    return {"layer": layer, "data": data}
+
+
+def test_a_vector_is_the_same_by_its_name_and_inside_the_request(steered: Running) -> None:
+    direction = inline(steered, 3)
+    body = {"name": "north", "source": "inline", "directions": [direction]}
+    stored = steered.http.post("/api/vectors", json=body)
+    assert stored.status_code == 201, stored.text
+    push = {"op": "add", "value": 60}
+    by_name = chat(steered, **edits({**push, "vector": "north"}))
+    given = chat(steered, **edits({**push, "vector": direction}))
+    assert words(by_name) == words(given) != words(chat(steered))
+    assert by_name.headers[STATE] == given.headers[STATE]
+
+
+def test_edits_act_where_their_positions_and_conditions_are(steered: Running) -> None:
+    plain = chat(steered)
+    push = {"op": "add", "vector": inline(steered, 3), "value": 60}
+    never = {"feature": {"index": FEATURE}, "above": 1e6}
+    first = {"generated_window": [0, 1]}
+    answers = {
+        name: chat(steered, return_steering_report=True, **edits({**push, **fields}))
+        for name, fields in {
+            "everywhere": {},
+            "generated": {"positions": "generated"},
+            "first": {"positions": first},
+            "roles": {"positions": {"roles": ["user"]}},
+            "never": {"when": never},
+        }.items()
+    }
+    acted = {
+        name: answer.json()["steering_report"]["edits"][0]["acted"]
+        for name, answer in answers.items()
+    }
+    usage = answers["everywhere"].json()["usage"]
+    # the last sampled token is read by no pass
+    assert acted["everywhere"] == usage["prompt_tokens"] + usage["completion_tokens"] - 1
+    assert acted["generated"] == answers["generated"].json()["usage"]["completion_tokens"] - 1
+    assert acted["first"] == 1
+    assert 0 < acted["roles"] < usage["prompt_tokens"]
+    assert acted["never"] == 0
+    assert words(answers["never"]) == words(plain)
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "code", "part"),
+    [
+        ({"layers": [1]}, 400, "invalid_parameter", "layers"),
+        ({"vector": {"layer": 99}}, 409, "vector_mismatch", "vector"),
+        ({"positions": {"prompt_positions": [999]}}, 400, "invalid_parameter", "positions"),
+    ],
+)
+def test_a_vector_that_does_not_fit_is_refused(
+    steered: Running, fields: dict[str, Any], status: int, code: str, part: str
+) -> None:
+    direction = inline(steered, 3) | fields.pop("vector", {})
+    found, error = refused(steered, **edits({"op": "ablate", "vector": direction, **fields}))
+    assert (found, error["code"]) == (status, code)
+    assert error["param"].startswith(f"interventions.edits[0].{part}")

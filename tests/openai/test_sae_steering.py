@@ -295,7 +295,7 @@ def test_a_scoring_request_with_it_is_refused(
     status, error = refused(steered, path, **fields)
     assert (status, error["code"]) == (400, "field_not_honoured")
     assert error["param"] == "sae_steering"
-    assert "never steered" in error["message"]
+    assert "score_steered" in error["message"]
 
 
 @pytest.mark.parametrize("path", [CHAT, TEXT])

@@ -37,7 +37,7 @@ def inference(owners: Owners) -> list[APIRouter]:
     parts = render.AnswerParts(
         owners.generation, owners.settings, owners.metrics, owners.features.labels
     )
-    intake = Intake(owners.settings, owners.served)
+    intake = Intake(owners.settings, owners.served, owners.profiles)
     return [
         chat_routes.router(intake, parts),
         completion_routes.router(intake, parts),

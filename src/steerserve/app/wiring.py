@@ -300,6 +300,7 @@ class Owners:
             self.monitoring,
             self.sensing,
             self.circuit_sensing,
+            self.vectors,
         )
         self.bus.subscribe(self.generation.took)
         self.speller = Speller(settings, self.conductor)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
 from steerserve import messages as m
 from steerserve.errors import Refusal
+from steerserve.rules.steering.positions import Span
 
 LENGTH_MARGIN = 4
 """A token may stand for this many times the length of the longest token, because tokenizers normalise texts first."""
 
 MARK = "[the text that is continued]"
 """Stands for the text of an assistant message while a template renders that message."""
+
+_CONTENT = "[the content of message {}]"
+_MARKED = re.compile(r"\[the content of message ([0-9]+)\]")
 
 Prompt = m.Text | m.Chat
 
@@ -75,6 +80,53 @@ class Continuation:
                 )
             rendered = before
         return rendered + self._partial
+
+    def skeleton(self) -> list[dict[str, Any]]:
+        """The messages with a mark in the place of each content. Rendered, they tell what the template writes around
+        the contents."""
+        return [
+            message if self._is_marked else {**message, "content": _CONTENT.format(at)}
+            for at, message in enumerate(self.messages)
+        ]
+
+    def contents(self, rendered: str, skeleton: str) -> tuple[Span, ...]:
+        """The characters of `text(rendered)` that are contents of messages, from the rendering of `skeleton`.
+
+        Raises:
+            Refusal: INVALID_INTERVENTION where the template writes the contents otherwise than they are, or than they
+                are without the blanks around them.
+        """
+        end = len(self.text(rendered))
+        spans = [Span("assistant", end - len(self._partial), end)] if self._partial else []
+        if self._is_marked:
+            return tuple(spans)
+        texts = [str(message["content"]) for message in self.messages]
+        for written in (texts, [text.strip() for text in texts]):
+            places = _places(rendered, skeleton, written)
+            if places is not None:
+                found = [Span(str(self.messages[at]["role"]), *place) for at, place in places]
+                return (*found, *spans)
+        raise Refusal(
+            "INVALID_INTERVENTION",
+            "the model's chat template changes the contents of messages, so positions cannot name roles",
+            param="messages",
+        )
+
+
+def _places(
+    rendered: str, skeleton: str, texts: Sequence[str]
+) -> list[tuple[int, tuple[int, int]]] | None:
+    """The number of each content with its characters in the rendering; None where the rendering is another text than
+    the skeleton with the contents in the place of the marks."""
+    places, at = [], 0
+    for turn, part in enumerate(_MARKED.split(skeleton)):
+        text = texts[int(part)] if turn % 2 else part
+        if not rendered.startswith(text, at):
+            return None
+        if turn % 2:
+            places.append((int(part), (at, at + len(text))))
+        at += len(text)
+    return places if at == len(rendered) else None
 
 
 def check_ids(prompt: m.Prompt, vocabulary: int, code: str) -> None:

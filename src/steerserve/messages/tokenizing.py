@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from steerserve.rules.text_offsets import BROKEN
+
 
 class Spelling(msgspec.Struct, frozen=True, array_like=True):
     """A text and its tokens: their ids, the text of each token, and the character of `text` at which each begins."""
@@ -12,6 +14,23 @@ class Spelling(msgspec.Struct, frozen=True, array_like=True):
     ids: list[int]
     pieces: list[str]
     offsets: list[int]
+
+
+def tokens_of(spelling: Spelling, start: int, end: int) -> tuple[int, int]:
+    """The tokens [first, last) that contain any of the characters [start, end) of the text. A token with a part of a
+    character contains that character."""
+    having: list[int] = []
+    ends = after = len(
+        spelling.text
+    )  # where the next token begins, and the next one that begins later than that
+    for at in range(len(spelling.offsets) - 1, -1, -1):
+        begins = spelling.offsets[at]
+        if begins < ends:
+            after = ends
+        if max(begins, start) < min(after if BROKEN in spelling.pieces[at] else ends, end):
+            having.append(at)
+        ends = begins
+    return (having[-1], having[0] + 1) if having else (0, 0)
 
 
 class TextQuestion(msgspec.Struct, array_like=True):

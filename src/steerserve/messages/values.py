@@ -16,11 +16,13 @@ class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 class Text(Message, frozen=True):
     """A prompt that goes to the model verbatim; `special` adds the tokenizer's special tokens. `is_chat` says that the
-    text is a rendered conversation."""
+    text is a rendered conversation. `contents` are the characters of its messages' contents, where they are asked
+    for."""
 
     text: str
     special: bool = True
     is_chat: bool = False
+    contents: tuple[Span, ...] = ()
 
 
 class Tokens(Message, frozen=True):
@@ -43,11 +45,13 @@ class ChatTemplate(Message, frozen=True):
 
 class Chat(Message, frozen=True):
     """A conversation: role and content of each message, rendered by the model's own template with `variables`. It is
-    rendered before an engine gets it. `client` names who asks (`rules/clients.py`)."""
+    rendered before an engine gets it. `client` names who asks (`rules/clients.py`). With `is_located`, the contents of
+    the messages are found in the prompt."""
 
     messages: list[dict[str, Any]]
     variables: dict[str, object] = {}
     client: str = ""
+    is_located: bool = False
 
 
 Prompt = Text | Chat | Tokens

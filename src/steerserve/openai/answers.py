@@ -54,6 +54,29 @@ class ServiceBlock(TypedDict):
     sae_activations: SaeActivations
 
 
+class EditReport(TypedDict):
+    """Where one edit acted. `edit` is its place in the list; `first` and `last` are the first and the last position at
+    which it changed something, and `max_change` is the largest change there, as a part of the norm of the value."""
+
+    edit: int
+    source: str
+    op: str
+    evaluated: int
+    acted: int
+    first: int | None
+    last: int | None
+    max_change: float
+
+
+class SteeringReport(TypedDict):
+    """The digest of the steering at the start of the answer, whether an operator changed it meanwhile, and where each
+    edit acted."""
+
+    state: str | None
+    changed: bool
+    edits: list[EditReport]
+
+
 class AnswerMessage(TypedDict):
     """The message that the model wrote."""
 
@@ -119,6 +142,9 @@ class ChatCompletion(TypedDict):
     choices: list[ChatChoice]
     usage: TokenUsage
     system_fingerprint: str
+    steered: NotRequired[bool]
+    steering_changed: NotRequired[Literal[True]]
+    steering_report: NotRequired[SteeringReport]
     service: NotRequired[ServiceBlock]
 
 
@@ -133,6 +159,9 @@ class TextCompletion(TypedDict):
     choices: list[CompletionChoice]
     usage: TokenUsage
     system_fingerprint: str
+    steered: NotRequired[bool]
+    steering_changed: NotRequired[Literal[True]]
+    steering_report: NotRequired[SteeringReport]
     service: NotRequired[ServiceBlock]
 
 

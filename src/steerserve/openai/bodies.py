@@ -18,7 +18,7 @@ from pydantic import (
 from steerserve.errors import Refusal
 from steerserve.rules import field_faults
 from steerserve.rules.inference import activations
-from steerserve.rules.steering import edits
+from steerserve.rules.steering import interventions
 from steerserve.rules.steering import live as steering
 from steerserve.rules.steering import request as sae_steering
 
@@ -109,34 +109,7 @@ class SaeSteeringBody(Body):
     mode: Literal["replace", "add"] | None = None
 
 
-class FeatureBody(Body):
-    """A feature of an attached SAE. `sae_id` and `layer` name the SAE where several are attached."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    index: Annotated[int, Field(ge=0, le=COUNT_MAXIMUM)]
-    sae_id: Annotated[str, Field(min_length=1)] | None = None
-    layer: Annotated[int, Field(ge=0, le=COUNT_MAXIMUM)] | None = None
-
-
-class EditBody(Body):
-    """One edit of a feature. With the activation a, `add` adds the value to a, `set` makes it the value, `at_least` and
-    `at_most` bound it, `scale` multiplies it, and `ablate`, which has no value, makes it 0."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    op: Literal["add", "set", "at_least", "at_most", "scale", "ablate"]
-    feature: FeatureBody
-    value: Finite | None = None
-
-
-class InterventionsBody(Body):
-    """The edits of this request. They replace the live steering, or with the mode `add` are made beside it."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    edits: Annotated[list[EditBody], Field(max_length=edits.EDITS_MAXIMUM)]
-    mode: Literal["replace", "add"] | None = None
+_INTERVENTIONS = {"anyOf": [interventions.schema(), {"type": "null"}]}
 
 
 class Sampled(Body):
@@ -156,7 +129,9 @@ class Sampled(Body):
     allowed_token_ids: Annotated[list[int], Field(min_length=1)] | None = None
     return_tokens_as_token_ids: bool | None = None
     sae_steering: SaeSteeringBody | None = None
-    interventions: InterventionsBody | None = None
+    interventions: Annotated[Any, WithJsonSchema(_INTERVENTIONS)] = None
+    return_steering_report: bool | None = None
+    score_steered: bool | None = None
 
 
 _INTENSITY = {

@@ -9,7 +9,6 @@ from steerserve.errors import Refusal
 from steerserve.openai.bodies import ID_PROMPT, kind_of_prompt
 from steerserve.rules.inference import activations, fields
 from steerserve.rules.steering import request as sae_steering
-from steerserve.rules.steering.edits import EDITS_MAXIMUM
 from steerserve.settings import Settings
 
 FIELDS_MAXIMUM = 1000
@@ -27,7 +26,7 @@ def check(route: str, body: dict[str, object], settings: Settings) -> None:
 
     Raises:
         Refusal: INVALID_PARAMETER for a list, a text or an object that is too long; SAE_ACTIVATIONS_REFUSED for too
-            many features; TOO_MANY_EDITS.
+            many features.
     """
     _at_most("the body", body, FIELDS_MAXIMUM, "fields")
     if route == fields.EMBEDDINGS:
@@ -52,10 +51,6 @@ def check(route: str, body: dict[str, object], settings: Settings) -> None:
     if isinstance(steering, dict):
         where, limit = f"{sae_steering.FIELD}.features", sae_steering.FEATURES_MAXIMUM
         _at_most(where, steering.get("features"), limit, "features")
-    interventions = body.get(sae_steering.INTERVENTIONS)
-    if isinstance(interventions, dict):
-        where, limit = f"{sae_steering.INTERVENTIONS}.edits", EDITS_MAXIMUM
-        _at_most(where, interventions.get("edits"), limit, "edits", "TOO_MANY_EDITS")
     _check_stops(body.get("stop"), settings.max_stop_strings)
 
 

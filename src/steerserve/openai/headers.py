@@ -18,7 +18,8 @@ def of(intent: ClientIntent, run: Run, *, limit: int, is_shared: bool) -> dict[s
     if not isinstance(intent, EmbedIntent) and intent.seed is not None:
         headers["X-Service-Seed"] = f"{intent.seed};scope={_scope(intent, is_shared)}"
     if not isinstance(intent, GenerateIntent):
-        headers["X-Service-Steering"] = "none"
+        if run.admitted.state is None:
+            headers["X-Service-Steering"] = "none"
     elif intent.constraint is not None:
         name = intent.constraint.name
         kind = "json_schema" if intent.constraint.is_schema else "json_object"
@@ -29,7 +30,12 @@ def of(intent: ClientIntent, run: Run, *, limit: int, is_shared: bool) -> dict[s
         headers["X-Service-Circuit-Rung"] = evidence.header(run.admitted.rung)
     if run.admitted.state is not None:
         headers["X-Service-Steering-State"] = run.admitted.state
+        headers["X-Service-Steering-Sources"] = ",".join(run.admitted.account.sources)
     return headers
+
+
+CHANGED = {"X-Service-Steering-Changed": "true"}
+"""What an answer of one body has beside these headers, where an operator changed the steering while it was written."""
 
 
 def _scope(intent: GenerateIntent | ScoreIntent, is_shared: bool) -> str:

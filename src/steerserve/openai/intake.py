@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import codecs
 import secrets
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
@@ -17,13 +18,14 @@ import structlog
 from starlette.requests import Request
 
 from steerserve.control.models.served import ServedModel, ServedModels
+from steerserve.control.steering.profiles import Profiles
 from steerserve.errors import Refusal
 from steerserve.openai import bodies, counts, shape, values
 from steerserve.openai.values import invalid
 from steerserve.rules import clients, json_size
 from steerserve.rules.inference import activations, fields
 from steerserve.rules.inference.intent import ClientIntent, EmbedIntent, GenerateIntent, ScoreIntent
-from steerserve.rules.models import architecture
+from steerserve.rules.models import architecture, naming
 from steerserve.rules.steering import dial
 from steerserve.settings import Settings
 
@@ -48,9 +50,10 @@ class Accepted(Generic[Kind]):
 class Intake:
     """Reads requests."""
 
-    def __init__(self, settings: Settings, models: ServedModels) -> None:
+    def __init__(self, settings: Settings, models: ServedModels, profiles: Profiles) -> None:
         self._settings = settings
         self._models = models
+        self._profiles = profiles
 
     async def chat(self, request: Request) -> Accepted[GenerateIntent | ScoreIntent]:
         """A chat request."""
@@ -69,7 +72,8 @@ class Intake:
                 base=opened.base,
                 prompts=prompts,
                 n=n,
-                profile=body.profile,
+                profile=opened.profile_of(body.profile),
+                is_held=opened.profile is not None,
                 intensity=dial.parse(body.steering_intensity),
                 constraint=values.constraint(body, settings),
                 template=values.template(body),
@@ -81,7 +85,7 @@ class Intake:
             raise invalid("n", "a scoring request needs n: 1")
         if body.response_format is not None:
             raise values.bad_format("log-probabilities cannot be asked of a constrained choice")
-        fields.check_scoring(fields.changing(opened.body))
+        opened.check_scoring()
         top = (body.top_logprobs or 0) if body.logprobs else None
         values.check_top(body)
         template = values.template(body)
@@ -93,6 +97,7 @@ class Intake:
             prompts=prompts,
             top=top,
             template=template,
+            profile=opened.profile_of(body.profile),
         )
         return opened.accept(scoring)
 
@@ -103,7 +108,7 @@ class Intake:
         prompts = values.prompts(body.prompt)
         special = body.add_special_tokens is not False
         if fields.is_scoring(opened.body):
-            fields.check_scoring(fields.changing(opened.body))
+            opened.check_scoring()
             scoring = values.score(
                 body,
                 settings,
@@ -113,10 +118,18 @@ class Intake:
                 top=body.logprobs,
                 special=special,
                 is_echoed=bool(body.echo) and body.logprobs is not None,
+                profile=opened.profile,
             )
             return opened.accept(scoring)
         intent = values.generate(
-            body, settings, opened.body, base=opened.base, prompts=prompts, special=special
+            body,
+            settings,
+            opened.body,
+            base=opened.base,
+            prompts=prompts,
+            special=special,
+            profile=opened.profile,
+            is_held=opened.profile is not None,
         )
         return opened.accept(intent)
 
@@ -138,9 +151,12 @@ class Intake:
         raw = await read_json(request)
         counts.check(route, raw, self._settings)
         is_strict = fields.is_strict(_header(request, "x-service-strict"))
-        model = await self._model(raw.get("model"))
+        model, profile = await self._model(raw.get("model"), may_steer=route != fields.EMBEDDINGS)
         engine = fields.CHECKPOINT if isinstance(model, Refusal) else model.engine
         fields.check_honoured(route, fields.changing(raw), engine)
+        if profile is not None and engine != fields.CHECKPOINT:
+            why = "model: a GGUF model is never steered, so its name takes no profile"
+            raise Refusal("FIELD_NOT_HONOURED", why, param="model", fields=["model"])
         unused = fields.unused(route, raw)
         ignored = unused + fields.unused_by(engine, raw)
         if ignored:
@@ -163,14 +179,24 @@ class Intake:
                 has_keys=bool(self._settings.api_keys),
             ),
         }
-        return _Opened(kept, base, model, _header(request, "x-service-load-policy"))
+        return _Opened(kept, base, model, _header(request, "x-service-load-policy"), profile)
 
-    async def _model(self, name: object) -> ServedModel | Refusal:
-        """The model of this name, or its refusal, which `accept` raises after every field of the body was checked."""
+    async def _model(
+        self, name: object, *, may_steer: bool
+    ) -> tuple[ServedModel | Refusal, str | None]:
+        """The model of this name, or its refusal, which `accept` raises after every field of the body was checked; and
+        the profile of a name `model@profile`. A name that means a model has no profile."""
+        text = name if isinstance(name, str) else ""
         try:
-            return await self._models.resolve(name if isinstance(name, str) else "")
+            return await self._models.resolve(text), None
         except Refusal as refusal:
-            return refusal
+            if may_steer and refusal.code == "MODEL_NOT_FOUND":
+                for model, profile in naming.with_profile(text):
+                    with suppress(Refusal):
+                        served = await self._models.resolve(model)
+                        await self._profiles.named(profile)
+                        return served, profile
+            return refusal, None
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +208,26 @@ class _Opened:
     base: dict[str, Any]
     model: ServedModel | Refusal
     policy: str | None
+    profile: str | None = None
+
+    def profile_of(self, named: str | None) -> str | None:
+        """The profile of the request, which is named in its model or in its field `profile`.
+
+        Raises:
+            Refusal: INVALID_PARAMETER where it is named in both.
+        """
+        if named is not None and self.profile is not None:
+            raise invalid("profile", f"the model is named with the profile {self.profile!r}")
+        return named or self.profile
+
+    def check_scoring(self) -> None:
+        """Raises:
+        Refusal: FIELD_NOT_HONOURED where a scoring request asks for steering without saying that it is meant.
+        """
+        fields.check_scoring(self.body)
+        if self.profile is not None and self.body.get(fields.SCORE_STEERED) is not True:
+            why = f"model: a profile needs {fields.SCORE_STEERED}: true on a scoring request"
+            raise Refusal("FIELD_NOT_HONOURED", why, param="model", fields=["model"])
 
     def accept(self, intent: Kind) -> Accepted[Kind]:
         """The request with its intent. Called after every field of the body was checked.

@@ -37,7 +37,7 @@ from steerserve.http.event_stream import EventStream, event
 from steerserve.openai import headers as service_headers
 from steerserve.openai.chunks import Chunks
 from steerserve.openai.intake import Accepted, Kind
-from steerserve.openai.shape import UNSTEERED, AnswerChoice, AnswerShape, activations
+from steerserve.openai.shape import UNSTEERED, AnswerChoice, AnswerShape, activations, steering
 from steerserve.rules.inference.intent import EmbedIntent, GenerateIntent, ScoreIntent
 from steerserve.settings import Settings
 
@@ -129,7 +129,9 @@ async def _answer(
 
 async def _closed(stack: AsyncExitStack, body: dict[str, object], opened: _Opened) -> Response:
     await stack.aclose()
-    return Response(_json(body), media_type="application/json", headers=opened.headers)
+    is_changed = bool(body.get("steering_changed"))
+    headers = {**opened.headers, **(service_headers.CHANGED if is_changed else {})}
+    return Response(_json(body), media_type="application/json", headers=headers)
 
 
 async def _start(stack: AsyncExitStack, accepted: Accepted[Kind], parts: AnswerParts) -> _Opened:
@@ -173,6 +175,7 @@ async def _fold(
         "choices": [shape.choice(i, choice, intent) for i, choice in enumerate(choices)],
         "usage": _usage(opened.started, choices),
         "system_fingerprint": opened.run.fingerprint,
+        **steering(opened.run, intent, choices),
         **({"service": service} if service else {}),
     }
 
@@ -226,7 +229,7 @@ async def _stream(
                     case _:
                         yield chunks.chunk([], **read)
                         continue
-                yield chunks.chunk([end], **_ending(opened, choices))
+                yield chunks.chunk([end], **_ending(opened, intent, choices))
             if intent.activations is not None and not is_streamed:
                 yield chunks.chunk([], service=service)
         except Refusal as refusal:
@@ -237,10 +240,15 @@ async def _stream(
         yield DONE
 
 
-def _ending(opened: _Opened, choices: list[AnswerChoice]) -> dict[str, object]:
-    """What the chunk with a finish reason has beside it: after the last choice, the usage."""
-    is_over = all(choice.finish for choice in choices)
-    return {"usage": _usage(opened.started, choices)} if is_over else {}
+def _ending(
+    opened: _Opened, intent: GenerateIntent | ScoreIntent, choices: list[AnswerChoice]
+) -> dict[str, object]:
+    """What the chunk with a finish reason has beside it: after the last choice, the usage, and what there is to say
+    about the steering."""
+    if not all(choice.finish for choice in choices):
+        return {}
+    usage = _usage(opened.started, choices)
+    return {"usage": usage, **steering(opened.run, intent, choices)}
 
 
 def _failure(refusal: Refusal, parts: AnswerParts) -> bytes:

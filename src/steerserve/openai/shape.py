@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from steerserve.control.inference.generate import (
+    EditActs,
     Piece,
     PromptToken,
     Reading,
@@ -17,6 +18,7 @@ from steerserve.control.inference.generate import (
 )
 from steerserve.rules.inference.activations import labelled
 from steerserve.rules.inference.intent import GenerateIntent, ScoreIntent
+from steerserve.rules.steering.account import Listed
 from steerserve.rules.text_offsets import text_offsets
 
 NOTE = "the last sampled token has no activation: no forward pass reads it"
@@ -33,8 +35,12 @@ class AnswerChoice:
     tokens: int = 0
     finish: str | None = None
     scored: Scored | None = None
+    is_changed: bool = False
+    acts: Sequence[EditActs] = ()
 
     def take(self, piece: Piece) -> None:
+        self.is_changed = self.is_changed or piece.is_changed
+        self.acts = piece.acts or self.acts
         self.text.append(piece.text)
         self.tokens = piece.tokens
         self.finish = piece.finish
@@ -110,6 +116,40 @@ class AnswerShape:
 
 CHAT = AnswerShape("chatcmpl", "chat.completion", "chat.completion.chunk", is_chat=True)
 COMPLETION = AnswerShape("cmpl", "text_completion", "text_completion", is_chat=False)
+
+
+def steering(
+    run: Run, intent: GenerateIntent | ScoreIntent, choices: Sequence[AnswerChoice]
+) -> dict[str, object]:
+    """What the final object of an answer says about its steering; nothing where there is nothing to say."""
+    if isinstance(intent, ScoreIntent):
+        return {"steered": run.admitted.state is not None} if intent.may_steer else {}
+    is_changed = any(choice.is_changed for choice in choices)
+    told: dict[str, object] = {"steering_changed": True} if is_changed else {}
+    if intent.is_reported:
+        acts = [one for choice in choices for one in choice.acts]
+        listed = run.admitted.account.listed
+        told["steering_report"] = {
+            "state": run.admitted.state,
+            "changed": is_changed,
+            "edits": [_acts(at, entry, acts) for at, entry in enumerate(listed)],
+        }
+    return told
+
+
+def _acts(at: int, entry: Listed, acts: Sequence[EditActs]) -> dict[str, object]:
+    """One entry of a report: its acts in all choices, and at all layers of a vector."""
+    made = [one for one in acts if one.number == entry.number]
+    return {
+        "edit": at,
+        "source": entry.source,
+        "op": entry.op,
+        "evaluated": sum(one.evaluated for one in made),
+        "acted": sum(one.acted for one in made),
+        "first": min((one.first for one in made if one.first is not None), default=None),
+        "last": max((one.last for one in made if one.last is not None), default=None),
+        "max_change": max((one.max_change for one in made), default=0.0),
+    }
 
 
 def activations(

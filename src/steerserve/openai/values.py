@@ -12,7 +12,7 @@ from steerserve.errors import Refusal
 from steerserve.openai import bodies
 from steerserve.rules.inference import activations, intent, schema_subset
 from steerserve.rules.saes.attachment import SaeChoice
-from steerserve.rules.steering import edits
+from steerserve.rules.steering import interventions
 from steerserve.rules.steering import request as sae_steering
 from steerserve.settings import Settings
 
@@ -42,6 +42,7 @@ def generate(
     base: dict[str, Any],
     n: int = 1,
     special: bool = True,
+    profile: str | None = None,
     **more: Any,
 ) -> intent.GenerateIntent:
     """The intent to write text. `raw` is the body before its validation. `base` has the values that every intent has,
@@ -78,8 +79,10 @@ def generate(
         n=n,
         is_stream=bool(body.stream),
         has_special=special,
-        steering=_steering(body),
+        steering=steering(body, profile),
+        profile=profile,
         activations=_activations(body, raw, len(prompts), n, settings),
+        is_reported=bool(body.return_steering_report),
         **more,
         **base,
     )
@@ -96,6 +99,7 @@ def score(
     special: bool = True,
     template: Mapping[str, object] | None = None,
     is_echoed: bool = False,
+    profile: str | None = None,
 ) -> intent.ScoreIntent:
     """The intent to score the next token. The parameters mean the same as those of `generate`.
 
@@ -128,6 +132,9 @@ def score(
         activations=_activations(body, raw, len(prompts), 1, settings),
         is_echoed=is_echoed,
         max_tokens=max_tokens,
+        may_steer=bool(body.score_steered),
+        profile=profile,
+        steering=steering(body, profile),
         **base,
     )
 
@@ -171,11 +178,12 @@ def _activations(
     return replace(parsed, is_streamed=parsed.is_streamed and bool(body.stream))
 
 
-def _steering(body: bodies.Sampled) -> sae_steering.RequestSteering | None:
-    """The steering that the request brings itself.
+def steering(body: bodies.Sampled, profile: str | None) -> sae_steering.RequestSteering | None:
+    """The steering that the request brings itself. `profile` is the profile that it names.
 
     Raises:
-        Refusal: INVALID_PARAMETER, also where the request has it in two fields, or names a profile too; TOO_MANY_EDITS.
+        Refusal: INVALID_PARAMETER, also where the request has it in two fields, or names a profile too;
+            INVALID_INTERVENTION; TOO_MANY_EDITS.
     """
     short, long = body.sae_steering, body.interventions
     if short is None and long is None:
@@ -183,25 +191,24 @@ def _steering(body: bodies.Sampled) -> sae_steering.RequestSteering | None:
     field = sae_steering.INTERVENTIONS if short is None else sae_steering.FIELD
     if short is not None and long is not None:
         raise invalid(sae_steering.INTERVENTIONS, f"cannot be combined with {sae_steering.FIELD}")
-    if isinstance(body, bodies.ChatBody) and body.profile is not None:
+    if profile is not None:
         raise invalid(field, "cannot be combined with profile")
-    features = [
-        sae_steering.SteeredFeature(one.index, one.value, SaeChoice(one.sae_id, one.layer))
-        for one in (short.features if short is not None else ())
-    ]
-    for place, edit in enumerate(long.edits if long is not None else ()):
-        if edits.KINDS[edit.op].has_value != (edit.value is not None):
-            why = "is required" if edit.value is None else "must be absent"
-            where = f"{sae_steering.INTERVENTIONS}.edits[{place}].value"
-            raise invalid(where, f"{why} with the op {edit.op}")
-        choice = SaeChoice(edit.feature.sae_id, edit.feature.layer)
-        value = edit.value or 0.0
-        features.append(sae_steering.SteeredFeature(edit.feature.index, value, choice, edit.op))
-    asked = short or long
-    is_added = asked is not None and asked.mode == "add"
-    return sae_steering.check(
-        sae_steering.RequestSteering(tuple(features), is_added=is_added, field=field)
-    )
+    if short is None:
+        made = interventions.parse(long)
+    else:
+        features = tuple(
+            sae_steering.SteeredFeature(one.index, one.value, SaeChoice(one.sae_id, one.layer))
+            for one in short.features
+        )
+        is_added = short.mode == sae_steering.BESIDE
+        made = sae_steering.check(sae_steering.RequestSteering(features, is_added))
+    if isinstance(body, bodies.CompletionBody) and (where := made.roles_at) is not None:
+        raise Refusal(
+            "INVALID_INTERVENTION",
+            f"{where}: a text completion has no messages with roles",
+            param=where,
+        )
+    return made
 
 
 def constraint(body: bodies.ChatBody, settings: Settings) -> intent.OutputConstraint | None:

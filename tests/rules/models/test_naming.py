@@ -166,3 +166,19 @@ def test_a_hostile_name_is_refused(name: str) -> None:
         naming.check_name(name)
     assert refused.value.code == "VALIDATION_ERROR"
     assert refused.value.param == "custom_name"
+
+
+@pytest.mark.parametrize(
+    ("name", "ways"),
+    [
+        ("tiny", []),
+        ("tiny@calm", [("tiny", "calm")]),
+        ("tiny@12345678@calm", [("tiny@12345678", "calm"), ("tiny", "12345678@calm")]),
+        ("@calm", []),
+        ("tiny@", []),
+    ],
+)
+def test_a_name_may_be_read_as_a_model_and_a_profile(
+    name: str, ways: list[tuple[str, str]]
+) -> None:
+    assert naming.with_profile(name) == ways

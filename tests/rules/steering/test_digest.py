@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
-from dataclasses import replace
+import struct
+from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 
 from steerserve.rules.saes.provenance import SaeOrigin
+from steerserve.rules.steering import dial, interventions
 from steerserve.rules.steering.digest import SteeredModel, SteeredSite, applied, digest
 from steerserve.rules.steering.live import MANUAL, Live, Values
+from steerserve.rules.steering.members import Range
+from steerserve.rules.steering.placing import ModelFacts
+from steerserve.rules.steering.vector import Direction, Vector
 
 A, B = "sae_a@1", "sae_b@2"
 LOCAL = SteeredSite("sae_a", SaeOrigin(content_digest="ab" * 32), 1, "resid_post")
@@ -117,3 +124,189 @@ def test_what_is_applied_are_the_live_values_or_the_overlay_without_zeros() -> N
     assert applied(LIVE, {A: {4: 2.0, 5: 0.0}}, [A, B]) == {A: {4: 2.0}}
     assert applied(LIVE, {}, [A, B]) == {}
     assert applied(replace(LIVE, enabled=False), None, [A, B]) == {}
+
+
+# ---------------------------------------------------------------- edits
+
+V, W = struct.pack("<2f", 3, 4), struct.pack("<2f", 1, -1)
+
+
+def vector(data: bytes = V, *layers: int, name: str = "kind") -> Vector:
+    made = tuple(Direction(layer, "resid_post", data) for layer in layers or (1,))
+    return Vector(f"vec_{name}", name, "", made)
+
+
+VECTORS = {"v": vector(), "same": vector(name="same"), "w": vector(W), "vs": vector(V, 1, 2, 3)}
+MODEL_FACTS = ModelFacts(4, {"resid_post": 2, "resid_pre": 2}, {A: "resid_post", B: "resid_post"})
+POSITIONED = {"op": "set", "feature": {"index": 4, "sae_id": "sae_a"}, "value": 2}
+ABLATED: dict[str, Any] = {"op": "ablate", "vector": "v"}
+ADDED: dict[str, Any] = {"op": "add", "vector": "v", "value": 2}
+SWAPPED: dict[str, Any] = {"op": "swap", "vector": "v", "to": "w"}
+INLINE = {"layer": 1, "data": base64.b64encode(V).decode()}
+
+
+@dataclass(frozen=True)
+class Sae:
+    sae_id: str
+    layer: int
+    d_sae: int = 20
+
+    @property
+    def key(self) -> str:
+        return f"{self.sae_id}@{self.layer}"
+
+
+ATTACHED = (Sae("sae_a", 1), Sae("sae_b", 2))
+
+
+def of(*edits: dict[str, Any], strength: float | None = None, **fields: Any) -> str | None:
+    """The digest of a request with these edits."""
+    own = interventions.parse({"edits": list(edits), **fields}).with_vectors(VECTORS)
+    plan = dial.plan(strength, False, None, Live(), ATTACHED, Range(), own, MODEL_FACTS)
+    added = applied(Live(), plan.overlay, [A, B])
+    return digest(MODEL, SITES, added, plan.edits, keeps_norm=plan.keeps_norm)
+
+
+def at(positions: Any) -> dict[str, Any]:
+    return {**POSITIONED, "positions": positions}
+
+
+def on(when: Any, **fields: Any) -> dict[str, Any]:
+    return {**ABLATED, "when": when, **fields}
+
+
+def reads(name: str = "v", **fields: Any) -> dict[str, Any]:
+    bound = {} if "below" in fields else {"above": 1}
+    return {"vector": name, **bound, **fields}
+
+
+def feature(op: str, value: float | None = None, index: int = 4) -> dict[str, Any]:
+    made = {"op": op, "feature": {"index": index, "sae_id": "sae_a"}}
+    return made if value is None else {**made, "value": value}
+
+
+SAME: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]]]] = {
+    "ablate and scale of a feature": ([feature("ablate")], [feature("scale", 0)]),
+    "ablate and set of a feature": ([feature("ablate")], [feature("set", 0)]),
+    "sums of adds": ([feature("add", 1), feature("add", 2)], [feature("add", 3)]),
+    "the order of adds": (
+        [feature("add", 1), feature("add", 2, 5)],
+        [feature("add", 2, 5), feature("add", 1)],
+    ),
+    "the order of features": (
+        [feature("set", 1), feature("ablate", None, 5)],
+        [feature("ablate", None, 5), feature("set", 1)],
+    ),
+    "an add before another edit": ([ADDED, ABLATED], [ABLATED, ADDED]),
+    "ablate and scale of a direction": ([ABLATED], [{**ADDED, "op": "scale", "value": 0}]),
+    "ablate in part": ([{**ABLATED, "value": 0.5}], [{**ADDED, "op": "scale", "value": 0.5}]),
+    "ablate and set of a direction": ([ABLATED], [{**ADDED, "op": "set", "value": 0}]),
+    "another name": ([ABLATED], [{**ABLATED, "vector": "same"}]),
+    "inside the request": ([ABLATED], [{**ABLATED, "vector": INLINE}]),
+    "one layer of several": ([ABLATED], [{**ABLATED, "vector": "vs", "layers": [1]}]),
+    "layers as a range": (
+        [{**ABLATED, "vector": "vs", "layers": [1, 2]}],
+        [{**ABLATED, "vector": "vs", "layers": {"from": 0, "to": 2}}],
+    ),
+    "all layers": (
+        [{**ABLATED, "vector": "vs"}],
+        [{**ABLATED, "vector": "vs", "layers": [3, 2, 1]}],
+    ),
+    "layers one by one": (
+        [{**ABLATED, "vector": "vs", "layers": [1, 2]}],
+        [{**ABLATED, "vector": "vs", "layers": [2]}, ABLATED],
+    ),
+    "other sites between": (
+        [ABLATED, {**ABLATED, "vector": "vs", "layers": [2]}, {**ABLATED, "vector": "w"}],
+        [{**ABLATED, "vector": "vs", "layers": [2]}, ABLATED, {**ABLATED, "vector": "w"}],
+    ),
+    "everywhere": ([at("all")], [POSITIONED]),
+    "everywhere by its parts": ([at({"names": ["prompt", "output"]})], [POSITIONED]),
+    "output by its parts": ([at("output")], [at({"names": ["generated", "last_prompt"]})]),
+    "the order of positions": (
+        [at({"prompt_positions": [3, 1]})],
+        [at({"prompt_positions": [1, 3, 1]})],
+    ),
+    "names of roles": ([at({"roles": ["developer"]})], [at({"roles": ["system"]})]),
+    "special tokens": (
+        [at({"special_tokens": False})],
+        [at({"names": ["all"], "special_tokens": False})],
+    ),
+    "one condition in a list": ([on(reads())], [on({"any": [reads()]})]),
+    "one condition in two lists": ([on({"all": [{"any": [reads()]}]})], [on(reads())]),
+    "the order of conditions": (
+        [on({"any": [reads(), reads("w")]})],
+        [on({"any": [reads("w"), reads()]})],
+    ),
+    "a condition twice": ([on({"all": [reads(), reads()]})], [on(reads())]),
+    "the defaults of a condition": ([on(reads())], [on(reads(over="token", hold="token"))]),
+    "hold 1": ([on(reads())], [on(reads(hold=1))]),
+    "an idle edit": ([ABLATED, feature("scale", 1)], [ABLATED]),
+}
+
+
+@pytest.mark.parametrize(("one", "other"), SAME.values(), ids=SAME)
+def test_edits_that_do_the_same_have_one_digest(
+    one: list[dict[str, Any]], other: list[dict[str, Any]]
+) -> None:
+    assert of(*one) == of(*other) is not None
+
+
+DIFFERENT: list[list[dict[str, Any]]] = [
+    [ABLATED],
+    [{**ABLATED, "value": 0.5}],
+    [{**ABLATED, "vector": "w"}],
+    [{**ABLATED, "vector": "vs"}],
+    [{**ABLATED, "vector": "vs", "layers": [2]}],
+    [{**ABLATED, "vector": {**INLINE, "site": "resid_pre"}}],
+    [ABLATED, {**ABLATED, "vector": "w"}],
+    [{**ABLATED, "vector": "w"}, ABLATED],
+    [ABLATED, ABLATED],
+    [ABLATED, feature("set", 2)],
+    [feature("set", 2), ABLATED],
+    [feature("set", 2)],
+    [ADDED],
+    [{**ADDED, "unit": "unit"}],
+    [{**ADDED, "unit": "residual"}],
+    [{**ADDED, "value": 3}],
+    [{**ADDED, "op": "set"}],
+    [{**ADDED, "op": "at_least"}],
+    [{**ADDED, "op": "at_most"}],
+    [{**ADDED, "op": "scale"}],
+    [SWAPPED],
+    [{**SWAPPED, "vector": "w", "to": "v"}],
+    *([at(name)] for name in ("prompt", "last_prompt", "generated", "output")),
+    [at({"prompt_positions": [1]})],
+    [at({"prompt_positions": [-1]})],
+    [at({"prompt_window": [0, 2]})],
+    [at({"generated_window": [0, 2]})],
+    [at({"tokens": [1]})],
+    [at({"after_text": "a"})],
+    [at({"roles": ["user"]})],
+    [at({"special_tokens": False})],
+    [at({"exclude": {"tokens": [1]}})],
+    [at({"names": ["prompt"], "exclude": {"tokens": [1]}})],
+    [on(reads())],
+    [on(reads("w"))],
+    [on(reads(below=1))],
+    [on(reads(hold=2))],
+    [on(reads(hold="rest"))],
+    [on(reads(over="prompt_max"))],
+    [on(reads(over="prompt_mean"))],
+    [on(reads(over="last_prompt"))],
+    [on({"feature": {"index": 4, "sae_id": "sae_a"}, "above": 1})],
+    [on({"any": [reads(), reads("w")]})],
+    [on({"all": [reads(), reads("w")]})],
+]
+
+
+def test_edits_that_do_something_else_have_different_digests() -> None:
+    digests = [of(*edits) for edits in DIFFERENT]
+    digests += [of(ABLATED, preserve_norm=True), of(ADDED, preserve_norm=True)]
+    digests += [of(ABLATED, strength=0.25), of(ADDED, strength=0.25)]
+    assert None not in digests
+    assert len(set(digests)) == len(digests)
+
+
+def test_a_kept_norm_alone_is_no_steering() -> None:
+    assert of(preserve_norm=True) is None

@@ -16,9 +16,9 @@ from steerserve.rules.steering import request as sae_steering
 from steerserve.rules.steering.activation import activate, adopt
 from steerserve.rules.steering.dial import Intensity, Plan, Profile, Range
 from steerserve.rules.steering.live import MANUAL, Live, Values
+from steerserve.rules.steering.placing import ModelFacts, placed
 from steerserve.rules.steering.request import (
     FEATURES_MAXIMUM,
-    Placed,
     RequestSteering,
     SteeredFeature,
 )
@@ -113,7 +113,7 @@ def test_a_feature_acts_on_the_sae_that_it_names_or_on_the_only_one(
     choice: SaeChoice, attached: tuple[Sae, ...], key: str
 ) -> None:
     request = RequestSteering((SteeredFeature(4, 2.0, choice),))
-    assert sae_steering.placed(request, attached) == Placed({key: {4: 2.0}})
+    assert placed(request, attached, ModelFacts()).values == {key: {4: 2.0}}
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_a_feature_of_no_sae_or_of_several_is_refused(
 ) -> None:
     request = RequestSteering(tuple(SteeredFeature(4, 2.0, choice) for choice in choices))
     with pytest.raises(Refusal) as refused:
-        sae_steering.placed(sae_steering.check(request), attached)
+        placed(sae_steering.check(request), attached, ModelFacts())
     assert (refused.value.code, refused.value.row.v1) == (code, 400)
     assert refused.value.param == f"sae_steering.{param}"
     if param != "features[1]":
@@ -145,7 +145,7 @@ def test_a_feature_of_no_sae_or_of_several_is_refused(
 @pytest.mark.parametrize("value", [1.0, 0.0])
 def test_an_index_outside_of_its_sae_is_refused(sae: str, index: int, value: float) -> None:
     with pytest.raises(Refusal) as refused:
-        sae_steering.placed(own({9: 1.0, index: value}, sae=sae), (FIRST, SECOND))
+        placed(own({9: 1.0, index: value}, sae=sae), (FIRST, SECOND), ModelFacts())
     assert (refused.value.code, refused.value.row.v1) == ("INVALID_FEATURE_INDEX", 400)
     assert refused.value.param == "sae_steering.features[1].index"
     assert refused.value.details["feature_idx"] == index

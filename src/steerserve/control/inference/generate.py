@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from steerserve import messages as m
 from steerserve.control.bus import Event, LoadError, ReplicaChanged, UnloadComplete
@@ -20,18 +20,27 @@ from steerserve.control.sensing.monitoring import Monitoring
 from steerserve.control.sensing.sensing import ClusterSensing
 from steerserve.control.steering.profiles import Profiles
 from steerserve.control.steering.serving import Serving
+from steerserve.control.steering.vectors import Vectors
 from steerserve.database.catalog import ModelRow
 from steerserve.engines.sandbox.pool import LineFull
 from steerserve.engines.sandbox.schemas import Checker
 from steerserve.errors import Refusal
 from steerserve.messages.mailbox import Mailbox
 from steerserve.rules.inference import batching, fields
-from steerserve.rules.inference.intent import GenerateIntent, Intent, OutputConstraint
+from steerserve.rules.inference.intent import (
+    GenerateIntent,
+    Intent,
+    OutputConstraint,
+    ScoreIntent,
+)
 from steerserve.rules.residency import swap
 from steerserve.rules.steering import dial
+from steerserve.rules.steering.request import MAX, SteeredFeature
+from steerserve.rules.steering.vector import Vector
 from steerserve.settings import Settings
 
 Activated = m.Activated
+EditActs = m.EditActs
 Embedded = m.Embedded
 Outcome = m.Outcome
 Piece = m.Piece
@@ -95,6 +104,7 @@ class Generation:
         monitoring: Monitoring,
         sensing: ClusterSensing,
         circuit_sensing: CircuitSensing,
+        vectors: Vectors,
     ) -> None:
         self._settings = settings
         self._conductor = conductor
@@ -107,6 +117,7 @@ class Generation:
         self._monitoring = monitoring
         self._sensing = sensing
         self._circuit_sensing = circuit_sensing
+        self._vectors = vectors
         self._batched = Queue(settings.cbm_max_queue_size, 0, settings.queue_duration_window)
         self.is_closing = False
         self.active = 0
@@ -149,8 +160,9 @@ class Generation:
             raise Refusal("SHUTTING_DOWN", "the service is shutting down")
         self._metrics.resolved(model.name)
         row, profile = model.row, None
-        if isinstance(intent, GenerateIntent):
+        if isinstance(intent, GenerateIntent | ScoreIntent):
             profile = await self._named(intent)
+            intent = await self._with_vectors(intent)
         if self._unchecked(intent) is None:
             # these refusals come before QUEUE_FULL, because waiting does not change them
             view = self._conductor.view(intent.lease)
@@ -183,7 +195,27 @@ class Generation:
             return None
         return batching.Fixed(settings.cbm_default_temperature, settings.cbm_default_top_p)
 
-    async def _named(self, intent: GenerateIntent) -> dial.Profile | None:
+    async def _with_vectors(
+        self, intent: GenerateIntent | ScoreIntent
+    ) -> GenerateIntent | ScoreIntent:
+        """The intent with the stored vectors that its edits name.
+
+        Raises:
+            Refusal: VECTOR_NOT_FOUND, whose `param` is the place of the name.
+        """
+        if intent.steering is None or not (named := intent.steering.references()):
+            return intent
+        found = {name: await self._found(name, place) for name, place in named.items()}
+        return replace(intent, steering=intent.steering.with_vectors(found))
+
+    async def _found(self, name: str, place: str) -> Vector:
+        try:
+            return await self._vectors.find(name)
+        except Refusal as refusal:
+            why = f"{place}: {refusal.message}"
+            raise Refusal(refusal.code, why, param=place, **refusal.details) from refusal
+
+    async def _named(self, intent: GenerateIntent | ScoreIntent) -> dial.Profile | None:
         """The profile that a request names. None where it names none, and where the profile is unknown and the
         request's intensity is 0.
 
@@ -195,10 +227,23 @@ class Generation:
         try:
             row = await self._profiles.named(intent.profile)
         except Refusal:
-            if intent.intensity == 0.0:
+            if isinstance(intent, GenerateIntent) and intent.intensity == 0.0:
                 return None
             raise
         return await self._serving.applicable(row)
+
+    async def _largest(self, intent: Intent, resident: Resident) -> dict[tuple[str, int], float]:
+        """The largest activations of the features whose edits have values in that unit, as far as monitoring has
+        observed them."""
+        own = intent.steering if isinstance(intent, GenerateIntent | ScoreIntent) else None
+        known: dict[tuple[str, int], float] = {}
+        for edit in own.edits if own is not None else ():
+            if isinstance(edit, SteeredFeature) and edit.unit == MAX:
+                for sae in edit.choice.among(list(resident.attachments.values())):
+                    counted = await self._monitoring.counted(sae.key, edit.index)
+                    if counted is not None:
+                        known[sae.key, edit.index] = counted.max
+        return known
 
     def _unchecked(self, intent: Intent) -> OutputConstraint | None:
         """The constraint of a request whose schema has to be checked."""
@@ -242,7 +287,8 @@ class Generation:
                 await held.enter_async_context(queue.slot(place))
                 await held.enter_async_context(self._conductor.in_flight(resident))
                 timing.admitted()
-                admitted = self._planner.admit(intent, profile, resident)
+                largest = await self._largest(intent, resident)
+                admitted = self._planner.admit(intent, profile, resident, largest)
                 flow.put(admitted)
                 stream = self._planner.stream(intent, admitted)
                 constraint = intent.constraint if isinstance(intent, GenerateIntent) else None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from steerserve import messages as m
 from steerserve.control.residency.resident import Attachment, Resident
@@ -21,9 +22,11 @@ from steerserve.rules.inference.intent import (
     ScoreIntent,
     TokenIds,
 )
-from steerserve.rules.steering import dial
+from steerserve.rules.steering import account, dial
 from steerserve.rules.steering import digest as steering_state
+from steerserve.rules.steering.account import Account
 from steerserve.rules.steering.digest import SteeredModel, SteeredSite
+from steerserve.rules.steering.placing import ModelFacts
 from steerserve.settings import Settings
 
 
@@ -41,6 +44,7 @@ class Admitted:
         overlays: the steering of each prompt of a sweep, and `states` which steering each has; empty for other
             requests.
         epoch: the epoch of the live values from which the plan was made.
+        account: whose steering the request has, and what a report of it lists.
     """
 
     resident: Resident
@@ -52,6 +56,7 @@ class Admitted:
     overlays: tuple[compare.Overlay, ...]
     states: tuple[str | None, ...]
     epoch: int
+    account: Account
 
 
 class Planner:
@@ -61,23 +66,35 @@ class Planner:
         self._settings = settings
         self._serving = serving
 
-    def admit(self, intent: Intent, profile: dial.Profile | None, resident: Resident) -> Admitted:
-        """Raises: Refusal: every refusal of `rules/steering/dial`, `rules/inference/compare`, `rules/steering/request`
-        and `rules/inference/activations`.
+    def admit(
+        self,
+        intent: Intent,
+        profile: dial.Profile | None,
+        resident: Resident,
+        largest: Mapping[tuple[str, int], float] = MappingProxyType({}),
+    ) -> Admitted:
+        """`largest` has the largest activations that are known of edited features, by key and index.
+
+        Raises:
+            Refusal: every refusal of `rules/steering/dial`, `rules/inference/compare`, `rules/steering/placing` and
+                `rules/inference/activations`.
         """
-        plan = self._plan(intent, profile, resident)
+        plan = self._plan(intent, profile, resident, largest)
         overlays = self._swept(intent, profile, resident)
-        is_planned = isinstance(intent, GenerateIntent) and intent.sweep is None
+        is_planned = isinstance(intent, GenerateIntent | ScoreIntent) and not _is_swept(intent)
+        state = self._state(resident, plan) if is_planned else None
+        own = intent.steering if isinstance(intent, GenerateIntent | ScoreIntent) else None
         return Admitted(
             resident,
             self._told(plan),
             plan.echo,
             plan.rung,
-            self._state(resident, plan) if is_planned else None,
+            state,
             _tapped(intent, resident),
             overlays,
             tuple(self._state(resident, dial.Plan(overlay)) for overlay in overlays),
             self._serving.live.epoch,
+            account.of(plan, own, profile, self._serving.live),
         )
 
     def stream(
@@ -92,13 +109,14 @@ class Planner:
             case ScoreIntent():
                 return engine.run(
                     m.Scoring(
-                        _prompts(intent),
+                        self._prompts(intent, admitted),
                         intent.temperature,
                         intent.top,
                         None if intent.allowed is None else list(intent.allowed),
                         tap,
                         self._echo(intent),
                         intent.client,
+                        m.Suppressed() if admitted.state is None else admitted.plan,
                     )
                 )
             case LensIntent():
@@ -125,7 +143,7 @@ class Planner:
             case GenerateIntent():
                 return engine.run(
                     m.Generation(
-                        _prompts(intent),
+                        self._prompts(intent, admitted),
                         intent.n,
                         self._sampling(intent),
                         admitted.plan,
@@ -134,20 +152,38 @@ class Planner:
                         label=intent.answer_id or None,
                         plans=[self._told(dial.Plan(overlay)) for overlay in admitted.overlays],
                         client=intent.client,
+                        counted=admitted.account.counted if intent.is_reported else None,
                     )
                 )
 
     # ------------------------------------------------------------- inside
 
-    def _plan(self, intent: Intent, profile: dial.Profile | None, resident: Resident) -> dial.Plan:
-        if not isinstance(intent, GenerateIntent) or intent.sweep is not None:
+    def _plan(
+        self,
+        intent: Intent,
+        profile: dial.Profile | None,
+        resident: Resident,
+        largest: Mapping[tuple[str, int], float],
+    ) -> dial.Plan:
+        if not isinstance(intent, GenerateIntent | ScoreIntent) or _is_swept(intent):
             return dial.Plan()
-        limits = self._serving.configured
-        attached = list(resident.attachments.values())
-        is_named, live = intent.profile is not None, self._serving.live
-        return dial.plan(
-            intent.intensity, is_named, profile, live, attached, limits, intent.steering
+        is_named, own = intent.profile is not None, intent.steering
+        if isinstance(intent, ScoreIntent) and not is_named and own is None:
+            return dial.Plan({}, is_own=True)
+        made = dial.plan(
+            None if isinstance(intent, ScoreIntent) else intent.intensity,
+            is_named,
+            profile,
+            self._serving.live,
+            list(resident.attachments.values()),
+            self._serving.configured,
+            own,
+            _facts(resident, largest),
         )
+        if isinstance(intent, ScoreIntent) or intent.is_held:
+            # a profile without an attached SAE steers nothing, and the live steering takes its place in no such request
+            return replace(made, overlay=made.overlay or {}, is_own=True)
+        return made
 
     def _swept(
         self, intent: Intent, profile: dial.Profile | None, resident: Resident
@@ -163,12 +199,16 @@ class Planner:
 
     def _state(self, resident: Resident, plan: dial.Plan) -> str | None:
         """Which steering a request with this plan has."""
-        added = steering_state.applied(self._serving.live, plan.overlay, resident.attachments)
-        keys = {*added, *(key for edit in plan.edits for key in edit.keys)}
+        live = self._serving.live
+        added = steering_state.applied(live, plan.overlay, resident.attachments)
+        edits, keeps_norm = plan.edits, plan.keeps_norm
+        if plan.overlay is None:
+            edits, keeps_norm = (live.edits, live.keeps_norm) if live.enabled else ((), False)
+        keys = {*added, *(key for edit in edits for key in edit.keys)}
         sites = {key: _site(resident.attachments[key]) for key in keys}
         row = resident.row
         model = SteeredModel(row.name, row.repo_id, row.revision, row.content_digest)
-        return steering_state.digest(model, sites, added, plan.edits)
+        return steering_state.digest(model, sites, added, edits, keeps_norm=keeps_norm)
 
     def _told(self, plan: dial.Plan) -> m.Plan:
         """The plan as the engine gets it."""
@@ -176,7 +216,22 @@ class Planner:
             return m.Follow()
         epoch = None if plan.is_own else self._serving.live.epoch
         values = {key: dict(features) for key, features in plan.overlay.items()}
-        return m.Overlay(epoch, values, plan.edits)
+        return m.Overlay(epoch, values, plan.edits, plan.keeps_norm)
+
+    def _prompts(self, intent: GenerateIntent | ScoreIntent, admitted: Admitted) -> list[m.Prompt]:
+        plan = admitted.plan
+        edits = plan.edits if isinstance(plan, m.Overlay) else self._serving.live.edits
+        is_located = any(edit.positions.roles for edit in edits)
+        return [
+            _prompt(
+                prompt,
+                intent.client,
+                has_special=intent.has_special,
+                template=intent.template,
+                is_located=is_located,
+            )
+            for prompt in intent.prompts
+        ]
 
     def _tap(self, intent: Intent, tapped: Attachment | None) -> m.Tap | None:
         asked = _activations(intent)
@@ -216,6 +271,19 @@ def _site(attachment: Attachment) -> SteeredSite:
     return SteeredSite(order.sae_id, order.origin, order.layer, attachment.site, order.scale)
 
 
+def _facts(resident: Resident, largest: Mapping[tuple[str, int], float]) -> ModelFacts:
+    """What edits need to know of the loaded model."""
+    loaded, attached = resident.facts, resident.attachments
+    if loaded is None:
+        return ModelFacts()
+    sites = {key: attachment.site for key, attachment in attached.items()}
+    return ModelFacts(loaded.layers, loaded.site_widths, sites, largest)
+
+
+def _is_swept(intent: GenerateIntent | ScoreIntent) -> bool:
+    return isinstance(intent, GenerateIntent) and intent.sweep is not None
+
+
 def _tapped(intent: Intent, resident: Resident) -> Attachment | None:
     """The attached SAE whose activations a request asks for, or to whose features it attributes."""
     attached = list(resident.attachments.values())
@@ -231,25 +299,20 @@ def _activations(intent: Intent) -> activations.Activations | None:
     return intent.activations if isinstance(intent, GenerateIntent | ScoreIntent) else None
 
 
-def _prompts(intent: GenerateIntent | ScoreIntent) -> list[m.Prompt]:
-    return [
-        _prompt(prompt, intent.client, has_special=intent.has_special, template=intent.template)
-        for prompt in intent.prompts
-    ]
-
-
 def _prompt(
     prompt: Prompt,
     client: str,
     *,
     has_special: bool = True,
     template: Mapping[str, object] | None = None,
+    is_located: bool = False,
 ) -> m.Prompt:
     if isinstance(prompt, str):
         return m.Text(prompt, has_special)
     if isinstance(prompt, TokenIds):
         return m.Tokens(list(prompt.ids), place=prompt.place)
-    return m.Chat([dict(message) for message in prompt], dict(template or {}), client)
+    variables = dict(template or {})
+    return m.Chat([dict(message) for message in prompt], variables, client, is_located)
 
 
 def _constraint(wanted: OutputConstraint | None) -> m.Constraint | None:

@@ -132,7 +132,9 @@ class Serving:
         if sae_id is not None and origin is not None:
             same = (sae.id for sae in await self._catalog.saes() if origin.is_same(origin_of(sae)))
             sae_id = next(same, sae_id)
-        return Profile(row.name, row.steering, row.intensity, sae_id, row.layer, row.cluster)
+        return Profile(
+            row.name, row.steering, row.intensity, sae_id, row.layer, row.cluster, row.id
+        )
 
     # ------------------------------------------------------------- changing
 

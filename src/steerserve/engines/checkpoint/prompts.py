@@ -8,13 +8,16 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Protocol
 
+from msgspec import structs
+
 from steerserve import messages as m
 from steerserve.engines.checkpoint.tokenizer import TokenizerProcess
 from steerserve.engines.sandbox.templates import Templates
 from steerserve.errors import Refusal
 from steerserve.messages.prompts import check_spelled
 from steerserve.messages.spelling import ReadBack, Spell
-from steerserve.messages.tokenizing import Spelling
+from steerserve.messages.tokenizing import Spelling, tokens_of
+from steerserve.rules.steering.positions import Span
 
 
 class PromptMaker(Protocol):
@@ -104,7 +107,20 @@ class Prompts:
         written = [prompt for prompt in prompts if not isinstance(prompt, m.Tokens)]
         texts = await self._templates.texts(written, self._facts.chat_template)
         context = self._facts.context_length
-        return await self._tokenizer.tokens(texts, context, max_tokens, field)
+        tokens = await self._tokenizer.tokens(texts, context, max_tokens, field)
+        return [
+            await self._located(one, text) if text.contents else one
+            for one, text in zip(tokens, texts, strict=True)
+        ]
+
+    async def _located(self, tokens: m.Tokens, text: m.Text) -> m.Tokens:
+        """The tokens of a conversation with the places of its messages' contents."""
+        spelling = await self._tokenizer.spell(text)
+        spans = (
+            Span(content.role, *tokens_of(spelling, content.start, content.end))
+            for content in text.contents
+        )
+        return structs.replace(tokens, spans=tuple(span for span in spans if span.start < span.end))
 
     async def spell(self, question: Spell | ReadBack) -> Spelling:
         """Raises:

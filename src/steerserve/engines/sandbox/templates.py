@@ -29,6 +29,7 @@ from steerserve.engines.sandbox.pool import ProcessPool
 from steerserve.engines.sandbox.pool_process import Died, limit, serve
 from steerserve.errors import Refusal
 from steerserve.messages.prompts import Continuation, NamedPrompt, Prompt
+from steerserve.rules.steering.positions import Span
 
 RENDER_SECONDS = 2.0
 """Seconds that the rendering of all conversations of one request may take."""
@@ -105,9 +106,11 @@ class Templates:
             raise Refusal("NO_CHAT_TEMPLATE", "the model has no chat template; use /v1/completions")
         conversations = [Continuation(chat.messages) for chat in chats]
         variables = {**template.tokens, **chats[0].variables}
+        is_located = chats[0].is_located
+        asked = [c.messages for c in conversations]
+        asked += [c.skeleton() for c in conversations] if is_located else []
         answer = await self._ask(
-            TemplateQuestion(template.source, [c.messages for c in conversations], variables),
-            chats[0].client,
+            TemplateQuestion(template.source, asked, variables), chats[0].client
         )
         if answer.is_broken:
             why = f"the model's chat template is not valid: {answer.reason}; use /v1/completions"
@@ -115,11 +118,17 @@ class Templates:
         bos, texts = template.tokens.get("bos_token"), []
         for index, conversation in enumerate(conversations):
             with NamedPrompt(prompts, index):
-                if index == len(answer.texts):
+                if index >= len(answer.texts):
                     raise _refused(answer.reason)
                 has_bos = bool(bos) and answer.texts[index].startswith(bos or "")
                 text = conversation.text(answer.texts[index])
-                texts.append(m.Text(text, special=not has_bos, is_chat=True))
+                contents: tuple[Span, ...] = ()
+                if is_located:
+                    if len(chats) + index >= len(answer.texts):
+                        raise _refused(answer.reason)
+                    skeleton = answer.texts[len(chats) + index]
+                    contents = conversation.contents(answer.texts[index], skeleton)
+                texts.append(m.Text(text, not has_bos, is_chat=True, contents=contents))
         return texts
 
     async def close(self) -> None:

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 from steerserve.errors import Refusal
 from steerserve.rules.saes.attachment import AttachedSae
-from steerserve.rules.steering import request as sae_steering
 from steerserve.rules.steering.binding import scaled
 from steerserve.rules.steering.dial import HIGHEST
 from steerserve.rules.steering.live import Values, check_index, check_value, total
+from steerserve.rules.steering.placing import ModelFacts, placed
 from steerserve.rules.steering.request import RequestSteering
 
 INTENSITIES_MAXIMUM = 16
@@ -59,12 +59,12 @@ def check(intensities: Sequence[float]) -> tuple[float, ...]:
 def base(sweep: Sweep, otherwise: Overlay, attached: Sequence[AttachedSae]) -> Overlay:
     """The steering at intensity 1, by attachment. It is `otherwise` where the sweep has no values of its own.
 
-    Raises: Refusal: SAE_NOT_ATTACHED; INVALID_FEATURE_INDEX; the refusals of `rules/steering/request.placed`;
+    Raises: Refusal: SAE_NOT_ATTACHED; INVALID_FEATURE_INDEX; the refusals of `rules/steering/placing.placed`;
         VALIDATION_ERROR for a value out of range, or when every value is 0 and an intensity is not.
     """
     steering = otherwise
     if sweep.own is not None:
-        steering = sae_steering.placed(sweep.own, attached).values
+        steering = placed(sweep.own, attached, ModelFacts()).values
     elif sweep.steering is not None:
         fits = [
             one

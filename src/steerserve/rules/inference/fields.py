@@ -49,15 +49,20 @@ _SAMPLING = frozenset(
     "model stream stream_options temperature top_p max_tokens stop frequency_penalty presence_penalty".split()
 )
 _SPECIAL = "add_special_tokens"
+SCORE_STEERED = "score_steered"
+"""This field says that the steering in a scoring request is meant. It is unused in every other request."""
+REPORT = "return_steering_report"
+"""This field asks for a report of a generated answer, so it is unused in a scoring request."""
 _ECHO = "echo"
 """This field asks for the log-probabilities of the prompt, so it is unused in a request without log-probabilities."""
 
 READ: dict[str, frozenset[str]] = {
     CHAT: _SAMPLING
     | {"messages", "extra_messages", "chat_template_kwargs", "return_tokens_as_token_ids"}
-    | {activations.FIELD},
+    | {activations.FIELD, SCORE_STEERED, REPORT},
     COMPLETIONS: _SAMPLING
-    | {"prompt", "add_special_tokens", "return_tokens_as_token_ids", _ECHO, activations.FIELD},
+    | {"prompt", "add_special_tokens", "return_tokens_as_token_ids", _ECHO, activations.FIELD}
+    | {SCORE_STEERED, REPORT},
     EMBEDDINGS: frozenset({"model", "input", "encoding_format"}),
 }
 """Route -> the fields that it reads beside those of `CHANGING`."""
@@ -159,16 +164,20 @@ def is_scoring(body: Mapping[str, object]) -> bool:
     return any(name in ("logprobs", "allowed_token_ids") for name in changing(body))
 
 
-def check_scoring(names: Sequence[str]) -> None:
+def check_scoring(body: Mapping[str, object]) -> None:
     """Raises:
-    Refusal: FIELD_NOT_HONOURED naming the fields that ask for steering, because scoring is never steered.
+    Refusal: FIELD_NOT_HONOURED naming the fields that ask for steering. A scoring request is steered only where it
+        says so itself, and an intensity is never honoured.
     """
-    steering = ("profile", "steering_intensity", sae_steering.FIELD, sae_steering.INTERVENTIONS)
-    refused = [name for name in names if name in steering]
+    steering = {"profile", "steering_intensity", sae_steering.FIELD, sae_steering.INTERVENTIONS}
+    may_steer = body.get(SCORE_STEERED) is True
+    asking = {"steering_intensity"} if may_steer else steering
+    refused = [name for name in changing(body) if name in asking]
     if refused:
+        why = f"on a scoring request without {SCORE_STEERED}: true"
         raise Refusal(
             "FIELD_NOT_HONOURED",
-            f"{', '.join(refused)}: not honoured on a scoring request, which is never steered",
+            f"{', '.join(refused)}: not honoured {'on a scoring request' if may_steer else why}",
             param=refused[0],
             fields=refused,
         )
@@ -179,6 +188,9 @@ def unused(route: str, body: Mapping[str, object]) -> list[str]:
     used, has_logprobs = READ[route], "logprobs" in changing(body)
     if not has_logprobs and body.get(_ECHO):
         used -= {_ECHO}
+    unread = REPORT if is_scoring(body) else SCORE_STEERED
+    if body.get(unread):
+        used -= {unread}
     locations = [
         name
         for name, value in body.items()

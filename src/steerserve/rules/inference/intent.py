@@ -84,6 +84,9 @@ class GenerateIntent(BaseIntent):
     Attributes:
         has_special: whether a text gets the tokenizer's special tokens.
         template: variables for the chat template of conversations.
+        is_held: whether the request keeps the steering of its profile to its end, whatever an operator changes
+            meanwhile.
+        is_reported: whether the answer says where the edits acted.
     """
 
     prompts: tuple[Prompt, ...]
@@ -98,6 +101,8 @@ class GenerateIntent(BaseIntent):
     constraint: OutputConstraint | None = None
     activations: Activations | None = None
     sweep: Sweep | None = None
+    is_held: bool = False
+    is_reported: bool = False
 
     @property
     def choices(self) -> int:
@@ -114,7 +119,8 @@ class ScoreIntent(BaseIntent):
 
     `top` is the number of alternatives to list; None means that the answer has no log-probabilities. `allowed` has the
     ids of the only tokens that may come next; None allows every token. With `is_echoed` the tokens of the prompts are
-    scored too. `max_tokens` is 1, or 0 where an echo has no token after its prompt.
+    scored too. `max_tokens` is 1, or 0 where an echo has no token after its prompt. With `may_steer` the prompts are
+    steered by `steering` or by `profile`.
     """
 
     prompts: tuple[Prompt, ...]
@@ -129,6 +135,9 @@ class ScoreIntent(BaseIntent):
     activations: Activations | None = None
     is_echoed: bool = False
     max_tokens: int = 1
+    may_steer: bool = False
+    profile: str | None = None
+    steering: RequestSteering | None = None
 
     @property
     def choices(self) -> int:

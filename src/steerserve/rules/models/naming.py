@@ -40,6 +40,13 @@ class NamedModel:
         return tuple(n.rpartition(":")[0] for n in self.names if not _PINNED.search(n))
 
 
+def with_profile(name: str) -> list[tuple[str, str]]:
+    """The ways to read a name as `model@profile`, the longest name of a model first."""
+    parts = name.split("@")
+    pairs = [("@".join(parts[:at]), "@".join(parts[at:])) for at in range(len(parts) - 1, 0, -1)]
+    return [(model, profile) for model, profile in pairs if model and profile]
+
+
 Meanings = dict[str, list[NamedModel]]
 """Name -> the models that the name could mean."""
 

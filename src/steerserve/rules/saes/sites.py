@@ -38,6 +38,21 @@ SITES = {
 STREAM_SITES = frozenset({RESID_PRE, RESID_MID, RESID_POST, ATTN_OUT, MLP_OUT, EMBED})
 """The sites whose values are the residual stream, or are added to it as they are."""
 
+ORDER = (
+    EMBED,
+    RESID_PRE,
+    Z,
+    ATTN_RAW,
+    ATTN_OUT,
+    RESID_MID,
+    MLP_IN,
+    MLP_NEURONS,
+    MLP_RAW,
+    MLP_OUT,
+    RESID_POST,
+)
+"""The sites of one layer, in the order in which a forward pass comes to them."""
+
 _N = r"([0-9]{1,5})"
 _TRUNK = r"(?:(?:model|language_model|text_model|transformer|gpt_neox|decoder)\.)*"
 

@@ -17,7 +17,7 @@ values are the base, as without circuits, and no rung is reported.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from msgspec import structs
@@ -25,12 +25,12 @@ from msgspec import structs
 from steerserve.errors import Refusal
 from steerserve.rules.saes.attachment import AttachedSae
 from steerserve.rules.steering import circuit_serving, members
-from steerserve.rules.steering import request as sae_steering
 from steerserve.rules.steering.activation import dialed
 from steerserve.rules.steering.binding import scaled as scaled_by
-from steerserve.rules.steering.edits import Edit
+from steerserve.rules.steering.edits import Edit, Feature
 from steerserve.rules.steering.live import Live, Values, at_intensity, total
 from steerserve.rules.steering.members import Range as Range
+from steerserve.rules.steering.placing import ModelFacts, placed
 from steerserve.rules.steering.profile import Profile as Profile
 from steerserve.rules.steering.profile import site
 from steerserve.rules.steering.request import RequestSteering
@@ -62,17 +62,26 @@ class DialBase:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`overlay` replaces the live values of every attached SAE for one request; with None the request follows the live
-    values. `echo` is the intensity to report, None where the dial changes nothing. `rung` is the evidence of the one
-    circuit that steers the request; None where no circuit does, or several do. `edits` are the edits that add no
-    values, in their sorted order. `is_own` says that the request brought its steering, and keeps it to its end whatever
-    an operator changes meanwhile."""
+    """How one request is steered.
+
+    Attributes:
+        overlay: the values that replace the live values of every attached SAE; with None the request follows the live
+            values.
+        echo: the intensity to report, None where the dial changes nothing.
+        rung: the evidence of the one circuit that steers the request; None where no circuit does, or several do.
+        edits: all edits that add no values, in the order in which they are made.
+        is_own: whether the request keeps this steering to its end, whatever an operator changes meanwhile.
+        keeps_norm: whether the values of sites keep their norms.
+        added: the parts of the values that the request adds itself, each with its place in the request as its number.
+    """
 
     overlay: Mapping[str, Values] | None = None
     echo: float | None = None
     rung: int | None = None
     edits: tuple[Edit, ...] = ()
     is_own: bool = False
+    keeps_norm: bool = False
+    added: tuple[Edit, ...] = field(default=(), compare=False)
 
 
 def parse(raw: Any) -> Intensity | None:
@@ -103,6 +112,7 @@ def plan(
     attached: Sequence[AttachedSae],
     configured: Range,
     own: RequestSteering | None = None,
+    model: ModelFacts | None = None,
 ) -> Plan:
     """The steering of one request. It may name a profile, an intensity, or both, or have steering of its `own`.
 
@@ -110,9 +120,10 @@ def plan(
     intensity 0. `configured` is the range of a base that declares none.
 
     Raises:
-        Refusal: PROFILE_INCOMPATIBLE; the refusals of `rules/steering/request.placed`.
+        Refusal: PROFILE_INCOMPATIBLE; the refusals of `rules/steering/placing.placed`.
     """
-    made = _planned(intensity, is_profile_named, profile, live, attached, configured, own)
+    facts = model or ModelFacts()
+    made = _planned(intensity, is_profile_named, profile, live, attached, configured, own, facts)
     return replace(made, rung=rung(live)) if made.overlay is None else made
 
 
@@ -132,9 +143,10 @@ def _planned(
     attached: Sequence[AttachedSae],
     configured: Range,
     own: RequestSteering | None,
+    model: ModelFacts,
 ) -> Plan:
     if own is not None and intensity != 0.0:
-        return _own(own, intensity, live, attached, configured)
+        return _own(own, intensity, live, attached, configured, model)
     if own is not None and attached:
         is_steered = own.is_steering or _has_base(False, None, live, attached)
         return Plan({}, 0.0 if is_steered else None, is_own=True)  # (2)
@@ -194,12 +206,13 @@ def _own(
     live: Live,
     attached: Sequence[AttachedSae],
     configured: Range,
+    model: ModelFacts,
 ) -> Plan:
-    """The steering of a request with values of its own, whose intensity is not 0. One intensity scales the values of
-    the request and the values that they are added to. Without any edit, the mode `add` is no steering of its own."""
-    if own.is_added and not own.features:
+    """The steering of a request with edits of its own, whose intensity is not 0. One intensity scales the edits of the
+    request and the steering that they are made beside. Without any edit, the mode `add` is no steering of its own."""
+    if own.is_added and not own.edits and not own.keeps_norm:
         return plan(intensity, False, None, live, attached, configured)
-    asked = sae_steering.placed(own, attached)
+    asked = placed(own, attached, model)
     otherwise = plan(intensity, False, None, live, attached, configured) if own.is_added else Plan()
     strength = otherwise.echo
     if strength is None:
@@ -208,13 +221,32 @@ def _own(
         key: {index: at_intensity(value, strength) for index, value in features.items()}
         for key, features in asked.values.items()
     }
-    edits = tuple(structs.replace(edit, strength=strength) for edit in asked.edits)
+    edits = tuple(at_strength(edit, strength) for edit in asked.edits)
     if own.is_added:
         kept = live.values if live.enabled else {}
         overlay = total([kept if otherwise.overlay is None else otherwise.overlay, overlay])  # (6)
     is_dialed = intensity is not None and (any(overlay.values()) or bool(edits))
-    rung_of_base = otherwise.rung if own.is_added else None
-    return Plan(overlay, strength if is_dialed else None, rung_of_base, edits, is_own=True)
+    return Plan(
+        overlay,
+        strength if is_dialed else None,
+        otherwise.rung if own.is_added else None,
+        edits,
+        is_own=True,
+        keeps_norm=own.keeps_norm,
+        added=tuple(at_strength(edit, strength) for edit in asked.added),
+    )
+
+
+def at_strength(edit: Edit, strength: float) -> Edit:
+    """An edit at an intensity: what is added is multiplied by the intensity, and any other edit goes that part of its
+    way."""
+    if strength == 1.0:
+        return edit
+    if not edit.is_added:
+        return structs.replace(edit, strength=strength)
+    offset = edit.target.offset
+    scaled = at_intensity(offset, strength) if isinstance(edit.at, Feature) else offset * strength
+    return structs.replace(edit, target=structs.replace(edit.target, offset=scaled))
 
 
 def echo(value: float) -> str:

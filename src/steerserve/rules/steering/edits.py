@@ -25,7 +25,7 @@ import msgspec
 from steerserve.rules.steering.positions import ALL, Positions
 from steerserve.rules.steering.vector import Direction
 
-ADD, SWAP = "add", "swap"
+ADD, ABLATE, SWAP = "add", "ablate", "swap"
 RAW, UNIT, RESIDUAL = "raw", "unit", "residual"
 UNITS = (RAW, UNIT, RESIDUAL)
 """What the value of an `add` of a direction v is multiplied with: v, v / |v|, or |x| v / |v|."""
@@ -195,7 +195,18 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
         "at_least": Kind(lambda value: Target(low=value)),
         "at_most": Kind(lambda value: Target(high=value)),
         "scale": Kind(lambda value: Target(factor=value)),
-        "ablate": Kind(lambda _: Target(factor=0.0), None, None),
+        ABLATE: Kind(lambda _: Target(factor=0.0), None, None),
     }
 )
 """Op -> its kind, in the order of the documentation."""
+
+
+def direction_target(op: str, value: float) -> Target:
+    """The target of an edit of a direction. The targets are those of features, with two exceptions: `ablate` has a
+    value, the part of the projection that it takes away, and `swap` writes the projection on another direction, so its
+    target is twice the projection."""
+    if op == SWAP:
+        return Target(factor=2.0)
+    if op == ABLATE:
+        return Target(factor=1.0 - value)
+    return KINDS[op].target(value)

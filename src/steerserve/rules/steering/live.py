@@ -73,7 +73,7 @@ class Live:
 
     `values` has the sums over the owners, each clamped to [-200, 200]. In a `Live` that is made from `values` alone,
     all values belong to MANUAL. `circuits` are the circuits that serve, in the order of their activation. `edits` are
-    made beside the values, in the order of `ordered`.
+    made beside the values, in the order of `ordered`; `ops` has the op of each of them at the place that is its number.
     """
 
     epoch: int = 0
@@ -84,6 +84,7 @@ class Live:
     circuits: tuple[ServedCircuit, ...] = ()
     edits: tuple[Edit, ...] = ()
     keeps_norm: bool = False
+    ops: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.owned:

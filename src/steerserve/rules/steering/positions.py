@@ -76,6 +76,12 @@ class Positions(msgspec.Struct, frozen=True):
         parts = (self.include, self.exclude)
         return tuple(part.after_text for part in parts if part is not None and part.after_text)
 
+    @property
+    def roles(self) -> frozenset[str]:
+        """The roles of messages that the positions name."""
+        out = () if self.exclude is None else self.exclude.roles
+        return frozenset((*self.include.roles, *out))
+
 
 ALL = Positions()
 

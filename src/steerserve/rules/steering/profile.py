@@ -115,6 +115,7 @@ class Profile:
     sae_id: str | None = None
     layer: int | None = None
     cluster: Cluster | None = None
+    id: str = ""
 
     @property
     def choice(self) -> SaeChoice | ClusterChoice:

@@ -1,30 +1,76 @@
-"""The steering that a request brings itself: which edits of features at which attached SAEs, in place of the live
-values or added to them. The field `interventions` takes all kinds of edits. `sae_steering` is its short form for `add`.
+"""The steering that a request brings itself: edits of features and of directions, in place of the live steering or
+beside it. The field `interventions` takes all kinds of edits (`interventions.py` reads it). `sae_steering` is its short
+form for `add`. `placing.py` puts the edits at the attached SAEs and the sites of the model.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 
 from steerserve.errors import Refusal
-from steerserve.rules.saes.attachment import FIRST_SAE, Sae, SaeChoice
+from steerserve.rules.saes.attachment import FIRST_SAE, SaeChoice
 from steerserve.rules.steering.edits import (
+    ABLATE,
     ADD,
     EDITS_MAXIMUM,
     KINDS,
-    SITE_MAXIMUM,
+    RAW,
+    SWAP,
+    TOKEN,
     Edit,
     Feature,
-    ordered,
+    Target,
+    direction_target,
 )
-from steerserve.rules.steering.live import BATCH_MAXIMUM, MAXIMUM, MINIMUM, Values
+from steerserve.rules.steering.live import BATCH_MAXIMUM
+from steerserve.rules.steering.positions import ALL, Positions
+from steerserve.rules.steering.vector import Vector
 
 FIELD = "sae_steering"
 INTERVENTIONS = "interventions"
 FEATURES_MAXIMUM = BATCH_MAXIMUM
-MODES = ("replace", "add")
+REPLACE, BESIDE = "replace", "add"
+MODES = (REPLACE, BESIDE)
+ACTIVATION, MAX = "activation", "max"
+"""The units of the value of a feature: its activation, or the largest activation that is known of it."""
+ABLATED_MAXIMUM = 2.0
+"""The largest value of an `ablate` of a direction, which reflects it."""
+FLOAT32_MAXIMUM = 3.4028234663852886e38
+
+Reference = str | Vector
+"""A stored vector by its id or its name, or a vector itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamedFeature:
+    """A feature that a condition reads."""
+
+    index: int
+    choice: SaeChoice = FIRST_SAE
+
+
+@dataclass(frozen=True, slots=True)
+class AskedCondition:
+    """A condition as a request has it; the fields are those of `edits.Condition`."""
+
+    reads: NamedFeature | Reference
+    above: float | None = None
+    below: float | None = None
+    over: str = TOKEN
+    hold: int | None = 1
+
+
+@dataclass(frozen=True, slots=True)
+class AskedConditions:
+    """Several conditions, of which all must hold, or any."""
+
+    conditions: tuple[AskedCondition | AskedConditions, ...]
+    is_all: bool
+
+
+AskedWhen = AskedCondition | AskedConditions
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,161 +82,210 @@ class SteeredFeature:
     value: float
     choice: SaeChoice = FIRST_SAE
     op: str = ADD
+    unit: str = ACTIVATION
+    positions: Positions = ALL
+    when: AskedWhen | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SteeredVector:
+    """One edit of the directions of a vector.
+
+    Attributes:
+        op: one of `edits.KINDS`, or `swap`.
+        layers: the layers of the directions; None means all that the vector has.
+        is_range: whether `layers` is a first and a last layer.
+        to: the vector of the directions that `swap` writes.
+    """
+
+    vector: Reference
+    op: str
+    value: float = 0.0
+    unit: str = RAW
+    layers: tuple[int, ...] | None = None
+    is_range: bool = False
+    to: Reference | None = None
+    positions: Positions = ALL
+    when: AskedWhen | None = None
+
+
+AskedEdit = SteeredFeature | SteeredVector
 
 
 @dataclass(frozen=True, slots=True)
 class RequestSteering:
     """The edits of a request. They replace the steering that the request would have had without them, or with
     `is_added` are made beside it. Without any edit the request is not steered, or with `is_added` steered as if it
-    had brought none. `field` is the field that the request has them in."""
+    had brought none. `field` is the field that the request has them in; empty where they are the body itself."""
 
-    features: tuple[SteeredFeature, ...]
+    edits: tuple[AskedEdit, ...]
     is_added: bool = False
     field: str = FIELD
+    keeps_norm: bool = False
 
     @property
     def is_steering(self) -> bool:
         """Whether an edit changes anything."""
-        return any(not target_of(feature).is_idle for feature in self.features)
+        return any(not target_of(edit).is_idle for edit in self.edits)
+
+    @property
+    def roles_at(self) -> str | None:
+        """The place of the first positions that name roles of chat messages; None where none do."""
+        for place, edit in enumerate(self.edits):
+            if edit.positions.roles:
+                return self.where(place, "positions.roles")
+        return None
+
+    def where(self, place: int, part: str = "") -> str:
+        """The location of an edit, or of a part of it, in the request."""
+        name = f"{'features' if self.field == FIELD else 'edits'}[{place}]"
+        return ".".join(filter(None, (self.field, name, part)))
+
+    def references(self) -> dict[str, str]:
+        """The stored vectors that the edits name, each with the first place that names it."""
+        named: dict[str, str] = {}
+        for place, edit in enumerate(self.edits):
+            for part, reference in _references(edit):
+                if isinstance(reference, str):
+                    named.setdefault(reference, self.where(place, part))
+        return named
+
+    def with_vectors(self, found: Mapping[str, Vector]) -> RequestSteering:
+        """The same edits with the vectors in the place of their names."""
+        return replace(self, edits=tuple(_with_vectors(edit, found) for edit in self.edits))
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """The edits of a request at the attached SAEs: the sums of its `add` edits by attachment, and all other edits in
-    their sorted order."""
+def _references(edit: AskedEdit) -> Iterator[tuple[str, Reference]]:
+    if isinstance(edit, SteeredVector):
+        yield "vector", edit.vector
+        if edit.to is not None:
+            yield "to", edit.to
+    for where, condition in conditions(edit.when):
+        if not isinstance(condition.reads, NamedFeature):
+            yield f"{where}.vector", condition.reads
 
-    values: Mapping[str, Values]
-    edits: tuple[Edit, ...] = ()
+
+def conditions(when: AskedWhen | None, where: str = "when") -> Iterator[tuple[str, AskedCondition]]:
+    """All conditions of which a condition is made, each with its place in the edit."""
+    if isinstance(when, AskedCondition):
+        yield where, when
+    elif when is not None:
+        name = "all" if when.is_all else "any"
+        for at, one in enumerate(when.conditions):
+            yield from conditions(one, f"{where}.{name}[{at}]")
 
 
-def target_of(feature: SteeredFeature, key: str = "") -> Edit:
-    """The edit of the feature at the SAE that is attached as `key`."""
-    return Edit(Feature(key, feature.index), KINDS[feature.op].target(feature.value))
+def _with_vectors(edit: AskedEdit, found: Mapping[str, Vector]) -> AskedEdit:
+    def known(reference: Reference) -> Reference:
+        return found[reference] if isinstance(reference, str) else reference
+
+    def resolved(when: AskedWhen | None) -> AskedWhen | None:
+        if when is None:
+            return None
+        if isinstance(when, AskedConditions):
+            inner = (resolved(one) for one in when.conditions)
+            return replace(when, conditions=tuple(one for one in inner if one is not None))
+        is_feature = isinstance(when.reads, NamedFeature)
+        return when if is_feature else replace(when, reads=known(when.reads))  # type: ignore[arg-type]
+
+    if isinstance(edit, SteeredFeature):
+        return replace(edit, when=resolved(edit.when))
+    to = None if edit.to is None else known(edit.to)
+    return replace(edit, vector=known(edit.vector), to=to, when=resolved(edit.when))
+
+
+def target_of(asked: AskedEdit, key: str = "") -> Edit:
+    """What an edit does, at the SAE that is attached as `key`, whatever its positions and its condition are."""
+    at = Feature(key, asked.index if isinstance(asked, SteeredFeature) else 0)
+    return Edit(at, target(asked, asked.value))
+
+
+def target(asked: AskedEdit, value: float) -> Target:
+    """The target of an edit with this value."""
+    if isinstance(asked, SteeredVector):
+        return direction_target(asked.op, value)
+    return KINDS[asked.op].target(value)
 
 
 def check(steering: RequestSteering) -> RequestSteering:
-    """The checks that need no attached SAE. Values are never clamped here.
+    """The checks that need no attached SAE and no stored vector. Values are never clamped here.
 
     Raises:
-        Refusal: INVALID_PARAMETER for an unknown op, a value outside the bounds of its op, a negative index, too many
-            features, or a feature that is named twice in `sae_steering`; TOO_MANY_EDITS.
+        Refusal: INVALID_PARAMETER for `sae_steering`, INVALID_INTERVENTION for all other fields: an unknown op, a value
+            outside the bounds of its op, a negative index, too many features, or a feature that is named twice in
+            `sae_steering`; TOO_MANY_EDITS.
     """
-    count = len(steering.features)
-    if steering.field == INTERVENTIONS:
+    count = len(steering.edits)
+    if steering.field != FIELD:
         if count > EDITS_MAXIMUM:
-            raise _too_many(f"{count} edits; at most {EDITS_MAXIMUM} in a request", EDITS_MAXIMUM)
+            raise too_many(steering, f"{count} edits; at most {EDITS_MAXIMUM}", EDITS_MAXIMUM)
     elif count > FEATURES_MAXIMUM:
-        raise _invalid(steering, "features", f"at most {FEATURES_MAXIMUM} features")
+        raise invalid(steering, f"{FIELD}.features", f"at most {FEATURES_MAXIMUM} features")
     seen: set[tuple[SaeChoice, int]] = set()
-    for place, feature in enumerate(steering.features):
-        where = _where(steering, place)
-        kind = KINDS.get(feature.op)
-        if kind is None:
-            raise _invalid(steering, f"{where}.op", f"one of {', '.join(KINDS)}")
-        low, high = kind.lowest, kind.highest
-        if low is not None and high is not None and not low <= feature.value <= high:
-            expected = f"a number from {low:g} to {high:g}"
-            raise _invalid(steering, f"{where}.value", expected)
-        if feature.index < 0:
-            raise _invalid(steering, _index(steering, place), "a feature index, counted from 0")
-        if steering.field == FIELD and (feature.choice, feature.index) in seen:
-            raise _twice(steering, place)
-        seen.add((feature.choice, feature.index))
+    for place, edit in enumerate(steering.edits):
+        _check_edit(steering, place, edit)
+        if steering.field == FIELD and isinstance(edit, SteeredFeature):
+            if (edit.choice, edit.index) in seen:
+                raise twice(steering, place)
+            seen.add((edit.choice, edit.index))
     return steering
 
 
-def placed(steering: RequestSteering, attached: Sequence[Sae]) -> Placed:
-    """The edits at the attached SAEs that they name, without the edits that change nothing.
-
-    Raises:
-        Refusal: SAE_NOT_ATTACHED; INVALID_FEATURE_INDEX; INVALID_PARAMETER where several attached SAEs could be meant,
-            where two entries of `sae_steering` name one feature of one SAE, or where the `add` edits of a feature have
-            a sum outside [-200, 200]; TOO_MANY_EDITS.
-    """
-    by_key: dict[str, dict[int, float]] = {}
-    others: list[Edit] = []
-    for place, feature in enumerate(steering.features):
-        sae = _named(steering, place, attached)
-        if feature.index >= sae.d_sae:
-            where = f"{steering.field}.{_index(steering, place)}"
-            raise Refusal(
-                "INVALID_FEATURE_INDEX",
-                f"{where}: {feature.index} is outside [0, {sae.d_sae}) of SAE {sae.sae_id!r}",
-                param=where,
-                feature_idx=feature.index,
-                d_sae=sae.d_sae,
-            )
-        edit = target_of(feature, sae.key)
-        if not edit.is_added:
-            others.append(edit)
-        elif feature.op == ADD:
-            there = by_key.setdefault(sae.key, {})
-            there[feature.index] = _sum(steering, place, there.get(feature.index))
-    for key, count in Counter(edit.key for edit in others).items():
-        if count > SITE_MAXIMUM:
-            raise _too_many(
-                f"{count} edits that are not {ADD} at {key}; at most {SITE_MAXIMUM} there",
-                SITE_MAXIMUM,
-            )
-    return Placed(by_key, ordered(others))
+def _check_edit(steering: RequestSteering, place: int, edit: AskedEdit) -> None:
+    ops = (*KINDS, SWAP) if isinstance(edit, SteeredVector) else tuple(KINDS)
+    if edit.op not in ops:
+        raise invalid(steering, steering.where(place, "op"), f"one of {', '.join(ops)}")
+    bounds = bounds_of(edit)
+    if bounds is not None and not bounds[0] <= edit.value <= bounds[1]:
+        is_open = bounds[1] == FLOAT32_MAXIMUM
+        expected = "a finite number" if is_open else f"a number from {bounds[0]:g} to {bounds[1]:g}"
+        raise invalid(steering, steering.where(place, "value"), expected)
+    if isinstance(edit, SteeredFeature) and edit.index < 0:
+        expected = "a feature index, counted from 0"
+        raise invalid(steering, index_of(steering, place), expected)
 
 
-def _sum(steering: RequestSteering, place: int, before: float | None) -> float:
-    """The value of an `add` edit, with the values before it of the same feature."""
-    value = steering.features[place].value
-    if before is None:
-        return value
-    if steering.field == FIELD:
-        raise _twice(steering, place)
-    if not MINIMUM <= before + value <= MAXIMUM:
-        where = f"{_where(steering, place)}.value"
-        expected = (
-            f"a value with which the sum of the feature's values is from {MINIMUM:g} to {MAXIMUM:g}"
-        )
-        raise _invalid(steering, where, expected)
-    return before + value
+def bounds_of(edit: AskedEdit) -> tuple[float, float] | None:
+    """The bounds of the value of an edit; None for an op without a value."""
+    if isinstance(edit, SteeredFeature):
+        kind = KINDS[edit.op]
+        low, high = kind.lowest, kind.highest
+        return None if low is None or high is None else (low, high)
+    if edit.op == SWAP:
+        return None
+    return (0.0, ABLATED_MAXIMUM) if edit.op == ABLATE else (-FLOAT32_MAXIMUM, FLOAT32_MAXIMUM)
 
 
-def _where(steering: RequestSteering, place: int) -> str:
-    return f"{'features' if steering.field == FIELD else 'edits'}[{place}]"
+def has_value(op: str, *, is_vector: bool) -> bool:
+    """Whether an op must have a value. The value of an `ablate` of a direction may be left out."""
+    return op != SWAP and (KINDS[op].has_value or (is_vector and op == ABLATE))
 
 
-def _index(steering: RequestSteering, place: int) -> str:
-    return f"{_where(steering, place)}{'' if steering.field == FIELD else '.feature'}.index"
+def index_of(steering: RequestSteering, place: int) -> str:
+    """The location of the index of an edited feature."""
+    return steering.where(place, "index" if steering.field == FIELD else "feature.index")
 
 
-def _named(steering: RequestSteering, place: int, attached: Sequence[Sae]) -> Sae:
-    choice = steering.features[place].choice
-    where = f"{_where(steering, place)}{'' if steering.field == FIELD else '.feature'}"
-    fitting = choice.among(attached)
-    if len(fitting) == 1:
-        return fitting[0]
-    listed = [{"sae_id": sae.sae_id, "layer": sae.layer} for sae in attached]
-    if not fitting:
-        missing = f"{choice} is not attached" if attached else "no SAE is attached"
-        raise Refusal(
-            "SAE_NOT_ATTACHED",
-            f"{steering.field}.{where}: {missing}",
-            param=f"{steering.field}.{where}",
-            attached=listed,
-        )
-    # the layer tells one SAE at two layers apart, the ids tell several SAEs apart
-    part = "layer" if len({sae.sae_id for sae in fitting}) == 1 else "sae_id"
-    expected = "given, because several attached SAEs could be meant"
-    raise _invalid(steering, f"{where}.{part}", expected, attached=listed)
-
-
-def _twice(steering: RequestSteering, place: int) -> Refusal:
-    index = steering.features[place].index
+def twice(steering: RequestSteering, place: int) -> Refusal:
+    """The refusal of a feature that `sae_steering` has twice."""
+    edit = steering.edits[place]
+    index = edit.index if isinstance(edit, SteeredFeature) else None
     expected = f"each feature once; feature {index} is there twice"
-    return _invalid(steering, _where(steering, place), expected)
+    return invalid(steering, steering.where(place), expected)
 
 
-def _invalid(steering: RequestSteering, part: str, expected: str, **details: object) -> Refusal:
-    where = f"{steering.field}.{part}"
-    return Refusal("INVALID_PARAMETER", f"{where} must be {expected}", param=where, **details)
+def invalid(steering: RequestSteering, where: str, expected: str, **details: object) -> Refusal:
+    """The refusal of a part of the steering that must be something else."""
+    code = "INVALID_PARAMETER" if steering.field == FIELD else "INVALID_INTERVENTION"
+    return Refusal(code, f"{where} must be {expected}", param=where, **details)
 
 
-def _too_many(found: str, maximum: int) -> Refusal:
-    where = f"{INTERVENTIONS}.edits"
+def too_many(steering: RequestSteering, found: str, maximum: int) -> Refusal:
+    """The refusal of too many edits."""
+    where = ".".join(filter(None, (steering.field, "edits")))
     return Refusal("TOO_MANY_EDITS", f"{where}: {found}", param=where, maximum=maximum)
+
+
+def is_finite32(value: float) -> bool:
+    """Whether a number is finite in single precision."""
+    return math.isfinite(value) and abs(value) <= FLOAT32_MAXIMUM

@@ -1,0 +1,132 @@
+"""What an answer says about its steering: whose it was, and the list of edits of which a report counts the acts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from steerserve.rules.steering.dial import Plan, Profile
+from steerserve.rules.steering.edits import ADD, Edit, Feature, Target
+from steerserve.rules.steering.live import MANUAL, Live, Values
+from steerserve.rules.steering.request import RequestSteering
+from steerserve.rules.steering.served import OWNER
+
+LIVE, REQUEST = "live", "request"
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """One entry of a report: whose edit it is, its op, and the number under which the engine counts it."""
+
+    source: str
+    op: str
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """Whose steering a request has, the entries of its report in their order, and the parts of the added values, which
+    the engine counts beside the edits of the plan."""
+
+    sources: tuple[str, ...]
+    listed: tuple[Listed, ...]
+    counted: tuple[Edit, ...]
+
+
+def profile_source(profile_id: str, *, is_cluster: bool) -> str:
+    """How a saved profile is named as a source."""
+    return f"{'cluster' if is_cluster else 'profile'}:{profile_id}"
+
+
+def of(plan: Plan, own: RequestSteering | None, profile: Profile | None, live: Live) -> Account:
+    """The account of a request with this plan, made from the live steering `live`. `profile` is the profile that the
+    request names."""
+    if own is not None and plan.is_own:
+        return _own(plan, own, live)
+    if plan.overlay is None:
+        values, edits = (live.values, live.edits) if live.enabled else ({}, ())
+    else:
+        values, edits = plan.overlay, plan.edits
+    named = None if profile is None else _source(profile)
+    return _followed(values, edits, named, live)
+
+
+def _own(plan: Plan, own: RequestSteering, live: Live) -> Account:
+    """The request's edits come first, each under its place in the request."""
+    count = len(own.edits)
+    listed = tuple(Listed(REQUEST, edit.op, at) for at, edit in enumerate(own.edits))
+    beside = _beside(plan) if own.is_added else {}
+    others = tuple(edit for edit in plan.edits if edit.number >= count)
+    base = _followed(beside, others, None, live, count)
+    is_steering = own.is_steering and (plan.overlay or plan.edits)
+    return Account(
+        (*base.sources, *((REQUEST,) if is_steering else ())),
+        (*listed, *base.listed),
+        (*plan.added, *base.counted),
+    )
+
+
+def _beside(plan: Plan) -> Mapping[str, Values]:
+    """The values of the plan without those that the request adds itself."""
+    left = {key: dict(values) for key, values in (plan.overlay or {}).items()}
+    for edit in plan.added:
+        assert isinstance(edit.at, Feature)
+        there = left[edit.at.key]
+        there[edit.at.index] -= edit.target.offset
+    return left
+
+
+def _followed(
+    values: Mapping[str, Values],
+    edits: Sequence[Edit],
+    named: str | None,
+    live: Live,
+    first: int = 0,
+) -> Account:
+    """Values and edits that a request follows: values first, then edits. The numbers of the edits begin with `first`,
+    and those of the values come after them."""
+    counted = [
+        Edit(Feature(key, index), Target(offset=value), number=number)
+        for number, (key, index, value) in enumerate(_flat(values), first + len(live.ops))
+    ]
+    listed = [
+        Listed(named or _owner(live, edit.at.key, edit.at.index), ADD, edit.number)
+        for edit in counted
+        if isinstance(edit.at, Feature)
+    ]
+    numbers = dict.fromkeys(edit.number for edit in edits)
+    listed += [Listed(named or LIVE, live.ops[number - first], number) for number in numbers]
+    sources = {one.source for one in listed}
+    return Account(tuple(sorted(sources, key=_rank)), tuple(listed), tuple(counted))
+
+
+def _flat(values: Mapping[str, Values]) -> Iterator[tuple[str, int, float]]:
+    for key, features in values.items():
+        for index, value in sorted(features.items()):
+            if value:
+                yield key, index, value
+
+
+def _owner(live: Live, key: str, index: int) -> str:
+    """Whose live value a feature has. A circuit's comes before a value that was set by hand or by a profile."""
+    for owner, held in live.owned.items():
+        if owner.startswith(OWNER) and index in held.get(key, {}):
+            return owner
+    active = live.active
+    if active is None:
+        return LIVE
+    authored = active.left if active.is_applied else {active.key or key: active.authored}
+    set_by_hand = live.by(MANUAL).get(key, {}).get(index)
+    is_changed = active.is_applied and authored.get(key, {}).get(index) != set_by_hand
+    if is_changed or index not in authored.get(key, {}):
+        return LIVE
+    return profile_source(active.profile_id, is_cluster=active.is_cluster)
+
+
+def _rank(source: str) -> tuple[int, str]:
+    kinds = (LIVE, "profile", "cluster", "circuit", REQUEST)
+    return kinds.index(source.partition(":")[0]), source
+
+
+def _source(profile: Profile) -> str:
+    return profile_source(profile.id, is_cluster=profile.cluster is not None)

@@ -1,0 +1,479 @@
+"""The field `interventions` as clients send it: its form in JSON, and the edits that it means before any attached SAE,
+stored vector or model is looked at. Requests, the live steering and saved profiles have the same form.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import math
+import re
+from array import array
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from steerserve.errors import Refusal
+from steerserve.rules.saes.attachment import SaeChoice
+from steerserve.rules.saes.sites import RESID_POST, SITES
+from steerserve.rules.steering import request
+from steerserve.rules.steering.edits import ADD, EDITS_MAXIMUM, RAW, SWAP, TOKEN, UNITS
+from steerserve.rules.steering.positions import (
+    ALL,
+    EVERY,
+    GENERATED,
+    LAST_PROMPT,
+    NAMES,
+    OUTPUT,
+    PROMPT,
+    Positions,
+    Selection,
+)
+from steerserve.rules.steering.request import (
+    ACTIVATION,
+    BESIDE,
+    INTERVENTIONS,
+    MAX,
+    AskedCondition,
+    AskedConditions,
+    AskedEdit,
+    AskedWhen,
+    NamedFeature,
+    Reference,
+    RequestSteering,
+    SteeredFeature,
+    SteeredVector,
+    has_value,
+    is_finite32,
+)
+from steerserve.rules.steering.vector import Direction, Vector
+
+VECTOR_BYTES = 64 * 1024
+"""The most bytes of a vector inside a request, before base64."""
+NEST_MAXIMUM = 4
+"""How deep `any` and `all` may be nested."""
+CONDITIONS_MAXIMUM = 16
+"""The most conditions in one `any` or `all`."""
+LIST_MAXIMUM = 1000
+"""The most entries of a list of positions, tokens or layers."""
+TEXT_MAXIMUM = 1000
+"""The most characters of a text, or of the name of a vector."""
+INTEGER_MAXIMUM = 2**31 - 1
+_PATH = re.compile(r" - at `\$(?P<path>.*)`$", re.DOTALL)
+_UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>.*)`", re.DOTALL)
+_MISSING = re.compile(r"Object missing required field `(?P<name>.*)`", re.DOTALL)
+
+Role = Literal["system", "user", "assistant", "tool", "function", "developer"]
+Name = Literal["all", "prompt", "last_prompt", "generated", "output"]
+
+
+class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Base of the parts of the form."""
+
+
+class FeaturePart(_Part, frozen=True):
+    """A feature of an attached SAE. `sae_id` and `layer` name the SAE where several could be meant."""
+
+    index: int
+    sae_id: str | None = None
+    layer: int | None = None
+
+
+class VectorPart(_Part, frozen=True):
+    """A direction inside the request: `data` is base64 of little-endian float32."""
+
+    layer: int
+    data: str
+    site: str = RESID_POST
+    dtype: Literal["float32"] = "float32"
+    shape: list[int] | None = None
+
+
+class LayersPart(_Part, frozen=True, rename={"first": "from", "last": "to"}):
+    """The layers from the first to the last, both included."""
+
+    first: int
+    last: int
+
+
+class SelectionPart(_Part, frozen=True):
+    """A union of positions."""
+
+    names: list[Name] | None = None
+    prompt_positions: list[int] | None = None
+    prompt_window: tuple[int, int] | None = None
+    generated_window: tuple[int, int] | None = None
+    roles: list[Role] | None = None
+    tokens: list[int] | None = None
+    after_text: str | None = None
+
+
+class PositionsPart(SelectionPart, frozen=True):
+    """A union of positions without those of `exclude`, and with `special_tokens: false` without special tokens."""
+
+    exclude: SelectionPart | None = None
+    special_tokens: Literal[False] | None = None
+
+
+class ConditionPart(_Part, frozen=True):
+    """What a feature or a vector reads, above or below a bound; or several conditions in `any` or `all`."""
+
+    feature: FeaturePart | None = None
+    vector: str | VectorPart | None = None
+    probe: str | None = None
+    above: float | None = None
+    below: float | None = None
+    over: Literal["token", "prompt_max", "prompt_mean", "last_prompt"] | None = None
+    hold: Literal["token", "rest"] | int | None = None
+    any: list[ConditionPart] | None = None
+    all: list[ConditionPart] | None = None
+
+
+class EditPart(_Part, frozen=True):
+    """One edit of a feature, or of the directions of a vector."""
+
+    op: Literal["add", "set", "at_least", "at_most", "scale", "ablate", "swap"]
+    feature: FeaturePart | None = None
+    vector: str | VectorPart | None = None
+    value: float | None = None
+    unit: Literal["activation", "max", "raw", "unit", "residual"] | None = None
+    layers: list[int] | LayersPart | None = None
+    to: str | VectorPart | None = None
+    positions: Name | PositionsPart | None = None
+    when: ConditionPart | None = None
+
+
+class InterventionsPart(_Part, frozen=True):
+    """Edits. They replace the steering that there would be without them, or with the mode `add` are made beside it."""
+
+    edits: list[EditPart]
+    mode: Literal["replace", "add"] | None = None
+    preserve_norm: bool | None = None
+
+
+def parse(raw: object, field: str = INTERVENTIONS) -> RequestSteering:
+    """The edits of a value in JSON. `field` is where the request has it; empty where it is the whole body.
+
+    Raises:
+        Refusal: INVALID_INTERVENTION, whose `param` is the place; TOO_MANY_EDITS.
+    """
+    if isinstance(raw, Mapping) and isinstance(raw.get("edits"), list):
+        count = len(raw["edits"])
+        if count > EDITS_MAXIMUM:
+            where = _joined(field, "edits")
+            found = f"{where}: {count} edits; at most {EDITS_MAXIMUM}"
+            raise Refusal("TOO_MANY_EDITS", found, param=where, maximum=EDITS_MAXIMUM)
+    part = _converted(raw, field)
+    made = tuple(
+        _edit(one, _joined(field, f"edits[{place}]")) for place, one in enumerate(part.edits)
+    )
+    is_added, keeps_norm = part.mode == BESIDE, bool(part.preserve_norm)
+    return request.check(RequestSteering(made, is_added, field, keeps_norm))
+
+
+def _converted(raw: object, field: str) -> InterventionsPart:
+    try:
+        return msgspec.convert(raw, InterventionsPart)
+    except msgspec.ValidationError as error:
+        text = str(error)
+        found = _PATH.search(text)
+        path = found["path"].removeprefix(".") if found else ""
+        why = text[: found.start()] if found else text
+        for pattern in (_UNKNOWN, _MISSING):
+            if match := pattern.match(why):
+                name = match["name"]
+                path = _joined(path, name)
+                why = "an unknown field" if pattern is _UNKNOWN else "is required"
+        where = _joined(field, path)
+        raise _wrong(where, why[0].lower() + why[1:]) from None
+    except RecursionError:
+        raise _wrong(field, "nested too deep") from None
+
+
+def _joined(*parts: str) -> str:
+    return ".".join(filter(None, parts))
+
+
+def _wrong(where: str, why: str, **details: object) -> Refusal:
+    return Refusal("INVALID_INTERVENTION", f"{where}: {why}", param=where or None, **details)
+
+
+# ------------------------------------------------------------- edits
+
+
+def _edit(part: EditPart, where: str) -> AskedEdit:
+    if (part.feature is None) == (part.vector is None):
+        given = "both" if part.feature is not None else "none of both"
+        raise _wrong(f"{where}.feature", f"an edit has one of feature and vector, not {given}")
+    is_vector = part.vector is not None
+    if part.op == SWAP and not is_vector:
+        raise _wrong(f"{where}.op", f"{SWAP} edits a vector")
+    _check_value(part, where, is_vector=is_vector)
+    positions = _positions(part.positions, f"{where}.positions")
+    when = None if part.when is None else _when(part.when, f"{where}.when", NEST_MAXIMUM)
+    unit = _unit(part, where, is_vector=is_vector)
+    if part.feature is not None:
+        for name in ("layers", "to"):
+            if getattr(part, name) is not None:
+                raise _wrong(f"{where}.{name}", "goes with a vector")
+        feature = _feature(part.feature, f"{where}.feature")
+        value = part.value or 0.0
+        return SteeredFeature(feature.index, value, feature.choice, part.op, unit, positions, when)
+    if (part.op == SWAP) != (part.to is not None):
+        why = f"is required with the op {SWAP}" if part.to is None else f"goes with the op {SWAP}"
+        raise _wrong(f"{where}.to", why)
+    layers = _layers(part.layers, f"{where}.layers")
+    return SteeredVector(
+        _reference(part.vector, f"{where}.vector"),
+        part.op,
+        1.0 if part.value is None else part.value,
+        unit,
+        layers,
+        isinstance(part.layers, LayersPart),
+        None if part.to is None else _reference(part.to, f"{where}.to"),
+        positions,
+        when,
+    )
+
+
+def _check_value(part: EditPart, where: str, *, is_vector: bool) -> None:
+    where = f"{where}.value"
+    may_miss = is_vector and part.op == "ablate"
+    if part.value is None:
+        if has_value(part.op, is_vector=is_vector) and not may_miss:
+            raise _wrong(where, f"is required with the op {part.op}")
+    elif not has_value(part.op, is_vector=is_vector):
+        raise _wrong(where, f"must be absent with the op {part.op}")
+    elif not is_finite32(part.value):
+        raise _wrong(where, "must be a finite number")
+
+
+def _unit(part: EditPart, where: str, *, is_vector: bool) -> str:
+    where = f"{where}.unit"
+    if part.unit is None:
+        return RAW if is_vector else ACTIVATION
+    units = UNITS if is_vector else (ACTIVATION, MAX)
+    if part.unit not in units:
+        kind = "a vector" if is_vector else "a feature"
+        raise _wrong(where, f"must be one of {', '.join(units)} for {kind}")
+    is_factor = part.op == "scale" or not has_value(part.op, is_vector=is_vector)
+    if is_vector and part.op != ADD:
+        raise _wrong(where, f"goes with the op {ADD} where a vector is edited")
+    if part.unit == MAX and is_factor:
+        raise _wrong(where, f"{MAX} goes with an op whose value is an activation")
+    return part.unit
+
+
+def _feature(part: FeaturePart, where: str) -> NamedFeature:
+    _in_range(part.index, f"{where}.index")
+    if part.layer is not None:
+        _in_range(part.layer, f"{where}.layer")
+    if part.sae_id is not None:
+        _text(part.sae_id, f"{where}.sae_id")
+    return NamedFeature(part.index, SaeChoice(part.sae_id, part.layer))
+
+
+def _layers(part: list[int] | LayersPart | None, where: str) -> tuple[int, ...] | None:
+    if part is None:
+        return None
+    if isinstance(part, LayersPart):
+        _in_range(part.first, f"{where}.from")
+        if not part.first <= part.last <= INTEGER_MAXIMUM:
+            raise _wrong(f"{where}.to", "must be from `from` on")
+        return part.first, part.last
+    return _integers(part, where)
+
+
+def _reference(value: str | VectorPart | None, where: str) -> Reference:
+    """A stored vector by its name, or the vector that the request has itself."""
+    if isinstance(value, str):
+        return _text(value, where)
+    assert value is not None
+    _in_range(value.layer, f"{where}.layer")
+    if value.site not in SITES:
+        raise _wrong(f"{where}.site", f"must be one of {', '.join(SITES)}")
+    if len(value.data) > 4 * VECTOR_BYTES // 3 + 4:
+        raise _wrong(f"{where}.data", f"at most {VECTOR_BYTES} bytes")
+    try:
+        data = base64.b64decode(value.data, validate=True)
+    except (binascii.Error, ValueError):
+        raise _wrong(f"{where}.data", "must be base64") from None
+    if not data or len(data) % 4 or len(data) > VECTOR_BYTES:
+        why = f"must be float32 numbers of 4 bytes, at most {VECTOR_BYTES} bytes"
+        raise _wrong(f"{where}.data", why, bytes=len(data))
+    width = len(data) // 4
+    if value.shape is not None and value.shape != [width]:
+        raise _wrong(f"{where}.shape", f"must be [{width}], the number of float32 in data")
+    numbers = array("f", data)
+    if not all(map(math.isfinite, numbers)):
+        raise _wrong(f"{where}.data", "must have finite numbers")
+    if not any(numbers):
+        raise _wrong(f"{where}.data", "must not be a vector of zeros")
+    digest = hashlib.sha256(data).hexdigest()
+    direction = Direction(value.layer, value.site, data)
+    return Vector("", "of the request", digest, (direction,))
+
+
+# ------------------------------------------------------------- positions
+
+_PLAIN = {OUTPUT: (LAST_PROMPT, GENERATED)}
+"""Name -> the names whose union has the same positions."""
+
+
+def _positions(part: str | PositionsPart | None, where: str) -> Positions:
+    if part is None:
+        return ALL
+    if isinstance(part, str):
+        return Positions(Selection(names=_names([part])))
+    include = _selection(part, where)
+    exclude = None
+    if part.exclude is not None:
+        exclude = _selection(part.exclude, f"{where}.exclude")
+        if exclude == Selection():
+            raise _wrong(f"{where}.exclude", "must name positions")
+    if part.special_tokens is not None:
+        exclude = msgspec.structs.replace(exclude or Selection(), special=True)
+    if include == Selection():
+        if exclude is None:
+            raise _wrong(where, "must name positions")
+        include = Selection(names=(EVERY,))
+    return Positions(include, exclude)
+
+
+def _selection(part: SelectionPart, where: str) -> Selection:
+    for name in ("names", "prompt_positions", "roles", "tokens"):
+        listed = getattr(part, name)
+        if listed is not None and not 1 <= len(listed) <= LIST_MAXIMUM:
+            raise _wrong(f"{where}.{name}", f"must have 1 to {LIST_MAXIMUM} entries")
+    for place, position in enumerate(part.prompt_positions or ()):
+        if abs(position) > INTEGER_MAXIMUM:
+            raise _wrong(f"{where}.prompt_positions[{place}]", "no prompt is so long")
+    # older templates name the role `system` that newer clients name `developer`
+    roles = {"system" if role == "developer" else role for role in part.roles or ()}
+    return Selection(
+        names=_names(part.names or ()),
+        prompt_positions=tuple(sorted(set(part.prompt_positions or ()))),
+        prompt_window=_window(part.prompt_window, f"{where}.prompt_window"),
+        generated_window=_window(part.generated_window, f"{where}.generated_window"),
+        roles=tuple(sorted(roles)),
+        tokens=_integers(part.tokens, f"{where}.tokens") if part.tokens else (),
+        after_text=(
+            None if part.after_text is None else _text(part.after_text, f"{where}.after_text")
+        ),
+    )
+
+
+def _names(names: Sequence[str]) -> tuple[str, ...]:
+    """The names in one form for each set of positions."""
+    plain = {one for name in names for one in _PLAIN.get(name, (name,))}
+    if EVERY in plain or {PROMPT, LAST_PROMPT, GENERATED} <= plain:
+        return (EVERY,)
+    return tuple(name for name in NAMES if name in plain)
+
+
+def _window(window: tuple[int, int] | None, where: str) -> tuple[int, int] | None:
+    if window is not None and not 0 <= window[0] < window[1] <= INTEGER_MAXIMUM:
+        raise _wrong(where, "must be [a, b] with 0 <= a < b")
+    return window
+
+
+# ------------------------------------------------------------- conditions
+
+
+def _when(part: ConditionPart, where: str, deep: int) -> AskedWhen:
+    kinds = [
+        name
+        for name in ("feature", "vector", "probe", "any", "all")
+        if getattr(part, name) is not None
+    ]
+    if len(kinds) != 1:
+        raise _wrong(where, "must have one of feature, vector, probe, any and all")
+    (kind,) = kinds
+    if kind in ("any", "all"):
+        return _whens(part, where, kind, deep)
+    if (part.above is None) == (part.below is None):
+        raise _wrong(where, "must have one of above and below")
+    bound_name = "below" if part.above is None else "above"
+    bound = part.below if part.above is None else part.above
+    if bound is None or not is_finite32(bound):
+        raise _wrong(f"{where}.{bound_name}", "must be a finite number")
+    over = part.over or TOKEN
+    if part.hold is not None and over != TOKEN:
+        raise _wrong(f"{where}.hold", f"goes with over: {TOKEN}")
+    hold = {None: 1, "token": 1, "rest": None}.get(part.hold, part.hold)  # type: ignore[arg-type]
+    if isinstance(hold, int) and not 1 <= hold <= INTEGER_MAXIMUM:
+        raise _wrong(f"{where}.hold", "must be token, rest, or a number of positions from 1 on")
+    return AskedCondition(
+        _read(part, where), part.above, part.below, over, None if hold is None else int(hold)
+    )
+
+
+def _read(part: ConditionPart, where: str) -> NamedFeature | Reference:
+    if part.probe is not None:
+        raise _wrong(f"{where}.probe", "no probe has this id")
+    if part.feature is not None:
+        return _feature(part.feature, f"{where}.feature")
+    return _reference(part.vector, f"{where}.vector")
+
+
+def _whens(part: ConditionPart, where: str, kind: str, deep: int) -> AskedWhen:
+    for name in ("above", "below", "over", "hold"):
+        if getattr(part, name) is not None:
+            raise _wrong(f"{where}.{name}", f"goes with the conditions inside of {kind}")
+    inner: list[ConditionPart] = getattr(part, kind)
+    if not deep:
+        raise _wrong(f"{where}.{kind}", f"any and all nest at most {NEST_MAXIMUM} deep")
+    if not 1 <= len(inner) <= CONDITIONS_MAXIMUM:
+        raise _wrong(f"{where}.{kind}", f"must have 1 to {CONDITIONS_MAXIMUM} conditions")
+    made = [_when(one, f"{where}.{kind}[{place}]", deep - 1) for place, one in enumerate(inner)]
+    return AskedConditions(tuple(made), kind == "all")
+
+
+# ------------------------------------------------------------- parts
+
+
+def _in_range(number: int, where: str) -> None:
+    if not 0 <= number <= INTEGER_MAXIMUM:
+        raise _wrong(where, f"must be from 0 to {INTEGER_MAXIMUM}")
+
+
+def _integers(numbers: Sequence[int], where: str) -> tuple[int, ...]:
+    if not 1 <= len(numbers) <= LIST_MAXIMUM:
+        raise _wrong(where, f"must have 1 to {LIST_MAXIMUM} entries")
+    for place, number in enumerate(numbers):
+        _in_range(number, f"{where}[{place}]")
+    return tuple(sorted(set(numbers)))
+
+
+def _text(text: str, where: str) -> str:
+    if not 1 <= len(text) <= TEXT_MAXIMUM:
+        raise _wrong(where, f"must have 1 to {TEXT_MAXIMUM} characters")
+    return text
+
+
+# ------------------------------------------------------------- the description
+
+
+def schema(deep: int = 1) -> dict[str, Any]:
+    """The form as a JSON schema without references. Conditions are described to the depth `deep` of `any` and `all`;
+    what is nested deeper is described as an object."""
+    (whole,), parts = msgspec.json.schema_components([InterventionsPart])
+    described: dict[str, Any] = _inlined(whole, parts, deep)
+    return described
+
+
+def _inlined(node: Any, parts: Mapping[str, Any], deep: int) -> Any:
+    if isinstance(node, list):
+        return [_inlined(one, parts, deep) for one in node]
+    if not isinstance(node, dict):
+        return node
+    if "$ref" not in node:
+        return {key: _inlined(value, parts, deep) for key, value in node.items()}
+    name = node["$ref"].rpartition("/")[2]
+    if name == ConditionPart.__name__:
+        if deep < 0:
+            return {"type": "object"}
+        deep -= 1
+    return _inlined(parts[name], parts, deep)

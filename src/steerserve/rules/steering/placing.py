@@ -1,0 +1,385 @@
+"""Puts the edits of a request at the attached SAEs and the sites of the loaded model."""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from steerserve.errors import Refusal
+from steerserve.rules.saes.attachment import Sae, SaeChoice
+from steerserve.rules.saes.sites import EMBED, ORDER, RESID_POST
+from steerserve.rules.steering.edits import (
+    ADD,
+    SITE_MAXIMUM,
+    AllOf,
+    AnyOf,
+    Condition,
+    Edit,
+    Feature,
+    When,
+    ordered,
+)
+from steerserve.rules.steering.live import MAXIMUM, MINIMUM, Values
+from steerserve.rules.steering.request import (
+    FIELD,
+    MAX,
+    AskedCondition,
+    AskedWhen,
+    NamedFeature,
+    Reference,
+    RequestSteering,
+    SteeredFeature,
+    SteeredVector,
+    bounds_of,
+    index_of,
+    invalid,
+    target,
+    too_many,
+    twice,
+)
+from steerserve.rules.steering.vector import PROJECT, Direction, Vector
+
+Place = tuple[int, str]
+"""A layer and a site."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What edits need to know of the loaded model.
+
+    Attributes:
+        layers: the number of decoder layers.
+        widths: the width of every site that can be edited.
+        sites: the site of each attached SAE by its key; `resid_post` for an SAE that is not here.
+        largest: (key, feature) -> the largest activation that is known.
+    """
+
+    layers: int = 0
+    widths: Mapping[str, int] = field(default_factory=dict)
+    sites: Mapping[str, str] = field(default_factory=dict)
+    largest: Mapping[tuple[str, int], float] = field(default_factory=dict)
+
+    def place(self, sae: Sae) -> Place:
+        """Where an attached SAE reads and writes."""
+        return sae.layer, self.sites.get(sae.key, RESID_POST)
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """The edits of a request at the attached SAEs and the sites of the model.
+
+    Attributes:
+        values: the sums of the edits that add a feature everywhere, by attachment.
+        edits: all other edits that change anything, in the order in which they are made.
+        added: the edits that `values` are the sums of, each with its place in the request as its number.
+    """
+
+    values: Mapping[str, Values]
+    edits: tuple[Edit, ...] = ()
+    added: tuple[Edit, ...] = ()
+
+
+def placed(steering: RequestSteering, attached: Sequence[Sae], model: ModelFacts) -> Placed:
+    """The edits at the attached SAEs and the sites that they name, without the edits that change nothing. All vectors
+    are vectors, and no names.
+
+    Raises:
+        Refusal: SAE_NOT_ATTACHED; INVALID_FEATURE_INDEX; VECTOR_MISMATCH; TOO_MANY_EDITS. INVALID_PARAMETER for
+            `sae_steering`, and else INVALID_INTERVENTION: several attached SAEs could be meant, two entries of
+            `sae_steering` name one feature of one SAE, the sum of `add` edits of a feature is outside [-200, 200], no
+            largest activation is known, a vector has not the layers, a vector that must be projected is added, or a
+            condition reads after the site that it decides about.
+    """
+    values: dict[str, dict[int, float]] = {}
+    added: list[Edit] = []
+    others: list[tuple[Place, Edit]] = []
+    for at, asked in enumerate(steering.edits):
+        if isinstance(asked, SteeredVector):
+            others += _directions(steering, at, asked, attached, model)
+            continue
+        sae = _sae(steering, at, asked, attached)
+        edit = _of_feature(steering, at, asked, sae, attached, model)
+        if not edit.is_added or not edit.positions.is_every or edit.when is not None:
+            others.append((model.place(sae), edit))
+        elif asked.op == ADD:
+            there = values.setdefault(sae.key, {})
+            value = edit.target.offset
+            there[asked.index] = _sum(steering, at, asked.index, value, there.get(asked.index))
+            added.append(edit)
+    others = [(place, edit) for place, edit in others if not edit.is_idle]
+    _check_counts(steering, others)
+    others.sort(key=lambda one: _turn(one[0]))
+    return Placed(values, ordered([edit for _, edit in others]), tuple(added))
+
+
+def _turn(place: Place) -> tuple[int, int]:
+    """When a forward pass comes to a site."""
+    layer, site = place
+    return layer, ORDER.index(site) if site in ORDER else len(ORDER)
+
+
+def _check_counts(steering: RequestSteering, made: Sequence[tuple[Place, Edit]]) -> None:
+    counted = Counter(place for place, edit in made if not edit.is_added)
+    for (layer, site), count in counted.items():
+        if count > SITE_MAXIMUM:
+            found = f"{count} edits that are not {ADD} at {site} of layer {layer}"
+            raise too_many(steering, f"{found}; at most {SITE_MAXIMUM} there", SITE_MAXIMUM)
+
+
+# ------------------------------------------------------------- features
+
+
+def _of_feature(
+    steering: RequestSteering,
+    at: int,
+    asked: SteeredFeature,
+    sae: Sae,
+    attached: Sequence[Sae],
+    model: ModelFacts,
+) -> Edit:
+    part = "" if steering.field == FIELD else "feature"
+    _check_index(index_of(steering, at), asked.index, sae)
+    value = asked.value
+    if asked.unit == MAX:
+        value *= _largest(steering, at, part, sae.key, asked.index, model)
+        bounds = bounds_of(asked)
+        if bounds is not None and not bounds[0] <= value <= bounds[1]:
+            expected = f"a value that is from {bounds[0]:g} to {bounds[1]:g} in activation"
+            raise invalid(steering, steering.where(at, "value"), expected, activation=value)
+    when = _when(steering, at, asked.when, "when", model.place(sae), attached, model)
+    aim, positions = target(asked, value), asked.positions
+    return Edit(Feature(sae.key, asked.index), aim, positions=positions, when=when, number=at)
+
+
+def _largest(
+    steering: RequestSteering, at: int, part: str, key: str, index: int, model: ModelFacts
+) -> float:
+    known = model.largest.get((key, index))
+    if known is None or known <= 0:
+        expected = "the activation, because no largest activation of the feature is known"
+        raise invalid(steering, steering.where(at, "unit"), expected, feature_idx=index)
+    return known
+
+
+def _check_index(where: str, index: int, sae: Sae) -> None:
+    if index >= sae.d_sae:
+        raise Refusal(
+            "INVALID_FEATURE_INDEX",
+            f"{where}: {index} is outside [0, {sae.d_sae}) of SAE {sae.sae_id!r}",
+            param=where,
+            feature_idx=index,
+            d_sae=sae.d_sae,
+        )
+
+
+def _sum(
+    steering: RequestSteering, at: int, index: int, value: float, before: float | None
+) -> float:
+    """The value of an `add` edit, with the values before it of the same feature."""
+    if before is None:
+        return value
+    if steering.field == FIELD:
+        raise twice(steering, at)
+    if not MINIMUM <= before + value <= MAXIMUM:
+        where = steering.where(at, "value")
+        expected = (
+            f"a value with which the sum of the feature's values is from {MINIMUM:g} to {MAXIMUM:g}"
+        )
+        raise invalid(steering, where, expected)
+    return before + value
+
+
+def _sae(steering: RequestSteering, at: int, asked: SteeredFeature, attached: Sequence[Sae]) -> Sae:
+    part = "" if steering.field == FIELD else "feature"
+    return _chosen(steering, steering.where(at, part), asked.choice, attached)
+
+
+def _chosen(
+    steering: RequestSteering, where: str, choice: SaeChoice, attached: Sequence[Sae]
+) -> Sae:
+    fitting = choice.among(attached)
+    if len(fitting) == 1:
+        return fitting[0]
+    listed = [{"sae_id": sae.sae_id, "layer": sae.layer} for sae in attached]
+    if not fitting:
+        missing = f"{choice} is not attached" if attached else "no SAE is attached"
+        raise Refusal("SAE_NOT_ATTACHED", f"{where}: {missing}", param=where, attached=listed)
+    # the layer tells one SAE at two layers apart, the ids tell several SAEs apart
+    part = "layer" if len({sae.sae_id for sae in fitting}) == 1 else "sae_id"
+    expected = "given, because several attached SAEs could be meant"
+    raise invalid(steering, f"{where}.{part}", expected, attached=listed)
+
+
+# ------------------------------------------------------------- vectors
+
+
+def _directions(
+    steering: RequestSteering,
+    at: int,
+    asked: SteeredVector,
+    attached: Sequence[Sae],
+    model: ModelFacts,
+) -> list[tuple[Place, Edit]]:
+    """The edits of a vector: one for each of its directions that the edit names."""
+    vector = _vector(asked.vector)
+    if asked.op == ADD and vector.operation == PROJECT:
+        expected = f"another op, because vector {vector.name!r} is made to be projected out"
+        raise invalid(steering, steering.where(at, "op"), expected)
+    made = []
+    for direction in _layers(steering, at, asked, vector):
+        place = direction.layer, direction.site
+        check_fits(steering.where(at, "vector"), direction, model)
+        to = _to(steering, at, asked, direction, model)
+        when = _when(steering, at, asked.when, "when", place, attached, model)
+        edit = Edit(
+            direction,
+            target(asked, asked.value),
+            unit=asked.unit,
+            to=to,
+            positions=asked.positions,
+            when=when,
+            number=at,
+        )
+        made.append((place, edit))
+    return made
+
+
+def _vector(reference: Reference) -> Vector:
+    assert isinstance(reference, Vector)
+    return reference
+
+
+def _layers(
+    steering: RequestSteering, at: int, asked: SteeredVector, vector: Vector
+) -> Sequence[Direction]:
+    """The directions of the layers that an edit names."""
+    if asked.layers is None:
+        return vector.directions
+    having = sorted({direction.layer for direction in vector.directions})
+    if asked.is_range:
+        first, last = asked.layers
+        layers = {layer for layer in having if first <= layer <= last}
+        is_wrong = not layers
+    else:
+        layers = set(asked.layers)
+        is_wrong = not layers <= set(having)
+    if is_wrong:
+        expected = f"layers of vector {vector.name!r}"
+        raise invalid(steering, steering.where(at, "layers"), expected, layers=having)
+    return [direction for direction in vector.directions if direction.layer in layers]
+
+
+def check_fits(where: str, direction: Direction, model: ModelFacts) -> None:
+    """Raises:
+    Refusal: VECTOR_MISMATCH where the model lacks the layer or the site, or the site has another width;
+        INVALID_INTERVENTION for a direction without length.
+    """
+    layer, site, width = direction.layer, direction.site, model.widths.get(direction.site)
+    details: dict[str, Any] = {"layer": layer, "site": site, "width": direction.width}
+    why = None
+    if not 0 <= layer < model.layers or (site == EMBED and layer != 0):
+        why = f"the model has no {site} at layer {layer}"
+        details["model_layers"] = model.layers
+    elif width is None:
+        why = f"the model offers no site {site!r}; it offers {', '.join(model.widths)}"
+    elif width != direction.width:
+        why = f"it has {direction.width} numbers at layer {layer}, and {site} has {width}"
+        details["model_width"] = width
+    if why is not None:
+        raise Refusal("VECTOR_MISMATCH", f"{where}: {why}", param=where, **details)
+    if not any(array("f", direction.data)):
+        why = f"{where}: the direction at layer {layer} has no length"
+        raise Refusal("INVALID_INTERVENTION", why, param=where, layer=layer)
+
+
+def _to(
+    steering: RequestSteering,
+    at: int,
+    asked: SteeredVector,
+    direction: Direction,
+    model: ModelFacts,
+) -> Direction | None:
+    """The direction that a `swap` writes in the place of this one."""
+    if asked.to is None:
+        return None
+    where, vector = steering.where(at, "to"), _vector(asked.to)
+    place = direction.layer, direction.site
+    for other in vector.directions:
+        if (other.layer, other.site) == place:
+            check_fits(where, other, model)
+            return other
+    expected = f"a vector with a direction at {direction.site} of layer {direction.layer}"
+    raise invalid(steering, where, expected)
+
+
+# ------------------------------------------------------------- conditions
+
+
+def _when(
+    steering: RequestSteering,
+    at: int,
+    when: AskedWhen | None,
+    part: str,
+    write: Place,
+    attached: Sequence[Sae],
+    model: ModelFacts,
+) -> When | None:
+    """The condition of an edit that writes at `write`."""
+    if when is None:
+        return None
+    if isinstance(when, AskedCondition):
+        reads = _reads(steering, steering.where(at, part), when, write, attached, model)
+        return Condition(reads, when.above, when.below, when.over, when.hold)
+    name, inner = "all" if when.is_all else "any", []
+    for turn, one in enumerate(when.conditions):
+        made = _when(steering, at, one, f"{part}.{name}[{turn}]", write, attached, model)
+        inner += [made] if made is not None else []
+    return AllOf(tuple(inner)) if when.is_all else AnyOf(tuple(inner))
+
+
+def _reads(
+    steering: RequestSteering,
+    where: str,
+    condition: AskedCondition,
+    write: Place,
+    attached: Sequence[Sae],
+    model: ModelFacts,
+) -> Feature | Direction:
+    """What a condition reads, at or below the place that its edit writes."""
+    reads: Feature | Direction
+    if isinstance(condition.reads, NamedFeature):
+        where = f"{where}.feature"
+        sae = _chosen(steering, where, condition.reads.choice, attached)
+        _check_index(f"{where}.index", condition.reads.index, sae)
+        reads, place = Feature(sae.key, condition.reads.index), model.place(sae)
+    else:
+        where = f"{where}.vector"
+        direction = _read_direction(steering, where, _vector(condition.reads), write)
+        check_fits(where, direction, model)
+        reads, place = direction, (direction.layer, direction.site)
+    if _turn(place) > _turn(write):
+        expected = (
+            f"read at or before {write[1]} of layer {write[0]}, where the edit writes; "
+            f"it is read at {place[1]} of layer {place[0]}"
+        )
+        raise invalid(steering, where, expected)
+    return reads
+
+
+def _read_direction(
+    steering: RequestSteering, where: str, vector: Vector, write: Place
+) -> Direction:
+    """The direction that a condition reads: the one at the edit's own place or layer, or else the only one."""
+    for having in (
+        [one for one in vector.directions if (one.layer, one.site) == write],
+        [one for one in vector.directions if one.layer == write[0]],
+        vector.directions,
+    ):
+        if len(having) == 1:
+            return having[0]
+    expected = f"a vector with one direction, or with one at layer {write[0]}"
+    layers = sorted({direction.layer for direction in vector.directions})
+    raise invalid(steering, where, expected, layers=layers)

@@ -1,0 +1,275 @@
+"""The field `interventions`: what its JSON means, and the place that each refusal names."""
+
+from __future__ import annotations
+
+import base64
+import struct
+from typing import Any
+
+import pytest
+
+from steerserve.errors import Refusal
+from steerserve.rules.saes.attachment import SaeChoice
+from steerserve.rules.steering import interventions
+from steerserve.rules.steering.positions import ALL, Positions, Selection
+from steerserve.rules.steering.request import (
+    AskedCondition,
+    AskedConditions,
+    NamedFeature,
+    RequestSteering,
+    SteeredFeature,
+    SteeredVector,
+)
+from steerserve.rules.steering.vector import Direction, Vector
+
+FEATURE: dict[str, Any] = {"index": 4}
+SET: dict[str, Any] = {"op": "set", "feature": FEATURE, "value": 2}
+ADD: dict[str, Any] = {"op": "add", "vector": "kind", "value": 2}
+EVERY = Selection(names=("all",))
+
+
+def base64_of(*numbers: float) -> str:
+    return base64.b64encode(struct.pack(f"<{len(numbers)}f", *numbers)).decode()
+
+
+def inline(*numbers: float, **fields: Any) -> dict[str, Any]:
+    return {"layer": 1, "data": base64_of(*numbers), **fields}
+
+
+def parsed(*edits: dict[str, Any], **fields: Any) -> RequestSteering:
+    return interventions.parse({"edits": list(edits), **fields})
+
+
+def positions(value: Any) -> Positions:
+    (edit,) = parsed({**SET, "positions": value}).edits
+    return edit.positions
+
+
+def when(value: Any) -> Any:
+    (edit,) = parsed({**SET, "when": value}).edits
+    return edit.when
+
+
+def test_an_edit_of_a_feature_and_one_of_a_vector_have_all_their_fields() -> None:
+    feature = {"index": 4, "sae_id": "sae_a", "layer": 2}
+    layers = {"from": 3, "to": 9}
+    made = parsed(
+        {"op": "at_least", "feature": feature, "value": 3, "unit": "max", "positions": "prompt"},
+        {**ADD, "unit": "residual", "layers": layers, "positions": "generated"},
+        {"op": "swap", "vector": "a", "to": "b", "layers": [7, 5, 7]},
+        {"op": "ablate", "vector": "a"},
+        mode="add",
+        preserve_norm=True,
+    )
+    prompt, generated = (Positions(Selection(names=(name,))) for name in ("prompt", "generated"))
+    choice = SaeChoice("sae_a", 2)
+    assert made == RequestSteering(
+        (
+            SteeredFeature(4, 3.0, choice, "at_least", "max", prompt),
+            SteeredVector("kind", "add", 2.0, "residual", (3, 9), True, positions=generated),
+            SteeredVector("a", "swap", 1.0, layers=(5, 7), to="b"),
+            SteeredVector("a", "ablate", 1.0),
+        ),
+        is_added=True,
+        field="interventions",
+        keeps_norm=True,
+    )
+
+
+def test_a_vector_inside_the_request_is_a_direction_of_its_layer() -> None:
+    (edit,) = parsed({**ADD, "vector": inline(3, 4, site="resid_pre", shape=[2])}).edits
+    assert isinstance(edit, SteeredVector)
+    assert isinstance(edit.vector, Vector)
+    data = struct.pack("<2f", 3, 4)
+    assert edit.vector.directions == (Direction(1, "resid_pre", data),)
+    assert edit.vector.directions[0].width == 2
+
+
+@pytest.mark.parametrize(
+    ("value", "meant"),
+    [
+        (None, ALL),
+        ("all", ALL),
+        ({"names": ["prompt", "generated", "last_prompt"]}, ALL),
+        ("output", Positions(Selection(names=("last_prompt", "generated")))),
+        (
+            {"names": ["output", "generated"]},
+            Positions(Selection(names=("last_prompt", "generated"))),
+        ),
+        ({"special_tokens": False}, Positions(EVERY, Selection(special=True))),
+        ({"exclude": {"tokens": [5, 3, 5]}}, Positions(EVERY, Selection(tokens=(3, 5)))),
+        (
+            {"prompt_positions": [0, -1, 0], "exclude": {"prompt_window": [2, 4]}},
+            Positions(Selection(prompt_positions=(-1, 0)), Selection(prompt_window=(2, 4))),
+        ),
+        ({"roles": ["user", "developer"]}, Positions(Selection(roles=("system", "user")))),
+        (
+            {"generated_window": [0, 8], "after_text": "</think>", "special_tokens": False},
+            Positions(
+                Selection(generated_window=(0, 8), after_text="</think>"), Selection(special=True)
+            ),
+        ),
+    ],
+)
+def test_positions_are_a_name_or_a_union_without_what_is_excluded(
+    value: Any, meant: Positions
+) -> None:
+    assert positions(value) == meant
+
+
+def test_conditions_have_defaults_and_nest() -> None:
+    assert when({"feature": FEATURE, "above": 1}) == AskedCondition(NamedFeature(4), above=1.0)
+    assert when({"vector": "kind", "below": -1, "hold": "rest"}) == AskedCondition(
+        "kind", below=-1.0, hold=None
+    )
+    assert when({"vector": "kind", "above": 1, "over": "prompt_mean"}).over == "prompt_mean"
+    nested = {"all": [{"any": [{"feature": FEATURE, "above": 1, "hold": 3}]}]}
+    inner = AskedCondition(NamedFeature(4), above=1.0, hold=3)
+    assert when(nested) == AskedConditions((AskedConditions((inner,), False),), True)
+
+
+def nested(depth: int) -> dict[str, Any]:
+    made: dict[str, Any] = {"feature": FEATURE, "above": 1}
+    for _ in range(depth):
+        made = {"any": [made]}
+    return made
+
+
+def test_conditions_nest_four_deep_and_no_deeper() -> None:
+    assert when(nested(4)) is not None
+    with pytest.raises(Refusal) as refused:
+        when(nested(5))
+    assert refused.value.param == f"interventions.edits[0].when{4 * '.any[0]'}.any"
+
+
+@pytest.mark.parametrize(
+    ("edit", "place"),
+    [
+        ({"op": "set", "value": 1}, "feature"),
+        ({**SET, "vector": "kind"}, "feature"),
+        ({"op": "set", "feature": FEATURE}, "value"),
+        ({**SET, "op": "ablate"}, "value"),
+        ({**SET, "op": "clamp"}, "op"),
+        ({**SET, "value": "2"}, "value"),
+        ({**SET, "value": True}, "value"),
+        ({**SET, "op": "add", "value": 200.5}, "value"),
+        ({**SET, "value": 10_001}, "value"),
+        ({**SET, "unit": "raw"}, "unit"),
+        ({**SET, "op": "scale", "unit": "max"}, "unit"),
+        ({**SET, "layers": [1]}, "layers"),
+        ({**SET, "to": "kind"}, "to"),
+        ({**SET, "op": "swap"}, "op"),
+        ({**SET, "feature": {"index": -1}}, "feature.index"),
+        ({**SET, "feature": {"index": 1, "layer": -1}}, "feature.layer"),
+        ({**SET, "feature": {"index": 1, "name": "x"}}, "feature.name"),
+        ({**ADD, "value": 1e39}, "value"),
+        ({**ADD, "value": None}, "value"),
+        ({**ADD, "op": "ablate", "value": 2.5}, "value"),
+        ({**ADD, "op": "ablate", "value": -0.5}, "value"),
+        ({**ADD, "unit": "activation"}, "unit"),
+        ({**ADD, "op": "set", "unit": "unit"}, "unit"),
+        ({**ADD, "to": "other"}, "to"),
+        ({"op": "swap", "vector": "a"}, "to"),
+        ({**ADD, "op": "swap", "to": "b"}, "value"),
+        ({**ADD, "layers": []}, "layers"),
+        ({**ADD, "layers": [1, -1]}, "layers[1]"),
+        ({**ADD, "layers": {"from": 3, "to": 2}}, "layers.to"),
+        ({**ADD, "vector": ""}, "vector"),
+        ({**ADD, "vector": inline(0, 0)}, "vector.data"),
+        ({**ADD, "vector": inline(1, float("nan"))}, "vector.data"),
+        ({**ADD, "vector": inline(*[1.0] * 16_385)}, "vector.data"),
+        ({**ADD, "vector": {"layer": 1, "data": "%"}}, "vector.data"),
+        ({**ADD, "vector": {"layer": 1, "data": base64.b64encode(b"abc").decode()}}, "vector.data"),
+        ({**ADD, "vector": inline(1, 2, shape=[3])}, "vector.shape"),
+        ({**ADD, "vector": inline(1, 2, dtype="float16")}, "vector.dtype"),
+        ({**ADD, "vector": inline(1, 2, site="logits")}, "vector.site"),
+        ({**ADD, "vector": {"layer": 1}}, "vector.data"),
+        ({**SET, "positions": "answer"}, "positions"),
+        ({**SET, "positions": {}}, "positions"),
+        ({**SET, "positions": {"exclude": {}}}, "positions.exclude"),
+        ({**SET, "positions": {"tokens": []}}, "positions.tokens"),
+        ({**SET, "positions": {"tokens": [-1]}}, "positions.tokens[0]"),
+        ({**SET, "positions": {"prompt_window": [3, 3]}}, "positions.prompt_window"),
+        ({**SET, "positions": {"generated_window": [-1, 3]}}, "positions.generated_window"),
+        ({**SET, "positions": {"special_tokens": True}}, "positions.special_tokens"),
+        ({**SET, "positions": {"roles": ["narrator"]}}, "positions.roles[0]"),
+        ({**SET, "positions": {"after_text": ""}}, "positions.after_text"),
+        ({**SET, "positions": {"exclude": {"exclude": {}}}}, "positions.exclude.exclude"),
+        ({**SET, "when": {"above": 1}}, "when"),
+        ({**SET, "when": {"feature": FEATURE}}, "when"),
+        ({**SET, "when": {"feature": FEATURE, "above": 1, "below": 2}}, "when"),
+        ({**SET, "when": {"feature": FEATURE, "above": 1e39}}, "when.above"),
+        ({**SET, "when": {"probe": "probe_a", "above": 1}}, "when.probe"),
+        ({**SET, "when": {"vector": "a", "above": 1, "hold": 0}}, "when.hold"),
+        (
+            {**SET, "when": {"vector": "a", "above": 1, "over": "prompt_max", "hold": 2}},
+            "when.hold",
+        ),
+        ({**SET, "when": {"any": []}}, "when.any"),
+        ({**SET, "when": {"any": [{"vector": "a", "above": 1}], "above": 1}}, "when.above"),
+        ({**SET, "when": {"all": [{"vector": "a"}]}}, "when.all[0]"),
+        ({**SET, "strength": 1}, "strength"),
+    ],
+)
+def test_a_wrong_edit_is_refused_by_its_place(edit: dict[str, Any], place: str) -> None:
+    with pytest.raises(Refusal) as refused:
+        parsed(SET, edit)
+    row = refused.value.row
+    assert (row.code, row.api, row.v1, row.v1_code) == (
+        "INVALID_INTERVENTION",
+        422,
+        400,
+        "invalid_parameter",
+    )
+    assert refused.value.param == f"interventions.edits[1].{place}"
+
+
+@pytest.mark.parametrize(
+    ("raw", "place"),
+    [
+        (3, "interventions"),
+        ([], "interventions"),
+        ({}, "interventions.edits"),
+        ({"edits": {}}, "interventions.edits"),
+        ({"edits": [], "mode": "plus"}, "interventions.mode"),
+        ({"edits": [], "preserve_norm": 1}, "interventions.preserve_norm"),
+        ({"edits": [], "positions": "all"}, "interventions.positions"),
+    ],
+)
+def test_a_wrong_whole_is_refused_by_its_place(raw: object, place: str) -> None:
+    with pytest.raises(Refusal) as refused:
+        interventions.parse(raw)
+    assert (refused.value.code, refused.value.param) == ("INVALID_INTERVENTION", place)
+
+
+def test_more_than_64_edits_are_refused_before_any_is_read() -> None:
+    with pytest.raises(Refusal) as refused:
+        interventions.parse({"edits": 65 * [None]}, "")
+    assert (refused.value.code, refused.value.param) == ("TOO_MANY_EDITS", "edits")
+
+
+def test_no_edits_are_no_steering_of_its_own() -> None:
+    assert not parsed().is_steering
+    assert not parsed({"op": "ablate", "vector": "a", "value": 0}).is_steering
+
+
+def test_the_names_of_stored_vectors_are_told_with_their_first_places() -> None:
+    made = parsed(
+        SET,
+        {"op": "swap", "vector": "a", "to": "b", "when": {"any": [{"vector": "c", "above": 1}]}},
+        {**ADD, "vector": "a"},
+    )
+    places = {"a": "vector", "b": "to", "c": "when.any[0].vector"}
+    assert made.references() == {
+        name: f"interventions.edits[1].{place}" for name, place in places.items()
+    }
+    found = {name: Vector(name, name, "", ()) for name in places}
+    assert made.with_vectors(found).references() == {}
+
+
+def test_the_description_has_no_references_and_names_every_field() -> None:
+    described = interventions.schema()
+    assert set(described["properties"]) == {"edits", "mode", "preserve_norm"}
+    assert "$ref" not in str(described)
+    edit = described["properties"]["edits"]["items"]["properties"]
+    assert set(edit) == set(interventions.EditPart.__struct_fields__)
