@@ -12,6 +12,7 @@ from itertools import pairwise
 
 import psutil
 import pytest
+from msgspec import structs
 from tokenizers import Tokenizer
 
 from steerserve import demo
@@ -237,3 +238,18 @@ async def test_prompts_as_token_ids_are_those_of_their_text(fleet: Fleet) -> Non
     with pytest.raises(Refusal) as refused:
         await anext(fleet.run(m.Generation(outside, 1, EIGHT_TOKENS, m.Follow())))
     assert refused.value.param == "prompt[0][1]"
+
+
+async def test_a_lens_and_an_attribution_are_answered_by_one_replica(fleet: Fleet) -> None:
+    await steer(fleet, 5)
+    reading = m.LensReading([m.Text(PROMPT)], None, 2, 1000, 1000)
+    attribution = m.Attribution([m.Text(PROMPT)], -1, 5, None, KEY, PLACED.layer, 3)
+    for request, kind in ((reading, m.LensRead), (attribution, m.Attributed)):
+        answers = await asyncio.gather(*(_events(fleet, request) for _ in range(4)))
+        assert [[type(event) for event in events] for events in answers] == [[m.Started, kind]] * 4
+        # replicas give the same numbers; the ids of the requests are their own
+        assert len({repr(structs.replace(events[1], id=0)) for events in answers}) == 1
+
+
+async def _events(fleet: Fleet, request: m.Request) -> list[m.Started | m.Outcome]:
+    return [event async for event in fleet.run(request)]
