@@ -13,6 +13,7 @@ from steerserve.errors import Refusal
 from steerserve.rules import jobs as rules
 from steerserve.rules.form import Form
 from tests.doubles import soon, until
+from tests.refusals import refusal_of
 
 
 class Counted(Form, frozen=True):
@@ -87,9 +88,7 @@ async def test_a_dropped_job_is_cancelled_and_a_finished_one_forgotten(desk: Des
     assert job.facts.finished_at == desk.now
     assert desk.jobs.get(job.id) is job
     await desk.jobs.drop(job.id)
-    with pytest.raises(Refusal) as unknown:
-        desk.jobs.get(job.id)
-    assert unknown.value.code == "JOB_NOT_FOUND"
+    assert refusal_of(desk.jobs.get, job.id).code == "JOB_NOT_FOUND"
 
 
 async def test_jobs_beyond_the_bound_wait_and_too_many_are_refused(
@@ -100,9 +99,7 @@ async def test_jobs_beyond_the_bound_wait_and_too_many_are_refused(
     *running, waiting = started
     await until(lambda: all(job.facts.progress for job in running))
     assert waiting.facts.state == "waiting"
-    with pytest.raises(Refusal) as refused:
-        desk.start()
-    assert refused.value.code == "TOO_MANY_JOBS"
+    assert refusal_of(desk.start).code == "TOO_MANY_JOBS"
     await desk.jobs.drop(running[0].id)
     await until(lambda: waiting.facts.progress)
     desk.start()
@@ -138,9 +135,7 @@ async def test_a_job_that_never_ran_is_ended_by_the_close_of_the_service(desk: D
     await desk.jobs.close()
     assert job.facts.error is not None
     assert job.facts.error.code == "SHUTTING_DOWN"
-    with pytest.raises(Refusal) as refused:
-        desk.start()
-    assert refused.value.code == "SHUTTING_DOWN"
+    assert refusal_of(desk.start).code == "SHUTTING_DOWN"
 
 
 async def test_a_running_job_ends_with_the_service(desk: Desk) -> None:

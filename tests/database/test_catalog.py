@@ -13,7 +13,7 @@ from sqlalchemy.exc import IntegrityError
 from steerserve.database.catalog import CLAIMED_TEXTS, Catalog
 from steerserve.database.db import Database
 from steerserve.database.tables import saes
-from steerserve.errors import Refusal
+from tests.refusals import refused
 
 MODEL: dict[str, Any] = {
     "name": "m",
@@ -43,10 +43,9 @@ async def test_the_same_folder_at_the_same_quantization_is_registered_once(
     catalog: Catalog,
 ) -> None:
     await catalog.add_model(**MODEL)
-    with pytest.raises(Refusal) as refused:
-        await catalog.add_model(**MODEL | {"name": "another name"})
-    assert refused.value.code == "MODEL_ALREADY_EXISTS"
-    assert refused.value.row.api == 409
+    refusal = await refused(catalog.add_model(**MODEL | {"name": "another name"}))
+    assert refusal.code == "MODEL_ALREADY_EXISTS"
+    assert refusal.row.api == 409
     assert len(await catalog.models()) == 1
 
 
@@ -70,25 +69,19 @@ async def test_the_id_of_a_removed_model_is_not_given_again(catalog: Catalog) ->
 
 @pytest.mark.parametrize("model_id", [0, -1, 7, 2**31, 2**63, 10**30])
 async def test_an_id_that_no_model_has_is_not_found(catalog: Catalog, model_id: int) -> None:
-    with pytest.raises(Refusal) as refused:
-        await catalog.model(model_id)
-    assert refused.value.code == "MODEL_NOT_FOUND"
+    assert (await refused(catalog.model(model_id))).code == "MODEL_NOT_FOUND"
 
 
 @pytest.mark.parametrize("sae_id", ["", "sae_0", "' OR 1=1 --", "\x00", "ü" * 1000])
 async def test_an_id_that_no_sae_has_is_not_found(catalog: Catalog, sae_id: str) -> None:
     await catalog.add_sae(id="sae_1", **SAE)
-    with pytest.raises(Refusal) as refused:
-        await catalog.sae(sae_id)
-    assert refused.value.code == "SAE_NOT_FOUND"
+    assert (await refused(catalog.sae(sae_id))).code == "SAE_NOT_FOUND"
 
 
 async def test_a_change_of_a_removed_model_is_not_found(catalog: Catalog) -> None:
     row = await catalog.add_model(**MODEL)
     await catalog.remove_model(row.id)
-    with pytest.raises(Refusal) as refused:
-        await catalog.change_model(row.id, status="loading")
-    assert refused.value.code == "MODEL_NOT_FOUND"
+    assert (await refused(catalog.change_model(row.id, status="loading"))).code == "MODEL_NOT_FOUND"
 
 
 async def test_a_change_touches_its_own_row_only(catalog: Catalog) -> None:

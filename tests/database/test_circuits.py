@@ -18,10 +18,10 @@ from steerserve.database.circuits import (
     WholeCircuit,
 )
 from steerserve.database.db import Database
-from steerserve.errors import Refusal
 from steerserve.rules.steering import binding
 from steerserve.rules.steering import circuit as rules
 from steerserve.rules.steering.claims import LayerClaim
+from tests.refusals import refused
 
 NOW = datetime(2026, 1, 5, 10, tzinfo=UTC)
 DOCUMENT: dict[str, Any] = {
@@ -61,9 +61,8 @@ async def add(store: CircuitStore, name: str = "rain") -> CircuitRow:
 
 
 async def code_of(call: Any) -> str:
-    with pytest.raises(Refusal) as refused:
-        await call
-    return refused.value.code
+    refusal = await refused(call)
+    return refusal.code
 
 
 # ------------------------------------------------------------------ circuits

@@ -25,6 +25,7 @@ from steerserve.database.documents import Documents
 from steerserve.database.faults import DatabaseFault
 from steerserve.database.tables import metadata
 from steerserve.errors import CannotStart, Refusal
+from tests.refusals import refused
 
 MODEL: dict[str, Any] = {"name": "m", "source": "local", "quantization": "FP16"}
 SAE: dict[str, Any] = {
@@ -112,10 +113,9 @@ async def test_a_full_disk_is_refused_as_such_and_nothing_is_written(database: D
         # the pool hands the same connection out again
         await connection.execute(text("PRAGMA max_page_count = 1"))
     fields = MODEL | {"name": "other", "error_message": "x" * 1_000_000}
-    with pytest.raises(Refusal) as refused:
-        await catalog.add_model(**fields, status="error")
-    assert refused.value.code == "DATABASE_UNAVAILABLE"
-    assert "disk is full" in refused.value.message
+    refusal = await refused(catalog.add_model(**fields, status="error"))
+    assert refusal.code == "DATABASE_UNAVAILABLE"
+    assert "disk is full" in refusal.message
     assert [row.status for row in await catalog.models()] == ["ready"]
 
 
@@ -247,9 +247,8 @@ async def test_a_file_that_is_moved_and_linked_back_is_a_replaced_one_and_stays_
     real = file_of(url).with_name("real.db")
     file_of(url).rename(real)
     file_of(url).symlink_to(real)
-    with pytest.raises(Refusal) as refused:
-        await Documents(database).add_profile(name="calm", steering={})
-    assert refused.value.code == "DATABASE_UNAVAILABLE"
+    refusal = await refused(Documents(database).add_profile(name="calm", steering={}))
+    assert refusal.code == "DATABASE_UNAVAILABLE"
     assert await database.fault() == sqlite_file.REPLACED
     await database.close()
     again = Database(url)
@@ -267,9 +266,8 @@ async def test_a_connection_that_a_link_leads_elsewhere_reads_nothing(
     file_of(url).symlink_to(real)
     # the link comes after the check of the path
     monkeypatch.setattr(database._file, "fault", lambda: None)
-    with pytest.raises(Refusal) as refused:
-        await Documents(database).page(1)
-    assert refused.value.details["reason"] == faults.CLOSED_FILE.reason
+    refusal = await refused(Documents(database).page(1))
+    assert refusal.details["reason"] == faults.CLOSED_FILE.reason
     assert not real.with_name("real.db-wal").exists()
 
 
@@ -329,9 +327,7 @@ async def test_a_file_that_is_not_the_one_that_was_opened_is_neither_read_nor_wr
     damage(file_of(url))
     content = file_of(url).read_bytes()
     for access in (documents.page(200), documents.add_profile(name="calm", steering={})):
-        with pytest.raises(Refusal) as refused:
-            await access
-        assert refused.value.code == "DATABASE_UNAVAILABLE"
+        assert (await refused(access)).code == "DATABASE_UNAVAILABLE"
     assert await database.fault() == fault
     assert fault.needs_restart
     assert [row.name for row in await catalog.models()] == ["m"]
@@ -350,9 +346,7 @@ async def test_a_file_that_is_overwritten_during_a_read_is_told_as_overwritten(
                 connection.execute("SELECT * FROM models")
 
     await Catalog(database).add_model(**MODEL, status="ready")
-    with pytest.raises(Refusal) as refused:
-        await overwrite_and_read()
-    assert refused.value.details["reason"] == sqlite_file.OVERWRITTEN.reason
+    assert (await refused(overwrite_and_read())).details["reason"] == sqlite_file.OVERWRITTEN.reason
     assert await database.fault() == sqlite_file.OVERWRITTEN
 
 
@@ -381,9 +375,7 @@ async def test_a_write_into_a_file_that_is_deleted_before_its_end_is_not_acknowl
             await connection.execute(text("DELETE FROM models"))
             file_of(url).unlink()
 
-    with pytest.raises(Refusal) as refused:
-        await write_and_delete()
-    assert refused.value.code == "DATABASE_UNAVAILABLE"
+    assert (await refused(write_and_delete())).code == "DATABASE_UNAVAILABLE"
     assert not file_of(url).exists()
 
 

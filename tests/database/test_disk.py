@@ -17,6 +17,7 @@ from steerserve.database.documents import Documents
 from steerserve.errors import CannotStart, Refusal
 from steerserve.rules.steering import circuit as rules
 from tests.database.test_migrations import MODEL, migrate
+from tests.refusals import refused
 
 CIRCUIT = {
     "name": "rain",
@@ -70,9 +71,8 @@ async def test_a_full_disk_refuses_writes_until_there_is_room_again(
     await documents.add_profile(name="before", steering={})
     filler = fill(disk)
     for name in ("large", "again"):
-        with pytest.raises(Refusal) as refused:
-            await documents.add_profile(name=name, steering=LARGE)
-        assert refused.value.code == "DATABASE_UNAVAILABLE"
+        refusal = await refused(documents.add_profile(name=name, steering=LARGE))
+        assert refusal.code == "DATABASE_UNAVAILABLE"
         assert await database.fault() == faults.FULL
     assert [row.name for row in (await documents.page(200))[0]] == ["before"]
     filler.unlink()

@@ -16,6 +16,7 @@ from steerserve.database.db import Database
 from steerserve.database.documents import Documents, ProfileRow
 from steerserve.errors import Refusal
 from steerserve.rules.saes.provenance import ModelOrigin, Origin, SaeOrigin
+from tests.refusals import refused
 
 NOW = datetime(2026, 1, 5, 10, tzinfo=UTC)
 PROFILE: dict[str, Any] = {"name": "calm", "steering": {14: 2.5, 903: -1.0}}
@@ -27,9 +28,8 @@ def documents(database: Database) -> Documents:
 
 
 async def code_of(call: Any) -> str:
-    with pytest.raises(Refusal) as refused:
-        await call
-    return refused.value.code
+    refusal = await refused(call)
+    return refusal.code
 
 
 async def test_a_profile_comes_back_whole_by_id_and_by_name(database: Database) -> None:
@@ -143,9 +143,8 @@ async def test_an_id_or_a_name_that_no_profile_has_is_not_found(
     await documents.add_profile(**PROFILE)
     assert await code_of(documents.profile(unknown)) == "PROFILE_NOT_FOUND"
     assert await code_of(documents.remove_profile(unknown)) == "PROFILE_NOT_FOUND"
-    with pytest.raises(Refusal) as refused:
-        await documents.profile_named(unknown)
-    assert (refused.value.code, refused.value.param) == ("PROFILE_NOT_FOUND", "profile")
+    refusal = await refused(documents.profile_named(unknown))
+    assert (refusal.code, refusal.param) == ("PROFILE_NOT_FOUND", "profile")
     assert len((await documents.page(200))[0]) == 1
 
 

@@ -17,6 +17,7 @@ from steerserve.database.db import Database
 from steerserve.database.labels import Labels
 from steerserve.database.tables import feature_labels
 from steerserve.errors import Refusal
+from tests.refusals import refused
 
 
 async def registered(database: Database, *sae_ids: str) -> None:
@@ -96,9 +97,7 @@ async def test_of_saes_without_labels_only_the_last_ones_are_kept(
 
 
 async def test_an_sae_that_is_not_there_gets_no_labels(database: Database) -> None:
-    with pytest.raises(Refusal) as refused:
-        await Labels(database).put("sae_a", {3: "orphan"})
-    assert refused.value.code == "SAE_NOT_FOUND"
+    assert (await refused(Labels(database).put("sae_a", {3: "orphan"}))).code == "SAE_NOT_FOUND"
     assert await stored(database) == 0
 
 

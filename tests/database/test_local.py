@@ -15,6 +15,7 @@ import pytest
 from steerserve.errors import Refusal
 from steerserve.files import local
 from tests.doubles import write_checkpoint, write_tensors
+from tests.refusals import refusal_of
 
 INDEX = "model.safetensors.index.json"
 WEIGHTS = "model.safetensors"
@@ -73,18 +74,15 @@ def test_a_folder_is_resolved_through_its_links(folder: Path, tmp_path: Path) ->
     ],
 )
 def test_a_path_that_may_not_be_named_is_refused(named: str) -> None:
-    with pytest.raises(Refusal) as error:
-        local.resolve(named)
-    assert error.value.code == "INVALID_LOCAL_PATH"
-    assert len(error.value.details["local_path"]) <= 500
+    refusal = refusal_of(local.resolve, named)
+    assert refusal.code == "INVALID_LOCAL_PATH"
+    assert len(refusal.details["local_path"]) <= 500
 
 
 @pytest.mark.parametrize("target", ["/etc", "/", "/proc/self", "/usr/share"])
 def test_a_link_into_a_protected_folder_is_refused(tmp_path: Path, target: str) -> None:
     (tmp_path / "link").symlink_to(target)
-    with pytest.raises(Refusal) as error:
-        local.resolve(str(tmp_path / "link"))
-    assert error.value.code == "INVALID_LOCAL_PATH"
+    assert refusal_of(lambda: local.resolve(str(tmp_path / "link"))).code == "INVALID_LOCAL_PATH"
 
 
 def test_a_loop_of_links_a_dangling_link_and_a_file_are_refused(
@@ -298,6 +296,4 @@ def test_a_folder_that_may_not_be_listed_is_refused(
     monkeypatch.setattr(Path, "iterdir", forbidden)
     assert "Permission denied" in refused(folder).message
     monkeypatch.setattr(Path, "is_dir", forbidden)
-    with pytest.raises(Refusal) as error:
-        local.resolve(str(folder))
-    assert error.value.code == "INVALID_LOCAL_PATH"
+    assert refusal_of(lambda: local.resolve(str(folder))).code == "INVALID_LOCAL_PATH"

@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 from steerserve.errors import Refusal
 from steerserve.files import weights
 from tests.doubles import write_tensors
+from tests.refusals import refusal_of
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -122,9 +123,7 @@ def test_pickles_tell_their_size_and_nothing_else(tmp_path: Path) -> None:
 def test_a_damaged_header_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors").write_bytes(b"\x10\x00\x00\x00\x00\x00\x00\x00{}")
-    with pytest.raises(Refusal) as refused:
-        weights.read_weights(tmp_path)
-    assert refused.value.code == "INVALID_LOCAL_PATH"
+    assert refusal_of(weights.read_weights, tmp_path).code == "INVALID_LOCAL_PATH"
 
 
 def refused(path: Path) -> Refusal:

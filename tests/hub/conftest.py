@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -127,13 +127,6 @@ def fork_servers() -> list[psutil.Process]:
             if "steerserve.hub.forking" in child.cmdline():
                 found.append(child)
     return found
-
-
-async def refused(work: Awaitable[object]) -> Refusal:
-    """The refusal with which `work` must end."""
-    with pytest.raises(Refusal) as raised:
-        await work
-    return raised.value
 
 
 async def held(event: Any) -> None:

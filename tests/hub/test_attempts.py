@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from steerserve.errors import Refusal
 from tests.hub.conftest import (
     FILES,
     GET,
@@ -19,6 +18,7 @@ from tests.hub.conftest import (
     percents,
 )
 from tests.loopback_hub import LoopbackHub
+from tests.refusals import refused
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])
@@ -204,9 +204,8 @@ async def test_downloads_share_the_breaker(
     await desk.start(1, job)
     await desk.ended()
     assert desk.codes == ["DOWNLOAD_FAILED"]
-    with pytest.raises(Refusal) as refused:
-        await desk.start(2, job)
-    assert (refused.value.code, refused.value.details["recovery_seconds"]) == (
+    refusal = await refused(desk.start(2, job))
+    assert (refusal.code, refusal.details["recovery_seconds"]) == (
         "HUB_UNAVAILABLE",
         60.0,
     )

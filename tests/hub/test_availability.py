@@ -8,9 +8,9 @@ from dataclasses import asdict
 
 import pytest
 
-from steerserve.errors import Refusal
-from tests.hub.conftest import FILES, Clock, MakeHub, downloaders, held, refused
+from tests.hub.conftest import FILES, Clock, MakeHub, downloaders, held
 from tests.loopback_hub import LoopbackHub
+from tests.refusals import refusal_of, refused
 
 
 async def test_one_failure_is_tried_again(make_hub: MakeHub, loopback: LoopbackHub) -> None:
@@ -92,9 +92,7 @@ async def test_a_reset_closes_the_breaker(make_hub: MakeHub, loopback: LoopbackH
     assert (await refused(hub.describe("acme/tiny"))).code == "HUB_UNAVAILABLE"
     assert hub.reset("huggingface").state == "closed"
     assert await hub.describe("acme/tiny")
-    with pytest.raises(Refusal) as unknown:
-        hub.reset("other")
-    assert unknown.value.code == "BREAKER_NOT_FOUND"
+    assert refusal_of(hub.reset, "other").code == "BREAKER_NOT_FOUND"
 
 
 async def test_one_probe_at_a_time_and_a_cancelled_one_gives_its_place_back(
@@ -126,7 +124,6 @@ async def test_an_answer_that_does_not_come_is_given_up(
     loopback.add("acme/tiny", FILES)
     loopback.fault("/api/models/", hold=0)
     hub = make_hub(describe_seconds=0.6)
-    refusal = await refused(hub.describe("acme/tiny"))
-    assert refusal.code == "HUB_UNAVAILABLE"
+    assert (await refused(hub.describe("acme/tiny"))).code == "HUB_UNAVAILABLE"
     assert hub.breakers()[0].failure_count == 1
     assert not downloaders()

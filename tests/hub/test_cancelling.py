@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from steerserve.errors import Refusal
 from steerserve.files import folder as module
 from steerserve.files.folder import CommitFolder, folder_of
 from steerserve.rules.models.repository import RepoFile
 from tests.hub.conftest import FILES, GET, TOTAL, Desk, MakeDesk, assert_there, downloaders, held
 from tests.loopback_hub import LoopbackHub
+from tests.refusals import refused
 
 
 async def test_cancel_leaves_nothing(desk: Desk, tiny: LoopbackHub) -> None:
@@ -129,9 +129,7 @@ async def test_a_stop_ends_the_processes_and_keeps_the_parts(
     await desk.downloads.close()
     assert not downloaders()
     assert desk.codes == ["SHUTTING_DOWN"]
-    with pytest.raises(Refusal) as refused:
-        await desk.start(2, job)
-    assert refused.value.code == "SHUTTING_DOWN"
+    assert (await refused(desk.start(2, job))).code == "SHUTTING_DOWN"
     later = make_desk()
     assert 0 < await later.downloads.missing_bytes(job) < TOTAL
     await later.start(1, job)

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.hub.conftest import FILES, MakeHub, refused
+from tests.hub.conftest import FILES, MakeHub
 from tests.loopback_hub import LoopbackHub
+from tests.refusals import refused
 
 
 async def test_the_facts_of_a_repository(make_hub: MakeHub, loopback: LoopbackHub) -> None:

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from steerserve.errors import Refusal
 from steerserve.hub import job as job_module
 from steerserve.hub.job import Job
 from steerserve.hub.session import troubles
@@ -15,6 +14,7 @@ from steerserve.hub.wire import Kind, Trouble
 from steerserve.rules.models.repository import RepoFile
 from tests.hub.conftest import FILES, GET, TOTAL, Desk, MakeDesk, assert_there, held, percents
 from tests.loopback_hub import LoopbackHub
+from tests.refusals import refused
 
 
 @pytest.mark.shows("models.17")
@@ -100,10 +100,9 @@ async def test_a_disk_that_is_too_small_is_told_before_anything_is_fetched(
     loopback.add("acme/huge", {}, extra=[huge])
     desk = make_desk(disk_reserve_mb=10)
     job = desk.job(await desk.hub.describe("acme/huge"))
-    with pytest.raises(Refusal) as refused:
-        await desk.start(1, job)
-    details = refused.value.details
-    assert refused.value.code == "INSUFFICIENT_DISK"
+    refusal = await refused(desk.start(1, job))
+    details = refusal.details
+    assert refusal.code == "INSUFFICIENT_DISK"
     assert (details["needed_mb"], details["reserve_mb"]) == (1 << 40, 10)
     assert 0 < details["free_mb"] < 1 << 40
     assert not loopback.asked("/resolve/")
@@ -122,10 +121,9 @@ async def test_the_reserve_and_what_runs_beside_it_count(
     tiny.fault(GET, times=1, hold=0, release=fault.release)
     await desk.downloads.check_disk(two)
     await desk.start(1, one)
-    with pytest.raises(Refusal) as refused:
-        await desk.start(2, two)
-    assert refused.value.code == "INSUFFICIENT_DISK"
-    assert refused.value.details["promised_mb"] == 1
+    refusal = await refused(desk.start(2, two))
+    assert refusal.code == "INSUFFICIENT_DISK"
+    assert refusal.details["promised_mb"] == 1
     fault.release.set()
     await desk.ended()
     await desk.start(2, two)
@@ -145,9 +143,7 @@ async def test_a_file_that_two_downloads_want_is_promised_once(
     for key, job in enumerate([whole, whole, part]):
         await desk.start(key, job)
     monkeypatch.setattr(job_module, "free_bytes", lambda _: 2 * TOTAL - 1)
-    with pytest.raises(Refusal) as refused:
-        await desk.start(3, other)
-    assert refused.value.details["promised_mb"] == 1
+    assert (await refused(desk.start(3, other))).details["promised_mb"] == 1
     monkeypatch.setattr(job_module, "free_bytes", lambda _: 2 * TOTAL)
     await desk.start(3, other)
     fault.release.set()
@@ -171,9 +167,7 @@ async def test_a_job_that_names_places_outside_is_refused(
 ) -> None:
     found = await desk.hub.describe("acme/tiny")
     job = Job("acme/tiny", found.sha, (RepoFile(path, 1),), desk.cache / "x" / found.sha)
-    with pytest.raises(Refusal) as refused:
-        await desk.start(1, job)
-    assert refused.value.code == "DOWNLOAD_FAILED"
+    assert (await refused(desk.start(1, job))).code == "DOWNLOAD_FAILED"
     assert not tiny.asked("HEAD ")
 
 

@@ -18,9 +18,9 @@ from tests.hub.conftest import (
     downloaders,
     fork_servers,
     held,
-    refused,
 )
 from tests.loopback_hub import LoopbackHub
+from tests.refusals import refused
 
 TOKEN = "hf_" + "SENTINEL" * 4
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from steerserve.errors import Refusal
 from steerserve.hub.client import Hub
 from steerserve.hub.header import TENSORS, fetch_header
 from steerserve.hub.session import Session, troubles
@@ -16,6 +15,7 @@ from steerserve.hub.wire import Headers, Kind, Trouble, WantedFile
 from steerserve.rules.models.precision import StoredTensor
 from tests.hub.conftest import MakeHub
 from tests.loopback_hub import LoopbackHub
+from tests.refusals import refused
 
 REPO = "acme/saes"
 PATH = "layers.1/sae.safetensors"
@@ -113,9 +113,8 @@ def test_a_hostile_header_is_refused(loopback: LoopbackHub, content: bytes) -> N
 async def test_a_damaged_header_is_a_failed_download(
     make_hub: MakeHub, loopback: LoopbackHub
 ) -> None:
-    with pytest.raises(Refusal) as refused:
-        await header(make_hub(), loopback, file(b'{"\\ud800": 3}', 10))
-    assert refused.value.code == "DOWNLOAD_FAILED"
+    refusal = await refused(header(make_hub(), loopback, file(b'{"\\ud800": 3}', 10)))
+    assert refusal.code == "DOWNLOAD_FAILED"
 
 
 async def test_a_hub_that_fails_counts_against_the_breaker(
@@ -123,7 +122,5 @@ async def test_a_hub_that_fails_counts_against_the_breaker(
 ) -> None:
     hub = make_hub()
     loopback.fault(f"/{PATH}", status=500)
-    with pytest.raises(Refusal) as refused:
-        await header(hub, loopback, file(GOOD, 4160))
-    assert refused.value.code == "HUB_UNAVAILABLE"
+    assert (await refused(header(hub, loopback, file(GOOD, 4160)))).code == "HUB_UNAVAILABLE"
     assert hub.breakers()[0].failure_count == 1

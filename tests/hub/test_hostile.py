@@ -23,9 +23,9 @@ from tests.hub.conftest import (
     assert_there,
     downloaders,
     held,
-    refused,
 )
 from tests.loopback_hub import LoopbackHub
+from tests.refusals import refused
 
 # ------------------------------------------------------------------ answers without end
 

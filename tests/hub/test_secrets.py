@@ -14,7 +14,6 @@ import httpx2
 import psutil
 import pytest
 
-from steerserve.errors import Refusal
 from steerserve.hub import child
 from steerserve.hub.child import Downloaders
 from steerserve.hub.job import Job
@@ -23,6 +22,7 @@ from steerserve.hub.wire import Describe, DownloaderTask, Kind, Trouble
 from steerserve.logs import setup as log
 from tests.hub.conftest import FILES, GET, PATIENCE, WEIGHTS, Desk, MakeDesk, downloaders, held
 from tests.loopback_hub import LoopbackHub
+from tests.refusals import refused
 
 SENTINEL = "hf_SENTINEL0123456789"
 
@@ -84,13 +84,12 @@ async def test_the_token_is_seen_by_the_hub_only(
         await desk.start(2, other)
         await desk.ended(2)
     tiny.known_tokens.clear()
-    with pytest.raises(Refusal) as rejected:
-        await desk.hub.describe("acme/tiny", token=token)
-    assert (desk.codes, rejected.value.code) == ([None, "DOWNLOAD_FAILED"], "INVALID_HUB_TOKEN")
+    rejected = await refused(desk.hub.describe("acme/tiny", token=token))
+    assert (desk.codes, rejected.code) == ([None, "DOWNLOAD_FAILED"], "INVALID_HUB_TOKEN")
     assert {seen.token for seen in tiny.seen} == {SENTINEL}
     assert len(elsewhere.seen) == 3
     assert not any("authorization" in seen.headers for seen in elsewhere.seen)
-    refusals = [rejected.value, *(refusal for _, refusal in desk.ends if refusal)]
+    refusals = [rejected, *(refusal for _, refusal in desk.ends if refusal)]
     exposed += [repr((r.message, r.details)) for r in refusals]
     exposed += [logged(), repr(desk.told), repr(desk.hub.breakers())]
     assert "download_attempt_failed" in "".join(exposed), "the log was read"

@@ -18,7 +18,6 @@ from torch import Tensor
 from steerserve import demo
 from steerserve import messages as m
 from steerserve.engines.checkpoint.client import CheckpointEngine, Launcher
-from steerserve.errors import Refusal
 from steerserve.rules.units import MIB
 from steerserve.worker import memory
 from steerserve.worker.batch import group, steered
@@ -29,6 +28,7 @@ from steerserve.worker.process import loading, loop
 from steerserve.worker.process.commands import Commands
 from steerserve.worker.process.wire import Wire
 from steerserve.worker.sae import formats
+from tests.refusals import refusal_of
 from tests.worker.running import (
     FIELDS,
     Bench,
@@ -223,10 +223,9 @@ def test_a_share_too_small_is_raised_to_the_least_context_where_it_fits(
     each = llama.kv_bytes_per_token
     free_of(monkeypatch, 320 * each)
     assert budget.kv_tokens(llama, 0, 200, 64 * each) == 224
-    with pytest.raises(Refusal) as refused:
-        budget.kv_tokens(llama, 0, 200, 160 * each)
-    assert refused.value.code == "INSUFFICIENT_MEMORY"
-    assert refused.value.details["min_context_tokens"] == 200
+    refusal = refusal_of(lambda: budget.kv_tokens(llama, 0, 200, 160 * each))
+    assert refusal.code == "INSUFFICIENT_MEMORY"
+    assert refusal.details["min_context_tokens"] == 200
 
 
 def test_an_sae_that_takes_the_room_of_the_cache_is_refused(
@@ -237,10 +236,9 @@ def test_an_sae_that_takes_the_room_of_the_cache_is_refused(
     free_of(monkeypatch, 20 * MIB)
     room = budget.SaeRoom.beside(llama, tokens, 0, 2 * MIB)
     room.check(cpu, 10 * MIB)
-    with pytest.raises(Refusal) as refused:
-        room.check(cpu, 10 * MIB + 1)
-    assert refused.value.code == "INSUFFICIENT_MEMORY"
-    assert refused.value.details == {
+    refusal = refusal_of(lambda: room.check(cpu, 10 * MIB + 1))
+    assert refusal.code == "INSUFFICIENT_MEMORY"
+    assert refusal.details == {
         "device": "cpu",
         "projected_mb": 11,
         "kv_reserve_mb": 8,
@@ -274,11 +272,12 @@ def test_an_attach_is_refused_before_its_tensors_are_read(
     sae = write(tmp_path / "sae", config_v6("standard", d_in=32), arrays("standard", d_in=32))
     free_of(monkeypatch, 1000)
     monkeypatch.setattr(formats, "load", lambda _: pytest.fail("the tensors were read"))
-    with pytest.raises(Refusal) as refused:
-        commands.obey(m.Apply(2, m.State((m.PlacedSae("sae@0", source(sae), 0),))))
-    assert refused.value.code == "INSUFFICIENT_MEMORY"
+    refusal = refusal_of(
+        lambda: commands.obey(m.Apply(2, m.State((m.PlacedSae("sae@0", source(sae), 0),))))
+    )
+    assert refusal.code == "INSUFFICIENT_MEMORY"
     assert isinstance(commands.loaded, loading.LoadedModel)
-    assert refused.value.details["kv_context_tokens"] == commands.loaded.kv_tokens
+    assert refusal.details["kv_context_tokens"] == commands.loaded.kv_tokens
 
 
 def test_a_load_that_runs_out_of_memory_says_so(

@@ -14,13 +14,13 @@ from msgspec import UNSET
 from steerserve.control.health import health as vitals
 from steerserve.control.residency.occupant import Occupant
 from steerserve.database.faults import DatabaseFault
-from steerserve.errors import Refusal
 from steerserve.messages import GraphsChanged
 from steerserve.rules.inference.stepping import CudaGraphs, Decoding
 from steerserve.rules.models.breaker import BreakerStatus
 from steerserve.rules.residency.gpus import Card
 from tests.control.conftest import Make
 from tests.doubles import FACTS, World, plain, soon
+from tests.refusals import refusal_of
 from tests.rules.residency.test_gpus import card
 
 BLOCK = {
@@ -259,9 +259,7 @@ async def test_a_breaker_is_reset_by_its_name(world: World) -> None:
     world.hub.states = [breaker(state="open", is_open=True, failure_count=5)]
     assert world.vitals.reset("huggingface").state == "closed"
     assert component(plain(await world.vitals.readiness()), "hub")["status"] == "healthy"
-    with pytest.raises(Refusal) as refused:
-        world.vitals.reset("nobody")
-    assert refused.value.code == "BREAKER_NOT_FOUND"
+    assert refusal_of(world.vitals.reset, "nobody").code == "BREAKER_NOT_FOUND"
 
 
 async def test_a_block_that_cannot_be_built_is_null_and_named(

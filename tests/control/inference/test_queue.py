@@ -11,6 +11,7 @@ from steerserve.control.inference.queue import Queue
 from steerserve.errors import Refusal
 from steerserve.rules.inference.queue import RECENT_SECONDS
 from tests.doubles import soon, until
+from tests.refusals import refused
 
 
 class Clock:
@@ -108,9 +109,8 @@ async def test_a_full_queue_tells_the_estimate_in_whole_seconds_rounded_up() -> 
     queue = Queue(1, 0, 50, clock)
     await measured(queue, clock, [2.1, 2.1, 2.1])
     async with queue.room():
-        with pytest.raises(Refusal) as refused:
-            await queue.room().__aenter__()
-    assert refused.value.details["estimated_wait_seconds"] == 3
+        refusal = await refused(queue.room().__aenter__())
+    assert refusal.details["estimated_wait_seconds"] == 3
 
 
 @pytest.mark.shows(
@@ -251,9 +251,8 @@ async def test_room_and_estimate_count_over_all_replicas() -> None:
         for _ in range(4):
             await stack.enter_async_context(queue.room())
         assert queue.counts().estimated_wait_seconds == 8.0
-        with pytest.raises(Refusal) as refused:
-            await queue.room().__aenter__()
-    assert refused.value.details == {"queue_pending": 4, "estimated_wait_seconds": 8}
+        refusal = await refused(queue.room().__aenter__())
+    assert refusal.details == {"queue_pending": 4, "estimated_wait_seconds": 8}
 
 
 async def test_a_waiter_that_is_cancelled_takes_no_slot_of_a_new_replica() -> None:
@@ -315,10 +314,9 @@ async def test_a_full_queue_takes_a_polite_client_in_place_of_the_newest_greedy_
     greedy = [Held(queue, "greedy") for _ in range(3)]
     await until(lambda: queue.counts().pending == 3)
     polite = Held(queue, "polite")
-    with pytest.raises(Refusal) as refused:
-        await soon(greedy[2].task)
-    assert refused.value.code == "QUEUE_FULL"
-    assert refused.value.details == {"queue_pending": 3, "estimated_wait_seconds": 7}
+    refusal = await refused(soon(greedy[2].task))
+    assert refusal.code == "QUEUE_FULL"
+    assert refusal.details == {"queue_pending": 3, "estimated_wait_seconds": 7}
     assert queue.counts().pending == 3
     with pytest.raises(Refusal):
         await soon(Held(queue, "greedy").task)

@@ -23,6 +23,7 @@ from steerserve.rules.residency.lease import Terms, digest_of
 from steerserve.rules.residency.swap import Phase
 from tests.control.conftest import Make, refused
 from tests.doubles import PATIENCE, World, plain, soon, until
+from tests.refusals import refusal_of
 
 TERMS = Terms("nightly", "evaluation", 60)
 WRONG = "lease_of_somebody_else"
@@ -99,9 +100,7 @@ def end_reason(world: World, row: ModelRow) -> str | None:
 
 
 def granting(world: World, row: ModelRow) -> Refusal:
-    with pytest.raises(Refusal) as error:
-        world.conductor.lease(row, TERMS)
-    return error.value
+    return refusal_of(world.conductor.lease, row, TERMS)
 
 
 # ---------------------------------------------------------------------- granting
@@ -199,9 +198,8 @@ async def test_the_holder_may_unload_the_model_and_the_lease_ends(world: World, 
         await served(world, "b", lease_id)
     assert end_reason(world, row) == "model_unloaded"
     assert world.conductor.leases.status() is None
-    with pytest.raises(Refusal) as error:
-        world.conductor.leases.renew(row.id, lease_id, 60)
-    assert error.value.details["end_reason"] == "model_unloaded"
+    refusal = refusal_of(world.conductor.leases.renew, row.id, lease_id, 60)
+    assert refusal.details["end_reason"] == "model_unloaded"
 
 
 async def test_while_the_holders_swap_waits_the_lease_lives_and_newcomers_are_busy(
@@ -263,9 +261,8 @@ async def test_a_lease_expires_when_somebody_looks_after_its_time(
     assert (await world.vitals.detailed()).lease is None
     assert end_reason(world, row) == "expired"
     await served(world, "b")
-    with pytest.raises(Refusal) as error:
-        world.conductor.leases.release(row.id, lease_id)
-    assert error.value.details["end_reason"] == "expired"
+    refusal = refusal_of(world.conductor.leases.release, row.id, lease_id)
+    assert refusal.details["end_reason"] == "expired"
     assert [line["end_reason"] for line in said.told("lease_ended")] == ["expired"]
 
 
@@ -353,9 +350,8 @@ async def test_a_stop_of_the_service_ends_the_lease(world: World) -> None:
     row, lease_id = await leased(world)
     await soon(world.conductor.close())
     assert end_reason(world, row) == "restart"
-    with pytest.raises(Refusal) as error:
-        world.conductor.leases.renew(row.id, lease_id, 60)
-    assert error.value.details["end_reason"] == "restart"
+    refusal = refusal_of(world.conductor.leases.renew, row.id, lease_id, 60)
+    assert refusal.details["end_reason"] == "restart"
 
 
 async def test_a_restart_forgets_every_lease(make: Make) -> None:
@@ -363,9 +359,8 @@ async def test_a_restart_forgets_every_lease(make: Make) -> None:
         row, lease_id = await leased(first)
     async with make() as second:
         assert second.conductor.leases.last_ended(row.id) is None
-        with pytest.raises(Refusal) as error:
-            second.conductor.leases.renew(row.id, lease_id, 60)
-        assert error.value.code == "LEASE_NOT_FOUND"
+        refusal = refusal_of(second.conductor.leases.renew, row.id, lease_id, 60)
+        assert refusal.code == "LEASE_NOT_FOUND"
 
 
 async def test_ended_leases_are_remembered_up_to_the_setting(make: Make) -> None:
@@ -377,9 +372,8 @@ async def test_ended_leases_are_remembered_up_to_the_setting(make: Make) -> None
             ids.append(world.conductor.lease(row, TERMS).lease_id)
         codes = []
         for lease_id in ids[:3]:
-            with pytest.raises(Refusal) as error:
-                world.conductor.leases.release(row.id, lease_id)
-            codes.append(error.value.code)
+            refusal = refusal_of(world.conductor.leases.release, row.id, lease_id)
+            codes.append(refusal.code)
         assert codes == ["LEASE_NOT_FOUND", "LEASE_EXPIRED", "LEASE_EXPIRED"]
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
-
-from steerserve.errors import Refusal
 from steerserve.rules.residency.swap import Phase
 from tests.control.conftest import refused
 from tests.control.residency.test_restoring import crash, steered
 from tests.doubles import World, soon, until
+from tests.refusals import refusal_of
 
 TWO = [("sae_a", 1), ("sae_b", 2)]
 
@@ -48,10 +46,9 @@ async def test_the_lock_of_a_crashed_model_is_told_as_what_it_is(world: World) -
     other = await world.model("b")
     await crash(world)
     await world.attachments.detach("sae_a")
-    with pytest.raises(Refusal) as error:
-        world.conductor.lock(other.id)
-    details = error.value.details
-    assert error.value.code == "MODEL_LOCKED"
+    refusal = refusal_of(world.conductor.lock, other.id)
+    details = refusal.details
+    assert refusal.code == "MODEL_LOCKED"
     assert (details["locked_model_id"], details["attached_saes"]) == (1, ["sae_b"])
     assert (details["resident_model_id"], details["resident_model_name"]) == (None, None)
 
@@ -64,9 +61,7 @@ async def test_a_lock_or_an_attach_while_the_model_unloads_is_told_that_it_does(
     asked, stream = await world.in_flight()
     unloading = world.begin(world.conductor.unload(row.id))
     await until(lambda: world.phase is Phase.UNLOADING)
-    with pytest.raises(Refusal) as error:
-        world.conductor.lock(row.id)
-    assert error.value.code == "MODEL_BUSY"
+    assert refusal_of(world.conductor.lock, row.id).code == "MODEL_BUSY"
     attach = await refused(world.attachments.attach(sae, 1))
     assert (attach.code, attach.details["unloading"]) == ("MODEL_BUSY", True)
     stream.complete()

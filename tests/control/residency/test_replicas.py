@@ -171,9 +171,8 @@ async def test_replicas_that_start_or_are_lost_need_room_beside_the_new_ones(
 async def needed_mb(world: World) -> int:
     """The MiB that one more replica needs."""
     with_room(world, 0)
-    with pytest.raises(Refusal) as refused:
-        await world.replicas.resize(world.resident.row.id, 4)
-    return int(refused.value.details["per_card"][0]["needed_mb"])
+    refusal = await refused(world.replicas.resize(world.resident.row.id, 4))
+    return int(refusal.details["per_card"][0]["needed_mb"])
 
 
 async def test_a_node_with_other_files_gives_no_room_and_is_named(replicated: World) -> None:

@@ -17,6 +17,7 @@ from steerserve.rules.inference.intent import GenerateIntent, SamplingParameters
 from steerserve.rules.residency.swap import Phase
 from tests.control.conftest import Make, refused
 from tests.doubles import FACTS, HIDDEN, LAYERS, WIDTH, World, soon, until
+from tests.refusals import refusal_of
 
 FAILED = Refusal("SAE_LOAD_FAILED", "the weights are damaged")
 
@@ -49,9 +50,7 @@ async def test_a_mismatch_of_layer_or_family_is_a_warning_of_the_attach(world: W
 async def test_without_a_loaded_model_nothing_is_attached(world: World) -> None:
     sae = await world.sae()
     assert (await refused(world.attachments.attach(sae, 1))).code == "MODEL_NOT_LOADED"
-    with pytest.raises(Refusal) as error:
-        world.attachments.compatibility(sae, 1)
-    assert error.value.code == "MODEL_NOT_LOADED"
+    assert refusal_of(world.attachments.compatibility, sae, 1).code == "MODEL_NOT_LOADED"
 
 
 async def test_a_model_that_can_only_embed_takes_no_sae(world: World) -> None:

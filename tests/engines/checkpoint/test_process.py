@@ -28,6 +28,7 @@ from steerserve.worker.batch.group import ROWS_MAXIMUM
 from steerserve.worker.model.checkpoint import Checkpoint
 from tests.backend import is_ray
 from tests.doubles import until
+from tests.refusals import refused
 from tests.worker.models import CONTEXT, VOCABULARY
 from tests.worker.running import FIELDS, generated, words
 from tests.worker.saes import arrays, attaching, config_older, config_v6, source, write
@@ -171,10 +172,9 @@ async def test_a_stream_starts_once_and_ends_each_choice_once(
 async def test_a_request_that_never_fits_is_refused_and_the_next_is_served(
     engine: CheckpointEngine, llama: Checkpoint
 ) -> None:
-    with pytest.raises(Refusal) as refused:
-        await events(engine, words(20), m.Sampling(max_tokens=10_000))
-    assert refused.value.code == "CONTEXT_LENGTH_EXCEEDED"
-    assert refused.value.details["max_context_tokens"] == CONTEXT
+    refusal = await refused(events(engine, words(20), m.Sampling(max_tokens=10_000)))
+    assert refusal.code == "CONTEXT_LENGTH_EXCEEDED"
+    assert refusal.details["max_context_tokens"] == CONTEXT
     assert text_of(await events(engine, words(20))) == truth(llama, words(20))
 
 
@@ -318,9 +318,7 @@ async def test_an_engine_killed_while_it_loads_ends_the_load_by_code(
         await empty.ended
         await empty.ask(m.Inspect(source=source("nowhere")))
 
-    with pytest.raises(Refusal) as refused:
-        await load_and_ask()
-    assert refused.value.code in (code, "ENGINE_UNAVAILABLE")
+    assert (await refused(load_and_ask())).code in (code, "ENGINE_UNAVAILABLE")
 
 
 async def test_stopping_leaves_no_process_and_refuses_what_is_in_flight(
@@ -401,9 +399,8 @@ async def test_a_broken_checkpoint_is_refused_and_the_engine_still_answers(
 ) -> None:
     paths = [broken(kind, folder("llama"), tmp_path / str(i)) for i, kind in enumerate(BROKEN)]
     for path in [*paths, tmp_path / "nowhere", folder("bert")]:
-        with pytest.raises(Refusal) as refused:
-            await empty.load(lambda _: None, path=str(path), **FIELDS)
-        assert refused.value.code == "MODEL_LOAD_FAILED", path
+        refusal = await refused(empty.load(lambda _: None, path=str(path), **FIELDS))
+        assert refusal.code == "MODEL_LOAD_FAILED", path
         claims = (await empty.ask(m.Inspect(source=source(sae_folder(tmp_path / "sae"))))).claims
         assert claims.d_in == 32
     await empty.load(lambda _: None, path=str(folder("llama")), **FIELDS)
@@ -432,9 +429,8 @@ async def test_an_sae_of_another_width_is_refused_and_leaves_no_hook(
     engine: CheckpointEngine, llama: Checkpoint, tmp_path: Path
 ) -> None:
     path = write(tmp_path, config_v6("standard"), arrays("standard"))
-    with pytest.raises(Refusal) as refused:
-        await engine.change(attaching(path))
-    assert refused.value.code in ("SAE_INCOMPATIBLE", "SAE_LOAD_FAILED")
+    refusal = await refused(engine.change(attaching(path)))
+    assert refusal.code in ("SAE_INCOMPATIBLE", "SAE_LOAD_FAILED")
     assert text_of(await events(engine, words(20))) == truth(llama, words(20))
 
 
@@ -509,9 +505,7 @@ def test_a_command_to_an_engine_that_is_ending_is_refused(
         await asyncio.sleep(0)  # both have begun, and wait for the end of the process
         assert not asked.done()
         ends.set()
-        with pytest.raises(Refusal) as refused:
-            await asked
-        assert refused.value.code == "ENGINE_UNAVAILABLE"
+        assert (await refused(asked)).code == "ENGINE_UNAVAILABLE"
         await stopping
 
     # the service runs on uvloop, where a write to a closed socket raises at once

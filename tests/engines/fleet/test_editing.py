@@ -14,6 +14,7 @@ from steerserve.rules.residency.replicas import ReplicaState
 from tests.doubles import soon, until
 from tests.engines.fleet.conftest import Made
 from tests.engines.fleet.scripted import KEY, Scene, attached, detached
+from tests.refusals import refused
 
 ON = m.Steering(1, True, {KEY: {3: 5.0}})
 OFF = m.Steering(2, False, {KEY: {3: 5.0}})
@@ -153,9 +154,7 @@ async def test_an_edit_with_every_replica_gone_is_refused_and_made_by_nobody(sce
     edit = asyncio.create_task(one.fleet.change(m.setting(steering=ON)))
     await gate.reached.wait()
     one.engine(0).die()
-    with pytest.raises(Refusal) as refused:
-        await soon(edit)
-    assert refused.value.code == "ENGINE_UNAVAILABLE"
+    assert (await refused(soon(edit))).code == "ENGINE_UNAVAILABLE"
     await one.serving("r1")
     assert one.engine(1).state.steering == m.Steering()
 

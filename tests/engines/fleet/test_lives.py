@@ -15,6 +15,7 @@ from steerserve.rules.residency.replicas import STARTS, ReplicaState, Strength, 
 from tests.doubles import FACTS, Launcher, soon, until
 from tests.engines.fleet.conftest import Made
 from tests.engines.fleet.scripted import FIELDS, KEY, NO_ROOM, SOURCE, Scene, attached, detached
+from tests.refusals import refused
 
 PLACED = m.PlacedSae(KEY, SOURCE, 1, "float32", False)
 CLUSTER = m.ArmedCluster("c", "Cluster", KEY, [m.ClusterMember(3, 0.5)], 1, 10, 4)
@@ -51,9 +52,8 @@ async def test_a_load_with_too_few_replicas_is_refused_and_leaves_nothing() -> N
             launcher.fail("load", failure)
 
     one.crew.prepare = prepare
-    with pytest.raises(Refusal) as refused:
-        await one.load()
-    assert refused.value is refusal
+    why = await refused(one.load())
+    assert why is refusal
     await one.fleet.stop()
     assert all(launcher.engine.ended.done() for launcher in one.crew.launchers)
     assert one.prompts.is_closed
@@ -150,9 +150,7 @@ async def test_a_fleet_ends_when_no_replica_serves_and_none_can_be_started(scene
     one.engine(1).die()
     waiting = one.ask()
     assert "no room" in await soon(one.fleet.ended)
-    with pytest.raises(Refusal) as refused:
-        await waiting.text()
-    assert refused.value.code in ("ENGINE_UNAVAILABLE", "MODEL_NOT_LOADED")
+    assert (await refused(waiting.text())).code in ("ENGINE_UNAVAILABLE", "MODEL_NOT_LOADED")
     assert one.prompts.is_closed
 
 
@@ -238,9 +236,7 @@ async def test_a_fleet_grows_and_shrinks_while_it_serves(scene: Made) -> None:
     assert one.engine(2).ended.done()
     stream.complete()
     await busy.text()
-    with pytest.raises(Refusal) as refused:
-        await one.fleet.resize(0)
-    assert refused.value.code == "INVALID_PARAMETER"
+    assert (await refused(one.fleet.resize(0))).code == "INVALID_PARAMETER"
 
 
 async def test_a_replica_that_is_taken_away_finishes_its_requests_first(scene: Made) -> None:
@@ -387,11 +383,15 @@ def _fail(launcher: Launcher, error: Exception | None) -> None:
 async def test_the_fleet_tells_what_has_changed_in_a_replica(scene: Made) -> None:
     """The threads are those of the replica with the fewest of its threads."""
     one = await scene(3)
-    assert (one.fleet.threads, one.fleet.graphs) == (None, None)
+
+    def told() -> tuple[object, object]:
+        return one.fleet.passes.threads, one.fleet.passes.graphs
+
+    assert told() == (None, None)
     for number, threads in enumerate((4, 1, 2)):
-        one.engine(number).note(m.ThreadsChanged(threads, 4))
+        one.engine(number).tell(threads=m.ThreadsChanged(threads, 4))
     graphs = m.GraphsChanged(CudaGraphs(Decoding.STATIC, "a recording failed"))
-    one.engine(1).note(graphs)
-    assert (one.fleet.threads, one.fleet.graphs) == (m.ThreadsChanged(1, 4), graphs)
+    one.engine(1).tell(graphs=graphs)
+    assert told() == (m.ThreadsChanged(1, 4), graphs)
     await one.kill(1)
-    assert (one.fleet.threads, one.fleet.graphs) == (m.ThreadsChanged(2, 4), None)
+    assert told() == (m.ThreadsChanged(2, 4), None)

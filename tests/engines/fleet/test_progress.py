@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import pytest
-
 from steerserve import messages as m
 from steerserve.engines.fleet.progress import LoadsProgress, extend
 from steerserve.errors import Refusal
 from steerserve.messages.engine import Engine
 from tests.engines.fleet.scripted import Scene, soon
+from tests.refusals import refused
 
 LACKS = Refusal("INVALID_LOCAL_PATH", "node b does not have the files", node="b")
 
@@ -69,9 +68,8 @@ async def test_files_that_one_node_cannot_have_are_refused_and_all_replicas_serv
     brought: list[str] = []
     _bringing(one.engine(0), brought, None)
     _bringing(one.engine(1), brought, LACKS)
-    with pytest.raises(Refusal) as raised:
-        await soon(one.fleet.bring("/models/sae"))
-    assert raised.value is LACKS
+    refusal = await refused(soon(one.fleet.bring("/models/sae")))
+    assert refusal is LACKS
     assert brought == ["/models/sae"]
     assert set(one.states().values()) == {"serving"}
     await one.fleet.stop()

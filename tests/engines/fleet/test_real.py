@@ -34,6 +34,7 @@ from tests.engines.fleet.real import (
     words,
 )
 from tests.engines.fleet.swarm import Swarm
+from tests.refusals import refused
 
 PATIENCE = 60.0
 EIGHT_TOKENS = m.Sampling(temperature=0.0, max_tokens=8)
@@ -235,9 +236,8 @@ async def test_prompts_as_token_ids_are_those_of_their_text(fleet: Fleet) -> Non
     ]
     assert "".join(written[0]) == "".join(written[1])
     outside: list[m.Prompt] = [m.Tokens([5, 10**6], place="prompt[0]")]
-    with pytest.raises(Refusal) as refused:
-        await anext(fleet.run(m.Generation(outside, 1, EIGHT_TOKENS, m.Follow())))
-    assert refused.value.param == "prompt[0][1]"
+    refusal = await refused(anext(fleet.run(m.Generation(outside, 1, EIGHT_TOKENS, m.Follow()))))
+    assert refusal.param == "prompt[0][1]"
 
 
 async def test_a_lens_and_an_attribution_are_answered_by_one_replica(fleet: Fleet) -> None:

@@ -23,6 +23,7 @@ from steerserve.errors import Refusal
 from tests.engines.checkpoint.test_process import GREEDY, LONG, events, text_of
 from tests.engines.ray.conftest import STORY, Joining, environment_of, loaded, placed
 from tests.engines.ray.nodes import Nodes, ReplicaProcesses, arguments_of, kill, replica_of
+from tests.refusals import refused
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
 
@@ -95,11 +96,12 @@ async def test_a_replica_never_goes_to_a_node_that_is_left_out(
         assert homes[0] != homes[1]
         assert homes == homes[:2] * 2
         monkeypatch.setattr(clusters, "PLACE_SECONDS", 2.0)
-        with pytest.raises(Refusal) as refused:
-            await cluster.launch(barred=dict.fromkeys(ids, "a: it has other files in /m"))
-        assert refused.value.code == "ENGINE_UNAVAILABLE"
-        assert "nodes that were left out: a: it has other files in /m" in refused.value.message
-        assert "Give them the files" in refused.value.message
+        refusal = await refused(
+            cluster.launch(barred=dict.fromkeys(ids, "a: it has other files in /m"))
+        )
+        assert refusal.code == "ENGINE_UNAVAILABLE"
+        assert "nodes that were left out: a: it has other files in /m" in refusal.message
+        assert "Give them the files" in refusal.message
 
 
 async def test_nodes_with_other_files_are_found_when_a_replica_comes_there(
@@ -111,11 +113,10 @@ async def test_nodes_with_other_files_are_found_when_a_replica_comes_there(
         engine = await cluster.launch(files={folder: checkpoint_seen(folder)})
         await engine.stop()
         monkeypatch.setattr(clusters, "PLACE_SECONDS", 10.0)
-        with pytest.raises(Refusal) as refused:
-            await cluster.launch(files={folder: "the digest of other files"})
+        refusal = await refused(cluster.launch(files={folder: "the digest of other files"}))
         # both nodes were tried, each once
         here = f"{os.uname().nodename}: it has other files in {folder}"
-        assert f"nodes that were left out: {here}; {here}. " in refused.value.message
+        assert f"nodes that were left out: {here}; {here}. " in refusal.message
         while nodes.replica_processes():
             await asyncio.sleep(0.05)
 
@@ -133,11 +134,10 @@ async def test_a_replica_waits_for_the_service_on_a_port_of_the_range(
             taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             taken.bind((nodes.nodes[1].node_ip_address, port))
             taken.listen()
-            with pytest.raises(Refusal) as refused:
-                await cluster.launch()
-        assert refused.value.code == "ENGINE_UNAVAILABLE"
-        assert f"no port from {port} to {port} is free" in refused.value.message
-        assert f"on {os.uname().nodename} (ENGINE_PORTS)" in refused.value.message
+            refusal = await refused(cluster.launch())
+        assert refusal.code == "ENGINE_UNAVAILABLE"
+        assert f"no port from {port} to {port} is free" in refusal.message
+        assert f"on {os.uname().nodename} (ENGINE_PORTS)" in refusal.message
 
 
 End = Callable[[ReplicaProcesses, int], None]

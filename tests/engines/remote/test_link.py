@@ -32,6 +32,7 @@ from tests.doubles import until
 from tests.engines.checkpoint.test_process import FIELDS, LONG, Folder, events, text_of, truth
 from tests.engines.remote.hosting import Outside, Wanted, runs
 from tests.engines.remote.proxy import Proxy, between
+from tests.refusals import refused
 from tests.worker.running import words
 
 QUICK = Patience(beat=0.05, lost=2.0, contact=30.0)
@@ -172,9 +173,8 @@ async def test_an_edit_larger_than_the_window_reaches_an_engine_that_is_busy(
         pair.engine.load(lambda _: None, path=str(folder("llama")), **FIELDS)
     )
     values = {"sae": dict.fromkeys(range(400_000), 1.5)}
-    with pytest.raises(Refusal) as refused:
-        await pair.engine.change(m.setting(steering=m.Steering(1, True, values)))
-    assert refused.value.code != "ENGINE_UNAVAILABLE"
+    refusal = await refused(pair.engine.change(m.setting(steering=m.Steering(1, True, values))))
+    assert refusal.code != "ENGINE_UNAVAILABLE"
     await loading
     assert text_of(await events(pair.engine, words(20)))
 
@@ -263,9 +263,7 @@ async def test_each_end_of_a_link_ends_the_requests_and_leaves_nothing(
     async with paired(launcher) as pair:
         reading = await streaming(pair, folder)
         expected = await way(pair)
-        with pytest.raises(Refusal) as refused:
-            await asyncio.wait_for(reading, 20)
-        assert refused.value.code == "ENGINE_UNAVAILABLE"
+        assert (await refused(asyncio.wait_for(reading, 20))).code == "ENGINE_UNAVAILABLE"
         assert expected in await asyncio.wait_for(pair.engine.ended, 20)
         await pair.is_gone()
     await until(lambda: this.num_fds() <= files)

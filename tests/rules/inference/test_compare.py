@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import pytest
 
-from steerserve.errors import Refusal
 from steerserve.rules.inference import compare
 from steerserve.rules.inference.compare import Sweep
 from steerserve.rules.saes.attachment import SaeChoice
 from steerserve.rules.steering.request import RequestSteering, SteeredFeature
+from tests.refusals import refusal_of
 
 
 @dataclass(frozen=True)
@@ -73,9 +73,7 @@ def test_the_base(sweep: Sweep, expected: compare.Overlay) -> None:
     ],
 )
 def test_a_base_that_cannot_be(sweep: Sweep, code: str) -> None:
-    with pytest.raises(Refusal) as refused:
-        compare.base(sweep, {}, [FIRST, SECOND])
-    assert refused.value.code == code
+    assert refusal_of(compare.base, sweep, {}, [FIRST, SECOND]).code == code
 
 
 def test_an_intensity_multiplies_every_value_within_the_bounds() -> None:
@@ -91,9 +89,7 @@ def test_an_intensity_multiplies_every_value_within_the_bounds() -> None:
     "intensities", [[], [0.1 * i for i in range(17)], [2.1], [-0.1], [1, 1.0], [float("nan")]]
 )
 def test_intensities_that_cannot_be(intensities: list[float]) -> None:
-    with pytest.raises(Refusal) as refused:
-        compare.check(intensities)
-    assert refused.value.code == "VALIDATION_ERROR"
+    assert refusal_of(compare.check, intensities).code == "VALIDATION_ERROR"
 
 
 def test_intensities_that_can_be() -> None:

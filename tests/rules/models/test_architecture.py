@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from steerserve.errors import Refusal
 from steerserve.rules.models import architecture
+from tests.refusals import refusal_of
 
 GENERATES = (
     "LlamaForCausalLM Gemma2ForCausalLM GPTNeoXForCausalLM Qwen3MoeForCausalLM BertForCausalLM "
@@ -32,13 +32,12 @@ def test_a_head_that_says_the_next_token_can_generate(name: str) -> None:
 @pytest.mark.parametrize("name", ONLY_EMBEDS)
 def test_a_checkpoint_without_such_a_head_is_refused_by_model(name: str) -> None:
     assert architecture.is_embedding_only(name)
-    with pytest.raises(Refusal) as refused:
-        architecture.check_generates("org/encoder", name)
-    assert refused.value.row.v1 == 400
-    assert refused.value.param == "model"
-    assert refused.value.details["architecture"] == name
+    refusal = refusal_of(architecture.check_generates, "org/encoder", name)
+    assert refusal.row.v1 == 400
+    assert refusal.param == "model"
+    assert refusal.details["architecture"] == name
     for word in ("org/encoder", name, "/v1/embeddings"):
-        assert word in refused.value.message
+        assert word in refusal.message
 
 
 def test_a_checkpoint_that_names_no_architecture_is_taken_as_a_language_model() -> None:

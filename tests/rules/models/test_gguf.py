@@ -7,7 +7,6 @@ import time
 
 import pytest
 
-from steerserve.errors import Refusal
 from steerserve.rules.models.gguf import choose, classify, precision_of, tensor_split, variants
 from steerserve.rules.models.gguf_header import (
     BATCH,
@@ -19,6 +18,7 @@ from steerserve.rules.models.gguf_header import (
     pass_tokens,
     room,
 )
+from tests.refusals import refusal_of
 
 LABELS = {
     "Llama-3.2-1B-Instruct-Q4_K_M.gguf": "Q4_K_M",
@@ -142,10 +142,9 @@ def test_a_label_is_chosen_exactly_but_for_its_case() -> None:
     assert choose(found, "q2_k").files[0].path == "a-Q2_K.gguf"
     assert choose(found, "ud-q4_k_xl").label == "UD-Q4_K_XL"
     for wrong in ("Q4_K_XL", "Q2", "", "q2_k%"):
-        with pytest.raises(Refusal) as caught:
-            choose(found, wrong)
-        assert (caught.value.code, caught.value.param) == ("VALIDATION_ERROR", "gguf_label")
-        assert caught.value.details["available"] == ["Q2_K", "Q2_K_L", "UD-Q4_K_XL"]
+        refusal = refusal_of(choose, found, wrong)
+        assert (refusal.code, refusal.param) == ("VALIDATION_ERROR", "gguf_label")
+        assert refusal.details["available"] == ["Q2_K", "Q2_K_L", "UD-Q4_K_XL"]
 
 
 PRECISIONS = {
@@ -180,10 +179,9 @@ def test_proportions_are_one_for_each_card() -> None:
     "text", ["1", "1,1,1", "1,", "a,b", "-1,2", "nan,1", "inf,1", "0,0", "1;1", "1e308,1e308"]
 )
 def test_proportions_that_fit_no_cards_are_refused(text: str) -> None:
-    with pytest.raises(Refusal) as caught:
-        tensor_split(text, 2)
-    assert caught.value.code == "INVALID_GGUF_TENSOR_SPLIT"
-    assert caught.value.details == {"cards": 2}
+    refusal = refusal_of(tensor_split, text, 2)
+    assert refusal.code == "INVALID_GGUF_TENSOR_SPLIT"
+    assert refusal.details == {"cards": 2}
 
 
 # ------------------------------------------------------------- the room for context
@@ -218,10 +216,9 @@ def test_the_context_is_the_least_of_file_setting_and_memory() -> None:
 
 def test_less_than_the_least_context_is_refused() -> None:
     assert given(4096) == (4096, 4096)
-    with pytest.raises(Refusal) as caught:
-        given(4095)
-    assert caught.value.code == "INSUFFICIENT_MEMORY"
-    assert caught.value.details["min_context_tokens"] == 4096
+    refusal = refusal_of(given, 4095)
+    assert refusal.code == "INSUFFICIENT_MEMORY"
+    assert refusal.details["min_context_tokens"] == 4096
     # a model or a setting with less needs no more
     assert given(600, ceiling=512) == (512, 512)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from steerserve.errors import Refusal
 from steerserve.rules.models import naming
 from steerserve.rules.models.naming import NamedModel, NameIndex
+from tests.refusals import refusal_of
 
 FP16 = NamedModel(1, "org/plain", "FP16", "ready")
 TWICE = [NamedModel(2, "org/twice", "FP16", "ready"), NamedModel(3, "org/twice", "Q8", "loaded")]
@@ -78,10 +78,9 @@ def test_a_name_resolves_to_its_model(name: str, model_id: int) -> None:
 def test_a_bare_name_with_several_quantizations_is_ambiguous_and_lists_them(
     name: str, candidates: list[str]
 ) -> None:
-    with pytest.raises(Refusal) as refused:
-        NameIndex(ALL).resolve(name)
-    assert refused.value.code == "AMBIGUOUS_MODEL_NAME"
-    assert refused.value.details["candidates"] == candidates
+    refusal = refusal_of(lambda: NameIndex(ALL).resolve(name))
+    assert refusal.code == "AMBIGUOUS_MODEL_NAME"
+    assert refusal.details["candidates"] == candidates
     assert [NameIndex(ALL).resolve(tag).name for tag in candidates]
 
 
@@ -102,10 +101,9 @@ def test_a_bare_name_with_several_quantizations_is_ambiguous_and_lists_them(
     ],
 )
 def test_what_is_no_serveable_model_is_not_found(name: str) -> None:
-    with pytest.raises(Refusal) as refused:
-        NameIndex(ALL).resolve(name)
-    assert refused.value.code == "MODEL_NOT_FOUND"
-    assert refused.value.param == "model"
+    refusal = refusal_of(lambda: NameIndex(ALL).resolve(name))
+    assert refusal.code == "MODEL_NOT_FOUND"
+    assert refusal.param == "model"
 
 
 @pytest.mark.shows("model-record.6")
@@ -162,10 +160,9 @@ def test_a_plain_name_is_taken_as_it_is(name: str) -> None:
     ],
 )
 def test_a_hostile_name_is_refused(name: str) -> None:
-    with pytest.raises(Refusal) as refused:
-        naming.check_name(name)
-    assert refused.value.code == "VALIDATION_ERROR"
-    assert refused.value.param == "custom_name"
+    refusal = refusal_of(naming.check_name, name)
+    assert refusal.code == "VALIDATION_ERROR"
+    assert refusal.param == "custom_name"
 
 
 @pytest.mark.parametrize(

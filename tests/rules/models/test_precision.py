@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from steerserve.errors import Refusal
 from steerserve.rules.models import precision
 from steerserve.rules.models.precision import (
     Held,
@@ -14,6 +13,7 @@ from steerserve.rules.models.precision import (
     choose,
     held_bytes,
 )
+from tests.refusals import refusal_of
 
 HOST = Machine(packages=precision.PACKAGES)
 OLD_CARD = Machine(True, (8, 0), precision.PACKAGES)
@@ -50,10 +50,9 @@ def test_fp16_is_the_half_precision_a_checkpoint_is_stored_in(
 
 
 def test_q2_applies_to_no_plain_checkpoint() -> None:
-    with pytest.raises(Refusal) as refused:
-        choose("Q2", "bfloat16", None, NEW_CARD)
-    assert refused.value.code == "UNSUPPORTED_QUANTIZATION"
-    assert refused.value.details["quantization"] == "Q2"
+    refusal = refusal_of(choose, "Q2", "bfloat16", None, NEW_CARD)
+    assert refusal.code == "UNSUPPORTED_QUANTIZATION"
+    assert refusal.details["quantization"] == "Q2"
 
 
 @pytest.mark.shows("models.18")
@@ -104,17 +103,14 @@ def test_mxfp4_is_expanded_without_its_kernels() -> None:
 def test_a_quantized_checkpoint_that_cannot_be_read_is_refused_by_name(
     quantized: dict[str, Any], machine: Machine, word: str
 ) -> None:
-    with pytest.raises(Refusal) as refused:
-        choose("FP16", "bfloat16", quantized, machine)
-    assert refused.value.code == "UNSUPPORTED_QUANTIZATION"
-    assert word in refused.value.message
+    refusal = refusal_of(choose, "FP16", "bfloat16", quantized, machine)
+    assert refusal.code == "UNSUPPORTED_QUANTIZATION"
+    assert word in refusal.message
 
 
 @pytest.mark.parametrize("asked", ["Q8", "Q4"])
 def test_quantizing_needs_its_package(asked: str) -> None:
-    with pytest.raises(Refusal) as refused:
-        choose(asked, "bfloat16", None, BARE)
-    assert refused.value.details["missing"] == ["bitsandbytes"]
+    assert refusal_of(choose, asked, "bfloat16", None, BARE).details["missing"] == ["bitsandbytes"]
 
 
 def test_only_linear_weights_of_layers_are_quantized() -> None:

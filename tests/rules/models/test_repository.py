@@ -5,6 +5,7 @@ import pytest
 from steerserve.errors import Refusal
 from steerserve.rules.models import repository
 from steerserve.rules.models.repository import RepoFile
+from tests.refusals import refusal_of
 
 SMALL = [
     "config.json",
@@ -118,12 +119,13 @@ def test_a_repository_without_weights_is_refused(paths: list[str], said: str) ->
     ],
 )
 def test_a_hostile_listing_is_refused_whole(path: str) -> None:
-    with pytest.raises(Refusal) as refused:
-        repository.check_paths([RepoFile("config.json", 2), RepoFile(path, 1)])
-    assert refused.value.code == "DOWNLOAD_FAILED"
-    assert refused.value.message.isprintable()
-    assert refused.value.message.isascii()
-    assert len(refused.value.message) < 600
+    refusal = refusal_of(
+        lambda: repository.check_paths([RepoFile("config.json", 2), RepoFile(path, 1)])
+    )
+    assert refusal.code == "DOWNLOAD_FAILED"
+    assert refusal.message.isprintable()
+    assert refusal.message.isascii()
+    assert len(refusal.message) < 600
 
 
 @pytest.mark.parametrize(
@@ -137,9 +139,7 @@ def test_a_hostile_listing_is_refused_whole(path: str) -> None:
     ],
 )
 def test_a_listing_that_contradicts_itself_is_refused(files: list[RepoFile]) -> None:
-    with pytest.raises(Refusal) as refused:
-        repository.check_paths(files)
-    assert refused.value.code == "DOWNLOAD_FAILED"
+    assert refusal_of(repository.check_paths, files).code == "DOWNLOAD_FAILED"
 
 
 def test_ordinary_paths_are_taken() -> None:
@@ -197,9 +197,8 @@ def test_names_of_repositories(repo_id: str) -> None:
     ],
 )
 def test_what_is_no_name_of_a_repository(repo_id: str) -> None:
-    with pytest.raises(Refusal) as refused:
-        repository.check_repo_id(repo_id)
-    assert (refused.value.code, refused.value.param) == ("VALIDATION_ERROR", "repo_id")
+    refusal = refusal_of(repository.check_repo_id, repo_id)
+    assert (refusal.code, refusal.param) == ("VALIDATION_ERROR", "repo_id")
 
 
 @pytest.mark.parametrize("revision", ["main", "v1.0", "refs/pr/12", "a" * 40, "x" * 100])
@@ -211,9 +210,8 @@ def test_revisions(revision: str) -> None:
     "revision", ["", "..", "a/../b", "a//b", "/a", "a/", "-x", "a b", "a%2f", "é", "x" * 101, "a\n"]
 )
 def test_what_is_no_revision(revision: str) -> None:
-    with pytest.raises(Refusal) as refused:
-        repository.check_revision(revision)
-    assert (refused.value.code, refused.value.param) == ("VALIDATION_ERROR", "revision")
+    refusal = refusal_of(repository.check_revision, revision)
+    assert (refusal.code, refusal.param) == ("VALIDATION_ERROR", "revision")
 
 
 @pytest.mark.parametrize(

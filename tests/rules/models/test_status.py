@@ -8,6 +8,7 @@ from steerserve.errors import Refusal
 from steerserve.rules.models import status as model_status
 from steerserve.rules.models.status import Event
 from steerserve.rules.residency.lock import Lock, LockedBy
+from tests.refusals import refusal_of
 
 STATUSES = ("downloading", "ready", "loading", "loaded", "error")
 
@@ -110,10 +111,9 @@ LOCK = Lock(1, "m", LockedBy.OPERATOR)
     ],
 )
 def test_a_model_in_use_or_locked_is_not_deleted(status: str, is_locked: bool, code: str) -> None:
-    with pytest.raises(Refusal) as refused:
-        model_status.check_delete(status, LOCK if is_locked else None)
-    assert refused.value.code == code
-    assert refused.value.row.api == 409
+    refusal = refusal_of(model_status.check_delete, status, LOCK if is_locked else None)
+    assert refusal.code == code
+    assert refusal.row.api == 409
 
 
 @pytest.mark.parametrize("status", ["ready", "error"])

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from steerserve.errors import Refusal
 from steerserve.rules.residency.gpus import Card
 from steerserve.rules.residency.placement import GpuChoice, GpuRequest, parse, select
+from tests.refusals import refusal_of
 
 UUID = "11111111-2222-3333-4444-55555555abcd"
 FIRST = Card(0, f"GPU-{UUID}", "one", 1000, 0, 1000, torch_index=0)
@@ -40,9 +41,8 @@ def test_what_the_gpu_field_may_say(gpu: Any, wanted: GpuRequest) -> None:
     "gpu", [True, False, -1, "-1", 1.0, "", "first", "0,1", [0], {}, "٣", "gpu-1"]
 )
 def test_anything_else_is_refused(gpu: Any) -> None:
-    with pytest.raises(Refusal) as refused:
-        parse(gpu)
-    assert (refused.value.code, refused.value.param) == ("VALIDATION_ERROR", "gpu")
+    refusal = refusal_of(parse, gpu)
+    assert (refusal.code, refusal.param) == ("VALIDATION_ERROR", "gpu")
 
 
 @given(st.text() | st.integers() | st.floats() | st.booleans() | st.none())
@@ -63,15 +63,12 @@ def test_a_card_is_found_by_index_and_by_uuid() -> None:
 
 @pytest.mark.parametrize("gpu", [2, 3, "aaaaaaaa-2222-3333-4444-555555555555"])
 def test_an_unknown_or_invisible_card_is_refused_with_those_there_are(gpu: Any) -> None:
-    with pytest.raises(Refusal) as refused:
-        select(parse(gpu), CARDS)
-    assert refused.value.code == "GPU_NOT_FOUND"
-    assert [card["index"] for card in refused.value.details["visible"]] == [0, 1]
+    refusal = refusal_of(lambda: select(parse(gpu), CARDS))
+    assert refusal.code == "GPU_NOT_FOUND"
+    assert [card["index"] for card in refusal.details["visible"]] == [0, 1]
 
 
 def test_a_host_without_cards_takes_only_an_open_choice() -> None:
     assert select(parse(None), []) == []
     assert select(parse("all"), []) == []
-    with pytest.raises(Refusal) as refused:
-        select(parse(0), [])
-    assert refused.value.details["visible"] == []
+    assert refusal_of(lambda: select(parse(0), [])).details["visible"] == []

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from steerserve.errors import Refusal
 from steerserve.rules.saes import attachment
 from steerserve.rules.saes.attachment import Claim, Verdict
+from tests.refusals import refusal_of
 
 FITTING = Claim(d_in=8, layer=2, model_name="org/tiny", site="resid_post")
 
@@ -31,12 +31,11 @@ def test_a_layer_that_the_model_lacks_is_incompatible(layer: int) -> None:
 def test_another_input_width_is_incompatible_and_both_sizes_are_told() -> None:
     claim = Claim(d_in=16, layer=2, model_name=None, site="resid_post")
     verdict = judge(claim)
-    with pytest.raises(Refusal) as refused:
-        attachment.check(verdict, claim, 8)
-    assert refused.value.code == "SAE_INCOMPATIBLE"
-    assert refused.value.details["d_in"] == 16
-    assert refused.value.details["hidden_size"] == 8
-    assert refused.value.details["errors"] == list(verdict.errors)
+    refusal = refusal_of(attachment.check, verdict, claim, 8)
+    assert refusal.code == "SAE_INCOMPATIBLE"
+    assert refusal.details["d_in"] == 16
+    assert refusal.details["hidden_size"] == 8
+    assert refusal.details["errors"] == list(verdict.errors)
 
 
 @pytest.mark.parametrize(
@@ -171,9 +170,7 @@ def test_what_nothing_has_read_is_incompatible(d_in: int | None) -> None:
     claim = Claim(d_in, None, None, "resid_post")
     for verdict in (judge(claim), judge_at(claim)):
         assert len(verdict.errors) == 1
-        with pytest.raises(Refusal) as refused:
-            attachment.check(verdict, claim, 8)
-        assert refused.value.details["d_in"] == d_in
+        assert refusal_of(attachment.check, verdict, claim, 8).details["d_in"] == d_in
 
 
 def test_overrides_that_are_missing_are_named() -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from steerserve.errors import Refusal
 from steerserve.rules.saes import sets as sae_set
 from steerserve.rules.saes.sets import Offender, Reserves, Size
 from steerserve.rules.units import MIB
+from tests.refusals import refusal_of
 
 
 @pytest.mark.parametrize(
@@ -47,13 +47,14 @@ def test_all_of_them_have_to_fit(free: int, fits: bool) -> None:
     if fits:
         sae_set.check_memory(sizes, free, "cuda:0", 4096, Reserves(512, 64))
         return
-    with pytest.raises(Refusal) as refused:
-        sae_set.check_memory(sizes, free, "cuda:0", 4096, Reserves(512, 64))
-    assert refused.value.code == "INSUFFICIENT_MEMORY"
-    assert refused.value.details["projected_mb"] == 317
-    assert refused.value.details["available_mb"] == free
-    assert refused.value.details["kv_reserve_mb"] == 512
-    assert refused.value.details["working_reserve_mb"] == 64
+    refusal = refusal_of(
+        lambda: sae_set.check_memory(sizes, free, "cuda:0", 4096, Reserves(512, 64))
+    )
+    assert refusal.code == "INSUFFICIENT_MEMORY"
+    assert refusal.details["projected_mb"] == 317
+    assert refusal.details["available_mb"] == free
+    assert refusal.details["kv_reserve_mb"] == 512
+    assert refusal.details["working_reserve_mb"] == 64
 
 
 @pytest.mark.parametrize(
@@ -79,11 +80,10 @@ def test_why_an_sae_is_not_here(status: str, reason: str | None) -> None:
 def test_every_offender_is_named(check: object, code: str) -> None:
     check([])  # type: ignore[operator]
     offenders = [Offender("sae_1", 3, "too wide"), Offender("sae_2", 4, "not here")]
-    with pytest.raises(Refusal) as refused:
-        check(offenders)  # type: ignore[operator]
-    assert refused.value.code == code
-    assert refused.value.message == "sae_1 at layer 3: too wide; sae_2 at layer 4: not here"
-    assert refused.value.details["offenders"] == [
+    refusal = refusal_of(check, offenders)
+    assert refusal.code == code
+    assert refusal.message == "sae_1 at layer 3: too wide; sae_2 at layer 4: not here"
+    assert refusal.details["offenders"] == [
         {"layer": 3, "sae_id": "sae_1", "reason": "too wide"},
         {"layer": 4, "sae_id": "sae_2", "reason": "not here"},
     ]

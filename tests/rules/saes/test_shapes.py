@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from steerserve.errors import Refusal
 from steerserve.rules.models.precision import StoredTensor
 from steerserve.rules.saes import shapes as sae_shapes
 from steerserve.rules.saes.shapes import NAMES, Width
+from tests.refusals import refusal_of
 
 WIDTH = Width(4, 8, "float32")
 
@@ -27,9 +27,10 @@ def test_every_pair_of_names_tells_the_width(encoder: str, decoder: str, before:
 
 
 def test_a_model_is_no_sae() -> None:
-    with pytest.raises(Refusal) as refused:
-        sae_shapes.width_of([StoredTensor("model.embed_tokens.weight", "F32", (32, 4), 0)])
-    assert refused.value.code == "SAE_INCOMPATIBLE"
+    refusal = refusal_of(
+        lambda: sae_shapes.width_of([StoredTensor("model.embed_tokens.weight", "F32", (32, 4), 0)])
+    )
+    assert refusal.code == "SAE_INCOMPATIBLE"
 
 
 def test_two_tensors_never_get_one_name() -> None:

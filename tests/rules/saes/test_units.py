@@ -14,6 +14,7 @@ from steerserve.rules.saes import names as sae_names
 from steerserve.rules.saes import shapes as sae_shapes
 from steerserve.rules.saes import units as sae_units
 from steerserve.rules.saes.units import UnitListing
+from tests.refusals import refusal_of
 
 USELESS = ["README.md", ".gitattributes", "LICENSE"]
 
@@ -398,10 +399,9 @@ def test_a_unit_is_named_by_its_path_its_files_or_the_only_folder(path: str, nam
     ],
 )
 def test_another_path_is_refused_naming_units_near_it(path: str, near: str) -> None:
-    with pytest.raises(Refusal) as refused:
-        listing("google/gemma-scope-2b-pt-res", *SCOPE).find(path)
-    assert (refused.value.code, refused.value.param) == ("VALIDATION_ERROR", "file_path")
-    assert refused.value.details["near"][0] == near
+    refusal = refusal_of(lambda: listing("google/gemma-scope-2b-pt-res", *SCOPE).find(path))
+    assert (refusal.code, refusal.param) == ("VALIDATION_ERROR", "file_path")
+    assert refusal.details["near"][0] == near
 
 
 def test_a_file_that_units_share_names_none_of_them() -> None:

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from steerserve.errors import Refusal
 from steerserve.rules.sensing import cluster_sensing as sensing
 from steerserve.rules.sensing.cluster_sensing import SensedMember, Span, SpanTracker, Thresholds
 from steerserve.rules.steering.members import AuthoredMember, SensingOverrides, sensing_overrides
+from tests.refusals import refusal_of
 
 DEFAULT = Thresholds(0.1, 0.0)
 
@@ -88,9 +88,12 @@ def test_the_mode_says_whether_any_member_has_a_maximum(
 
 @pytest.mark.parametrize("peaks", [[], [None], [None, None]])
 def test_a_cluster_without_any_threshold_is_refused(peaks: list[float | None]) -> None:
-    with pytest.raises(Refusal) as refused:
-        sensing.plan([member(i, p) for i, p in enumerate(peaks)], SensingOverrides(), DEFAULT)
-    assert refused.value.code == "VALIDATION_ERROR"
+    refusal = refusal_of(
+        lambda: sensing.plan(
+            [member(i, p) for i, p in enumerate(peaks)], SensingOverrides(), DEFAULT
+        )
+    )
+    assert refusal.code == "VALIDATION_ERROR"
 
 
 @pytest.mark.parametrize(
@@ -113,13 +116,12 @@ def test_the_operators_quorum_counts_before_the_documents_and_none_is_out_of_rea
 
 def test_a_quorum_above_the_sensable_members_is_refused_with_the_numbers() -> None:
     sensing.check_quorum(3, 4, 3)
-    with pytest.raises(Refusal) as refused:
-        sensing.check_quorum(4, 4, 3)
-    assert refused.value.details == {
+    refusal = refusal_of(sensing.check_quorum, 4, 4, 3)
+    assert refusal.details == {
         "min_k": 4,
         "member_count": 4,
         "sensable_count": 3,
-        "errors": [{"loc": ["body", "min_k"], "msg": refused.value.message}],
+        "errors": [{"loc": ["body", "min_k"], "msg": refusal.message}],
     }
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from steerserve.errors import Refusal
 from steerserve.rules.sensing import labels
+from tests.refusals import refusal_of
 
 WIDTH = 16
 NEURONPEDIA = [
@@ -89,10 +90,9 @@ def test_what_is_no_label_is_refused_where_it_stands(document: Any, named: str) 
 
 @pytest.mark.parametrize("index", [WIDTH, -1, 10**17])
 def test_an_index_outside_the_sae_is_refused_by_name(index: int) -> None:
-    with pytest.raises(Refusal) as refused:
-        labels.parse({"3": "fine", str(index): "not"}, WIDTH)
-    assert refused.value.code == "INVALID_FEATURE_INDEX"
-    assert refused.value.details == {"feature_idx": index, "d_sae": WIDTH}
+    refusal = refusal_of(lambda: labels.parse({"3": "fine", str(index): "not"}, WIDTH))
+    assert refusal.code == "INVALID_FEATURE_INDEX"
+    assert refusal.details == {"feature_idx": index, "d_sae": WIDTH}
 
 
 def test_a_label_of_the_longest_length_is_kept() -> None:

@@ -7,9 +7,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from steerserve.errors import Refusal
 from steerserve.rules.sensing import monitoring
 from steerserve.rules.sensing.monitoring import Activation, Record, Ring
+from tests.refusals import refusal_of
 
 FIRST = datetime(2026, 1, 1, tzinfo=UTC)
 RECORD = Record(FIRST, "cmpl-0", "sae_a", 1, 0, 9, 17, ((3, 2.0),), ((3, 2.0),), 1)
@@ -85,10 +85,9 @@ def test_features_are_named_once_and_in_order(features: list[int], chosen: tuple
 
 @pytest.mark.parametrize(("features", "bad"), [([16], 16), ([3, -1], -1), ([2**70, -1], 2**70)])
 def test_a_feature_outside_the_sae_is_refused_by_name(features: list[int], bad: int) -> None:
-    with pytest.raises(Refusal) as refused:
-        monitoring.chosen(features, 16)
-    assert refused.value.code == "INVALID_FEATURE_INDEX"
-    assert refused.value.details == {"feature_idx": bad, "d_sae": 16}
+    refusal = refusal_of(monitoring.chosen, features, 16)
+    assert refusal.code == "INVALID_FEATURE_INDEX"
+    assert refusal.details == {"feature_idx": bad, "d_sae": 16}
 
 
 @pytest.mark.parametrize(
@@ -103,10 +102,9 @@ def test_a_query_names_features(text: str | None, features: tuple[int, ...] | No
     "text", ["", ",", "1,", "1,,2", "a", "1.0", "1e3", "0x1", "01", "+1", "1;2", "\u0663", "9" * 19]
 )
 def test_a_query_that_names_none_is_a_validation_error(text: str) -> None:
-    with pytest.raises(Refusal) as refused:
-        monitoring.parse_features(text)
-    assert refused.value.code == "VALIDATION_ERROR"
-    assert refused.value.details["errors"][0]["loc"] == ["query", "features"]
+    refusal = refusal_of(monitoring.parse_features, text)
+    assert refusal.code == "VALIDATION_ERROR"
+    assert refusal.details["errors"][0]["loc"] == ["query", "features"]
 
 
 @pytest.mark.parametrize("key", ["sae_a@0", "sae_a@31", "sae_a@b@7"])

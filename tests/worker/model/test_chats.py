@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from steerserve.errors import Refusal
 from steerserve.messages import ChatTemplate
 from steerserve.worker.model import chats
+from tests.refusals import refusal_of
 from tests.worker import models
 from tests.worker.running import with_bos
 
@@ -60,6 +60,4 @@ def test_the_default_template_is_read_from_every_place(
 
 def test_a_template_beyond_any_length_is_refused(tmp_path: Path) -> None:
     found = tokenizer(tmp_path, {"chat_template.jinja": " " * (chats.TEMPLATE_CHARACTERS + 1)})
-    with pytest.raises(Refusal) as refused:
-        chats.template_of(found)
-    assert refused.value.code == "MODEL_LOAD_FAILED"
+    assert refusal_of(chats.template_of, found).code == "MODEL_LOAD_FAILED"

@@ -15,12 +15,12 @@ from structlog.testing import capture_logs
 from torch import Tensor
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
-from steerserve.errors import Refusal
 from steerserve.messages import Overlay, Suppressed
 from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.model.layers import decoder_layers
 from steerserve.worker.model.placement import spread
 from steerserve.worker.model.precision import machine
+from tests.refusals import refusal_of
 from tests.worker import models
 from tests.worker.running import (
     Bench,
@@ -66,9 +66,8 @@ def opened(wide: Path) -> Iterator[Opened]:
 
 
 def code_of(load: Callable[[], object]) -> str:
-    with pytest.raises(Refusal) as refused:
-        load()
-    return refused.value.code
+    refusal = refusal_of(load)
+    return refusal.code
 
 
 def bytes_of(model: Checkpoint) -> int:

@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from steerserve.errors import Refusal
 from steerserve.worker.model import unembedding
 from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.model.layers import decoder_layers
 from steerserve.worker.model.unembedding import Unembedding
+from tests.refusals import refusal_of
 from tests.worker import models
 from tests.worker.conftest import Loaded
 from tests.worker.running import STORY, open_checkpoint
@@ -124,6 +124,4 @@ def test_gain_of_half_precision_norm_is_not_rounded(tmp_path: Path) -> None:
 
 def test_head_that_reads_another_width_is_refused(tmp_path: Path) -> None:
     model = open_checkpoint(models.save("opt", tmp_path / "narrow", word_embed_proj_dim=16))
-    with pytest.raises(Refusal) as refused:
-        Unembedding(model)
-    assert refused.value.code == "SAE_INCOMPATIBLE"
+    assert refusal_of(Unembedding, model).code == "SAE_INCOMPATIBLE"

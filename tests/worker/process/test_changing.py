@@ -8,10 +8,10 @@ import pytest
 from msgspec import structs
 
 from steerserve import messages as m
-from steerserve.errors import Refusal
 from steerserve.rules.residency.heartbeat import Activity
 from steerserve.worker.process.commands import Commands
 from steerserve.worker.process.loading import LoadedModel
+from tests.refusals import refusal_of
 from tests.worker.conftest import Folder
 from tests.worker.saes import arrays, config_v6, source, write
 
@@ -102,9 +102,7 @@ def test_a_refusal_leaves_the_engine_as_it_was(commands: Commands, full: m.State
             "INVALID_FEATURE_INDEX",
         ),
     ):
-        with pytest.raises(Refusal) as refused:
-            apply(commands, state)
-        assert refused.value.code == code
+        assert refusal_of(apply, commands, state).code == code
         assert held(commands) == before
         assert commands.state == begun
     assert list(apply(commands, full)) == list(KEYS)

@@ -7,10 +7,10 @@ from typing import get_args
 import pytest
 
 from steerserve import messages as m
-from steerserve.errors import Refusal
 from steerserve.rules.inference.stepping import CudaGraphs, Decoding
 from steerserve.worker.process.commands import METHODS, Commands
 from steerserve.worker.process.loading import LoadedModel
+from tests.refusals import refusal_of
 from tests.worker.conftest import Folder
 
 
@@ -31,9 +31,8 @@ def test_every_command_has_a_method_and_every_method_a_command() -> None:
     ids=lambda command: type(command).__name__,
 )
 def test_a_command_that_needs_a_model_is_refused_without_one(command: m.Command) -> None:
-    with pytest.raises(Refusal) as refused:
-        Commands(lambda _: None, lambda: None).obey(command)
-    assert refused.value.code == "MODEL_NOT_LOADED"
+    refusal = refusal_of(lambda: Commands(lambda _: None, lambda: None).obey(command))
+    assert refusal.code == "MODEL_NOT_LOADED"
 
 
 @pytest.mark.parametrize(("asked", "decoding"), [("off", "called"), ("on", "static")])

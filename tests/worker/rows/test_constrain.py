@@ -17,6 +17,7 @@ from steerserve.rules.inference.schema_subset import check, compact
 from steerserve.worker.rows import constrain
 from steerserve.worker.rows.constrain import Grammars, RowConstraint, mask
 from tests.engines.documents import grammars, write
+from tests.refusals import refusal_of
 from tests.worker import models
 
 EOS = 1
@@ -190,9 +191,7 @@ def test_an_end_token_or_another_that_is_not_allowed_ends_the_row_with_a_refusal
 ) -> None:
     for token in (EOS, *ids("x"), 325):
         row = constraint(tiny, INTEGER)
-        with pytest.raises(Refusal) as caught:
-            row.advance(token)
-        assert caught.value.code == "CONSTRAINED_OUTPUT_INVALID"
+        assert refusal_of(row.advance, token).code == "CONSTRAINED_OUTPUT_INVALID"
 
 
 def test_rows_of_one_pass_do_not_touch_each_other(tiny: Grammars) -> None:
@@ -255,9 +254,7 @@ def test_schemas_are_compiled_on_another_thread(monkeypatch: pytest.MonkeyPatch)
 def test_a_schema_that_cannot_be_compiled_is_refused_and_not_kept() -> None:
     source = grammars()
     future = source.compile('{"type": "string", "pattern": "(?=a)"}')
-    with pytest.raises(Refusal) as caught:
-        future.result()
-    assert caught.value.code == "RESPONSE_FORMAT_UNSUPPORTED"
+    assert refusal_of(future.result).code == "RESPONSE_FORMAT_UNSUPPORTED"
     assert not source._compiled
 
 

@@ -10,12 +10,12 @@ import torch
 from structlog.testing import capture_logs
 from torch import Tensor
 
-from steerserve.errors import Refusal
 from steerserve.messages import Echo, Overlay, PromptToken, Scored
 from steerserve.worker.batch import echo as echo_module
 from steerserve.worker.batch import group as group_module
 from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.rows import rows as rows_module
+from tests.refusals import refusal_of
 from tests.worker.models import CONTEXT, VOCABULARY
 from tests.worker.running import Bench, generated, random_sae, words
 
@@ -140,9 +140,7 @@ def test_a_prompt_may_fill_the_context_where_no_token_follows(llama: Checkpoint)
     bench.score(1, "", ids=full, echo=Echo(0, 65_536))
     bench.run()
     assert len(bench.scores[1, 0].prompt) == CONTEXT
-    with pytest.raises(Refusal) as refused:
-        bench.score(2, "", ids=full, echo=ECHO)
-    assert refused.value.code == "CONTEXT_LENGTH_EXCEEDED"
+    assert refusal_of(bench.score, 2, "", ids=full, echo=ECHO).code == "CONTEXT_LENGTH_EXCEEDED"
 
 
 @pytest.mark.parametrize(("top", "most"), [(0, 40), (5, 240)])
@@ -150,10 +148,9 @@ def test_an_answer_with_too_many_scores_is_refused(llama: Checkpoint, top: int, 
     ids = list(range(5, 45))
     bench = Bench(llama)
     bench.score(1, "", ids=ids, top=top, echo=Echo(1, most))
-    with pytest.raises(Refusal) as refused:
-        bench.score(2, "", ids=ids, top=top, echo=Echo(1, most - 1))
-    assert (refused.value.code, refused.value.param) == ("INVALID_PARAMETER", "echo")
-    assert refused.value.details == {"entries": most, "max_entries": most - 1}
+    refusal = refusal_of(lambda: bench.score(2, "", ids=ids, top=top, echo=Echo(1, most - 1)))
+    assert (refusal.code, refusal.param) == ("INVALID_PARAMETER", "echo")
+    assert refusal.details == {"entries": most, "max_entries": most - 1}
 
 
 def test_a_token_that_the_model_reads_and_never_writes_is_refused(
@@ -162,9 +159,8 @@ def test_a_token_that_the_model_reads_and_never_writes_is_refused(
     monkeypatch.setattr(llama, "vocabulary", 40)
     bench = Bench(llama)
     bench.score(1, "", ids=[5, 39], top=1, echo=ECHO)
-    with pytest.raises(Refusal) as refused:
-        bench.score(2, "", ids=[5, 40], top=1, echo=ECHO)
-    assert refused.value.code == "INVALID_SCORING_REQUEST"
+    refusal = refusal_of(bench.score, 2, "", ids=[5, 40], top=1, echo=ECHO)
+    assert refusal.code == "INVALID_SCORING_REQUEST"
     bench.batch.cancel(1)
 
 

@@ -20,6 +20,7 @@ from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.rows import lens as lens_module
 from steerserve.worker.sae.canonical import Sae
 from steerserve.worker.sae.sites import find
+from tests.refusals import refusal_of
 from tests.worker.conftest import Loaded
 from tests.worker.models import VOCABULARY
 from tests.worker.rows.reference_streams import LAYERS_AND_NORM, Reference, reference, save
@@ -381,9 +382,8 @@ def test_what_cannot_be_attributed_is_refused_by_name(
     bench = Bench(pair("llama")[0])
     with bench.attached(KEY, random_sae(bench.model.hidden_size)):
         asked: dict[str, object] = {"target": 7, "key": KEY, **fields}
-        with pytest.raises(Refusal) as refused:
-            bench.attribute(1, words(20), **asked)  # type: ignore[arg-type]
-    assert (refused.value.code, refused.value.param) == (code, param)
+        refusal = refusal_of(lambda: bench.attribute(1, words(20), **asked))
+    assert (refusal.code, refusal.param) == (code, param)
 
 
 @pytest.mark.parametrize(

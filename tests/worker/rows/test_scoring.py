@@ -20,6 +20,7 @@ from steerserve.messages import Scored, Tokens
 from steerserve.rules.steering.live import Live
 from steerserve.worker.batch import group as group_module
 from steerserve.worker.model.checkpoint import Checkpoint
+from tests.refusals import refusal_of
 from tests.worker.models import CONTEXT, VOCABULARY
 from tests.worker.running import (
     FIELDS,
@@ -155,9 +156,7 @@ def test_a_prompt_may_leave_room_for_just_the_scored_token(llama: Checkpoint) ->
     bench.run()
     expected = dict(enumerate(next_logits(llama, ids[:-1]).log_softmax(-1).tolist()))
     check(bench.scores[1, 0], expected, 5)
-    with pytest.raises(Refusal) as refused:
-        bench.score(2, "", ids=ids)
-    assert refused.value.code == "CONTEXT_LENGTH_EXCEEDED"
+    assert refusal_of(bench.score, 2, "", ids=ids).code == "CONTEXT_LENGTH_EXCEEDED"
 
 
 def test_a_cancelled_scoring_request_leaves_no_trace(

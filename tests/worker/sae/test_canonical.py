@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from steerserve.errors import Refusal
 from steerserve.worker.sae import canonical
 from steerserve.worker.sae.canonical import GateWeights, Sae, fits, kept
+from tests.refusals import refusal_of
 
 D_IN, D_SAE = 24, 3000  # more features than one chunk holds
 META = torch.device("meta")
@@ -188,9 +188,7 @@ def test_a_cast_that_would_make_infinities_is_refused(value: float) -> None:
     sae.W_dec[17, 3] = value
     assert not fits(sae.W_dec, torch.float16)
     assert fits(sae.W_dec, torch.bfloat16)
-    with pytest.raises(Refusal) as refused:
-        cast(sae, torch.float16)
-    assert refused.value.code == "SAE_LOAD_FAILED"
+    assert refusal_of(cast, sae, torch.float16).code == "SAE_LOAD_FAILED"
     assert cast(sae, torch.bfloat16).W_dec[17, 3].isfinite()
 
 

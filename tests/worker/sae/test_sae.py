@@ -13,6 +13,7 @@ from steerserve.errors import Refusal
 from steerserve.messages import Claims
 from steerserve.worker.sae import formats
 from steerserve.worker.sae.canonical import Sae
+from tests.refusals import refusal_of
 from tests.worker.running import attempt, random_sae
 from tests.worker.saes import (
     D_IN,
@@ -49,10 +50,9 @@ def inspected_and_loaded(folder: Path) -> tuple[Claims, Sae]:
 
 
 def load_code(folder: Path) -> str:
-    with pytest.raises(Refusal) as refused:
-        inspected_and_loaded(folder)
-    assert str(folder) not in refused.value.message
-    return refused.value.code
+    refusal = refusal_of(inspected_and_loaded, folder)
+    assert str(folder) not in refusal.message
+    return refusal.code
 
 
 # ---------------------------------------------------------------- maths
@@ -243,10 +243,9 @@ def test_truncated_weights_are_refused(tmp_path: Path, kept: int) -> None:
 def test_a_folder_without_weights_is_refused_and_names_what_is_there(tmp_path: Path) -> None:
     folder = write(tmp_path, config_v6("standard"), arrays("standard"))
     (folder / "sae_weights.safetensors").unlink()
-    with pytest.raises(Refusal) as refused:
-        formats.inspect(source(folder))
-    assert refused.value.code == "SAE_LOAD_FAILED"
-    assert refused.value.details["files"] == ["cfg.json"]
+    refusal = refusal_of(lambda: formats.inspect(source(folder)))
+    assert refusal.code == "SAE_LOAD_FAILED"
+    assert refusal.details["files"] == ["cfg.json"]
 
 
 def test_weights_without_their_configuration_must_be_told_of(tmp_path: Path) -> None:

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from steerserve.errors import Refusal
 from steerserve.messages import Claims, Overrides
 from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.sae import selfcheck, sites
 from steerserve.worker.sae.canonical import Sae
+from tests.refusals import refusal_of
 from tests.worker import models
 from tests.worker.running import open_checkpoint, site_of, with_bos
 
@@ -225,7 +225,6 @@ def test_figures_that_are_no_numbers_are_told_in_a_warning_only(gpt2: Checkpoint
 
 def test_a_place_that_gives_no_rows_of_the_sites_width_is_refused(gpt2: Checkpoint) -> None:
     site = replace(site_of(gpt2, 1, "resid_pre"), width=5)
-    with pytest.raises(Refusal) as refused:
-        selfcheck.examine(gpt2, exact(HIDDEN), site, claims())
-    assert refused.value.code == "SAE_INCOMPATIBLE"
+    refusal = refusal_of(lambda: selfcheck.examine(gpt2, exact(HIDDEN), site, claims()))
+    assert refusal.code == "SAE_INCOMPATIBLE"
     assert not site.module._forward_pre_hooks

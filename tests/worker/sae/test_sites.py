@@ -17,6 +17,7 @@ from steerserve.rules.saes.sites import SITES
 from steerserve.worker.model.layers import decoder_layers
 from steerserve.worker.sae import sites
 from steerserve.worker.sae.families import FAMILIES
+from tests.refusals import refusal_of
 from tests.worker.models import CONTEXT, VARIANTS, VOCABULARY
 
 LAYERS, HIDDEN, ROWS, T = 3, 32, 2, 7
@@ -185,11 +186,10 @@ def test_each_architecture_offers_what_it_has_and_refuses_the_rest(name: str) ->
     widths = sites.widths(model_of(name), LAYERS)
     assert set(widths) == set(SITES) - lacking
     for site in lacking:
-        with pytest.raises(Refusal) as refused:
-            find(name, site, 0)
-        assert refused.value.code == "SAE_INCOMPATIBLE"
-        assert refused.value.details["architecture"] in refused.value.message
-        assert site in refused.value.message
+        refusal = refusal_of(find, name, site, 0)
+        assert refusal.code == "SAE_INCOMPATIBLE"
+        assert refusal.details["architecture"] in refusal.message
+        assert site in refusal.message
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -480,16 +480,14 @@ def test_a_removed_hook_leaves_nothing_behind(name: str) -> None:
 @pytest.mark.parametrize("layer", [-1, LAYERS, 1000])
 @pytest.mark.parametrize("site", ["resid_post", "embed"])
 def test_a_layer_that_the_model_lacks_is_refused(site: str, layer: int) -> None:
-    with pytest.raises(Refusal) as refused:
-        find("llama", site, layer)
-    assert refused.value.code == "SAE_INCOMPATIBLE"
-    assert str(layer) in refused.value.message
+    refusal = refusal_of(find, "llama", site, layer)
+    assert refusal.code == "SAE_INCOMPATIBLE"
+    assert str(layer) in refusal.message
 
 
 def test_the_embedding_is_at_layer_0_only() -> None:
-    with pytest.raises(Refusal) as refused:
-        find("llama", "embed", 1)
-    assert "layer 0" in refused.value.message
+    refusal = refusal_of(find, "llama", "embed", 1)
+    assert "layer 0" in refusal.message
 
 
 def test_a_layer_of_another_kind_of_attention_has_no_heads_to_read() -> None:
@@ -519,9 +517,7 @@ def test_an_unknown_architecture_offers_the_stream_around_its_layers_only() -> N
 
 
 def test_a_name_that_is_no_site_is_refused() -> None:
-    with pytest.raises(Refusal) as refused:
-        find("llama", "nowhere")
-    assert refused.value.code == "SAE_INCOMPATIBLE"
+    assert refusal_of(find, "llama", "nowhere").code == "SAE_INCOMPATIBLE"
 
 
 def test_two_lists_of_as_many_layers_are_not_guessed_between() -> None:
