@@ -547,7 +547,7 @@ async def test_an_engine_with_an_encoder_embeds_and_refuses_all_else_by_code(
             assert close(vector, encoder_mean(model, text))
     assert codes == [*["MODEL_NOT_LOADED"] * 3, "CONTEXT_LENGTH_EXCEEDED"]
     await engine.change(m.setting(steering=m.Steering(1, True, {KEY: {0: 1.0}})))
-    assert engine.applied == {}
+    assert engine.passes.applied == {}
 
 
 async def test_an_encoder_at_a_quantization_that_cannot_be_applied_is_refused(
