@@ -611,7 +611,26 @@ class World(Owners):
             **claimed,
         )
 
+    async def attached(self) -> SaeRow:
+        """Load a model and attach an SAE at layer 1."""
+        await self.loaded()
+        sae = await self.sae()
+        await self.attachments.attach(sae, 1)
+        return sae
+
     # ------------------------------------------------------------- doing
+
+    async def held(self, step: str, work: Awaitable[Answer]) -> tuple[asyncio.Future[Answer], Gate]:
+        """Begin `work`, and wait until it comes to this step of the engine, which a gate holds."""
+        gate = self.launcher.hold(step)
+        begun = self.begin(work)
+        await soon(gate.reached.wait())
+        return begun, gate
+
+    async def crash(self) -> None:
+        """The engine ends by itself, and the slot is vacated."""
+        self.launcher.engine.die()
+        await until(lambda: self.conductor.resident is None)
 
     def begin(self, work: Awaitable[Answer]) -> asyncio.Future[Answer]:
         """Run `work` in the background. If it still runs at the end of the test, it is cancelled."""

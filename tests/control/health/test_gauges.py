@@ -56,8 +56,7 @@ async def test_nothing_has_happened_and_what_is_not_measured_is_null(world: Worl
 
 @pytest.mark.shows("health.6")
 async def test_what_serves_and_steers_is_told(world: World) -> None:
-    await world.loaded()
-    await world.attachments.attach(await world.sae(), 1)
+    await world.attached()
     await world.steering.set_values({3: 5.0, 4: 1.0})
     asked, stream = await world.in_flight()
     stream.complete()
@@ -76,8 +75,7 @@ async def test_what_serves_and_steers_is_told(world: World) -> None:
 
 
 async def test_the_text_parses_and_carries_the_state(world: World) -> None:
-    await world.loaded()
-    await world.attachments.attach(await world.sae(), 1)
+    await world.attached()
     await world.steering.set_values({3: 5.0})
     world.driver.cards = [card("GPU-a", 0)]
     asked, stream = await world.in_flight()

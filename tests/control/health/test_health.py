@@ -125,8 +125,7 @@ async def test_both_routes_are_serial_while_what_is_observed_takes_every_request
     make: Make,
 ) -> None:
     async with make(enable_continuous_batching=True, cbm_force_serial_monitoring=True) as world:
-        await world.loaded()
-        await world.attachments.attach(await world.sae(), 1)
+        await world.attached()
 
         async def told() -> tuple[str, str]:
             block = plain(await world.vitals.detailed())["inference"]
@@ -146,8 +145,7 @@ async def test_without_a_model_the_service_is_degraded_and_ready(world: World) -
 
 @pytest.mark.shows("queue-block.16")
 async def test_with_a_model_the_service_is_healthy(world: World) -> None:
-    await world.loaded()
-    await world.attachments.attach(await world.sae(), 1)
+    await world.attached()
     state = plain(await world.vitals.readiness())
     assert (state["ready"], state["status"]) == (True, "healthy")
     detailed = plain(await world.vitals.detailed())

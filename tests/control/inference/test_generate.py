@@ -116,9 +116,7 @@ async def test_a_client_that_goes_away_while_its_model_loads_frees_its_place(
     world: World,
 ) -> None:
     await world.model()
-    gate = world.launcher.hold("load")
-    asked = world.begin(world.ask())
-    await soon(gate.reached.wait())
+    asked, gate = await world.held("load", world.ask())
     assert world.queue.counts().pending == 1
     await cancelled(asked)
     assert is_idle(world)

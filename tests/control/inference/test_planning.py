@@ -27,8 +27,7 @@ def intent(intensity: float | str | None, own: RequestSteering | None = None) ->
 
 
 async def ready(world: World) -> None:
-    await world.loaded()
-    await world.attachments.attach(await world.sae(), 1)
+    await world.attached()
     await world.steering.set_values({1: 10.0})
 
 

@@ -304,9 +304,7 @@ async def test_a_swap_whose_load_fails_leaves_the_slot_empty(world: World) -> No
 
 async def test_a_requester_that_goes_away_does_not_stop_the_load_it_began(world: World) -> None:
     row = await world.model()
-    gate = world.launcher.hold("load")
-    asked = world.begin(world.ask())
-    await soon(gate.reached.wait())
+    asked, gate = await world.held("load", world.ask())
     asked.cancel()
     await asyncio.gather(asked, return_exceptions=True)
     gate.open.set()
@@ -457,8 +455,7 @@ async def test_a_load_after_a_crash_is_ended_without_losing_what_the_crash_took(
 ) -> None:
     row = await world.loaded()
     await world.attachments.attach(await world.sae(), 1)
-    world.launcher.engine.die()
-    await until(lambda: world.conductor.resident is None)
+    await world.crash()
     gate = world.launcher.hold("attach")
     resident = await world.conductor.load(row)
     await soon(gate.reached.wait())
@@ -471,9 +468,7 @@ async def test_a_load_after_a_crash_is_ended_without_losing_what_the_crash_took(
 
 async def test_close_while_a_load_is_being_ended_leaves_no_engine(world: World) -> None:
     row = await world.model()
-    gate = world.launcher.hold("load")
-    asked = world.begin(world.ask())
-    await soon(gate.reached.wait())
+    asked, _ = await world.held("load", world.ask())
     ending = world.begin(world.conductor.end_load(row.id))
     await until(lambda: world.phase is Phase.UNLOADING)
     await soon(world.conductor.close())
@@ -495,13 +490,10 @@ async def test_a_model_whose_engine_dies_is_ready_again_with_the_reason(world: W
 async def test_an_engine_that_dies_takes_its_attachments_steering_and_lock_along(
     world: World,
 ) -> None:
-    await world.loaded()
-    sae = await world.sae()
-    await world.attachments.attach(sae, 1)
+    sae = await world.attached()
     await world.steering.set_values({1: 5.0})
     resident = world.resident
-    world.launcher.engine.die()
-    await until(lambda: world.conductor.resident is None)
+    await world.crash()
     assert world.conductor.attachments() == []
     assert await world.sae_status(sae) == "cached"
     assert not resident.is_locked

@@ -11,7 +11,7 @@ from steerserve.control.residency.engine_state import EngineState, Losses, Retur
 from steerserve.control.residency.resident import Resident, Switch
 from steerserve.errors import Refusal
 from tests.control.conftest import refused
-from tests.control.residency.test_restoring import answered, crash, keys, steered
+from tests.control.residency.test_restoring import answered, keys, steered
 from tests.doubles import World, soon
 
 
@@ -52,7 +52,7 @@ async def test_an_owner_that_registers_has_its_state_back_before_the_model_serve
 ) -> None:
     sensing = Sensing(world)
     await steered(world)
-    await crash(world)
+    await world.crash()
     assert sensing.armed == ""
     await answered(world)
     assert sensing.armed == "armed"
@@ -68,7 +68,7 @@ async def test_an_owner_that_registers_has_its_state_back_before_the_model_serve
 async def test_what_one_owner_cannot_put_back_no_owner_puts_back(world: World) -> None:
     sensing = Sensing(world)
     await steered(world)
-    await crash(world)
+    await world.crash()
     sensing.refusal = Refusal("INSUFFICIENT_MEMORY", "no room")
     assert (await refused(world.ask())).code == "INSUFFICIENT_MEMORY"
     assert (sensing.armed, keys(world), world.steering.live.values) == ("", [], {})
@@ -81,7 +81,7 @@ async def test_what_one_owner_cannot_put_back_no_owner_puts_back(world: World) -
 async def test_an_edit_of_a_loss_is_what_comes_back(world: World) -> None:
     sensing = Sensing(world)
     await steered(world)
-    await crash(world)
+    await world.crash()
     assert sensing.losses.edit(lambda loss: loss) is False
     assert sensing.losses.edit(lambda loss: f"{loss} less") is True
     await answered(world)
@@ -93,7 +93,7 @@ async def test_what_an_operator_forgets_no_owner_puts_back(world: World, how: st
     sensing = Sensing(world)
     await steered(world)
     other = await world.model("b")
-    await crash(world)
+    await world.crash()
     if how == "another model is loaded":
         await soon((await world.conductor.load(other)).ready)
     else:
@@ -106,6 +106,6 @@ async def test_of_what_was_not_lost_nothing_comes_back(world: World) -> None:
     sensing = Sensing(world)
     sensing.armed = ""
     await steered(world)
-    await crash(world)
+    await world.crash()
     await answered(world)
     assert sensing.log[-1] == "without ['sae_a@1']"

@@ -323,8 +323,7 @@ async def test_small_corrections_of_the_clock_move_no_lease(make: Make, said: Sa
 @pytest.mark.shows("states.20")
 async def test_a_lease_of_a_model_whose_engine_dies_ends(world: World) -> None:
     row, _ = await leased(world)
-    world.launcher.engine.die()
-    await until(lambda: world.conductor.resident is None)
+    await world.crash()
     assert end_reason(world, row) == "model_unloaded"
     await served(world, "a")
     assert world.conductor.leases.status() is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from steerserve.rules.residency.swap import Phase
 from tests.control.conftest import refused
-from tests.control.residency.test_restoring import crash, steered
+from tests.control.residency.test_restoring import steered
 from tests.doubles import World, soon, until
 from tests.refusals import refusal_of
 
@@ -44,7 +44,7 @@ async def test_a_refused_swap_names_the_sae_that_locks_the_model(world: World) -
 async def test_the_lock_of_a_crashed_model_is_told_as_what_it_is(world: World) -> None:
     await steered(world, TWO)
     other = await world.model("b")
-    await crash(world)
+    await world.crash()
     await world.attachments.detach("sae_a")
     refusal = refusal_of(world.conductor.lock, other.id)
     details = refusal.details

@@ -27,11 +27,6 @@ async def steered(world: World, members: Sequence[tuple[str, int]] = (("sae_a", 
     await world.steering.set_values({1: 5.0})
 
 
-async def crash(world: World) -> None:
-    world.launcher.engine.die()
-    await until(lambda: world.conductor.resident is None)
-
-
 async def answered(world: World, model: str = "a") -> None:
     """A request that is served."""
     asked = world.begin(world.ask(model))
@@ -47,7 +42,7 @@ async def test_the_request_that_loads_again_is_served_steered(world: World) -> N
     await steered(world)
     values, epoch = world.steering.live.values, world.steering.live.epoch
     asked = world.launcher.engine.state.saes
-    await crash(world)
+    await world.crash()
     assert keys(world) == []
     assert [a.place for a in world.conductor.reattaching.pending()] == [(1, "sae_a@1")]
     begin = len(world.launcher.log)
@@ -74,7 +69,7 @@ async def test_the_request_that_loads_again_is_served_steered(world: World) -> N
 async def test_records_and_events_tell_what_is_attached_meanwhile(world: World) -> None:
     await steered(world)
     sae = await world.catalog.sae("sae_a")
-    await crash(world)
+    await world.crash()
     assert await world.sae_status(sae) == "cached"
     assert world.published(SaeDetached) == [SaeDetached("sae_a")]
     await answered(world)
@@ -84,7 +79,7 @@ async def test_records_and_events_tell_what_is_attached_meanwhile(world: World) 
 
 async def test_a_load_over_the_management_puts_back_too(world: World) -> None:
     await steered(world, [("sae_a", 1), ("sae_b", 2)])
-    await crash(world)
+    await world.crash()
     await soon((await world.conductor.load(await world.catalog.model(1))).ready)
     assert keys(world) == ["sae_a@1", "sae_b@2"]
     assert world.steering.state() == (True, {1: 5.0})
@@ -93,7 +88,7 @@ async def test_a_load_over_the_management_puts_back_too(world: World) -> None:
 async def test_what_was_disabled_stays_disabled(world: World) -> None:
     await steered(world)
     await world.steering.disable()
-    await crash(world)
+    await world.crash()
     await answered(world)
     assert world.steering.state() == (False, {1: 5.0})
     assert world.launcher.engine.state.steering.enabled is False
@@ -102,7 +97,7 @@ async def test_what_was_disabled_stays_disabled(world: World) -> None:
 async def test_an_unlocked_model_comes_back_unlocked(world: World) -> None:
     await steered(world)
     world.conductor.unlock(1)
-    await crash(world)
+    await world.crash()
     await answered(world)
     assert not world.resident.is_locked
 
@@ -110,7 +105,7 @@ async def test_an_unlocked_model_comes_back_unlocked(world: World) -> None:
 async def test_a_second_crash_is_no_different(world: World) -> None:
     await steered(world)
     for _ in range(2):
-        await crash(world)
+        await world.crash()
         await answered(world)
     assert world.steering.state() == (True, {1: 5.0})
 
@@ -126,7 +121,7 @@ async def test_an_unload_forgets(world: World) -> None:
 async def test_another_model_over_the_management_forgets(world: World) -> None:
     await steered(world)
     other = await world.model("b")
-    await crash(world)
+    await world.crash()
     await soon((await world.conductor.load(other)).ready)
     await answered(world, "a")
     assert keys(world) == []
@@ -135,7 +130,7 @@ async def test_another_model_over_the_management_forgets(world: World) -> None:
 async def test_a_request_for_another_model_does_not_make_the_first_forget(world: World) -> None:
     await steered(world)
     await world.model("b")
-    await crash(world)
+    await world.crash()
     world.conductor.unlock(1)
     await answered(world, "b")
     assert keys(world) == []
@@ -148,7 +143,7 @@ async def test_what_cannot_be_attached_again_refuses_every_request_and_names_the
 ) -> None:
     await steered(world)
     row = await world.catalog.model(1)
-    await crash(world)
+    await world.crash()
     world.launcher.fail("attach", DAMAGED)
     refusal = await refused(world.ask())
     assert refusal.code == "MODEL_LOAD_FAILED"
@@ -166,7 +161,7 @@ async def test_what_cannot_be_attached_again_refuses_every_request_and_names_the
 
 async def test_a_load_after_that_tries_again(world: World) -> None:
     await steered(world)
-    await crash(world)
+    await world.crash()
     world.launcher.fail("attach", DAMAGED)
     await refused(world.ask())
     await soon((await world.conductor.load(await world.catalog.model(1))).ready)
@@ -175,7 +170,7 @@ async def test_a_load_after_that_tries_again(world: World) -> None:
 
 async def test_detaching_what_is_lost_lets_the_model_load_without_it(world: World) -> None:
     await steered(world, [("sae_a", 1), ("sae_b", 2)])
-    await crash(world)
+    await world.crash()
     world.launcher.fail("attach", DAMAGED)
     await refused(world.ask())
     assert await soon(world.attachments.detach("sae_a")) == 0
@@ -187,7 +182,7 @@ async def test_detaching_what_is_lost_lets_the_model_load_without_it(world: Worl
 
 async def test_a_deleted_sae_is_not_wanted_back(world: World) -> None:
     await steered(world, [("sae_a", 1), ("sae_b", 2)])
-    await crash(world)
+    await world.crash()
     await world.saes.remove("sae_a")
     await answered(world)
     assert keys(world) == ["sae_b@2"]
@@ -196,7 +191,7 @@ async def test_a_deleted_sae_is_not_wanted_back(world: World) -> None:
 
 async def test_when_every_sae_was_deleted_the_model_is_plain_and_unlocked(world: World) -> None:
     await steered(world)
-    await crash(world)
+    await world.crash()
     await world.saes.remove("sae_a")
     await answered(world)
     assert keys(world) == []
@@ -206,7 +201,7 @@ async def test_when_every_sae_was_deleted_the_model_is_plain_and_unlocked(world:
 
 async def test_a_lack_of_memory_is_tried_again_by_the_next_request(world: World) -> None:
     await steered(world)
-    await crash(world)
+    await world.crash()
     world.launcher.fail("attach", LACKING)
     assert (await refused(world.ask())).details["cause"] == "INSUFFICIENT_MEMORY"
     await answered(world)
@@ -219,10 +214,8 @@ async def test_an_engine_that_ends_while_it_is_given_back_what_it_had_serves_nob
 ) -> None:
     await steered(world)
     sae = await world.catalog.sae("sae_a")
-    await crash(world)
-    gate = world.launcher.hold(step)
-    asked = world.begin(world.ask())
-    await soon(gate.reached.wait())
+    await world.crash()
+    asked, _ = await world.held(step, world.ask())
     world.launcher.engine.die()
     assert (await refused(asked)).code == "MODEL_LOAD_FAILED"
     assert await world.sae_status(sae) == "cached"
@@ -234,10 +227,8 @@ async def test_an_engine_that_ends_while_it_is_given_back_what_it_had_serves_nob
 
 async def test_an_edit_of_the_steering_during_the_return_comes_after_it(world: World) -> None:
     await steered(world)
-    await crash(world)
-    gate = world.launcher.hold("steer")
-    asked = world.begin(world.ask())
-    await soon(gate.reached.wait())
+    await world.crash()
+    asked, gate = await world.held("steer", world.ask())
     editing = world.begin(world.steering.set_values({1: 9.0}))
     gate.open.set()
     (await world.launcher.stream()).complete()
@@ -248,9 +239,7 @@ async def test_an_edit_of_the_steering_during_the_return_comes_after_it(world: W
 
 async def test_a_detach_that_the_crash_interrupts_has_not_happened(world: World) -> None:
     await steered(world)
-    gate = world.launcher.hold("detach")
-    detaching = world.begin(world.attachments.detach("sae_a"))
-    await soon(gate.reached.wait())
+    detaching, _ = await world.held("detach", world.attachments.detach("sae_a"))
     world.launcher.engine.die()
     assert (await refused(detaching)).row.api in (400, 503)
     await until(lambda: world.conductor.resident is None)
@@ -263,9 +252,7 @@ async def test_a_replacing_attach_that_the_crash_interrupts_leaves_the_old_one(
 ) -> None:
     await steered(world)
     new = await world.sae("sae_new")
-    gate = world.launcher.hold("detach")
-    attaching = world.begin(world.attachments.attach(new, 2))
-    await soon(gate.reached.wait())
+    attaching, _ = await world.held("detach", world.attachments.attach(new, 2))
     world.launcher.engine.die()
     await refused(attaching)
     await until(lambda: world.conductor.resident is None)
@@ -290,7 +277,7 @@ async def test_what_was_ended_meanwhile_does_not_come_back(
     await steered(world)
     row = await world.profiles.create("p", steering={"2": 4.0})
     await world.serving.activate(row.id)
-    await crash(world)
+    await world.crash()
     assert await end(world, row.id) in (True, None)
     await answered(world)
     assert keys(world) == ["sae_a@1"]
@@ -303,7 +290,7 @@ async def test_a_profile_deactivated_meanwhile_may_leave_its_values(world: World
     await steered(world)
     row = await world.profiles.create("p", steering={"2": 4.0})
     await world.serving.activate(row.id)
-    await crash(world)
+    await world.crash()
     assert await world.serving.deactivate(row.id, clears=False) is False
     await answered(world)
     assert world.steering.state() == (True, {2: 4.0})
@@ -314,7 +301,7 @@ async def test_an_empty_profile_activated_meanwhile_is_what_comes_back(world: Wo
     await steered(world)
     row = await world.profiles.create("p", steering={"2": 4.0})
     await world.serving.activate(row.id)
-    await crash(world)
+    await world.crash()
     empty = await world.profiles.create("empty", steering={})
     await world.serving.activate(empty.id)
     await answered(world)
@@ -328,7 +315,7 @@ async def test_another_profile_deleted_meanwhile_changes_nothing(world: World) -
     row = await world.profiles.create("p", steering={"2": 4.0})
     other = await world.profiles.create("other", steering={"2": 4.0})
     await world.serving.activate(row.id)
-    await crash(world)
+    await world.crash()
     assert await world.profiles.remove(other.id) is False
     await answered(world)
     assert world.steering.state() == (True, {2: 4.0})
@@ -341,7 +328,7 @@ async def test_a_profile_changed_meanwhile_comes_back_with_the_new_values_for_th
     await steered(world)
     row = await world.profiles.create("p", steering={"2": 4.0})
     await world.serving.activate(row.id)
-    await crash(world)
+    await world.crash()
     await world.profiles.change(row.id, {"steering": {"3": 1.0}})
     await answered(world)
     assert world.steering.state() == (True, {2: 4.0})
@@ -352,7 +339,7 @@ async def test_a_profile_changed_meanwhile_comes_back_with_the_new_values_for_th
 
 async def test_a_model_unlocked_meanwhile_comes_back_unlocked(world: World) -> None:
     await steered(world)
-    await crash(world)
+    await world.crash()
     world.conductor.unlock(1)
     await answered(world)
     assert not world.resident.is_locked
@@ -360,10 +347,8 @@ async def test_a_model_unlocked_meanwhile_comes_back_unlocked(world: World) -> N
 
 async def test_a_clear_that_comes_just_before_the_return_is_in_it(world: World) -> None:
     await steered(world)
-    await crash(world)
-    gate = world.launcher.hold("attach")
-    asked = world.begin(world.ask())
-    await soon(gate.reached.wait())
+    await world.crash()
+    asked, gate = await world.held("attach", world.ask())
     await soon(world.steering.clear())
     gate.open.set()
     (await world.launcher.stream()).complete()
@@ -373,7 +358,7 @@ async def test_a_clear_that_comes_just_before_the_return_is_in_it(world: World) 
 
 async def test_a_deleted_model_is_waited_for_no_longer(world: World) -> None:
     await steered(world)
-    await crash(world)
+    await world.crash()
     world.conductor.unlock(1)
     await world.models.remove(1)
     assert world.conductor.reattaching.pending() == []
@@ -383,7 +368,7 @@ async def test_a_deleted_model_is_waited_for_no_longer(world: World) -> None:
 async def test_what_is_monitored_in_one_model_does_not_begin_in_another(world: World) -> None:
     await steered(world)
     await world.model("b")
-    await crash(world)
+    await world.crash()
     world.conductor.unlock(1)
     await answered(world, "b")
     await soon(world.attachments.attach_set([("sae_a", 1)]))
@@ -404,7 +389,7 @@ async def test_what_comes_back_is_told_as_the_new_engine_made_it(world: World) -
     sae = await world.sae(trained_layer=3)
     await world.attachments.attach(sae, 1)
     (before,) = world.conductor.attachments()
-    await crash(world)
+    await world.crash()
     world.launcher.made = m.Attached(
         "elsewhere", 9, 8, before.d_sae, ["new"], {"l0": 2.0}, "float16", "resid_pre", False
     )
@@ -417,7 +402,7 @@ async def test_what_comes_back_is_told_as_the_new_engine_made_it(world: World) -
 
 async def test_an_sae_of_another_size_is_not_put_back(world: World) -> None:
     await steered(world)
-    await crash(world)
+    await world.crash()
     world.launcher.made = m.Attached("model.layers.1", 3, 8, 4, [], {})
     refusal = await refused(world.ask())
     assert refusal.code == "MODEL_LOAD_FAILED"
@@ -433,10 +418,8 @@ async def test_an_unload_while_values_are_put_back_ends_the_load_and_keeps_them(
     world: World,
 ) -> None:
     await steered(world)
-    await crash(world)
-    gate = world.launcher.hold("steer")
-    asked = world.begin(world.ask())
-    await soon(gate.reached.wait())
+    await world.crash()
+    asked, _ = await world.held("steer", world.ask())
     assert world.phase is Phase.LOADING
     await soon(world.conductor.unload(1))
     assert (await refused(asked)).code == "MODEL_BUSY"
@@ -450,10 +433,8 @@ async def test_an_unload_while_values_are_put_back_ends_the_load_and_keeps_them(
 
 async def test_closing_while_something_is_given_back_ends(world: World) -> None:
     await steered(world)
-    await crash(world)
-    gate = world.launcher.hold("attach")
-    asked: Any = world.begin(world.ask())
-    await soon(gate.reached.wait())
+    await world.crash()
+    asked, _ = await world.held("attach", world.ask())
     await soon(world.conductor.close())
     assert (await refused(asked)).code == "SHUTTING_DOWN"
     assert world.launcher.alive == []
@@ -468,7 +449,7 @@ async def test_a_lock_outlasts_the_engine(world: World, is_attached: bool) -> No
     else:
         row = await world.loaded()
         world.conductor.lock(row.id)
-    await crash(world)
+    await world.crash()
     assert world.conductor.view().locked_id == row.id
     assert [model.name for model in await world.served.listed()] == ["a"]
     assert (await refused(world.ask("b"))).code == "MODEL_LOCKED"
@@ -483,7 +464,7 @@ async def test_an_unlocked_model_that_crashed_gives_its_place_to_another(world: 
     await world.model("b")
     row = await world.loaded()
     world.conductor.lock(row.id)
-    await crash(world)
+    await world.crash()
     world.conductor.unlock(row.id)
     assert world.conductor.view().locked_id is None
     await answered(world, "b")

@@ -45,8 +45,7 @@ class Watched:
 @pytest.fixture
 async def watched(world: World) -> Watched:
     """The watch over a loaded model with an SAE."""
-    await world.loaded()
-    await world.attachments.attach(await world.sae(), 1)
+    await world.attached()
     return Watched(world)
 
 
@@ -75,9 +74,7 @@ async def test_a_stalled_engine_refuses_edits_and_takes_them_again_when_it_wakes
 async def test_an_edit_that_waits_when_the_engine_stalls_is_refused_and_changes_nothing(
     world: World, watched: Watched
 ) -> None:
-    gate = world.launcher.hold("steer")
-    editing = world.begin(world.steering.set_values({1: 5.0}))
-    await soon(gate.reached.wait())
+    editing, _ = await world.held("steer", world.steering.set_values({1: 5.0}))
     watched.silent(10)
     assert (await refused(editing)).code == "ENGINE_UNAVAILABLE"
     assert world.steering.live.values == {}
@@ -174,9 +171,9 @@ async def test_an_engine_that_cannot_take_an_sae_back_is_ended(world: World) -> 
     await world.sae("sae_a")
     await world.sae("sae_b")
     world.launcher.fail("detach", Refusal("ENGINE_UNAVAILABLE", "it stands still"))
-    gate = world.launcher.hold("attach")
-    attaching = world.begin(world.attachments.attach_set([("sae_a", 1), ("sae_b", 2)]))
-    await soon(gate.reached.wait())
+    attaching, gate = await world.held(
+        "attach", world.attachments.attach_set([("sae_a", 1), ("sae_b", 2)])
+    )
     world.launcher.fail("attach", Refusal("SAE_LOAD_FAILED", "damaged"))
     gate.open.set()
     assert (await refused(attaching)).code == "SAE_LOAD_FAILED"

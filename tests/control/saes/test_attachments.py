@@ -75,9 +75,7 @@ async def test_an_sae_that_does_not_fit_is_refused_before_the_engine_is_asked(
 
 
 async def test_the_same_sae_at_the_same_layer_is_attached_once(world: World) -> None:
-    await world.loaded()
-    sae = await world.sae()
-    await world.attachments.attach(sae, 1)
+    sae = await world.attached()
     refusal = await refused(world.attachments.attach(sae, 1))
     assert refusal.code == "SAE_ALREADY_ATTACHED"
     assert refusal.details == {"sae_id": "sae_a", "layer": 1}
@@ -101,9 +99,7 @@ async def test_a_replacing_attach_clears_the_old_values_and_says_so(world: World
 
 
 async def test_the_same_sae_moves_to_another_layer(world: World) -> None:
-    await world.loaded()
-    sae = await world.sae()
-    await world.attachments.attach(sae, 1)
+    sae = await world.attached()
     await world.attachments.attach(sae, 2)
     assert list(world.launcher.engine.attached) == ["sae_a@2"]
     assert await world.sae_status(sae) == "attached"
@@ -441,9 +437,7 @@ async def test_a_replacing_attach_that_cannot_remove_the_old_ones_leaves_them_as
 
 @pytest.mark.shows("states.10")
 async def test_detaching_unlocks_clears_the_values_and_gives_the_memory_back(world: World) -> None:
-    await world.loaded()
-    sae = await world.sae()
-    await world.attachments.attach(sae, 1)
+    sae = await world.attached()
     await world.steering.set_values({1: 5.0})
     assert await soon(world.attachments.detach("sae_a")) == 3
     assert not world.resident.is_locked
@@ -466,8 +460,7 @@ async def test_what_is_not_attached_is_not_detached(world: World) -> None:
 async def test_a_detach_waits_for_requests_in_flight_while_newcomers_wait_for_the_detach(
     world: World,
 ) -> None:
-    await world.loaded()
-    await world.attachments.attach(await world.sae(), 1)
+    await world.attached()
     holder, stream = await world.in_flight()
     detaching = world.begin(world.attachments.detach("sae_a"))
     await until(world.conductor.editing.locked)
@@ -487,8 +480,7 @@ async def test_a_detach_waits_for_requests_in_flight_while_newcomers_wait_for_th
 @pytest.mark.shows("states.10")
 async def test_a_detach_waits_for_requests_that_run_without_a_slot(make: Make) -> None:
     async with make(enable_continuous_batching=True) as world:
-        await world.loaded()
-        await world.attachments.attach(await world.sae(), 1)
+        await world.attached()
         asked = world.begin(read(world, GenerateIntent(("hello",), SamplingParameters(0.0))))
         stream = await world.launcher.stream()
         assert world.queue.counts().holding == 0
@@ -508,8 +500,7 @@ async def read(world: World, intent: GenerateIntent) -> str:
 
 async def test_a_detach_does_not_wait_for_requests_that_only_wait_for_a_slot(make: Make) -> None:
     async with make(max_concurrent_requests=1) as world:
-        await world.loaded()
-        await world.attachments.attach(await world.sae(), 1)
+        await world.attached()
         holder, stream = await world.in_flight()
         queued = [world.begin(world.ask()) for _ in range(3)]
         await until(lambda: world.resident.users == 4)
@@ -533,9 +524,7 @@ async def test_an_unload_waits_for_requests_that_a_detach_holds_up(make: Make) -
     async with make(max_concurrent_requests=1) as world:
         row = await world.loaded()
         await world.attachments.attach(await world.sae(), 1)
-        gate = world.launcher.hold("detach")
-        detaching = world.begin(world.attachments.detach("sae_a"))
-        await soon(gate.reached.wait())
+        detaching, gate = await world.held("detach", world.attachments.detach("sae_a"))
         asked = world.begin(world.ask())
         await until(lambda: world.queue.counts().holding == 1)
         unloading = world.begin(world.conductor.unload(row.id))
@@ -551,8 +540,7 @@ async def test_an_unload_waits_for_requests_that_a_detach_holds_up(make: Make) -
 
 async def test_a_detach_does_not_wait_longer_than_the_grace(make: Make) -> None:
     async with make(graceful_unload_timeout=0) as world:
-        await world.loaded()
-        await world.attachments.attach(await world.sae(), 1)
+        await world.attached()
         holder, stream = await world.in_flight()
         await soon(world.attachments.detach("sae_a"))
         assert world.conductor.attachments() == []
@@ -561,8 +549,7 @@ async def test_a_detach_does_not_wait_longer_than_the_grace(make: Make) -> None:
 
 
 async def test_requests_are_admitted_again_after_a_detach_that_failed(world: World) -> None:
-    await world.loaded()
-    await world.attachments.attach(await world.sae(), 1)
+    await world.attached()
     world.launcher.fail("detach", Refusal("INTERNAL_ERROR", "the hook stays"))
     await refused(world.attachments.detach("sae_a"))
     assert len(world.conductor.attachments()) == 1
@@ -575,9 +562,7 @@ async def test_requests_are_admitted_again_after_a_detach_that_failed(world: Wor
 async def test_an_unload_during_an_attach_takes_the_new_sae_along(world: World) -> None:
     row = await world.loaded()
     sae = await world.sae()
-    gate = world.launcher.hold("attach")
-    attaching = world.begin(world.attachments.attach(sae, 1))
-    await soon(gate.reached.wait())
+    attaching, gate = await world.held("attach", world.attachments.attach(sae, 1))
     unloading = world.begin(world.conductor.unload(row.id))
     await until(lambda: world.phase is Phase.UNLOADING)
     gate.open.set()
@@ -590,9 +575,7 @@ async def test_an_unload_during_an_attach_takes_the_new_sae_along(world: World) 
 async def test_an_engine_that_dies_during_an_attach_leaves_the_sae_cached(world: World) -> None:
     await world.loaded()
     sae = await world.sae()
-    gate = world.launcher.hold("attach")
-    attaching = world.begin(world.attachments.attach(sae, 1))
-    await soon(gate.reached.wait())
+    attaching, _ = await world.held("attach", world.attachments.attach(sae, 1))
     world.launcher.engine.die()
     assert (await refused(attaching)).row.api in (409, 503)
     await until(lambda: world.conductor.resident is None)
@@ -605,9 +588,7 @@ async def test_an_engine_that_dies_while_the_old_sae_is_removed_leaves_the_new_o
     await world.loaded()
     old, new = await world.sae("sae_old"), await world.sae("sae_new")
     await world.attachments.attach(old, 1)
-    gate = world.launcher.hold("change")
-    attaching = world.begin(world.attachments.attach(new, 1))
-    await soon(gate.reached.wait())
+    attaching, _ = await world.held("change", world.attachments.attach(new, 1))
     world.launcher.engine.die()
     await refused(attaching)
     await until(lambda: world.conductor.resident is None)
@@ -642,8 +623,7 @@ async def test_an_engine_that_dies_while_the_attach_is_recorded_leaves_the_sae_c
 
 
 async def test_an_attached_sae_is_not_deleted(world: World) -> None:
-    await world.loaded()
-    await world.attachments.attach(await world.sae(), 1)
+    await world.attached()
     assert (await refused(world.saes.remove("sae_a"))).code == "SAE_ALREADY_ATTACHED"
     await world.attachments.detach("sae_a")
     await world.saes.remove("sae_a")

@@ -30,9 +30,7 @@ async def test_reading_ends_when_it_takes_too_long(
 
 async def test_a_reader_that_ends_is_a_failed_read(world: World) -> None:
     await world.sae()
-    gate = world.launcher.hold("explore")
-    asking = world.begin(world.features.search("sae_a", None, 1, 3))
-    await soon(gate.reached.wait())
+    asking, _ = await world.held("explore", world.features.search("sae_a", None, 1, 3))
     world.launcher.engine.die()
     refusal = await refused(asking)
     assert refusal.code == "SAE_LOAD_FAILED"

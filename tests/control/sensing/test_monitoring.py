@@ -104,9 +104,9 @@ async def test_what_is_reported_is_what_the_engine_got(world: World) -> None:
 
 async def test_until_the_engine_monitors_it_is_not_enabled(world: World) -> None:
     await attached(world)
-    gate = world.launcher.hold("monitor")
-    asked = world.begin(world.monitoring.configure(features=[3], history_size=5))
-    await soon(gate.reached.wait())
+    asked, gate = await world.held(
+        "monitor", world.monitoring.configure(features=[3], history_size=5)
+    )
     state = world.monitoring.state()
     assert (state.enabled, state.monitored_features, state.history_size) == (False, (), 100)
     gate.open.set()
@@ -269,9 +269,7 @@ async def test_another_sae_beside_it_changes_nothing(world: World) -> None:
 
 async def test_a_detach_during_an_edit_is_not_undone_by_it(world: World) -> None:
     await attached(world)
-    gate = world.launcher.hold("detach")
-    detaching = world.begin(world.attachments.detach("sae_a"))
-    await soon(gate.reached.wait())
+    detaching, gate = await world.held("detach", world.attachments.detach("sae_a"))
     asked = world.begin(world.monitoring.configure(features=[3]))
     await until(lambda: "reset_statistics" in world.launcher.log)
     gate.open.set()
@@ -418,9 +416,7 @@ async def test_monitored_requests_take_a_slot_where_that_is_set(make: Make, forc
 
 async def test_two_edits_at_once_end_in_the_state_of_the_second(world: World) -> None:
     await attached(world)
-    gate = world.launcher.hold("monitor")
-    first = world.begin(world.monitoring.configure(features=[3]))
-    await soon(gate.reached.wait())
+    first, gate = await world.held("monitor", world.monitoring.configure(features=[3]))
     second = world.begin(world.monitoring.configure(features=[5], top_k=2))
     gate.open.set()
     await soon(asyncio.gather(first, second))

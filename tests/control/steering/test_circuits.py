@@ -16,7 +16,7 @@ from steerserve.errors import Refusal
 from steerserve.rules.steering import circuit as rules
 from steerserve.rules.steering.claims import LayerClaim
 from tests.control.conftest import refused
-from tests.control.residency.test_restoring import answered, crash
+from tests.control.residency.test_restoring import answered
 from tests.doubles import PATIENCE, World, soon
 
 LAYERS = (1, 2)
@@ -170,7 +170,7 @@ async def test_after_a_crash_the_circuit_serves_again_with_its_claims(world: Wor
     await attached(world)
     circuit_id = await served(world)
     before = world.steering.live.values
-    await crash(world)
+    await world.crash()
     assert world.steering.live.circuits == ()
     (view,) = await world.circuits.active()
     assert (view.row.id, view.is_steering) == (circuit_id, False)
@@ -189,7 +189,7 @@ async def test_a_circuit_that_is_given_up_after_a_crash_does_not_come_back(
 ) -> None:
     await attached(world)
     circuit_id = await served(world)
-    await crash(world)
+    await world.crash()
     match way:
         case "deactivate":
             _, was_serving = await world.circuit_serving.deactivate(circuit_id)
@@ -216,7 +216,7 @@ async def test_a_circuit_whose_sae_was_given_up_ends_whole_with_the_next_load(
 ) -> None:
     await attached(world)
     await served(world)
-    await crash(world)
+    await world.crash()
     await world.attachments.detach("sae_2")
     await answered(world)
     assert world.steering.live.values == {}
@@ -226,7 +226,7 @@ async def test_a_circuit_whose_sae_was_given_up_ends_whole_with_the_next_load(
 async def test_an_intensity_set_after_a_crash_counts_when_the_model_is_back(world: World) -> None:
     await attached(world)
     await served(world)
-    await crash(world)
+    await world.crash()
     done = await world.circuit_serving.set_intensity(0.5, reapply=True, acknowledged=True)
     assert not done.reapplied
     await answered(world)
