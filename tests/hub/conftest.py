@@ -76,6 +76,11 @@ class Desk:
     async def start(self, key: int, job: Job, read: Read | None = None) -> None:
         await self.downloads.start(key, job, self._on_progress, self._on_end, read)
 
+    async def fetch(self, key: int, job: Job, read: Read | None = None) -> None:
+        """Start a download and wait for its end."""
+        await self.start(key, job, read)
+        await self.ended()
+
     async def ended(self, count: int = 1) -> None:
         async with asyncio.timeout(PATIENCE), self._changed:
             await self._changed.wait_for(lambda: len(self.ends) >= count)

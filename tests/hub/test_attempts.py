@@ -27,8 +27,7 @@ async def test_a_hub_that_fails_twice_is_asked_a_third_time(
 ) -> None:
     job = desk.job(await desk.hub.describe("acme/tiny"))
     tiny.fault("/resolve/", times=2, status=status)
-    await desk.start(1, job)
-    await desk.ended()
+    await desk.fetch(1, job)
     assert desk.codes == [None]
     assert desk.waits == [2.0, 4.0]
     assert_there(job)
@@ -41,8 +40,7 @@ async def test_a_hub_that_asks_for_patience_gets_it_within_bounds(
     job = desk.job(await desk.hub.describe("acme/tiny"))
     for wait in ("20", "900", "Wed, 21 Oct 2015 07:28:00 GMT"):
         tiny.fault(GET, times=1, status=429, headers={"Retry-After": wait})
-    await desk.start(1, job)
-    await desk.ended()
+    await desk.fetch(1, job)
     assert (desk.codes, desk.waits) == ([None], [20.0, 30.0, 8.0])
 
 
@@ -73,8 +71,7 @@ async def test_a_body_that_is_not_whole_is_noticed(
 ) -> None:
     job = desk.job(await desk.hub.describe("acme/tiny"))
     tiny.fault(GET + job.sha + "/model", times=1, **how)
-    await desk.start(1, job)
-    await desk.ended()
+    await desk.fetch(1, job)
     assert (desk.codes, desk.waits) == ([None], [2.0])
     assert_there(job)
 
@@ -85,8 +82,7 @@ async def test_a_body_of_other_bytes_is_noticed_and_fetched_again(
 ) -> None:
     job = desk.job(await desk.hub.describe("acme/tiny"))
     tiny.fault(GET + job.sha + f"/{name}", times=1, status=200, body=b"x" * len(FILES[name]))
-    await desk.start(1, job)
-    await desk.ended()
+    await desk.fetch(1, job)
     assert (desk.codes, desk.waits) == ([None], [2.0])
     assert_there(job)
     assert all(seen.range is None for seen in tiny.asked(GET + job.sha + f"/{name}"))
@@ -99,8 +95,7 @@ async def test_a_body_without_end_is_cut_at_the_listed_size(
     desk = make_desk(download_attempts=1)
     job = desk.job(await desk.hub.describe("acme/tiny"))
     tiny.fault(GET + job.sha + "/tokenizer", status=200, body=b"x" * 5_000_000)
-    await desk.start(1, job)
-    await desk.ended()
+    await desk.fetch(1, job)
     assert desk.codes == ["DOWNLOAD_FAILED"]
     assert sum(p.stat().st_size for p in desk.cache.rglob("*") if p.is_file()) <= TOTAL
 
@@ -125,8 +120,7 @@ async def test_a_download_that_stands_still_is_given_up(
     desk = make_desk(download_stall_timeout=3.0, download_attempts=2)
     job = desk.job(await desk.hub.describe("acme/tiny"))
     tiny.fault(GET + job.sha + "/model", times=1, hold=1000)
-    await desk.start(1, job)
-    await desk.ended()
+    await desk.fetch(1, job)
     assert (desk.codes, desk.waits) == ([None], [2.0])
     assert_there(job)
 
@@ -180,8 +174,7 @@ async def test_an_answer_that_refuses_is_not_repeated(
     tiny.known_tokens.add("hf_x")
     job = desk.job(await desk.hub.describe("acme/tiny"), token=token)
     tiny.fault("/resolve/", status=status, headers=headers)
-    await desk.start(1, job)
-    await desk.ended()
+    await desk.fetch(1, job)
     assert (desk.codes, desk.waits) == ([code], [])
     assert desk.hub.breakers()[0].failure_count == 0
 
@@ -189,8 +182,7 @@ async def test_an_answer_that_refuses_is_not_repeated(
 async def test_a_file_of_another_commit_is_refused(desk: Desk, tiny: LoopbackHub) -> None:
     job = desk.job(await desk.hub.describe("acme/tiny"))
     tiny.fault("HEAD ", status=200, headers={"X-Repo-Commit": "e" * 40, "ETag": '"x"'})
-    await desk.start(1, job)
-    await desk.ended()
+    await desk.fetch(1, job)
     assert desk.codes == ["DOWNLOAD_FAILED"]
     assert not desk.files or desk.files == ["acme--tiny", f"acme--tiny/{job.sha}.parts"]
 
@@ -201,8 +193,7 @@ async def test_downloads_share_the_breaker(
     desk = make_desk(hub_breaker_failures=3, hub_breaker_recovery_s=60)
     job = desk.job(await desk.hub.describe("acme/tiny"))
     tiny.fault("/resolve/", status=500)
-    await desk.start(1, job)
-    await desk.ended()
+    await desk.fetch(1, job)
     assert desk.codes == ["DOWNLOAD_FAILED"]
     refusal = await refused(desk.start(2, job))
     assert (refusal.code, refusal.details["recovery_seconds"]) == (
@@ -226,7 +217,6 @@ async def test_a_storage_address_that_has_run_out_is_asked_for_again(
         loopback.blobs_at = storage.url
         storage.fault("/blob/", status=403, times=1)
         found = await desk.hub.describe("acme/tiny")
-        await desk.start(1, desk.job(found))
-        await desk.ended()
+        await desk.fetch(1, desk.job(found))
         assert desk.codes == [None]
         assert len(storage.asked("/blob/")) >= 2

@@ -72,8 +72,7 @@ async def test_cancel_at_once_and_during_a_wait_between_attempts(
 async def test_cancel_keeps_what_another_model_has(desk: Desk, tiny: LoopbackHub) -> None:
     found = await desk.hub.describe("acme/tiny")
     kept = desk.job(found, "config.json", "tokenizer.json")
-    await desk.start(1, kept)
-    await desk.ended()
+    await desk.fetch(1, kept)
     fault = tiny.fault(GET + kept.sha + "/model", hold=100_000)
     await desk.start(2, desk.job(found))
     await held(fault.held)
@@ -86,8 +85,7 @@ async def test_cancel_after_failed_attempts_removes_their_parts_too(
 ) -> None:
     job = desk.job(await desk.hub.describe("acme/tiny"))
     tiny.fault(GET + job.sha + "/tokenizer", status=500)
-    await desk.start(1, job)
-    await desk.ended()
+    await desk.fetch(1, job)
     assert desk.files
     tiny.heal()
     fault = tiny.fault("HEAD ", hold=0)
@@ -142,8 +140,7 @@ async def test_a_stop_ends_the_processes_and_keeps_the_parts(
 async def test_the_files_of_a_deleted_model_are_removed(desk: Desk, loopback: LoopbackHub) -> None:
     loopback.add("acme/two", {"q4/a.gguf": b"4", "q8/deep/a.gguf": b"8", "README.md": b"#"})
     job = desk.job(await desk.hub.describe("acme/two"))
-    await desk.start(1, job)
-    await desk.ended()
+    await desk.fetch(1, job)
     *rest, q8 = sorted(job.files, key=lambda file: file.path)
     CommitFolder(job.folder).remove([q8])
     assert [path for path in desk.files if "." in path] == [

@@ -74,8 +74,7 @@ async def test_a_chunk_store_whose_tokens_come_from_elsewhere_is_not_used(
     job = desk.job(await desk.hub.describe("acme/tiny"))
     with LoopbackHub() as elsewhere:
         offer_chunks(tiny, job.sha, elsewhere.url)
-        await desk.start(1, job)
-        await desk.ended()
+        await desk.fetch(1, job)
         assert not elsewhere.seen
     assert_there(job)
 
@@ -85,8 +84,7 @@ async def test_a_chunk_store_that_is_offered_but_broken_is_left_for_plain_http(
 ) -> None:
     job = desk.job(await desk.hub.describe("acme/tiny"))
     offer_chunks(tiny, job.sha, tiny.url)
-    await desk.start(1, job)
-    await desk.ended()
+    await desk.fetch(1, job)
     assert desk.codes == [None]
     assert tiny.asked("/xet-read-token/"), "it was tried"
     assert_there(job)

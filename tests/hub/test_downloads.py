@@ -57,8 +57,7 @@ async def test_files_can_be_chosen_and_those_that_are_there_are_not_fetched_agai
 ) -> None:
     found = await desk.hub.describe("acme/tiny")
     first, whole = desk.job(found, "config.json"), desk.job(found)
-    await desk.start(1, first)
-    await desk.ended()
+    await desk.fetch(1, first)
     assert_there(first, {"config.json": FILES["config.json"]})
     tiny.seen.clear()
     await desk.start(2, whole)
@@ -177,8 +176,7 @@ async def test_odd_but_harmless_names_are_stored_where_they_belong(
     files = {"a b/Ä%2f..%2fx.json": b"1", "x" * 250: b"2", "model.part": b"3", "a?b#c": b"4"}
     loopback.add("acme/odd", files)
     job = desk.job(await desk.hub.describe("acme/odd"))
-    await desk.start(1, job)
-    await desk.ended()
+    await desk.fetch(1, job)
     assert desk.codes == [None]
     assert {path: (job.folder / path).read_bytes() for path in files} == files
 
@@ -187,7 +185,6 @@ async def test_files_without_a_listed_size_or_digest(desk: Desk, tiny: LoopbackH
     found = await desk.hub.describe("acme/tiny")
     files = tuple(RepoFile(file.path, None) for file in found.files)
     job = Job("acme/tiny", found.sha, files, desk.cache / "acme--tiny" / found.sha)
-    await desk.start(1, job)
-    await desk.ended()
+    await desk.fetch(1, job)
     assert desk.codes == [None]
     assert_there(job)

@@ -161,8 +161,7 @@ async def test_bytes_that_drip_are_given_up(make_desk: MakeDesk, tiny: LoopbackH
     desk = make_desk(download_stall_timeout=3.0, download_attempts=2)
     job = desk.job(await desk.hub.describe("acme/tiny"))
     tiny.fault(GET + job.sha + "/model", times=1, drip=1)
-    await desk.start(1, job)
-    await desk.ended()
+    await desk.fetch(1, job)
     assert (desk.codes, desk.waits) == ([None], [2.0])
     assert_there(job)
 
@@ -176,8 +175,7 @@ async def test_a_repository_with_other_bytes_than_listed_does_not_close_the_hub(
     tiny.fault(
         GET + job.sha + "/model", status=200, body=os.urandom(len(FILES["model.safetensors"]))
     )
-    await desk.start(1, job)
-    await desk.ended()
+    await desk.fetch(1, job)
     ((_, refusal),) = desk.ends
     assert refusal is not None
     assert (refusal.code, "not the content" in refusal.message) == ("DOWNLOAD_FAILED", True)
@@ -200,8 +198,7 @@ async def test_a_size_that_only_the_file_tells_is_checked_before_it_is_fetched(
         "X-Linked-Size": size.encode().decode("latin-1"),
     }
     tiny.fault("HEAD ", status=200, headers=headers)
-    await desk.start(1, job)
-    await desk.ended()
+    await desk.fetch(1, job)
     assert desk.codes == [
         "INSUFFICIENT_DISK" if size.isascii() and len(size) > 9 else "DOWNLOAD_FAILED"
     ]
@@ -215,8 +212,7 @@ async def test_files_that_cannot_be_moved_leave_no_half_of_a_download(
     job = desk.job(await desk.hub.describe("acme/tiny"))
     in_the_way = job.folder / "tokenizer.json" / "other"
     in_the_way.mkdir(parents=True)
-    await desk.start(1, job)
-    await desk.ended()
+    await desk.fetch(1, job)
     ((_, refusal),) = desk.ends
     assert refusal is not None
     assert (refusal.code, "moved to their places" in refusal.message) == ("DOWNLOAD_FAILED", True)
@@ -238,8 +234,7 @@ async def test_a_file_of_another_listing_in_place_of_a_folder_is_a_failed_downlo
     desk = make_desk()
     found = await desk.hub.describe("acme/tiny")
     job = desk.job(found, "config.json")
-    await desk.start(1, job)
-    await desk.ended()
+    await desk.fetch(1, job)
     tiny.add("acme/tiny", FILES | {"config.json/b": b"1"}, sha=job.sha)
     await desk.start(2, replace(job, files=(RepoFile("config.json/b", 1),)))
     await desk.ended(2)

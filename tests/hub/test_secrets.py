@@ -146,8 +146,7 @@ async def test_a_redirect_to_where_no_hub_has_business_is_refused(
     loopback.add("acme/tiny", FILES)
     job = desk.job(await desk.hub.describe("acme/tiny"))
     loopback.fault(GET + job.sha + "/model", status=302, headers={"Location": target})
-    await desk.start(1, job)
-    await desk.ended()
+    await desk.fetch(1, job)
     assert (desk.codes, desk.waits) == (["DOWNLOAD_FAILED"], [])
 
 
@@ -156,8 +155,7 @@ async def test_redirects_without_end_are_refused(desk: Desk, loopback: LoopbackH
     job = desk.job(await desk.hub.describe("acme/tiny"))
     model = f"/acme/tiny/resolve/{job.sha}/model.safetensors"
     loopback.fault(f"GET {model}", status=302, headers={"Location": model})
-    await desk.start(1, job)
-    await desk.ended()
+    await desk.fetch(1, job)
     assert (desk.codes, desk.waits) == (["DOWNLOAD_FAILED"], [])
     assert len(loopback.asked(f"GET {model}")) < 10
 

@@ -321,32 +321,6 @@ def test_enabling_without_values_steers_nothing_and_says_so(steered: Running) ->
     assert steered.data("POST", f"{STEERING}/disable") == {"enabled": False, "values": {}}
 
 
-@pytest.mark.shows("attachment-status.5")
-@pytest.mark.parametrize("values", [{}, {"5": 0, "6": -0.0}])
-def test_one_switch_is_told_by_the_state_and_by_the_attachment(
-    steered: Running, values: dict
-) -> None:
-    def switch() -> tuple[bool, bool]:
-        attachment = steered.data("GET", "/api/saes/attachment")
-        entry = steered.data("GET", "/api/saes/attachments")["entries"][0]
-        assert entry["steering_enabled"] is attachment["steering_enabled"]
-        state = steered.data("GET", STEERING)
-        return bool(state["enabled"]), bool(attachment["steering_enabled"])
-
-    assert switch() == (False, False)
-    if values:
-        steered.data("POST", f"{STEERING}/batch", {"steering": values})
-    else:
-        steered.data("POST", f"{STEERING}/enable")
-    assert switch() == (True, True)
-    steered.data("POST", f"{STEERING}/disable")
-    assert switch() == (False, False)
-    steered.data("POST", f"{STEERING}/enable")
-    assert switch() == (True, True)
-    steered.data("DELETE", STEERING)
-    assert switch() == (False, False)
-
-
 # ---------------------------------------------------------------- which SAE
 
 

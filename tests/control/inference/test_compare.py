@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from steerserve.api.inference import compare as routes
 from steerserve.errors import Refusal
 from tests.control.conftest import Make, refused
-from tests.doubles import World, soon, until
+from tests.doubles import Stream, World, soon, until
 
 BODY = {"prompt": "hello", "steering": {"2": 4.0}, "intensities": [0, 1]}
 
@@ -158,6 +158,17 @@ def events_of(client: Client) -> list[tuple[str, Any]]:
 STREAMED = {**BODY, "stream": True}
 
 
+async def streaming(world: World) -> tuple[Client, asyncio.Future[Any], Stream]:
+    """A streamed comparison whose first text has reached its client."""
+    client = Client(world, STREAMED)
+    asking = world.begin(client.ask())
+    stream = await world.launcher.stream()
+    stream.start()
+    stream.say("one")
+    await until(lambda: b"one" in client.body)
+    return client, asking, stream
+
+
 async def test_a_streamed_comparison_sends_each_text_as_it_is_written(world: World) -> None:
     await ready(world)
     client = Client(world, STREAMED)
@@ -184,12 +195,7 @@ async def test_a_streamed_comparison_sends_each_text_as_it_is_written(world: Wor
 
 async def test_a_client_that_leaves_a_streamed_comparison_ends_it(world: World) -> None:
     await ready(world)
-    client = Client(world, STREAMED)
-    asking = world.begin(client.ask())
-    stream = await world.launcher.stream()
-    stream.start()
-    stream.say("one")
-    await until(lambda: len(client.answered) > 1)
+    client, asking, stream = await streaming(world)
     client.gone.set()
     await soon(stream.over.wait())
     assert stream.was_cancelled
@@ -199,12 +205,7 @@ async def test_a_client_that_leaves_a_streamed_comparison_ends_it(world: World) 
 
 async def test_an_operators_change_ends_a_streamed_comparison_with_an_error(world: World) -> None:
     await ready(world)
-    client = Client(world, STREAMED)
-    asking = world.begin(client.ask())
-    stream = await world.launcher.stream()
-    stream.start()
-    stream.say("one")
-    await until(lambda: b"one" in client.body)
+    client, asking, stream = await streaming(world)
     await world.steering.set_values({1: 1.0})
     stream.say("two")
     assert await soon(asking) == (200, None)
@@ -216,12 +217,7 @@ async def test_an_operators_change_ends_a_streamed_comparison_with_an_error(worl
 async def test_the_end_of_the_engine_is_not_taken_for_an_operators_change(world: World) -> None:
     await ready(world)
     await world.steering.set_values({1: 1.0})
-    client = Client(world, STREAMED)
-    asking = world.begin(client.ask())
-    stream = await world.launcher.stream()
-    stream.start()
-    stream.say("one")
-    await until(lambda: b"one" in client.body)
+    client, asking, stream = await streaming(world)
     epoch = world.serving.live.epoch
     client.reads.clear()
     stream.say("more")

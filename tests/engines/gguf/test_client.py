@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
 
@@ -27,23 +26,11 @@ from tests.engines.llamas import (
     loaded,
     refused,
     until_idle,
-    writer,
 )
 from tests.gguf import CONTEXT, counted
 from tests.worker.saes import attaching
 
 GREEDY = m.Sampling(temperature=0.0, max_tokens=4)
-
-
-@pytest.fixture(scope="module")
-def write(tmp_path_factory: pytest.TempPathFactory) -> Write:
-    return writer(tmp_path_factory.mktemp("gguf"))
-
-
-@pytest.fixture
-async def engine(write: Write) -> AsyncIterator[GgufEngine]:
-    async with loaded(write()) as (found, _):
-        yield found
 
 
 # ------------------------------------------------------------- tokens

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
 
 import httpx2
 import psutil
@@ -14,20 +13,8 @@ import pytest
 from steerserve.engines.gguf.client import GgufEngine
 from steerserve.errors import Refusal
 from steerserve.rules.residency.heartbeat import Activity
-from tests.engines.llamas import Write, answer, ask, busy_slots, loaded, refused, writer
+from tests.engines.llamas import Write, answer, ask, busy_slots, loaded, refused
 from tests.gguf import counted
-
-
-@pytest.fixture(scope="module")
-def write(tmp_path_factory: pytest.TempPathFactory) -> Write:
-    return writer(tmp_path_factory.mktemp("gguf"))
-
-
-@pytest.fixture
-async def engine(write: Write) -> AsyncIterator[GgufEngine]:
-    async with loaded(write()) as (found, _):
-        yield found
-
 
 # ------------------------------------------------------------- heartbeats
 

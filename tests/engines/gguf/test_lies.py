@@ -22,7 +22,7 @@ from steerserve.engines.gguf.child import OOM_SCORE
 from steerserve.engines.gguf.messages import Serve
 from steerserve.engines.gguf.server import LlamaServer, Lost
 from steerserve.errors import Refusal
-from tests.engines.llamas import Write, ask, loaded, refused, writer
+from tests.engines.llamas import Write, ask, loaded, refused
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 
@@ -188,11 +188,6 @@ server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answers)
 print("main: server is listening on http://127.0.0.1:%d" % server.server_port, flush=True)
 server.serve_forever()
 '''
-
-
-@pytest.fixture(scope="module")
-def write(tmp_path_factory: pytest.TempPathFactory) -> Write:
-    return writer(tmp_path_factory.mktemp("gguf"))
 
 
 def _oom_score(pid: int) -> str:

@@ -13,11 +13,12 @@ from pathlib import Path
 import psutil
 import pytest
 
+from steerserve import messages as m
 from steerserve.engines.gguf import process as llama_process
 from steerserve.engines.gguf.client import GgufEngine, Options
 from steerserve.errors import Refusal
 from steerserve.files import gguf
-from tests.engines.llamas import SMALL, Write, answer, ask, loaded, refused, vectors, writer
+from tests.engines.llamas import SMALL, Write, answer, ask, loaded, refused, vectors
 from tests.gguf import counted
 
 PROGRAM = '''#!{python}
@@ -74,11 +75,6 @@ print("srv init: args", json.dumps(sys.argv), flush=True)
 print("main: server is listening on " + server.listening_address + " - starting the main loop", flush=True)
 threading.Event().wait()
 '''
-
-
-@pytest.fixture(scope="module")
-def write(tmp_path_factory: pytest.TempPathFactory) -> Write:
-    return writer(tmp_path_factory.mktemp("gguf"))
 
 
 @pytest.fixture
@@ -151,17 +147,22 @@ async def test_proportions_must_name_every_card_and_here_is_none(write: Write) -
     assert (refusal.code, refusal.details["cards"]) == ("INVALID_GGUF_TENSOR_SPLIT", 0)
 
 
-async def test_a_load_that_is_given_up_leaves_no_process(write: Write, tmp_path: Path) -> None:
-    program = make_program(tmp_path, "hangs")
+async def loading(program: Path, file: Path) -> tuple[GgufEngine, asyncio.Task[m.Loaded]]:
+    """An engine that loads its weights with a program that hangs."""
     engine = GgufEngine(Options(**SMALL, server_bin=str(program)))  # type: ignore[arg-type]
     stages: asyncio.Queue[str] = asyncio.Queue()
+    header = gguf.read_header([file])
     load = asyncio.create_task(
-        engine.load(
-            lambda p: stages.put_nowait(p.stage), path="x", header=gguf.read_header([write()])
-        )
+        engine.load(lambda p: stages.put_nowait(p.stage), path="x", header=header)
     )
     while await stages.get() != "loading_weights":
         pass
+    return engine, load
+
+
+async def test_a_load_that_is_given_up_leaves_no_process(write: Write, tmp_path: Path) -> None:
+    program = make_program(tmp_path, "hangs")
+    engine, load = await loading(program, write())
     assert engine.pid is not None
     wrapper = psutil.Process(engine.pid)
     load.cancel()
@@ -178,15 +179,7 @@ async def test_stopping_during_a_load_ends_it_with_the_parting(
     write: Write, tmp_path: Path
 ) -> None:
     program = make_program(tmp_path, "hangs")
-    engine = GgufEngine(Options(**SMALL, server_bin=str(program)))  # type: ignore[arg-type]
-    stages: asyncio.Queue[str] = asyncio.Queue()
-    load = asyncio.create_task(
-        engine.load(
-            lambda p: stages.put_nowait(p.stage), path="x", header=gguf.read_header([write()])
-        )
-    )
-    while await stages.get() != "loading_weights":
-        pass
+    engine, load = await loading(program, write())
     await engine.stop(Refusal("SHUTTING_DOWN", "the service is shutting down"))
     with pytest.raises(Refusal) as caught:
         await load

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator
 
 import pytest
 
@@ -23,21 +22,8 @@ from tests.engines.llamas import (
     refused,
     until_idle,
     vectors,
-    writer,
 )
 from tests.gguf import counted
-
-
-@pytest.fixture(scope="module")
-def write(tmp_path_factory: pytest.TempPathFactory) -> Write:
-    return writer(tmp_path_factory.mktemp("gguf"))
-
-
-@pytest.fixture
-async def engine(write: Write) -> AsyncIterator[GgufEngine]:
-    async with loaded(write()) as (found, _):
-        yield found
-
 
 # ------------------------------------------------------------- slots and their cells
 
