@@ -240,6 +240,24 @@ def _step_reading(_: str, figures: Part) -> Iterator[str]:
     yield table(("", "a step, ms", "steps"), lines)
 
 
+def _step_edits(_: str, figures: Part) -> Iterator[str]:
+    yield prose(
+        f"Steps of {figures['rows']} rows in the process (`python -m benchmarks.edit_steps`), with an SAE of "
+        f"{figures['d_sae']:,} features in the middle of the model. Each row has features and directions of its own. "
+        "Blocks of steps with edits take turns with blocks of the same rows without."
+    )
+    lines = [
+        (
+            name,
+            spread(one["step_ms"], 1),
+            spread(one["plain_ms"], 1),
+            spread(one["rate_over_plain"], 2),
+        )
+        for name, one in figures["kinds"].items()
+    ]
+    yield table(("", "a step, ms", "a plain step, ms", "steps over plain"), lines)
+
+
 def _plain(part: str, figures: Part) -> Iterator[str]:
     yield two_columns(rows(part, figures))
 
@@ -255,6 +273,7 @@ SECTIONS: Mapping[str, tuple[str, Callable[[str, Part], Iterator[str]]]] = {
     "step-times": ("Where the time of a decode step goes, 91M", _step_times),
     "step-watched": ("What watching adds to a decode step, 91M", _step_watched),
     "step-reading": ("Decode steps beside a long prompt, 91M", _step_reading),
+    "step-edits": ("What edits add to a decode step, 91M", _step_edits),
     "engine": ("The running batch without HTTP, 0.5B", _plain),
     "service": ("What the service adds to the engine", _plain),
     "inference": ("Scoring, masks, second turns, 0.5B", _plain),

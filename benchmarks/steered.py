@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import numpy as np
 
 from benchmarks import loads, saes, servers, service
 from benchmarks.loads import Load
@@ -22,6 +24,7 @@ TIMES = 2
 """Rounds for each round of the plan: the ratios that are aimed at are close to 1."""
 CUT_SECONDS, MOST_SECONDS = 60.0, 300.0
 FEATURES, MEMBERS, TOP_K = 3, 20, 10
+EDITS = 8
 CHATS = "/v1/chat/completions"
 
 
@@ -45,6 +48,21 @@ class Pair:
     plain: Load
 
 
+def _edited(edits: Callable[[int], list[dict[str, Any]]]) -> Kind:
+    """Requests with edits of their own."""
+    return Kind(lambda number: {"interventions": {"edits": edits(number)}})
+
+
+def _clamp(number: int) -> dict[str, Any]:
+    """An edit that sets a feature of the SAE."""
+    return {"op": "set", "feature": {"index": number}, "value": 1.0}
+
+
+def _gate(number: int) -> dict[str, Any]:
+    """The condition that another feature is on."""
+    return {"when": {"feature": {"index": REQUESTS + number}, "above": 0.0}}
+
+
 class Steered:
     """A service with an SAE of random weights in the middle of the model."""
 
@@ -53,10 +71,13 @@ class Steered:
         self._server = server
         self._cluster = ""
         self._turn = 0
+        self._layer = 0
+        self._width = 0
 
     async def prepare(self, folder: Path, config: dict[str, Any]) -> None:
         """Attach the SAE, and save a profile for each request and a cluster."""
-        layer = config["num_hidden_layers"] // 2
+        layer = self._layer = config["num_hidden_layers"] // 2
+        self._width = config["hidden_size"]
         hook = f"blocks.{layer}.hook_resid_post"
         source = saes.written(folder, config["hidden_size"], hook)
         added = await self._post("/api/saes/download", {"local_path": source.path})
@@ -79,9 +100,25 @@ class Steered:
             "32 sae_steering": Kind(
                 lambda number: {"sae_steering": {"features": _features(number)}}
             ),
+            "32 clamps": _edited(lambda number: [_clamp(number)]),
+            "32 ablations": _edited(lambda number: [self._ablation(number)]),
+            "32 gated clamps": _edited(lambda number: [_clamp(number) | _gate(number)]),
+            "8 edits each": _edited(
+                lambda number: [
+                    edit
+                    for place in range(EDITS // 2)
+                    for edit in (_clamp(number + place), self._ablation(EDITS * number + place))
+                ]
+            ),
             "a sensed cluster": Kind(state=self._sensed),
             "monitoring": Kind(state=self._monitored),
         }
+
+    def _ablation(self, number: int) -> dict[str, Any]:
+        """An edit that takes away a direction of its own, at the layer of the SAE."""
+        numbers = np.random.default_rng(number).normal(size=self._width).astype("<f4")
+        data = base64.b64encode(numbers.tobytes()).decode()
+        return {"op": "ablate", "vector": {"layer": self._layer, "data": data}}
 
     async def load(self, kind: Kind, tokens: int) -> Load:
         """Requests at once, with prompts that no request had before."""

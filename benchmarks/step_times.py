@@ -80,7 +80,9 @@ class Decoding:
         long: int,
         saes: HookedSaes | None = None,
         observers: Observers | None = None,
+        plan_of: Callable[[int], m.Plan] = lambda _: m.Suppressed(),
     ) -> None:
+        self._plan_of = plan_of
         self._observers = observers or Observers([])
         self._saes = saes or HookedSaes(model.dtype, on_detach=self._observers.detached)
         self._batch = Batch(model, self._saes, self._observers, KV_TOKENS)
@@ -98,10 +100,11 @@ class Decoding:
         for _ in range(count):
             self._rows += 1
             ids = [(self._rows + 7 * place) % 1000 + 10 for place in range(tokens)]
-            command = m.Generate(
-                self._rows, [m.Tokens(ids)], 1, sampling, m.Suppressed(), label="bench"
-            )
+            plan = self._plan_of(self._rows)
+            command = m.Generate(self._rows, [m.Tokens(ids)], 1, sampling, plan, label="bench")
             rows = rows_of(command, self._model, self._model.model_max_context, KV_TOKENS)
+            for row in rows:
+                self._saes.prepare(row.steering)
             self._observers.begin(command, rows, self._saes)
             self._batch.add(rows, is_seeded=False)
 
@@ -193,15 +196,18 @@ def measured(model: Checkpoint, short: int, long: int) -> dict[str, Any]:
     }
 
 
+def random_sae(width: int) -> Sae:
+    """An SAE of random weights, with a packed encoder."""
+    decoder = torch.randn(D_SAE, width, generator=torch.Generator().manual_seed(0))
+    encoder = decoder.T / width**0.5
+    return Sae(encoder, torch.zeros(D_SAE), decoder, torch.zeros(width), "relu").packed_encoder()
+
+
 @torch.inference_mode()
 def watched(model: Checkpoint) -> dict[str, Any]:
     """Steps of rows that are monitored or sensed beside steps of rows that are not, block by block."""
     saes = HookedSaes(model.dtype, on_detach=lambda _: None)
-    generator = torch.Generator().manual_seed(0)
-    decoder = torch.randn(D_SAE, model.hidden_size, generator=generator)
-    encoder = decoder.T / model.hidden_size**0.5
-    biases = torch.zeros(D_SAE), torch.zeros(model.hidden_size)
-    sae = Sae(encoder, biases[0], decoder, biases[1], "relu").packed_encoder()
+    sae = random_sae(model.hidden_size)
     saes.attach(
         KEY, sae, sites.find(model.model, model.layers, sites.RESID_POST, model.layers // 2)
     )
@@ -221,7 +227,7 @@ def watched(model: Checkpoint) -> dict[str, Any]:
         for name in batches if turn % 2 else reversed(batches):
             block = batches[name].watched_seconds(BLOCK)
             found[name] += [block] if turn else []
-    chunk = torch.randn(CHUNK, model.hidden_size, generator=generator)
+    chunk = torch.randn(CHUNK, model.hidden_size)
     encodings = [_seconds(lambda: sae.encode(chunk)) * WATCHED / CHUNK for _ in range(BLOCKS + 1)]
     return {
         "rows": WATCHED,

@@ -86,6 +86,10 @@ LONG_AIMS = {"p50": Aim(1.25, is_least=False), "p99": Aim(2.5, is_least=False)}
 STEERED_AIMS = {
     "32 profiles": ("32 requests with 32 profiles", Aim(0.97)),
     "32 sae_steering": ("32 requests, each with its own `sae_steering`", Aim(0.97)),
+    "32 clamps": ("32 requests, each sets a feature of its own", Aim(0.93)),
+    "32 ablations": ("32 requests, each ablates a direction of its own", Aim(0.93)),
+    "32 gated clamps": ("32 requests, each sets a feature while another is on", Aim(0.93)),
+    "8 edits each": ("32 requests, each with 8 edits of its own", Aim(0.8)),
     "a sensed cluster": ("a sensed cluster of 20 members", Aim(0.97)),
     "monitoring": ("monitoring of the top 10 of 16,384 features", Aim(0.93)),
 }
@@ -153,6 +157,21 @@ def _of_step_reading(part: Part) -> Iterator[Row]:
     yield Row("p50 of the steps beside a long prompt over alone", f"{part['p50_over_alone']:.2f}")
     for name, one in part["step_ms"].items():
         yield Row(f"a step of {part['rows']} rows, {name}, ms", spread(one, 1))
+
+
+STEP_AIMS = {
+    "one add each": Aim(0.97),
+    "one clamp each": Aim(0.93),
+    "one ablation each": Aim(0.93),
+    "one gated clamp each": Aim(0.93),
+    "8 edits each": Aim(0.8),
+}
+
+
+def _of_step_edits(part: Part) -> Iterator[Row]:
+    for name, one in part["kinds"].items():
+        ratio = one["rate_over_plain"]
+        yield aimed(f"{part['rows']} rows, {name}, steps over plain", ratio, STEP_AIMS.get(name))
 
 
 # ---------------------------------------------------------------- the parts of benchmarks.run
@@ -299,6 +318,7 @@ ROWS: dict[str, Callable[[Part], Iterator[Row]]] = {
     "step-times": _of_step_times,
     "step-watched": _of_step_watched,
     "step-reading": _of_step_reading,
+    "step-edits": _of_step_edits,
     "service": _of_service,
     "engine": _of_engine,
     "inference": _of_inference,

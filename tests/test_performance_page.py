@@ -107,6 +107,17 @@ THROUGHPUT = {
         "p50_over_alone": 1.2,
         "step_ms": {"reads a part": spread(60.0)},
     },
+    "step-edits": {
+        "rows": 32,
+        "d_sae": 16384,
+        "kinds": {
+            "one clamp each": {
+                "step_ms": spread(31.0),
+                "plain_ms": spread(30.0),
+                "rate_over_plain": spread(0.96),
+            }
+        },
+    },
 }
 
 

@@ -60,7 +60,7 @@ async def test_what_was_asked_for_reaches_the_engine(world: World) -> None:
     assert stream.client == "a key"
     assert stream.choices == 4
     assert stream.sampling == m.Sampling(0.5, 0.9, 1.2, 7, 512, ["END"], 42)
-    assert stream.plan == m.Follow()
+    assert isinstance(stream.plan, m.Follow)
 
 
 async def test_the_slot_is_given_back_when_the_engine_is_done_though_the_client_never_reads(

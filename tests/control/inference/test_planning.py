@@ -66,7 +66,7 @@ async def test_a_change_while_the_request_waits_for_its_slot_is_in_plan_echo_and
     # the steering of the request's own holds whatever the epoch is
     epoch = world.steering.live.epoch if own is None else None
     is_following = intensity is None and own is None
-    expected = m.Follow() if is_following else m.Overlay(epoch, {KEY: {**values}})
+    expected = m.Follow(epoch) if is_following else m.Overlay(epoch, {KEY: {**values}})
     assert plan == expected
     assert run.admitted.echo == echo
     assert run.admitted.state == state

@@ -213,7 +213,7 @@ class Planner:
     def _told(self, plan: dial.Plan) -> m.Plan:
         """The plan as the engine gets it."""
         if plan.overlay is None:
-            return m.Follow()
+            return m.Follow(self._serving.live.epoch)
         epoch = None if plan.is_own else self._serving.live.epoch
         values = {key: dict(features) for key, features in plan.overlay.items()}
         return m.Overlay(epoch, values, plan.edits, plan.keeps_norm)
