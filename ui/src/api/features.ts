@@ -1,6 +1,7 @@
 // Features of SAEs: their figures, labels and neighbours.
 import { infiniteQueryOptions, keepPreviousData, queryOptions } from "@tanstack/react-query";
 import { described, request, type Data } from "./client";
+import type { Job } from "./jobs";
 import { POLL } from "./queries";
 
 export type Feature = Data<"/api/saes/{sae_id}/features/{index}">;
@@ -25,6 +26,22 @@ export const nearest = (sae_id: string, feature_idx: number, limit: number) =>
       }),
     staleTime: POLL,
   });
+
+/** The features that promote the tokens of a word; or the job that computes them first. */
+export const promoting = (sae_id: string, query: string) =>
+  queryOptions({
+    queryKey: ["features", sae_id, "promoting", query] as const,
+    queryFn: async ({ signal }): Promise<{ job: Job } | Found> =>
+      request("post", "/api/saes/{sae_id}/features/search", {
+        signal,
+        path: { sae_id },
+        body: { query, by: "promotes", limit: PAGE },
+      }),
+    retry: false,
+    staleTime: Infinity,
+  });
+
+type Found = Data<"/api/saes/{sae_id}/features/search", "post">;
 
 const PAGE = 25;
 

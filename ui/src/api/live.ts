@@ -33,6 +33,8 @@ const STALE: Record<string, readonly Part[]> = {
   "monitoring:activation": ["readings", "monitoring state"],
   "sensing:event": ["sensing cluster"],
   "circuit:sensing:event": ["sensing circuit"],
+  "job:progress": ["jobs"],
+  "job:done": ["jobs"],
 };
 /** Events of progress and the key of the answer that holds the last report of each piece of work. */
 const PROGRESS: Record<string, readonly [Noun, string, idField: string]> = {

@@ -20,7 +20,9 @@ export type Noun =
   | "sensing"
   | "monitoring"
   | "readings"
-  | "features";
+  | "features"
+  | "vectors"
+  | "jobs";
 
 export type Health = Data<"/api/health/detailed">;
 export type Cards = Data<"/api/health/gpus">;

@@ -18,14 +18,19 @@ const FEATURE = {
   residual_norm: 95.19 as number | null,
   typical_strength: 47.59 as number | null,
   statistics: null,
+  promotes: [{ token_id: 1316, token: " waves", value: 0.7345 }] as object[] | null,
+  suppresses: [{ token_id: 1122, token: " throne", value: -0.54 }] as object[] | null,
 };
 const LABELS = [
   { feature_idx: 90, label: "sea" },
   { feature_idx: 332, label: "sea: ship" },
 ];
+const NEAREST = { features: [{ feature_idx: 332, label: "sea: ship", cosine: 0.5 }] };
+const JOB = { id: "job_1", kind: "promoted_tokens", state: "running", progress: 0.25, message: "", error: null, result: null };
 
-function shown(link: string, feature = FEATURE) {
+function shown(link: string, feature = FEATURE, search: unknown = NEAREST) {
   let label = feature.label;
+  const second = { id: "job_2", state: "running", message: "256 of 1024 features are computed" };
   const sent = service({
     "GET /api/saes": { saes: [{ id: "sae_1", name: "layer_3", d_sae: 1024 }], total: 1, attachment: {} },
     "GET /api/saes/attachments": { entries: feature.layer === null ? [] : [{ sae_id: "sae_1", layer: 3 }] },
@@ -43,7 +48,12 @@ function shown(link: string, feature = FEATURE) {
       return { imported: 1, total: 1, warnings: [] };
     },
     "GET /api/saes/sae_1/features/90": () => ({ ...feature, label }),
-    "POST /api/saes/sae_1/features/search": { features: [{ feature_idx: 332, label: "sea: ship", cosine: 0.5 }] },
+    "POST /api/saes/sae_1/features/search": search,
+    "GET /api/jobs/job_1": { job: { ...JOB, state: "done" } },
+    "GET /api/jobs/job_2": () => ({ job: { ...JOB, ...second } }),
+    "DELETE /api/jobs/job_2": () => {
+      second.state = "cancelled";
+    },
   });
   const drawn = render(
     <QueryClientProvider client={new QueryClient()}>
@@ -84,6 +94,39 @@ it("shows what was not measured as a dash, and offers no steering with an SAE th
   shown("/features/sae_1/-/90", { ...FEATURE, layer: null, residual_norm: null, typical_strength: null });
   expect((await screen.findByText("typical strength")).parentElement?.textContent).toBe("typical strength–");
   expect(screen.queryByRole("link", { name: "Steer with this" })).toBeNull();
+});
+
+it("shows the tokens that a feature promotes and suppresses, and says when they are not known", async () => {
+  const { container, unmount } = shown("/features/sae_1/3/90");
+  const promoted = await screen.findByRole("list", { name: "Promotes" });
+  expect(promoted.textContent).toBe(" waves0.73");
+  expect(screen.getByRole("list", { name: "Suppresses" }).textContent).toBe(" throne−0.54");
+  expect(await violations(container)).toEqual([]);
+  unmount();
+  shown("/features/sae_1/-/90", { ...FEATURE, promotes: null, suppresses: null });
+  expect(await screen.findByText(/Known only while the SAE is attached/)).toBeTruthy();
+});
+
+it("finds the features that promote a word, once the job of the first search is done", async () => {
+  const answers = [{ job: JOB }, { features: [{ feature_idx: 90, label: "sea", value: 0.67 }], matched: 1 }];
+  const { sent, container } = shown("/features?q=sea&in=promotes", FEATURE, () => answers.shift());
+  await screen.findByText(/The first search in an SAE/);
+  expect(sent.filter(({ path }) => path.endsWith("/search"))).toEqual([]);
+  fireEvent.submit(screen.getByRole("search"));
+  const found = await screen.findByRole("list", { name: "Features that promote sea" });
+  expect(found.textContent).toBe("sea0.67");
+  expect(sent.find(({ path }) => path.endsWith("/search"))?.body).toMatchObject({ query: "sea", by: "promotes" });
+  expect(await violations(container)).toEqual([]);
+});
+
+it("shows how far the job of a search is, and cancels it", async () => {
+  const { sent } = shown("/features?q=sea&in=promotes", FEATURE, { job: { ...JOB, id: "job_2" } });
+  await screen.findByRole("search");
+  fireEvent.submit(screen.getByRole("search"));
+  expect(await screen.findByText("256 of 1024 features are computed")).toBeTruthy();
+  fireEvent.click(screen.getByRole("button", { name: "Cancel" }));
+  expect(await screen.findByText(/was cancelled/)).toBeTruthy();
+  expect(sent.some(({ method, path }) => method === "DELETE" && path === "/api/jobs/job_2")).toBe(true);
 });
 
 it("links to the Steer page with the feature at its typical strength", async () => {

@@ -12,6 +12,7 @@ import { Contexts } from "./Contexts";
 import { Label } from "./Label";
 import { Nearest } from "./Nearest";
 import { Observed } from "./Observed";
+import { Writes } from "./Writes";
 
 export function FeatureDetails({ place }: { place: FeaturePlace }) {
   const { sae, index } = place;
@@ -53,6 +54,7 @@ export function FeatureDetails({ place }: { place: FeaturePlace }) {
                 )}
               </p>
             </header>
+            <Writes query={query} />
             <div className="columns">
               <div className="column">
                 <QueryPanel

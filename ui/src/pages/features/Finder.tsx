@@ -4,13 +4,19 @@ import { Link } from "react-router";
 import { attachments } from "../../api/queries";
 import { saes, type Sae } from "../../api/saes";
 import { Answered, Panel } from "../../parts/Panel";
+import { Segmented } from "../../parts/Segmented";
 import { useLink } from "../../parts/useLink";
 import { count } from "../../rules/bytes";
 import { choice, text } from "../../rules/link";
 import { METRICS, Top } from "./Top";
+import { Promoting } from "./Promoting";
 import { Search } from "./Search";
 
-const LINK = { sae: text(), q: text(), by: choice(METRICS) };
+const LINK = { sae: text(), q: text(), in: choice(["labels", "promotes"]), by: choice(METRICS) };
+const PLACES = [
+  { value: "labels", label: "Labels", title: "Words of the label of a feature" },
+  { value: "promotes", label: "Promoted tokens", title: "A word that the feature makes more probable" },
+] as const;
 
 export function Finder() {
   const [link, change] = useLink(LINK);
@@ -53,15 +59,28 @@ export function Finder() {
             <div className="columns">
               <Panel
                 title="Find"
-                about={`This SAE has ${count(chosen.d_sae)} features. Write words of a label, or an index.`}
+                about={`This SAE has ${count(chosen.d_sae)} features. ${link.in === "labels" ? "Write words of a label, or an index." : "Write a word, and see the features that promote it."}`}
+                actions={
+                  <Segmented label="Where to search" options={PLACES} value={link.in} onChange={(place) => change({ in: place })} />
+                }
               >
-                <Search
-                  key={chosen.id}
-                  sae={chosen}
-                  layer={layer}
-                  words={link.q}
-                  onWords={(q) => change({ q })}
-                />
+                {link.in === "labels" ? (
+                  <Search
+                    key={chosen.id}
+                    sae={chosen}
+                    layer={layer}
+                    words={link.q}
+                    onWords={(q) => change({ q })}
+                  />
+                ) : (
+                  <Promoting
+                    key={chosen.id}
+                    sae={chosen.id}
+                    layer={layer}
+                    word={link.q}
+                    onWord={(q) => change({ q })}
+                  />
+                )}
               </Panel>
               <Top sae={chosen.id} by={link.by} onBy={(by) => change({ by })} />
             </div>

@@ -1,0 +1,25 @@
+// Jobs: work of the service that outlasts a request.
+import { queryOptions } from "@tanstack/react-query";
+import { request, type Data } from "./client";
+import { BUSY_POLL } from "./queries";
+
+export type Job = Data<"/api/jobs/{job_id}">["job"];
+
+/** A job with its result, read again until it has ended. */
+export const job = (id: string | null) =>
+  queryOptions({
+    queryKey: ["jobs", id] as const,
+    queryFn: async ({ signal }) =>
+      (await request("get", "/api/jobs/{job_id}", { path: { job_id: id ?? "" }, signal })).job,
+    enabled: id !== null,
+    refetchInterval: ({ state }) => (state.data !== undefined && isEnded(state.data) ? false : BUSY_POLL),
+  });
+
+export function isEnded({ state }: Pick<Job, "state">): boolean {
+  return state !== "waiting" && state !== "running";
+}
+
+/** Cancel a job that waits or runs, or forget one that has ended. */
+export function removeJob(job_id: string) {
+  return request("delete", "/api/jobs/{job_id}", { path: { job_id } });
+}
