@@ -30,6 +30,8 @@ from steerserve.messages import (
     LensRead,
     Piece,
     Plan,
+    Pool,
+    Pooled,
     Reading,
     Recorded,
     Refused,
@@ -64,6 +66,7 @@ from steerserve.worker.model.recording import CardRecorder, PassRecorder
 from steerserve.worker.model.unembedding import Unembedding
 from steerserve.worker.observers.monitor import FeatureMonitor
 from steerserve.worker.observers.observers import Observers
+from steerserve.worker.observers.pools import Pools
 from steerserve.worker.observers.sensing import SensingObserver
 from steerserve.worker.observers.taps import Taps
 from steerserve.worker.observers.target import target_of
@@ -174,7 +177,9 @@ class Bench:
         self.context = min(model.model_max_context, kv_tokens - model.row_tokens)
         self.monitor = FeatureMonitor(model.special_tokens)
         self.sensing = SensingObserver(model.decode, lambda: self.monitor.whole)
-        self.observers = Observers([self.monitor, Taps(model.decode_token), self.sensing])
+        self.observers = Observers(
+            [self.monitor, Taps(model.decode_token), Pools(model.special_tokens), self.sensing]
+        )
         self.steering = HookedSaes(
             model.dtype,
             on_detach=self.observers.detached,
@@ -199,6 +204,7 @@ class Bench:
         self.scores: dict[tuple[int, int], Scored] = {}
         self.vectors: dict[tuple[int, int], Tensor] = {}
         self.readings: dict[int, list[Reading]] = {}
+        self.pooled: dict[tuple[int, int], Pooled] = {}
         self.lenses: dict[int, LensRead] = {}
         self.attributed: dict[int, Attributed] = {}
         self.streamed: set[int] = set()
@@ -263,6 +269,7 @@ class Bench:
         tap: Tap | None = None,
         ids: list[int] | None = None,
         echo: Echo | None = None,
+        pool: Pool | None = None,
     ) -> list[BatchRow]:
         """Add a request for the distribution of the token after each prompt; its rows, in the order of the prompts."""
         texts = [prompts] if isinstance(prompts, str) else prompts
@@ -272,7 +279,7 @@ class Bench:
             else tokens(self.model, text, ids)
             for text in texts
         ]
-        command = Score(request, prompted, temperature, top, allowed, tap, echo)
+        command = Score(request, prompted, temperature, top, allowed, tap, echo, pool=pool)
         rows = scoring_rows(command, self.model, self.context)
         self.observers.begin(command, rows, self.steering)
         self.batch.add(shortest_first(rows), is_seeded=False)
@@ -422,6 +429,10 @@ class Bench:
                 self.lenses[outcome.id] = outcome
             case Attributed():
                 self.attributed[outcome.id] = outcome
+            case Pooled():
+                assert (outcome.id, outcome.choice) not in self.scores, "a vector after the end"
+                assert (outcome.id, outcome.choice) not in self.pooled, "a second vector"
+                self.pooled[outcome.id, outcome.choice] = outcome
             case Activated():
                 is_streamed = outcome.id in self.streamed
                 assert is_streamed or outcome.id not in self.readings, "readings twice"

@@ -23,6 +23,7 @@ from steerserve.messages.values import (
     Echo,
     Message,
     Plan,
+    Pool,
     SaeSource,
     Sampling,
     Suppressed,
@@ -161,7 +162,8 @@ class Score(Message, frozen=True):
 
     The candidates are the tokens `allowed`, or the whole vocabulary. The answer lists all allowed tokens, or the `top`
     most probable of the vocabulary; where `top` is None it lists none. Logits are divided by `temperature`. With an
-    `echo` the tokens of the prompts are scored too. `client` is as in `Generate`.
+    `echo` the tokens of the prompts are scored too. With a `pool` each prompt has a vector of activations. `client` is
+    as in `Generate`.
     """
 
     id: int
@@ -173,6 +175,7 @@ class Score(Message, frozen=True):
     echo: Echo | None = None
     client: str = ""
     plan: Plan = Suppressed()
+    pool: Pool | None = None
 
 
 class Embed(Message, frozen=True):

@@ -397,7 +397,19 @@ class Attributed(Message, frozen=True):
     uncapped: float | None
 
 
-Outcome = Piece | Scored | Embedded | Activated | LensRead | Attributed
+class Pooled(Message, frozen=True):
+    """The vector of activations of one prompt, over `positions` positions; it comes before the end of its choice.
+    `features` are the indices of the features that are not 0, as little-endian uint32 in their order, and `values`
+    their values, as little-endian float32. They are empty where no position is left."""
+
+    id: int
+    choice: int
+    positions: int
+    features: bytes
+    values: bytes
+
+
+Outcome = Piece | Scored | Embedded | Activated | Pooled | LensRead | Attributed
 
 
 class Stepped(Message, frozen=True):

@@ -6,7 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from steerserve.messages.values import Constraint, Echo, Plan, Prompt, Sampling, Suppressed, Tap
+from steerserve.messages.values import (
+    Constraint,
+    Echo,
+    Plan,
+    Pool,
+    Prompt,
+    Sampling,
+    Suppressed,
+    Tap,
+)
 from steerserve.rules.steering.edits import Edit
 
 
@@ -88,7 +97,7 @@ class Generation(Request):
 @dataclass(frozen=True)
 class Scoring(Request):
     """Score the candidates for the token after each prompt. The fields are those of `Score`. The events are Started,
-    then Scored for each prompt."""
+    then Scored for each prompt, with a pool behind the Pooled of the prompt."""
 
     temperature: float
     top: int | None
@@ -97,6 +106,7 @@ class Scoring(Request):
     echo: Echo | None = None
     client: str = ""
     plan: Plan = field(default_factory=Suppressed)
+    pool: Pool | None = None
 
     @property
     def max_tokens(self) -> int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -106,6 +106,16 @@ class Tap(Message, frozen=True):
     is_before: bool
     max_entries: int
     is_streamed: bool = False
+
+
+class Pool(Message, frozen=True):
+    """One vector of activations for each prompt, of the attached SAE `key`: the largest of each feature over the
+    positions (`max`), their mean (`mean`), or those at the last position (`last`). Position 0 and special tokens are
+    left out, unless `has_special`."""
+
+    key: str
+    how: Literal["max", "mean", "last"]
+    has_special: bool = False
 
 
 class Echo(Message, frozen=True):

@@ -186,8 +186,9 @@ class CheckpointEngine(Engine):
                 fields = n, sampling, plan, constraint, tap, label, list(plans)
                 told = self._reported(tokens)
                 return m.Generate(number, tokens, *fields, told, client, counted)
-            case m.Scoring(_, temperature, top, allowed, tap, echo, client, plan):
-                return m.Score(number, tokens, temperature, top, allowed, tap, echo, client, plan)
+            case m.Scoring(_, temperature, top, allowed, tap, echo, client, plan, pool):
+                asked = temperature, top, allowed, tap, echo, client, plan, pool
+                return m.Score(number, tokens, *asked)
             case m.Embedding(_, client):
                 return m.Embed(number, tokens, client)
             case m.LensReading(_, layers, top, distributions, entries, client):
