@@ -311,6 +311,18 @@ class ScriptedEngine(Engine):
         return {sae.key: self._launcher.made or _attached(sae.layer) for sae in state.saes}
 
     async def run(self, request: m.Request) -> AsyncGenerator[m.Started | m.Outcome, None]:
+        if isinstance(request, m.Scoring) and request.pool is not None:
+            try:
+                await self._step("pool")
+            except Refusal as gone:
+                raise self._parting or gone from None
+            yield m.Started(1, [3] * len(request.prompts))
+            for choice, prompt in enumerate(request.prompts):
+                assert isinstance(prompt, m.Text)
+                feature, value = struct.pack("<I", len(prompt.text)), struct.pack("<f", 1.0)
+                yield m.Pooled(1, choice, 3, feature, value)
+                yield m.Scored(1, choice, m.TokenScore(1, "a", 0.0), [])
+            return
         if isinstance(request, m.Scoring):
             raise Refusal("FIELD_NOT_HONOURED", "logprobs is not honoured", param="logprobs")
         if not isinstance(request, m.Generation):

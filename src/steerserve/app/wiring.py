@@ -16,6 +16,7 @@ from steerserve.control.health.gpus import CardReadings, torch_version
 from steerserve.control.health.health import Vitals
 from steerserve.control.health.nodes import NodeReadings
 from steerserve.control.inference.compare import Compare
+from steerserve.control.inference.contrasts import Contrasts
 from steerserve.control.inference.generate import Generation
 from steerserve.control.inference.lenses import Lenses
 from steerserve.control.inference.queue import Queue
@@ -307,6 +308,7 @@ class Owners:
         self.lenses = Lenses(
             self.generation, self.served, self.conductor, self.speller, self.features
         )
+        self.contrasts = Contrasts(self.conductor, self.queue, self.features, self.jobs)
         self.compare = Compare(
             self.generation,
             self.served,

@@ -155,7 +155,8 @@ class Jobs:
 
     def _fail(self, job: Job, refusal: Refusal) -> None:
         job.refusal = refusal
-        error = JobError(refusal.code, refusal.message, refusal.details)
+        named = {} if refusal.param is None else {"param": refusal.param}
+        error = JobError(refusal.code, refusal.message, named | refusal.details)
         job.facts = replace(job.facts, state="failed", message=refusal.message, error=error)
 
     def _forget(self) -> None:

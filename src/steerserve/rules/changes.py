@@ -82,6 +82,7 @@ QUESTIONS = frozenset(
         "/api/compare",
         "/api/lens",
         "/api/attribution",
+        "/api/features/contrast",
         "/api/tokenize",
         "/api/detokenize",
     }

@@ -362,3 +362,61 @@ async def test_a_client_that_leaves_as_its_place_is_given_away_is_no_refusal() -
         assert isinstance(gone, asyncio.CancelledError)
         await greedy[0].leave()
     assert (queue.counts().pending, queue.counts().holding) == (0, 0)
+
+
+class HeldPart:
+    """A part of a job that holds its slot until `leave`."""
+
+    def __init__(self, queue: Queue) -> None:
+        self.has_slot = False
+        self._leave = asyncio.Event()
+        self.task = asyncio.create_task(self._run(queue))
+
+    async def _run(self, queue: Queue) -> None:
+        async with queue.spare():
+            self.has_slot = True
+            await self._leave.wait()
+
+    async def leave(self) -> None:
+        self._leave.set()
+        await soon(self.task)
+
+
+async def test_parts_of_jobs_come_after_every_request() -> None:
+    queue = Queue(1, 5, 50)
+    first = HeldPart(queue)
+    await until(lambda: first.has_slot)
+    second, request = HeldPart(queue), Held(queue)
+    await until(lambda: queue.counts().pending == 1)
+    assert (request.has_slot, second.has_slot) == (False, False)
+    await first.leave()
+    await until(lambda: request.has_slot)
+    assert not second.has_slot
+    third = HeldPart(queue)
+    await request.leave()
+    await until(lambda: second.has_slot)
+    assert not third.has_slot
+    await second.leave()
+    await until(lambda: third.has_slot)
+    await third.leave()
+    assert (queue.counts().pending, queue.counts().holding) == (0, 0)
+
+
+@pytest.mark.parametrize("comes_first", ["slot", "cancel"])
+async def test_a_cancelled_part_gives_its_slot_back(comes_first: str) -> None:
+    queue = Queue(1, 5, 50)
+    first, second, third = HeldPart(queue), HeldPart(queue), HeldPart(queue)
+    await until(lambda: first.has_slot)
+    if comes_first == "slot":
+        first.task.cancel()
+        await asyncio.sleep(0)  # the second part has the slot, and has not run yet
+        second.task.cancel()
+    else:
+        second.task.cancel()
+        first.task.cancel()
+    await until(lambda: third.has_slot)
+    await third.leave()
+    assert second.has_slot is False
+    request = Held(queue)
+    await until(lambda: request.has_slot)
+    await request.leave()

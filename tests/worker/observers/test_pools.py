@@ -29,7 +29,7 @@ def pooled(
     sae = formats.load(source(write(path, config_v6(kind, d_in=32), values)))
     pool = m.Pool(KEY, how, has_special)  # type: ignore[arg-type]
     with bench.attached(KEY, sae):
-        rows = bench.score(1, list(TEXTS), top=None, pool=pool)
+        rows = bench.score(1, list(TEXTS), pool=pool)
         bench.run()
     found = []
     for row in rows:
@@ -85,7 +85,7 @@ def test_a_text_without_positions_has_an_empty_vector(llama: Checkpoint, tmp_pat
         ),
     )
     with bench.attached(KEY, sae):
-        bench.score(1, "", ids=[7], top=None, pool=m.Pool(KEY, "max"))
+        bench.score(1, "", ids=[7], pool=m.Pool(KEY, "max"))
         bench.run()
     answer = bench.pooled[1, 0]
     assert (answer.positions, answer.features, answer.values) == (0, b"", b"")

@@ -86,6 +86,9 @@ class Queue:
         self._ended: dict[str, int] = {}
         # when the last requests of clients ended, the latest last
         self._recent: dict[str, float] = {}
+        # parts of jobs that wait for a slot, and how many have one
+        self._parts: list[asyncio.Future[None]] = []
+        self._parts_running = 0
         self._count = itertools.count(1)
         self._durations: deque[float] = deque(maxlen=window)
         self._clock = clock
@@ -151,7 +154,31 @@ class Queue:
             self._durations.append(self._clock() - since)
             self._give_back(place)
 
+    @asynccontextmanager
+    async def spare(self) -> AsyncIterator[None]:
+        """A slot for a part of a job. It is given once a slot is free and no request waits for one, to the part that
+        has waited longest."""
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._parts.append(turn)
+        self._hand_out()
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.cancelled():
+                self._parts.remove(turn)
+            else:  # the slot came at the same moment
+                self._end_part()
+            raise
+        try:
+            yield
+        finally:
+            self._end_part()
+
     # ------------------------------------------------------------- inside
+
+    def _end_part(self) -> None:
+        self._parts_running -= 1
+        self._hand_out()
 
     def _make_room(self, client: str) -> None:
         """Give up the place of a request of another client.
@@ -200,8 +227,22 @@ class Queue:
             del self._recent[next(iter(self._recent))]
 
     def _hand_out(self) -> None:
-        """Give the free slots to those whose turn it is."""
-        while len(self._running) < self._max_concurrent:
+        """Give the free slots to those whose turn it is, and those that are left to parts of jobs."""
+        self._hand_out_to_requests()
+        is_line_empty = all(place.turn is None or place.turn.done() for place in self._places)
+        for turn in [turn for turn in self._parts if not turn.done()]:
+            if not is_line_empty or self._free <= 0:
+                return
+            self._parts_running += 1
+            self._parts.remove(turn)
+            turn.set_result(None)
+
+    @property
+    def _free(self) -> int:
+        return self._max_concurrent - len(self._running) - self._parts_running
+
+    def _hand_out_to_requests(self) -> None:
+        while self._free > 0:
             # a request that was cancelled is still in the room for a moment
             line = {
                 place.request: place
@@ -211,7 +252,7 @@ class Queue:
             running, slots = self._running_rows(), self._max_concurrent
             since = self._clock() - rules.RECENT_SECONDS
             recent = (client for client, ended in self._recent.items() if ended > since)
-            limit = rules.rows_limit(slots - len(self._running), slots, running, recent)
+            limit = rules.rows_limit(self._free, slots, running, recent)
             request = rules.next_request(line, running, self._ended, rows_limit=limit)
             if request is None:
                 return

@@ -78,7 +78,45 @@ class Comparison(Form, frozen=True, kw_only=True):
     sides: list[ComparedSide]
 
 
-JobResult = PromotedFeatures | None
+class ContrastedTexts(Form, frozen=True):
+    """How many texts a contrast had, and how many of them were held out."""
+
+    positives: int
+    negatives: int
+    held_out: int
+
+
+class ContrastedFeature(Form, frozen=True, kw_only=True):
+    """One feature of a contrast. `auc` is the probability that the feature's pooled activation is larger in a positive
+    text than in a negative one, with its 95 % interval, which is null where a group has one text. The means and shares
+    are those of the texts that are not held out; a share counts the texts in which the feature fires. `promotes` has
+    the three tokens that the feature promotes most, and is null where they are not known."""
+
+    index: int
+    label: str | None
+    auc: float
+    auc_low: float | None
+    auc_high: float | None
+    auc_held_out: float | None
+    mean_positive: float
+    mean_negative: float
+    share_positive: float
+    share_negative: float
+    p_corrected: float
+    promotes: list[str] | None
+
+
+class Contrast(Form, frozen=True, kw_only=True):
+    """The features that tell the positive texts from the negative ones best, and how many features were compared."""
+
+    sae_id: str
+    layer: int
+    texts: ContrastedTexts
+    features: list[ContrastedFeature]
+    compared: int
+
+
+JobResult = Contrast | PromotedFeatures | None
 
 
 class JobRecord(JobFacts, frozen=True, kw_only=True):

@@ -1,0 +1,236 @@
+"""Contrasts: which features of an attached SAE tell two groups of texts apart. The texts are read as parts of a job."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import struct
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+from steerserve import messages as m
+from steerserve.control.inference.queue import Queue
+from steerserve.control.inference.views import Contrast, ContrastedFeature, ContrastedTexts
+from steerserve.control.jobs import Job, Jobs, Report
+from steerserve.control.residency.conductor import Conductor
+from steerserve.control.residency.resident import Attachment, Resident
+from steerserve.control.sensing.features import Features
+from steerserve.errors import Refusal
+from steerserve.rules.inference.intent import Conversation
+from steerserve.rules.saes.attachment import SaeChoice
+from steerserve.rules.sensing import contrast as rules
+from steerserve.rules.sensing.contrast import Contrasted, Pooled
+
+KIND = "contrast"
+TEXTS_AT_ONCE = 8
+"""The texts of one part of the job, which run together in one slot."""
+PROMOTED_SHOWN = 3
+_NOT_OF_TEXT = ("MODEL_NOT_LOADED", "MODEL_BUSY", "SAE_NOT_ATTACHED")
+READ_SHARE = 0.95
+"""The share of the progress of a job that is the reading of the texts."""
+
+
+@dataclass(frozen=True, slots=True)
+class ContrastRequest:
+    """The texts of a contrast, and how they are read and compared. `has_special` counts position 0 and special tokens
+    too. `client` names who asks."""
+
+    positives: tuple[str | Conversation, ...]
+    negatives: tuple[str | Conversation, ...]
+    choice: SaeChoice
+    pool: Literal["max", "mean", "last"]
+    top: int
+    holdout: float
+    seed: int
+    min_share: float
+    has_special: bool
+    client: str
+
+
+class Contrasts:
+    """Starts contrasts on the resident model; it never loads one."""
+
+    def __init__(self, conductor: Conductor, queue: Queue, features: Features, jobs: Jobs) -> None:
+        self._conductor = conductor
+        self._queue = queue
+        self._features = features
+        self._jobs = jobs
+
+    def start(self, asked: ContrastRequest) -> Job:
+        """Begin a contrast. Its job is refused what a scoring request is refused, with the name of the text; it is
+        refused INVALID_PARAMETER for a text of which no position counts, and MODEL_NOT_LOADED or SAE_NOT_ATTACHED when
+        the model or the SAE goes meanwhile.
+
+        Raises:
+            Refusal: MODEL_NOT_LOADED, SAE_NOT_ATTACHED, TOO_MANY_JOBS.
+        """
+        resident = self._conductor.loaded()
+        attached = asked.choice.first(list(resident.attachments.values()))
+        return self._jobs.start(KIND, partial(self._run, asked, resident, attached))
+
+    # ------------------------------------------------------------- inside
+
+    async def _run(
+        self, asked: ContrastRequest, resident: Resident, attached: Attachment, report: Report
+    ) -> Contrast:
+        texts = [
+            (f"{group}[{i}]", text)
+            for group, given in (("positives", asked.positives), ("negatives", asked.negatives))
+            for i, text in enumerate(given)
+        ]
+        pooled: list[Pooled] = []
+        while len(pooled) < len(texts):
+            part = texts[len(pooled) : len(pooled) + TEXTS_AT_ONCE]
+            pooled += await self._read(part, asked, resident, attached)
+            share = READ_SHARE * len(pooled) / len(texts)
+            report(share, f"{len(pooled)} of {len(texts)} texts are read")
+        count = len(asked.positives)
+        positives, held_positives = _split(pooled[:count], asked, "positives")
+        negatives, held_negatives = _split(pooled[count:], asked, "negatives")
+        best, compared = await asyncio.to_thread(
+            rules.contrast,
+            positives,
+            negatives,
+            held_positives,
+            held_negatives,
+            top=asked.top,
+            min_share=asked.min_share,
+        )
+        held = len(held_positives) + len(held_negatives)
+        return Contrast(
+            sae_id=attached.sae_id,
+            layer=attached.layer,
+            texts=ContrastedTexts(count, len(texts) - count, held),
+            features=await self._described(best, resident, attached),
+            compared=compared,
+        )
+
+    async def _read(
+        self,
+        part: Sequence[tuple[str, str | Conversation]],
+        asked: ContrastRequest,
+        resident: Resident,
+        attached: Attachment,
+    ) -> list[Pooled]:
+        """The pooled activations of some texts, read together.
+
+        Raises:
+            Refusal: that of the first text that is refused.
+        """
+        pool = m.Pool(attached.key, asked.pool, asked.has_special)
+        async with self._queue.spare(), self._conductor.in_flight(resident):
+            _check_held(resident, attached)
+            try:
+                return await _vectors(part, pool, asked.client, resident)
+            except Refusal as refusal:
+                if len(part) == 1 or not _is_of_text(refusal):
+                    raise
+            # alone, the text that was refused is known
+            found: list[Pooled] = []
+            for one in part:
+                found += await _vectors([one], pool, asked.client, resident)
+            return found
+
+    async def _described(
+        self, best: Sequence[Contrasted], resident: Resident, attached: Attachment
+    ) -> list[ContrastedFeature]:
+        _check_held(resident, attached)
+        labels = await self._features.labels(attached.sae_id)
+        indices = [one.index for one in best]
+        effects = await self._features.effects(attached, indices, PROMOTED_SHOWN)
+        promotes: list[list[str] | None] = [[effect.token for effect in up] for up, _ in effects]
+        return [
+            ContrastedFeature(
+                index=one.index,
+                label=labels.get(one.index),
+                auc=one.found.auc,
+                auc_low=one.found.low,
+                auc_high=one.found.high,
+                auc_held_out=one.auc_held_out,
+                mean_positive=one.found.mean_positive,
+                mean_negative=one.found.mean_negative,
+                share_positive=one.found.share_positive,
+                share_negative=one.found.share_negative,
+                p_corrected=one.p_corrected,
+                promotes=tokens,
+            )
+            for one, tokens in zip(best, promotes or [None] * len(best), strict=True)
+        ]
+
+
+def _split(
+    pooled: Sequence[Pooled], asked: ContrastRequest, group: str
+) -> tuple[list[Pooled], list[Pooled]]:
+    """The texts of a group that are compared, and those that are held out. The seed decides which."""
+    order = list(range(len(pooled)))
+    random.Random(f"{asked.seed} {group}").shuffle(order)  # noqa: S311 -- it must be repeatable
+    held = rules.held_out(len(pooled), asked.holdout)
+    return [pooled[i] for i in sorted(order[held:])], [pooled[i] for i in sorted(order[:held])]
+
+
+def _check_held(resident: Resident, attached: Attachment) -> None:
+    """Raises:
+    Refusal: MODEL_NOT_LOADED, SAE_NOT_ATTACHED.
+    """
+    resident.running()
+    if resident.attachments.get(attached.key) is not attached:
+        raise Refusal(
+            "SAE_NOT_ATTACHED",
+            "the SAE was detached while its job ran",
+            sae_id=attached.sae_id,
+            layer=attached.layer,
+        )
+
+
+async def _vectors(
+    part: Sequence[tuple[str, str | Conversation]],
+    pool: m.Pool,
+    client: str,
+    resident: Resident,
+) -> list[Pooled]:
+    """The pooled activations of some texts, read as one request.
+
+    Raises:
+        Refusal: with the name of the text, where there is one text or no position of it counts.
+    """
+    prompts = [_prompt(text, client) for _, text in part]
+    request = m.Scoring(prompts, 1.0, None, client=KIND, pool=pool)
+    found: dict[int, Pooled] = {}
+    try:
+        async with aclosing(resident.held().run(request)) as events:
+            async for event in events:
+                if isinstance(event, m.Pooled):
+                    found[event.choice] = _unpacked(event, part[event.choice][0])
+    except Refusal as refusal:
+        if len(part) > 1 or not _is_of_text(refusal):
+            raise
+        name = part[0][0]
+        why = f"{name}: {refusal.message}"
+        raise Refusal(refusal.code, why, param=name, **refusal.details) from None
+    return [found[choice] for choice in range(len(part))]
+
+
+def _is_of_text(refusal: Refusal) -> bool:
+    """Whether a text is refused, and not every request at this moment."""
+    return refusal.code not in _NOT_OF_TEXT and refusal.row.api < 500
+
+
+def _prompt(text: str | Conversation, client: str) -> m.Prompt:
+    if isinstance(text, str):
+        return m.Text(text)
+    return m.Chat([dict(message) for message in text], client=client)
+
+
+def _unpacked(answer: m.Pooled, name: str) -> Pooled:
+    """Raises:
+    Refusal: INVALID_PARAMETER where no position of the text counts.
+    """
+    if not answer.positions:
+        why = "no token is left without position 0 and special tokens"
+        raise Refusal("INVALID_PARAMETER", why, param=name)
+    count = len(answer.features) // 4
+    features = struct.unpack(f"<{count}I", answer.features)
+    return dict(zip(features, struct.unpack(f"<{count}f", answer.values), strict=True))
