@@ -86,7 +86,10 @@ FLOORS: dict[str, set[str]] = {
     "app.error_handlers": ZERO | {"rules", "control", "openai", "api", "app.meter", "http"},
     "app.openapi": {"openai", "api"},
     "app.service": ZERO | {"app", "openai", "api", "events", "http"},
-    "cli": ZERO | {"rules", "app.doctor", "app.serve"},
+    "app.commands": ZERO | {"rules", "app.doctor", "app.serve"},
+    "terminal": {"", "client", "terminal", "demo"} | FORMS,
+    # imports `app.commands` by its name, because a command that asks a service needs no service of its own
+    "cli": {"", "terminal"},
     "__main__": {"cli"},
 }
 THIRD_PARTY = {

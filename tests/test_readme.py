@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import socket
 import subprocess
@@ -99,16 +100,33 @@ def test_every_command_of_the_tour_works_in_order(port: int) -> None:
     assert ended["data"]["cleared_steering"] is True
 
 
-def test_the_python_example_streams_a_story(port: int) -> None:
-    (example,) = blocks("python")
-    ran = subprocess.run(
-        [sys.executable, "-c", example.replace(":8000", f":{port}")],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert ran.returncode == 0, ran.stderr
-    assert len(ran.stdout.split()) > 5
+def test_the_python_examples_write_a_story(port: int) -> None:
+    for example in blocks("python"):
+        ran = subprocess.run(
+            [sys.executable, "-c", example.replace(":8000", f":{port}")],
+            env=os.environ | {"STEERSERVE_URL": f"http://127.0.0.1:{port}"},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert ran.returncode == 0, ran.stderr
+        assert len(ran.stdout.split()) > 5
+
+
+def test_the_command_of_the_terminal_writes_a_steered_story(port: int) -> None:
+    (block,) = blocks("console")
+    command = shlex.split(block.removeprefix("$ steerserve "))
+    address = {"STEERSERVE_URL": f"http://127.0.0.1:{port}"}
+    for words in (command, ["steer", "--off"]):
+        ran = subprocess.run(
+            [sys.executable, "-m", "steerserve", *words],
+            env=os.environ | address,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert ran.returncode == 0, ran.stderr
+        assert len(ran.stdout.split()) > 2
 
 
 def test_a_model_of_ones_own_is_registered_loaded_and_served(port: int, tmp_path: Path) -> None:

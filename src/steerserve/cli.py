@@ -1,19 +1,15 @@
-"""The command line: serve, demo, doctor, openapi. It only parses arguments and starts the work."""
+"""The command line. The commands that ask a service are in `terminal/`; the others run in this process, and import the
+service only when they are used."""
 
 from __future__ import annotations
 
-import json
-import os
-from typing import Annotated
+import importlib
+from typing import Annotated, Any
 
 import typer
-from pydantic import ValidationError
-from uvicorn.importer import import_from_string
 
 from steerserve import __version__
-from steerserve.app import doctor, serve
-from steerserve.rules import field_faults
-from steerserve.settings import Settings
+from steerserve.terminal import commands
 
 main = typer.Typer(
     help="Serve language models, and steer them by features of sparse autoencoders.",
@@ -21,34 +17,36 @@ main = typer.Typer(
     add_completion=False,
 )
 
+SERVICE = "Service"
 Host = Annotated[str | None, typer.Option(help="Address to listen on (HOST).")]
 Port = Annotated[int | None, typer.Option(help="Port to listen on (PORT).")]
 
 
-@main.command("serve")
+@main.command("serve", rich_help_panel=SERVICE)
 def serve_command(host: Host = None, port: Port = None) -> None:
     """Start the service, with the settings of the environment and .env."""
-    _serve(host, port)
+    raise typer.Exit(_service().run_service(host, port))
 
 
-@main.command("demo")
+@main.command("demo", rich_help_panel=SERVICE)
 def demo_command(host: Host = None, port: Port = None) -> None:
     """Serve with the bundled demo model loaded and an SAE attached."""
-    os.environ["DEMO"] = "true"
-    _serve(host, port)
+    raise typer.Exit(_service().run_demo(host, port))
 
 
-@main.command("doctor")
+@main.command("doctor", rich_help_panel=SERVICE)
 def doctor_command() -> None:
     """Say in plain words what this machine can do."""
-    typer.echo(doctor.report(_settings()))
+    typer.echo(_service().report())
 
 
-@main.command("openapi")
+@main.command("openapi", rich_help_panel=SERVICE)
 def openapi_command() -> None:
     """Print the API description as JSON."""
-    service = import_from_string(serve.APPLICATION)(_settings())
-    typer.echo(json.dumps(service.api.openapi(), indent=2))
+    typer.echo(_service().description())
+
+
+commands.add(main)
 
 
 @main.callback(invoke_without_command=True)
@@ -60,21 +58,5 @@ def root(
         raise typer.Exit
 
 
-def _serve(host: str | None, port: int | None) -> None:
-    # the application reads its settings from the environment, so the options are put there
-    if host is not None:
-        os.environ["HOST"] = host
-    if port is not None:
-        os.environ["PORT"] = str(port)
-    raise typer.Exit(serve.run(_settings()))
-
-
-def _settings() -> Settings:
-    try:
-        return Settings()
-    except ValidationError as error:
-        for problem in error.errors(include_input=False):
-            name = str(problem["loc"][0]).upper() if problem["loc"] else ""
-            message = field_faults.described(problem)
-            typer.echo(f"setting {name}: {message}" if name else message, err=True)
-        raise typer.Exit(2) from None
+def _service() -> Any:
+    return importlib.import_module("steerserve.app.commands")

@@ -5,6 +5,7 @@ make requests, `nouns.py` the methods of the management API, a route for each, a
 """
 
 from steerserve.client.answers import Answer, AsyncStream, Stream
+from steerserve.client.calls import Listing
 from steerserve.client.client import AsyncClient, Client
 from steerserve.client.faults import ServiceError, ServiceUnreachable
 
@@ -13,6 +14,7 @@ __all__ = [
     "AsyncClient",
     "AsyncStream",
     "Client",
+    "Listing",
     "ServiceError",
     "ServiceUnreachable",
     "Stream",

@@ -1,0 +1,392 @@
+"""The commands that ask a service. `--json` prints what the routes answer."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from steerserve import demo
+from steerserve.client import Client
+from steerserve.client.faults import ModelNotFound, SaeIncompatible, SaeNotFound
+from steerserve.control.models.views import ModelRecord
+from steerserve.control.saes.views import SaeDetails, SaeRecord
+from steerserve.terminal import chat, naming, output, starting
+from steerserve.terminal.output import megabytes, refusals, show_facts, show_json, show_table
+
+DEMO = ("demo", demo.MODEL_NAME)
+"""Names of the bundled model."""
+
+Json = Annotated[bool, typer.Option("--json", help="Print what the routes answer, as JSON.")]
+Model = Annotated[str, typer.Argument(help="Id or name of a model.")]
+Sae = Annotated[str, typer.Argument(help="Id, name or path of an SAE.")]
+IsSae = Annotated[bool, typer.Option("--sae", help="The name is that of an SAE.")]
+Layer = Annotated[
+    int | None, typer.Option(help="Decoder layer; by default the one that the SAE was trained on.")
+]
+Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of the repository.")]
+Gpu = Annotated[str | None, typer.Option(help="Index or UUID of a card, `auto`, or `all`.")]
+
+
+def run(
+    model: Annotated[
+        str,
+        typer.Argument(help="A model by id, name, repository or path; `demo` is the bundled one."),
+    ],
+    prompt: Annotated[str | None, typer.Argument(help="Answer this, and end.")] = None,
+    sae: Annotated[
+        str | None, typer.Option(help="Attach this SAE: id, name, path, or owner/repository/file.")
+    ] = None,
+    layer: Layer = None,
+    steer: Annotated[
+        list[str] | None, typer.Option(help="Set a feature: 90=52.5, sea=+10.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Chat with a model. Starts a service on this machine if none answers, and loads what is needed."""
+    wishes = [naming.wish(text) for text in steer or []]
+    if prompt is None and not sys.stdin.isatty():
+        prompt = sys.stdin.read().strip()
+    if as_json and not prompt:
+        raise typer.BadParameter("--json needs a prompt")
+    with refusals(), Client() as client:
+        if not starting.answers(client):
+            output.note(f"starting a service at {client.base_url}; `steerserve stop` stops it")
+            starting.start(client, has_demo=model in DEMO)
+        loaded = _load(client, _known(client, model))
+        _attach_wanted(client, sae, layer, is_demo=model in DEMO)
+        if wishes:
+            values = naming.features(client, wishes, naming.attached(client))
+            client.steering.set(values)
+        talk = chat.Chat(client, loaded.name)
+        if prompt:
+            talk.once(prompt, as_json=as_json)
+            return
+        output.note(f"{loaded.name} answers; /help lists the commands, /bye leaves")
+        talk.run()
+
+
+def pull(
+    source: Annotated[
+        str, typer.Argument(help="owner/repository of the hub, or a path of the service.")
+    ],
+    sae: Annotated[bool, typer.Option("--sae", help="It is an SAE, not a model.")] = False,
+    file: Annotated[
+        str | None, typer.Option(help="SAEs: the path of one in its repository.")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="Models: a name of your own.")] = None,
+    quantization: Annotated[str | None, typer.Option(help="Models: FP16, Q8, Q4 or Q2.")] = None,
+    gguf: Annotated[str | None, typer.Option(help="Models: the label of a GGUF file.")] = None,
+    revision: Revision = None,
+    as_json: Json = False,
+) -> None:
+    """Download and register a model or an SAE."""
+    given: dict[str, Any] = {
+        "revision": revision,
+        "custom_name": name,
+        "quantization": quantization,
+        "gguf_label": gguf,
+    }
+    fields = {field: value for field, value in given.items() if value is not None}
+    wrong = {"custom_name", "quantization", "gguf_label"} & set(fields) if sae else file
+    if wrong:
+        raise typer.BadParameter("--file is for SAEs; --name, --quantization, --gguf for models")
+    with refusals(), Client() as client:
+        if sae:
+            record = client.saes.download(source, file, progress=output.is_lively(), **fields)
+            _show(record, as_json, lambda one: f"{one.id} {one.name} is {one.status}")
+        else:
+            model = client.models.register(source, progress=output.is_lively(), **fields)
+            _show(model, as_json, lambda one: f"{one.id} {one.name} is {one.status}")
+
+
+def ls(as_json: Json = False) -> None:
+    """List the registered models and SAEs."""
+    with refusals(), Client() as client:
+        models, saes = client.models.list(), client.saes.list()
+    if as_json:
+        show_json({"models": models, "saes": saes})
+        return
+    show_table(
+        ["id", "model", "params", "quantization", "size", "status"],
+        [
+            (
+                one.id,
+                one.name,
+                one.params,
+                one.quantization,
+                megabytes(one.disk_size_mb),
+                one.status,
+            )
+            for one in models
+        ],
+    )
+    typer.echo()
+    show_table(
+        ["id", "SAE", "features", "layer", "status"],
+        [(one.id, one.name, one.d_sae, one.trained_layer, one.status) for one in saes],
+    )
+
+
+def ps(as_json: Json = False) -> None:
+    """Say what is loaded, attached and set."""
+    with refusals(), Client() as client:
+        health = client.health.detailed()
+        if as_json:
+            show_json(health)
+            return
+        attached, steering = client.saes.attachments(), client.steering.get()
+        queue = health.inference
+        show_facts(
+            {
+                "service": f"{client.base_url}, {health.status}, version {health.version}",
+                "model": health.model_name or "none is loaded",
+                "SAEs": ", ".join(f"{one.sae_id} at layer {one.layer}" for one in attached),
+                "profile": health.active_profile.name if health.active_profile else None,
+                "steering": "on" if steering.enabled else "off",
+                "requests": f"{queue.in_flight} running, {queue.queue_pending} waiting",
+            }
+        )
+        if steering.values or steering.others:
+            typer.echo()
+            chat.show_steering(client)
+
+
+def rm(
+    name: Annotated[str, typer.Argument(help="A model, or with --sae an SAE.")],
+    sae: IsSae = False,
+    as_json: Json = False,
+) -> None:
+    """Forget a model or an SAE, with the files that were downloaded for it."""
+    with refusals(), Client() as client:
+        if sae:
+            gone = client.saes.delete(client.saes.find(name).id)
+            _show(gone, as_json, lambda one: f"{one.sae_id} is deleted")
+        else:
+            deleted = client.models.delete(naming.model_id(name))
+            _show(deleted, as_json, lambda one: f"{one.name} is deleted")
+
+
+def show(
+    name: Annotated[str, typer.Argument(help="A model, or with --sae an SAE.")],
+    sae: IsSae = False,
+    as_json: Json = False,
+) -> None:
+    """Show all facts of a model or an SAE."""
+    with refusals(), Client() as client:
+        record: Any = (
+            client.saes.get(client.saes.find(name).id)
+            if sae
+            else client.models.get(naming.model_id(name))
+        )
+    if as_json:
+        show_json(record)
+    else:
+        show_facts(output.facts(record))
+
+
+def load(model: Model, gpu: Gpu = None, as_json: Json = False) -> None:
+    """Load a model in the place of the loaded one."""
+    with refusals(), Client() as client:
+        _show(_load(client, naming.model_id(model), gpu), as_json, _model_line)
+
+
+def unload(
+    model: Annotated[str | None, typer.Argument(help="By default the loaded model.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Take a model out of memory."""
+    with refusals(), Client() as client:
+        chosen = naming.loaded(client) if model is None else naming.model_id(model)
+        _show(client.models.unload(chosen), as_json, _model_line)
+
+
+def attach(
+    sae: Sae,
+    layer: Layer = None,
+    beside: Annotated[
+        bool, typer.Option("--beside", help="Keep the SAEs that are attached.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Attach an SAE to the loaded model, in the place of those that are attached."""
+    with refusals(), Client() as client:
+        record = client.saes.find(sae)
+        at = _layer(record, layer)
+        if beside:
+            both = client.saes.attach_set([{"sae_id": record.id, "layer": at}])
+            _show(both, as_json, lambda one: f"{one.attached_count} SAEs are attached")
+        else:
+            made = client.saes.attach(record.id, layer=at)
+            _show(made, as_json, lambda one: f"{one.sae_id} is attached at layer {one.layer}")
+
+
+def detach(
+    sae: Annotated[
+        str | None, typer.Argument(help="By default the SAE that was attached first.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Detach an SAE."""
+    with refusals(), Client() as client:
+        sae_id = naming.attached(client) if sae is None else client.saes.find(sae).id
+        _show(client.saes.detach(sae_id), as_json, lambda one: f"{one.sae_id} is detached")
+
+
+def steer(
+    edits: Annotated[
+        list[str] | None, typer.Argument(help="90=52.5 by index, 'sea=+10' by label.")
+    ] = None,
+    off: Annotated[bool, typer.Option("--off", help="Clear all values.")] = False,
+    sae: Annotated[str | None, typer.Option(help="By default the SAE attached first.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Set values of features, or show those that are set."""
+    wishes = [naming.wish(text) for text in edits or []]
+    if off and wishes:
+        raise typer.BadParameter("give values or --off")
+    with refusals(), Client() as client:
+        chosen = None if sae is None else client.saes.find(sae).id
+        if off:
+            state = client.steering.clear(sae_id=chosen)
+        elif wishes:
+            sae_id = chosen or naming.attached(client)
+            values = naming.features(client, wishes, sae_id)
+            state = client.steering.set(values, sae_id=sae_id)
+        else:
+            state = client.steering.get(sae_id=chosen)
+        if as_json:
+            show_json(state)
+        else:
+            chat.show_steering(client)
+
+
+def profile(
+    name: Annotated[str | None, typer.Argument(help="Activate this profile.")] = None,
+    save: Annotated[str | None, typer.Option(help="Save what is set under this name.")] = None,
+    off: Annotated[bool, typer.Option("--off", help="End the active profile.")] = False,
+    rm: Annotated[str | None, typer.Option(help="Delete this profile.")] = None,
+    as_json: Json = False,
+) -> None:
+    """List the saved profiles; activate, save, end or delete one."""
+    if sum([name is not None, save is not None, off, rm is not None]) > 1:
+        raise typer.BadParameter("give one of NAME, --save, --off, --rm")
+    with refusals(), Client() as client:
+        if save is not None:
+            saved = client.profiles.save_current(save)
+            _show(saved, as_json, lambda one: f"saved as {one.name} ({one.id})")
+        elif rm is not None:
+            gone = client.profiles.delete(naming.profile(client, rm))
+            _show(gone, as_json, lambda one: f"{one.profile_id} is deleted")
+        elif name is not None:
+            begun = client.profiles.activate(naming.profile(client, name))
+            _show(begun, as_json, lambda one: f"{one.feature_count} features are steered")
+        elif off:
+            ended = client.profiles.deactivate(naming.active_profile(client))
+            _show(ended, as_json, lambda one: f"{one.profile_id} has ended")
+        else:
+            _list_profiles(client, as_json)
+
+
+def _list_profiles(client: Client, as_json: bool) -> None:
+    listed = client.profiles.list()
+    if as_json:
+        show_json(listed)
+        return
+    show_table(
+        ["id", "profile", "features", "intensity", "active"],
+        [(one.id, one.name, len(one.steering), one.intensity, one.is_active) for one in listed],
+    )
+
+
+def stop(as_json: Json = False) -> None:
+    """Stop the service that `steerserve run` started on this machine."""
+    with refusals():
+        _show(starting.stop(), as_json, lambda one: f"the service at {one.url} has stopped")
+
+
+COMMANDS: tuple[Callable[..., None], ...] = (
+    run, pull, ls, ps, rm, show, load, unload, attach, detach, steer, profile, stop,
+)  # fmt: skip
+
+
+def add(main: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    for command in COMMANDS:
+        main.command(command.__name__, rich_help_panel="Models and steering")(command)
+
+
+def _show(answer: Any, as_json: bool, line: Callable[[Any], str]) -> None:
+    if as_json:
+        show_json(answer)
+    else:
+        typer.echo(output.readable(line(answer)))
+
+
+def _model_line(record: ModelRecord) -> str:
+    return f"{record.id} {record.name} is {record.status}"
+
+
+def _known(client: Client, text: str) -> int | str:
+    """The model that a person names, which is registered where it is a repository, a path, or the bundled one."""
+    name = demo.MODEL_NAME if text in DEMO else text
+    known = naming.model_id(name)
+    try:
+        return client.models.get(known).id
+    except ModelNotFound:
+        source = str(demo.MODEL_DIR) if text in DEMO else text
+        if "/" not in source:
+            raise
+    fields: dict[str, Any] = {"custom_name": name} if text in DEMO else {}
+    return client.models.register(source, progress=output.is_lively(), **fields).id
+
+
+def _load(client: Client, model: int | str, gpu: str | None = None) -> ModelRecord:
+    card = int(gpu) if gpu is not None and gpu.isdigit() else gpu
+    return client.models.load(model, gpu=card, progress=output.is_lively())
+
+
+def _attach_wanted(client: Client, sae: str | None, layer: int | None, *, is_demo: bool) -> None:
+    """Attach the SAE that a person names. The bundled model gets the SAE of its proof, unless one is attached."""
+    if sae is not None:
+        record = _sae(client, sae)
+        at = _layer(record, layer)
+        if (record.id, at) not in {(one.sae_id, one.layer) for one in client.saes.attachments()}:
+            client.saes.attach(record.id, layer=at)
+    elif is_demo and not client.saes.attachment().is_attached:
+        shipped = next(one for one in demo.saes() if one.name == demo.proof()["sae"])
+        stored = client.saes.download(str(shipped.path), progress=False)
+        document = {str(index): entry for index, entry in demo.labels(shipped).items()}
+        client.features.add_labels(stored.id, document)
+        client.saes.attach(stored.id, layer=shipped.layer)
+
+
+def _sae(client: Client, text: str) -> SaeRecord:
+    """The SAE that a person names, which is downloaded where it is not registered."""
+    try:
+        return client.saes.find(text)
+    except SaeNotFound:
+        if "/" not in text:
+            raise
+    owner, _, rest = text.partition("/")
+    repository, _, file = rest.partition("/")
+    is_path = text[:1] in ("/", ".", "~")
+    source, inner = (text, None) if is_path else (f"{owner}/{repository}", file or None)
+    return _one(client.saes.download(source, inner, progress=output.is_lively()))
+
+
+def _one(record: SaeDetails) -> SaeDetails:
+    units = record.units if isinstance(record.units, list) else []
+    if units:
+        paths = ", ".join(str(unit.path) for unit in units[:8])
+        raise SaeIncompatible(f"{record.id} has {len(units)} SAEs; name one: {paths}")
+    return record
+
+
+def _layer(record: SaeRecord, layer: int | None) -> int:
+    chosen = record.trained_layer if layer is None else layer
+    if chosen is None:
+        raise typer.BadParameter(f"{record.id} does not say its layer; give --layer")
+    return chosen

@@ -1,0 +1,210 @@
+"""The chat: in a pseudo-terminal as a person sees it, and its answers against a running service."""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+
+import psutil
+import pytest
+
+from steerserve import Client, demo
+from steerserve.client import ServiceUnreachable
+from steerserve.terminal import chat as chats
+from steerserve.terminal import output, starting
+from tests.service import Running
+
+PATIENCE = 90
+LAUNCH = """
+import fcntl, runpy, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+sys.argv[0] = "steerserve"
+runpy.run_module("steerserve", run_name="__main__")
+"""
+"""Runs the command line with its input as its terminal, so that Ctrl-C reaches it."""
+
+
+class Terminal:
+    """A command in a pseudo-terminal."""
+
+    def __init__(self, *words: str, columns: int = 80, **settings: str) -> None:
+        self._own, other = pty.openpty()
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", LAUNCH, *words],
+            stdin=other,
+            stdout=other,
+            stderr=other,
+            start_new_session=True,
+            env=os.environ | {"COLUMNS": str(columns), "TERM": "xterm"} | settings,
+        )
+        os.close(other)
+        self.text = ""
+
+    def write(self, text: str) -> None:
+        os.write(self._own, text.encode())
+
+    def until(self, text: str) -> str:
+        """What is printed up to this text, which must come."""
+        begun = time.monotonic()
+        while text not in self.text:
+            left = PATIENCE - (time.monotonic() - begun)
+            assert left > 0, self.text
+            if select.select([self._own], [], [], left)[0]:
+                try:
+                    self.text += os.read(self._own, 4096).decode(errors="replace")
+                except OSError:  # the command has ended
+                    assert text in self.text, self.text
+        before, _, self.text = self.text.partition(text)
+        return before
+
+    def __enter__(self) -> Terminal:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.process.kill()
+        self.process.wait(10)
+        os.close(self._own)
+
+
+@pytest.fixture
+def labelled(steered: Running) -> Iterator[Running]:
+    """The shared service with an SAE attached whose feature 90 has a label."""
+    sae_id = steered.data("GET", "/api/saes/attachment")["sae_id"]
+    steered.data("POST", f"/api/saes/{sae_id}/labels", {"90": "sea"})
+    yield steered
+    steered.data("DELETE", "/api/saes/steering")
+    steered.data("DELETE", f"/api/saes/{sae_id}/labels")
+    for row in steered.data("GET", "/api/profiles")["profiles"]:
+        steered.data("DELETE", f"/api/profiles/{row['id']}")
+
+
+def test_a_person_chats_steers_compares_saves_and_leaves(labelled: Running) -> None:
+    with Terminal("run", demo.MODEL_NAME, STEERSERVE_URL=labelled.url) as terminal:
+        terminal.until(chats.PROMPT)
+        terminal.write("/steer sea=+50\n")
+        assert "90" in terminal.until(chats.PROMPT)
+        assert labelled.data("GET", "/api/saes/steering")["values"] == {"90": 50.0}
+        terminal.write("Tell me a story.\n")
+        assert len(terminal.until(chats.PROMPT).split()) > 5
+        terminal.write("/compare\n")
+        compared = terminal.until(chats.PROMPT)
+        assert "intensity 0" in compared
+        assert "intensity 1" in compared
+        terminal.write("/features sea\n")
+        assert "sea" in terminal.until(chats.PROMPT).replace("/features sea", "")
+        terminal.write("/save calm\n")
+        assert "saved as calm" in terminal.until(chats.PROMPT)
+        terminal.write("/steer fish=1\n")
+        assert "has the label 'fish'" in terminal.until(chats.PROMPT)
+        terminal.write("/fly\n")
+        assert "no command is named /fly" in terminal.until(chats.PROMPT)
+        terminal.write("/off\n")
+        assert "nothing is set" in terminal.until(chats.PROMPT)
+        terminal.write("/help\n")
+        assert "/compare" in terminal.until(chats.PROMPT).replace("/help", "")
+        terminal.write("\x03")
+        terminal.until("/bye or Ctrl-D leaves")
+        terminal.write("\x04")
+        assert terminal.process.wait(PATIENCE) == 0
+
+
+def test_a_narrow_terminal_gets_the_sides_one_below_the_other(
+    labelled: Running,
+) -> None:
+    with Terminal("run", demo.MODEL_NAME, STEERSERVE_URL=labelled.url, columns=30) as terminal:
+        terminal.until(chats.PROMPT)
+        terminal.write("/steer 90=50\n")
+        terminal.until(chats.PROMPT)
+        terminal.write("/compare One day\n")
+        lines = [line.strip() for line in terminal.until(chats.PROMPT).splitlines()]
+        titles = [line for line in lines if "intensity" in line]
+        assert len(titles) == 2
+        terminal.write("/bye\n")
+        assert terminal.process.wait(PATIENCE) == 0
+
+
+def test_ctrl_c_ends_the_answer_and_the_conversation_goes_on(
+    steered: Running, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pieces: list[str] = []
+
+    def interrupted(piece: str) -> str:
+        pieces.append(piece)
+        if len(pieces) == 3:
+            raise KeyboardInterrupt
+        return piece
+
+    lines = iter(["Tell me a story.", "/bye"])
+    monkeypatch.setattr(output, "readable", interrupted)
+    monkeypatch.setattr("builtins.input", lambda _: next(lines))
+    with Client(steered.url) as client:
+        talk = chats.Chat(client, demo.MODEL_NAME)
+        talk.run()
+        assert capsys.readouterr().out == "".join(pieces[:2]) + "\n"
+        assert [one["role"] for one in talk.messages] == ["user", "assistant"]
+        assert talk.messages[1]["content"].startswith("".join(pieces[:2]))
+        while client.health.detailed().inference.in_flight:
+            pass
+
+
+@pytest.fixture
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_the_demo_goes_from_nothing_to_a_steered_answer_in_one_command(
+    tmp_path: Path, free_port: int
+) -> None:
+    settings = {
+        "STEERSERVE_URL": f"http://127.0.0.1:{free_port}",
+        "STEERSERVE_HOME": str(tmp_path),
+    }
+    ask = [sys.executable, "-m", "steerserve"]
+    ran = subprocess.run(
+        [*ask, "run", "demo", "--steer", "sea=52.5", "Tell me a story."],
+        capture_output=True,
+        text=True,
+        env=os.environ | settings,
+        timeout=PATIENCE,
+    )
+    try:
+        assert ran.returncode == 0, ran.stderr
+        assert len(ran.stdout.split()) > 5
+        assert "starting a service" in ran.stderr
+        record = (tmp_path / starting.RECORD).read_bytes()
+        process = psutil.Process(starting.decoded(record).pid)
+        stopped = subprocess.run(
+            [*ask, "stop"], capture_output=True, text=True, env=os.environ | settings, timeout=60
+        )
+        assert "has stopped" in stopped.stdout, stopped.stderr
+        assert not process.is_running()
+    finally:
+        if (tmp_path / starting.RECORD).exists():
+            os.kill(starting.decoded((tmp_path / starting.RECORD).read_bytes()).pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("record", [b"", b"{}", b'{"pid": 1, "created": 1.0, "url": "u"}'])
+def test_a_record_of_another_process_stops_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record: bytes
+) -> None:
+    monkeypatch.setenv("STEERSERVE_HOME", str(tmp_path))
+    (tmp_path / starting.RECORD).write_bytes(record)
+    with pytest.raises(ServiceUnreachable, match="no service runs"):
+        starting.stop()
+    assert not (tmp_path / starting.RECORD).exists()

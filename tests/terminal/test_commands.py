@@ -1,0 +1,184 @@
+"""The commands against a running service: what they print, and their exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from steerserve import demo
+from steerserve.cli import main
+from steerserve.terminal import commands, output
+from tests.service import Running, add_sae
+
+Run = Callable[..., Result]
+LABELS = {"90": "sea", "7": "farm animals", "8": "farm work"}
+
+
+@pytest.fixture
+def run(steered: Running, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Run]:
+    """Runs a command against the shared service, with an SAE attached that has labels."""
+    monkeypatch.setenv("STEERSERVE_URL", steered.url)
+    monkeypatch.setenv("STEERSERVE_HOME", str(tmp_path))
+    sae_id = steered.data("GET", "/api/saes/attachment")["sae_id"]
+    steered.data("POST", f"/api/saes/{sae_id}/labels", LABELS)
+    runner = CliRunner()
+    yield lambda *words, **more: runner.invoke(main, list(words), **more)
+    steered.data("DELETE", "/api/saes/steering")
+    steered.data("DELETE", f"/api/saes/{sae_id}/labels")
+    for row in steered.data("GET", "/api/profiles")["profiles"]:
+        steered.data("DELETE", f"/api/profiles/{row['id']}")
+
+
+def answered(result: Result) -> Any:
+    assert result.exit_code == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+def test_ls_names_models_and_saes_and_gives_what_the_routes_answer(
+    run: Run, shared: Running
+) -> None:
+    text = run("ls").stdout
+    assert demo.MODEL_NAME in text
+    assert demo.saes()[0].name in text
+    routes = {noun: shared.data("GET", f"/api/{noun}") for noun in ("models", "saes")}
+    assert answered(run("ls", "--json")) == routes
+
+
+def test_ps_says_what_is_loaded_attached_and_set(run: Run) -> None:
+    run("steer", "90=52.5")
+    text = run("ps").stdout
+    for fact in (demo.MODEL_NAME, "at layer 2", "0 running", "52.5", "sea"):
+        assert fact in text
+    assert answered(run("ps", "--json"))["model_name"] == demo.MODEL_NAME
+
+
+def test_features_are_steered_by_index_and_by_label(run: Run) -> None:
+    assert answered(run("steer", "3=-1.5", "sea=+10", "--json"))["values"] == {
+        "3": -1.5,
+        "90": 10.0,
+    }
+    assert answered(run("steer", "farm animals=1", "--json"))["values"]["7"] == 1.0
+    assert run("steer").stdout.splitlines()[0].split() == ["SAE", "feature", "label", "value"]
+    assert run("steer", "--off").stdout == "nothing is set\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["steer", "farm=1"], 1, "2 features fit 'farm': 7 farm animals, 8 farm work"),
+        (["steer", "fish=1"], 1, "no feature of"),
+        (["steer", "90=1000"], 1, "VALIDATION_ERROR"),
+        (["steer", "90"], 2, "is no feature with a value"),
+        (["steer", "90=1", "sea=2"], 2, "feature 90 is there twice"),
+        (["steer", "90=1", "--off"], 2, "give values or --off"),
+        (["show", "nope"], 1, "no model is named 'nope'"),
+        (["show", "nope", "--sae"], 1, "names no SAE"),
+        (["rm", "99"], 1, "MODEL_NOT_FOUND"),
+        (["rm", demo.MODEL_NAME], 1, "MODEL_BUSY"),
+        (["load", "nope"], 1, "MODEL_NOT_FOUND"),
+        (["run", "nope", "hello"], 1, "MODEL_NOT_FOUND"),
+        (["pull", "x", "--sae", "--name", "y"], 2, "--name"),
+        (["profile", "nope"], 1, "PROFILE_NOT_FOUND"),
+        (["profile", "--off"], 1, "no profile is active"),
+        (["profile", "a", "--off"], 2, "give one of"),
+        (["stop"], 3, "no service runs"),
+        (["fly"], 2, "No such command"),
+    ],
+)
+def test_a_refusal_is_on_the_error_output_with_its_exit_code(
+    run: Run, words: list[str], code: int, message: str
+) -> None:
+    result = run(*words)
+    assert result.exit_code == code
+    assert message in result.stderr
+    assert result.stdout == ""
+
+
+def test_without_a_service_every_command_ends_with_3(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STEERSERVE_URL", "http://127.0.0.1:9")
+    needed = {"pull": ["a/b"], "rm": ["a"], "show": ["a"], "load": ["a"], "attach": ["a"]}
+    for command in commands.COMMANDS:
+        name = command.__name__
+        if name not in ("run", "stop"):  # the one starts a service, the other asks none
+            result = run(name, *needed.get(name, []))
+            assert result.exit_code == 3, name
+            assert "http://127.0.0.1:9" in result.stderr
+    monkeypatch.setenv("STEERSERVE_URL", "http://192.0.2.1.invalid")
+    assert run("run", "demo", "hello").exit_code == 3
+
+
+def test_models_are_pulled_shown_loaded_and_removed(run: Run, shared: Running) -> None:
+    path = str(demo.MODEL_DIR)
+    pulled = answered(run("pull", path, "--quantization", "Q8", "--name", "own", "--json"))
+    assert pulled["name"] == "own"
+    assert ["quantization", "Q8"] in [
+        line.split() for line in run("show", "own").stdout.split("\n")
+    ]
+    assert "own is deleted" in run("rm", "own").stdout
+    assert "is loaded" in run("load", demo.MODEL_NAME).stdout
+    loaded = str(shared.data("GET", "/api/models")["loaded_model_id"])
+    assert answered(run("show", loaded, "--json"))["name"] == demo.MODEL_NAME
+
+
+def test_saes_are_attached_at_their_layer_and_detached(run: Run, shared: Running) -> None:
+    first, other = demo.saes()
+    add_sae(shared, other)
+    assert "2 SAEs are attached" in run("attach", other.name, "--beside").stdout
+    assert "is detached" in run("detach").stdout
+    assert "is detached" in run("detach", other.name).stdout
+    made = answered(run("attach", other.name, "--json"))
+    assert made["layer"] == other.layer
+    assert made["sae_id"] in run("detach").stdout
+    assert "no SAE is attached" in run("detach").stderr
+    assert f"at layer {first.layer}" in run("attach", first.name).stdout
+
+
+def test_profiles_are_saved_listed_activated_ended_and_deleted(run: Run) -> None:
+    run("steer", "90=5")
+    saved = answered(run("profile", "--save", "calm", "--json"))
+    assert saved["steering"] == {"90": 5.0}
+    assert "1 features are steered" in run("profile", "calm").stdout
+    assert answered(run("profile", "--json"))["active_profile_id"] == saved["id"]
+    assert "has ended" in run("profile", "--off").stdout
+    assert "is deleted" in run("profile", "--rm", saved["id"]).stdout
+
+
+def test_run_answers_a_prompt_and_ends(run: Run) -> None:
+    plain = run("run", demo.MODEL_NAME, "Tell me a story.", "--sae", demo.saes()[0].name)
+    assert plain.exit_code == 0, plain.stderr
+    assert len(plain.stdout.split()) > 3
+    steered = run("run", demo.MODEL_NAME, "--steer", "sea=10", "--json", input="Tell me a story.")
+    assert answered(steered)["choices"][0]["message"]["content"]
+    assert answered(run("steer", "--json"))["values"] == {"90": 10.0}
+    refused = run("run", demo.MODEL_NAME, "--json", input="")
+    assert refused.exit_code == 2
+
+
+def test_piped_output_has_no_colour_and_is_not_cut(run: Run) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-m", "steerserve", "show", demo.MODEL_NAME],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | {"COLUMNS": "30"},
+    )
+    assert "\x1b" not in ran.stdout
+    assert any(
+        line.startswith("local_path") and str(demo.MODEL_DIR) in line
+        for line in ran.stdout.splitlines()
+    )
+    assert all(line == line.rstrip() for line in ran.stdout.splitlines())
+
+
+def test_a_text_of_a_model_cannot_control_the_terminal() -> None:
+    assert output.readable("a\x1b[2Jb\tc\n\x07ä") == "a�[2Jb\tc\n�ä"
