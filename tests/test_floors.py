@@ -41,6 +41,7 @@ FORMS = {
     "control.sensing.sensing_views",
     "control.sensing.feature_views",
     "control.inference.views",
+    "control.inference.lens_views",
     "control.health.views",
     "logs.lines",
 }

@@ -196,6 +196,14 @@ def test_a_comparison_has_a_side_for_each_intensity(client: Client) -> None:
     assert compared.sides[0].steering_state is None
 
 
+def test_a_lens_and_an_attribution_have_the_forms_of_their_routes(client: Client) -> None:
+    seen = client.lens("Once upon a", layers=[0, 3], top=1)
+    assert [one.layer for one in seen.layers] == [0, 3]
+    found = client.attribution("Once upon a", position=-1, target_token=" time", top=3)
+    assert found.target.token == " time"
+    assert len(found.features) <= 3
+
+
 def test_vectors_of_texts_are_rows(client: Client) -> None:
     found = client.embed(["a boat", "a farm"])
     assert found.shape == (2, 192)

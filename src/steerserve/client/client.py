@@ -33,6 +33,7 @@ from steerserve.client.calls import (
     route,
 )
 from steerserve.client.faults import ServiceError, ServiceUnreachable
+from steerserve.control.inference.lens_views import AttributionAnswer, LensAnswer
 from steerserve.control.inference.views import TokenizedText
 from steerserve.control.models.views import ModelList
 
@@ -126,6 +127,33 @@ class Service(Noun[Mode]):
         activations: Mapping[str, Any] | None = None,
     ) -> Comparison:
         """One prompt, or one conversation, completed at several intensities of the same steering."""
+
+    @route("POST", "/api/lens")
+    def lens(
+        self,
+        text: str | None = None,
+        *,
+        messages: Messages | None = None,
+        layers: Sequence[int] | None = None,
+        top: int = 5,
+        kind: Literal["logit"] = "logit",
+    ) -> LensAnswer:
+        """The next tokens that the residual stream of a text names after each layer."""
+
+    @route("POST", "/api/attribution")
+    def attribution(
+        self,
+        text: str | None = None,
+        *,
+        messages: Messages | None = None,
+        position: int,
+        target_token: int | str,
+        against_token: int | str | None = None,
+        sae_id: str | None = None,
+        layer: int | None = None,
+        top: int = 20,
+    ) -> AttributionAnswer:
+        """What the features at a position of a text add to the logit of the next token."""
 
     @route("POST", "/api/tokenize")
     def tokenize(
