@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
@@ -24,6 +26,23 @@ def processes(live: Running) -> list[psutil.Process]:
     pids = [v.pid for v in engine.fleet.replicas()] if engine.fleet else [engine.pid]
     # without a number, psutil would take the process of the tests
     return [psutil.Process(pid) for pid in pids if pid is not None]
+
+
+def engine_pid(live: Running) -> int:
+    """The id of the one engine process."""
+    (process,) = processes(live)
+    return process.pid
+
+
+def kill_engine(live: Running) -> None:
+    os.kill(engine_pid(live), signal.SIGKILL)
+
+
+def crash(live: Running) -> None:
+    """End the one engine process by force, and wait until its model counts as unloaded."""
+    kill_engine(live)
+    while live.data("GET", "/api/models")["loaded_model_id"] is not None:
+        pass
 
 
 @contextmanager

@@ -197,8 +197,8 @@ def add_demo(live: Running) -> int:
     return int(live.data("POST", "/api/models", body, 202)["id"])
 
 
-def add_model(live: Running, folder: Path, name: str, **fields: Any) -> int:
-    """Register a model folder under a name, and return its id."""
+def add_model(live: Running, folder: Path, name: str | None = None, **fields: Any) -> int:
+    """Register a model folder, and return its id."""
     body = {"source": "local", "local_path": str(folder), "custom_name": name, **fields}
     return int(live.data("POST", "/api/models", body, 202)["id"])
 
@@ -210,7 +210,7 @@ def load_demo(live: Running) -> int:
     return model_id
 
 
-def add_sae(live: Running, sae: demo.DemoSae) -> str:
-    """Register a demo SAE, and return its id."""
-    body = {"local_path": str(sae.path)}
+def add_sae(live: Running, sae: demo.DemoSae | Path) -> str:
+    """Register a demo SAE or an SAE at a path, and return its id."""
+    body = {"local_path": str(sae if isinstance(sae, Path) else sae.path)}
     return str(live.data("POST", "/api/saes/download", body, 202)["sae_id"])

@@ -20,7 +20,7 @@ from steerserve.rules.residency.heartbeat import Activity
 from tests import gguf
 from tests.conftest import Start
 from tests.engines import held_llama
-from tests.service import Running
+from tests.service import Running, add_model
 from tests.test_stalls import readiness, until
 
 pytestmark = pytest.mark.local("GGUF models are served by one engine of this machine")
@@ -83,8 +83,8 @@ def held(live: Running) -> Iterator[Callable[[], None]]:
 
 
 def registered(live: Running, file: Path) -> str:
-    record = live.data("POST", "/api/models", {"source": "local", "local_path": str(file)}, 202)
-    return str(record["id"])
+    record = add_model(live, file)
+    return str(record)
 
 
 def test_decoding_that_stands_still_is_told_while_the_server_of_the_engine_answers(

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from steerserve import demo
-from tests.app.test_lifecycle import LONG, engine_pid
+from tests.app.test_lifecycle import LONG
 from tests.conftest import Start
+from tests.resident import engine_pid
 from tests.service import Running, add_sae, load_demo
 
 pytestmark = pytest.mark.local("replicas that stand still are left behind, see tests/engines/fleet")

@@ -24,6 +24,7 @@ from steerserve import demo
 from steerserve.engines.checkpoint.process import ENGINE, NAMES
 from tests.conftest import Start
 from tests.described import Held
+from tests.resident import kill_engine
 from tests.service import ANSWER_SECONDS, ONE_REPLICA, Running, add_sae, load_demo
 
 MANY = {
@@ -304,14 +305,6 @@ def test_a_bad_setting_is_named(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- the engine
 
 
-def engine_pid(live: Running) -> int:
-    resident = live.service.owners.conductor.resident
-    assert resident is not None
-    assert resident.engine is not None
-    assert resident.engine.pid is not None
-    return resident.engine.pid
-
-
 @pytest.mark.local("a replica that ends is started again while its model stays loaded")
 def test_a_killed_engine_costs_only_the_requests_in_flight(start: Start) -> None:
     with start() as live:
@@ -328,7 +321,7 @@ def test_a_killed_engine_costs_only_the_requests_in_flight(start: Start) -> None
                 blocking = pool.submit(live.http.post, "/v1/completions", json=body)
                 while live.data("GET", "/api/health/detailed")["inference"]["in_flight"] < 2:
                     pass
-                os.kill(engine_pid(live), signal.SIGKILL)
+                kill_engine(live)
                 rest = list(lines)
             error = json.loads(rest[-2].removeprefix("data: "))["error"]
             assert error["code"] == "engine_unavailable"

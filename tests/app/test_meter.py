@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 from collections.abc import Iterator
 
 import pytest
@@ -18,6 +16,7 @@ from steerserve.app.meter import Meter
 from steerserve.control.metrics import Metrics
 from tests.conftest import Start
 from tests.doubles import soon, until
+from tests.resident import kill_engine
 from tests.service import Running, load_demo
 
 
@@ -85,11 +84,7 @@ def test_what_fails_inside_a_stream_is_counted_by_its_code(live: Running) -> Non
     with live.http.stream("POST", "/v1/completions", json=many) as answer:
         lines = answer.iter_lines()
         next(lines)
-        resident = live.service.owners.conductor.resident
-        assert resident is not None
-        assert resident.engine is not None
-        assert resident.engine.pid is not None
-        os.kill(resident.engine.pid, signal.SIGKILL)
+        kill_engine(live)
         assert "engine_unavailable" in "".join(lines)
     assert total(live, "request_errors_total", code="ENGINE_UNAVAILABLE") == 1
 

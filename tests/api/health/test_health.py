@@ -19,7 +19,7 @@ from steerserve import __version__, demo
 from tests import ROOT
 from tests.conftest import Start
 from tests.resident import engine_of, processes
-from tests.service import Running, add_demo, add_sae, load_demo
+from tests.service import Running, add_demo, add_model, add_sae, load_demo
 from tests.worker import models
 
 
@@ -208,7 +208,7 @@ def test_the_backend_is_described(shared: Running) -> None:
 def test_the_backend_says_that_rows_are_stepped_one_at_a_time(start: Start, tmp_path: Path) -> None:
     folder = models.save("jamba", tmp_path / "recurrent")
     with start() as live:
-        live.data("POST", "/api/models", {"source": "local", "local_path": str(folder)}, 202)
+        add_model(live, folder)
         body = {"model": "recurrent", "prompt": "One day", "max_tokens": 5, "seed": 3}
         texts = [live.http.post("/v1/completions", json=body).json()["choices"] for _ in range(2)]
         assert texts[0] == texts[1]

@@ -99,15 +99,13 @@ def test_naming_an_unloaded_model_loads_it_and_naming_another_swaps(
     shutil.copytree(demo.MODEL_DIR, other)
     with start() as live:
         first = add_demo(live)
-        second = live.data(
-            "POST", "/api/models", {"source": "local", "local_path": str(other)}, 202
-        )
+        second = add_model(live, other)
         assert live.complete("One day", max_tokens=1)["model"] == demo.MODEL_NAME
         body = {"model": "other", "prompt": "One day", "max_tokens": 1}
         answer = live.http.post("/v1/completions", json=body)
         assert answer.json()["model"] == "other"
         statuses = {m["id"]: m["status"] for m in live.data("GET", "/api/models")["models"]}
-        assert statuses == {first: "ready", second["id"]: "loaded"}
+        assert statuses == {first: "ready", second: "loaded"}
 
 
 @pytest.mark.shows(
@@ -126,10 +124,10 @@ def test_a_locked_model_is_not_swapped_out_but_can_be_unloaded(
     shutil.copytree(demo.MODEL_DIR, other)
     with start() as live:
         model_id = load_demo(live)
-        added = live.data("POST", "/api/models", {"source": "local", "local_path": str(other)}, 202)
-        assert live.error("POST", f"/api/models/{added['id']}/lock")[1] == "MODEL_NOT_LOADED"
+        added = add_model(live, other)
+        assert live.error("POST", f"/api/models/{added}/lock")[1] == "MODEL_NOT_LOADED"
         assert live.data("POST", f"/api/models/{model_id}/lock")["locked"] is True
-        assert live.error("POST", f"/api/models/{added['id']}/lock")[:2] == (409, "MODEL_LOCKED")
+        assert live.error("POST", f"/api/models/{added}/lock")[:2] == (409, "MODEL_LOCKED")
         answer = live.http.post("/v1/completions", json={"model": "other", "prompt": "x"})
         assert (answer.status_code, answer.json()["error"]["code"]) == (409, "model_locked")
         assert answer.headers["x-should-retry"] == "false"
@@ -188,15 +186,15 @@ def test_a_failed_load_leaves_the_reason_and_the_next_load_works(
     start: Start, broken: Path
 ) -> None:
     with start() as live:
-        bad = live.data("POST", "/api/models", {"source": "local", "local_path": str(broken)}, 202)
-        status, code, _ = live.error("POST", f"/api/models/{bad['id']}/load?wait=true")
+        bad = add_model(live, broken)
+        status, code, _ = live.error("POST", f"/api/models/{bad}/load?wait=true")
         assert (status, code) == (500, "MODEL_LOAD_FAILED")
-        record = live.data("GET", f"/api/models/{bad['id']}")
+        record = live.data("GET", f"/api/models/{bad}")
         assert record["status"] == "error"
         assert record["error_message"]
         status, error = live.v1_error("/v1/completions", {"model": "broken", "prompt": "x"})
         assert (status, error["code"]) == (500, "model_load_failed")
-        assert error["message"].endswith(f"POST /api/models/{bad['id']}/load tries again")
+        assert error["message"].endswith(f"POST /api/models/{bad}/load tries again")
         load_demo(live)
         assert live.complete("One day", max_tokens=1)["choices"]
 
@@ -263,10 +261,8 @@ def test_code_in_a_checkpoint_does_not_run_without_the_opt_in(start: Start, tmp_
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "code.py").write_text(f"open({str(marker)!r}, 'w').close()\n")
     with start() as live:
-        added = live.data(
-            "POST", "/api/models", {"source": "local", "local_path": str(folder)}, 202
-        )
-        assert live.error("POST", f"/api/models/{added['id']}/load?wait=true")[0] == 500
+        added = add_model(live, folder)
+        assert live.error("POST", f"/api/models/{added}/load?wait=true")[0] == 500
         assert not marker.exists()
 
 
@@ -276,7 +272,7 @@ def test_a_hostile_chat_template_runs_in_a_sandbox(start: Start, tmp_path: Path)
     template = f"{{{{ lipsum.__globals__['os'].popen('touch {marker}').read() }}}}"
     (folder / "chat_template.jinja").write_text(template)
     with start() as live:
-        live.data("POST", "/api/models", {"source": "local", "local_path": str(folder)}, 202)
+        add_model(live, folder)
         body = {"model": "hostile", "messages": [{"role": "user", "content": "x"}]}
         status, error = live.v1_error("/v1/chat/completions", body)
         assert (status, error["param"]) == (400, "messages")
@@ -290,10 +286,8 @@ def test_pickled_weights_cannot_run_code(start: Start, tmp_path: Path) -> None:
     payload = f"cos\nsystem\n(S'touch {marker}'\ntR.".encode()
     (folder / "pytorch_model.bin").write_bytes(payload)
     with start() as live:
-        added = live.data(
-            "POST", "/api/models", {"source": "local", "local_path": str(folder)}, 202
-        )
-        assert live.error("POST", f"/api/models/{added['id']}/load?wait=true")[0] == 500
+        added = add_model(live, folder)
+        assert live.error("POST", f"/api/models/{added}/load?wait=true")[0] == 500
         assert not marker.exists()
 
 
@@ -301,12 +295,10 @@ def test_a_folder_changed_after_registration_is_checked_again(start: Start, tmp_
     folder = tmp_path / "moved"
     shutil.copytree(demo.MODEL_DIR, folder)
     with start() as live:
-        added = live.data(
-            "POST", "/api/models", {"source": "local", "local_path": str(folder)}, 202
-        )
+        added = add_model(live, folder)
         shutil.rmtree(folder)
         os.symlink("/etc", folder)
-        assert live.error("POST", f"/api/models/{added['id']}/load")[:2] == (
+        assert live.error("POST", f"/api/models/{added}/load")[:2] == (
             400,
             "INVALID_LOCAL_PATH",
         )

@@ -12,7 +12,7 @@ import pytest
 from steerserve.control.bus import Event, ReplicaChanged
 from tests import gguf
 from tests.local_cluster import LocalCluster
-from tests.service import Running, load_demo, running
+from tests.service import Running, add_model, load_demo, running
 
 pytestmark = pytest.mark.local("starts replicas on a cluster of its own")
 
@@ -143,8 +143,8 @@ def test_a_gguf_model_is_refused_and_the_resident_model_stays(
 ) -> None:
     live = two.live
     file = gguf.write(tmp_path_factory.mktemp("gguf") / "tiny.gguf")
-    added = live.data("POST", "/api/models", {"source": "local", "local_path": str(file)}, 202)
-    assert live.error("POST", f"/api/models/{added['id']}/load")[:2] == (
+    added = add_model(live, file)
+    assert live.error("POST", f"/api/models/{added}/load")[:2] == (
         400,
         "UNSUPPORTED_QUANTIZATION",
     )

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ from steerserve import demo
 from steerserve.rules.units import MIB
 from tests.api.steering.test_steering import greedy, set_one
 from tests.conftest import Start
+from tests.resident import crash
 from tests.service import Running, add_demo, add_sae, load_demo
 
 FIRST, LAST = demo.saes()[0], demo.saes()[-1]
@@ -297,16 +296,6 @@ def test_a_set_needs_a_model_and_the_envelope_only_warns(start: Start) -> None:
 # ---------------------------------------------------------------- the engine ends
 
 
-def kill_engine(live: Running) -> None:
-    resident = live.service.owners.conductor.resident
-    assert resident is not None
-    assert resident.engine is not None
-    assert resident.engine.pid is not None
-    os.kill(resident.engine.pid, signal.SIGKILL)
-    while live.data("GET", "/api/models")["loaded_model_id"] is not None:
-        pass
-
-
 @pytest.mark.local("a replica that ends is started again while its model stays loaded")
 def test_a_model_whose_engine_was_killed_is_served_steered_again_or_not_at_all(
     start: Start, tmp_path: Path
@@ -325,7 +314,7 @@ def test_a_model_whose_engine_was_killed_is_served_steered_again_or_not_at_all(
         steered = greedy(live)
         assert steered != plain
 
-        kill_engine(live)
+        crash(live)
         assert live.data("GET", "/api/saes/attachment")["is_attached"] is False
         assert live.data("GET", f"/api/saes/{sae_id}")["status"] == "cached"
         lost = {"model_id": model_id, "sae_id": sae_id, "layer": sae.layer}
@@ -337,7 +326,7 @@ def test_a_model_whose_engine_was_killed_is_served_steered_again_or_not_at_all(
         assert live.data("GET", f"/api/saes/{sae_id}")["status"] == "attached"
         assert live.data("GET", f"/api/models/{model_id}")["locked"] is True
 
-        kill_engine(live)
+        crash(live)
         folder.rename(tmp_path / "elsewhere")
         body = {"model": demo.MODEL_NAME, "prompt": "One day", "max_tokens": 2}
         status, error = live.v1_error("/v1/completions", body)

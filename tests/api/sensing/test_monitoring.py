@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 from typing import Any
 
 import pytest
@@ -12,6 +10,7 @@ import socketio
 
 from steerserve import demo
 from tests.conftest import Start
+from tests.resident import crash
 from tests.service import Running, add_sae, load_demo
 
 BASE = "/api/monitoring"
@@ -315,13 +314,7 @@ def test_it_goes_on_after_a_crash_of_the_engine_with_its_contexts(start: Start) 
         sae_id = add_sae(live, LAST)
         live.data("POST", f"/api/saes/{sae_id}/attach", {"layer": LAST.layer})
         live.data("POST", f"{BASE}/configure", {"features": [3], "top_k": 1})
-        resident = live.service.owners.conductor.resident
-        assert resident is not None
-        assert resident.engine is not None
-        assert resident.engine.pid is not None
-        os.kill(resident.engine.pid, signal.SIGKILL)
-        while live.data("GET", "/api/models")["loaded_model_id"] is not None:
-            pass
+        crash(live)
         state = live.data("GET", BASE)
         assert (state["enabled"], state["sae_attached"]) == (False, False)
         live.complete("One day", max_tokens=2)

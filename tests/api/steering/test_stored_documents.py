@@ -171,7 +171,7 @@ def test_the_statistics_of_monitoring_are_bounded_in_bytes(shared: Running, tmp_
     bias = np.full(width, 1e4, np.float32)
     wide = {"W_enc": rows.T, "b_enc": bias, "W_dec": rows, "b_dec": np.zeros(hidden, np.float32)}
     path = saelens(tmp_path, p=wide).path
-    sae_id = shared.data("POST", "/api/saes/download", {"local_path": str(path)}, 202)["sae_id"]
+    sae_id = add_sae(shared, path)
     for first in range(0, width, 3000):
         long = {str(feature): "\U0001f40b" * 490 for feature in range(first, first + 3000)}
         body = json.dumps(long, ensure_ascii=False).encode()
