@@ -2,8 +2,8 @@
 
 `specification.txt` has the sentences. Each line is an id, a kind and the sentence, separated by tabs; a line with `#`
 is a heading. A `promise` says what the service does; a `remark` speaks about the text of the specification. A test
-names the sentences that it shows in a marker: `@pytest.mark.shows("models.3", "envelope.1")`. `NOT_SHOWN` has the
-promises without a test, each with the reason.
+names the sentences that it shows in a marker: `@pytest.mark.shows("models.3", "envelope.1")`. A text of the marker may
+name several of them, with blanks between. `NOT_SHOWN` has the promises without a test, each with the reason.
 """
 
 from __future__ import annotations
@@ -83,7 +83,8 @@ def _ids(decorator: ast.expr) -> list[str]:
     is_marker = isinstance(decorator, ast.Call) and ast.unparse(decorator.func).endswith(
         f"mark.{MARKER}"
     )
-    return [ast.literal_eval(one) for one in decorator.args] if is_marker else []  # type: ignore[attr-defined]
+    given = decorator.args if is_marker else []  # type: ignore[attr-defined]
+    return [one for texts in given for one in ast.literal_eval(texts).split()]
 
 
 def page() -> str:

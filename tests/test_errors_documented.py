@@ -106,9 +106,7 @@ def test_the_page_of_errors_is_what_the_table_says() -> None:
     assert stored == generate.errors_page(), "run `make docs`"
 
 
-@pytest.mark.shows(
-    "versioning.3", "envelope.4", "download-errors.2", "model-errors.6", "resource-errors.5"
-)
+@pytest.mark.shows("versioning.3 envelope.4 download-errors.2 model-errors.6 resource-errors.5")
 @pytest.mark.parametrize("code", SPECIFIED)
 def test_a_specified_code_has_its_statuses(code: str) -> None:
     api, v1 = SPECIFIED[code]

@@ -45,10 +45,10 @@ def test_each_sentence_has_an_id_of_its_own() -> None:
 
 def test_the_markers_of_a_test_are_read() -> None:
     module = ast.parse(
-        "@pytest.mark.shows('a.1', 'b.2')\nasync def test_one(): ...\n"
+        "@pytest.mark.shows('a.1', 'b.2 b.3')\nasync def test_one(): ...\n"
         "@pytest.mark.slow\ndef test_two(): ...\n"
     )
-    assert list(coverage.marked(module)) == [("test_one", ["a.1", "b.2"])]
+    assert list(coverage.marked(module)) == [("test_one", ["a.1", "b.2", "b.3"])]
 
 
 @pytest.mark.skipif(

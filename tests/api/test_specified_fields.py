@@ -70,24 +70,10 @@ MODEL: dict[str, Check] = {
 
 
 @pytest.mark.shows(
-    "envelope.8",
-    "model-record.1",
-    "model-record.2",
-    "model-record.3",
-    "model-record.4",
-    "model-record.5",
-    "model-record.6",
-    "model-record.7",
-    "model-record.8",
-    "model-record.9",
-    "model-record.10",
-    "model-record.11",
-    "model-record.12",
-    "model-record.13",
-    "model-record.14",
-    "model-record.15",
-    "model-record.16",
-    "models.1",
+    "envelope.8 model-record.1 model-record.2 model-record.3 model-record.4 model-record.5",
+    "model-record.6 model-record.7 model-record.8 model-record.9 model-record.10",
+    "model-record.11 model-record.12 model-record.13 model-record.14 model-record.15",
+    "model-record.16 models.1",
 )
 def test_a_loaded_model_has_each_field_with_its_type(shared: Running) -> None:
     listed = shared.data("GET", "/api/models")
@@ -110,14 +96,8 @@ ATTACHED: dict[str, Check] = {
 
 
 @pytest.mark.shows(
-    "attach-response.1",
-    "attach-response.2",
-    "attach-response.3",
-    "attach-response.4",
-    "attach-response.5",
-    "attach-response.6",
-    "envelope.8",
-    "saes.8",
+    "attach-response.1 attach-response.2 attach-response.3 attach-response.4 attach-response.5",
+    "attach-response.6 envelope.8 saes.8",
 )
 def test_an_attach_answers_each_field_with_its_type(shared: Running) -> None:
     sae_id = add_sae(shared, FIRST)
@@ -141,15 +121,8 @@ ATTACHMENT: dict[str, Check] = {
 
 
 @pytest.mark.shows(
-    "attachment-status.1",
-    "attachment-status.2",
-    "attachment-status.3",
-    "attachment-status.4",
-    "attachment-status.5",
-    "attachment-status.6",
-    "attachment-status.7",
-    "saes.1",
-    "saes.10",
+    "attachment-status.1 attachment-status.2 attachment-status.3 attachment-status.4",
+    "attachment-status.5 attachment-status.6 attachment-status.7 saes.1 saes.10",
 )
 def test_the_attachment_has_each_field_with_its_type(steered: Running) -> None:
     attachment = steered.data("GET", "/api/saes/attachment")
@@ -178,19 +151,8 @@ LEASE: dict[str, Check] = {
 
 
 @pytest.mark.shows(
-    "envelope.8",
-    "lease-record.1",
-    "lease-record.2",
-    "lease-record.3",
-    "lease-record.4",
-    "lease-record.5",
-    "lease-record.6",
-    "lease-record.7",
-    "lease-record.8",
-    "models.29",
-    "models.30",
-    "limits.4",
-    "limits.5",
+    "envelope.8 lease-record.1 lease-record.2 lease-record.3 lease-record.4 lease-record.5",
+    "lease-record.6 lease-record.7 lease-record.8 models.29 models.30 limits.4 limits.5",
 )
 @pytest.mark.parametrize(("holder", "reason"), [("h", "r"), ("h" * 128, "r" * 512)])
 def test_a_lease_has_each_field_with_its_type(shared: Running, holder: str, reason: str) -> None:

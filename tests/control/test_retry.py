@@ -14,12 +14,7 @@ SETTINGS = Settings(_env_file=None)  # type: ignore[call-arg]
 
 
 @pytest.mark.shows(
-    "retry-after.2",
-    "retry-after.3",
-    "retry-after.4",
-    "retry-after.5",
-    "retry-after.6",
-    "retry-after.7",
+    "retry-after.2 retry-after.3 retry-after.4 retry-after.5 retry-after.6 retry-after.7",
     "limits.24",
 )
 @pytest.mark.parametrize(

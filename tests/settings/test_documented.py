@@ -108,14 +108,7 @@ def test_the_service_is_closed_by_default(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.shows(
-    "document.2",
-    "limits.5",
-    "limits.17",
-    "limits.18",
-    "limits.19",
-    "limits.23",
-    "limits.24",
-    "retry-after.8",
+    "document.2 limits.5 limits.17 limits.18 limits.19 limits.23 limits.24 retry-after.8",
     "limits.21",
 )
 @pytest.mark.parametrize(

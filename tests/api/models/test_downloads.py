@@ -94,15 +94,8 @@ def add(live: Running, **fields: Any) -> dict[str, Any]:
 
 
 @pytest.mark.shows(
-    "events.2",
-    "events.5",
-    "chat-parameters.20",
-    "model-record.3",
-    "model-record.4",
-    "model-record.10",
-    "models.2",
-    "models.3",
-    "models.5",
+    "events.2 events.5 chat-parameters.20 model-record.3 model-record.4 model-record.10",
+    "models.2 models.3 models.5",
 )
 def test_a_model_is_previewed_downloaded_loaded_and_deleted(live: Running, events: Events) -> None:
     shown = live.data("POST", "/api/models/preview", {"repo_id": REPO})
@@ -378,7 +371,7 @@ def test_deleting_a_model_that_is_downloaded_cancels_it(
 
 
 @pytest.mark.shows(
-    "authentication.6", "models.3", "download-errors.3", "download-errors.4", "download-errors.5"
+    "authentication.6 models.3 download-errors.3 download-errors.4 download-errors.5",
 )
 @pytest.mark.parametrize(
     ("facts", "token", "status", "code"),

@@ -51,15 +51,8 @@ def test_a_record_carries_the_specified_fields(shared: Running) -> None:
 
 
 @pytest.mark.shows(
-    "model-record.10",
-    "model-record.16",
-    "overview.1",
-    "models.1",
-    "models.5",
-    "models.6",
-    "models.7",
-    "model-errors.4",
-    "model-errors.5",
+    "model-record.10 model-record.16 overview.1 models.1 models.5 models.6 models.7",
+    "model-errors.4 model-errors.5",
 )
 def test_a_model_lives_from_registration_to_deletion(start: Start) -> None:
     with start() as live:
@@ -109,13 +102,7 @@ def test_naming_an_unloaded_model_loads_it_and_naming_another_swaps(
 
 
 @pytest.mark.shows(
-    "model-record.11",
-    "overview.10",
-    "models.8",
-    "models.25",
-    "models.26",
-    "states.5",
-    "model-errors.7",
+    "model-record.11 overview.10 models.8 models.25 models.26 states.5 model-errors.7",
 )
 def test_a_locked_model_is_not_swapped_out_but_can_be_unloaded(
     start: Start, tmp_path: Path
@@ -140,14 +127,7 @@ def test_a_locked_model_is_not_swapped_out_but_can_be_unloaded(
 
 
 @pytest.mark.shows(
-    "overview.7",
-    "models.8",
-    "models.9",
-    "models.21",
-    "models.25",
-    "models.27",
-    "states.3",
-    "states.6",
+    "overview.7 models.8 models.9 models.21 models.25 models.27 states.3 states.6",
     "model-errors.7",
 )
 def test_a_load_of_another_model_unloads_the_locked_one_first_whatever_the_policy(

@@ -68,23 +68,9 @@ def lease_id(shared: Running, path: str) -> Iterator[str]:
 
 
 @pytest.mark.shows(
-    "lease-record.2",
-    "lease-record.3",
-    "lease-record.6",
-    "lease-record.8",
-    "lease-record.9",
-    "overview.11",
-    "models.11",
-    "models.12",
-    "models.13",
-    "models.14",
-    "models.32",
-    "models.39",
-    "models.40",
-    "states.16",
-    "states.17",
-    "states.18",
-    "model-errors.11",
+    "lease-record.2 lease-record.3 lease-record.6 lease-record.8 lease-record.9 overview.11",
+    "models.11 models.12 models.13 models.14 models.32 models.39 models.40 states.16 states.17",
+    "states.18 model-errors.11",
 )
 def test_a_lease_lives_from_its_grant_to_its_release(
     shared: Running, model: int, path: str
@@ -146,15 +132,8 @@ def test_the_time_is_7200_seconds_unless_named_also_for_a_renewal(
 
 
 @pytest.mark.shows(
-    "lease-record.4",
-    "lease-record.5",
-    "lease-record.7",
-    "models.29",
-    "models.30",
-    "models.37",
-    "limits.4",
-    "limits.5",
-    "model-errors.12",
+    "lease-record.4 lease-record.5 lease-record.7 models.29 models.30 models.37 limits.4",
+    "limits.5 model-errors.12",
 )
 @pytest.mark.parametrize(
     ("body", "param"),
@@ -203,9 +182,7 @@ def test_renew_and_release_need_their_header(
     assert shared.data("GET", path)["lease"] is not None
 
 
-@pytest.mark.shows(
-    "models.34", "models.39", "models.40", "states.17", "states.18", "model-errors.10"
-)
+@pytest.mark.shows("models.34 models.39 models.40 states.17 states.18 model-errors.10")
 def test_an_unknown_id_and_the_id_of_another_model_are_not_found(
     shared: Running, path: str, lease_id: str
 ) -> None:
@@ -261,19 +238,8 @@ def ask_other(live: Running, lease: str | None = None, **headers: str) -> httpx2
 
 
 @pytest.mark.shows(
-    "load-policy.8",
-    "lease-record.9",
-    "overview.11",
-    "models.22",
-    "models.23",
-    "models.31",
-    "models.33",
-    "models.36",
-    "models.37",
-    "states.20",
-    "model-errors.8",
-    "model-errors.9",
-    "model-errors.11",
+    "load-policy.8 lease-record.9 overview.11 models.22 models.23 models.31 models.33 models.36",
+    "models.37 states.20 model-errors.8 model-errors.9 model-errors.11",
 )
 def test_a_lease_stands_against_every_swap_but_the_holders(start: Start, other: Path) -> None:
     with start() as live:
@@ -371,9 +337,7 @@ def test_a_restart_ends_every_lease(start: Start) -> None:
         )
 
 
-@pytest.mark.shows(
-    "authentication.7", "lease-record.1", "lease-record.10", "models.12", "states.16"
-)
+@pytest.mark.shows("authentication.7 lease-record.1 lease-record.10 models.12 states.16")
 def test_the_id_is_told_once_and_written_nowhere(
     start: Start, other: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -85,14 +85,8 @@ def test_without_an_sae_only_the_state_is_answered(shared: Running) -> None:
 
 
 @pytest.mark.shows(
-    "attachment-status.6",
-    "monitoring-resources.1",
-    "monitoring.2",
-    "monitoring.3",
-    "monitoring.4",
-    "saes.13",
-    "limits.7",
-    "limits.8",
+    "attachment-status.6 monitoring-resources.1 monitoring.2 monitoring.3 monitoring.4 saes.13",
+    "limits.7 limits.8",
 )
 @pytest.mark.parametrize("path", [f"{BASE}/configure", "/api/saes/monitoring"])
 def test_configuring_answers_the_state_and_is_told_where_the_sae_is_shown(

@@ -118,17 +118,7 @@ async def test_only_a_card_with_the_model_is_measured_and_the_others_are_listed(
 
 
 @pytest.mark.shows(
-    "gpus.3",
-    "gpus.4",
-    "gpus.5",
-    "gpus.6",
-    "gpus.7",
-    "gpus.8",
-    "gpus.9",
-    "gpus.10",
-    "gpus.11",
-    "gpus.12",
-    "health.4",
+    "gpus.3 gpus.4 gpus.5 gpus.6 gpus.7 gpus.8 gpus.9 gpus.10 gpus.11 gpus.12 health.4",
 )
 async def test_a_card_is_told_with_every_fact_that_the_driver_knows(world: World) -> None:
     world.driver.cards = [card("GPU-a", 0, processes=(CardProcess(7, 300),)), card("GPU-b", None)]

@@ -44,14 +44,8 @@ def component(state: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 @pytest.mark.shows(
-    "queue-block.4",
-    "queue-block.5",
-    "queue-block.6",
-    "queue-block.7",
-    "queue-block.8",
-    "queue-block.9",
-    "queue-block.10",
-    "queue-block.12",
+    "queue-block.4 queue-block.5 queue-block.6 queue-block.7 queue-block.8 queue-block.9",
+    "queue-block.10 queue-block.12",
 )
 async def test_the_queue_block_counts_what_waits_and_what_runs(make: Make) -> None:
     async with make(max_concurrent_requests=3, max_pending_requests=5) as world:

@@ -113,9 +113,7 @@ async def test_a_full_queue_tells_the_estimate_in_whole_seconds_rounded_up() -> 
     assert refusal.details["estimated_wait_seconds"] == 3
 
 
-@pytest.mark.shows(
-    "limits.23", "queue-block.11", "queue-block.13", "queue-block.14", "queue-block.15"
-)
+@pytest.mark.shows("limits.23 queue-block.11 queue-block.13 queue-block.14 queue-block.15")
 @pytest.mark.parametrize(
     ("durations", "pending", "slots", "estimate"),
     [
