@@ -314,3 +314,31 @@ def test_a_vector_that_does_not_fit_is_refused(
     found, error = refused(steered, **edits({"op": "ablate", "vector": direction, **fields}))
     assert (found, error["code"]) == (status, code)
     assert error["param"].startswith(f"interventions.edits[0].{part}")
+
+
+LOGPROBS = {"return_logprobs": {"top": 2, "of": ["steered", "plain"]}}
+
+
+@pytest.mark.parametrize("ask", [chat, completion])
+def test_an_answer_has_the_log_probabilities_of_what_it_wrote(steered: Running, ask: Any) -> None:
+    told = ask(steered, **edits(SET), **LOGPROBS).json()
+    written = told["service"]["logprobs"]
+    assert len(written) == told["usage"]["completion_tokens"]
+    assert any(one["plain"]["logprob"] < one["plain"]["top"][0]["logprob"] for one in written)
+    # the most probable token was written; two may have equal logits
+    assert all(one["steered"]["logprob"] == one["steered"]["top"][0]["logprob"] for one in written)
+    plain = ask(steered, **edits(), **LOGPROBS).json()["service"]["logprobs"]
+    for one in plain:
+        assert one["steered"]["logprob"] == pytest.approx(one["plain"]["logprob"], abs=0.05)
+
+
+def test_log_probabilities_that_cannot_be_given_are_refused_by_name(steered: Running) -> None:
+    for fields in (
+        {"return_logprobs": {"top": 21}},
+        {"return_logprobs": {"of": []}},
+        {"return_logprobs": {"top": 1, "more": 1}},
+        {"logprobs": True, **LOGPROBS},
+    ):
+        status, error = refused(steered, **fields)
+        assert status == 400
+        assert error["param"].startswith("return_logprobs")

@@ -28,6 +28,7 @@ from steerserve.messages import (
     Generate,
     Lens,
     LensRead,
+    Logprobs,
     Piece,
     Plan,
     Pool,
@@ -226,6 +227,7 @@ class Bench:
         label: str | None = None,
         client: str = "",
         counted: tuple[Edit, ...] | None = None,
+        logprobs: Logprobs | None = None,
         **sampling: Any,
     ) -> Answer:
         """Add a request, greedy unless told otherwise; the answer of its first choice.
@@ -246,6 +248,7 @@ class Bench:
             label=label,
             reported=Reported(self.history.number, skips),
             counted=counted,
+            logprobs=logprobs,
         )
         if tap and tap.is_streamed:
             self.streamed.add(request)

@@ -21,6 +21,7 @@ from steerserve.messages.state import State
 from steerserve.messages.values import (
     Constraint,
     Echo,
+    Logprobs,
     Message,
     Plan,
     Pool,
@@ -155,6 +156,7 @@ class Generate(Message, frozen=True):
     reported: Reported | None = None
     client: str = ""
     counted: tuple[Edit, ...] | None = None
+    logprobs: Logprobs | None = None
 
 
 class Score(Message, frozen=True):

@@ -269,10 +269,35 @@ class EditActs(Message, frozen=True):
     max_change: float
 
 
+class TokenScore(Message, frozen=True):
+    """One candidate for the next token: its text, and its log-probability among the candidates."""
+
+    token: int
+    text: str
+    logprob: float
+
+
+class Distribution(Message, frozen=True):
+    """The log-probability of a token, and the most probable tokens in its place, most probable first."""
+
+    logprob: float
+    top: list[TokenScore]
+
+
+class WrittenToken(Message, frozen=True):
+    """A token that was written: under the logits from which it was drawn, and under those of the model without
+    steering; None where that was not asked for."""
+
+    token: int
+    text: str
+    steered: Distribution | None
+    plain: Distribution | None
+
+
 class Piece(Message, frozen=True):
     """New text of one choice. `finish` is None, `stop` or `length`; `tokens` counts the choice's tokens so far. With
-    the last piece, `is_changed` says whether an operator changed the choice's steering while it ran, and `acts` is what
-    was asked for with `Generate.counted`."""
+    the last piece, `is_changed` says whether an operator changed the choice's steering while it ran, `acts` is what was
+    asked for with `Generate.counted`, and `written` what was asked for with `Generate.logprobs`."""
 
     id: int
     choice: int
@@ -281,14 +306,7 @@ class Piece(Message, frozen=True):
     finish: FinishReason | None = None
     is_changed: bool = False
     acts: list[EditActs] | None = None
-
-
-class TokenScore(Message, frozen=True):
-    """One candidate for the next token: its text, and its log-probability among the candidates."""
-
-    token: int
-    text: str
-    logprob: float
+    written: list[WrittenToken] | None = None
 
 
 class PromptToken(Message, frozen=True):

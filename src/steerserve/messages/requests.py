@@ -9,6 +9,7 @@ from typing import ClassVar
 from steerserve.messages.values import (
     Constraint,
     Echo,
+    Logprobs,
     Plan,
     Pool,
     Prompt,
@@ -71,6 +72,7 @@ class Generation(Request):
     plans: Sequence[Plan] = ()
     client: str = ""
     counted: tuple[Edit, ...] | None = None
+    logprobs: Logprobs | None = None
 
     @property
     def rows(self) -> int:

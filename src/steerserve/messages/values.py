@@ -126,6 +126,16 @@ class Echo(Message, frozen=True):
     max_entries: int
 
 
+class Logprobs(Message, frozen=True):
+    """The log-probabilities of the tokens that are written: the `top` most probable tokens at each, under the steered
+    model, under the model without steering, or both. An answer has at most `max_entries` of them."""
+
+    top: int
+    has_steered: bool
+    has_plain: bool
+    max_entries: int
+
+
 class Overrides(Message, frozen=True):
     """Facts of an SAE that an operator states in place of the facts in its files. A field that is None takes the fact
     in the files.

@@ -48,10 +48,37 @@ class SaeActivations(TypedDict):
     note: str
 
 
+class TokenLogprob(TypedDict):
+    """A token, and its log-probability in nats."""
+
+    token_id: int
+    token: str
+    logprob: float
+
+
+class WrittenDistribution(TypedDict):
+    """The log-probability of a generated token, and the most probable tokens in its place, most probable first."""
+
+    logprob: float
+    top: list[TokenLogprob]
+
+
+class WrittenLogprobs(TypedDict):
+    """A generated token under the steered model and under the model without steering, as far as these were asked for.
+    `choice` is there where the answer has several."""
+
+    choice: NotRequired[int]
+    token_id: int
+    token: str
+    steered: NotRequired[WrittenDistribution]
+    plain: NotRequired[WrittenDistribution]
+
+
 class ServiceBlock(TypedDict):
     """What an answer has beside the OpenAI protocol."""
 
-    sae_activations: SaeActivations
+    sae_activations: NotRequired[SaeActivations]
+    logprobs: NotRequired[list[WrittenLogprobs]]
 
 
 class EditReport(TypedDict):

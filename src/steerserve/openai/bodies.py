@@ -112,6 +112,18 @@ class SaeSteeringBody(Body):
 _INTERVENTIONS = {"anyOf": [interventions.schema(), {"type": "null"}]}
 
 
+class ReturnLogprobs(Body):
+    """The log-probabilities of the generated tokens that the answer carries: under the steered model, and under the
+    model without steering, which reads the same tokens. `top` is the number of alternatives to list for each token."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    top: Annotated[int, Field(ge=0, le=LOGPROBS_MAXIMUM)] | None = None
+    of: Annotated[list[Literal["steered", "plain"]], Field(min_length=1, max_length=2)] | None = (
+        None
+    )
+
+
 class Sampled(Body):
     """The fields that chat and text completions share."""
 
@@ -131,6 +143,7 @@ class Sampled(Body):
     sae_steering: SaeSteeringBody | None = None
     interventions: Annotated[Any, WithJsonSchema(_INTERVENTIONS)] = None
     return_steering_report: bool | None = None
+    return_logprobs: ReturnLogprobs | None = None
     score_steered: bool | None = None
 
 

@@ -37,7 +37,14 @@ from steerserve.http.event_stream import EventStream, event
 from steerserve.openai import headers as service_headers
 from steerserve.openai.chunks import Chunks
 from steerserve.openai.intake import Accepted, Kind
-from steerserve.openai.shape import UNSTEERED, AnswerChoice, AnswerShape, activations, steering
+from steerserve.openai.shape import (
+    UNSTEERED,
+    AnswerChoice,
+    AnswerShape,
+    activations,
+    logprobs,
+    steering,
+)
 from steerserve.rules.inference.intent import EmbedIntent, GenerateIntent, ScoreIntent
 from steerserve.settings import Settings
 
@@ -166,7 +173,8 @@ async def _fold(
             case Scored() if isinstance(intent, ScoreIntent):
                 choices[outcome.choice].score(outcome, intent)
             case Activated():
-                service = _service(intent, opened, outcome.readings)
+                service |= _service(intent, opened, outcome.readings)
+    service |= _logprobs(intent, choices)
     return {
         "id": base["id"],
         "object": shape.whole,
@@ -224,13 +232,14 @@ async def _stream(
                         choices[index].score(piece, intent)
                         end = shape.choice(index, choices[index], intent)
                     case Activated():
-                        service = _service(intent, opened, piece.readings)
+                        service |= _service(intent, opened, piece.readings)
                         continue
                     case _:
                         yield chunks.chunk([], **read)
                         continue
                 yield chunks.chunk([end], **_ending(opened, intent, choices))
-            if intent.activations is not None and not is_streamed:
+            service |= _logprobs(intent, choices)
+            if service:
                 yield chunks.chunk([], service=service)
         except Refusal as refusal:
             yield _failure(refusal, parts)
@@ -294,6 +303,15 @@ def _service(
         opened.run, readings, read_point, opened.labels, is_streamed=asked.is_streamed
     )
     return {"sae_activations": told}
+
+
+def _logprobs(
+    intent: GenerateIntent | ScoreIntent, choices: Sequence[AnswerChoice]
+) -> dict[str, object]:
+    """The log-probabilities of the generated tokens, where they are asked for."""
+    if isinstance(intent, ScoreIntent) or intent.logprobs is None:
+        return {}
+    return {"logprobs": logprobs(choices)}
 
 
 def _read(

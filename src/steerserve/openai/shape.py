@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from steerserve.control.inference.generate import (
+    Distribution,
     EditActs,
     Piece,
     PromptToken,
@@ -15,6 +16,7 @@ from steerserve.control.inference.generate import (
     Run,
     Scored,
     TokenScore,
+    WrittenToken,
 )
 from steerserve.rules.inference.activations import labelled
 from steerserve.rules.inference.intent import GenerateIntent, ScoreIntent
@@ -37,10 +39,12 @@ class AnswerChoice:
     scored: Scored | None = None
     is_changed: bool = False
     acts: Sequence[EditActs] = ()
+    written: Sequence[WrittenToken] = ()
 
     def take(self, piece: Piece) -> None:
         self.is_changed = self.is_changed or piece.is_changed
         self.acts = piece.acts or self.acts
+        self.written = piece.written or self.written
         self.text.append(piece.text)
         self.tokens = piece.tokens
         self.finish = piece.finish
@@ -135,6 +139,28 @@ def steering(
             "edits": [_acts(at, entry, acts) for at, entry in enumerate(listed)],
         }
     return told
+
+
+def logprobs(choices: Sequence[AnswerChoice]) -> list[dict[str, object]]:
+    """The log-probabilities of the tokens of an answer. An answer of several choices names the choice of each token."""
+    return [
+        {
+            **({"choice": index} if len(choices) > 1 else {}),
+            "token_id": one.token,
+            "token": one.text,
+            **({"steered": _distribution(one.steered)} if one.steered is not None else {}),
+            **({"plain": _distribution(one.plain)} if one.plain is not None else {}),
+        }
+        for index, choice in enumerate(choices)
+        for one in choice.written
+    ]
+
+
+def _distribution(one: Distribution) -> dict[str, object]:
+    return {
+        "logprob": one.logprob,
+        "top": [{"token_id": t.token, "token": t.text, "logprob": t.logprob} for t in one.top],
+    }
 
 
 def _acts(at: int, entry: Listed, acts: Sequence[EditActs]) -> dict[str, object]:

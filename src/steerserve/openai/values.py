@@ -83,9 +83,17 @@ def generate(
         profile=profile,
         activations=_activations(body, raw, len(prompts), n, settings),
         is_reported=bool(body.return_steering_report),
+        logprobs=_logprobs(body.return_logprobs),
         **more,
         **base,
     )
+
+
+def _logprobs(asked: bodies.ReturnLogprobs | None) -> intent.WrittenLogprobs | None:
+    if asked is None:
+        return None
+    of = frozenset(asked.of or ["steered"])
+    return intent.WrittenLogprobs(asked.top or 0, "steered" in of, "plain" in of)
 
 
 def score(

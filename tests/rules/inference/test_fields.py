@@ -31,7 +31,7 @@ TABLE = """
 """.strip()
 """The specification's own table, word for word."""
 
-BEYOND = {"sae_steering", "interventions"}
+BEYOND = {"sae_steering", "interventions", "return_logprobs"}
 """Fields that the specification does not know."""
 
 SPECIFICATION = SHARED / "specification.md"
@@ -72,6 +72,7 @@ ASKS: dict[str, Any] = {
     "steering": {"features": []},
     "sae_steering": {"features": [{"index": 1, "value": 2.0}]},
     "interventions": {"edits": [{"op": "ablate", "feature": {"index": 1}}]},
+    "return_logprobs": {"top": 1},
     "dimensions": 8,
     "tools": [{"type": "function"}],
     "tool_choice": "auto",

@@ -40,6 +40,7 @@ from steerserve.rules.steering.vector import Vector
 from steerserve.settings import Settings
 
 Activated = m.Activated
+Distribution = m.Distribution
 EditActs = m.EditActs
 Embedded = m.Embedded
 Outcome = m.Outcome
@@ -49,6 +50,7 @@ Reading = m.Reading
 Scored = m.Scored
 Started = m.Started
 TokenScore = m.TokenScore
+WrittenToken = m.WrittenToken
 
 OBJECT = {"type": "object"}
 

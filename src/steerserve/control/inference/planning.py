@@ -153,6 +153,7 @@ class Planner:
                         plans=[self._told(dial.Plan(overlay)) for overlay in admitted.overlays],
                         client=intent.client,
                         counted=admitted.account.counted if intent.is_reported else None,
+                        logprobs=self._logprobs(intent),
                     )
                 )
 
@@ -251,6 +252,13 @@ class Planner:
         if not intent.is_echoed:
             return None
         return m.Echo(intent.max_tokens, self._settings.scoring_max_entries)
+
+    def _logprobs(self, intent: GenerateIntent) -> m.Logprobs | None:
+        asked = intent.logprobs
+        if asked is None:
+            return None
+        most = self._settings.scoring_max_entries
+        return m.Logprobs(asked.top, asked.has_steered, asked.has_plain, most)
 
     def _sampling(self, intent: GenerateIntent) -> m.Sampling:
         wanted = intent.sampling

@@ -38,6 +38,7 @@ CHANGING: dict[str, frozenset[tuple[str, str]]] = {
     "steering": frozenset(),
     sae_steering.FIELD: frozenset({_CHAT, _TEXT}),
     sae_steering.INTERVENTIONS: frozenset({_CHAT, _TEXT}),
+    "return_logprobs": frozenset({_CHAT, _TEXT}),
     "dimensions": frozenset(),
     "tools": frozenset(),
     "tool_choice": frozenset(),
@@ -167,17 +168,18 @@ def is_scoring(body: Mapping[str, object]) -> bool:
 def check_scoring(body: Mapping[str, object]) -> None:
     """Raises:
     Refusal: FIELD_NOT_HONOURED naming the fields that ask for steering. A scoring request is steered only where it
-        says so itself, and an intensity is never honoured.
+        says so itself. An intensity and the log-probabilities of generated tokens are never honoured.
     """
-    steering = {"profile", "steering_intensity", sae_steering.FIELD, sae_steering.INTERVENTIONS}
+    steering = {"profile", sae_steering.FIELD, sae_steering.INTERVENTIONS}
+    never = {"steering_intensity", "return_logprobs"}
     may_steer = body.get(SCORE_STEERED) is True
-    asking = {"steering_intensity"} if may_steer else steering
+    asking = never if may_steer else never | steering
     refused = [name for name in changing(body) if name in asking]
     if refused:
-        why = f"on a scoring request without {SCORE_STEERED}: true"
+        why = "" if never.issuperset(refused) else f" without {SCORE_STEERED}: true"
         raise Refusal(
             "FIELD_NOT_HONOURED",
-            f"{', '.join(refused)}: not honoured {'on a scoring request' if may_steer else why}",
+            f"{', '.join(refused)}: not honoured on a scoring request{why}",
             param=refused[0],
             fields=refused,
         )

@@ -78,6 +78,16 @@ class BaseIntent:
 
 
 @dataclass(frozen=True, slots=True)
+class WrittenLogprobs:
+    """The log-probabilities of the generated tokens that an answer has: with the `top` most probable tokens at each,
+    under the steered model, under the model without steering, or both."""
+
+    top: int
+    has_steered: bool
+    has_plain: bool
+
+
+@dataclass(frozen=True, slots=True)
 class GenerateIntent(BaseIntent):
     """Complete each prompt `n` times, or with a `sweep` once at each of its intensities.
 
@@ -87,6 +97,7 @@ class GenerateIntent(BaseIntent):
         is_held: whether the request keeps the steering of its profile to its end, whatever an operator changes
             meanwhile.
         is_reported: whether the answer says where the edits acted.
+        logprobs: the log-probabilities of its tokens that the answer has.
     """
 
     prompts: tuple[Prompt, ...]
@@ -103,6 +114,7 @@ class GenerateIntent(BaseIntent):
     sweep: Sweep | None = None
     is_held: bool = False
     is_reported: bool = False
+    logprobs: WrittenLogprobs | None = None
 
     @property
     def choices(self) -> int:

@@ -22,6 +22,7 @@ from steerserve.worker.rows import sampling
 from steerserve.worker.rows.attribution import Attribution
 from steerserve.worker.rows.constrain import RowConstraint
 from steerserve.worker.rows.lens import Lens
+from steerserve.worker.rows.logprobs import Written
 from steerserve.worker.rows.rows import BatchRow, Pooling, Scoring, Writing
 from steerserve.worker.rows.steering import RowSteering, TokenFacts
 from steerserve.worker.rows.text import TextStream
@@ -40,7 +41,8 @@ def rows_of(
 
     Raises:
         Refusal: CONTEXT_LENGTH_EXCEEDED, INVALID_PARAMETER (an empty prompt), SAE_ACTIVATIONS_REFUSED,
-            INSUFFICIENT_MEMORY (seeded rows that can never be in the cache together).
+            INSUFFICIENT_MEMORY (seeded rows that can never be in the cache together); INVALID_PARAMETER when the answer
+            may have too many log-probabilities.
     """
     rows: list[BatchRow] = []
     for index, prompt in enumerate(command.prompts):
@@ -50,12 +52,13 @@ def rows_of(
             ids = _ids(prompt, model, "INVALID_PARAMETER")
             limit = max_tokens(command.sampling, len(ids), context)
             for i in range(command.n):
-                goal = _writing(command.sampling, model, i, ids, constrain)
+                goal = _writing(command, model, i, ids, constrain)
                 row = BatchRow(command.id, index * command.n + i, ids, plan, goal, limit)
                 row.steering = _steering(row, prompt, model, command.counted)
                 row.where = where
                 row.label = command.label
                 _check_tap(command.tap, row, len(command.prompts))
+                _check_logprobs(command.logprobs, row, command.n * len(command.prompts))
                 row.may_reuse = command.sampling.seed is None and command.tap is None
                 rows.append(row)
     together = len(rows) * max(row.need for row in rows)
@@ -283,6 +286,27 @@ def _ids(prompt: m.Tokens, model: Checkpoint | Encoder, empty: str) -> list[int]
     return prompt.ids
 
 
+def _check_logprobs(wanted: m.Logprobs | None, row: BatchRow, rows: int) -> None:
+    """Check that the answer has room for the log-probabilities of `rows` rows like this one.
+
+    Raises:
+        Refusal: INVALID_PARAMETER.
+    """
+    if wanted is None:
+        return
+    sides = wanted.has_steered + wanted.has_plain
+    entries = rows * row.max_tokens * sides * (wanted.top + 1)
+    if entries > wanted.max_entries:
+        raise Refusal(
+            "INVALID_PARAMETER",
+            f"return_logprobs: the answer may have {entries} log-probabilities; at most {wanted.max_entries}; "
+            "ask for a smaller max_tokens or top",
+            param="return_logprobs",
+            entries=entries,
+            max_entries=wanted.max_entries,
+        )
+
+
 def _check_tap(tap: m.Tap | None, row: BatchRow, rows: int = 1) -> None:
     """Check that the answer has room for the activations of `rows` rows like this one.
 
@@ -296,13 +320,13 @@ def _check_tap(tap: m.Tap | None, row: BatchRow, rows: int = 1) -> None:
 
 
 def _writing(
-    wanted: m.Sampling,
+    command: m.Generate,
     model: Checkpoint,
     repeat: int,
     ids: list[int],
     constrain: Callable[[], RowConstraint] | None,
 ) -> Writing:
-    seen = None
+    wanted, seen = command.sampling, None
     if wanted.repetition_penalty != 1.0:
         seen = torch.zeros(model.vocabulary, dtype=torch.bool, device=model.device)
         seen[torch.tensor(ids, device=model.device)] = True
@@ -315,4 +339,5 @@ def _writing(
         seen,
     )
     text = TextStream(model.decode, ids, wanted.stops)
-    return Writing(choice, text, constrain() if constrain else None)
+    written = Written(command.logprobs, model.decode_token) if command.logprobs else None
+    return Writing(choice, text, constrain() if constrain else None, written)

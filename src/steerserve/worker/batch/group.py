@@ -29,7 +29,16 @@ from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.model.kv import CacheSlot
 from steerserve.worker.model.plain import PlainPasses
 from steerserve.worker.observers.observers import Observers
-from steerserve.worker.rows.rows import BatchRow, Ending, Pooling, StateReading, Writing
+from steerserve.worker.rows.rows import (
+    BatchRow,
+    Ending,
+    Pooling,
+    Rereading,
+    StateReading,
+    Writing,
+    reread,
+    with_written,
+)
 
 ROWS_MAXIMUM = 128
 """The most rows that decode together, because logits over a large vocabulary take memory. One request alone may have
@@ -287,6 +296,11 @@ class Group:
             elif is_last(last):
                 self._reuse.keep(row)
                 self._leave(row)
+                again = reread(row, new)
+                if again is not None:
+                    # it has room, because the row gave up as much
+                    self.joining.append(again)
+                    continue
             outcomes += new
         return outcomes
 
@@ -310,10 +324,14 @@ class Group:
     def _taken(self, row: BatchRow, token: Refusal | int | None, logits: Tensor) -> list[Ending]:
         """The outcomes of a row: from its sampled token where the row writes, otherwise from its logits."""
         try:
+            if isinstance(row.goal, Rereading):
+                return row.goal.finish()
             if not isinstance(row.goal, Writing):
                 return row.end(logits)
             if isinstance(token, Refusal):
                 raise token
+            if row.goal.written is not None and token is not None:
+                row.goal.written.take(token, logits)
             return row.accept(token, self._model.end_tokens)
         except Exception as error:
             return [self._refused(row, error)]
@@ -321,11 +339,14 @@ class Group:
     def _told(self, row: BatchRow, new: list[Ending]) -> list[Ending]:
         """The outcomes of a row, whose last piece says whether its steering was changed and where its edits acted."""
         last = new[-1]
-        if not isinstance(last, Piece) or last.finish is None:
+        if not isinstance(last, Piece) or last.finish is None or not isinstance(row.goal, Writing):
             return new
         acts = row.steering.acts(self._saes.steered(row.plan).edits)
-        is_changed = self._saes.is_changed(row.steering)
-        return [*new[:-1], structs.replace(last, is_changed=is_changed, acts=acts)]
+        told = structs.replace(last, is_changed=self._saes.is_changed(row.steering), acts=acts)
+        written = row.goal.written
+        if written is not None and not written.needs_plain:
+            return [*new[:-1], with_written(told, written)]
+        return [*new[:-1], told]
 
     def _observed(self, row: BatchRow, new: list[Ending]) -> list[Ending]:
         """The new outcomes of a row: first the outcomes of the observers, then the row's own."""

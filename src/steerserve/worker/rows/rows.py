@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from msgspec import structs
 from torch import Tensor
 
 from steerserve.messages import (
@@ -24,6 +25,7 @@ from steerserve.messages import (
     PromptToken,
     Refused,
     Scored,
+    Suppressed,
     TokenScore,
 )
 from steerserve.rules.residency.memory_needs import LENGTH_STEP
@@ -31,6 +33,7 @@ from steerserve.worker import memory
 from steerserve.worker.model.kv import CacheSlot
 from steerserve.worker.rows import sampling
 from steerserve.worker.rows.constrain import RowConstraint
+from steerserve.worker.rows.logprobs import Written, distributions
 from steerserve.worker.rows.steering import RowSteering
 from steerserve.worker.rows.text import TextStream
 from steerserve.worker.sae.sites import Site
@@ -49,11 +52,12 @@ RowName = tuple[int, int]
 
 @dataclass(slots=True)
 class Writing:
-    """A completion: how its tokens are chosen, and the text of its tokens."""
+    """A completion: how its tokens are chosen, their text, and their log-probabilities where these are asked for."""
 
     sampler: sampling.Sampler
     text: TextStream
     constraint: RowConstraint | None = None
+    written: Written | None = None
 
 
 @dataclass(slots=True)
@@ -89,21 +93,17 @@ class Scoring:
         if not bool((logits < torch.inf).all()):  # NaN compares false
             self.refusal = row.refused(*NOT_FINITE)
             return
-        logprobs = (logits / (self.temperature or 1.0)).log_softmax(-1)
-        wanted = torch.tensor(tokens, device=logits.device)[:, None]
-        chosen = logprobs.gather(1, wanted)[:, 0].tolist()
-        largest = logprobs.topk(min(self.top or 0, logprobs.shape[-1]))
-        listed = zip(largest.indices.tolist(), largest.values.tolist(), strict=True)
-        for token, logprob, (places, values) in zip(tokens, chosen, listed, strict=True):
-            top = [
-                TokenScore(place, self.text_of(place), value)
-                for place, value in zip(places, values, strict=True)
-            ]
-            if top and token not in places:
-                top.append(TokenScore(token, self.text_of(token), logprob))
-            if not all(score > -torch.inf for score in (logprob, *values)):  # NaN when all are -inf
+        scored = distributions(
+            logits / (self.temperature or 1.0), tokens, self.top or 0, self.text_of
+        )
+        for token, one in zip(tokens, scored, strict=True):
+            top, logprob = one.top, one.logprob
+            # NaN when all are -inf
+            if not all(score > -torch.inf for score in (logprob, *(t.logprob for t in top))):
                 self.refusal = row.refused(*_NO_CHANCE)
                 return
+            if top and all(other.token != token for other in top):
+                top.append(TokenScore(token, self.text_of(token), logprob))
             self.prompt.append(PromptToken(token, self.text_of(token), logprob, top))
 
     def read(self, row: BatchRow, logits: Tensor) -> Scored | Refused:
@@ -133,6 +133,58 @@ class Scoring:
             TokenScore(token, self.text_of(token), logprob)
             for token, logprob in zip(tokens.tolist(), logprobs[places].tolist(), strict=True)
         ]
+
+
+@dataclass(slots=True)
+class Rereading(Scoring):
+    """Reads a finished completion again without steering, for the log-probabilities of its tokens. `held` are the last
+    outcomes of the completion, which wait for them."""
+
+    written: Written = field(kw_only=True)
+    held: list[Ending] = field(kw_only=True)
+
+    def read_prompt(self, row: BatchRow, logits: Tensor, start: int) -> None:
+        """Take the distributions after the positions from `start` on, of logits [T, vocabulary]: those of the tokens
+        that were written."""
+        first = len(row.prompt) - len(self.written.tokens) - 1
+        begin, end = max(start, first), min(start + len(logits), len(row.prompt) - 1)
+        for at in range(begin, end, ECHO_POSITIONS):
+            upto = min(at + ECHO_POSITIONS, end)
+            part = logits[at - start : upto - start]
+            if not bool((part < torch.inf).all()):  # NaN compares false
+                self.refusal = row.refused(*NOT_FINITE)
+                return
+            tokens = row.prompt[at + 1 : upto + 1]
+            self.written.plain += distributions(part, tokens, self.written.wanted.top, self.text_of)
+
+    def finish(self) -> list[Ending]:
+        """The outcomes that waited, the last with the log-probabilities."""
+        if self.refusal is not None:
+            return [self.refusal]
+        *before, last = self.held
+        return [*before, with_written(last, self.written)]
+
+
+def reread(row: BatchRow, held: list[Ending]) -> BatchRow | None:
+    """The row that reads the tokens of a finished row again without steering; None where that was not asked for."""
+    if not isinstance(row.goal, Writing) or row.goal.written is None:
+        return None
+    written = row.goal.written
+    if not written.needs_plain:
+        return None
+    goal = Rereading(
+        1.0, None, None, written.text_of, is_echoed=True, written=written, held=list(held)
+    )
+    # a choice of its own, because the observers know the finished row by its name
+    name = row.request, -1 - row.choice
+    return BatchRow(*name, [*row.prompt, *row.out], Suppressed(), goal, client=row.client)
+
+
+def with_written(last: Ending, written: Written | None) -> Ending:
+    """The last piece of a row, with the log-probabilities that were asked for."""
+    if written is None or not isinstance(last, Piece):
+        return last
+    return structs.replace(last, written=written.told())
 
 
 def _largest(values: Tensor, count: int) -> Tensor:
