@@ -120,7 +120,7 @@ class Runner(Protocol):
 
     retries: int
 
-    def run(self, steps: Steps[Any]) -> Any: ...
+    def run(self, steps: Steps[object]) -> object: ...
 
 
 class Noun(Generic[Mode]):
@@ -135,13 +135,13 @@ class Method(ABC, Generic[P, T]):
 
     __doc__: str | None
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., object]) -> None:
         self.function = function
         self.__doc__ = function.__doc__
         self.__name__ = function.__name__
 
     @property
-    def __wrapped__(self) -> Callable[..., Any]:
+    def __wrapped__(self) -> Callable[..., object]:
         """The function with the signature, for editors and `help`."""
         return self.function
 
@@ -161,7 +161,7 @@ class Method(ABC, Generic[P, T]):
         if noun is None:
             return self
 
-        def call(*args: Any, **kwargs: Any) -> Any:
+        def call(*args: object, **kwargs: object) -> object:
             return noun._runner.run(self.steps(noun, *args, **kwargs))
 
         call.__name__, call.__doc__ = self.__name__, self.__doc__
@@ -231,10 +231,10 @@ class Route(Method[P, T]):
         self,
         verb: str,
         path: str,
-        function: Callable[..., Any],
+        function: Callable[..., object],
         query: Sequence[str] = (),
         items: str | None = None,
-        read: Callable[[Reply], Any] | None = None,
+        read: Callable[[Reply], object] | None = None,
     ) -> None:
         super().__init__(function)
         self._read = read
@@ -265,7 +265,7 @@ class Route(Method[P, T]):
     def call(self, given: Mapping[str, Any]) -> Call:
         """The request for these arguments."""
         lease = given.get("lease")
-        body: Any = {name: given[name] for name in self.fields if name in given}
+        body: object = {name: given[name] for name in self.fields if name in given}
         if self.fields == ["document"]:
             body = given["document"]
         elif not self.fields:
@@ -278,7 +278,7 @@ class Route(Method[P, T]):
             {} if lease is None else {LEASE: lease},
         )
 
-    def read(self, reply: Reply) -> Any:
+    def read(self, reply: Reply) -> object:
         """Raises:
         UnexpectedAnswer: the answer has another form.
         """
@@ -304,7 +304,7 @@ def route(
     """The method of a route, from a function whose body is never run. `items` names the list of the answer where the
     method returns a `Listing`. `read` reads an answer whose form the annotation cannot tell."""
 
-    def made(function: Callable[Concatenate[Any, P], T]) -> Route[P, T]:
+    def made(function: Callable[Concatenate[object, P], T]) -> Route[P, T]:
         return Route(verb, path, function, query, items, read)
 
     return made

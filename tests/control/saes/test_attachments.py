@@ -307,6 +307,9 @@ async def test_a_set_adds_to_what_is_attached_and_keeps_its_values(world: World)
     assert [a.key for a in world.conductor.attachments()] == ["sae_1@1", "sae_2@2"]
     assert world.steering.state() == (True, {3: 7.0})
     assert world.steering.live.epoch == before
+    again = await soon(world.attachments.attach_set([("sae_2", 2), ("sae_1", 1)]))
+    assert [x.was_there for x in again] == [True, True]
+    assert world.launcher.log.count("attach") == 2
 
 
 async def test_a_member_named_twice_is_there_the_second_time(world: World) -> None:
