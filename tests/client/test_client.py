@@ -69,6 +69,20 @@ def test_a_chat_is_answered_with_its_text_usage_and_steering(client: Client) -> 
     assert steered.raw["choices"][0]["message"]["content"] == steered.text
 
 
+def test_edits_of_a_request_are_reported_also_by_a_stream(client: Client) -> None:
+    edits = [{"op": "add", "feature": {"index": SEA}, "value": 20}]
+    body: dict[str, Any] = {"interventions": {"edits": edits}, "return_steering_report": True}
+    whole = client.complete("One day", max_tokens=4, seed=1, **body)
+    assert whole.steering_sources == ["request"]
+    assert not whole.steering_changed
+    assert whole.steering_report is not None
+    assert whole.steering_report["edits"][0]["acted"] > 0
+    stream = client.complete("One day", max_tokens=4, seed=1, stream=True, **body)
+    list(stream)
+    assert stream.answer.steering_report == whole.steering_report
+    assert stream.answer.steering_state == whole.steering_state
+
+
 def test_a_stream_gives_pieces_and_then_the_answer_of_the_same_request(client: Client) -> None:
     whole = client.complete("One day", max_tokens=12, seed=3)
     stream = client.complete("One day", max_tokens=12, seed=3, stream=True)
@@ -143,6 +157,41 @@ def test_log_probabilities_of_both_routes_have_one_form(client: Client) -> None:
     echoed = client.complete("Once", max_tokens=0, temperature=0, logprobs=1, echo=True).logprobs
     assert echoed is not None
     assert echoed[0].logprob is None
+
+
+def test_written_tokens_have_their_log_probabilities_with_and_without_steering(
+    client: Client,
+) -> None:
+    client.steering.set({SEA: 100})
+    asked: dict[str, Any] = {
+        "return_logprobs": {"top": 2, "of": ["steered", "plain"]},
+        "return_sae_activations": {"top_k": 1, "positions": "completion"},
+        "seed": 1,
+        "max_tokens": 3,
+    }
+    answer = client.chat(STORY, **asked)
+    written = answer.written
+    assert written is not None
+    assert "".join(one.text for one in written) == answer.text
+    first = written[0]
+    assert first.steered is not None
+    assert first.plain is not None
+    assert first.steered.logprob != first.plain.logprob
+    assert len(first.plain.top) == 2
+    stream = client.chat(STORY, stream=True, **asked)
+    list(stream)
+    assert stream.answer.written == written
+    assert stream.answer.activations is not None
+    assert client.chat(STORY, max_tokens=1).written is None
+
+
+def test_a_contrast_is_waited_for_and_listed(client: Client) -> None:
+    boats, farms = ["the sea", "a boat sailed", "waves"], ["the farm", "a cow ate", "hay"]
+    found = client.features.contrast(boats, farms, top=4, holdout=0, progress=False)
+    assert len(found) == 4
+    assert found.answer.texts.positives == 3
+    begun = client.features.begin_contrast(boats, farms, top=4)
+    assert client.jobs.wait(begun.id, progress=False).result is not None
 
 
 def test_steering_is_set_read_and_cleared(client: Client) -> None:

@@ -16,6 +16,7 @@ from types import TracebackType
 
 import psutil
 import pytest
+import typer
 
 from steerserve import Client, demo
 from steerserve.client import ServiceUnreachable
@@ -159,6 +160,18 @@ def test_ctrl_c_ends_the_answer_and_the_conversation_goes_on(
         assert talk.messages[1]["content"].startswith("".join(pieces[:2]))
         while client.health.detailed().inference.in_flight:
             pass
+
+
+def test_ctrl_c_ends_a_single_answer_with_its_exit_code(
+    steered: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(_: str) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(output, "readable", interrupted)
+    with Client(steered.url) as client, pytest.raises(typer.Exit) as end, output.refusals():
+        chats.Chat(client, demo.MODEL_NAME).once("Tell me a story.", as_json=False)
+    assert end.value.exit_code == output.STOPPED
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ _END = "[DONE]"
 _OF_CHUNKS = ("choices", "service")
 """Fields of which every chunk of a stream has its own."""
 STATE = "x-service-steering-state"
+SOURCES = "x-service-steering-sources"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,18 @@ class ScoredToken:
     text: str
     logprob: float | None
     top: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenToken:
+    """A generated token under the model as it was steered, and under the model without steering; each is None where
+    the request did not ask for it. `choice` is the number of its choice."""
+
+    choice: int
+    token_id: int
+    text: str
+    steered: ScoredToken | None
+    plain: ScoredToken | None
 
 
 class Answer:
@@ -92,6 +105,22 @@ class Answer:
         return self.headers.get(STATE)
 
     @property
+    def steering_sources(self) -> list[str]:
+        """Whose edits the answer had at its start: `live`, `profile:<id>`, `request` and others."""
+        return [one.strip() for one in self.headers.get(SOURCES, "").split(",") if one.strip()]
+
+    @property
+    def steering_changed(self) -> bool:
+        """Whether an operator changed the steering while the answer was written."""
+        return bool(self.raw.get("steering_changed", False))
+
+    @property
+    def steering_report(self) -> dict[str, Any] | None:
+        """Where each edit acted, for a request with `return_steering_report`; else None."""
+        report: dict[str, Any] | None = self.raw.get("steering_report")
+        return report
+
+    @property
     def activations(self) -> Activations | None:
         """The SAE activations as arrays; None where the request asked for none."""
         block = (self.raw.get("service") or {}).get("sae_activations")
@@ -119,6 +148,23 @@ class Answer:
         places = zip(found["tokens"], found["token_logprobs"], found["top_logprobs"], strict=True)
         return [ScoredToken(text, logprob, top or {}) for text, logprob, top in places]
 
+    @property
+    def written(self) -> list[WrittenToken] | None:
+        """The generated tokens with their log-probabilities, for a request with `return_logprobs`; else None."""
+        found = (self.raw.get("service") or {}).get("logprobs")
+        if found is None:
+            return None
+        return [
+            WrittenToken(
+                one.get("choice", 0),
+                one["token_id"],
+                one["token"],
+                _distribution(one, "steered"),
+                _distribution(one, "plain"),
+            )
+            for one in found
+        ]
+
     def __str__(self) -> str:
         return self.text
 
@@ -134,6 +180,15 @@ class Answer:
 _COUNTS = ("prompt_tokens", "completion_tokens", "total_tokens")
 
 
+def _distribution(token: Mapping[str, Any], side: str) -> ScoredToken | None:
+    """A generated token on one side of `return_logprobs`."""
+    found = token.get(side)
+    if found is None:
+        return None
+    top = {near["token"]: near["logprob"] for near in found["top"]}
+    return ScoredToken(token["token"], found["logprob"], top)
+
+
 def _text(choice: Mapping[str, Any]) -> str:
     return str(choice["message"]["content"] if "message" in choice else choice["text"])
 
@@ -145,7 +200,7 @@ class Folded:
         self._headers = headers
         self._whole: dict[str, Any] = {}
         self._choices: dict[int, dict[str, Any]] = {}
-        self._block: dict[str, Any] | None = None
+        self._service: dict[str, Any] = {}
         self.is_done = False
 
     def add(self, line: str) -> str:
@@ -168,10 +223,12 @@ class Folded:
     def _fold(self, chunk: dict[str, Any]) -> str:
         shared = {name: value for name, value in chunk.items() if name not in _OF_CHUNKS}
         self._whole |= {name: value for name, value in shared.items() if value is not None}
-        block = (chunk.get("service") or {}).get("sae_activations")
-        if block is not None:
-            known = self._block["positions"] if self._block else []
-            self._block = {**block, "positions": [*known, *block["positions"]]}
+        own = chunk.get("service") or {}
+        block, known = own.get("sae_activations"), self._service.get("sae_activations")
+        self._service |= own
+        if block is not None and known is not None:
+            positions = [*known["positions"], *block["positions"]]
+            self._service["sae_activations"] = {**block, "positions": positions}
         new = ""
         for part in chunk["choices"]:
             text = (part["delta"].get("content") if "delta" in part else part["text"]) or ""
@@ -189,8 +246,8 @@ class Folded:
         raw["choices"] = [_choice(i, at) for i, at in sorted(self._choices.items())] or [
             _choice(0, {"text": "", "finish_reason": None, "is_chat": False})
         ]
-        if self._block is not None:
-            raw["service"] = {"sae_activations": self._block}
+        if self._service:
+            raw["service"] = self._service
         return Answer(raw, self._headers)
 
 

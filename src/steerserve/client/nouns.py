@@ -28,6 +28,7 @@ from steerserve.client.calls import (
     model_of,
     route,
 )
+from steerserve.client.faults import UnexpectedAnswer
 from steerserve.client.waiting import job_of, until_cached, until_loaded, until_over, until_stored
 from steerserve.control.health.views import (
     BackendReport,
@@ -38,7 +39,12 @@ from steerserve.control.health.views import (
     Readiness,
     ServiceVersion,
 )
-from steerserve.control.inference.views import JobList, JobRecord
+from steerserve.control.inference.views import (
+    Contrast,
+    ContrastedFeature,
+    JobList,
+    JobRecord,
+)
 from steerserve.control.models.views import (
     DeletedModel,
     ModelList,
@@ -144,6 +150,8 @@ from steerserve.rules.sensing.firings import ClusterFiringRecord, EdgeFiringReco
 OnConflict = Literal["rename", "fail"]
 Values = Mapping[int, float]
 """Feature index -> value."""
+Text = str | Sequence[Mapping[str, Any]]
+"""A text, or the messages of a conversation."""
 Document = Mapping[str, Any]
 """A JSON document, as it was exported."""
 # inside a noun with a method `list`, the name means the method
@@ -869,6 +877,49 @@ class Features(Noun[Mode]):
         call = Call("POST", path, {"wait": True}, body)
         found = data((yield from answered(call, self._runner.retries)), FeatureSearch)
         return Listing(found.features, found)
+
+    @route("POST", "/api/features/contrast", query=("wait",), read=job_of)
+    def begin_contrast(
+        self,
+        positives: Sequence[Text],
+        negatives: Sequence[Text],
+        *,
+        sae_id: str | None = None,
+        layer: int | None = None,
+        pool: Literal["max", "mean", "last"] = "max",
+        top: int = 20,
+        holdout: float = 0.3,
+        seed: int = 0,
+        min_share: float = 0.0,
+        special_tokens: bool = False,
+        wait: bool = False,
+    ) -> JobRecord:
+        """Begin the job of a contrast. `contrast` waits for it."""
+
+    @composed
+    def contrast(
+        self,
+        /,
+        positives: Sequence[Text],
+        negatives: Sequence[Text],
+        *,
+        progress: bool = True,
+        **fields: Any,
+    ) -> Steps[Listing[ContrastedFeature, Contrast]]:
+        """The features that tell two groups of texts or conversations apart best. The other fields are those of
+        `begin_contrast`.
+
+        Args:
+            progress: whether a bar shows how far it is.
+        """
+        body = {"positives": positives, "negatives": negatives, **fields}
+        call = Call("POST", "/api/features/contrast", body=body)
+        retries = self._runner.retries
+        begun = job_of((yield from answered(call, retries)))
+        job = yield from until_over(begun.id, retries, progress=progress)
+        if not isinstance(job.result, Contrast):
+            raise UnexpectedAnswer("the job has no contrast as its result")
+        return Listing(job.result.features, job.result)
 
     @route("GET", "/api/saes/{sae_id}/labels", items="labels")
     def labels(

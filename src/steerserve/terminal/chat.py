@@ -127,10 +127,12 @@ class Chat:
 
         Raises:
             ServiceError: the request was refused, or failed.
+            KeyboardInterrupt: Ctrl-C ended the answer.
         """
         self.messages = [{"role": "user", "content": text}]
         if not as_json:
-            self.answer()
+            if self.answer().finish_reason is None:
+                raise KeyboardInterrupt
             return
         try:
             whole = self._client.chat(self.messages, model=self._model)
