@@ -21,6 +21,7 @@ from steerserve.api.sensing import monitoring as monitoring_routes
 from steerserve.api.sensing import sensing as sensing_routes
 from steerserve.api.steering import circuits as circuit_routes
 from steerserve.api.steering import clusters as cluster_routes
+from steerserve.api.steering import interventions as intervention_routes
 from steerserve.api.steering import profiles as profile_routes
 from steerserve.api.steering import steering as steering_routes
 from steerserve.api.steering import vectors as vector_routes
@@ -58,6 +59,7 @@ def management(owners: Owners) -> list[APIRouter]:
         replica_routes.router(owners.models, owners.replicas),
         lease_routes.router(owners.models, owners.conductor),
         steering_routes.router(owners.steering),
+        intervention_routes.router(owners.interventions),
         monitoring_routes.router(owners.monitoring, owners.features.labels),
         feature_routes.router(owners.features, owners.promotions),
         attachment_routes.router(owners.saes, owners.attachments, attached, owners.settings),

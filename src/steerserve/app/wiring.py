@@ -50,6 +50,7 @@ from steerserve.control.steering.circuits import Circuits
 from steerserve.control.steering.claims import LayerClaims
 from steerserve.control.steering.cluster_packs import ClusterPacks
 from steerserve.control.steering.clusters import Clusters
+from steerserve.control.steering.interventions import EditParts, Interventions
 from steerserve.control.steering.profiles import Profiles
 from steerserve.control.steering.reading import DocumentReader
 from steerserve.control.steering.serving import Serving
@@ -227,6 +228,8 @@ class Owners:
         self.monitoring = Monitoring(
             self.conductor, self.bus, self.around.now, self.settings.monitoring_contexts
         )
+        self.edit_parts = EditParts(self.vectors, self.monitoring.counted)
+        self.interventions = Interventions(self.steering, self.conductor, self.edit_parts)
         self._make_sensing()
         self.features = Features(
             self.labels,
@@ -301,7 +304,7 @@ class Owners:
             self.monitoring,
             self.sensing,
             self.circuit_sensing,
-            self.vectors,
+            self.edit_parts,
         )
         self.bus.subscribe(self.generation.took)
         self.speller = Speller(settings, self.conductor)

@@ -119,11 +119,13 @@ class SaeDownloadError:
 
 @dataclass(frozen=True, slots=True)
 class SteeringUpdate:
-    """`values` are the values of the first attached SAE. `others` has the values of the other SAEs, by their keys."""
+    """`values` are the values of the first attached SAE. `others` has the values of the other SAEs, by their keys, and
+    `interventions` the live interventions as they were sent."""
 
     enabled: bool
     values: dict[str, float]
     others: dict[str, dict[str, float]] = field(default_factory=dict)
+    interventions: list[dict[str, object]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

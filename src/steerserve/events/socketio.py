@@ -94,12 +94,14 @@ def payload(event: events.Sent) -> tuple[str, dict[str, object]]:
             return "sae:download:error", {"saeId": event.sae_id, "error": event.message}
         case events.SteeringUpdate():
             count = sum(map(len, (event.values, *event.others.values())))
-            others = {"others": event.others} if event.others else {}
+            more: dict[str, object] = {"others": event.others} if event.others else {}
+            if event.interventions:
+                more["interventions"] = event.interventions
             return "steering:update", {
                 "enabled": event.enabled,
                 "values": event.values,
                 "activeCount": count if event.enabled else 0,
-                **others,
+                **more,
             }
         case events.MonitoringState():
             return "monitoring:state", {

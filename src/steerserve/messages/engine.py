@@ -230,7 +230,7 @@ class Engine(ABC):
         Raises:
             Refusal: the refusal of the engine.
         """
-        if state.saes or any(state.steering.values.values()):
+        if state.saes or any(state.steering.values.values()) or state.steering.edits:
             raise no_layers()
         if state.monitored is not None or state.cluster is not None or state.circuits:
             raise no_layers()

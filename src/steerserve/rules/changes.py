@@ -34,6 +34,8 @@ ACTIONS: dict[tuple[str, str], str] = {
     ("POST", "/api/saes/steering/disable"): "steering_disable",
     ("DELETE", "/api/saes/steering/{index}"): "steering_remove",
     ("DELETE", "/api/saes/steering"): "steering_clear",
+    ("PUT", "/api/interventions"): "interventions_set",
+    ("DELETE", "/api/interventions"): "interventions_clear",
     ("POST", "/api/monitoring/configure"): "monitoring_configure",
     ("POST", "/api/saes/monitoring"): "monitoring_configure",
     ("POST", "/api/monitoring/enable"): "monitoring_enable",

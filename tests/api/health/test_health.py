@@ -135,7 +135,7 @@ def test_the_detailed_body_has_every_block(shared: Running) -> None:
     expected = (
         "status version timestamp uptime_seconds components circuit_breakers model_loaded model_name "
         "model_placement sae_attached sae_id sae_count sae_ids inference engine active_profile circuits lease "
-        "ended_by_restart errors replicas"
+        "ended_by_restart errors replicas interventions"
     )
     assert set(body) == set(expected.split())
     is_one_process = engine_of(shared).fleet is None

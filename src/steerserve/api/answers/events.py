@@ -118,13 +118,15 @@ class SaeErrorEvent(SaeEvent):
 
 class SteeringEvent(TypedDict):
     """The live values after a change: those of the SAE that was attached first, and in `others` those of the other SAEs
-    by `<sae_id>@<layer>`. The count of active features is 0 while steering is switched off."""
+    by `<sae_id>@<layer>`. The count of active features is 0 while steering is switched off. `interventions` are the
+    edits of the live interventions, where there are any."""
 
     enabled: bool
     values: Values
     activeCount: int
     active_count: int
     others: NotRequired[dict[str, Values]]
+    interventions: NotRequired[list[dict[str, Any]]]
 
 
 class MonitoringStateEvent(TypedDict):

@@ -147,6 +147,7 @@ class Vitals:
             engine=blocks.built("engine", self.engine),
             replicas=blocks.built("replicas", self._replicas.now),
             active_profile=await blocks.read("active_profile", self._serving.profile),
+            interventions=len(self._serving.live.standing),
             circuits=await blocks.read("circuits", self._claims.checked_health),
             lease=blocks.built("lease", self._conductor.leases.status),
             ended_by_restart=self._database.ended,

@@ -89,7 +89,8 @@ class EngineHealth:
 class DetailedHealth:
     """All parts of health in one answer. `errors` has the type of the exception for each block that could not be
     built. `replicas` is None where one engine process serves. `ended_by_restart` says what the last run served when it
-    ended; it stays until the next restart, also when a model is loaded again."""
+    ended; it stays until the next restart, also when a model is loaded again. `interventions` is the number of live
+    interventions."""
 
     status: HealthStatus
     version: str
@@ -108,6 +109,7 @@ class DetailedHealth:
     engine: EngineHealth | None
     replicas: ReplicaSet | None
     active_profile: ServingProfile | None
+    interventions: int
     circuits: CircuitsHealth | None
     lease: LeaseStatus | None
     ended_by_restart: EndedByRestart | None

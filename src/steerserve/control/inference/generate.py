@@ -18,9 +18,9 @@ from steerserve.control.residency.resident import Resident
 from steerserve.control.sensing.circuit_sensing import CircuitSensing
 from steerserve.control.sensing.monitoring import Monitoring
 from steerserve.control.sensing.sensing import ClusterSensing
+from steerserve.control.steering.interventions import EditParts
 from steerserve.control.steering.profiles import Profiles
 from steerserve.control.steering.serving import Serving
-from steerserve.control.steering.vectors import Vectors
 from steerserve.database.catalog import ModelRow
 from steerserve.engines.sandbox.pool import LineFull
 from steerserve.engines.sandbox.schemas import Checker
@@ -35,8 +35,7 @@ from steerserve.rules.inference.intent import (
 )
 from steerserve.rules.residency import swap
 from steerserve.rules.steering import dial
-from steerserve.rules.steering.request import MAX, SteeredFeature
-from steerserve.rules.steering.vector import Vector
+from steerserve.rules.steering.placing import Largest
 from steerserve.settings import Settings
 
 Activated = m.Activated
@@ -106,7 +105,7 @@ class Generation:
         monitoring: Monitoring,
         sensing: ClusterSensing,
         circuit_sensing: CircuitSensing,
-        vectors: Vectors,
+        edit_parts: EditParts,
     ) -> None:
         self._settings = settings
         self._conductor = conductor
@@ -119,7 +118,7 @@ class Generation:
         self._monitoring = monitoring
         self._sensing = sensing
         self._circuit_sensing = circuit_sensing
-        self._vectors = vectors
+        self._edit_parts = edit_parts
         self._batched = Queue(settings.cbm_max_queue_size, 0, settings.queue_duration_window)
         self.is_closing = False
         self.active = 0
@@ -164,7 +163,9 @@ class Generation:
         row, profile = model.row, None
         if isinstance(intent, GenerateIntent | ScoreIntent):
             profile = await self._named(intent)
-            intent = await self._with_vectors(intent)
+            if intent.steering is not None:
+                own = await self._edit_parts.with_vectors(intent.steering)
+                intent = replace(intent, steering=own)
         if self._unchecked(intent) is None:
             # these refusals come before QUEUE_FULL, because waiting does not change them
             view = self._conductor.view(intent.lease)
@@ -197,26 +198,6 @@ class Generation:
             return None
         return batching.Fixed(settings.cbm_default_temperature, settings.cbm_default_top_p)
 
-    async def _with_vectors(
-        self, intent: GenerateIntent | ScoreIntent
-    ) -> GenerateIntent | ScoreIntent:
-        """The intent with the stored vectors that its edits name.
-
-        Raises:
-            Refusal: VECTOR_NOT_FOUND, whose `param` is the place of the name.
-        """
-        if intent.steering is None or not (named := intent.steering.references()):
-            return intent
-        found = {name: await self._found(name, place) for name, place in named.items()}
-        return replace(intent, steering=intent.steering.with_vectors(found))
-
-    async def _found(self, name: str, place: str) -> Vector:
-        try:
-            return await self._vectors.find(name)
-        except Refusal as refusal:
-            why = f"{place}: {refusal.message}"
-            raise Refusal(refusal.code, why, param=place, **refusal.details) from refusal
-
     async def _named(self, intent: GenerateIntent | ScoreIntent) -> dial.Profile | None:
         """The profile that a request names. None where it names none, and where the profile is unknown and the
         request's intensity is 0.
@@ -233,19 +214,6 @@ class Generation:
                 return None
             raise
         return await self._serving.applicable(row)
-
-    async def _largest(self, intent: Intent, resident: Resident) -> dict[tuple[str, int], float]:
-        """The largest activations of the features whose edits have values in that unit, as far as monitoring has
-        observed them."""
-        own = intent.steering if isinstance(intent, GenerateIntent | ScoreIntent) else None
-        known: dict[tuple[str, int], float] = {}
-        for edit in own.edits if own is not None else ():
-            if isinstance(edit, SteeredFeature) and edit.unit == MAX:
-                for sae in edit.choice.among(list(resident.attachments.values())):
-                    counted = await self._monitoring.counted(sae.key, edit.index)
-                    if counted is not None:
-                        known[sae.key, edit.index] = counted.max
-        return known
 
     def _unchecked(self, intent: Intent) -> OutputConstraint | None:
         """The constraint of a request whose schema has to be checked."""
@@ -289,7 +257,10 @@ class Generation:
                 await held.enter_async_context(queue.slot(place))
                 await held.enter_async_context(self._conductor.in_flight(resident))
                 timing.admitted()
-                largest = await self._largest(intent, resident)
+                largest: Largest = {}
+                if isinstance(intent, GenerateIntent | ScoreIntent) and intent.steering:
+                    attached = list(resident.attachments.values())
+                    largest = await self._edit_parts.largest(intent.steering, attached)
                 admitted = self._planner.admit(intent, profile, resident, largest)
                 flow.put(admitted)
                 stream = self._planner.stream(intent, admitted)

@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 from steerserve import messages as m
 from steerserve.control.residency.resident import Attachment, Resident
+from steerserve.control.steering.interventions import facts_of
 from steerserve.control.steering.serving import Serving
 from steerserve.rules.inference import activations, compare
 from steerserve.rules.inference.intent import (
@@ -26,7 +27,7 @@ from steerserve.rules.steering import account, dial
 from steerserve.rules.steering import digest as steering_state
 from steerserve.rules.steering.account import Account
 from steerserve.rules.steering.digest import SteeredModel, SteeredSite
-from steerserve.rules.steering.placing import ModelFacts
+from steerserve.rules.steering.placing import Largest
 from steerserve.settings import Settings
 
 
@@ -71,7 +72,7 @@ class Planner:
         intent: Intent,
         profile: dial.Profile | None,
         resident: Resident,
-        largest: Mapping[tuple[str, int], float] = MappingProxyType({}),
+        largest: Largest = MappingProxyType({}),
     ) -> Admitted:
         """`largest` has the largest activations that are known of edited features, by key and index.
 
@@ -164,7 +165,7 @@ class Planner:
         intent: Intent,
         profile: dial.Profile | None,
         resident: Resident,
-        largest: Mapping[tuple[str, int], float],
+        largest: Largest,
     ) -> dial.Plan:
         if not isinstance(intent, GenerateIntent | ScoreIntent) or _is_swept(intent):
             return dial.Plan()
@@ -179,7 +180,7 @@ class Planner:
             list(resident.attachments.values()),
             self._serving.configured,
             own,
-            _facts(resident, largest),
+            facts_of(resident, largest),
         )
         if isinstance(intent, ScoreIntent) or intent.is_held:
             # a profile without an attached SAE steers nothing, and the live steering takes its place in no such request
@@ -277,15 +278,6 @@ def _site(attachment: Attachment) -> SteeredSite:
     """What identifies an attached SAE, and where it adds."""
     order = attachment.order
     return SteeredSite(order.sae_id, order.origin, order.layer, attachment.site, order.scale)
-
-
-def _facts(resident: Resident, largest: Mapping[tuple[str, int], float]) -> ModelFacts:
-    """What edits need to know of the loaded model."""
-    loaded, attached = resident.facts, resident.attachments
-    if loaded is None:
-        return ModelFacts()
-    sites = {key: attachment.site for key, attachment in attached.items()}
-    return ModelFacts(loaded.layers, loaded.site_widths, sites, largest)
 
 
 def _is_swept(intent: GenerateIntent | ScoreIntent) -> bool:

@@ -17,6 +17,7 @@ from steerserve.control.residency.engine_state import EngineState, Return, uncha
 from steerserve.control.residency.resident import Attachment, Resident, Switch
 from steerserve.errors import Refusal
 from steerserve.messages.engine import Engine
+from steerserve.rules.residency.swap import Phase
 from steerserve.rules.saes.attachment import FIRST_SAE, SaeChoice
 from steerserve.rules.steering import live as rules
 from steerserve.rules.steering.live import Live, Values
@@ -148,7 +149,7 @@ class Steering(EngineState[Live]):
 
     def lost(self, resident: Resident) -> Live | None:
         """All live values. `Live` is frozen, so later edits do not change the returned values."""
-        return self._live if resident.attachments else None
+        return self._live if resident.attachments or self._live.standing else None
 
     @asynccontextmanager
     async def put_back(self, back: Return, loss: Callable[[], Live]) -> AsyncIterator[Switch]:
@@ -158,12 +159,13 @@ class Steering(EngineState[Live]):
         Raises:
             Refusal: a refusal of the engine. Nothing is restored then.
         """
-        if not back.attached:
+        if not back.attached and not loss().standing:
             yield unchanged
             return
         async with self._editing:
             live = loss()
-            for key in live.values.keys() - {attachment.key for attachment in back.attached}:
+            named = {*live.values, *(key for one in live.standing for key in one.keys)}
+            for key in named - {attachment.key for attachment in back.attached}:
                 live = rules.leave(live, key)
             live = replace(live, epoch=max(live.epoch, self._live.epoch) + 1)
             await _push(back.engine, live)
@@ -174,14 +176,17 @@ class Steering(EngineState[Live]):
         """Remove the values of the SAEs with the keys `gone`, which are being detached, in one step. The engine is told
         the steering in any case, because a new engine does not know the epoch yet."""
         async with self._editing:
-            live = self._live
+            live, resident = self._live, self._conductor.resident
             for key in gone:
                 live = rules.leave(live, key)
-            if gone and all(sae.key in gone for sae in self._conductor.attachments()):
+            is_ending = resident is None or resident.phase is not Phase.LOADED
+            if is_ending:
+                live = rules.without_interventions(live)
+            is_last = all(sae.key in gone for sae in self._conductor.attachments())
+            if is_last and (gone or is_ending) and not live.standing:
                 # no SAE stays attached, although another may be attached in their place
                 live = rules.switch_off(live)
             live = rules.counted(self._live, live)
-            resident = self._conductor.resident
             if resident is not None and resident.engine is not None:
                 try:
                     await _push(resident.engine, live)
@@ -200,7 +205,8 @@ class Steering(EngineState[Live]):
             return
         is_step = after.epoch != self._live.epoch
         # without an attached SAE the engine needs no values; the next attach sends them
-        if is_step and self._conductor.attachments():
+        is_intervened = bool(self._live.standing or after.standing)
+        if is_step and (self._conductor.attachments() or is_intervened):
             await _push(self._conductor.loaded().running()[0], after)
         self._take(after)
 
@@ -210,7 +216,8 @@ class Steering(EngineState[Live]):
         first = next((attachment.key for attachment in self._conductor.attachments()), None)
         values = _plain(live.of(first) if first else {})
         others = {key: _plain(values) for key, values in self.others().items()}
-        published = first, SteeringUpdate(live.enabled, values, others)
+        sent = [dict(one.sent) for one in live.standing]
+        published = first, SteeringUpdate(live.enabled, values, others, sent)
         if published != self._published:
             self._published = published
             self._bus.publish(published[1])
@@ -223,7 +230,7 @@ class Steering(EngineState[Live]):
 
 async def _push(engine: Engine, live: Live) -> None:
     values = {key: dict(values) for key, values in live.values.items()}
-    steering = m.Steering(live.epoch, live.enabled, values)
+    steering = m.Steering(live.epoch, live.enabled, values, live.edits, live.keeps_norm)
     await engine.change(m.setting(steering=steering))
 
 

@@ -55,6 +55,17 @@ class SteeringState(Form, frozen=True):
     others: dict[str, Values] | UnsetType = UNSET
 
 
+class LiveInterventions(Form, frozen=True):
+    """The live interventions: the edits as they were sent, and the epoch of the live steering. `enabled` is the one
+    switch of steering."""
+
+    edits: list[dict[str, object]]
+    mode: Literal["add", "replace"]
+    preserve_norm: bool
+    enabled: bool
+    epoch: int
+
+
 class SavedProfile(Form, frozen=True, kw_only=True):
     """The fields that a profile and its exported document share. `steering` has the values at intensity 1. `model_id`,
     `sae_id` and `layer` say what the values were made for."""

@@ -87,7 +87,7 @@ def _followed(
     and those of the values come after them."""
     counted = [
         Edit(Feature(key, index), Target(offset=value), number=number)
-        for number, (key, index, value) in enumerate(_flat(values), first + len(live.ops))
+        for number, (key, index, value) in enumerate(_flat(values), first + len(live.standing))
     ]
     listed = [
         Listed(named or _owner(live, edit.at.key, edit.at.index), ADD, edit.number)
@@ -95,7 +95,9 @@ def _followed(
         if isinstance(edit.at, Feature)
     ]
     numbers = dict.fromkeys(edit.number for edit in edits)
-    listed += [Listed(named or LIVE, live.ops[number - first], number) for number in numbers]
+    listed += [
+        Listed(named or LIVE, live.standing[number - first].op, number) for number in numbers
+    ]
     sources = {one.source for one in listed}
     return Account(tuple(sorted(sources, key=_rank)), tuple(listed), tuple(counted))
 

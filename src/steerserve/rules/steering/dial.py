@@ -11,7 +11,8 @@ its end is lowered to the end, and a number below its floor counts as it is; (8)
 circuit serves whole, its authored values are the base: a number other than 0 is held within its range at both ends, and
 the values that are not its own stay as they are; (9) where a profile is active beside circuits, their values stay as
 they are; (10) where several circuits serve, or a layer is shared, or members of the circuit are missing, the live
-values are the base, as without circuits, and no rung is reported.
+values are the base, as without circuits, and no rung is reported; (11) beside live interventions, these are
+scaled too, and where they replace the live values, they alone are.
 """
 
 from __future__ import annotations
@@ -28,9 +29,16 @@ from steerserve.rules.steering import circuit_serving, members
 from steerserve.rules.steering.activation import dialed
 from steerserve.rules.steering.binding import scaled as scaled_by
 from steerserve.rules.steering.edits import Edit, Feature
-from steerserve.rules.steering.live import Live, Values, at_intensity, total
+from steerserve.rules.steering.live import (
+    INTERVENTIONS,
+    Live,
+    Values,
+    at_intensity,
+    total,
+    without_interventions,
+)
 from steerserve.rules.steering.members import Range as Range
-from steerserve.rules.steering.placing import ModelFacts, placed
+from steerserve.rules.steering.placing import ModelFacts, arranged, placed
 from steerserve.rules.steering.profile import Profile as Profile
 from steerserve.rules.steering.profile import site
 from steerserve.rules.steering.request import RequestSteering
@@ -147,14 +155,17 @@ def _planned(
 ) -> Plan:
     if own is not None and intensity != 0.0:
         return _own(own, intensity, live, attached, configured, model)
-    if own is not None and attached:
+    if own is not None and (attached or live.standing):
         is_steered = own.is_steering or _has_base(False, None, live, attached)
         return Plan({}, 0.0 if is_steered else None, is_own=True)  # (2)
-    if not attached or (intensity is None and not is_profile_named):
+    is_intervened = live.enabled and bool(live.standing)
+    if not (attached or is_intervened) or (intensity is None and not is_profile_named):
         return Plan()  # (1)
     if intensity == 0.0:
         is_off = _has_base(is_profile_named, profile, live, attached)
         return Plan({}, 0.0 if is_off else None)  # (2)
+    if profile is None and is_intervened:
+        return _intervened(intensity, live, attached, configured)  # (11)
     circuit = _only_circuit(live)
     if profile is None and live.active is None and live.enabled and circuit is not None:
         return _circuit(circuit, intensity, live)  # (8)
@@ -171,6 +182,21 @@ def _planned(
         beside = [live.by(circuit.owner) for circuit in _whole_circuits(live)]
         return Plan(total([*beside, overlay]), strength if is_dialed else None, rung(live))  # (9)
     return Plan(overlay, strength if is_dialed else None)
+
+
+def _intervened(
+    intensity: Intensity | None, live: Live, attached: Sequence[AttachedSae], configured: Range
+) -> Plan:
+    """The steering of a request with an intensity, beside live interventions."""
+    bare = without_interventions(live)
+    base = Plan() if live.replaces else plan(intensity, False, None, bare, attached, configured)
+    strength = base.echo
+    if strength is None:
+        strength = resolved(intensity, DialBase({}, configured))
+    values = scaled_by(live.by(INTERVENTIONS), strength)
+    edits = tuple(at_strength(edit, strength) for edit in live.edits)
+    overlay = total([base.overlay or {}, values])
+    return Plan(overlay, strength, base.rung, edits, keeps_norm=live.keeps_norm)
 
 
 def _circuit(circuit: ServedCircuit, intensity: Intensity | None, live: Live) -> Plan:
@@ -222,9 +248,20 @@ def _own(
         for key, features in asked.values.items()
     }
     edits = tuple(at_strength(edit, strength) for edit in asked.edits)
+    keeps_norm = own.keeps_norm
     if own.is_added:
-        kept = live.values if live.enabled else {}
-        overlay = total([kept if otherwise.overlay is None else otherwise.overlay, overlay])  # (6)
+        kept, beside = (live.values, live.edits) if live.enabled else ({}, ())
+        keeps_norm = keeps_norm or (live.enabled and live.keeps_norm)
+        if otherwise.overlay is not None:
+            kept, beside, keeps_norm = (
+                otherwise.overlay,
+                otherwise.edits,
+                own.keeps_norm or otherwise.keeps_norm,
+            )
+        overlay = total([kept, overlay])  # (6)
+        count = len(own.edits)
+        others = (structs.replace(edit, number=count + edit.number) for edit in beside)
+        edits = arranged((*others, *edits), attached, model)
     is_dialed = intensity is not None and (any(overlay.values()) or bool(edits))
     return Plan(
         overlay,
@@ -232,7 +269,7 @@ def _own(
         otherwise.rung if own.is_added else None,
         edits,
         is_own=True,
-        keeps_norm=own.keeps_norm,
+        keeps_norm=keeps_norm,
         added=tuple(at_strength(edit, strength) for edit in asked.added),
     )
 
@@ -315,7 +352,7 @@ def _has_base(
     """Whether the intensity 0 changes anything: without it, the request would be steered."""
     if is_profile_named:
         return profile is not None and bool(profile.values)
-    is_steered = live.enabled and any(live.values.values())
+    is_steered = live.enabled and (any(live.values.values()) or bool(live.standing))
     return is_steered or any(dialed(live, attached).values())
 
 

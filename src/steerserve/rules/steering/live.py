@@ -14,6 +14,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from msgspec import structs
+
 from steerserve.errors import Refusal
 from steerserve.rules.saes.attachment import FIRST_SAE, ClusterChoice, SaeChoice
 from steerserve.rules.steering import served
@@ -30,6 +32,9 @@ _DIGITS = 15
 
 MANUAL = "manual"
 """The owner of the values that the steering routes and the profiles set."""
+
+INTERVENTIONS = "interventions"
+"""The owner of the values that the live interventions add."""
 
 _INDEX = re.compile(r"0|-?[1-9][0-9]{0,63}")
 """A whole number in its only plain form. Negative numbers match, so that the check of the index refuses them by
@@ -68,12 +73,25 @@ class Active:
 
 
 @dataclass(frozen=True, slots=True)
+class Standing:
+    """One live intervention: the JSON with which it was sent, its op, and the attached SAEs that it reads or edits."""
+
+    sent: Mapping[str, object]
+    op: str
+    keys: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
 class Live:
     """The values that steer every request without an overlay of its own.
 
     `values` has the sums over the owners, each clamped to [-200, 200]. In a `Live` that is made from `values` alone,
-    all values belong to MANUAL. `circuits` are the circuits that serve, in the order of their activation. `edits` are
-    made beside the values, in the order of `ordered`; `ops` has the op of each of them at the place that is its number.
+    all values belong to MANUAL. `circuits` are the circuits that serve, in the order of their activation.
+
+    The live interventions are `standing`, in their order. Those of them that add a feature everywhere are values of the
+    owner INTERVENTIONS. All others are `edits`, in the order in which they are made; the number of an edit is its place
+    in `standing`. With `keeps_norm` the values of sites keep their norms. With `replaces` the values of other owners
+    are not added.
     """
 
     epoch: int = 0
@@ -84,11 +102,13 @@ class Live:
     circuits: tuple[ServedCircuit, ...] = ()
     edits: tuple[Edit, ...] = ()
     keeps_norm: bool = False
-    ops: tuple[str, ...] = ()
+    standing: tuple[Standing, ...] = ()
+    replaces: bool = False
 
     def __post_init__(self) -> None:
         if self.owned:
-            object.__setattr__(self, "values", total(self.owned.values()))
+            added = [self.by(INTERVENTIONS)] if self.replaces else self.owned.values()
+            object.__setattr__(self, "values", total(added))
         elif self.values:
             object.__setattr__(self, "owned", {MANUAL: self.values})
 
@@ -175,8 +195,43 @@ def replace_all(live: Live, owner: str, values: Mapping[str, Values]) -> Live:
 
 
 def take_over(live: Live, owner: str, values: Mapping[str, Values]) -> Live:
-    """Replace the values of every owner by these values of one owner. Any value switches steering on."""
-    return _step(live, {owner: values}, enabled=live.enabled or any(values.values()))
+    """Replace the values of every owner by these values of one owner, and end the interventions. Any value switches
+    steering on."""
+    owned = {owner: values}
+    return _step(live, owned, enabled=live.enabled or any(values.values()), ends_edits=True)
+
+
+def intervene(
+    live: Live,
+    standing: tuple[Standing, ...],
+    values: Mapping[str, Values],
+    edits: tuple[Edit, ...],
+    *,
+    keeps_norm: bool,
+    replaces: bool,
+) -> Live:
+    """Replace the live interventions, and switch steering on. Without any the live interventions end. The values of
+    other owners stay."""
+    others = {owner: held for owner, held in live.owned.items() if owner != INTERVENTIONS}
+    owned = _without_empty({**others, INTERVENTIONS: values})
+    is_any = bool(standing)
+    after = replace(
+        live,
+        values={},
+        owned=owned,
+        enabled=is_any or (live.enabled and bool(owned)),
+        edits=edits,
+        keeps_norm=keeps_norm and is_any,
+        standing=standing,
+        replaces=replaces and is_any,
+    )
+    return live if after == live else counted(live, after)
+
+
+def without_interventions(live: Live) -> Live:
+    """The live steering as it would be without interventions, in the same epoch."""
+    bare = intervene(live, (), {}, (), keeps_norm=False, replaces=False)
+    return replace(bare, epoch=live.epoch, enabled=live.enabled)
 
 
 def enable(live: Live) -> Live:
@@ -203,8 +258,8 @@ def remove(live: Live, key: str, d_sae: int, index: int) -> Live:
 
 
 def clear(live: Live) -> Live:
-    """Forget every feature of every SAE and every owner, and disable."""
-    return _step(live, {}, enabled=False, mutes=True)
+    """Forget every feature of every SAE and every owner, and all interventions, and disable."""
+    return _step(live, {}, enabled=False, mutes=True, ends_edits=True)
 
 
 def clear_one(live: Live, key: str) -> Live:
@@ -213,8 +268,28 @@ def clear_one(live: Live, key: str) -> Live:
 
 
 def leave(live: Live, key: str) -> Live:
-    """Forget every feature of an SAE that was detached. Steering stays on or off as it is."""
-    return _step(live, _without(live, key), enabled=live.enabled, is_kept=True)
+    """Forget every feature of an SAE that was detached, and the interventions that read or edit it. Steering stays on
+    or off as it is."""
+    owned = _without(live, key)
+    held = {k: values for k, values in live.by(INTERVENTIONS).items() if k != key}
+    after = _step(live, {**owned, INTERVENTIONS: held}, enabled=live.enabled, is_kept=True)
+    if all(key not in one.keys for one in live.standing):
+        return after
+    kept = [place for place, one in enumerate(live.standing) if key not in one.keys]
+    edits = tuple(
+        structs.replace(edit, number=kept.index(edit.number))
+        for edit in live.edits
+        if edit.number in kept
+    )
+    left = intervene(
+        after,
+        tuple(live.standing[place] for place in kept),
+        held,
+        edits,
+        keeps_norm=live.keeps_norm,
+        replaces=live.replaces,
+    )
+    return counted(live, replace(left, enabled=after.enabled))
 
 
 def mark(before: Live, after: Live, active: Active | None) -> Live:
@@ -226,13 +301,18 @@ def mark(before: Live, after: Live, active: Active | None) -> Live:
 
 def counted(before: Live, after: Live) -> Live:
     """`after` with the epoch that follows the one of `before`: one more if they add different values."""
-    return replace(after, epoch=before.epoch + (_added(before) != _added(after)))
+    epoch = before.epoch + (_added(before) != _added(after))
+    return after if epoch == after.epoch else replace(after, epoch=epoch)
 
 
-def _added(live: Live) -> Mapping[str, Values]:
-    """What is added to a request that follows the live values."""
+def _added(live: Live) -> tuple[Mapping[str, Values], tuple[Edit, ...], bool]:
+    """What is added to a request that follows the live values, the edits of such a request, and whether norms are
+    kept."""
     by_key = {key: effective(live, None, live.epoch, key) for key in live.values}
-    return {key: values for key, values in by_key.items() if values}
+    values = {key: values for key, values in by_key.items() if values}
+    made = live.edits if live.enabled else ()
+    keeps_norm = live.keeps_norm and bool(values or made)
+    return values, tuple(edit.content for edit in made), keeps_norm
 
 
 def effective(
@@ -282,38 +362,47 @@ def plain_indices(values: Mapping[str, float], d_sae: int | None = None) -> dict
 
 def _without(live: Live, key: str, index: int | None = None) -> Owned:
     """The values of all owners without the feature `index` at `key`. Without an index, every feature there is left
-    out."""
+    out. The values of interventions stay."""
 
     def left(values: Values) -> Values:
         return {} if index is None else {i: v for i, v in values.items() if i != index}
 
     return {
-        owner: {k: left(values) if k == key else values for k, values in held.items()}
+        owner: {
+            k: left(values) if k == key and owner != INTERVENTIONS else values
+            for k, values in held.items()
+        }
         for owner, held in live.owned.items()
     }
 
 
 def _step(
-    live: Live, owned: Owned, *, enabled: bool, is_kept: bool = False, mutes: bool = False
+    live: Live,
+    owned: Owned,
+    *,
+    enabled: bool,
+    is_kept: bool = False,
+    mutes: bool = False,
+    ends_edits: bool = False,
 ) -> Live:
     """The `Live` after an edit, or `live` itself when the edit changed nothing. Where no value is left, steering is
-    switched off, unless `is_kept`. `mutes` says that an operator switches steering off."""
+    switched off, unless `is_kept`. `mutes` says that an operator switches steering off, and `ends_edits` that the
+    interventions end too."""
+    made = (
+        replace(live, edits=(), standing=(), keeps_norm=False, replaces=False)
+        if ends_edits
+        else live
+    )
     full = _without_empty(owned)
     circuits = served.still(live.circuits, full, live.active.profile_id if live.active else None)
     ended = {circuit.owner for circuit in live.circuits} - {circuit.owner for circuit in circuits}
     # a circuit that lost a layer loses its other layers too
     full = {owner: held for owner, held in full.items() if owner not in ended}
-    enabled = enabled and (is_kept or bool(full))
+    enabled = enabled and (is_kept or bool(full) or bool(made.standing))
     active = _still_active(live.active, full, enabled=enabled, mutes=mutes)
     circuits = served.still(circuits, full, active.profile_id if active else None)
-    after = counted(live, Live(0, enabled, owned=full, active=active, circuits=circuits))
-    is_same = (enabled, full, active, circuits) == (
-        live.enabled,
-        live.owned,
-        live.active,
-        live.circuits,
-    )
-    return live if is_same else after
+    after = replace(made, enabled=enabled, values={}, owned=full, active=active, circuits=circuits)
+    return live if after == live else counted(live, after)
 
 
 def _without_empty(owned: Owned) -> Owned:

@@ -44,6 +44,8 @@ from steerserve.rules.steering.vector import PROJECT, Direction, Vector
 
 Place = tuple[int, str]
 """A layer and a site."""
+Largest = Mapping[tuple[str, int], float]
+"""(key, feature) -> the largest activation that is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +56,13 @@ class ModelFacts:
         layers: the number of decoder layers.
         widths: the width of every site that can be edited.
         sites: the site of each attached SAE by its key; `resid_post` for an SAE that is not here.
-        largest: (key, feature) -> the largest activation that is known.
+        largest: the largest activations that are known.
     """
 
     layers: int = 0
     widths: Mapping[str, int] = field(default_factory=dict)
     sites: Mapping[str, str] = field(default_factory=dict)
-    largest: Mapping[tuple[str, int], float] = field(default_factory=dict)
+    largest: Largest = field(default_factory=dict)
 
     def place(self, sae: Sae) -> Place:
         """Where an attached SAE reads and writes."""
@@ -111,8 +113,29 @@ def placed(steering: RequestSteering, attached: Sequence[Sae], model: ModelFacts
             added.append(edit)
     others = [(place, edit) for place, edit in others if not edit.is_idle]
     _check_counts(steering, others)
-    others.sort(key=lambda one: _turn(one[0]))
-    return Placed(values, ordered([edit for _, edit in others]), tuple(added))
+    return Placed(values, _arranged(others), tuple(added))
+
+
+def keys_of(made: Placed) -> dict[int, frozenset[str]]:
+    """The attachments that each edit reads or edits, by the place of the edit in the request."""
+    keys: dict[int, frozenset[str]] = {}
+    for edit in (*made.added, *made.edits):
+        keys[edit.number] = keys.get(edit.number, frozenset()) | edit.keys
+    return keys
+
+
+def arranged(edits: Sequence[Edit], attached: Sequence[Sae], model: ModelFacts) -> tuple[Edit, ...]:
+    """Edits that are placed already, of several lists, in the order in which they are made together."""
+    by_key = {sae.key: model.place(sae) for sae in attached}
+    places = [
+        (edit.at.layer, edit.at.site) if isinstance(edit.at, Direction) else by_key[edit.at.key]
+        for edit in edits
+    ]
+    return _arranged(list(zip(places, edits, strict=True)))
+
+
+def _arranged(placed: Sequence[tuple[Place, Edit]]) -> tuple[Edit, ...]:
+    return ordered([edit for _, edit in sorted(placed, key=lambda one: _turn(one[0]))])
 
 
 def _turn(place: Place) -> tuple[int, int]:

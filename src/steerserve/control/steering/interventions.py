@@ -1,0 +1,144 @@
+"""The live interventions, which steer every request without steering of its own; and the parts of edits that are looked
+up before edits are placed: stored vectors, and the largest activations that are known."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+
+from steerserve import messages as m
+from steerserve.control.residency.conductor import Conductor
+from steerserve.control.residency.resident import Attachment, Resident
+from steerserve.control.steering.steering import Steering
+from steerserve.control.steering.vectors import Vectors
+from steerserve.control.steering.views import LiveInterventions
+from steerserve.errors import Refusal
+from steerserve.rules.steering import interventions as rules
+from steerserve.rules.steering import live as live_rules
+from steerserve.rules.steering.live import Live, Standing
+from steerserve.rules.steering.placing import Largest, ModelFacts, keys_of, placed
+from steerserve.rules.steering.request import MAX, REPLACE, RequestSteering, SteeredFeature
+from steerserve.rules.steering.vector import Vector
+
+Counted = Callable[[str, int], Awaitable[m.FeatureCount | None]]
+"""(key, feature) -> what monitoring has counted of it."""
+
+
+class EditParts:
+    """Looks up what edits name."""
+
+    def __init__(self, vectors: Vectors, counted: Counted) -> None:
+        self._vectors = vectors
+        self._counted = counted
+
+    async def with_vectors(self, own: RequestSteering) -> RequestSteering:
+        """The edits with the stored vectors that they name.
+
+        Raises:
+            Refusal: VECTOR_NOT_FOUND, whose `param` is the place of the name.
+        """
+        named = own.references()
+        if not named:
+            return own
+        return own.with_vectors(
+            {name: await self._found(name, place) for name, place in named.items()}
+        )
+
+    async def largest(self, own: RequestSteering, attached: Sequence[Attachment]) -> Largest:
+        """The largest activations of the features whose edits have values in that unit, as far as monitoring has
+        observed them."""
+        known: dict[tuple[str, int], float] = {}
+        for edit in own.edits:
+            if isinstance(edit, SteeredFeature) and edit.unit == MAX:
+                for sae in edit.choice.among(attached):
+                    counted = await self._counted(sae.key, edit.index)
+                    if counted is not None:
+                        known[sae.key, edit.index] = counted.max
+        return known
+
+    async def _found(self, name: str, place: str) -> Vector:
+        try:
+            return await self._vectors.find(name)
+        except Refusal as refusal:
+            why = f"{place}: {refusal.message}"
+            raise Refusal(refusal.code, why, param=place, **refusal.details) from refusal
+
+
+def facts_of(resident: Resident, largest: Largest) -> ModelFacts:
+    """What edits need to know of the loaded model."""
+    loaded, attached = resident.facts, resident.attachments
+    if loaded is None:
+        return ModelFacts()
+    sites = {key: attachment.site for key, attachment in attached.items()}
+    return ModelFacts(loaded.layers, loaded.site_widths, sites, largest)
+
+
+class Interventions:
+    """Owner of the live interventions. They are a part of the live steering, so they have its epoch and its lock, and
+    are restored with it after a crash."""
+
+    def __init__(self, steering: Steering, conductor: Conductor, parts: EditParts) -> None:
+        self._steering = steering
+        self._conductor = conductor
+        self._parts = parts
+
+    def state(self) -> LiveInterventions:
+        live = self._steering.live
+        return LiveInterventions(
+            edits=[dict(one.sent) for one in live.standing],
+            mode="replace" if live.replaces else "add",
+            preserve_norm=live.keeps_norm,
+            enabled=live.enabled,
+            epoch=live.epoch,
+        )
+
+    async def put(self, body: Mapping[str, object]) -> LiveInterventions:
+        """Replace the live interventions, all of them or none. Without edits they end.
+
+        Raises:
+            Refusal: MODEL_NOT_LOADED; the refusals of `rules/steering/interventions.parse` and of
+                `rules/steering/placing.placed`; VECTOR_NOT_FOUND; a refusal of the engine. Nothing has changed then.
+        """
+        asked = rules.parse(body, "")
+        # for everyone the edits stand beside the live values, unless the body says otherwise
+        asked = replace(asked, is_added=body.get("mode") != REPLACE)
+        self._conductor.loaded()
+        own = await self._parts.with_vectors(asked)
+        largest = await self._parts.largest(own, self._conductor.attachments())
+        sent = [dict(edit) for edit in _edits(body)]
+
+        def step(live: Live, attached: Sequence[Attachment]) -> Live:
+            made = placed(own, attached, facts_of(self._conductor.loaded(), largest))
+            keys = keys_of(made)
+            standing = tuple(
+                Standing(raw, edit.op, keys.get(place, frozenset()))
+                for place, (raw, edit) in enumerate(zip(sent, own.edits, strict=True))
+            )
+            return live_rules.intervene(
+                live,
+                standing,
+                made.values,
+                made.edits,
+                keeps_norm=own.keeps_norm,
+                replaces=not own.is_added,
+            )
+
+        await self._steering.act(step)
+        return self.state()
+
+    async def clear(self) -> LiveInterventions:
+        """End the live interventions, also those that wait for their model to be loaded again after a crash.
+
+        Raises:
+            Refusal: a refusal of the engine. Nothing has changed then.
+        """
+        await self._steering.everywhere(
+            lambda live: live_rules.intervene(live, (), {}, (), keeps_norm=False, replaces=False)
+        )
+        return self.state()
+
+
+def _edits(body: Mapping[str, object]) -> list[Mapping[str, object]]:
+    edits = body["edits"]
+    assert isinstance(edits, list)
+    return edits

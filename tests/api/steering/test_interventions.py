@@ -1,0 +1,33 @@
+"""/api/interventions against a running service."""
+
+from __future__ import annotations
+
+from tests.openai.test_interventions import SET, edit
+from tests.openai.test_sae_steering import STATE, chat, words
+from tests.service import Running
+
+PATH = "/api/interventions"
+
+
+def test_interventions_steer_every_request_until_they_are_cleared(steered: Running) -> None:
+    unsteered = chat(steered)
+    assert steered.data("GET", PATH)["edits"] == []
+    put = steered.data("PUT", PATH, {"edits": [SET, edit("add", 7, -30)]})
+    assert put == steered.data("GET", PATH)
+    assert (put["edits"], put["mode"]) == ([SET, edit("add", 7, -30)], "add")
+    assert steered.data("GET", "/api/health/detailed")["interventions"] == 2
+    live = chat(steered, return_steering_report=True)
+    own = chat(steered, interventions={"edits": put["edits"]})
+    cleared = steered.data("DELETE", PATH)
+    assert (words(live), live.headers[STATE]) == (words(own), own.headers[STATE])
+    report = live.json()["steering_report"]["edits"]
+    assert [(one["source"], one["op"]) for one in report] == [("live", "add"), ("live", "set")]
+    assert cleared["edits"] == []
+    assert cleared["epoch"] == put["epoch"] + 1
+    assert words(chat(steered)) == words(unsteered) != words(live)
+
+
+def test_a_wrong_edit_is_refused_by_its_place(steered: Running) -> None:
+    status, code, details = steered.error("PUT", PATH, {"edits": [SET, edit("set")]})
+    assert (status, code, details["param"]) == (422, "INVALID_INTERVENTION", "edits[1].value")
+    assert steered.data("GET", PATH)["edits"] == []
