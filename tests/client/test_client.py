@@ -259,6 +259,17 @@ def test_vectors_of_texts_are_rows(client: Client) -> None:
     assert found.dtype.name == "float32"
 
 
+def test_interventions_of_every_request_are_set_read_and_cleared(client: Client) -> None:
+    edit = {"op": "set", "feature": {"index": SEA}, "value": 40}
+    live = client.interventions.set([edit])
+    assert [one["op"] for one in live.edits] == ["set"]
+    assert client.interventions.get() == live
+    assert client.chat(STORY, max_tokens=2).steering_sources == ["live"]
+    assert client.interventions.clear().edits == []
+    with pytest.raises(ServiceError):
+        client.interventions.set([{"op": "fly"}])
+
+
 def test_a_vector_is_stored_from_a_file_of_this_machine_and_exported(
     client: Client, tmp_path: Path
 ) -> None:

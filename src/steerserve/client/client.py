@@ -86,6 +86,7 @@ class Service(Noun[Mode]):
         self.models: nouns.Models[Mode] = nouns.Models(self)
         self.saes: nouns.Saes[Mode] = nouns.Saes(self)
         self.steering: nouns.Steering[Mode] = nouns.Steering(self)
+        self.interventions: nouns.Interventions[Mode] = nouns.Interventions(self)
         self.vectors: nouns.Vectors[Mode] = nouns.Vectors(self)
         self.profiles: nouns.Profiles[Mode] = nouns.Profiles(self)
         self.clusters: nouns.Clusters[Mode] = nouns.Clusters(self)

@@ -128,6 +128,7 @@ from steerserve.control.steering.views import (
     ImportedItem,
     ImportedProfileRecord,
     IntensityReport,
+    LiveInterventions,
     OfferedPack,
     PackedDefinition,
     ProfileExport,
@@ -508,6 +509,26 @@ class Steering(Noun[Mode]):
     @route("DELETE", "/api/saes/steering")
     def clear(self, *, sae_id: str | None = None, layer: int | None = None) -> SteeringState:
         """Clear all values: of the named SAE, else of every SAE."""
+
+
+class Interventions(Noun[Mode]):
+    """The edits of features and vectors that steer every request without steering of its own."""
+
+    @route("GET", "/api/interventions")
+    def get(self) -> LiveInterventions: ...
+
+    @route("PUT", "/api/interventions")
+    def set(
+        self,
+        edits: Sequence[Mapping[str, Any]],
+        *,
+        mode: Literal["add", "replace"] | None = None,
+        preserve_norm: bool | None = None,
+    ) -> LiveInterventions:
+        """Replace the edits: `set([{"op": "ablate", "feature": {"index": 90}}])`. An empty list ends them."""
+
+    @route("DELETE", "/api/interventions")
+    def clear(self) -> LiveInterventions: ...
 
 
 class Vectors(Noun[Mode]):
