@@ -35,6 +35,7 @@ READERS = {
 
 TELLERS = {
     "app/wiring.py": "gives the clock to the owners below",
+    "control/jobs.py": "the times of jobs, which are kept for a day",
     "control/sensing/monitoring.py": "the times of records and of the statistics",
     "control/residency/conductor.py": "gives the clock to the leases",
     "control/residency/leases.py": "the times of a lease, which are moved when the clock is set",
@@ -45,7 +46,9 @@ TELLERS = {
     "database/catalog.py": "the times of records",
     "database/circuits.py": "the times of circuits and claims",
     "database/documents.py": "the times of profiles",
+    "database/promoted.py": "when the promoted tokens of an SAE were computed",
     "database/sensing.py": "the times of events",
+    "database/vectors.py": "the times of vectors",
 }
 """File that uses `utc_now` -> what it tells with the time. None of them measures how long something takes."""
 

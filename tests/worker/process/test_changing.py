@@ -11,6 +11,7 @@ from steerserve import messages as m
 from steerserve.rules.residency.heartbeat import Activity
 from steerserve.worker.process.commands import Commands
 from steerserve.worker.process.loading import LoadedModel
+from steerserve.worker.rows.steering import RowSteering
 from tests.refusals import refusal_of
 from tests.worker.conftest import Folder
 from tests.worker.saes import arrays, config_v6, source, write
@@ -55,7 +56,7 @@ def held(commands: Commands) -> tuple[object, ...]:
     return (
         hooks(commands),
         model.saes.numbers,
-        model.saes.signature(m.Follow()),
+        model.saes.signature(RowSteering(m.Follow()), 1),
         target and (target.key, target.number),
         model.sensing._cluster,
         tuple(model.sensing._circuits),
