@@ -162,6 +162,9 @@ def test_conversations_are_read_through_the_template(served: Planted) -> None:
         for group, given in BOTH.items()
     }
     assert served.contrast(**chats, holdout=0)["features"] == served.contrast(**bare)["features"]
+    # texts and conversations may stand in one group
+    mixed: dict[str, Any] = {group: [*chats[group][:3], *BOTH[group][3:]] for group in BOTH}
+    assert served.contrast(**mixed, holdout=0)["features"] == served.contrast(**bare)["features"]
 
 
 def test_without_wait_the_job_is_told_at_once_and_may_be_cancelled(served: Planted) -> None:

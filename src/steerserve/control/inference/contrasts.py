@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
+from itertools import takewhile
 from typing import Literal
 
 from steerserve import messages as m
@@ -83,7 +84,7 @@ class Contrasts:
         ]
         pooled: list[Pooled] = []
         while len(pooled) < len(texts):
-            part = texts[len(pooled) : len(pooled) + TEXTS_AT_ONCE]
+            part = _part(texts[len(pooled) : len(pooled) + TEXTS_AT_ONCE])
             pooled += await self._read(part, asked, resident, attached)
             share = READ_SHARE * len(pooled) / len(texts)
             report(share, f"{len(pooled)} of {len(texts)} texts are read")
@@ -159,6 +160,12 @@ class Contrasts:
             )
             for one, tokens in zip(best, promotes or [None] * len(best), strict=True)
         ]
+
+
+def _part(texts: Sequence[tuple[str, str | Conversation]]) -> list[tuple[str, str | Conversation]]:
+    """The first of these texts that are all texts, or all conversations, as the prompts of one request are."""
+    is_text = isinstance(texts[0][1], str)
+    return list(takewhile(lambda one: isinstance(one[1], str) is is_text, texts))
 
 
 def _split(
