@@ -158,6 +158,14 @@ class World:
         }
         return set(self.answers) - served
 
+    def _job(self) -> str:
+        """The id of the newest job. Where there is none, one begins if an SAE is attached."""
+        if not self.live.data("GET", "/api/jobs")["jobs"]:
+            groups = {"positives": ["a", "b"], "negatives": ["c", "d"]}
+            self.live.http.post("/api/features/contrast", json=groups)
+        jobs = self.live.data("GET", "/api/jobs")["jobs"]
+        return str(jobs[0]["id"]) if jobs else "job_nobody"
+
     def _aim(self, case: schemathesis.Case) -> None:
         for name, value in self.ids.items():
             if isinstance((case.path_parameters or {}).get(name), str | int):
@@ -166,6 +174,8 @@ class World:
             case.path_parameters["profile_id"] = self.ids["cluster_id"]
         if case.path.startswith("/api/health/circuits/"):
             case.path_parameters["name"] = "huggingface"
+        if "job_id" in (case.path_parameters or {}):
+            case.path_parameters["job_id"] = self._job()
         if "/features/" in case.path and "index" in (case.path_parameters or {}):
             case.path_parameters["index"] = 3
         if case.path.endswith("/labels") and isinstance(case.body, dict):
