@@ -266,6 +266,7 @@ def test_a_vector_is_the_same_by_its_name_and_inside_the_request(steered: Runnin
     push = {"op": "add", "value": 60}
     by_name = chat(steered, **edits({**push, "vector": "north"}))
     given = chat(steered, **edits({**push, "vector": direction}))
+    steered.data("DELETE", f"/api/vectors/{stored.json()['data']['id']}")
     assert words(by_name) == words(given) != words(chat(steered))
     assert by_name.headers[STATE] == given.headers[STATE]
 

@@ -201,14 +201,21 @@ class Owners:
         )
         self.steering = Steering(conductor, bus)
         self.documents = documents = Documents(around.database, room=self.room)
-        self.serving = Serving(documents, self.steering, conductor, self.catalog, self.settings)
+        vectors = VectorStore(around.database, room=self.room)
+        self.vectors = Vectors(vectors, self.reader, around.hub, conductor, self.labels)
+        # monitoring is made after the owners of steering
+        self.edit_parts = EditParts(
+            self.vectors, lambda key, index: self.monitoring.counted(key, index)
+        )
+        self.interventions = Interventions(self.steering, conductor, self.edit_parts)
+        self.serving = Serving(
+            documents, self.steering, conductor, self.catalog, self.settings, self.edit_parts
+        )
         self.profiles = Profiles(documents, self.serving, conductor, self.catalog)
         self.clusters = Clusters(documents, self.reader, self.serving, conductor, self.profiles)
         self.cluster_packs = ClusterPacks(
             self.settings, around.cluster_hub, self.clusters, self.reader, around.seconds
         )
-        vectors = VectorStore(around.database, room=self.room)
-        self.vectors = Vectors(vectors, self.reader, around.hub, conductor, self.labels)
         self.circuit_store = store = CircuitStore(around.database, room=self.room)
         self.claims = LayerClaims(store, self.steering, bus)
         self.circuits = Circuits(store, self.reader, self.steering, conductor, self.settings)
@@ -228,8 +235,6 @@ class Owners:
         self.monitoring = Monitoring(
             self.conductor, self.bus, self.around.now, self.settings.monitoring_contexts
         )
-        self.edit_parts = EditParts(self.vectors, self.monitoring.counted)
-        self.interventions = Interventions(self.steering, self.conductor, self.edit_parts)
         self._make_sensing()
         self.features = Features(
             self.labels,

@@ -120,6 +120,7 @@ class Service(Noun[Mode]):
         sae_id: str | None = None,
         layer: int | None = None,
         sae_steering: Mapping[str, Any] | None = None,
+        interventions: Mapping[str, Any] | None = None,
         profile: str | None = None,
         max_tokens: int = 64,
         temperature: float = 0.0,

@@ -620,6 +620,7 @@ class Profiles(Noun[Mode]):
         sae_id: str | None = None,
         layer: int | None = None,
         intensity: float = 1.0,
+        edits: Sequence[Mapping[str, Any]] | None = None,
     ) -> ProfileRecord: ...
 
     @route("POST", "/api/profiles/save-current")
@@ -638,6 +639,7 @@ class Profiles(Noun[Mode]):
         sae_id: str | None = None,
         layer: int | None = None,
         intensity: float | None = None,
+        edits: Sequence[Mapping[str, Any]] | None = None,
     ) -> ProfileRecord:
         """Replace the fields that are given; None empties a field that may be empty."""
 

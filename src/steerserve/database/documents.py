@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, fields
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, delete, func, insert, select, update
+from sqlalchemy import ColumnElement, Text, delete, func, insert, select, type_coerce, update
 from sqlalchemy.engine import RowMapping
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -40,8 +40,9 @@ class SliceOf:
 
 @dataclass(frozen=True, slots=True)
 class ProfileRow:
-    """One saved profile. `steering` is sorted by feature index. `origin` has the facts about the SAE and the model from
-    an imported document. A cluster is a profile of the kind `cluster`.
+    """One saved profile. `steering` is sorted by feature index. `edits` are those of `interventions`, as
+    JSON. `origin` has the facts about the SAE and the model from an imported document. A cluster is a profile of the
+    kind `cluster`.
 
     Attributes:
         cluster: the facts of a cluster's document; None for other profiles.
@@ -68,6 +69,7 @@ class ProfileRow:
     sensing_min_k: int | None
     created_at: datetime
     updated_at: datetime
+    edits: list[dict[str, object]] | None = None
 
 
 _READ = [profiles.c[field.name] for field in fields(ProfileRow)]
@@ -263,7 +265,7 @@ class Documents:
             try:
                 async with self._writing() as connection:
                     await connection.execute(update(profiles).where(is_it).values(**new))
-                    is_larger = "steering" in changes
+                    is_larger = not {"steering", "edits"}.isdisjoint(changes)
                     found = self._counted if is_larger else _first
                     row = await found(connection, is_it)
             except IntegrityError as error:
@@ -296,6 +298,7 @@ class Documents:
         """
         at = profiles.c
         size = func.length(at.steering) + func.length(func.coalesce(at.document, ""))
+        size += func.length(func.coalesce(at.edits, type_coerce("", Text)))
         await connection.execute(update(profiles).where(is_it).values(stored_bytes=size))
         await self._room.check(connection)
         return await _first(connection, is_it)

@@ -214,6 +214,7 @@ profiles = Table(
     Column("slice_of", String(17), index=True),
     Column("slice_layer", Integer),
     Column("stored_bytes", Integer, nullable=False, server_default="0"),
+    Column("edits", Encoded(list[dict[str, object]])),
     UniqueConstraint("name", name="uq_profiles_name"),
     Index("ix_profiles_listed", "created_at", "id", "source_kind"),
     Index("ix_profiles_stored_bytes", "stored_bytes"),

@@ -13,6 +13,7 @@ from tests.service import Running, add_sae
 PROMPT = "The children went down to the"
 PROOF = demo.proof()
 INDEX, STRENGTH = str(PROOF["feature_idx"]), PROOF["strength"]
+ABLATED = {"op": "ablate", "feature": {"index": 1}}
 OWN = {"features": [{"index": 1, "value": 1.0}]}
 
 
@@ -61,6 +62,18 @@ def test_each_side_tells_which_steering_it_had(steered: Running) -> None:
     assert [side["steering_state"] for side in found["sides"]] == states
     assert states[1] is None
     assert len(set(states)) == 3
+
+
+def test_edits_are_compared_at_several_strengths(steered: Running) -> None:
+    edits = [{"op": "set", "feature": {"index": int(INDEX)}, "value": STRENGTH}]
+    asked = {"interventions": {"edits": edits}}
+    plain, half, whole = compare(steered, **asked, intensities=[0, 0.5, 1])["sides"]
+    body = {"model": demo.MODEL_NAME, "prompt": PROMPT, "max_tokens": 1, **asked}
+    answer = steered.post("/v1/completions", body)
+    assert whole["steering_state"] == answer.headers["x-service-steering-state"]
+    assert plain["steering_state"] is None
+    assert half["steering_state"] not in (None, whole["steering_state"])
+    assert whole["text"] != plain["text"]
 
 
 def test_features_of_several_saes_are_compared_at_once(steered: Running) -> None:
@@ -174,6 +187,9 @@ def test_the_features_of_readings_have_their_labels(steered: Running) -> None:
         ({"sae_steering": OWN | {"mode": "add"}}, 422, "VALIDATION_ERROR"),
         ({"sae_steering": {"features": OWN["features"] * 2}}, 400, "INVALID_PARAMETER"),
         ({"sae_steering": {"features": OWN["features"] * 1001}}, 422, "VALIDATION_ERROR"),
+        ({"interventions": {"edits": [ABLATED]}, "sae_steering": OWN}, 422, "VALIDATION_ERROR"),
+        ({"interventions": {"edits": [ABLATED], "mode": "add"}}, 422, "VALIDATION_ERROR"),
+        ({"interventions": {"edits": [{"op": "set"}]}}, 422, "INVALID_INTERVENTION"),
     ],
 )
 def test_a_comparison_that_cannot_be(

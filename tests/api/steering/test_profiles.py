@@ -695,3 +695,21 @@ def test_a_restart_keeps_the_profiles(start: Start) -> None:
         assert live.data("GET", PROFILES)["profiles"] == made
         assert live.error("POST", PROFILES, {"name": "calm"})[1] == "PROFILE_ALREADY_EXISTS"
         assert create(live, "gone")["id"] != gone["id"]
+
+
+def test_edits_are_saved_changed_exported_and_imported(shared: Running) -> None:
+    edits = [{"op": "ablate", "feature": {"index": 3}, "positions": "prompt"}]
+    made = shared.data("POST", PROFILES, {"name": "edits", "edits": edits}, 201)
+    assert made["edits"] == edits
+    path = f"{PROFILES}/{made['id']}"
+    exported = shared.data("GET", f"{path}/export")
+    assert exported["edits"] == edits
+    changed = shared.data("PATCH", path, {"edits": []})
+    assert "edits" not in changed
+    shared.data("DELETE", path)
+    imported = shared.data("POST", f"{PROFILES}/import", exported, 201)
+    assert imported["edits"] == edits
+    shared.data("DELETE", f"{PROFILES}/{imported['id']}")
+    status, code, details = shared.error("POST", PROFILES, {"name": "x", "edits": [{"op": "set"}]})
+    assert (status, code) == (422, "INVALID_INTERVENTION")
+    assert details["param"] == "edits[0].feature"

@@ -6,6 +6,7 @@ import base64
 import struct
 from typing import Any
 
+import msgspec
 import pytest
 
 from steerserve import messages as m
@@ -162,3 +163,103 @@ async def test_an_intensity_scales_the_interventions_of_one_request(
     assert isinstance(stream.plan, m.Overlay)
     assert stream.plan.values.get(KEY, {}) == values
     assert [edit.strength for edit in stream.plan.edits] == ([strength] if strength else [])
+
+
+# ---------------------------------------------------------------- of a profile
+
+
+async def saved(world: World, *edits: dict[str, Any], **fields: Any) -> str:
+    row = await world.profiles.create("calm", steering={}, edits=edits, **fields)
+    return row.id
+
+
+async def test_the_edits_of_a_profile_stand_while_it_is_active(world: World) -> None:
+    await attached(world)
+    profile = await saved(world, ADD, SET, ABLATE, intensity=0.5)
+    done = await world.serving.activate(profile)
+    assert done.applied
+    assert world.interventions.state().edits == [ADD, SET, ABLATE]
+    halved = tuple(msgspec.structs.replace(one, strength=0.5) for one in (SET_MADE, ABLATE_MADE))
+    assert (told(world).values, told(world).edits) == ({KEY: {2: 2.0}}, halved)
+    await world.serving.deactivate(profile)
+    assert world.interventions.state().edits == []
+    assert (told(world).values, told(world).edits) == ({}, ())
+
+
+async def test_a_profile_leaves_interventions_that_an_operator_has_set_since(world: World) -> None:
+    await attached(world)
+    profile = await saved(world, SET)
+    await world.serving.activate(profile)
+    await world.interventions.put(body(ABLATE))
+    await world.serving.deactivate(profile)
+    assert world.interventions.state().edits == [ABLATE]
+
+
+async def test_an_activation_ends_the_interventions_before_it(world: World) -> None:
+    await attached(world)
+    await world.interventions.put(body(ABLATE))
+    row = await world.profiles.create("plain", steering={"1": 2.0})
+    await world.serving.activate(row.id)
+    assert world.interventions.state().edits == []
+    assert told(world).edits == ()
+
+
+@pytest.mark.parametrize(("intensity", "strength"), [(None, 0.5), (2.0, 2.0)])
+async def test_a_request_that_names_a_profile_has_its_edits(
+    world: World, intensity: float | None, strength: float
+) -> None:
+    await attached(world)
+    profile = await saved(world, ADD, SET, intensity=0.5)
+    asked = GenerateIntent(("hello",), SamplingParameters(), profile="calm", intensity=intensity)
+    async with world.opened(asked) as run:
+        stream = await soon(world.launcher.stream())
+        stream.complete()
+        account = run.admitted.account
+    assert isinstance(stream.plan, m.Overlay)
+    assert stream.plan.values == {KEY: {2: 4.0 * strength}}
+    assert [edit.strength for edit in stream.plan.edits] == [strength]
+    assert account.sources == (f"profile:{profile}",)
+    assert [one.op for one in account.listed] == ["add", "set"]
+
+
+async def test_a_request_scales_the_edits_of_the_active_profile_as_saved(world: World) -> None:
+    await attached(world)
+    profile = await saved(world, ADD, SET, intensity=0.5)
+    await world.serving.activate(profile)
+    async with world.opened(GenerateIntent(("a",), SamplingParameters(), intensity=2.0)) as run:
+        stream = await soon(world.launcher.stream())
+        stream.complete()
+        assert run.admitted.account.sources == (f"profile:{profile}",)
+    assert isinstance(stream.plan, m.Overlay)
+    assert stream.plan.values == {KEY: {2: 8.0}}
+    assert [edit.strength for edit in stream.plan.edits] == [2.0]
+
+
+async def test_the_edits_of_a_profile_go_with_its_sae(world: World) -> None:
+    await attached(world)
+    row = await world.profiles.create("calm", steering={"1": 2.0}, edits=[SET, ABLATE])
+    await world.serving.activate(row.id)
+    await world.attachments.detach("sae_a")
+    live = world.steering.live
+    assert (live.active, live.standing, live.edits) == (None, (), ())
+
+
+async def test_a_saved_profile_names_its_wrong_edit(world: World) -> None:
+    with pytest.raises(Refusal) as refused:
+        await saved(world, SET, {**SET, "value": None})
+    assert (refused.value.code, refused.value.param) == ("INVALID_INTERVENTION", "edits[1].value")
+    await attached(world)
+    profile = await saved(world, {**ABLATE, "vector": "nobody"})
+    with pytest.raises(Refusal) as refused:
+        await world.serving.activate(profile)
+    assert (refused.value.code, refused.value.param) == (
+        "VECTOR_NOT_FOUND",
+        "profile.edits[0].vector",
+    )
+
+
+async def test_what_steers_is_saved_with_its_interventions(world: World) -> None:
+    await attached(world)
+    await world.interventions.put(body(ADD, SET))
+    row = await world.profiles.save_current("now", None)
+    assert (row.steering, row.edits) == ({1: 5.0, 2: 1.0}, [ADD, SET])

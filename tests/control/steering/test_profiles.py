@@ -298,7 +298,9 @@ async def test_a_profile_deleted_during_its_activation_is_active_no_longer(world
     await attached(world)
     row = await saved(world)
     documents = Held(world.database)
-    serving = Serving(documents, world.steering, world.conductor, world.catalog, world.settings)
+    serving = Serving(
+        documents, world.steering, world.conductor, world.catalog, world.settings, world.edit_parts
+    )
     profiles = Profiles(documents, serving, world.conductor, world.catalog)
     activating = world.begin(serving.activate(row.id))
     await soon(documents.gate.reached.wait())

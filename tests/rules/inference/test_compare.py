@@ -9,6 +9,7 @@ import pytest
 from steerserve.rules.inference import compare
 from steerserve.rules.inference.compare import Sweep
 from steerserve.rules.saes.attachment import SaeChoice
+from steerserve.rules.steering.placing import ModelFacts, Placed
 from steerserve.rules.steering.request import RequestSteering, SteeredFeature
 from tests.refusals import refusal_of
 
@@ -50,7 +51,8 @@ def own(*features: tuple[int, float, str | None]) -> RequestSteering:
     ],
 )
 def test_the_base(sweep: Sweep, expected: compare.Overlay) -> None:
-    assert compare.base(sweep, LIVE, [FIRST, SECOND]) == expected
+    made = compare.base(sweep, Placed(LIVE), [FIRST, SECOND], ModelFacts())
+    assert made.values == expected
 
 
 @pytest.mark.parametrize(
@@ -73,7 +75,7 @@ def test_the_base(sweep: Sweep, expected: compare.Overlay) -> None:
     ],
 )
 def test_a_base_that_cannot_be(sweep: Sweep, code: str) -> None:
-    assert refusal_of(compare.base, sweep, {}, [FIRST, SECOND]).code == code
+    assert refusal_of(compare.base, sweep, Placed({}), [FIRST, SECOND], ModelFacts()).code == code
 
 
 def test_an_intensity_multiplies_every_value_within_the_bounds() -> None:

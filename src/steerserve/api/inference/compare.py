@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import structlog
 from fastapi import APIRouter, Depends
 from msgspec import UNSET
-from pydantic import Field
+from pydantic import Field, WithJsonSchema
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -47,6 +47,7 @@ from steerserve.rules.inference import activations
 from steerserve.rules.inference import compare as rules
 from steerserve.rules.inference.intent import GenerateIntent, Prompt, SamplingParameters
 from steerserve.rules.saes.attachment import SaeChoice
+from steerserve.rules.steering import interventions
 from steerserve.rules.steering.live import BATCH_MAXIMUM, plain_indices
 from steerserve.rules.steering.request import FEATURES_MAXIMUM, RequestSteering, SteeredFeature
 from steerserve.settings import Settings
@@ -83,10 +84,14 @@ class CompareSteering(RequestBody):
     mode: Literal["replace"] | None = None
 
 
+_INTERVENTIONS = {"anyOf": [interventions.SHORT_SCHEMA, {"type": "null"}]}
+
+
 class CompareBody(RequestBody):
     """A comparison of completions of `prompt` or of `messages`. The intensities multiply the values of `sae_steering`
-    or of `steering`, else those of `profile`, else the live values. Without `temperature` the completions are greedy,
-    so that they differ by the steering alone. With `stream` the answer is server-sent events."""
+    or of `steering`, and are the strength of `interventions`, else of what `profile` has, else of what steers now.
+    Without `temperature` the completions are greedy, so that they differ by the steering alone. With `stream` the
+    answer is server-sent events."""
 
     prompt: Annotated[str, Field(min_length=1)] | None = None
     messages: (
@@ -97,6 +102,7 @@ class CompareBody(RequestBody):
     sae_id: Annotated[str, Field(max_length=50)] | None = None
     layer: Annotated[int, Field(ge=0)] | None = None
     sae_steering: CompareSteering | None = None
+    interventions: Annotated[Any, WithJsonSchema(_INTERVENTIONS)] = None
     profile: Annotated[str, Field(min_length=1, max_length=100)] | None = None
     max_tokens: Annotated[int, Field(ge=1, le=TOKENS_MAXIMUM)] = 64
     temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] = 0.0
@@ -281,6 +287,7 @@ def _intent(body: CompareBody, settings: Settings, request: Request) -> Generate
     given = {
         "steering": body.steering,
         "sae_steering": body.sae_steering,
+        "interventions": body.interventions,
         "profile": body.profile,
     }
     named = [field for field, value in given.items() if value is not None]
@@ -290,6 +297,9 @@ def _intent(body: CompareBody, settings: Settings, request: Request) -> Generate
         raise _invalid(
             "steering", "sae_id and layer name the SAE that steering is for; send steering too"
         )
+    own = _own(body.sae_steering, body.interventions)
+    if own is not None and body.messages is None and (where := own.roles_at) is not None:
+        raise _invalid(where, "a text has no messages with roles")
     prompt: Prompt
     if body.messages is not None:
         prompt = tuple({"role": one.role, "content": one.content} for one in body.messages)
@@ -315,14 +325,19 @@ def _intent(body: CompareBody, settings: Settings, request: Request) -> Generate
             None if body.steering is None else plain_indices(body.steering),
             body.sae_id,
             body.layer,
-            _own(body.sae_steering),
+            own,
         ),
         may_load=False,
         client=client_of(request, settings),
     )
 
 
-def _own(steering: CompareSteering | None) -> RequestSteering | None:
+def _own(steering: CompareSteering | None, raw: Any) -> RequestSteering | None:
+    if raw is not None:
+        made = interventions.parse(raw)
+        if made.is_added:
+            raise _invalid("interventions", "a comparison knows no mode but replace")
+        return made
     if steering is None:
         return None
     return RequestSteering(

@@ -48,6 +48,7 @@ from steerserve.control.steering.views import (
 from steerserve.errors import Refusal
 from steerserve.rules import field_faults
 from steerserve.rules.saes.provenance import Origin
+from steerserve.rules.steering import interventions
 from steerserve.rules.steering import profile as rules
 from steerserve.rules.steering.profile import ImportedProfile
 from steerserve.rules.text import line_fault, lines_fault, name_fault
@@ -96,6 +97,8 @@ FeatureMap = Annotated[
 ]
 """Feature index -> value, as numbers or as texts that are numbers; `rules/steering/profile` converts both."""
 Layer = Annotated[int, Field(ge=0, le=LARGEST_INTEGER)]
+Edits = Annotated[list[Any], WithJsonSchema(interventions.EDITS_SCHEMA)]
+"""Edits in the form that `interventions` of requests has; `rules/steering/interventions` reads them."""
 
 
 class Snapshot(RequestBody):
@@ -119,6 +122,7 @@ class NewProfile(ProfileFields):
     """A profile to save. `steering` maps a feature index to its value."""
 
     steering: Annotated[FeatureMap, Field(default_factory=dict)]
+    edits: Edits | None = None
 
 
 class ProfileChanges(RequestBody):
@@ -133,6 +137,7 @@ class ProfileChanges(RequestBody):
     sae_id: SaeId | None = None
     layer: Layer | None = None
     intensity: float | None = None
+    edits: Edits | None = None
 
     @field_validator("name", "steering", "intensity", mode="before")
     @classmethod
@@ -195,6 +200,7 @@ def _saved(row: Any) -> dict[str, Any]:
         "intensity": row.intensity,
         "created_at": row.created_at,
         "updated_at": row.updated_at,
+        "edits": row.edits or UNSET,
     }
 
 

@@ -112,9 +112,9 @@ class Compare:
                 started.prompt_tokens[0],
                 tapped,
                 [
-                    Side(*values)
-                    for values in zip(
-                        intent.sweep.intensities, admitted.overlays, admitted.states, strict=True
+                    Side(intensity, plan.overlay or {}, state)
+                    for intensity, plan, state in zip(
+                        intent.sweep.intensities, admitted.swept, admitted.states, strict=True
                     )
                 ],
                 await self._features.labels(tapped.sae_id) if tapped else {},

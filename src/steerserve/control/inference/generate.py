@@ -36,6 +36,7 @@ from steerserve.rules.inference.intent import (
 from steerserve.rules.residency import swap
 from steerserve.rules.steering import dial
 from steerserve.rules.steering.placing import Largest
+from steerserve.rules.steering.request import RequestSteering
 from steerserve.settings import Settings
 
 Activated = m.Activated
@@ -166,6 +167,10 @@ class Generation:
             if intent.steering is not None:
                 own = await self._edit_parts.with_vectors(intent.steering)
                 intent = replace(intent, steering=own)
+            sweep = intent.sweep if isinstance(intent, GenerateIntent) else None
+            if isinstance(intent, GenerateIntent) and sweep is not None and sweep.own is not None:
+                own = await self._edit_parts.with_vectors(sweep.own)
+                intent = replace(intent, sweep=replace(sweep, own=own))
         if self._unchecked(intent) is None:
             # these refusals come before QUEUE_FULL, because waiting does not change them
             view = self._conductor.view(intent.lease)
@@ -258,9 +263,9 @@ class Generation:
                 await held.enter_async_context(self._conductor.in_flight(resident))
                 timing.admitted()
                 largest: Largest = {}
-                if isinstance(intent, GenerateIntent | ScoreIntent) and intent.steering:
+                if (own := _own(intent)) is not None:
                     attached = list(resident.attachments.values())
-                    largest = await self._edit_parts.largest(intent.steering, attached)
+                    largest = await self._edit_parts.largest(own, attached)
                 admitted = self._planner.admit(intent, profile, resident, largest)
                 flow.put(admitted)
                 stream = self._planner.stream(intent, admitted)
@@ -308,6 +313,13 @@ class Generation:
                 "CONSTRAINED_OUTPUT_INVALID",
                 f"choice {choice} is complete, but does not validate: {reason}",
             )
+
+
+def _own(intent: Intent) -> RequestSteering | None:
+    """The edits that a request brings, for itself or for the sides of a comparison."""
+    if isinstance(intent, GenerateIntent) and intent.sweep is not None:
+        return intent.sweep.own
+    return intent.steering if isinstance(intent, GenerateIntent | ScoreIntent) else None
 
 
 def fingerprint(resident: Resident) -> str:

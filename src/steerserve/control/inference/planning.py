@@ -27,7 +27,7 @@ from steerserve.rules.steering import account, dial
 from steerserve.rules.steering import digest as steering_state
 from steerserve.rules.steering.account import Account
 from steerserve.rules.steering.digest import SteeredModel, SteeredSite
-from steerserve.rules.steering.placing import Largest
+from steerserve.rules.steering.placing import Largest, at_strength
 from steerserve.settings import Settings
 
 
@@ -42,8 +42,7 @@ class Admitted:
         state: which steering the request has (`rules/steering/digest.py`); None where nothing is added.
         tapped: the SAE whose activations the request asks for, or to whose features it attributes; None where it names
             none.
-        overlays: the steering of each prompt of a sweep, and `states` which steering each has; empty for other
-            requests.
+        swept: the steering of each prompt of a sweep, and `states` which steering each has; empty for other requests.
         epoch: the epoch of the live values from which the plan was made.
         account: whose steering the request has, and what a report of it lists.
     """
@@ -54,7 +53,7 @@ class Admitted:
     rung: int | None
     state: str | None
     tapped: Attachment | None
-    overlays: tuple[compare.Overlay, ...]
+    swept: tuple[dial.Plan, ...]
     states: tuple[str | None, ...]
     epoch: int
     account: Account
@@ -81,7 +80,7 @@ class Planner:
                 `rules/inference/activations`.
         """
         plan = self._plan(intent, profile, resident, largest)
-        overlays = self._swept(intent, profile, resident)
+        swept = self._swept(intent, profile, resident, largest)
         is_planned = isinstance(intent, GenerateIntent | ScoreIntent) and not _is_swept(intent)
         state = self._state(resident, plan) if is_planned else None
         own = intent.steering if isinstance(intent, GenerateIntent | ScoreIntent) else None
@@ -92,8 +91,8 @@ class Planner:
             plan.rung,
             state,
             _tapped(intent, resident),
-            overlays,
-            tuple(self._state(resident, dial.Plan(overlay)) for overlay in overlays),
+            swept,
+            tuple(self._state(resident, one) for one in swept),
             self._serving.live.epoch,
             account.of(plan, own, profile, self._serving.live),
         )
@@ -151,7 +150,7 @@ class Planner:
                         constraint=_constraint(intent.constraint),
                         tap=tap,
                         label=intent.answer_id or None,
-                        plans=[self._told(dial.Plan(overlay)) for overlay in admitted.overlays],
+                        plans=[self._told(one) for one in admitted.swept],
                         client=intent.client,
                         counted=admitted.account.counted if intent.is_reported else None,
                         logprobs=self._logprobs(intent),
@@ -188,16 +187,32 @@ class Planner:
         return made
 
     def _swept(
-        self, intent: Intent, profile: dial.Profile | None, resident: Resident
-    ) -> tuple[compare.Overlay, ...]:
+        self,
+        intent: Intent,
+        profile: dial.Profile | None,
+        resident: Resident,
+        largest: Largest,
+    ) -> tuple[dial.Plan, ...]:
         """The steering of each prompt of a sweep; empty for other requests."""
         if not isinstance(intent, GenerateIntent) or intent.sweep is None:
             return ()
+        sweep, live, model = intent.sweep, self._serving.live, facts_of(resident, largest)
         attached = list(resident.attachments.values())
-        otherwise, beside = dial.swept(profile, self._serving.live, attached)
-        base = compare.base(intent.sweep, otherwise, attached)
-        beside_own = None if intent.sweep.has_values else beside
-        return compare.overlays(base, intent.sweep.intensities, beside_own)
+        otherwise, beside = dial.swept(profile, live, attached, model)
+        base = compare.base(sweep, otherwise, attached, model)
+        overlays = compare.overlays(
+            base.values, sweep.intensities, None if sweep.has_values else beside
+        )
+        is_live = profile is None and not sweep.has_values
+        keeps_norm = live.keeps_norm if is_live else bool(sweep.own and sweep.own.keeps_norm)
+        return tuple(
+            dial.Plan(
+                overlay,
+                edits=tuple(at_strength(edit, one) for edit in base.edits) if one else (),
+                keeps_norm=keeps_norm,
+            )
+            for one, overlay in zip(sweep.intensities, overlays, strict=True)
+        )
 
     def _state(self, resident: Resident, plan: dial.Plan) -> str | None:
         """Which steering a request with this plan has."""
@@ -223,6 +238,7 @@ class Planner:
     def _prompts(self, intent: GenerateIntent | ScoreIntent, admitted: Admitted) -> list[m.Prompt]:
         plan = admitted.plan
         edits = plan.edits if isinstance(plan, m.Overlay) else self._serving.live.edits
+        edits += tuple(edit for one in admitted.swept for edit in one.edits)
         is_located = any(edit.positions.roles for edit in edits)
         return [
             _prompt(

@@ -15,8 +15,8 @@ from steerserve.control.steering.views import LiveInterventions
 from steerserve.errors import Refusal
 from steerserve.rules.steering import interventions as rules
 from steerserve.rules.steering import live as live_rules
-from steerserve.rules.steering.live import Live, Standing
-from steerserve.rules.steering.placing import Largest, ModelFacts, keys_of, placed
+from steerserve.rules.steering.live import Live
+from steerserve.rules.steering.placing import Largest, ModelFacts, placed, standing_of
 from steerserve.rules.steering.request import MAX, REPLACE, RequestSteering, SteeredFeature
 from steerserve.rules.steering.vector import Vector
 
@@ -109,14 +109,9 @@ class Interventions:
 
         def step(live: Live, attached: Sequence[Attachment]) -> Live:
             made = placed(own, attached, facts_of(self._conductor.loaded(), largest))
-            keys = keys_of(made)
-            standing = tuple(
-                Standing(raw, edit.op, keys.get(place, frozenset()))
-                for place, (raw, edit) in enumerate(zip(sent, own.edits, strict=True))
-            )
             return live_rules.intervene(
                 live,
-                standing,
+                standing_of(own, sent, made),
                 made.values,
                 made.edits,
                 keeps_norm=own.keeps_norm,

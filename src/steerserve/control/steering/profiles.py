@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from steerserve.control.residency.conductor import Conductor
@@ -13,6 +13,7 @@ from steerserve.database.documents import Documents, ProfileRow
 from steerserve.rules.saes.provenance import ModelOrigin, Origin
 from steerserve.rules.steering import profile as rules
 from steerserve.rules.steering.activation import steered
+from steerserve.rules.steering.live import without_interventions
 from steerserve.rules.steering.profile import ImportedProfile
 
 
@@ -55,11 +56,12 @@ class Profiles:
         sae_id: str | None = None,
         layer: int | None = None,
         intensity: float = 1.0,
+        edits: Sequence[Mapping[str, object]] | None = None,
     ) -> ProfileRow:
         """Save a profile under a name that no other profile has.
 
         Raises:
-            Refusal: PROFILE_ALREADY_EXISTS, VALIDATION_ERROR.
+            Refusal: PROFILE_ALREADY_EXISTS, VALIDATION_ERROR, INVALID_INTERVENTION, TOO_MANY_EDITS.
         """
         rules.check_intensity(intensity)
         return await self._documents.add_profile(
@@ -70,26 +72,30 @@ class Profiles:
             sae_id=sae_id,
             layer=layer,
             intensity=intensity,
+            edits=rules.checked_edits(edits),
         )
 
     async def save_current(self, name: str, description: str | None) -> ProfileRow:
-        """Save the live values together with their SAE and the loaded model. The SAE is the one that has values; if
-        none has values, the first attached SAE.
+        """Save the live values and interventions together with their SAE and the loaded model. The SAE is the one that
+        has values; if none has values, the first attached SAE, or none where there are interventions only.
 
         Raises:
             Refusal: SAE_NOT_ATTACHED, PROFILE_ALREADY_EXISTS; PROFILE_INCOMPATIBLE when several SAEs have values;
                 VALIDATION_ERROR for more than 1,000 features.
         """
-        at = steered(self._serving.live, self._conductor.attachments())
+        live, attached = self._serving.live, self._conductor.attachments()
+        bare = without_interventions(live)
+        at = steered(bare, attached) if attached or not live.standing else None
         resident = self._conductor.resident
-        values = self._serving.live.of(at.key)
+        values = {} if at is None else bare.of(at.key)
         return await self.create(
             name,
             description=description,
             steering={str(index): value for index, value in values.items()},
             model_id=str(resident.row.id) if resident else None,
-            sae_id=at.sae_id,
-            layer=at.layer,
+            sae_id=None if at is None else at.sae_id,
+            layer=None if at is None else at.layer,
+            edits=[one.sent for one in live.standing],
         )
 
     async def change(self, profile_id: str, changes: Mapping[str, Any]) -> ProfileRow:
@@ -104,6 +110,8 @@ class Profiles:
             rules.check_intensity(changed["intensity"])
         if "steering" in changed:
             changed["steering"] = rules.feature_values(changed["steering"])
+        if "edits" in changed:
+            changed["edits"] = rules.checked_edits(changed["edits"])
         async with self._serving.editing:
             row = await self._documents.profile(profile_id)
             if row.cluster is not None:
@@ -140,7 +148,10 @@ class Profiles:
         """
         rules.check_intensity(fields.get("intensity", 1.0))
         return await self._documents.add_profile(
-            **fields, steering=document.steering, origin=document.origin
+            **fields,
+            steering=document.steering,
+            origin=document.origin,
+            edits=document.edits,
         )
 
     async def origin(self, row: ProfileRow) -> Origin:

@@ -16,16 +16,17 @@ import structlog
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.resident import Attachment
 from steerserve.control.saes.records import origin_of
+from steerserve.control.steering.interventions import EditParts, facts_of
 from steerserve.control.steering.steering import Steering
 from steerserve.control.steering.views import ServingProfile
 from steerserve.database.catalog import Catalog
 from steerserve.database.documents import Documents, ProfileRow
 from steerserve.errors import Refusal
 from steerserve.rules.steering import activation as rules
-from steerserve.rules.steering import cluster
+from steerserve.rules.steering import cluster, interventions
 from steerserve.rules.steering.live import Live
 from steerserve.rules.steering.members import Range
-from steerserve.rules.steering.profile import Profile
+from steerserve.rules.steering.profile import Profile, ProfileEdits
 from steerserve.settings import Settings
 
 log = structlog.get_logger(__name__)
@@ -62,9 +63,11 @@ class Serving:
         conductor: Conductor,
         catalog: Catalog,
         settings: Settings,
+        parts: EditParts,
     ) -> None:
         self._documents = documents
         self._settings = settings
+        self._parts = parts
         self._catalog = catalog
         self._steering = steering
         self._conductor = conductor
@@ -125,16 +128,33 @@ class Serving:
             return None
         return ServingProfile(row.id, row.name, row.source_kind, row.intensity, row.sensing_enabled)
 
-    async def applicable(self, row: ProfileRow) -> Profile:
+    async def applicable(self, row: ProfileRow, *, with_edits: bool = True) -> Profile:
         """The saved profile with the id that its SAE has on this machine, which may differ from the id where the
-        profile was made."""
+        profile was made; and `with_edits` with its edits and their vectors.
+
+        Raises:
+            Refusal: VECTOR_NOT_FOUND.
+        """
         sae_id, origin = row.sae_id, row.origin.sae if row.origin else None
         if sae_id is not None and origin is not None:
             same = (sae.id for sae in await self._catalog.saes() if origin.is_same(origin_of(sae)))
             sae_id = next(same, sae_id)
         return Profile(
-            row.name, row.steering, row.intensity, sae_id, row.layer, row.cluster, row.id
+            row.name,
+            row.steering,
+            row.intensity,
+            sae_id,
+            row.layer,
+            row.cluster,
+            row.id,
+            await self._edits(row) if with_edits and row.edits else None,
         )
+
+    async def _edits(self, row: ProfileRow) -> ProfileEdits:
+        sent = row.edits or []
+        own = await self._parts.with_vectors(interventions.parse({"edits": sent}, "profile"))
+        largest = await self._parts.largest(own, self._conductor.attachments())
+        return ProfileEdits(own, sent, largest)
 
     # ------------------------------------------------------------- changing
 
@@ -159,7 +179,7 @@ class Serving:
             Refusal: what the gate of `rules/steering/activation` raises.
         """
         profile, warnings = await self.applicable(row), self._warnings(row)
-        applied = applies and bool(row.steering)
+        applied = applies and bool(row.steering or row.edits)
         if applied:
             warnings += await self._apply(row, profile, displaces)
         elif applies:
@@ -188,7 +208,7 @@ class Serving:
         Raises:
             Refusal: ENGINE_UNAVAILABLE, in which case the old values are still live.
         """
-        profile = await self.applicable(row)
+        profile = await self.applicable(row, with_edits=False)
         await self._steering.everywhere(lambda live: rules.redial(live, row.id, profile))
         active = self.live.active
         return active is not None and active.profile_id == row.id and active.is_applied
@@ -220,8 +240,8 @@ class Serving:
 
     async def amend(self, row: ProfileRow) -> None:
         """Called after a saved profile was changed. If the profile is active, the dial scales its new values from now
-        on. The live values stay. The caller holds `editing`."""
-        profile = await self.applicable(row)
+        on. The live values stay, and so do its edits. The caller holds `editing`."""
+        profile = await self.applicable(row, with_edits=False)
         await self._steering.everywhere(lambda live: rules.amend(live, row.id, profile))
         if self.profile_id == row.id:
             await self._tell(row)
@@ -234,7 +254,12 @@ class Serving:
         warnings: list[str] = []
 
         def step(live: Live, attached: Sequence[Attachment]) -> Live:
-            after = rules.activate(live, row.id, profile, attached, displaces=displaces)
+            model = None
+            if profile.edits is not None:
+                model = facts_of(self._conductor.loaded(), profile.edits.largest)
+            after = rules.activate(
+                live, row.id, profile, attached, displaces=displaces, model=model
+            )
             warnings[:] = _of_site(row, profile, after, attached)
             warnings.extend(
                 f"the values that were set by hand at {key} were cleared: {_listed(features)}"
@@ -265,7 +290,7 @@ class Serving:
             log.warning("activation_not_recorded", profile_id=row.id, code=refusal.code)
             return row
         if row.sae_id is None:
-            bound = await self.applicable(changed)
+            bound = await self.applicable(changed, with_edits=False)
             await self._steering.everywhere(lambda live: rules.amend(live, row.id, bound))
         return changed
 

@@ -68,7 +68,7 @@ class LiveInterventions(Form, frozen=True):
 
 class SavedProfile(Form, frozen=True, kw_only=True):
     """The fields that a profile and its exported document share. `steering` has the values at intensity 1. `model_id`,
-    `sae_id` and `layer` say what the values were made for."""
+    `sae_id` and `layer` say what the values were made for. `edits` are left out where there are none."""
 
     name: str
     description: str | None
@@ -79,6 +79,7 @@ class SavedProfile(Form, frozen=True, kw_only=True):
     intensity: float
     created_at: datetime
     updated_at: datetime
+    edits: list[dict[str, object]] | UnsetType = UNSET
 
 
 class ProfileRecord(SavedProfile, frozen=True, kw_only=True):

@@ -16,7 +16,7 @@ from steerserve.rules.saes.attachment import AttachedSae
 from steerserve.rules.steering.binding import scaled
 from steerserve.rules.steering.dial import HIGHEST
 from steerserve.rules.steering.live import Values, check_index, check_value, total
-from steerserve.rules.steering.placing import ModelFacts, placed
+from steerserve.rules.steering.placing import ModelFacts, Placed, placed
 from steerserve.rules.steering.request import RequestSteering
 
 INTENSITIES_MAXIMUM = 16
@@ -56,15 +56,17 @@ def check(intensities: Sequence[float]) -> tuple[float, ...]:
     return numbers
 
 
-def base(sweep: Sweep, otherwise: Overlay, attached: Sequence[AttachedSae]) -> Overlay:
-    """The steering at intensity 1, by attachment. It is `otherwise` where the sweep has no values of its own.
+def base(
+    sweep: Sweep, otherwise: Placed, attached: Sequence[AttachedSae], model: ModelFacts
+) -> Placed:
+    """The steering at intensity 1. It is `otherwise` where the sweep has none of its own.
 
     Raises: Refusal: SAE_NOT_ATTACHED; INVALID_FEATURE_INDEX; the refusals of `rules/steering/placing.placed`;
         VALIDATION_ERROR for a value out of range, or when every value is 0 and an intensity is not.
     """
     steering = otherwise
     if sweep.own is not None:
-        steering = placed(sweep.own, attached, ModelFacts()).values
+        steering = placed(sweep.own, attached, model)
     elif sweep.steering is not None:
         fits = [
             one
@@ -81,8 +83,9 @@ def base(sweep: Sweep, otherwise: Overlay, attached: Sequence[AttachedSae]) -> O
         for index, value in sweep.steering.items():
             check_index(index, fits[0].d_sae)
             check_value(value)
-        steering = {fits[0].key: sweep.steering}
-    is_steered = any(value for values in steering.values() for value in values.values())
+        steering = Placed({fits[0].key: sweep.steering})
+    added = (value for values in steering.values.values() for value in values.values())
+    is_steered = any(added) or bool(steering.edits)
     if not is_steered and any(sweep.intensities):
         raise Refusal(
             "VALIDATION_ERROR",

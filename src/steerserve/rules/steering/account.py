@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from steerserve.rules.steering.dial import Plan, Profile
 from steerserve.rules.steering.edits import ADD, Edit, Feature, Target
-from steerserve.rules.steering.live import MANUAL, Live, Values
+from steerserve.rules.steering.live import INTERVENTIONS, MANUAL, Live, Values
 from steerserve.rules.steering.request import RequestSteering
 from steerserve.rules.steering.served import OWNER
 
@@ -47,8 +47,10 @@ def of(plan: Plan, own: RequestSteering | None, profile: Profile | None, live: L
         values, edits = (live.values, live.edits) if live.enabled else ({}, ())
     else:
         values, edits = plan.overlay, plan.edits
-    named = None if profile is None else _source(profile)
-    return _followed(values, edits, named, live)
+    if profile is None:
+        return _followed(values, edits, None, live, _standing_ops(live))
+    ops = () if profile.edits is None else tuple(edit.op for edit in profile.edits.own.edits)
+    return _followed(values, edits, _source(profile), live, ops)
 
 
 def _own(plan: Plan, own: RequestSteering, live: Live) -> Account:
@@ -57,7 +59,7 @@ def _own(plan: Plan, own: RequestSteering, live: Live) -> Account:
     listed = tuple(Listed(REQUEST, edit.op, at) for at, edit in enumerate(own.edits))
     beside = _beside(plan) if own.is_added else {}
     others = tuple(edit for edit in plan.edits if edit.number >= count)
-    base = _followed(beside, others, None, live, count)
+    base = _followed(beside, others, None, live, _standing_ops(live), count)
     is_steering = own.is_steering and (plan.overlay or plan.edits)
     return Account(
         (*base.sources, *((REQUEST,) if is_steering else ())),
@@ -81,13 +83,14 @@ def _followed(
     edits: Sequence[Edit],
     named: str | None,
     live: Live,
+    ops: Sequence[str],
     first: int = 0,
 ) -> Account:
     """Values and edits that a request follows: values first, then edits. The numbers of the edits begin with `first`,
-    and those of the values come after them."""
+    and those of the values come after them. `ops` has the op of each edit by its number."""
     counted = [
         Edit(Feature(key, index), Target(offset=value), number=number)
-        for number, (key, index, value) in enumerate(_flat(values), first + len(live.standing))
+        for number, (key, index, value) in enumerate(_flat(values), first + len(ops))
     ]
     listed = [
         Listed(named or _owner(live, edit.at.key, edit.at.index), ADD, edit.number)
@@ -95,9 +98,8 @@ def _followed(
         if isinstance(edit.at, Feature)
     ]
     numbers = dict.fromkeys(edit.number for edit in edits)
-    listed += [
-        Listed(named or LIVE, live.standing[number - first].op, number) for number in numbers
-    ]
+    source = named or (_of_active(live) if live.is_intervened_by_profile else LIVE)
+    listed += [Listed(source, ops[number - first], number) for number in numbers]
     sources = {one.source for one in listed}
     return Account(tuple(sorted(sources, key=_rank)), tuple(listed), tuple(counted))
 
@@ -117,12 +119,23 @@ def _owner(live: Live, key: str, index: int) -> str:
     active = live.active
     if active is None:
         return LIVE
+    if live.is_intervened_by_profile and index in live.by(INTERVENTIONS).get(key, {}):
+        return _of_active(live)
     authored = active.left if active.is_applied else {active.key or key: active.authored}
     set_by_hand = live.by(MANUAL).get(key, {}).get(index)
     is_changed = active.is_applied and authored.get(key, {}).get(index) != set_by_hand
     if is_changed or index not in authored.get(key, {}):
         return LIVE
-    return profile_source(active.profile_id, is_cluster=active.is_cluster)
+    return _of_active(live)
+
+
+def _of_active(live: Live) -> str:
+    assert live.active is not None
+    return profile_source(live.active.profile_id, is_cluster=live.active.is_cluster)
+
+
+def _standing_ops(live: Live) -> tuple[str, ...]:
+    return tuple(one.op for one in live.standing)
 
 
 def _rank(source: str) -> tuple[int, str]:

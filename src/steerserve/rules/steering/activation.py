@@ -12,7 +12,9 @@ from steerserve.errors import Refusal
 from steerserve.rules.saes.attachment import AttachedSae, ClusterChoice, Sae
 from steerserve.rules.steering import cluster
 from steerserve.rules.steering import live as steering
+from steerserve.rules.steering.binding import scaled
 from steerserve.rules.steering.live import MANUAL, Active, Live, Values
+from steerserve.rules.steering.placing import ModelFacts, at_strength, standing_of
 from steerserve.rules.steering.profile import Profile, site
 
 
@@ -23,33 +25,57 @@ def activate(
     attached: Sequence[AttachedSae],
     *,
     displaces: bool = True,
+    model: ModelFacts | None = None,
 ) -> Live:
     """Steer by a profile. (1) The profile must pass the gate. (2) Each value is multiplied by the profile's intensity
     and clamped. (3) The values replace those of every owner, circuits included, and steering is switched on. An empty
-    profile clears all values. Without `displaces` the circuits go on serving beside the profile.
+    profile clears all values. Without `displaces` the circuits go on serving beside the profile. (4) The edits of the
+    profile become the live interventions.
 
     Raises:
-        Refusal: what `gate` raises.
+        Refusal: what `gate` raises; what `placing.placed` raises of its edits.
     """
     take = steering.take_over if displaces else steering.replace_all
     if not profile.values:
         after = take(live, MANUAL, {})
+        active = replace(_active(profile_id, profile, is_applied=True), authored={})
+    else:
+        at = gate(profile_id, profile, attached)  # (1)
+        values = scaled_values(profile)  # (2)
+        after = take(live, MANUAL, {at.key: values})  # (3)
         active = _active(profile_id, profile, is_applied=True)
-        return steering.mark(live, after, replace(active, authored={}))
-    at = gate(profile_id, profile, attached)  # (1)
-    scaled = scaled_values(profile)  # (2)
-    after = take(live, MANUAL, {at.key: scaled})  # (3)
-    active = _active(profile_id, profile, is_applied=True)
-    return steering.mark(live, after, replace(active, key=at.key, left=after.by(MANUAL)))
+        active = replace(active, key=at.key, left=after.by(MANUAL))
+    if profile.edits is not None:
+        made = profile.edits.placed(attached, model or ModelFacts())
+        standing = standing_of(profile.edits.own, profile.edits.sent, made)
+        active = replace(active, standing=standing, added=made.values, edits=made.edits)
+        after = _intervened(after, active, profile.intensity)  # (4)
+    return steering.mark(live, after, active)
+
+
+def _intervened(live: Live, active: Active, intensity: float) -> Live:
+    """The live steering with the edits of a profile as its interventions."""
+    values = scaled(active.added, intensity)
+    edits = tuple(at_strength(edit, intensity) for edit in active.edits)
+    return steering.intervene(
+        live, active.standing, values, edits, keeps_norm=False, replaces=False
+    )
 
 
 def redial(live: Live, profile_id: str, profile: Profile) -> Live:
-    """Give the active profile another intensity. Its values replace those of MANUAL. Values of other owners stay, and
-    so does the switch. Nothing changes where the profile is not active or its values were not applied."""
+    """Give the active profile another intensity. Its values replace those of MANUAL, and its edits are made with it.
+    Values of other owners stay, and so does the switch. Nothing changes where the profile is not active or its values
+    were not applied."""
     active = live.active
-    if active is None or active.profile_id != profile_id or active.key is None:
+    if active is None or active.profile_id != profile_id:
         return live
-    after = steering.replace_all(live, MANUAL, {active.key: scaled_values(profile)})
+    if active.key is None and not live.is_intervened_by_profile:
+        return live
+    after = live
+    if active.key is not None:
+        after = steering.replace_all(live, MANUAL, {active.key: scaled_values(profile)})
+    if live.is_intervened_by_profile:
+        after = _intervened(after, active, profile.intensity)
     after = replace(after, enabled=live.enabled)
     return steering.mark(live, after, replace(active, left=after.by(MANUAL)))
 
@@ -148,10 +174,14 @@ def amend(live: Live, profile_id: str, profile: Profile) -> Live:
 
 
 def deactivate(live: Live, profile_id: str, *, clears: bool) -> Live:
-    """End the profile if it is the active one, and with `clears` forget the values of MANUAL."""
+    """End the profile if it is the active one, and with `clears` forget the values of MANUAL and its edits."""
     if live.active is None or live.active.profile_id != profile_id:
         return live
-    after = steering.replace_all(live, MANUAL, {}) if clears else live
+    after = live
+    if clears and live.is_intervened_by_profile:
+        after = steering.intervene(after, (), {}, (), keeps_norm=False, replaces=False)
+    if clears:
+        after = steering.replace_all(after, MANUAL, {})
     return steering.mark(live, after, None)
 
 

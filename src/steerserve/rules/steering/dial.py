@@ -28,7 +28,7 @@ from steerserve.rules.saes.attachment import AttachedSae
 from steerserve.rules.steering import circuit_serving, members
 from steerserve.rules.steering.activation import dialed
 from steerserve.rules.steering.binding import scaled as scaled_by
-from steerserve.rules.steering.edits import Edit, Feature
+from steerserve.rules.steering.edits import Edit
 from steerserve.rules.steering.live import (
     INTERVENTIONS,
     Live,
@@ -38,7 +38,7 @@ from steerserve.rules.steering.live import (
     without_interventions,
 )
 from steerserve.rules.steering.members import Range as Range
-from steerserve.rules.steering.placing import ModelFacts, arranged, placed
+from steerserve.rules.steering.placing import ModelFacts, Placed, arranged, at_strength, placed
 from steerserve.rules.steering.profile import Profile as Profile
 from steerserve.rules.steering.profile import site
 from steerserve.rules.steering.request import RequestSteering
@@ -159,7 +159,9 @@ def _planned(
         is_steered = own.is_steering or _has_base(False, None, live, attached)
         return Plan({}, 0.0 if is_steered else None, is_own=True)  # (2)
     is_intervened = live.enabled and bool(live.standing)
-    if not (attached or is_intervened) or (intensity is None and not is_profile_named):
+    has_edits = profile is not None and profile.edits is not None
+    has_base = bool(attached) or is_intervened or has_edits
+    if not has_base or (intensity is None and not is_profile_named):
         return Plan()  # (1)
     if intensity == 0.0:
         is_off = _has_base(is_profile_named, profile, live, attached)
@@ -173,15 +175,20 @@ def _planned(
     strength = resolved(intensity, scaled)
     if profile is None and not any(scaled.values.values()):
         return Plan()  # a dial alone does not switch steering on after an operator switched it off
-    overlay = {
+    overlay: Mapping[str, Values] = {
         key: {index: at_intensity(value, strength) for index, value in values.items()}
         for key, values in scaled.values.items()
     }
-    is_dialed = intensity is not None and any(overlay.values())
+    edits: tuple[Edit, ...] = ()
+    if profile is not None and profile.edits is not None:
+        made = profile.edits.placed(attached, model)
+        overlay = total([overlay, scaled_by(made.values, strength)])
+        edits = tuple(at_strength(edit, strength) for edit in made.edits)
+    is_dialed = intensity is not None and (any(overlay.values()) or bool(edits))
     if profile is None and live.active is not None and live.enabled and _whole_circuits(live):
         beside = [live.by(circuit.owner) for circuit in _whole_circuits(live)]
         return Plan(total([*beside, overlay]), strength if is_dialed else None, rung(live))  # (9)
-    return Plan(overlay, strength if is_dialed else None)
+    return Plan(overlay, strength if is_dialed else None, edits=edits)
 
 
 def _intervened(
@@ -193,10 +200,18 @@ def _intervened(
     strength = base.echo
     if strength is None:
         strength = resolved(intensity, DialBase({}, configured))
-    values = scaled_by(live.by(INTERVENTIONS), strength)
-    edits = tuple(at_strength(edit, strength) for edit in live.edits)
+    standing = _standing(live)
+    values = scaled_by(standing.values, strength)
+    edits = tuple(at_strength(edit, strength) for edit in standing.edits)
     overlay = total([base.overlay or {}, values])
     return Plan(overlay, strength, base.rung, edits, keeps_norm=live.keeps_norm)
+
+
+def _standing(live: Live) -> Placed:
+    """The live interventions at intensity 1."""
+    if live.active is not None and live.is_intervened_by_profile:
+        return Placed(live.active.added, live.active.edits)
+    return Placed(live.by(INTERVENTIONS), live.edits)
 
 
 def _circuit(circuit: ServedCircuit, intensity: Intensity | None, live: Live) -> Plan:
@@ -274,18 +289,6 @@ def _own(
     )
 
 
-def at_strength(edit: Edit, strength: float) -> Edit:
-    """An edit at an intensity: what is added is multiplied by the intensity, and any other edit goes that part of its
-    way."""
-    if strength == 1.0:
-        return edit
-    if not edit.is_added:
-        return structs.replace(edit, strength=strength)
-    offset = edit.target.offset
-    scaled = at_intensity(offset, strength) if isinstance(edit.at, Feature) else offset * strength
-    return structs.replace(edit, target=structs.replace(edit.target, offset=scaled))
-
-
 def echo(value: float) -> str:
     """An intensity as text for the header: at most three decimals, but never 0 for an intensity that is not 0."""
     text = f"{value:.3f}".rstrip("0").rstrip(".")
@@ -301,16 +304,35 @@ def base(
     Raises:
         Refusal: PROFILE_INCOMPATIBLE.
     """
-    if profile is None or not attached:
+    if profile is not None and profile.edits is not None and not profile.values:
+        return {}
+    if profile is None or not (attached or profile.edits):
         return dialed(live, attached)
     return {_site(profile, attached): profile.values}
 
 
 def swept(
+    profile: Profile | None, live: Live, attached: Sequence[AttachedSae], model: ModelFacts
+) -> tuple[Placed, Mapping[str, Values]]:
+    """What a comparison scales, and the values that each of its steered sides has unchanged."""
+    if profile is not None or not (live.enabled and live.standing):
+        values, beside = _swept(profile, live, attached)
+        if profile is None or profile.edits is None:
+            return Placed(values), beside
+        made = profile.edits.placed(attached, model)
+        return Placed(total([values, made.values]), made.edits), beside
+    standing = _standing(live)
+    values, beside = (
+        ({}, {}) if live.replaces else _swept(None, without_interventions(live), attached)
+    )
+    return Placed(total([values, standing.values]), standing.edits), beside
+
+
+def _swept(
     profile: Profile | None, live: Live, attached: Sequence[AttachedSae]
 ) -> tuple[Mapping[str, Values], Mapping[str, Values]]:
-    """The values that a comparison scales, and the values that each of its steered sides has unchanged. They are those
-    of rules (3), (8) and (9). Where no circuit can be dialed (10), all live values are scaled. No range is a bound.
+    """The values of `swept`: those of rules (3), (8) and (9). Where no circuit can be dialed (10), all live values are
+    scaled. No range is a bound.
 
     Raises:
         Refusal: PROFILE_INCOMPATIBLE.
@@ -351,7 +373,7 @@ def _has_base(
 ) -> bool:
     """Whether the intensity 0 changes anything: without it, the request would be steered."""
     if is_profile_named:
-        return profile is not None and bool(profile.values)
+        return profile is not None and (bool(profile.values) or profile.edits is not None)
     is_steered = live.enabled and (any(live.values.values()) or bool(live.standing))
     return is_steered or any(dialed(live, attached).values())
 

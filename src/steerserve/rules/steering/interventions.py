@@ -456,6 +456,24 @@ def _text(text: str, where: str) -> str:
 # ------------------------------------------------------------- the description
 
 
+EDITS_SCHEMA: dict[str, Any] = {
+    "type": "array",
+    "maxItems": EDITS_MAXIMUM,
+    "items": {"type": "object", "description": "an edit, as in PUT /api/interventions"},
+}
+"""Edits in short, for the description of bodies that have them beside much else."""
+SHORT_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": ["edits"],
+    "properties": {
+        "edits": EDITS_SCHEMA,
+        "mode": {"enum": [*request.MODES, None]},
+        "preserve_norm": {"type": ["boolean", "null"]},
+    },
+}
+"""The form in short."""
+
+
 def schema(deep: int = 1) -> dict[str, Any]:
     """The form as a JSON schema without references. Conditions are described to the depth `deep` of `any` and `all`;
     what is nested deeper is described as an object."""

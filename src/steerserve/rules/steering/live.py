@@ -59,6 +59,8 @@ class Active:
             it on.
         is_cluster: whether the profile is a cluster.
         declared_range: the range of the intensity that the cluster declares.
+        standing: the live interventions that the profile brought when it was activated.
+        added, edits: what these interventions do at intensity 1.
     """
 
     profile_id: str
@@ -70,6 +72,9 @@ class Active:
     is_muted: bool = False
     is_cluster: bool = False
     declared_range: tuple[float, float] | None = None
+    standing: tuple[Standing, ...] = ()
+    added: Mapping[str, Values] = field(default_factory=dict)
+    edits: tuple[Edit, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +116,15 @@ class Live:
             object.__setattr__(self, "values", total(added))
         elif self.values:
             object.__setattr__(self, "owned", {MANUAL: self.values})
+
+    @property
+    def is_intervened_by_profile(self) -> bool:
+        """Whether the live interventions are those that the active profile brought."""
+        return (
+            self.active is not None
+            and bool(self.standing)
+            and self.standing == self.active.standing
+        )
 
     def of(self, key: str) -> Values:
         """Feature -> value at one attachment, summed over the owners."""
@@ -270,26 +284,36 @@ def clear_one(live: Live, key: str) -> Live:
 def leave(live: Live, key: str) -> Live:
     """Forget every feature of an SAE that was detached, and the interventions that read or edit it. Steering stays on
     or off as it is."""
-    owned = _without(live, key)
-    held = {k: values for k, values in live.by(INTERVENTIONS).items() if k != key}
-    after = _step(live, {**owned, INTERVENTIONS: held}, enabled=live.enabled, is_kept=True)
-    if all(key not in one.keys for one in live.standing):
-        return after
-    kept = [place for place, one in enumerate(live.standing) if key not in one.keys]
-    edits = tuple(
-        structs.replace(edit, number=kept.index(edit.number))
-        for edit in live.edits
-        if edit.number in kept
+    active = live.active
+    if active is not None and active.standing:
+        standing, added, edits = _left(active.standing, active.added, active.edits, key)
+        active = replace(active, standing=standing, added=added, edits=edits)
+    standing, held, edits = _left(live.standing, live.by(INTERVENTIONS), live.edits, key)
+    owned = {**_without(live, key), INTERVENTIONS: held}
+    made = replace(live, active=active, standing=standing, edits=edits)
+    after = _step(made, owned, enabled=live.enabled, is_kept=True)
+    if not after.standing:
+        after = replace(without_interventions(after), epoch=after.epoch)
+    return live if replace(after, epoch=live.epoch) == live else counted(live, after)
+
+
+def _left(
+    standing: tuple[Standing, ...],
+    values: Mapping[str, Values],
+    edits: tuple[Edit, ...],
+    key: str,
+) -> tuple[tuple[Standing, ...], Mapping[str, Values], tuple[Edit, ...]]:
+    """The interventions that neither read nor edit the SAE `key`."""
+    kept = [place for place, one in enumerate(standing) if key not in one.keys]
+    return (
+        tuple(standing[place] for place in kept),
+        {k: of for k, of in values.items() if k != key},
+        tuple(
+            structs.replace(edit, number=kept.index(edit.number))
+            for edit in edits
+            if edit.number in kept
+        ),
     )
-    left = intervene(
-        after,
-        tuple(live.standing[place] for place in kept),
-        held,
-        edits,
-        keeps_norm=live.keeps_norm,
-        replaces=live.replaces,
-    )
-    return counted(live, replace(left, enabled=after.enabled))
 
 
 def mark(before: Live, after: Live, active: Active | None) -> Live:
@@ -401,6 +425,10 @@ def _step(
     enabled = enabled and (is_kept or bool(full) or bool(made.standing))
     active = _still_active(live.active, full, enabled=enabled, mutes=mutes)
     circuits = served.still(circuits, full, active.profile_id if active else None)
+    if active is None and made.is_intervened_by_profile:
+        # the profile has ended, and takes its interventions with it
+        made = replace(made, edits=(), standing=(), keeps_norm=False, replaces=False)
+        full = {owner: held for owner, held in full.items() if owner != INTERVENTIONS}
     after = replace(made, enabled=enabled, values={}, owned=full, active=active, circuits=circuits)
     return live if after == live else counted(live, after)
 

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec import structs
+
 from steerserve.errors import Refusal
 from steerserve.rules.saes.attachment import Sae, SaeChoice
 from steerserve.rules.saes.sites import EMBED, ORDER, RESID_POST
@@ -22,7 +24,7 @@ from steerserve.rules.steering.edits import (
     When,
     ordered,
 )
-from steerserve.rules.steering.live import MAXIMUM, MINIMUM, Values
+from steerserve.rules.steering.live import MAXIMUM, MINIMUM, Standing, Values, at_intensity
 from steerserve.rules.steering.request import (
     FIELD,
     MAX,
@@ -116,12 +118,29 @@ def placed(steering: RequestSteering, attached: Sequence[Sae], model: ModelFacts
     return Placed(values, _arranged(others), tuple(added))
 
 
-def keys_of(made: Placed) -> dict[int, frozenset[str]]:
-    """The attachments that each edit reads or edits, by the place of the edit in the request."""
+def standing_of(
+    own: RequestSteering, sent: Sequence[Mapping[str, object]], made: Placed
+) -> tuple[Standing, ...]:
+    """Edits as live interventions. `sent` is the JSON of each of them."""
     keys: dict[int, frozenset[str]] = {}
     for edit in (*made.added, *made.edits):
         keys[edit.number] = keys.get(edit.number, frozenset()) | edit.keys
-    return keys
+    return tuple(
+        Standing(dict(raw), edit.op, keys.get(place, frozenset()))
+        for place, (raw, edit) in enumerate(zip(sent, own.edits, strict=True))
+    )
+
+
+def at_strength(edit: Edit, strength: float) -> Edit:
+    """An edit at an intensity: what is added is multiplied by the intensity, and any other edit goes that part of its
+    way."""
+    if strength == 1.0:
+        return edit
+    if not edit.is_added:
+        return structs.replace(edit, strength=strength)
+    offset = edit.target.offset
+    scaled = at_intensity(offset, strength) if isinstance(edit.at, Feature) else offset * strength
+    return structs.replace(edit, target=structs.replace(edit.target, offset=scaled))
 
 
 def arranged(edits: Sequence[Edit], attached: Sequence[Sae], model: ModelFacts) -> tuple[Edit, ...]:

@@ -5,23 +5,29 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
+
+import msgspec
 
 from steerserve.errors import DocumentRefusal, Refusal
 from steerserve.rules.saes import provenance
 from steerserve.rules.saes.attachment import ClusterChoice, Sae, SaeChoice
 from steerserve.rules.saes.provenance import Origin
-from steerserve.rules.steering import cluster, documents
+from steerserve.rules.steering import cluster, documents, interventions
 from steerserve.rules.steering.cluster import Cluster
 from steerserve.rules.steering.documents import DOCUMENT_BYTES
 from steerserve.rules.steering.live import BATCH_MAXIMUM, Values
 from steerserve.rules.steering.members import Range
+from steerserve.rules.steering.placing import Largest, ModelFacts, Placed, placed
+from steerserve.rules.steering.request import RequestSteering
 from steerserve.rules.text import shown
 
 INTENSITY_MAXIMUM = 2.0
 FEATURES_MAXIMUM = BATCH_MAXIMUM
+EDITS_BYTES = 1 << 20
+"""The most bytes of the edits of a profile, as JSON."""
 VERSION = "1.0"
 """The version of exported documents."""
 
@@ -94,14 +100,45 @@ def check_cluster_changes(
     Raises:
         Refusal: VALIDATION_ERROR.
     """
-    for field in ("steering", "layer", "model_id"):
-        if field in changes:
-            raise invalid(field, "the profile is a cluster, whose document says this")
+    for name in ("steering", "layer", "model_id", "edits"):
+        if name in changes:
+            raise invalid(name, "the profile is a cluster, whose document says this")
     if "intensity" in changes:
         cluster.check_intensity(facts, profile_id, changes["intensity"], configured)
 
 
 # ------------------------------------------------------------- applying
+
+
+def checked_edits(edits: Sequence[Any] | None) -> list[dict[str, object]] | None:
+    """The edits of a profile as they are saved: in the form that requests have. None where there are none.
+
+    Raises:
+        Refusal: INVALID_INTERVENTION, TOO_MANY_EDITS; VALIDATION_ERROR for edits that are too large.
+    """
+    if not edits:
+        return None
+    interventions.parse({"edits": edits}, "")
+    if len(msgspec.json.encode(edits)) > EDITS_BYTES:
+        raise invalid("edits", f"more than {EDITS_BYTES} bytes of JSON")
+    return [dict(edit) for edit in edits]
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileEdits:
+    """The edits of a profile with their vectors, their JSON as it is saved, and the largest activations that their
+    values are parts of."""
+
+    own: RequestSteering
+    sent: Sequence[Mapping[str, object]]
+    largest: Largest = field(default_factory=dict)
+
+    def placed(self, attached: Sequence[Sae], model: ModelFacts) -> Placed:
+        """Raises:
+        Refusal: as `placing.placed`.
+        """
+        known = {**model.largest, **self.largest}
+        return placed(self.own, attached, replace(model, largest=known))
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +153,7 @@ class Profile:
     layer: int | None = None
     cluster: Cluster | None = None
     id: str = ""
+    edits: ProfileEdits | None = None
 
     @property
     def choice(self) -> SaeChoice | ClusterChoice:
@@ -157,6 +195,7 @@ class ImportedProfile:
     fields: dict[str, object]
     warnings: tuple[str, ...]
     origin: Origin | None = None
+    edits: list[dict[str, object]] | None = None
 
 
 def parse(body: bytes) -> ImportedProfile:
@@ -211,7 +250,12 @@ def read(body: object) -> ImportedProfile:
     names = ("name", "description", "model_id", "sae_id", "layer", "intensity")
     fields = {name: body[name] for name in names if name in body}
     warnings = _older(body, fields)
-    return ImportedProfile(_entries(body), fields, warnings, provenance.read(body))
+    edits = body.get("edits")
+    if edits is not None and not isinstance(edits, list):
+        raise invalid("edits", "not a list of edits")
+    return ImportedProfile(
+        _entries(body), fields, warnings, provenance.read(body), checked_edits(edits)
+    )
 
 
 def _check_kind(body: dict[str, object]) -> None:
