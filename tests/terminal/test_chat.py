@@ -117,8 +117,12 @@ def test_a_person_chats_steers_compares_saves_and_leaves(labelled: Running) -> N
         assert "nothing is set" in terminal.until(chats.PROMPT)
         terminal.write("/help\n")
         assert "/compare" in terminal.until(chats.PROMPT).replace("/help", "")
+        # the second key (Ctrl-K, without effect here) wakes an editor that began to wait as the signal came
         terminal.write("\x03")
+        terminal.write("\x0b")
         terminal.until("/bye or Ctrl-D leaves")
+        # a key is read as it is once the line editor has shown its prompt
+        terminal.until(chats.PROMPT)
         terminal.write("\x04")
         assert terminal.process.wait(PATIENCE) == 0
 
