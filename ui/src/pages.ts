@@ -16,6 +16,7 @@ export const PAGES: readonly PageEntry[] = [
   { path: "/live", title: "Live", key: "l", Page: lazy(() => import("./pages/Live")) },
   { path: "/profiles", title: "Profiles", key: "p", Page: lazy(() => import("./pages/Profiles")) },
   { path: "/clusters", title: "Clusters", key: "c", Page: lazy(() => import("./pages/Clusters")) },
+  { path: "/vectors", title: "Vectors", key: "v", Page: lazy(() => import("./pages/Vectors")) },
   { path: "/circuits", title: "Circuits", key: "i", Page: lazy(() => import("./pages/Circuits")) },
   { path: "/sensing", title: "Sensing", key: "e", Page: lazy(() => import("./pages/Sensing")) },
   { path: "/models", title: "Models", key: "m", Page: lazy(() => import("./pages/Models")) },

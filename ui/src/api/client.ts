@@ -34,6 +34,8 @@ export interface Options<P extends keyof paths, M extends Method> {
   body?: Body<P, M>;
   /** A JSON body as it is written, such as the content of a file. */
   text?: string;
+  /** A form with a file. */
+  form?: FormData;
   headers?: Record<string, string>;
   signal?: AbortSignal;
 }
@@ -80,6 +82,8 @@ export function described<M extends Method, P extends PathOf<M>>(
     headers: { ...type, ...options.headers },
   };
   if (options.text !== undefined) return { ...sent, text: options.text };
+  // the browser writes the type of a form itself, with its boundary
+  if (options.form !== undefined) return { ...sent, form: options.form };
   return options.body === undefined ? sent : { ...sent, body: options.body };
 }
 
@@ -90,7 +94,7 @@ export async function send(sent: Sent, signal?: AbortSignal): Promise<Response> 
     response = await fetch(sent.url, {
       method: sent.method,
       headers: { ...sent.headers, ...keyHeader() },
-      body: sent.text ?? (sent.body === undefined ? null : JSON.stringify(sent.body)),
+      body: sent.form ?? sent.text ?? (sent.body === undefined ? null : JSON.stringify(sent.body)),
       signal: signal ?? null,
       cache: "no-store",
       referrerPolicy: "no-referrer",

@@ -9,12 +9,14 @@ import {
   type CompareEvent,
   type Comparison,
   type Phase,
+  type Report,
 } from "../rules/comparison";
 import { ApiError, connectionLost, isAborted } from "../rules/errors";
 import type { Sent } from "../rules/snippet";
 import { described, type Body } from "./client";
-import { asComparison } from "./plain";
+import { asComparison, type SideRequest } from "./plain";
 import { stream, type StreamEvent } from "./stream";
+import { together } from "./together";
 import type { components } from "./types.gen";
 
 export type CompareBody = Body<"/api/compare">;
@@ -52,8 +54,8 @@ export function useRun(name: string) {
     running.current?.abort();
   }, []);
   const run = useCallback(
-    async (request: Sent, asked: Asked) => {
-      const written = JSON.stringify([request.url, request.body]);
+    async (request: Sent | readonly SideRequest[], asked: Asked) => {
+      const written = JSON.stringify("url" in request ? [request.url, request.body] : request);
       if (atWork.current === written) return;
       running.current?.abort();
       atWork.current = written;
@@ -83,7 +85,11 @@ function keyOf(name: string) {
 }
 
 /** Read a stream to its end, and hand its events on in batches. */
-async function follow(asked: Sent, signal: AbortSignal, draw: (events: CompareEvent[]) => void): Promise<void> {
+async function follow(
+  asked: Sent | readonly SideRequest[],
+  signal: AbortSignal,
+  draw: (events: CompareEvent[]) => void,
+): Promise<void> {
   let waiting: CompareEvent[] = [];
   let timer: ReturnType<typeof setTimeout> | undefined;
   const flush = () => {
@@ -93,9 +99,8 @@ async function follow(asked: Sent, signal: AbortSignal, draw: (events: CompareEv
     waiting = [];
   };
   try {
-    const { events } = await stream(asked, signal);
     let isWhole = false;
-    for await (const event of asComparison(events)) {
+    for await (const event of "url" in asked ? asComparison((await stream(asked, signal)).events) : together(asked, signal)) {
       const read = known(event);
       if (read === null) continue;
       waiting.push(read);
@@ -117,6 +122,8 @@ function known({ name, data }: StreamEvent): CompareEvent | null {
       return { name, data: data as Events["prompt"] };
     case "text":
       return { name, data: data as Events["text"] };
+    case "report":
+      return { name, data: data as { side: number; report: Report } };
     case "done":
       return { name };
     case "error": {

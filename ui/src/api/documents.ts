@@ -17,7 +17,7 @@ export type Claim = Data<"/api/circuits/claims">[number];
 const PAGE = 200;
 
 /** The first page of a list, and the rows of all pages. */
-async function everyPage<Page extends { total: number }, Row>(
+export async function everyPage<Page extends { total: number }, Row>(
   read: (query: { limit: number; offset: number }) => Promise<Page>,
   rowsOf: (page: Page) => readonly Row[],
 ): Promise<{ first: Page; rows: Row[] }> {
@@ -150,12 +150,14 @@ export async function dialProfile(client: QueryClient, profile_id: string, inten
 
 // ------------------------------------------------------------------ files
 
-export async function importProfile(text: string): Promise<Imported[]> {
+export async function importProfile(file: File): Promise<Imported[]> {
+  const text = await file.text();
   const { id, name, warnings } = await request("post", "/api/profiles/import", { text });
   return [{ id, name, warnings, error: null }];
 }
 
-export async function importClusters(text: string): Promise<Imported[]> {
+export async function importClusters(file: File): Promise<Imported[]> {
+  const text = await file.text();
   const { results } = await request("post", "/api/clusters/import", { text });
   return results.map(({ profile_id, name, warnings, error }) => ({
     id: profile_id ?? null,
@@ -165,13 +167,14 @@ export async function importClusters(text: string): Promise<Imported[]> {
   }));
 }
 
-export async function importCircuit(text: string): Promise<Imported[]> {
+export async function importCircuit(file: File): Promise<Imported[]> {
+  const text = await file.text();
   const { id, name, warnings } = await request("post", "/api/circuits/import", { text });
   return [{ id, name, warnings, error: null }];
 }
 
 /** The document of an export as it was imported, without a change of its numbers. */
-async function exported(sent: ReturnType<typeof described>): Promise<string> {
+export async function exported(sent: ReturnType<typeof described>): Promise<string> {
   const response = await send(sent);
   const answer = await response.text();
   const document = fieldText(answer, "data");

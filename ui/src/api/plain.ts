@@ -1,11 +1,15 @@
 // A plain answer of /v1, without any SAE, read as a comparison with one side.
 import { described, type Body } from "./client";
 import type { StreamEvent } from "./stream";
+import type { Report } from "../rules/comparison";
+import type { Edit } from "../rules/edits";
+import type { Interventions } from "../rules/interventions";
 import type { Sent } from "../rules/snippet";
 
 interface Chunk {
   model: string;
   choices: { text?: string; delta?: { content?: string | null }; finish_reason: string | null }[];
+  steering_report?: Report;
   usage?: { prompt_tokens: number; completion_tokens: number } | null;
 }
 type Messages = Body<"/v1/chat/completions">["messages"];
@@ -17,18 +21,44 @@ interface Sampling {
   seed?: number;
 }
 
-/** The request for the text of a model as it is. A model that is no longer loaded is not loaded for it. */
-export function answering(model: string, asked: Asked, sampling: Sampling): Sent {
+/** What becomes of the text beside the prompt and the sampling. */
+interface Edited {
+  interventions?: NonNullable<Body<"/v1/completions">["interventions"]>;
+  return_steering_report?: boolean;
+}
+/** One side of a comparison that is asked for with a request of its own. */
+export interface SideRequest {
+  intensity: number;
+  edits: readonly Edit[];
+  sent: Sent;
+}
+
+/** The request for the text of a model, as it is or edited. A model that is no longer loaded is not loaded for it. */
+export function answering(model: string, asked: Asked, sampling: Sampling, edited: Edited = {}): Sent {
   const headers = { "X-Service-Load-Policy": "refuse" };
-  const common = { model, ...sampling, stream: true, stream_options: { include_usage: true } };
+  const common = { model, ...sampling, ...edited, stream: true, stream_options: { include_usage: true } };
   if ("prompt" in asked) return described("post", "/v1/completions", { headers, body: { ...common, ...asked } });
   // the service checks the roles
   const messages = asked.messages as Messages;
   return described("post", "/v1/chat/completions", { headers, body: { ...common, messages } });
 }
 
-/** The chunks of a plain answer as the events of a comparison with one side. Events of comparisons stay as they are. */
-export async function* asComparison(events: AsyncIterable<StreamEvent>): AsyncGenerator<StreamEvent, void> {
+/** The requests for both sides of a comparison with edits: the model as it is, whatever steers others, and edited. */
+export function editing(model: string, asked: Asked, sampling: Sampling, wanted: Interventions): SideRequest[] {
+  const side = (intensity: number, { edits, ...more }: Interventions): SideRequest => {
+    const interventions = { edits, ...more } as NonNullable<Edited["interventions"]>;
+    const report = intensity === 0 ? {} : { return_steering_report: true };
+    return { intensity, edits, sent: answering(model, asked, sampling, { interventions, ...report }) };
+  };
+  return [side(0, { edits: [] }), side(1, wanted)];
+}
+
+/** The chunks of a plain answer as the events of one side of a comparison. Events of comparisons stay as they are. */
+export async function* asComparison(
+  events: AsyncIterable<StreamEvent>,
+  side = 0,
+  intensity = 0,
+): AsyncGenerator<StreamEvent, void> {
   let finish: string | null = null;
   let isBegun = false;
   for await (const event of events) {
@@ -36,10 +66,10 @@ export async function* asComparison(events: AsyncIterable<StreamEvent>): AsyncGe
       yield event;
       continue;
     }
-    const { model, choices, usage } = event.data as Chunk;
+    const { model, choices, usage, steering_report } = event.data as Chunk;
     if (!isBegun) {
       isBegun = true;
-      const sides = [{ side: 0, intensity: 0, steering: {} }];
+      const sides = [{ side, intensity, steering: {} }];
       yield { name: "started", data: { model, prompt_tokens: 0, sae: null, sides } };
     }
     const [choice] = choices;
@@ -47,7 +77,8 @@ export async function* asComparison(events: AsyncIterable<StreamEvent>): AsyncGe
     const text = choice?.text ?? choice?.delta?.content ?? "";
     // the number of tokens comes with the last chunk
     const completion_tokens = usage?.completion_tokens ?? 0;
-    yield { name: "text", data: { side: 0, intensity: 0, text, finish_reason: finish, completion_tokens } };
+    if (steering_report !== undefined) yield { name: "report", data: { side, report: steering_report } };
+    yield { name: "text", data: { side, intensity, text, finish_reason: finish, completion_tokens } };
   }
   if (finish !== null) yield { name: "done", data: {} };
 }

@@ -84,7 +84,7 @@ function useKept(): void {
 /** On the first visit to the demo, a prompt and its sea feature are ready, so that one click shows two texts part. */
 function useDemo({ state, model, place, change }: State) {
   const isFirst = state.chat === null && state.prompt === "";
-  const hasFeatures = state.f !== null;
+  const hasFeatures = state.f !== null || state.e.length > 0;
   const isDemo = isFirst && model?.name === DEMO.model && place !== null;
   const labels = useQuery({ ...search(place?.sae_id ?? "", DEMO.label, null), enabled: isDemo }).data;
   const key = place === null ? null : keyOf(place);

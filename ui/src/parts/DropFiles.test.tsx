@@ -9,8 +9,8 @@ const file = (name: string, text: string) => new File([text], name, { type: "app
 
 it("shows beside each file what became of it, and opens what was imported", async () => {
   const opened = vi.fn();
-  const send = async (text: string) => {
-    if (text === "bad") throw new ApiError("the kind is 'x'", "UNKNOWN_KIND", { kind: "x" }, 200);
+  const send = async (sent: File) => {
+    if ((await sent.text()) === "bad") throw new ApiError("the kind is 'x'", "UNKNOWN_KIND", { kind: "x" }, 200);
     return [
       { id: "prof_1", name: "sea words (2)", warnings: ["the name was taken"], error: null },
       { id: null, name: "second", warnings: [], error: "a document is not" },
@@ -31,9 +31,13 @@ it("shows beside each file what became of it, and opens what was imported", asyn
 });
 
 it("takes a file that is dropped anywhere, as it is written", async () => {
-  const send = vi.fn(async () => []);
+  const sent: string[] = [];
+  const send = async (dropped: File) => {
+    sent.push(await dropped.text());
+    return [];
+  };
   render(<DropFiles what="a profile" send={send} onOpen={() => undefined} />);
   const dataTransfer = { types: ["Files"], files: [file("a.json", '{"intensity": 1.0}')] };
   expect(fireEvent.drop(document.body, { dataTransfer })).toBe(false);
-  await vi.waitFor(() => expect(send.mock.calls).toEqual([['{"intensity": 1.0}']]));
+  await vi.waitFor(() => expect(sent).toEqual(['{"intensity": 1.0}']));
 });

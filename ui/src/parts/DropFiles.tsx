@@ -5,7 +5,7 @@ import { ErrorNotice } from "./ErrorNotice";
 
 interface Outcome {
   key: number;
-  file: string;
+  file: File;
   /** Null while the file is being sent. */
   documents: readonly Imported[] | null;
   error?: unknown;
@@ -17,29 +17,39 @@ export function DropFiles({
   what,
   send,
   onOpen,
+  accept = ".json,application/json",
+  canRetry = false,
 }: {
   /** What a file has: `a cluster`. */
   what: string;
-  send: (text: string) => Promise<readonly Imported[]>;
+  send: (file: File) => Promise<readonly Imported[]>;
   /** Opens what was imported. */
   onOpen: (id: string) => void;
+  /** The kinds of files, as the browser takes them. */
+  accept?: string;
+  /** Whether a refused file can be sent again, with other settings. */
+  canRetry?: boolean;
 }) {
   const [outcomes, setOutcomes] = useState<readonly Outcome[]>([]);
+  const one = async (key: number, file: File) => {
+    const tell = (outcome: Omit<Outcome, "key" | "file">) =>
+      setOutcomes((before) => before.map((other) => (other.key === key ? { key, file, ...outcome } : other)));
+    tell({ documents: null });
+    try {
+      const documents = await send(file);
+      tell({ documents });
+      const id = documents.findLast((document) => document.id !== null)?.id;
+      if (typeof id === "string") onOpen(id);
+    } catch (error) {
+      tell({ documents: null, error });
+    }
+  };
   const take = async (files: FileList | null | undefined) => {
     for (const file of files ?? []) {
       last += 1;
       const key = last;
-      const tell = (outcome: Omit<Outcome, "key" | "file">) =>
-        setOutcomes((before) => before.map((one) => (one.key === key ? { key, file: file.name, ...outcome } : one)));
-      setOutcomes((before) => [{ key, file: file.name, documents: null }, ...before]);
-      try {
-        const documents = await send(await file.text());
-        tell({ documents });
-        const id = documents.findLast((one) => one.id !== null)?.id;
-        if (typeof id === "string") onOpen(id);
-      } catch (error) {
-        tell({ documents: null, error });
-      }
+      setOutcomes((before) => [{ key, file, documents: null }, ...before]);
+      await one(key, file);
     }
   };
   const isOver = useDroppedFiles((files) => void take(files));
@@ -54,7 +64,7 @@ export function DropFiles({
         <input
           type="file"
           multiple
-          accept=".json,application/json"
+          accept={accept}
           aria-label={`Import ${what} from files`}
           onChange={(event) => {
             const { files } = event.target;
@@ -71,7 +81,8 @@ export function DropFiles({
             <OneFile
               outcome={outcome}
               onOpen={onOpen}
-              onClose={() => setOutcomes((before) => before.filter((one) => one.key !== outcome.key))}
+              onClose={() => setOutcomes((before) => before.filter((other) => other.key !== outcome.key))}
+              onRetry={canRetry ? () => void one(outcome.key, outcome.file) : undefined}
             />
           </li>
         ))}
@@ -80,21 +91,36 @@ export function DropFiles({
   );
 }
 
-function OneFile({ outcome, onOpen, onClose }: { outcome: Outcome; onOpen: (id: string) => void; onClose: () => void }) {
+function OneFile({
+  outcome,
+  onOpen,
+  onClose,
+  onRetry,
+}: {
+  outcome: Outcome;
+  onOpen: (id: string) => void;
+  onClose: () => void;
+  onRetry: (() => void) | undefined;
+}) {
   const { file, documents, error } = outcome;
   return (
     <>
       <div className="row spread">
-        <b className="file-name">{file}</b>
+        <b className="file-name">{file.name}</b>
         {documents === null && error === undefined ? (
           <span className="loading">Importing</span>
         ) : (
-          <button type="button" className="small" aria-label={`Forget ${file}`} onClick={onClose}>
+          <button type="button" className="small" aria-label={`Forget ${file.name}`} onClick={onClose}>
             ✕
           </button>
         )}
       </div>
       {error !== undefined && <ErrorNotice error={error} />}
+      {error !== undefined && onRetry !== undefined && (
+        <button type="button" className="small again" aria-label={`Import ${file.name} again`} onClick={onRetry}>
+          Import again
+        </button>
+      )}
       {documents?.map((one, place) => (
         <div key={one.id ?? place}>
           {one.id === null ? (

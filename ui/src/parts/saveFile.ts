@@ -1,6 +1,7 @@
-// Hands a text to the browser as a file to save.
-export function saveFile(name: string, text: string): void {
-  const address = URL.createObjectURL(new Blob([text], { type: "application/json" }));
+// Hands a text or the bytes of a file to the browser as a file to save.
+export function saveFile(name: string, content: string | Blob): void {
+  const blob = typeof content === "string" ? new Blob([content], { type: "application/json" }) : content;
+  const address = URL.createObjectURL(blob);
   const link = document.createElement("a");
   link.href = address;
   link.download = name;

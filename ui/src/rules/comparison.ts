@@ -1,4 +1,5 @@
 // A comparison while it is written: the events of its stream, folded into what a page shows.
+import type { Edit } from "./edits";
 import type { Token } from "./tokens";
 
 /** `waiting`: sent, and nothing came yet. */
@@ -15,6 +16,28 @@ export interface Side {
   written: number;
   /** The tokens of the prompt and of the text, where activations were asked for. */
   tokens: readonly Token[];
+  /** The edits of a side that was asked for with edits, and what the service counted of them at its end. */
+  edits?: readonly Edit[];
+  report?: Report;
+}
+/** What the edits of an answer did. */
+export interface Report {
+  state: string | null;
+  changed: boolean;
+  edits: readonly EditReport[];
+}
+export interface EditReport {
+  /** The place of the edit in the request. */
+  edit: number;
+  source: string;
+  op: string;
+  /** The number of positions at which the edit was evaluated, and at which it changed something. */
+  evaluated: number;
+  acted: number;
+  first: number | null;
+  last: number | null;
+  /** The largest change, as a part of the norm of the value. */
+  max_change: number;
 }
 /** What the texts of a comparison depend on: the fields of its request, and the name of the model. */
 export type Asked = Readonly<Record<string, unknown>>;
@@ -38,6 +61,7 @@ interface StartedSide {
   side: number;
   intensity: number;
   steering: Record<string, Record<string, number>>;
+  edits?: readonly Edit[];
 }
 export interface CompareText {
   side: number;
@@ -59,6 +83,7 @@ export type CompareEvent =
     }
   | { name: "prompt"; data: { side: number; tokens: readonly Token[] } }
   | { name: "text"; data: CompareText }
+  | { name: "report"; data: { side: number; report: Report } }
   | { name: "done" };
 
 /** A comparison that was sent. The texts of the one before stay until the new ones begin. */
@@ -74,6 +99,7 @@ const NAMES: Readonly<Record<string, string>> = {
   messages: "prompt",
   steering: "features",
   sae_steering: "features",
+  interventions: "edits",
   sae_id: "features",
   layer: "features",
   max_tokens: "tokens",
@@ -113,7 +139,7 @@ function one(comparison: Comparison, event: CompareEvent, now: number): Comparis
         model,
         sae,
         promptTokens: prompt_tokens,
-        sides: sides.map(({ intensity, steering }) => ({ intensity, steering, ...empty })),
+        sides: sides.map(({ side: _, ...side }) => ({ ...side, ...empty })),
       };
     }
     case "prompt": {
@@ -125,6 +151,10 @@ function one(comparison: Comparison, event: CompareEvent, now: number): Comparis
         ...changed(comparison, event.data.side, (before) => written(before, event.data, comparison.promptTokens ?? 0)),
         firstAt: comparison.firstAt ?? now,
       };
+    case "report": {
+      const { side, report } = event.data;
+      return changed(comparison, side, (before) => ({ ...before, report }));
+    }
     case "done":
       return { ...comparison, phase: "done", endedAt: now };
   }

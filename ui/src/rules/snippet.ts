@@ -8,6 +8,8 @@ export interface Sent {
   body?: unknown;
   /** A JSON body that is sent as it is written, such as a file. */
   text?: string;
+  /** A form with a file. */
+  form?: FormData;
 }
 
 const SECRET = /^(authorization|x-.*lease.*|x-.*token.*)$/i;

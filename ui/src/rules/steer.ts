@@ -1,4 +1,5 @@
 // The state of the Steer page that its link carries, and the comparison that it asks for.
+import { EDITS_MAXIMUM, isEdits, type PageEdit } from "./edits";
 import { choice, flag, json, number, read, text, written, type State } from "./link";
 import { LIMIT } from "./strength";
 import { INTENSITIES_MAXIMUM, isIntensities } from "./typed";
@@ -36,6 +37,13 @@ export const STEER = {
     `at most ${FEATURES_MAXIMUM} features such as [90,52.5,1,"sae_a@3"], with values from -${LIMIT} to ${LIMIT}`,
     isLinked,
   ),
+  /** Further edits of the page, of features and of vectors, and whether they keep the norm of what they change. */
+  e: json<readonly PageEdit[]>(
+    [],
+    `at most ${EDITS_MAXIMUM} edits such as {"op":"ablate","vector":"vec_a"}, as interventions have them`,
+    isEdits,
+  ),
+  norm: flag(false),
   for: choice(["page", "live"]),
   seed: number(1, 0, SEED_MAXIMUM),
   max: number(96, 1, 100_000),
@@ -131,6 +139,11 @@ export function opened(query: URLSearchParams, kept: string | null): URLSearchPa
   const given = read(query, STEER);
   const result = new URLSearchParams(kept);
   for (const [name, value] of query) result.set(name, value);
+  if (query.has("e")) {
+    const same = new Set(before.e.map((edit) => JSON.stringify(edit)));
+    const e = [...before.e, ...given.e.filter((edit) => !same.has(JSON.stringify(edit)))].slice(-EDITS_MAXIMUM);
+    return written(result, STEER, { e, for: given.for });
+  }
   if (!query.has("f")) return result;
   const sae = given.sae || before.sae;
   const brought = placed(given.f ?? [], sae);

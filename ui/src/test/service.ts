@@ -23,13 +23,13 @@ export function refused(error: Refused): Refused & { isRefused: true } {
 /** Args: `answers` has `GET /api/…` -> the data, or a function that answers the data. Others answer null. */
 export function service(answers: Record<string, unknown>): Request[] {
   const sent: Request[] = [];
-  vi.stubGlobal("fetch", async (url: string, init: { method: string; body?: string | null }) => {
+  vi.stubGlobal("fetch", async (url: string, init: { method: string; body?: string | FormData | null }) => {
     const { pathname, searchParams } = new URL(url);
     const request = {
       method: init.method,
       path: pathname,
       query: searchParams,
-      body: typeof init.body === "string" ? (JSON.parse(init.body) as unknown) : null,
+      body: bodyOf(init.body),
     };
     sent.push(request);
     const answer = answers[`${init.method} ${pathname}`];
@@ -41,6 +41,11 @@ export function service(answers: Record<string, unknown>): Request[] {
     return new Response(JSON.stringify({ success: true, data, error: null }));
   });
   return sent;
+}
+
+function bodyOf(body: string | FormData | null | undefined): unknown {
+  if (body instanceof FormData) return Object.fromEntries(body);
+  return typeof body === "string" ? (JSON.parse(body) as unknown) : null;
 }
 
 function isRefused(data: unknown): data is Refused & { isRefused: true } {

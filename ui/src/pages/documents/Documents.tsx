@@ -39,6 +39,8 @@ export function Documents<T extends Document>({
   after,
   what,
   read,
+  fields,
+  accept,
 }: ReturnType<typeof useOpened<T>> & {
   /** `Circuits`. */
   noun: string;
@@ -57,10 +59,14 @@ export function Documents<T extends Document>({
   after?: ReactNode;
   /** What a file has: `a circuit`. */
   what: string;
-  read: (file: string) => Promise<Imported[]>;
+  read: (file: File) => Promise<Imported[]>;
+  /** Fields that say how a file is read; a file that was refused can then be imported again. */
+  fields?: ReactNode;
+  /** The kinds of files, by default JSON. */
+  accept?: string;
 }) {
   const refresh = useRefresh();
-  const send = async (file: string) => {
+  const send = async (file: File) => {
     const done = await read(file);
     await refresh();
     return done;
@@ -93,7 +99,14 @@ export function Documents<T extends Document>({
         <div className="documents-more">
           {before}
           <Panel title="Import">
-            <DropFiles what={what} send={send} onOpen={open} />
+            <DropFiles
+              what={what}
+              send={send}
+              onOpen={open}
+              canRetry={fields !== undefined}
+              {...(accept === undefined ? {} : { accept })}
+            />
+            {fields}
           </Panel>
           {after}
         </div>

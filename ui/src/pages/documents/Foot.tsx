@@ -8,6 +8,7 @@ export function Foot({
   name,
   isActive,
   sent,
+  sentTitle = "Activate it with curl or Python",
   isPending,
   onExport,
   onDelete,
@@ -15,10 +16,12 @@ export function Foot({
 }: {
   name: string;
   isActive: boolean;
-  /** The request that activates the document. */
+  /** The request that activates or uses the document. */
   sent: Sent;
+  sentTitle?: string;
   isPending: boolean;
-  onExport: () => void;
+  /** Left out where a document has several formats, whose buttons are children. */
+  onExport?: () => void;
   onDelete: () => void;
   /** More buttons. */
   children?: ReactNode;
@@ -27,15 +30,17 @@ export function Foot({
   return (
     <>
       <div className="row document-foot">
-        <button type="button" onClick={onExport}>
-          Export
-        </button>
+        {onExport !== undefined && (
+          <button type="button" onClick={onExport}>
+            Export
+          </button>
+        )}
         {children}
         <button type="button" className="danger" disabled={isPending} onClick={() => setAsking(true)}>
           Delete
         </button>
       </div>
-      <CopyCode sent={sent} title="Activate it with curl or Python" />
+      <CopyCode sent={sent} title={sentTitle} />
       <Confirm
         title={`Delete ${name}?`}
         action="Delete"

@@ -1,4 +1,4 @@
-// What the pages of profiles, clusters and circuits do alike: ask again after an action, and save a document as a file.
+// What the pages of profiles, clusters, circuits and vectors do alike: ask again after an action, and save a document as a file.
 import { useCallback } from "react";
 import { useMutation, useQueryClient } from "@tanstack/react-query";
 import type { Noun } from "../../api/queries";
@@ -7,7 +7,7 @@ import { saveFile } from "../../parts/saveFile";
 import { fileName } from "../../rules/document";
 
 /** What an action on one of the documents can change: each may end another one. */
-const CHANGED: readonly Noun[] = ["profiles", "clusters", "circuits", "claims", "steering", "health", "sensing"];
+const CHANGED: readonly Noun[] = ["profiles", "clusters", "circuits", "claims", "steering", "health", "sensing", "vectors"];
 
 /** Marks all that an action on a document can change as stale, and settles when the shown answers are new. */
 export function useRefresh(): () => Promise<void> {

@@ -7,6 +7,7 @@ import { added, type Comparison, type Side } from "../../rules/comparison";
 import { marked, type Stretch } from "../../rules/diff";
 import { keyOf, listed, MESSAGES_MAXIMUM, type Place, type View } from "../../rules/steer";
 import { Added } from "./Added";
+import { Report } from "./Report";
 import { SteerWith } from "./SteerWith";
 import type { Steer } from "./useSteer";
 
@@ -70,10 +71,11 @@ export function Column({
             {stretches === null ? side.text : <Words stretches={stretches} own={kind === "plain" ? "left" : "right"} />}
           </p>
         )}
+        {side?.report !== undefined && <Report edits={side.edits ?? []} report={side.report} />}
         {side !== undefined && <p className="quiet numbers">{ending(side, comparison?.asked["max_tokens"])}</p>}
       </div>
       <footer>
-        {steer.place !== null && (
+        {steer.place !== null && side?.edits === undefined && (
           <Segmented label={`View of the ${kind} side`} options={VIEWS} value={view} onChange={onView} />
         )}
         {side !== undefined && side.text !== "" && !isWriting && (

@@ -14,7 +14,7 @@ import { Refused } from "./Refused";
 import type { Steer } from "./useSteer";
 
 export function Columns({ steer }: { steer: Steer }) {
-  const { state, change, model, place, attached, askedOf } = steer;
+  const { state, change, model, place, attached, askedOf, isEdited } = steer;
   const comparison = useComparison("steer");
   const plain = comparison?.sides[0];
   const steered = comparison?.sides[1];
@@ -25,7 +25,7 @@ export function Columns({ steer }: { steer: Steer }) {
   const isAway = useLostSince() !== null;
   const isFailed = comparison?.phase === "failed";
   const isLost = isFailed && isConnectionLost(comparison.error);
-  const isAlone = place === null && attached.data !== undefined && model !== null && steered === undefined;
+  const isAlone = place === null && !isEdited && attached.data !== undefined && model !== null && steered === undefined;
   return (
     <section className="sides-part" aria-label="Answers">
       <div className="row spread">
@@ -74,7 +74,7 @@ export function Columns({ steer }: { steer: Steer }) {
             view={state.right}
             onView={(view) => change({ right: view })}
           >
-            {place === null ? <NoSae steer={steer} /> : steeredHint(steer, comparison !== undefined)}
+            {place === null && !isEdited ? <NoSae steer={steer} /> : steeredHint(steer, comparison !== undefined)}
           </Column>
         )}
       </div>
@@ -112,7 +112,8 @@ function plainHint(steer: Steer) {
   return steer.able?.writes === false ? "This model writes no text." : "The model as it is, without any steering.";
 }
 
-function steeredHint({ state, live, place }: Steer, isCompared: boolean) {
+function steeredHint({ state, live, place, isEdited }: Steer, isCompared: boolean) {
+  if (isEdited) return "The same model, with the edits of this page made while it reads and writes.";
   if (steers(state, live.data, place))
     return "The same model, with the features of this page added while it reads and writes.";
   if (state.for === "live" && live.data?.enabled === false)

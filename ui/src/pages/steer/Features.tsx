@@ -6,6 +6,7 @@ import { notifyError } from "../../parts/Notices";
 import { Segmented } from "../../parts/Segmented";
 import { keyOf, liveFeatures, placeOf, steers, switchedOn, valuesOf, type Place } from "../../rules/steer";
 import { AddFeature } from "./AddFeature";
+import { Edits } from "./edits/Edits";
 import { LiveRows } from "./LiveRows";
 import { NotAttached } from "./NotAttached";
 import { PageRows } from "./PageRows";
@@ -75,6 +76,13 @@ export function Features({ steer, find }: { steer: Steer; find: RefObject<HTMLIn
           )}
           <Foot steer={steer} />
         </>
+      )}
+      {steer.able?.why === null && state.for === "page" && <Edits steer={steer} />}
+      {state.for === "live" && state.e.length > 0 && (
+        <p className="quiet">
+          The {state.e.length === 1 ? "edit" : `${state.e.length} edits`} of this page travel with its own requests. They
+          wait under <i>Only this page</i>.
+        </p>
       )}
     </section>
   );

@@ -14,7 +14,8 @@ export function PageRows({ steer, onNear }: { steer: Steer; onNear: OnNear }) {
   if (groups.length === 0) {
     return (
       <p className="empty">
-        Nothing steers yet. Search a feature by its label, or open a token and steer with what fires there.
+        {steer.isEdited ? "No feature is turned up or down." : "Nothing steers yet."} Search a feature by its label, or open a
+        token and steer with what fires there.
       </p>
     );
   }

@@ -5,12 +5,11 @@ import type { Steer } from "./useSteer";
 
 export function Request({ steer: { state, place, sentOf, canRun } }: { steer: Steer }) {
   if (!canRun) return null;
-  return (
-    <CopyCode
-      title={`This ${place === null ? "request" : "comparison"} as curl or Python`}
-      sent={unstreamed(sentOf(state))}
-    />
-  );
+  const sent = sentOf(state);
+  const steered = "url" in sent ? sent : sent.at(-1)?.sent;
+  if (steered === undefined) return null;
+  const what = steered !== sent ? "The steered request" : place === null ? "This request" : "This comparison";
+  return <CopyCode title={`${what} as curl or Python`} sent={unstreamed(steered)} />;
 }
 
 /** The same request, answered as a whole. */

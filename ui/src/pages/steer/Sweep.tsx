@@ -16,13 +16,14 @@ import { intensities } from "../../rules/typed";
 import type { Steer } from "./useSteer";
 
 export function Sweep({ steer }: { steer: Steer }) {
-  const { state, change, bodyOf, askedOf, canRun, live, place } = steer;
+  const { state, change, bodyOf, askedOf, canRun, live, place, isEdited } = steer;
   const comparison = useComparison("sweep");
   const { run, stop, isRunning } = useRun("sweep");
   const [draft, setDraft] = useState<string | null>(null);
   const written = draft ?? state.sweep.join(", ");
   const asked = intensities(written);
-  const isSteered = steers(state, live.data, place);
+  // a comparison takes values of features alone
+  const isSteered = steers(state, live.data, place) && !isEdited;
   const start = () => {
     if (asked === null) return;
     change({ sweep: asked });
@@ -62,7 +63,7 @@ export function Sweep({ steer }: { steer: Steer }) {
         </div>
       </div>
       <p className="about">
-        All values times λ, in one batch with the same seed. {isSteered ? "" : "Add a feature first."}{" "}
+        All values times λ, in one batch with the same seed. {hint(isSteered, isEdited)}{" "}
         {likely !== undefined &&
           "The plain likelihood is the mean log-probability of a token for the model without steering: nearer to 0 is likelier. "}
         <OtherSettings comparison={comparison} now={askedOf(state, asked ?? state.sweep)} />
@@ -77,6 +78,11 @@ export function Sweep({ steer }: { steer: Steer }) {
       )}
     </section>
   );
+}
+
+function hint(isSteered: boolean, isEdited: boolean): string {
+  if (isEdited) return "It has no edits: switch them off, or remove them, to sweep the values of features.";
+  return isSteered ? "" : "Add a feature first.";
 }
 
 /** The question how likely the texts of a complete sweep are without steering. */

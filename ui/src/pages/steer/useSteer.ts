@@ -3,7 +3,7 @@ import { useCallback, useEffect, useMemo, useRef } from "react";
 import { useQuery, useQueryClient } from "@tanstack/react-query";
 import { useSearchParams } from "react-router";
 import { comparing, useRun, type CompareBody } from "../../api/comparison";
-import { answering } from "../../api/plain";
+import { answering, editing, type SideRequest } from "../../api/plain";
 import { attachments, models } from "../../api/queries";
 import { liveValues, steeringActions } from "../../api/steer";
 import { notifyError } from "../../parts/Notices";
@@ -11,6 +11,8 @@ import { useLink } from "../../parts/useLink";
 import { abilitiesOf } from "../../rules/abilities";
 import type { Asked } from "../../rules/comparison";
 import { ApiError } from "../../rules/errors";
+import { interventionsOf } from "../../rules/interventions";
+import type { Sent } from "../../rules/snippet";
 import {
   FEATURES_MAXIMUM,
   isPromptEmpty,
@@ -97,18 +99,24 @@ export function useSteer() {
   /** What the texts of a state depend on: all of its request but what is read beside them. */
   const askedOf = useCallback(
     (of: SteerState, sides?: readonly number[]): Asked => {
+      const interventions = sides === undefined ? interventionsOf(of) : null;
+      if (interventions !== null) return { model: model?.name, ...promptOf(of), ...samplingOf(of), interventions };
       const { activations: _, intensities, ...asked } = bodyOf(of, sides);
       return { model: model?.name, ...asked, ...(sides === undefined ? {} : { intensities }) };
     },
     [bodyOf, model?.name],
   );
 
-  /** What *Generate* sends: a comparison, or without an SAE a request for the plain text. */
-  const sentOf = (of: SteerState) => {
-    if (place !== null) return comparing(bodyOf(of));
-    const { seed, ...sampling } = samplingOf(of);
+  /** What *Generate* sends: a comparison; with edits a request for each side; without an SAE one for the plain text. */
+  const sentOf = (of: SteerState): Sent | readonly SideRequest[] => {
+    const edited = interventionsOf(of);
+    if (place !== null && edited === null) return comparing(bodyOf(of));
+    const { seed, ...rest } = samplingOf(of);
+    const sampling = able?.scores === true ? { ...rest, seed } : rest;
     const name = model === null ? "" : servedName(model, loaded.data?.models ?? []);
-    return answering(name, promptOf(of), able?.scores === true ? { ...sampling, seed } : sampling);
+    return edited === null || able?.why !== null
+      ? answering(name, promptOf(of), sampling)
+      : editing(name, promptOf(of), sampling, edited);
   };
 
   /** Begin the comparison, with parts of the state changed. */
@@ -143,6 +151,8 @@ export function useSteer() {
   return {
     ...{ state, latest, change, alter, text, setFeatures, act },
     ...{ model, loaded, attached, places, place, lacking, live, serving },
+    /** Whether the answer of the page has edits beside the values of features. */
+    isEdited: able?.why === null && interventionsOf(state) !== null,
     ...{ able, isRunning, canRun, run, stop, bodyOf, sentOf, askedOf },
   };
 }

@@ -1,0 +1,107 @@
+import { screen, waitFor, within } from "@testing-library/react";
+import userEvent from "@testing-library/user-event";
+import { expect, it } from "vitest";
+import { violations } from "../test/axe";
+import { showPage } from "../test/page";
+import { refused, service, type Request } from "../test/service";
+import Vectors from "./Vectors";
+
+const CALM = {
+  ...{ id: "vec_1", name: "calm", content_digest: "3f0c11aa22bb33", model_hint: "llama", width: 128 },
+  layers: [
+    { layer: 2, site: "resid_post", norm: 1.5 },
+    { layer: 3, site: "resid_post", norm: 3 },
+  ],
+  ...{ operation: "add", suggested_value: null as number | null, layer_convention: "gguf", layer_offset: -1, training: null },
+  source: { kind: "upload", format: "gguf", file: "calm.gguf", local_path: null, repository_id: null, revision: null },
+  warnings: ["the file names layers one late"],
+  created_at: "2026-01-05T10:00:00Z",
+};
+const NEAR = {
+  vector_id: "vec_1",
+  features: [
+    ...[{ layer: 3, site: "resid_post", sae_id: "sae_a", sae_layer: 3, sae_site: "resid_post", feature_idx: 90, label: "sea" }],
+  ].map((one) => ({ ...one, cosine: 0.41 })),
+  vectors: [{ vector_id: "vec_2", name: "storm", layer: 3, site: "resid_post", cosine: -0.5 }],
+};
+
+function answers(more: Record<string, unknown> = {}) {
+  const all = [CALM, { ...CALM, id: "vec_2", name: "storm", operation: "project", warnings: [] }];
+  return {
+    "GET /api/vectors": () => ({ vectors: all, total: all.length }),
+    "GET /api/vectors/vec_1/neighbours": NEAR,
+    "GET /api/vectors/vec_2/neighbours": { vector_id: "vec_2", features: [], vectors: [] },
+    "DELETE /api/vectors/vec_1": () => all.shift() && { vector_id: "vec_1" },
+    ...more,
+  };
+}
+
+it("shows where a vector acts, how long it is at each layer, and what it is near to", async () => {
+  const sent = service(answers());
+  const { container } = showPage(<Vectors />);
+  expect(await screen.findByText("the file names layers one late")).toBeTruthy();
+  expect(screen.getByRole("img", { name: "Length of calm at each layer: 2 1.50, 3 3.00" })).toBeTruthy();
+  expect(screen.getByText("layers 2 to 3, resid_post")).toBeTruthy();
+  expect(screen.getByText("gguf, −1")).toBeTruthy();
+  const near = await screen.findByRole("list", { name: "Nearest features" });
+  expect(within(near).getByRole("link", { name: "sea" }).getAttribute("href")).toBe("/features/sae_a/3/90");
+  expect(await violations(container)).toEqual([]);
+  await userEvent.selectOptions(screen.getByRole("combobox", { name: "Layer of the vector" }), "3");
+  await waitFor(() => expect(sent.at(-1)?.query.get("layer")).toBe("3"));
+  await userEvent.click(await screen.findByRole("button", { name: "storm" }));
+  expect(await screen.findByRole("heading", { name: "storm" })).toBeTruthy();
+});
+
+it("leads to the Steer page with an edit: added, or projected out as the file says", async () => {
+  service(answers());
+  showPage(<Vectors />, "/vectors?id=vec_2");
+  const edits = async () =>
+    JSON.parse(
+      new URLSearchParams((await screen.findByRole("link", { name: "Use it" })).getAttribute("href")?.split("?")[1]).get("e") ?? "",
+    );
+  expect(await edits()).toEqual([{ op: "ablate", vector: "vec_2" }]);
+  await userEvent.click(screen.getByRole("button", { name: /^calm/ }));
+  expect(await edits()).toEqual([{ op: "add", vector: "vec_1", value: 1 }]);
+});
+
+it("imports a file with what it does not say, and again after a refusal", async () => {
+  const forms: Record<string, unknown>[] = [];
+  service(
+    answers({
+      "POST /api/vectors": ({ body }: Request) => {
+        forms.push(body as Record<string, unknown>);
+        if (forms.length === 1)
+          return refused({ code: "INVALID_VECTOR", message: "the file does not say its layer", status: 422 });
+        return { ...CALM, name: "calm" };
+      },
+    }),
+  );
+  const { container } = showPage(<Vectors />);
+  const user = userEvent.setup();
+  await screen.findByText("the file names layers one late");
+  await user.upload(screen.getByLabelText("Import a vector from files"), new File(["x"], "calm.npy"));
+  expect(await screen.findByText("the file does not say its layer")).toBeTruthy();
+  await user.click(screen.getByText("What the file does not say"));
+  await user.type(screen.getByLabelText("Layer of a file with one direction"), "3");
+  await user.selectOptions(screen.getByLabelText("What layer N of the file means"), "hf_hidden_states");
+  await user.type(screen.getByLabelText("Added to every layer"), "-1");
+  expect(await violations(container)).toEqual([]);
+  await user.click(screen.getByRole("button", { name: "Import calm.npy again" }));
+  const done = await screen.findByRole("list", { name: "Imported files" });
+  expect(await within(done).findByText("imported", { exact: false })).toBeTruthy();
+  expect(forms[0]).toEqual({ name: "calm", file: expect.any(File) });
+  expect(forms[1]).toEqual({
+    ...{ name: "calm", layer: "3", layer_convention: "hf_hidden_states", layer_offset: "-1" },
+    file: expect.any(File),
+  });
+});
+
+it("deletes a vector after a question", async () => {
+  const sent = service(answers());
+  showPage(<Vectors />);
+  const user = userEvent.setup();
+  await user.click(await screen.findByRole("button", { name: "Delete" }));
+  await user.click(within(screen.getByRole("dialog")).getByRole("button", { name: "Delete" }));
+  expect(await screen.findByRole("heading", { name: "storm" })).toBeTruthy();
+  expect(sent.filter(({ method }) => method === "DELETE").map(({ path }) => path)).toEqual(["/api/vectors/vec_1"]);
+});

@@ -1,0 +1,176 @@
+// One edit: of a feature or a vector, what is done to it, where, and when.
+import { useState } from "react";
+import { Segmented } from "../../../parts/Segmented";
+import type { Edit, Op, PageEdit, Unit } from "../../../rules/edits";
+import { formula, sentence } from "../../../rules/editWords";
+import type { Steer } from "../useSteer";
+import { FeatureField } from "./FeatureField";
+import { LayersField } from "./LayersField";
+import { PositionsField } from "./PositionsField";
+import { VectorField } from "./VectorField";
+import { WhenField } from "./WhenField";
+import { useNames } from "./useNames";
+
+const KINDS = [
+  { value: "feature", label: "A feature", title: "One direction of an attached SAE" },
+  { value: "vector", label: "A vector", title: "A stored direction" },
+] as const;
+const OPS: readonly { op: Op; feature: string | null; vector: string }[] = [
+  { op: "add", feature: "add it", vector: "add it" },
+  { op: "set", feature: "hold its activation at", vector: "hold the part along it at" },
+  { op: "at_least", feature: "keep its activation at or above", vector: "keep the part along it at or above" },
+  { op: "at_most", feature: "keep its activation at or below", vector: "keep the part along it at or below" },
+  { op: "scale", feature: "multiply its activation by", vector: "multiply the part along it by" },
+  { op: "ablate", feature: "take it out", vector: "take it out" },
+  { op: "swap", feature: null, vector: "turn it into another vector" },
+];
+const UNITS: Record<"feature" | "vector", readonly { unit: Unit; words: string }[]> = {
+  feature: [
+    { unit: "activation", words: "as an activation" },
+    { unit: "max", words: "times the largest activation that is known" },
+  ],
+  vector: [
+    { unit: "raw", words: "times the vector as it is" },
+    { unit: "unit", words: "as a length" },
+    { unit: "residual", words: "times the length of the value" },
+  ],
+};
+const FIRST: Edit = { op: "set", feature: { index: -1 }, value: 0 };
+
+export function EditForm({
+  steer,
+  edit,
+  onSave,
+  onClose,
+}: {
+  steer: Steer;
+  /** The edit that is changed; undefined for a new one. */
+  edit: PageEdit | undefined;
+  onSave: (edit: PageEdit) => void;
+  onClose: () => void;
+}) {
+  const { places, state } = steer;
+  const [draft, setDraft] = useState<PageEdit>(
+    () => edit ?? (places.length === 0 ? { op: "add", vector: "", value: 1 } : FIRST),
+  );
+  const [isPartWrong, setPartWrong] = useState<Readonly<Record<string, boolean>>>({});
+  const names = useNames([draft]);
+  const { op, feature, vector, value, unit } = draft;
+  const kind = feature === undefined ? "vector" : "feature";
+  const takesValue = op !== "swap" && !(kind === "feature" && op === "ablate");
+  const takesUnit = kind === "feature" ? takesValue && op !== "scale" : op === "add";
+  // a vector is taken out whole where nothing else is said
+  const shown = value ?? (op === "ablate" ? 1 : undefined);
+  const change = (part: { [Name in keyof PageEdit]?: PageEdit[Name] | undefined }) => setDraft(cleaned({ ...draft, ...part }));
+  const wrong = (part: string) => (isWrong: boolean) => setPartWrong((before) => ({ ...before, [part]: isWrong }));
+  const isNamed = kind === "feature" ? (feature?.index ?? -1) >= 0 : vector !== "" && (op !== "swap" || Boolean(draft.to));
+  const isWhole = isNamed && (!takesValue || Number.isFinite(shown)) && !Object.values(isPartWrong).includes(true);
+  const what = formula(draft);
+  return (
+    <form
+      className="flow edit-form"
+      onSubmit={(event) => {
+        event.preventDefault();
+        if (isWhole) onSave(draft);
+      }}
+    >
+      <Segmented
+        label="What is edited"
+        options={KINDS}
+        value={kind}
+        onChange={(next) => setDraft(next === "feature" ? FIRST : { op: "add", vector: "", value: 1 })}
+      />
+      {feature !== undefined ? (
+        <FeatureField label="Feature" places={places} feature={feature} onChange={(next) => change({ feature: next })} />
+      ) : (
+        <VectorField label="Vector" vector={vector ?? ""} onChange={(next) => change({ vector: next, layers: undefined })} />
+      )}
+      <label className="field">
+        What is done
+        <select
+          value={op}
+          onChange={({ target }) =>
+            change({ op: target.value as Op, value: target.value === "ablate" && kind === "vector" ? 1 : value, unit: undefined })
+          }
+        >
+          {OPS.filter((one) => one[kind] !== null).map((one) => (
+            <option key={one.op} value={one.op}>
+              {one[kind]}
+            </option>
+          ))}
+        </select>
+      </label>
+      {op === "swap" && <VectorField label="The other vector" vector={draft.to ?? ""} onChange={(to) => change({ to })} />}
+      {(takesValue || takesUnit) && (
+        <div className="field-row">
+          <label className="field">
+            Value
+            <input
+              type="number"
+              step="any"
+              required
+              value={shown === undefined || Number.isNaN(shown) ? "" : shown}
+              onChange={({ target }) => change({ value: target.value === "" ? NaN : Number(target.value) })}
+            />
+          </label>
+          {takesUnit && (
+            <label className="field">
+              Counted
+              <select
+                value={unit ?? UNITS[kind][0]?.unit}
+                onChange={({ target }) => change({ unit: target.value as Unit })}
+              >
+                {UNITS[kind].map((one) => (
+                  <option key={one.unit} value={one.unit}>
+                    {one.words}
+                  </option>
+                ))}
+              </select>
+            </label>
+          )}
+        </div>
+      )}
+      {kind === "vector" && <LayersField vector={vector ?? ""} layers={draft.layers} onChange={(layers) => change({ layers })} />}
+      <PositionsField
+        positions={draft.positions}
+        isChat={state.as === "chat"}
+        onChange={(positions) => change({ positions })}
+        onWrong={wrong("positions")}
+      />
+      <WhenField when={draft.when} places={places} onChange={(when) => change({ when })} onWrong={wrong("when")} />
+      {isNamed && (
+        <p className="edit-words" aria-live="polite">
+          {sentence(draft, names)}.
+        </p>
+      )}
+      <details>
+        <summary>The formula</summary>
+        <p>
+          <code>{what.formula}</code>
+        </p>
+        <p className="quiet">{what.letters}.</p>
+      </details>
+      <p className="row end">
+        <button type="button" onClick={onClose}>
+          Cancel
+        </button>
+        <button type="submit" className="primary" disabled={!isWhole}>
+          {edit === undefined ? "Add the edit" : "Change the edit"}
+        </button>
+      </p>
+    </form>
+  );
+}
+
+/** An edit without the fields that its op does not take, and without those that are undefined. */
+function cleaned(draft: { [Name in keyof PageEdit]?: PageEdit[Name] | undefined }): PageEdit {
+  const { op, feature, value, to, unit } = draft;
+  const takesNoValue = op === "swap" || (op === "ablate" && feature !== undefined);
+  const fields = {
+    ...draft,
+    value: takesNoValue ? undefined : value,
+    to: op === "swap" ? to : undefined,
+    unit: unit === "activation" || unit === "raw" ? undefined : unit,
+  };
+  return Object.fromEntries(Object.entries(fields).filter(([, field]) => field !== undefined)) as unknown as PageEdit;
+}

@@ -1,0 +1,47 @@
+import { expect, it } from "vitest";
+import { read } from "./link";
+import { isEdits, sentEdits, vectorPath } from "./edits";
+import { interventionsOf } from "./interventions";
+import { opened, STEER } from "./steer";
+
+it.each([
+  ["no list", {}],
+  ["an op that is none", [{ op: "melt", vector: "vec_1" }]],
+  ["an edit of nothing", [{ op: "ablate" }]],
+  ["an edit of both", [{ op: "ablate", vector: "vec_1", feature: { index: 1 } }]],
+  ["a feature without an index", [{ op: "ablate", feature: { index: -1 } }]],
+  ["a value that is no number", [{ op: "add", vector: "vec_1", value: "1" }]],
+  ["more than 64", Array(65).fill({ op: "ablate", vector: "vec_1" })],
+])("a link cannot bring %s", (_, value) => {
+  expect(isEdits(value)).toBe(false);
+});
+
+it("an edit that is off is in no request", () => {
+  const edits = [{ op: "ablate", vector: "vec_1", off: 1 } as const, { op: "ablate", vector: "vec_2" } as const];
+  expect(sentEdits(edits)).toEqual([{ op: "ablate", vector: "vec_2" }]);
+});
+
+it("the values of features are edits of the same request", () => {
+  const state = read(new URLSearchParams({ e: '[{"op":"ablate","vector":"vec_1"}]', norm: "1" }), STEER);
+  expect(interventionsOf({ ...state, f: [[90, 52.5, 1, "sae_a@3"], [4, 1, 0, "sae_a@3"]] })).toEqual({
+    edits: [
+      { op: "add", feature: { index: 90, sae_id: "sae_a", layer: 3 }, value: 52.5 },
+      { op: "ablate", vector: "vec_1" },
+    ],
+    preserve_norm: true,
+  });
+  expect(interventionsOf({ ...state, for: "live", f: [] })).toBeNull();
+});
+
+it("a link that brings only an edit keeps what the tab had, and has each edit once", () => {
+  const link = new URLSearchParams(vectorPath({ id: "vec_1", operation: "add", suggested_value: 4 }).split("?")[1]);
+  const kept = new URLSearchParams({ prompt: "One day", as: "prompt", e: '[{"op":"ablate","vector":"vec_2"}]' });
+  const both = read(opened(link, kept.toString()) ?? new URLSearchParams(), STEER);
+  const edits = [
+    { op: "ablate", vector: "vec_2" },
+    { op: "add", vector: "vec_1", value: 4 },
+  ];
+  expect([both.prompt, both.e]).toEqual(["One day", edits]);
+  const again = new URLSearchParams({ prompt: "One day", e: JSON.stringify(edits) });
+  expect(read(opened(link, again.toString()) ?? new URLSearchParams(), STEER).e).toEqual(edits);
+});

@@ -1,0 +1,95 @@
+// Edits of the Steer page: what a request does to features and vectors, in the form of the field `interventions`.
+
+/** A feature that an edit names. */
+export interface FeatureName {
+  index: number;
+  sae_id?: string;
+  layer?: number;
+}
+export type Op = "add" | "set" | "at_least" | "at_most" | "scale" | "ablate" | "swap";
+export type Unit = "activation" | "max" | "raw" | "unit" | "residual";
+export type PositionName = "all" | "prompt" | "last_prompt" | "generated" | "output";
+/** Where an edit acts: a name, or an object as the request takes it. */
+export type Positions = PositionName | Readonly<Record<string, unknown>>;
+
+/** A condition as the request takes it. One of several parts (`any`, `all`) is kept as it is. */
+export interface When {
+  feature?: FeatureName;
+  vector?: string;
+  above?: number;
+  below?: number;
+  over?: "token" | "prompt_max" | "prompt_mean" | "last_prompt";
+  hold?: "token" | "rest" | number;
+  any?: readonly unknown[];
+  all?: readonly unknown[];
+}
+export interface Edit {
+  op: Op;
+  feature?: FeatureName;
+  /** The id or the name of a stored vector. */
+  vector?: string;
+  /** The vector that a swap puts in the place of this one. */
+  to?: string;
+  value?: number;
+  unit?: Unit;
+  layers?: readonly number[] | { from: number; to: number };
+  positions?: Positions;
+  when?: When;
+}
+/** An edit of the page. One that is off stays in the link, and in no request. */
+export type PageEdit = Edit & { off?: 1 };
+
+export const EDITS_MAXIMUM = 64;
+const OPS: readonly string[] = ["add", "set", "at_least", "at_most", "scale", "ablate", "swap"];
+
+/** The names of features and vectors, where they are known. */
+export interface Names {
+  feature(name: FeatureName): string;
+  vector(id: string): string;
+}
+
+/** Whether a value of a link can be an edit. The service checks the rest, and names the place of a fault. */
+export function isEdits(value: unknown): value is readonly PageEdit[] {
+  return Array.isArray(value) && value.length <= EDITS_MAXIMUM && value.every(isEdit);
+}
+
+function isEdit(value: unknown): value is PageEdit {
+  if (typeof value !== "object" || value === null) return false;
+  const { op, feature, vector, value: number, positions, when } = value as Partial<Record<keyof PageEdit, unknown>>;
+  const isFeature = isNamed(feature) && vector === undefined;
+  const isVector = typeof vector === "string" && vector !== "" && feature === undefined;
+  return (
+    OPS.includes(op as string) &&
+    (isFeature || isVector) &&
+    (number === undefined || (typeof number === "number" && Number.isFinite(number))) &&
+    (positions === undefined || typeof positions === "string" || (typeof positions === "object" && positions !== null)) &&
+    (when === undefined || (typeof when === "object" && when !== null))
+  );
+}
+
+function isNamed(feature: unknown): boolean {
+  if (typeof feature !== "object" || feature === null) return false;
+  const { index } = feature as Partial<FeatureName>;
+  return Number.isInteger(index) && (index ?? -1) >= 0;
+}
+
+/** The edits that are on, as a request has them. */
+export function sentEdits(edits: readonly PageEdit[]): Edit[] {
+  return edits.filter(({ off }) => off !== 1).map(({ off: _, ...edit }) => edit);
+}
+
+interface VectorFacts {
+  id: string;
+  operation: "add" | "project";
+  suggested_value: number | null;
+}
+
+/** The first edit of a vector: added as its file suggests, or projected out. */
+export function vectorEdit({ id, operation, suggested_value }: VectorFacts): Edit {
+  return operation === "project" ? { op: "ablate", vector: id } : { op: "add", vector: id, value: suggested_value ?? 1 };
+}
+
+/** The path of the Steer page with an edit of a vector. */
+export function vectorPath(vector: VectorFacts): string {
+  return `/steer?${new URLSearchParams({ e: JSON.stringify([vectorEdit(vector)]) })}`;
+}
