@@ -26,7 +26,7 @@ OPENINGS = ("One day a sailor", "The seagull", "In the castle", "A ship on the s
 
 def read_tokens(visit: Visit) -> None:
     visit.button("Read the text").click()
-    visit.button("Colour by sea").click()
+    visit.button("See where sea is active").click()
     chips = visit.page.get_by_role("listbox", name="Tokens of the text")
     chips.get_by_role("option", name="lighthouse").first.click()
     expect(visit.page.get_by_role("list", name="Its strongest features")).to_be_visible()

@@ -29,7 +29,11 @@ def array(width: int) -> dict[str, Any]:
     """A direction as a file of numpy, which does not say its layer."""
     content = io.BytesIO()
     np.save(content, np.random.default_rng(1).normal(size=width).astype(np.float32))
-    return {"name": "calm.npy", "mimeType": "application/octet-stream", "buffer": content.getvalue()}
+    return {
+        "name": "calm.npy",
+        "mimeType": "application/octet-stream",
+        "buffer": content.getvalue(),
+    }
 
 
 def test_a_vector_is_imported_and_steers(tab: Tab, served: Demo) -> None:

@@ -13,6 +13,7 @@ export const PAGES: readonly PageEntry[] = [
   { path: "/steer", title: "Steer", key: "s", Page: lazy(() => import("./pages/Steer")) },
   { path: "/tokens", title: "Tokens", key: "t", Page: lazy(() => import("./pages/Tokens")) },
   { path: "/features", title: "Features", key: "f", Page: lazy(() => import("./pages/Features")) },
+  { path: "/contrast", title: "Contrast", key: "x", Page: lazy(() => import("./pages/Contrast")) },
   { path: "/live", title: "Live", key: "l", Page: lazy(() => import("./pages/Live")) },
   { path: "/profiles", title: "Profiles", key: "p", Page: lazy(() => import("./pages/Profiles")) },
   { path: "/clusters", title: "Clusters", key: "c", Page: lazy(() => import("./pages/Clusters")) },

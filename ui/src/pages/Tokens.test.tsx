@@ -1,4 +1,4 @@
-import { screen, waitFor } from "@testing-library/react";
+import { screen, waitFor, within } from "@testing-library/react";
 import userEvent from "@testing-library/user-event";
 import { expect, it } from "vitest";
 import { violations } from "../test/axe";
@@ -6,7 +6,15 @@ import { showPage } from "../test/page";
 import { service } from "../test/service";
 import Tokens from "./Tokens";
 
-const MODEL = { id: 1, name: "demo", quantization: "FP16", engine: "checkpoint", embedding_only: false };
+const MODEL = { id: 1, name: "demo", quantization: "FP16", engine: "checkpoint", embedding_only: false, layers: 3 };
+const near = (token_id: number, token: string, prob: number) => [{ token_id, token, prob }, { token_id: 9, token: " x", prob: 0.01 }];
+const LENS = {
+  tokens: ["One", " day"].map((token, token_id) => ({ token_id, token })),
+  layers: [
+    { layer: 0, positions: [near(7, " sea", 0.25), near(8, " he", 0.5)] },
+    { layer: 2, positions: [near(1, " day", 0.75), near(8, " he", 0.9)] },
+  ],
+};
 const READ = {
   model: "demo",
   choices: [{ logprobs: { tokens: ["One", " day", "."], token_logprobs: [null, -2, -1] } }],
@@ -18,6 +26,7 @@ function served(model = {}, entries: object[] = []) {
     "GET /api/models": { models: [{ ...MODEL, ...model }], total: 1, loaded_model_id: 1 },
     "GET /api/saes/attachments": { count: entries.length, entries },
     "POST /v1/completions": READ,
+    "POST /api/lens": LENS,
   });
 }
 
@@ -34,6 +43,28 @@ it("without an SAE a text is read with the log-probability of each token", async
   await userEvent.click(screen.getByText("day"));
   expect(screen.getByText(/log-probability −2/)).toBeTruthy();
   expect(screen.queryByText(/No pass of the model/)).toBeNull();
+  expect(await violations(container)).toEqual([]);
+});
+
+it("the logit lens shows after each layer which token comes next, when a person asks for it", async () => {
+  const sent = served();
+  const { container } = showPage(<Tokens />, "/tokens?text=One%20day");
+  await waitFor(() => expect(screen.getByRole<HTMLButtonElement>("button", { name: "Read the text" }).disabled).toBe(false));
+  await userEvent.click(screen.getByRole("button", { name: "Read the text" }));
+  await userEvent.selectOptions(await screen.findByRole("combobox", { name: "Layers to read" }), "2");
+  expect(sent.some(({ path }) => path === "/api/lens")).toBe(false);
+  await userEvent.click(screen.getByRole("button", { name: "Read the layers" }));
+  const grid = within(await screen.findByRole("group", { name: "The most probable next token after each layer" }));
+  const rows = grid.getAllByRole("row").map((row) => row.textContent);
+  expect(rows).toEqual(["afterOne day", "layer 2 day75 % he90 %", "layer 0 sea25 % he50 %"]);
+  expect(sent.find(({ path }) => path === "/api/lens")?.body).toEqual({ text: "One day", top: 5, layers: [0, 2] });
+  const open = within(screen.getByRole("region", { name: "The open token" }));
+  expect(open.getByRole("heading").textContent).toBe("After  day, token 1");
+  await userEvent.click(grid.getByRole("button", { name: /^Open token 0/ }));
+  expect(open.getAllByRole("row").map((row) => row.textContent)).toEqual([
+    "layer 2 day 75.0 % x 1.0 %",
+    "layer 0 sea 25.0 % x 1.0 %",
+  ]);
   expect(await violations(container)).toEqual([]);
 });
 

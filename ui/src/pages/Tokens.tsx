@@ -14,6 +14,7 @@ import "../css/chips.css";
 import "../css/tokens-page.css";
 import { NoHooks } from "./NoHooks";
 import { EXAMPLE, TOKENS } from "./tokens/link";
+import { Lens } from "./tokens/Lens";
 import { ReadView } from "./tokens/ReadView";
 
 export default function Tokens() {
@@ -109,13 +110,16 @@ export default function Tokens() {
           ) : (
             <Answered query={reading}>
               {(text) => (
-                <ReadView
-                  text={text}
-                  listed={text.listed}
-                  pick={link.pick}
-                  onPick={(pick) => change({ pick })}
-                  prompt={link.text}
-                />
+                <>
+                  <ReadView
+                    text={text}
+                    listed={text.listed}
+                    pick={link.pick}
+                    onPick={(pick) => change({ pick })}
+                    prompt={link.text}
+                  />
+                  <Lens key={link.text} text={link.text} layers={model.layers} />
+                </>
               )}
             </Answered>
           )}

@@ -41,7 +41,7 @@ export function ReadView({
         type="button"
         className="small"
         aria-pressed={pick === index}
-        aria-label={`Colour by ${label ?? index}`}
+        aria-label={`See where ${label ?? `#${index}`} is active`}
         onClick={() => onPick(index)}
       >
         See

@@ -1,0 +1,111 @@
+// The features that tell two groups of texts apart.
+import { useState } from "react";
+import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
+import { Link } from "react-router";
+import { contrast, contrasts, describedContrast, type ContrastBody } from "../api/contrast";
+import { attachments, models } from "../api/queries";
+import { Copy } from "../parts/Copy";
+import { CopyCode } from "../parts/CopyCode";
+import { ErrorNotice } from "../parts/ErrorNotice";
+import { Panel } from "../parts/Panel";
+import { useLink } from "../parts/useLink";
+import { count } from "../rules/bytes";
+import { CONTRAST, EXAMPLE, lacking, textsIn } from "../rules/contrast";
+import { keyOf } from "../rules/steer";
+import { useShortcut } from "../shortcuts";
+import "../css/contrast.css";
+import { Earlier } from "./contrast/Earlier";
+import { Result } from "./contrast/Result";
+import { Settings } from "./contrast/Settings";
+import { NoHooks } from "./NoHooks";
+
+export default function Contrast() {
+  const [link, change] = useLink(CONTRAST);
+  const [draft, setDraft] = useState<{ with?: string; without?: string }>({});
+  const client = useQueryClient();
+  const loaded = useQuery(models).data;
+  const attached = useQuery(attachments);
+  const model = loaded?.models.find(({ id }) => id === loaded.loaded_model_id) ?? null;
+  const places = attached.data?.entries ?? [];
+  const place = places.find((entry) => keyOf(entry) === link.sae) ?? places[0] ?? null;
+  const isEmpty = link.with === "" && link.without === "";
+  const written = { ...(isEmpty ? EXAMPLE : { with: link.with, without: link.without }), ...draft };
+  const positives = textsIn(written.with, link.split);
+  const negatives = textsIn(written.without, link.split);
+  const why = place === null ? "Attach an SAE first." : lacking(positives, negatives);
+  const body: ContrastBody = {
+    ...{ positives, negatives, pool: link.pool, top: link.top, holdout: link.holdout, seed: link.seed },
+    ...(place === null ? {} : { sae_id: place.sae_id, layer: place.layer }),
+  };
+  const begin = useMutation({
+    mutationFn: () => contrast(body),
+    onSuccess: (job) => {
+      change({ ...written, job }, { push: true });
+      setDraft({});
+      return client.invalidateQueries({ queryKey: contrasts.queryKey });
+    },
+  });
+  const canRun = why === null && !begin.isPending;
+  useShortcut("send", () => begin.mutate(), canRun);
+  const box = (name: "with" | "without", title: string, texts: readonly string[]) => (
+    <label className="field">
+      <span className="row spread">
+        <span>{title}</span>
+        <span className="quiet numbers">
+          {count(texts.length)} {texts.length === 1 ? "text" : "texts"}
+        </span>
+      </span>
+      <textarea
+        rows={8}
+        aria-label={title}
+        value={written[name]}
+        onChange={(event) => setDraft({ ...draft, [name]: event.target.value })}
+      />
+    </label>
+  );
+  return (
+    <div className="page">
+      <header className="page-head">
+        <div>
+          <h1>Contrast</h1>
+          <p className="quiet">Two groups of texts, and the features that tell one from the other.</p>
+        </div>
+        <Copy text={location.href} label="Copy link to this view" says="Copy link" />
+      </header>
+      <NoHooks model={model} all={loaded?.models ?? []}>
+        Features are read of no text here.
+      </NoHooks>
+      <section className="panel" aria-label="Texts">
+        <div className="contrast-boxes">
+          {box("with", "Texts with the concept", positives)}
+          {box("without", "Texts without it", negatives)}
+        </div>
+        <Settings link={link} places={places} place={place} onChange={change} />
+        <div className="row spread">
+          <span className="quiet">{why ?? "The texts are read without steering, beside running requests."}</span>
+          <button type="button" className="primary" disabled={!canRun} onClick={() => begin.mutate()}>
+            Compare
+          </button>
+        </div>
+        {begin.error !== null && <ErrorNotice error={begin.error} />}
+        {why === null && <CopyCode sent={describedContrast(body)} title="This comparison as curl or Python" />}
+      </section>
+      {link.job === "" ? (
+        <Panel title="Features">
+          <p className="empty">
+            {place === null && attached.data !== undefined ? (
+              <>
+                No SAE is attached, so there are no features to compare. <Link to="/saes">Attach an SAE.</Link>
+              </>
+            ) : (
+              "Compare the texts above, or write others. Some fifteen texts in each box make the figures sure."
+            )}
+          </p>
+        </Panel>
+      ) : (
+        <Result key={link.job} id={link.job} />
+      )}
+      <Earlier shown={link.job} onOpen={(job) => change({ job }, { push: true })} />
+    </div>
+  );
+}
