@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import signal
 import socket
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import numpy as np
 import psutil
 
 from steerserve import demo
@@ -145,6 +147,18 @@ class Demo:
         self.data("POST", f"/api/clusters/{demo.CLUSTER_ID}/activate")
         self.write()
 
+    def store_vector(self, name: str, layers: list[int]) -> None:
+        """Store a vector that has a direction at each of these layers."""
+        sae = self.data("GET", "/api/saes/attachments")["entries"][0]["sae_id"]
+        width = self.data("GET", f"/api/saes/{sae}")["d_in"]
+        numbers = np.random.default_rng(len(name)).normal(size=(len(layers), width))
+        directions = [
+            {"layer": layer, "data": base64.b64encode(row.astype("<f4").tobytes()).decode()}
+            for layer, row in zip(layers, numbers * np.sqrt(layers)[:, None], strict=True)
+        ]
+        body = {"name": name, "source": "inline", "model_hint": demo.MODEL_NAME}
+        self.data("POST", "/api/vectors", body | {"directions": directions})
+
     def reset(self) -> None:
         """Take back what a test may have changed: what serves and steers, what was imported, what is monitored."""
         for noun, own in (
@@ -157,6 +171,8 @@ class Demo:
                     self.data("POST", f"/api/{noun}/{row['id']}/deactivate")
                 if row["id"] not in (own, demo.CLUSTER_ID):
                     self.data("DELETE", f"/api/{noun}/{row['id']}")
+        for row in self.data("GET", "/api/vectors")["vectors"]:
+            self.data("DELETE", f"/api/vectors/{row['id']}")
         self.data("DELETE", "/api/saes/steering")
         self.data("POST", "/api/monitoring/enable", {"enabled": False})
         self.data("DELETE", "/api/monitoring/history")

@@ -38,12 +38,20 @@ def have_answers(served: Demo) -> None:
     for seed in range(served.data("GET", "/api/monitoring/history?limit=1")["total"], ANSWERS):
         served.write(OPENINGS[seed % 4], max_tokens=6 + seed, temperature=1.2, seed=seed)
     served.data("POST", "/api/profiles/save-current", {"name": "calm sea"})
+    served.store_vector("calm", [1, 2, 3, 4])
+    served.store_vector("stormy", [2, 3])
+
+
+def compare_texts(visit: Visit) -> None:
+    visit.button("Compare").click()
+    expect(visit.page.get_by_role("table")).to_be_visible()
 
 
 PINS = f"pins={demo.proof()['feature_idx']},332,350"
 BEGIN: dict[str, tuple[str, Callable[[Visit], None]]] = {
     "/steer": (steer_link("Tell me a story.", max=72), generate),
     "/tokens": ("", read_tokens),
+    "/contrast": ("", compare_texts),
     "/live": (PINS, lambda visit: visit.settled()),
 }
 """What a picture of a page begins with: its link, and what a person does then."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,13 +15,6 @@ from tests.browser.service import Demo
 from tests.browser.steering import generate, side, steer_link, text_of
 
 LAYER = demo.proof()["layer"]
-
-
-@pytest.fixture(autouse=True)
-def without_vectors(served: Demo) -> Iterator[None]:
-    yield
-    for row in served.data("GET", "/api/vectors")["vectors"]:
-        served.data("DELETE", f"/api/vectors/{row['id']}")
 
 
 def array(width: int) -> dict[str, Any]:
