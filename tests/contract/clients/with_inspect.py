@@ -15,6 +15,7 @@ from inspect_ai.log import EvalLog
 from inspect_ai.model import GenerateConfig, get_model
 from inspect_ai.scorer import includes
 from inspect_ai.solver import generate
+from pages import run
 from told import BASE_URL, MODEL, REFERENCE, STORY, Calls
 
 calls = Calls("inspect_ai", "openai")
@@ -27,14 +28,14 @@ os.environ |= {"OPENAI_BASE_URL": BASE_URL, "OPENAI_API_KEY": "any"}
 def evaluated(name: str = NAME, **fields: Any) -> EvalLog:
     samples = [Sample(input=STORY, target="e"), Sample(input="The sea?", target="e")]
     task = Task(dataset=samples, solver=generate(), scorer=includes())
-    (log,) = eval(task, model=name, max_tokens=8, log_dir="logs", display="none", **fields)
+    (log,) = eval(task, model=name, max_tokens=8, seed=7, log_dir="logs", display="none", **fields)
     assert log.status == "success", log.error
     return log
 
 
 @calls.works("an evaluation of `openai-api/local/<model>` with `generate` and a seed")
 def evaluate() -> None:
-    log = evaluated(seed=7)
+    log = evaluated()
     assert log.stats.model_usage[NAME].output_tokens == 16
     assert log.results is not None
     assert "accuracy" in log.results.scores[0].metrics
@@ -69,6 +70,15 @@ def openai() -> None:
 )
 def responses() -> None:
     evaluated(OPENAI)
+
+
+@calls.works(
+    "twenty evaluations at once, each with other `interventions` in its `extra_body` ([the recipe](recipes/inspect-ai.md))"
+)
+def strengths() -> None:
+    shares = run("inspect-ai.md", BASE_URL.removesuffix("/v1"))["accuracies"]
+    assert len(shares) == 20
+    assert max(shares[0], shares[4]) < max(shares.values())
 
 
 calls.tell()

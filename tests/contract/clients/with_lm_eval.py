@@ -19,6 +19,7 @@ from lm_eval import simple_evaluate
 from lm_eval.api.instance import Instance
 from lm_eval.models.openai_completions import LocalCompletionsAPI
 from lm_eval.tasks import TaskManager
+from pages import run
 from told import BASE_URL, MODEL, REFERENCE, TOKENIZER, Calls
 
 NEAR = 0.3
@@ -101,6 +102,15 @@ def generate() -> None:
     (text,) = model().generate_until(asked)
     assert text
     assert "." not in text
+
+
+@calls.works(
+    "log-likelihoods under a profile, as [the recipe](recipes/lm-eval.md) asks for them: `model@profile` and `score_steered`"
+)
+def steered() -> None:
+    os.environ["TOKENIZER"] = TOKENIZER
+    page = run("lm-eval.md", BASE_URL.removesuffix("/v1"))
+    assert page["plain"] < page["steered"] == 1
 
 
 calls.tell()
