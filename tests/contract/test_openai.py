@@ -216,9 +216,9 @@ def test_it_raises_its_own_typed_errors(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as tools:
         client.chat.completions.create(model=MODEL, messages=STORY, tools=[TOOL])
     assert (tools.value.code, tools.value.param) == ("field_not_honoured", "tools")
-    with pytest.raises(openai.NotFoundError) as responses:
-        client.responses.create(model=MODEL, input="Hello")
-    assert responses.value.code == "not_found"
+    with pytest.raises(openai.BadRequestError) as stored:
+        client.responses.create(model=MODEL, input="Hello", store=True)
+    assert (stored.value.code, stored.value.param) == ("field_not_honoured", "store")
 
 
 def test_it_does_not_repeat_what_repeating_cannot_change(

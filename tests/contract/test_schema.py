@@ -215,7 +215,8 @@ class World:
         if case.path == "/api/vectors" and isinstance(body.get("directions"), list):
             _aim_vector(body, self.direction)
         if case.path.startswith("/v1"):
-            _aim_request(body, is_generating="embeddings" not in case.path)
+            is_response = case.path == "/v1/responses"
+            _aim_request(body, "embeddings" not in case.path, is_response=is_response)
 
 
 def _zeros_and_one(width: int) -> str:
@@ -235,7 +236,7 @@ def _aim_comparison(body: dict[str, Any]) -> None:
     body |= {"steering": {"1": 2.0}, "intensities": [0.0, 1.0], "max_tokens": MOST_TOKENS}
 
 
-def _aim_request(body: dict[str, Any], is_generating: bool) -> None:
+def _aim_request(body: dict[str, Any], is_generating: bool, *, is_response: bool) -> None:
     for name, value in (("model", demo.MODEL_NAME), ("profile", "calm")):
         if isinstance(body.get(name), str):
             body[name] = value
@@ -245,7 +246,9 @@ def _aim_request(body: dict[str, Any], is_generating: bool) -> None:
     for name in ("max_tokens", "max_completion_tokens"):
         if isinstance(body.get(name), int) and body[name] > MOST_TOKENS:
             body[name] = MOST_TOKENS
-    if is_generating and body.get("max_completion_tokens") is None:
+    if is_response:
+        body["max_output_tokens"] = 1
+    elif is_generating and body.get("max_completion_tokens") is None:
         body.setdefault("max_tokens", 1)
 
 

@@ -143,7 +143,7 @@ NAMES = _names()
 def tamed(body: Any) -> Any:
     """The body with few tokens to write: what is refused stays as it is, what is served is short."""
     if isinstance(body, dict):
-        for name in ("max_tokens", "max_completion_tokens"):
+        for name in ("max_tokens", "max_completion_tokens", "max_output_tokens"):
             asked = body.get(name)
             if isinstance(asked, Spliced) and asked.isdigit() and len(asked) < 5:
                 body[name] = MOST_TOKENS

@@ -11,10 +11,12 @@ from urllib.parse import unquote, urlsplit
 from steerserve.errors import TABLE
 from tests.described import Description, is_described
 from tests.fuzz.client import Answer, Bytes, Request
+from tests.fuzz.routes import RESPONSES
 
 UNPARSED = frozenset({400, 408, 411, 413, 414, 417, 421, 426, 431, 501, 505})
 """Statuses of refusals of bytes that are no request: such bytes name no path, so no surface gives the form."""
 COMPARE = "/api/compare"
+
 _INSIDE = re.compile(rb"Traceback \(most recent|site-packages| object at 0x[0-9a-f]+")
 _V1 = {(row.v1_code, row.v1) for row in TABLE.values() if row.code != "INTERNAL_ERROR"}
 
@@ -83,7 +85,7 @@ def _of_request(sent: Request, answer: Answer) -> Iterator[str]:
         if answer.status == 500:
             yield "an untyped 500"
     elif path.startswith("/v1"):
-        yield from _of_inference(answer)
+        yield from _of_inference(path, answer)
     elif answer.status >= 400 or path.startswith("/api"):
         yield from _of_management(path, answer)
     if answer.status == 405 and not answer.headers.get("allow"):
@@ -96,12 +98,13 @@ def _is_upgrade(sent: Request) -> bool:
     return asked.get("connection") == "upgrade" and asked.get("upgrade") == "websocket"
 
 
-def _of_inference(answer: Answer) -> Iterator[str]:
+def _of_inference(path: str, answer: Answer) -> Iterator[str]:
     if answer.headers.get("x-service-batch") != "extra_messages":
         yield "an answer of /v1 without X-Service-Batch"
     if answer.status < 400:
         if answer.headers.get("content-type", "").startswith("text/event-stream"):
-            yield from stream_faults(answer.body)
+            is_response = path == RESPONSES
+            yield from (response_faults if is_response else stream_faults)(answer.body)
         elif not answer.body and answer.status in (200, 204):  # an answer to OPTIONS
             return
         elif not isinstance(_object(answer), dict):
@@ -182,6 +185,27 @@ def stream_faults(body: bytes) -> Iterator[str]:
         yield from _of_error(events[-1]["error"], None)
     elif sum("usage" in event for event in events) != 1:
         yield "a stream without one usage"
+
+
+def response_faults(body: bytes) -> Iterator[str]:
+    """What is wrong with a streamed response that ended: its events have running numbers, and the last one has the whole
+    response."""
+    frames = body.split(b"\n\n")
+    if frames.pop() != b"":
+        yield "a streamed response that breaks off"
+        return
+    try:
+        events = [json.loads(frame.partition(b"\ndata: ")[2]) for frame in frames]
+    except ValueError:
+        yield "a streamed response with a frame that is no JSON"
+        return
+    if [event["sequence_number"] for event in events] != list(range(len(events))):
+        yield "a streamed response without running numbers"
+    last = events[-1]
+    if last["type"] != f"response.{last['response']['status']}":
+        yield "a streamed response without its end"
+    elif last["response"]["error"] is not None:
+        yield from _of_error(last["response"]["error"], None)
 
 
 def comparison_faults(body: bytes) -> Iterator[str]:

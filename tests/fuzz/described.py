@@ -127,7 +127,7 @@ def _aim(case: Case, draw: Random, world: Any) -> None:
         if name in body and draw.random() < AIMED:
             body[name] = value
     if case.path in GENERATING:
-        for name in ("max_tokens", "max_completion_tokens"):
+        for name in ("max_tokens", "max_completion_tokens", "max_output_tokens"):
             asked = body.get(name)
             if isinstance(asked, int) and 1 < asked < 10_000:
                 body[name] = MOST_TOKENS

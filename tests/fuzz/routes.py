@@ -6,11 +6,14 @@ from typing import Any
 
 JSON = "application/json"
 MOST_TOKENS = 4
-GENERATING = ("/v1/chat/completions", "/v1/completions", "/api/compare")
+RESPONSES = "/v1/responses"
+GENERATING = ("/v1/chat/completions", "/v1/completions", RESPONSES, "/api/compare")
 
 CHAT = {"model": "{name}", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2}
 TEXT = {"model": "{name}", "prompt": "One day", "max_tokens": 2, "temperature": 0}
 SCORE = {"model": "{name}", "prompt": "One day", "max_tokens": 1, "logprobs": 3}
+RESPONSE = {"model": "{name}", "input": "Hello", "max_output_tokens": 2}
+ITEM = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hello"}]}
 CHAT_FULL = CHAT | {
     "temperature": 0.5,
     "top_p": 0.9,
@@ -89,6 +92,10 @@ ROUTES: tuple[tuple[float, str, str, Any], ...] = (
         CHAT | {"stream": True, "return_sae_activations": READ, "sae_steering": OWN},
     ),
     (0.3, "POST", "/v1/chat/completions", CHAT | {"response_format": {"type": "json_object"}}),
+    (3, "POST", RESPONSES, RESPONSE | {"instructions": "Be brief."}),
+    (3, "POST", RESPONSES, RESPONSE | {"stream": True, "input": [ITEM]}),
+    (1, "POST", RESPONSES, RESPONSE | {"metadata": {"run": "one"}, "sae_steering": OWN, "seed": 1}),
+    (0.3, "POST", RESPONSES, RESPONSE | {"text": {"format": {"type": "json_object"}}}),
     (4, "POST", "/v1/completions", TEXT),
     (
         3,

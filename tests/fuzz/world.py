@@ -36,7 +36,7 @@ VECTOR = {
 FOLDERS = ("one", "two", "three")
 KEPT = "own "
 """Names that begin so belong to a sequence that still runs."""
-_VARYING = re.compile(rb'"(id|request_id)":"[^"]*"|"created":\d+')
+_VARYING = re.compile(rb'"(id|request_id)":"[^"]*"|"created(_at)?":\d+')
 
 _SAMPLED = {"temperature": 1.0, "seed": 11, "max_tokens": 24}
 CLEAN: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -44,6 +44,7 @@ CLEAN: tuple[tuple[str, dict[str, Any]], ...] = (
     ("/v1/completions", {"prompt": ["One day", "The sea"], "stream": True} | _SAMPLED),
     ("/v1/completions", {"prompt": "One day", "max_tokens": 1, "logprobs": 5, "seed": 1}),
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hello"}]} | _SAMPLED),
+    ("/v1/responses", {"input": "Hello", "temperature": 1.0, "seed": 11, "max_output_tokens": 24}),
     ("/v1/embeddings", {"input": ["One day", "The sea"]}),
 )
 """Requests that are answered alike before and after the run."""

@@ -31,6 +31,7 @@ from steerserve.openai import completions as completion_routes
 from steerserve.openai import embeddings as embedding_routes
 from steerserve.openai import models as v1_model_routes
 from steerserve.openai import render
+from steerserve.openai import responses as response_routes
 from steerserve.openai.intake import Intake
 
 
@@ -43,6 +44,7 @@ def inference(owners: Owners) -> list[APIRouter]:
     return [
         chat_routes.router(intake, parts),
         completion_routes.router(intake, parts),
+        response_routes.router(intake, parts),
         embedding_routes.router(intake, parts),
         v1_model_routes.router(owners.served),
     ]

@@ -192,6 +192,103 @@ class TextCompletion(TypedDict):
     service: NotRequired[ServiceBlock]
 
 
+class OutputText(TypedDict):
+    """The text of a response. `logprobs` has an entry for each token, where the request includes them. There are never
+    annotations."""
+
+    type: Literal["output_text"]
+    text: str
+    annotations: list[str]
+    logprobs: list[ChosenToken]
+
+
+class OutputMessage(TypedDict):
+    """The message that the model wrote. It is incomplete where the token limit or a failure has cut it."""
+
+    type: Literal["message"]
+    id: str
+    status: Literal["in_progress", "completed", "incomplete"]
+    role: Literal["assistant"]
+    content: list[OutputText]
+
+
+class CachedTokens(TypedDict):
+    """Always 0: reused keys and values are not counted."""
+
+    cached_tokens: int
+
+
+class ReasoningTokens(TypedDict):
+    """Always 0: no part of an answer is told apart as reasoning."""
+
+    reasoning_tokens: int
+
+
+class ResponseUsage(TypedDict):
+    """The tokens of the prompt and of the answer."""
+
+    input_tokens: int
+    input_tokens_details: CachedTokens
+    output_tokens: int
+    output_tokens_details: ReasoningTokens
+    total_tokens: int
+
+
+class CutShort(TypedDict):
+    """Why a response is incomplete."""
+
+    reason: Literal["max_output_tokens"]
+
+
+class AnswerFormat(TypedDict):
+    """The form that the request asks for."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: NotRequired[str]
+    strict: NotRequired[bool]
+    schema: NotRequired[dict[str, Any] | bool]
+
+
+class AnswerText(TypedDict):
+    """How the text was asked for."""
+
+    format: AnswerFormat
+
+
+@with_config(CLOSED)
+class ResponseObject(TypedDict):
+    """A response. `created_at` is in seconds since 1970. A stream sends it with the status `in_progress` first, and
+    ends with it."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    status: Literal["in_progress", "completed", "incomplete", "failed"]
+    background: Literal[False]
+    error: Fault | None
+    incomplete_details: CutShort | None
+    instructions: str | None
+    max_output_tokens: int | None
+    metadata: dict[str, str]
+    model: str
+    output: list[OutputMessage]
+    parallel_tool_calls: Literal[False]
+    previous_response_id: None
+    store: Literal[False]
+    system_fingerprint: str
+    temperature: float
+    text: AnswerText
+    tool_choice: Literal["none"]
+    tools: list[str]
+    top_logprobs: int
+    top_p: float
+    truncation: Literal["disabled"]
+    usage: ResponseUsage | None
+    steering_changed: NotRequired[Literal[True]]
+    steering_report: NotRequired[SteeringReport]
+    service: NotRequired[ServiceBlock]
+
+
 class EmbeddingEntry(TypedDict):
     """One embedding: numbers, or their float32 bytes in base64."""
 

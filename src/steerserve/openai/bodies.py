@@ -17,7 +17,7 @@ from pydantic import (
 
 from steerserve.errors import Refusal
 from steerserve.rules import field_faults
-from steerserve.rules.inference import activations
+from steerserve.rules.inference import activations, fields
 from steerserve.rules.steering import interventions
 from steerserve.rules.steering import live as steering
 from steerserve.rules.steering import request as sae_steering
@@ -109,6 +109,16 @@ class SaeSteeringBody(Body):
     mode: Literal["replace", "add"] | None = None
 
 
+METADATA_MAXIMUM = 16
+Metadata = Annotated[
+    dict[
+        Annotated[str, Field(max_length=64)],
+        Annotated[str, Field(max_length=512)],
+    ],
+    Field(max_length=METADATA_MAXIMUM),
+]
+"""What a client keeps with an object: at most 16 texts by their names."""
+
 _INTERVENTIONS = {"anyOf": [interventions.schema(), {"type": "null"}]}
 
 
@@ -124,26 +134,32 @@ class ReturnLogprobs(Body):
     )
 
 
-class Sampled(Body):
-    """The fields that chat and text completions share."""
+class Written(Body):
+    """The fields that all routes share which write text."""
 
     model: Annotated[str, Field(min_length=1)]
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
     temperature: Annotated[Finite, Field(ge=0, le=2)] | None = None
     top_p: Annotated[Finite, Field(ge=0, le=1)] | None = None
-    max_tokens: Annotated[int, Field(ge=1, le=COUNT_MAXIMUM)] | None = None
-    max_completion_tokens: Annotated[int, Field(ge=1, le=COUNT_MAXIMUM)] | None = None
     stop: str | list[str] | None = None
     frequency_penalty: Annotated[Finite, Field(ge=-2, le=2)] | None = None
     presence_penalty: Annotated[Finite, Field(ge=-2, le=2)] | None = None
     seed: Annotated[int, Field(ge=0, le=SEED_MAXIMUM)] | None = None
-    allowed_token_ids: Annotated[list[int], Field(min_length=1)] | None = None
-    return_tokens_as_token_ids: bool | None = None
     sae_steering: SaeSteeringBody | None = None
     interventions: Annotated[Any, WithJsonSchema(_INTERVENTIONS)] = None
     return_steering_report: bool | None = None
     return_logprobs: ReturnLogprobs | None = None
+    return_sae_activations: ReturnActivations | None = None
+
+
+class Sampled(Written):
+    """The fields that chat and text completions share."""
+
+    stream_options: StreamOptions | None = None
+    max_tokens: Annotated[int, Field(ge=1, le=COUNT_MAXIMUM)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1, le=COUNT_MAXIMUM)] | None = None
+    allowed_token_ids: Annotated[list[int], Field(min_length=1)] | None = None
+    return_tokens_as_token_ids: bool | None = None
     score_steered: bool | None = None
 
 
@@ -156,7 +172,15 @@ _INTENSITY = {
 }
 
 
-class ChatBody(Sampled):
+class Dialed(Body):
+    """The fields of conversations: whose steering, how much of it, and the variables of the template."""
+
+    profile: Annotated[str, Field(min_length=1)] | None = None
+    steering_intensity: Annotated[Any, WithJsonSchema(_INTENSITY)] = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class ChatBody(Sampled, Dialed):
     """The body of `POST /v1/chat/completions`."""
 
     messages: Conversation
@@ -165,10 +189,69 @@ class ChatBody(Sampled):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=LOGPROBS_MAXIMUM)] | None = None
     response_format: ResponseFormat | None = None
-    profile: Annotated[str, Field(min_length=1)] | None = None
-    steering_intensity: Annotated[Any, WithJsonSchema(_INTENSITY)] = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    return_sae_activations: ReturnActivations | None = None
+
+
+class InputPart(Body):
+    """A part of an item's content; only text is understood."""
+
+    type: Literal["input_text", "output_text", "text"]
+    text: str
+
+
+class InputMessage(Body):
+    """A message of the conversation."""
+
+    type: Literal["message"] | None = None
+    role: Literal["user", "assistant", "system", "developer"]
+    content: str | list[InputPart]
+
+
+class InputReasoning(Body):
+    """What a model thought before. It is not part of the prompt."""
+
+    type: Literal["reasoning"]
+
+
+_REASONING_ITEM, _MESSAGE_ITEM = "reasoning-item", "message-item"
+
+
+def _kind_of_item(value: Any) -> str:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return _REASONING_ITEM if kind == fields.REASONING else _MESSAGE_ITEM
+
+
+InputItem = Annotated[
+    Annotated[InputMessage, Tag(_MESSAGE_ITEM)] | Annotated[InputReasoning, Tag(_REASONING_ITEM)],
+    Discriminator(_kind_of_item),
+]
+
+
+class TextFormat(Body):
+    """The form of the answer, as `response_format` has it."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: Annotated[str, Field(min_length=1, max_length=NAME_MAXIMUM)] | None = None
+    strict: bool | None = None
+    schema_: Annotated[dict[str, Any] | bool | None, Field(alias="schema")] = None
+
+
+class TextOptions(Body):
+    """How the answer is written."""
+
+    format: TextFormat | None = None
+
+
+class ResponseBody(Written, Dialed):
+    """The body of `POST /v1/responses`. No response is stored, so `store` is false."""
+
+    input: str | Annotated[list[InputItem], Field(min_length=1)]
+    instructions: str | None = None
+    max_output_tokens: Annotated[int, Field(ge=1, le=COUNT_MAXIMUM)] | None = None
+    text: TextOptions | None = None
+    include: list[str] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=LOGPROBS_MAXIMUM)] | None = None
+    metadata: Metadata | None = None
+    store: Literal[False] | None = None
 
 
 def kind_of_prompt(value: Any) -> str:
@@ -206,7 +289,6 @@ class CompletionBody(Sampled):
     logprobs: Annotated[int, Field(ge=0, le=LOGPROBS_MAXIMUM)] | None = None
     echo: bool | None = None
     add_special_tokens: bool | None = None
-    return_sae_activations: ReturnActivations | None = None
 
 
 class EmbeddingBody(Body):
@@ -252,7 +334,8 @@ _CODES = {
     activations.FIELD: "SAE_ACTIVATIONS_REFUSED",
 }
 _PROMPTS = frozenset({"text-prompt", "text-prompts", "id-prompt", "id-prompts"})
-_BRANCHES = frozenset({"str", "constrained-str", "float", "bool", "Positions"}) | _PROMPTS
+_ITEMS = frozenset({_MESSAGE_ITEM, _REASONING_ITEM})
+_BRANCHES = frozenset({"str", "constrained-str", "float", "bool", "Positions"}) | _PROMPTS | _ITEMS
 """The names of union branches, which the validator puts into the locations of errors."""
 
 

@@ -21,6 +21,10 @@ STOP_CHARACTERS = 1000
 """Characters of a stop string. The end of a text is compared with stop strings at every token."""
 
 
+_CONVERSATION = {fields.CHAT: "messages", fields.RESPONSES: "input"}
+"""Route -> the field with its conversation."""
+
+
 def check(route: str, body: dict[str, object], settings: Settings) -> None:
     """Check the fields that the route reads. A field that the route does not use may be of any length.
 
@@ -37,9 +41,10 @@ def check(route: str, body: dict[str, object], settings: Settings) -> None:
     if route == fields.CHAT:
         extra = body.get("extra_messages")
         _at_most("extra_messages", extra, settings.max_extra_messages, "conversations")
+    if route in _CONVERSATION:
         variables = body.get("chat_template_kwargs")
         _at_most("chat_template_kwargs", variables, FIELDS_MAXIMUM, "variables")
-        _check_messages(body, settings.max_messages)
+        _check_messages(route, body, settings.max_messages)
     allowed = body.get("allowed_token_ids")
     _at_most("allowed_token_ids", allowed, settings.scoring_max_entries, "token ids")
     asked = body.get(activations.FIELD)
@@ -72,10 +77,10 @@ def _check_stops(stops: object, maximum: int) -> None:
             )
 
 
-def _check_messages(body: dict[str, object], maximum: int) -> None:
+def _check_messages(route: str, body: dict[str, object], maximum: int) -> None:
     """The messages of all conversations count together."""
     messages = parts = 0
-    for where, conversation in _conversations(body):
+    for where, conversation in _conversations(route, body):
         messages += len(conversation)
         if messages > maximum:
             raise Refusal(
@@ -97,11 +102,12 @@ def _check_messages(body: dict[str, object], maximum: int) -> None:
                 )
 
 
-def _conversations(body: dict[str, object]) -> Iterator[tuple[str, list[object]]]:
+def _conversations(route: str, body: dict[str, object]) -> Iterator[tuple[str, list[object]]]:
     """The lists of messages in a body, each with its location."""
-    if isinstance(messages := body.get("messages"), list):
-        yield "messages", messages
-    extra = body.get("extra_messages")
+    first = _CONVERSATION[route]
+    if isinstance(messages := body.get(first), list):
+        yield first, messages
+    extra = body.get("extra_messages") if route == fields.CHAT else None
     for index, conversation in enumerate(extra if isinstance(extra, list) else []):
         if isinstance(conversation, list):
             yield f"extra_messages[{index}]", conversation

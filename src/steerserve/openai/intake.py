@@ -20,11 +20,17 @@ from starlette.requests import Request
 from steerserve.control.models.served import ServedModel, ServedModels
 from steerserve.control.steering.profiles import Profiles
 from steerserve.errors import Refusal
-from steerserve.openai import bodies, counts, shape, values
+from steerserve.openai import bodies, counts, response_body, response_shape, shape, values
 from steerserve.openai.values import invalid
 from steerserve.rules import clients, json_size
 from steerserve.rules.inference import activations, fields
-from steerserve.rules.inference.intent import ClientIntent, EmbedIntent, GenerateIntent, ScoreIntent
+from steerserve.rules.inference.intent import (
+    ClientIntent,
+    EmbedIntent,
+    GenerateIntent,
+    Prompt,
+    ScoreIntent,
+)
 from steerserve.rules.models import architecture, naming
 from steerserve.rules.steering import dial
 from steerserve.settings import Settings
@@ -33,8 +39,12 @@ log = structlog.get_logger(__name__)
 
 LOCATIONS_LOGGED = 100
 
-_PREFIXES = {fields.CHAT: shape.CHAT.prefix, fields.COMPLETIONS: shape.COMPLETION.prefix}
-"""The prefix of the ids of a route's answers."""
+_PREFIXES = {
+    fields.CHAT: f"{shape.CHAT.prefix}-",
+    fields.COMPLETIONS: f"{shape.COMPLETION.prefix}-",
+    fields.RESPONSES: f"{response_shape.PREFIX}_",
+}
+"""How the ids of a route's answers begin."""
 
 Kind = TypeVar("Kind", bound=ClientIntent)
 
@@ -65,20 +75,7 @@ class Intake:
             raise invalid("n", "n above 1 cannot be combined with extra_messages")
         if not fields.is_scoring(opened.body):
             values.check_top(body)
-            intent = values.generate(
-                body,
-                settings,
-                opened.body,
-                base=opened.base,
-                prompts=prompts,
-                n=n,
-                profile=opened.profile_of(body.profile),
-                is_held=opened.profile is not None,
-                intensity=dial.parse(body.steering_intensity),
-                constraint=values.constraint(body, settings),
-                template=values.template(body),
-            )
-            return opened.accept(intent)
+            return opened.accept(self._written(body, opened, prompts, n))
         if body.stream:
             raise invalid("stream", "a scoring request cannot be streamed")
         if n > 1:
@@ -100,6 +97,36 @@ class Intake:
             profile=opened.profile_of(body.profile),
         )
         return opened.accept(scoring)
+
+    async def response(
+        self, request: Request
+    ) -> tuple[Accepted[GenerateIntent], bodies.ResponseBody]:
+        """A chat that is answered as a response, and its body. Activations are sent at the end, also in a stream."""
+        opened = await self._open(request, fields.RESPONSES)
+        body = bodies.validated(bodies.ResponseBody, opened.body)
+        prompts = (response_body.conversation(body),)
+        intent = self._written(response_body.as_chat(body), opened, prompts)
+        if intent.activations is not None:
+            intent = replace(intent, activations=replace(intent.activations, is_streamed=False))
+        return opened.accept(intent), body
+
+    def _written(
+        self, body: bodies.ChatBody, opened: _Opened, prompts: tuple[Prompt, ...], n: int = 1
+    ) -> GenerateIntent:
+        """The intent to answer conversations."""
+        return values.generate(
+            body,
+            self._settings,
+            opened.body,
+            base=opened.base,
+            prompts=prompts,
+            n=n,
+            profile=opened.profile_of(body.profile),
+            is_held=opened.profile is not None,
+            intensity=dial.parse(body.steering_intensity),
+            constraint=values.constraint(body, self._settings),
+            template=values.template(body),
+        )
 
     async def completion(self, request: Request) -> Accepted[GenerateIntent | ScoreIntent]:
         """A text completion request."""
@@ -153,7 +180,7 @@ class Intake:
         is_strict = fields.is_strict(_header(request, "x-service-strict"))
         model, profile = await self._model(raw.get("model"), may_steer=route != fields.EMBEDDINGS)
         engine = fields.CHECKPOINT if isinstance(model, Refusal) else model.engine
-        fields.check_honoured(route, fields.changing(raw), engine)
+        fields.check_honoured(route, fields.changing(raw, route), engine, raw)
         if profile is not None and engine != fields.CHECKPOINT:
             why = "model: a GGUF model is never steered, so its name takes no profile"
             raise Refusal("FIELD_NOT_HONOURED", why, param="model", fields=["model"])
@@ -163,14 +190,15 @@ class Intake:
             log.warning("request_fields_unused", route=route, locations=ignored[:LOCATIONS_LOGGED])
         if is_strict:
             fields.check_strict(unused)
+        honoured = fields.changing_fields(route)
         kept = {
             name: value
             for name, value in raw.items()
-            if name not in fields.CHANGING or not fields.means_no_change(name, value)
+            if name not in honoured or not fields.means_no_change(name, value, route)
         }
         prefix = _PREFIXES.get(route)
         base = {
-            "answer_id": f"{prefix}-{secrets.token_hex(12)}" if prefix else "",
+            "answer_id": f"{prefix}{secrets.token_hex(12)}" if prefix else "",
             "ignored": tuple(ignored),
             "lease": request.headers.get("x-service-lease") or None,
             "client": clients.client(

@@ -79,7 +79,7 @@ async def answer(
     """
     intent = accepted.intent
 
-    async def respond(stack: AsyncExitStack, opened: _Opened) -> Response:
+    async def respond(stack: AsyncExitStack, opened: Opened) -> Response:
         base = {
             "id": intent.answer_id,
             "created": int(time.time()),
@@ -89,23 +89,23 @@ async def answer(
             frames = _stream(stack, base, shape, intent, opened, parts)
             return EventStream(frames, stack.aclose, opened.headers)
         body = await unless_disconnected(request, _fold(base, shape, intent, opened))
-        return await _closed(stack, body, opened)
+        return await finished(stack, body, opened)
 
-    return await _answer(request, accepted, parts, respond)
+    return await serve(request, accepted, parts, respond)
 
 
 async def embed(request: Request, accepted: Accepted[EmbedIntent], parts: AnswerParts) -> Response:
     """The response to an embeddings request."""
 
-    async def respond(stack: AsyncExitStack, opened: _Opened) -> Response:
+    async def respond(stack: AsyncExitStack, opened: Opened) -> Response:
         body = await unless_disconnected(request, _vectors(accepted.intent, opened))
-        return await _closed(stack, body, opened)
+        return await finished(stack, body, opened)
 
-    return await _answer(request, accepted, parts, respond)
+    return await serve(request, accepted, parts, respond)
 
 
 @dataclass(frozen=True, slots=True)
-class _Opened:
+class Opened:
     """A request that the engine has started, the headers of its answer, and its remaining events. `labels` are the
     labels of the SAE whose activations the request asks for."""
 
@@ -116,12 +116,14 @@ class _Opened:
     labels: Mapping[int, str]
 
 
-async def _answer(
+async def serve(
     request: Request,
     accepted: Accepted[Kind],
     parts: AnswerParts,
-    respond: Callable[[AsyncExitStack, _Opened], Awaitable[Response]],
+    respond: Callable[[AsyncExitStack, Opened], Awaitable[Response]],
 ) -> Response:
+    """What `respond` makes of a request that the engine has started. The request is cancelled where that fails, and
+    where the client goes away."""
     stack = AsyncExitStack()
     try:
         opened = await unless_disconnected(request, _start(stack, accepted, parts))
@@ -134,14 +136,15 @@ async def _answer(
         raise
 
 
-async def _closed(stack: AsyncExitStack, body: dict[str, object], opened: _Opened) -> Response:
+async def finished(stack: AsyncExitStack, body: dict[str, object], opened: Opened) -> Response:
+    """An answer of one body, after its request has given back what it held."""
     await stack.aclose()
     is_changed = bool(body.get("steering_changed"))
     headers = {**opened.headers, **(service_headers.CHANGED if is_changed else {})}
     return Response(_json(body), media_type="application/json", headers=headers)
 
 
-async def _start(stack: AsyncExitStack, accepted: Accepted[Kind], parts: AnswerParts) -> _Opened:
+async def _start(stack: AsyncExitStack, accepted: Accepted[Kind], parts: AnswerParts) -> Opened:
     intent = accepted.intent
     run = await stack.enter_async_context(parts.generation.open(intent, accepted.model))
     events = aiter(run.events)
@@ -155,15 +158,13 @@ async def _start(stack: AsyncExitStack, accepted: Accepted[Kind], parts: AnswerP
     )
     tapped = run.admitted.tapped
     labels = await parts.labels_of(tapped.sae_id) if tapped else {}
-    return _Opened(run, started, headers, events, labels)
+    return Opened(run, started, headers, events, labels)
 
 
-async def _fold(
-    base: dict[str, object],
-    shape: AnswerShape,
-    intent: GenerateIntent | ScoreIntent,
-    opened: _Opened,
-) -> dict[str, object]:
+async def gather(
+    intent: GenerateIntent | ScoreIntent, opened: Opened
+) -> tuple[list[AnswerChoice], dict[str, object]]:
+    """The whole choices of an answer, and its `service` object, which is empty where the request asks for none."""
     choices = [AnswerChoice() for _ in range(intent.choices)]
     service: dict[str, object] = {}
     async for outcome in opened.events:
@@ -173,8 +174,17 @@ async def _fold(
             case Scored() if isinstance(intent, ScoreIntent):
                 choices[outcome.choice].score(outcome, intent)
             case Activated():
-                service |= _service(intent, opened, outcome.readings)
-    service |= _logprobs(intent, choices)
+                service |= service_of(intent, opened, outcome.readings)
+    return choices, service | logprobs_of(intent, choices)
+
+
+async def _fold(
+    base: dict[str, object],
+    shape: AnswerShape,
+    intent: GenerateIntent | ScoreIntent,
+    opened: Opened,
+) -> dict[str, object]:
+    choices, service = await gather(intent, opened)
     return {
         "id": base["id"],
         "object": shape.whole,
@@ -193,7 +203,7 @@ async def _stream(
     base: dict[str, object],
     shape: AnswerShape,
     intent: GenerateIntent | ScoreIntent,
-    opened: _Opened,
+    opened: Opened,
     parts: AnswerParts,
 ) -> AsyncIterator[bytes]:
     """The server-sent events of an answer: the role, the pieces of text, the finish reason with the usage, `[DONE]`. A
@@ -232,25 +242,22 @@ async def _stream(
                         choices[index].score(piece, intent)
                         end = shape.choice(index, choices[index], intent)
                     case Activated():
-                        service |= _service(intent, opened, piece.readings)
+                        service |= service_of(intent, opened, piece.readings)
                         continue
                     case _:
                         yield chunks.chunk([], **read)
                         continue
                 yield chunks.chunk([end], **_ending(opened, intent, choices))
-            service |= _logprobs(intent, choices)
+            service |= logprobs_of(intent, choices)
             if service:
                 yield chunks.chunk([], service=service)
-        except Refusal as refusal:
-            yield _failure(refusal, parts)
-        except Exception:
-            log.exception("stream_failed")
-            yield _failure(Refusal("INTERNAL_ERROR", "an error inside the service"), parts)
+        except Exception as error:
+            yield event(_json(failure(error, parts)))
         yield DONE
 
 
 def _ending(
-    opened: _Opened, intent: GenerateIntent | ScoreIntent, choices: list[AnswerChoice]
+    opened: Opened, intent: GenerateIntent | ScoreIntent, choices: list[AnswerChoice]
 ) -> dict[str, object]:
     """What the chunk with a finish reason has beside it: after the last choice, the usage, and what there is to say
     about the steering."""
@@ -260,14 +267,19 @@ def _ending(
     return {"usage": usage, **steering(opened.run, intent, choices)}
 
 
-def _failure(refusal: Refusal, parts: AnswerParts) -> bytes:
-    """The event that ends a stream which failed after its 200 was sent."""
+def failure(error: Exception, parts: AnswerParts) -> dict[str, Any]:
+    """The error event of a stream which failed after its 200 was sent. An error that is no refusal is logged."""
+    if isinstance(error, Refusal):
+        refusal = error
+    else:
+        log.error("stream_failed", exc_info=error)
+        refusal = Refusal("INTERNAL_ERROR", "an error inside the service")
     parts.metrics.failed(refusal.code)
     after = retry.seconds(parts.settings, refusal, refusal.row.v1)
-    return event(_json(in_stream(refusal, after)))
+    return in_stream(refusal, after)
 
 
-async def _vectors(intent: EmbedIntent, opened: _Opened) -> dict[str, object]:
+async def _vectors(intent: EmbedIntent, opened: Opened) -> dict[str, object]:
     vectors: dict[int, msgspec.Raw] = {}
     async for outcome in opened.events:
         assert isinstance(outcome, Embedded)
@@ -293,8 +305,8 @@ def _embedding(vector: bytes, is_base64: bool) -> msgspec.Raw:
     return msgspec.Raw(_json([number for (number,) in struct.iter_unpack("<f", vector)]))
 
 
-def _service(
-    intent: GenerateIntent | ScoreIntent, opened: _Opened, readings: Sequence[Reading]
+def service_of(
+    intent: GenerateIntent | ScoreIntent, opened: Opened, readings: Sequence[Reading]
 ) -> dict[str, object]:
     asked = intent.activations
     assert asked is not None
@@ -305,7 +317,7 @@ def _service(
     return {"sae_activations": told}
 
 
-def _logprobs(
+def logprobs_of(
     intent: GenerateIntent | ScoreIntent, choices: Sequence[AnswerChoice]
 ) -> dict[str, object]:
     """The log-probabilities of the generated tokens, where they are asked for."""
@@ -315,10 +327,10 @@ def _logprobs(
 
 
 def _read(
-    intent: GenerateIntent | ScoreIntent, opened: _Opened, readings: Sequence[Reading]
+    intent: GenerateIntent | ScoreIntent, opened: Opened, readings: Sequence[Reading]
 ) -> dict[str, object]:
     """What a chunk has beside its choices: the readings of its token, where there are any."""
-    return {"service": _service(intent, opened, readings)} if readings else {}
+    return {"service": service_of(intent, opened, readings)} if readings else {}
 
 
 def _usage(started: Started, choices: list[AnswerChoice]) -> dict[str, int]:
@@ -348,7 +360,7 @@ def error_bytes(refusal: Refusal) -> bytes:
     return _json(error_body(refusal))
 
 
-def in_stream(refusal: Refusal, retry_after: int | None) -> dict[str, object]:
+def in_stream(refusal: Refusal, retry_after: int | None) -> dict[str, Any]:
     """The error event of a refusal inside a stream. The headers were sent before, so `retry_after` is a field here."""
     body = error_body(refusal)
     if retry_after is not None:

@@ -63,13 +63,10 @@ def openai() -> None:
     assert log.stats.model_usage[OPENAI].output_tokens == 16
 
 
-@calls.refused(
-    "`openai/<model>` as it is: it calls the responses API",
-    says="no route '/v1/responses'",
-    instead="`-M responses_api=false`",
-)
+@calls.works("an evaluation of `openai/<model>` as it is: it calls the responses API")
 def responses() -> None:
-    evaluated(OPENAI)
+    log = evaluated(OPENAI)
+    assert log.stats.model_usage[OPENAI].output_tokens == 16
 
 
 @calls.works(

@@ -103,9 +103,23 @@ def streamed_model() -> None:
         pass
 
 
-@calls.refused("`responses.create`", says="no route", instead="`chat.completions`")
+@calls.works("`responses.create`, streamed and not; `responses.parse` with a pydantic model")
 def responses() -> None:
-    client.responses.create(model=MODEL, input=STORY)
+    whole = client.responses.create(model=MODEL, input=STORY, max_output_tokens=8, temperature=0)
+    stream = client.responses.create(
+        model=MODEL, input=STORY, max_output_tokens=8, temperature=0, stream=True
+    )
+    deltas = [event.delta for event in stream if event.type == "response.output_text.delta"]
+    assert "".join(deltas) == whole.output_text != ""
+    parsed = client.responses.parse(model=MODEL, input=STORY, text_format=Weather)
+    assert isinstance(parsed.output_parsed, Weather)
+
+
+@calls.refused(
+    "a response that is stored", says="store: not honoured", instead="the whole conversation"
+)
+def stored() -> None:
+    client.responses.create(model=MODEL, input=STORY, store=True)
 
 
 calls.tell()

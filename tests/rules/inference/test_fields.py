@@ -681,3 +681,27 @@ def test_echo_is_used_with_log_probabilities_on_text_completions(
     body: dict[str, Any], unused: list[str]
 ) -> None:
     assert fields.unused(COMPLETIONS, body) == unused
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "engines"),
+    [
+        ("text", {"format": {"type": "json_object"}}, {CHECKPOINT}),
+        ("seed", 1, {CHECKPOINT}),
+        ("profile", "calm", {CHECKPOINT}),
+        ("store", True, set()),
+        ("include", [fields.LOGPROBS], {CHECKPOINT}),
+        ("response_format", {"type": "json_object"}, set()),
+        ("max_tokens", 1, set()),
+    ],
+)
+def test_responses_honour_fields_under_their_own_names(
+    name: str, value: Any, engines: set[str]
+) -> None:
+    asking = fields.changing({name: value}, fields.RESPONSES)
+    for engine in ENGINES:
+        if engine in engines:
+            fields.check_honoured(fields.RESPONSES, asking, engine)
+        else:
+            with pytest.raises(Refusal, match=name):
+                fields.check_honoured(fields.RESPONSES, asking, engine)

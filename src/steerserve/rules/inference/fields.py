@@ -17,6 +17,7 @@ from steerserve.rules.steering import request as sae_steering
 CHAT = "chat"
 COMPLETIONS = "completions"
 EMBEDDINGS = "embeddings"
+RESPONSES = "responses"
 CHECKPOINT = "checkpoint"
 GGUF = "gguf"
 
@@ -24,27 +25,47 @@ _CHAT = (CHAT, CHECKPOINT)
 _CHAT_GGUF = (CHAT, GGUF)
 _TEXT = (COMPLETIONS, CHECKPOINT)
 _TEXT_GGUF = (COMPLETIONS, GGUF)
+_RESPONSE = (RESPONSES, CHECKPOINT)
 
 CHANGING: dict[str, frozenset[tuple[str, str]]] = {
     "logprobs": frozenset({_CHAT, _TEXT}),
     "allowed_token_ids": frozenset({_CHAT, _TEXT}),
-    "top_logprobs": frozenset({_CHAT}),
+    "top_logprobs": frozenset({_CHAT, _RESPONSE}),
     "response_format": frozenset({_CHAT}),
-    "seed": frozenset({_CHAT, _TEXT}),
+    "seed": frozenset({_CHAT, _TEXT, _RESPONSE}),
     "n": frozenset({_CHAT}),
     "max_completion_tokens": frozenset({_CHAT, _CHAT_GGUF, _TEXT, _TEXT_GGUF}),
-    "profile": frozenset({_CHAT}),
-    "steering_intensity": frozenset({_CHAT}),
+    "profile": frozenset({_CHAT, _RESPONSE}),
+    "steering_intensity": frozenset({_CHAT, _RESPONSE}),
     "steering": frozenset(),
-    sae_steering.FIELD: frozenset({_CHAT, _TEXT}),
-    sae_steering.INTERVENTIONS: frozenset({_CHAT, _TEXT}),
-    "return_logprobs": frozenset({_CHAT, _TEXT}),
+    sae_steering.FIELD: frozenset({_CHAT, _TEXT, _RESPONSE}),
+    sae_steering.INTERVENTIONS: frozenset({_CHAT, _TEXT, _RESPONSE}),
+    "return_logprobs": frozenset({_CHAT, _TEXT, _RESPONSE}),
     "dimensions": frozenset(),
     "tools": frozenset(),
     "tool_choice": frozenset(),
     "logit_bias": frozenset(),
 }
 """Field that changes the output -> the pairs of route and engine that honour the field. Every other pair refuses it."""
+
+REASONING = "reasoning"
+"""The type of an input item that the service does not read: no chat template takes what a model thought before."""
+LOGPROBS = "message.output_text.logprobs"
+"""The value of `include` that asks for log-probabilities."""
+
+_OF_RESPONSES: dict[str, frozenset[tuple[str, str]]] = {
+    "text": frozenset({_RESPONSE}),
+    "include": frozenset({_RESPONSE}),
+    "store": frozenset(),
+    "background": frozenset(),
+    "previous_response_id": frozenset(),
+    "conversation": frozenset(),
+    "prompt": frozenset(),
+    "truncation": frozenset(),
+    "max_tokens": frozenset(),
+    "messages": frozenset(),
+}
+"""The same for fields that change the output of `/v1/responses` alone. The service stores no response."""
 
 _SAMPLING = frozenset(
     "model stream stream_options temperature top_p max_tokens stop frequency_penalty presence_penalty".split()
@@ -65,6 +86,9 @@ READ: dict[str, frozenset[str]] = {
     | {"prompt", "add_special_tokens", "return_tokens_as_token_ids", _ECHO, activations.FIELD}
     | {SCORE_STEERED, REPORT},
     EMBEDDINGS: frozenset({"model", "input", "encoding_format"}),
+    RESPONSES: _SAMPLING - {"max_tokens", "stream_options"}
+    | {"input", "instructions", "max_output_tokens", "metadata", "chat_template_kwargs"}
+    | {activations.FIELD, REPORT},
 }
 """Route -> the fields that it reads beside those of `CHANGING`."""
 
@@ -98,10 +122,24 @@ _INNER: dict[str, Known] = {
     },
 }
 
+_INPUT: Known = {
+    **dict.fromkeys(("type", "id", "status", "role", "phase")),
+    "content": dict.fromkeys(("type", "text", "annotations", "logprobs")),
+}
+_INNER_OF_RESPONSES: dict[str, Known] = {
+    "input": _INPUT,
+    "text": {"format": dict.fromkeys(("type", "name", "description", "schema", "strict"))},
+}
 
-def means_no_change(field: str, value: object) -> bool:
-    """Whether a value of a field in `CHANGING` asks for no change of the output."""
-    if value is None:
+
+def changing_fields(route: str) -> Mapping[str, frozenset[tuple[str, str]]]:
+    """The fields that change the output of a route, as `CHANGING` has them."""
+    return CHANGING | _OF_RESPONSES if route == RESPONSES else CHANGING
+
+
+def means_no_change(field: str, value: object, route: str = CHAT) -> bool:
+    """Whether a value of a field in `changing_fields` asks for no change of the output."""
+    if value is None or (route == RESPONSES and _is_idle_in_responses(field, value)):
         return True
     match field:
         case "n":
@@ -118,31 +156,67 @@ def means_no_change(field: str, value: object) -> bool:
             return False
 
 
-def changing(body: Mapping[str, object]) -> tuple[str, ...]:
+def _is_idle_in_responses(field: str, value: object) -> bool:
+    """The same for values that only `/v1/responses` takes."""
+    match field:
+        case "text":
+            form = value.get("format") if isinstance(value, Mapping) else value
+            return form is None or form == {"type": "text"}
+        case "include":
+            return isinstance(value, list) and LOGPROBS not in value
+        case "store" | "background":
+            return value is False
+        case "truncation":
+            return value == "disabled"
+        case "tool_choice":
+            return value in ("auto", "none")
+        case _:
+            return False
+
+
+def changing(body: Mapping[str, object], route: str = CHAT) -> tuple[str, ...]:
     """The fields of a body that ask for a change of the output, in the order of the body."""
+    known = changing_fields(route)
     return tuple(
         name
         for name, value in body.items()
-        if name in CHANGING and not means_no_change(name, value)
+        if name in known and not means_no_change(name, value, route)
     )
 
 
-def check_honoured(route: str, names: Sequence[str], engine: str) -> None:
+def check_honoured(
+    route: str, names: Sequence[str], engine: str, body: Mapping[str, object] | None = None
+) -> None:
     """Raises:
-    Refusal: FIELD_NOT_HONOURED naming every field that the route and the engine do not honour.
+    Refusal: FIELD_NOT_HONOURED naming every field that the route and the engine do not honour. With the body, the
+        types of its tools are named too.
     """
-    refused = [name for name in names if (route, engine) not in CHANGING[name]]
+    known = changing_fields(route)
+    refused = [name for name in names if (route, engine) not in known[name]]
     if refused:
-        is_for_gguf = any((route, CHECKPOINT) in CHANGING[name] for name in refused)
+        is_for_gguf = any((route, CHECKPOINT) in known[name] for name in refused)
         where = "a GGUF model on this route" if is_for_gguf else "this route"
         is_other = "steering" in refused and (route, engine) in CHANGING[sae_steering.FIELD]
         instead = f"; send {sae_steering.FIELD} to steer one request" if is_other else ""
+        kinds = _tool_types(body or {})
+        named = [f"tools ({kinds})" if name == "tools" and kinds else name for name in refused]
         raise Refusal(
             "FIELD_NOT_HONOURED",
-            f"{', '.join(refused)}: not honoured by {where}, and would change the output{instead}",
+            f"{', '.join(named)}: not honoured by {where}, and would change the output{instead}",
             param=refused[0],
             fields=refused,
         )
+
+
+def _tool_types(body: Mapping[str, object]) -> str:
+    """The types of the first tools of a request, each named once."""
+    tools = body.get("tools")
+    some = tools[:TOOLS_NAMED] if isinstance(tools, list) else []
+    types = [tool.get("type") for tool in some if isinstance(tool, Mapping)]
+    return ", ".join(dict.fromkeys(kind for kind in types if isinstance(kind, str)))
+
+
+TOOLS_NAMED = 20
 
 
 def unused_by(engine: str, body: Mapping[str, object]) -> list[str]:
@@ -188,6 +262,7 @@ def check_scoring(body: Mapping[str, object]) -> None:
 def unused(route: str, body: Mapping[str, object]) -> list[str]:
     """Locations of the fields that the route does not use."""
     used, has_logprobs = READ[route], "logprobs" in changing(body)
+    honoured = changing_fields(route)
     if not has_logprobs and body.get(_ECHO):
         used -= {_ECHO}
     unread = REPORT if is_scoring(body) else SCORE_STEERED
@@ -196,17 +271,23 @@ def unused(route: str, body: Mapping[str, object]) -> list[str]:
     locations = [
         name
         for name, value in body.items()
-        if name not in used and name not in CHANGING and value is not None
+        if name not in used and name not in honoured and value is not None
     ]
-    for field, known in _INNER.items():
-        if field in used or field in CHANGING:
+    included = body.get("include") if route == RESPONSES else None
+    if isinstance(included, list):
+        others = [at for at, value in enumerate(included) if value != LOGPROBS]
+        locations += [f"include[{at}]" for at in others]
+    inner = _INNER | _INNER_OF_RESPONSES if route == RESPONSES else _INNER
+    for field, known in inner.items():
+        if field in used or field in honoured:
             locations += list(_unknown(field, body.get(field), known))
     if is_scoring(body):
         locations += [
             name for name, idle in _IDLE_IN_SCORING if body.get(name) not in (None, *idle)
         ]
     asked = body.get(activations.FIELD)
-    if activations.FIELD in used and isinstance(asked, Mapping) and not body.get("stream"):
+    streams = body.get("stream") and route != RESPONSES
+    if activations.FIELD in used and isinstance(asked, Mapping) and not streams:
         locations += [f"{activations.FIELD}.{_AS_STREAM}"] if asked.get(_AS_STREAM) else []
     if not has_logprobs and _AS_IDS in used and body.get(_AS_IDS):
         locations.append(_AS_IDS)
@@ -228,6 +309,9 @@ def _unknown(where: str, value: object, known: Known) -> Iterator[str]:
     elif isinstance(value, Mapping):
         if known is _FORMAT and value.get("type") != "json_schema":
             known = _PLAIN_FORMAT
+        if known is _INPUT and value.get("type") == REASONING:
+            yield where
+            return
         for name, inner in value.items():
             if name in known:
                 if known[name] is not _ANY:

@@ -1,0 +1,98 @@
+"""Reads the body of `POST /v1/responses` as that of a chat: its conversation and its fields, with their names there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from steerserve.errors import Refusal
+from steerserve.openai import bodies
+from steerserve.openai.values import invalid
+from steerserve.rules.inference import intent
+from steerserve.rules.inference.fields import LOGPROBS
+
+_NAMES = {"response_format": "text.format", "messages": "input", "max_tokens": "max_output_tokens"}
+"""The fields of chats that a response has under another name."""
+
+
+def conversation(body: bodies.ResponseBody) -> intent.Conversation:
+    """The messages in the form of chat templates. The instructions come first, as a message of the system."""
+    first = [] if body.instructions is None else [("system", body.instructions)]
+    if isinstance(body.input, str):
+        rest = [("user", body.input)]
+    else:
+        messages = [item for item in body.input if isinstance(item, bodies.InputMessage)]
+        rest = [(message.role, _text(message.content)) for message in messages]
+    if not rest:
+        raise invalid("input", "needs a message")
+    return tuple(intent.message(role, content, None) for role, content in first + rest)
+
+
+def as_chat(body: bodies.ResponseBody) -> bodies.ChatBody:
+    """The body as that of a chat, without its conversation.
+
+    Raises:
+        Refusal: RESPONSE_FORMAT_UNSUPPORTED for a schema without a name, or the other way round; INVALID_PARAMETER for
+            `top_logprobs` without log-probabilities, and for log-probabilities that are asked for twice.
+    """
+    shared = {*bodies.Written.model_fields, *bodies.Dialed.model_fields}
+    fields = {name: getattr(body, name) for name in shared}
+    return bodies.ChatBody.model_construct(
+        max_tokens=body.max_output_tokens,
+        response_format=_format(body.text),
+        **fields | {"return_logprobs": _logprobs(body)},
+    )
+
+
+def has_logprobs(body: bodies.ResponseBody) -> bool:
+    """Whether the text of the response has log-probabilities."""
+    return LOGPROBS in (body.include or ())
+
+
+def _logprobs(body: bodies.ResponseBody) -> bodies.ReturnLogprobs | None:
+    if not has_logprobs(body):
+        if body.top_logprobs:
+            raise invalid("top_logprobs", f"needs include: [{LOGPROBS!r}]")
+        return body.return_logprobs
+    if body.return_logprobs is not None:
+        raise invalid("include", "log-probabilities cannot be combined with return_logprobs")
+    return bodies.ReturnLogprobs(top=body.top_logprobs)
+
+
+def _format(text: bodies.TextOptions | None) -> bodies.ResponseFormat | None:
+    wanted = text.format if text is not None else None
+    if wanted is None:
+        return None
+    if wanted.type != "json_schema":
+        return bodies.ResponseFormat(type=wanted.type)
+    for name, value in (("name", wanted.name), ("schema", wanted.schema_)):
+        if value is None:
+            where = f"text.format.{name}"
+            raise Refusal("RESPONSE_FORMAT_UNSUPPORTED", f"{where}: is required", param=where)
+    schema = {"name": wanted.name, "strict": wanted.strict, "schema": wanted.schema_}
+    return bodies.ResponseFormat(
+        type=wanted.type, json_schema=bodies.JsonSchema.model_validate(schema)
+    )
+
+
+@contextmanager
+def named_as_sent() -> Iterator[None]:
+    """Refusals inside the block name a field as the body of a response has it."""
+    try:
+        yield
+    except Refusal as refusal:
+        raise as_sent(refusal) from refusal
+
+
+def as_sent(refusal: Refusal) -> Refusal:
+    """A refusal that names the field of a chat, with the name that the field has in a response."""
+    name = _NAMES.get(refusal.param or "")
+    if name is None or refusal.code == "FIELD_NOT_HONOURED":
+        return refusal
+    assert refusal.param is not None
+    why = refusal.message.replace(refusal.param, name, 1)
+    return Refusal(refusal.code, why, param=name, **refusal.details)
+
+
+def _text(content: str | list[bodies.InputPart]) -> str:
+    return content if isinstance(content, str) else "".join(part.text for part in content)

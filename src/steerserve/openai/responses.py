@@ -1,0 +1,116 @@
+"""POST /v1/responses: a chat in the form of the Responses API. No response is stored."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from steerserve.control.inference.generate import Activated, Piece
+from steerserve.errors import Refusal
+from steerserve.http.disconnect import unless_disconnected
+from steerserve.http.event_stream import EventStream
+from steerserve.openai import answers, bodies, render
+from steerserve.openai.intake import Accepted, Intake
+from steerserve.openai.render import AnswerParts, Opened
+from steerserve.openai.response_body import as_sent, has_logprobs, named_as_sent
+from steerserve.openai.response_shape import Events, ResponseShape, status_of
+from steerserve.openai.shape import AnswerChoice, steering
+from steerserve.rules.inference.intent import GenerateIntent
+
+
+def router(intake: Intake, parts: AnswerParts) -> APIRouter:
+    routes = APIRouter(tags=["inference"])
+
+    @routes.post(
+        "/v1/responses",
+        responses=answers.streamed(answers.ResponseObject),
+        openapi_extra=bodies.documented(bodies.ResponseBody),
+    )
+    async def response(request: Request) -> Response:
+        with named_as_sent():
+            accepted, body = await intake.response(request)
+            return await _answer(request, accepted, body, parts)
+
+    return routes
+
+
+async def _answer(
+    request: Request,
+    accepted: Accepted[GenerateIntent],
+    body: bodies.ResponseBody,
+    parts: AnswerParts,
+) -> Response:
+    intent = accepted.intent
+
+    async def respond(stack: AsyncExitStack, opened: Opened) -> Response:
+        run = opened.run
+        shape = ResponseShape(
+            body, intent.answer_id, int(time.time()), run.model_name, run.fingerprint
+        )
+        if intent.is_stream:
+            frames = _stream(stack, shape, intent, opened, parts)
+            return EventStream(frames, stack.aclose, opened.headers)
+        (choice,), service = await unless_disconnected(request, render.gather(intent, opened))
+        return await render.finished(stack, _whole(shape, choice, intent, opened, service), opened)
+
+    return await render.serve(request, accepted, parts, respond)
+
+
+def _whole(
+    shape: ResponseShape,
+    choice: AnswerChoice,
+    intent: GenerateIntent,
+    opened: Opened,
+    service: dict[str, object],
+) -> dict[str, object]:
+    if has_logprobs(shape.body):
+        service = {name: value for name, value in service.items() if name != "logprobs"}
+    more = steering(opened.run, intent, [choice]) | ({"service": service} if service else {})
+    return shape.whole(choice, sum(opened.started.prompt_tokens), **more)
+
+
+async def _stream(
+    stack: AsyncExitStack,
+    shape: ResponseShape,
+    intent: GenerateIntent,
+    opened: Opened,
+    parts: AnswerParts,
+) -> AsyncIterator[bytes]:
+    """The events of a response: it begins, its message and the part with the text begin, the pieces of text, and the
+    ends of all of them. A failure ends the stream with `response.failed`."""
+    events, choice = Events(shape.item_id), AnswerChoice()
+    service: dict[str, object] = {}
+    async with stack:
+        for kind in ("response.created", "response.in_progress"):
+            yield events.write(kind, response=shape.begun())
+        begun = shape.item("in_progress")
+        yield events.write("response.output_item.added", output_index=0, item=begun)
+        yield events.of_text("response.content_part.added", part=shape.part(choice))
+        try:
+            async for outcome in opened.events:
+                match outcome:
+                    case Piece():
+                        choice.take(outcome)
+                        if outcome.text:
+                            yield events.of_text(
+                                "response.output_text.delta", delta=outcome.text, logprobs=[]
+                            )
+                    case Activated():
+                        service |= render.service_of(intent, opened, outcome.readings)
+            service |= render.logprobs_of(intent, [choice])
+            text, status = "".join(choice.text), status_of(choice)
+            logprobs = shape.logprobs(choice)
+            yield events.of_text("response.output_text.done", text=text, logprobs=logprobs)
+            yield events.of_text("response.content_part.done", part=shape.part(choice))
+            item = shape.item(status, choice)
+            yield events.write("response.output_item.done", output_index=0, item=item)
+            whole = _whole(shape, choice, intent, opened, service)
+            yield events.write(f"response.{status}", response=whole)
+        except Exception as error:
+            told = as_sent(error) if isinstance(error, Refusal) else error
+            fault = render.failure(told, parts)["error"]
+            yield events.write("response.failed", response=shape.failed(choice, fault))
