@@ -82,7 +82,7 @@ class Intake:
             raise invalid("n", "a scoring request needs n: 1")
         if body.response_format is not None:
             raise values.bad_format("log-probabilities cannot be asked of a constrained choice")
-        opened.check_scoring()
+        fields.check_scoring(opened.body)
         top = (body.top_logprobs or 0) if body.logprobs else None
         values.check_top(body)
         template = values.template(body)
@@ -135,7 +135,7 @@ class Intake:
         prompts = values.prompts(body.prompt)
         special = body.add_special_tokens is not False
         if fields.is_scoring(opened.body):
-            opened.check_scoring()
+            fields.check_scoring(opened.body)
             scoring = values.score(
                 body,
                 settings,
@@ -247,15 +247,6 @@ class _Opened:
         if named is not None and self.profile is not None:
             raise invalid("profile", f"the model is named with the profile {self.profile!r}")
         return named or self.profile
-
-    def check_scoring(self) -> None:
-        """Raises:
-        Refusal: FIELD_NOT_HONOURED where a scoring request asks for steering without saying that it is meant.
-        """
-        fields.check_scoring(self.body)
-        if self.profile is not None and self.body.get(fields.SCORE_STEERED) is not True:
-            why = f"model: a profile needs {fields.SCORE_STEERED}: true on a scoring request"
-            raise Refusal("FIELD_NOT_HONOURED", why, param="model", fields=["model"])
 
     def accept(self, intent: Kind) -> Accepted[Kind]:
         """The request with its intent. Called after every field of the body was checked.

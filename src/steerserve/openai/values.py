@@ -140,7 +140,8 @@ def score(
         activations=_activations(body, raw, len(prompts), 1, settings),
         is_echoed=is_echoed,
         max_tokens=max_tokens,
-        may_steer=bool(body.score_steered),
+        # a field `profile` without `score_steered` was refused; the name of a model may carry a profile
+        may_steer=bool(body.score_steered) or profile is not None,
         profile=profile,
         steering=steering(body, profile),
         **base,

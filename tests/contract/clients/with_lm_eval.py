@@ -105,7 +105,7 @@ def generate() -> None:
 
 
 @calls.works(
-    "log-likelihoods under a profile, as [the recipe](recipes/lm-eval.md) asks for them: `model@profile` and `score_steered`"
+    "log-likelihoods under a profile, as [the recipe](recipes/lm-eval.md) asks for them: `model@profile`"
 )
 def steered() -> None:
     os.environ["TOKENIZER"] = TOKENIZER
