@@ -30,6 +30,7 @@ READERS = {
     "database/catalog.py": "`utc_now`, for the times in records and answers",
     "database/db.py": "the name of a copy of the database",
     "openai/render.py": "`created` in answers of /v1",
+    "openai/responses.py": "`created_at` in answers of /v1/responses",
 }
 """File -> what it needs the time of day for."""
 

@@ -188,8 +188,8 @@ def check_honoured(
     route: str, names: Sequence[str], engine: str, body: Mapping[str, object] | None = None
 ) -> None:
     """Raises:
-    Refusal: FIELD_NOT_HONOURED naming every field that the route and the engine do not honour. With the body, the
-        types of its tools are named too.
+    Refusal: FIELD_NOT_HONOURED naming every field that the route and the engine do not honour; for a response the
+        types of the tools in its body too.
     """
     known = changing_fields(route)
     refused = [name for name in names if (route, engine) not in known[name]]
@@ -198,7 +198,7 @@ def check_honoured(
         where = "a GGUF model on this route" if is_for_gguf else "this route"
         is_other = "steering" in refused and (route, engine) in CHANGING[sae_steering.FIELD]
         instead = f"; send {sae_steering.FIELD} to steer one request" if is_other else ""
-        kinds = _tool_types(body or {})
+        kinds = _tool_types(body or {}) if route == RESPONSES else ""
         named = [f"tools ({kinds})" if name == "tools" and kinds else name for name in refused]
         raise Refusal(
             "FIELD_NOT_HONOURED",
