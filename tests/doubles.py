@@ -91,6 +91,7 @@ STEPS: Mapping[type[m.Question[Any]], str] = {
     m.Inspect: "inspect",
     m.Explore: "explore",
     m.Promote: "promote",
+    m.Fit: "fit",
     m.Measure: "measure",
     m.ReadStatistics: "statistics",
     m.ResetStatistics: "reset_statistics",
@@ -282,6 +283,10 @@ class ScriptedEngine(Engine):
                 return m.Explored(1, facts, [(i, 0.5) for i in range(question.nearest)])
             case m.Promote():
                 return promoted(question)
+            case m.Fit():
+                scores = [float(is_in) for is_in in question.is_positive]
+                direction = struct.pack(f"<{HIDDEN}f", *[3.0] * HIDDEN)
+                return m.Fitted(1, direction, 0.0, scores, scores, [scores], None, 2.0)
             case m.Measure():
                 kv_reserve, working = self.reserves
                 return m.Measured(1, self.figures, kv_reserve * MIB, working * MIB, self.parts)
@@ -311,11 +316,14 @@ class ScriptedEngine(Engine):
         return {sae.key: self._launcher.made or _attached(sae.layer) for sae in state.saes}
 
     async def run(self, request: m.Request) -> AsyncGenerator[m.Started | m.Outcome, None]:
+        if isinstance(request, m.StatesReading):
+            await self._read("states")
+            yield m.Started(1, [3] * len(request.prompts))
+            for choice in range(len(request.prompts)):
+                yield m.StatesRead(1, choice, 1, bytes(4 * HIDDEN * len(request.layers)))
+            return
         if isinstance(request, m.Scoring) and request.pool is not None:
-            try:
-                await self._step("pool")
-            except Refusal as gone:
-                raise self._parting or gone from None
+            await self._read("pool")
             yield m.Started(1, [3] * len(request.prompts))
             for choice, prompt in enumerate(request.prompts):
                 assert isinstance(prompt, m.Text)
@@ -351,6 +359,13 @@ class ScriptedEngine(Engine):
             self._streams.remove(stream)
             self._launcher.log.append("generated")
             stream.over.set()
+
+    async def _read(self, step: str) -> None:
+        """The step of a part of a job."""
+        try:
+            await self._step(step)
+        except Refusal as gone:
+            raise self._parting or gone from None
 
     async def stop(self, parting: Refusal | None = None) -> None:
         if self.ended.done():

@@ -176,6 +176,8 @@ _ROWS = (
         409,
         "the width or the layers of the vector do not fit the loaded model",
     ),
+    Row("PROBE_NOT_FOUND", 404, 404, "no probe has this id or name"),
+    Row("PROBE_ALREADY_EXISTS", 409, 409, "a probe has this name"),
     Row("JOB_NOT_FOUND", 404, 404, "no job has this id, or it ended more than a day ago"),
     Row("TOO_MANY_JOBS", 409, 409, "too many jobs run or wait"),
     Row("BREAKER_NOT_FOUND", 404, 404, "no circuit breaker has this name"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -30,10 +30,12 @@ from steerserve.messages import (
     LensRead,
     Logprobs,
     Piece,
+    Places,
     Plan,
     Pool,
     Pooled,
     Reading,
+    ReadStates,
     Recorded,
     Refused,
     Reported,
@@ -42,6 +44,7 @@ from steerserve.messages import (
     Scored,
     SensedEdges,
     SensedSpans,
+    StatesRead,
     Tap,
     Tokens,
 )
@@ -56,6 +59,7 @@ from steerserve.worker.batch.admission import (
     rows_of,
     scoring_rows,
     shortest_first,
+    states_rows,
 )
 from steerserve.worker.batch.batch import Batch
 from steerserve.worker.batch.graphs import DecodeGraphs
@@ -208,6 +212,7 @@ class Bench:
         self.pooled: dict[tuple[int, int], Pooled] = {}
         self.lenses: dict[int, LensRead] = {}
         self.attributed: dict[int, Attributed] = {}
+        self.states: dict[tuple[int, int], StatesRead] = {}
         self.streamed: set[int] = set()
         self.records: list[Recorded] = []
         self.history = History()
@@ -335,6 +340,21 @@ class Bench:
         self.batch.add(rows, is_seeded=False)
         return rows[0]
 
+    def read_states(
+        self,
+        request: int,
+        prompts: Sequence[str | Tokens],
+        layers: list[int],
+        places: Places,
+        site: str = sites.RESID_POST,
+    ) -> list[BatchRow]:
+        """Add a request for the values of a site at several layers; its rows, in the order of the texts."""
+        prompted = [tokens(self.model, one) if isinstance(one, str) else one for one in prompts]
+        command = ReadStates(request, prompted, layers, site, places)
+        rows = states_rows(command, self.model, self.context)
+        self.batch.add(shortest_first(rows), is_seeded=False)
+        return rows
+
     @contextmanager
     def attached(
         self, key: str, sae: Sae, layer: int = 0, site: str = sites.RESID_POST
@@ -436,6 +456,8 @@ class Bench:
                 assert (outcome.id, outcome.choice) not in self.scores, "a vector after the end"
                 assert (outcome.id, outcome.choice) not in self.pooled, "a second vector"
                 self.pooled[outcome.id, outcome.choice] = outcome
+            case StatesRead():
+                self.states[outcome.id, outcome.choice] = outcome
             case Activated():
                 is_streamed = outcome.id in self.streamed
                 assert is_streamed or outcome.id not in self.readings, "readings twice"

@@ -10,6 +10,7 @@ from steerserve.api.inference import contrasts as contrast_routes
 from steerserve.api.inference import jobs as job_routes
 from steerserve.api.inference import lens as lens_routes
 from steerserve.api.inference import tokens as token_routes
+from steerserve.api.inference import training as training_routes
 from steerserve.api.models import models as model_routes
 from steerserve.api.residency import leases as lease_routes
 from steerserve.api.residency import replicas as replica_routes
@@ -22,6 +23,7 @@ from steerserve.api.sensing import sensing as sensing_routes
 from steerserve.api.steering import circuits as circuit_routes
 from steerserve.api.steering import clusters as cluster_routes
 from steerserve.api.steering import interventions as intervention_routes
+from steerserve.api.steering import probes as probe_routes
 from steerserve.api.steering import profiles as profile_routes
 from steerserve.api.steering import steering as steering_routes
 from steerserve.api.steering import vectors as vector_routes
@@ -73,7 +75,9 @@ def management(owners: Owners) -> list[APIRouter]:
         contrast_routes.router(owners.contrasts, owners.settings),
         profile_routes.router(owners.profiles, owners.serving, owners.reader),
         cluster_routes.router(owners.clusters, owners.cluster_packs, owners.serving),
+        training_routes.router(owners.trainings, owners.settings),
         vector_routes.router(owners.vectors),
+        probe_routes.router(owners.probes),
         sensing_routes.router(owners.sensing),
         circuit_sensing_routes.router(owners.circuit_sensing),
         circuit_routes.router(

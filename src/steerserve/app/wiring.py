@@ -21,6 +21,8 @@ from steerserve.control.inference.generate import Generation
 from steerserve.control.inference.lenses import Lenses
 from steerserve.control.inference.queue import Queue
 from steerserve.control.inference.spelling import Speller
+from steerserve.control.inference.texts import TextReader
+from steerserve.control.inference.training import Trainings
 from steerserve.control.jobs import Jobs
 from steerserve.control.metrics import Metrics
 from steerserve.control.models.contents import ModelContents
@@ -51,6 +53,7 @@ from steerserve.control.steering.claims import LayerClaims
 from steerserve.control.steering.cluster_packs import ClusterPacks
 from steerserve.control.steering.clusters import Clusters
 from steerserve.control.steering.interventions import EditParts, Interventions
+from steerserve.control.steering.probes import Probes
 from steerserve.control.steering.profiles import Profiles
 from steerserve.control.steering.reading import DocumentReader
 from steerserve.control.steering.serving import Serving
@@ -61,6 +64,7 @@ from steerserve.database.circuits import CircuitStore
 from steerserve.database.db import Database
 from steerserve.database.documents import Documents
 from steerserve.database.labels import Labels
+from steerserve.database.probes import ProbeStore
 from steerserve.database.promoted import PromotedStore
 from steerserve.database.room import DocumentRoom
 from steerserve.database.sensing import FiringStore
@@ -203,6 +207,7 @@ class Owners:
         self.documents = documents = Documents(around.database, room=self.room)
         vectors = VectorStore(around.database, room=self.room)
         self.vectors = Vectors(vectors, self.reader, around.hub, conductor, self.labels)
+        self.probes = Probes(ProbeStore(around.database, room=self.room))
         # monitoring is made after the owners of steering
         self.edit_parts = EditParts(
             self.vectors, lambda key, index: self.monitoring.counted(key, index)
@@ -316,7 +321,9 @@ class Owners:
         self.lenses = Lenses(
             self.generation, self.served, self.conductor, self.speller, self.features
         )
-        self.contrasts = Contrasts(self.conductor, self.queue, self.features, self.jobs)
+        self.texts = TextReader(self.conductor, self.queue)
+        self.contrasts = Contrasts(self.conductor, self.texts, self.features, self.jobs)
+        self.trainings = Trainings(self.conductor, self.texts, self.vectors, self.probes, self.jobs)
         self.compare = Compare(
             self.generation,
             self.served,

@@ -112,7 +112,11 @@ from steerserve.control.steering.circuit_views import (
     ReleasedClaims,
 )
 from steerserve.control.steering.vector_views import (
+    DeletedProbe,
     DeletedVector,
+    ProbeList,
+    ProbeRecord,
+    ProbeWeights,
     VectorList,
     VectorNeighbours,
     VectorRecord,
@@ -153,6 +157,8 @@ Values = Mapping[int, float]
 """Feature index -> value."""
 Text = str | Sequence[Mapping[str, Any]]
 """A text, or the messages of a conversation."""
+Read = Literal["last", "mean", "mean_completion"] | Mapping[str, int]
+"""The positions of a text that are read; `{"index": -2}` is the last but one."""
 Document = Mapping[str, Any]
 """A JSON document, as it was exported."""
 # inside a noun with a method `list`, the name means the method
@@ -595,6 +601,57 @@ class Vectors(Noun[Mode]):
         self, vector_id: str, *, limit: int = 10, layer: int | None = None
     ) -> VectorNeighbours:
         """The features and the vectors that are nearest by cosine."""
+
+    @route("POST", "/api/vectors/train", query=("wait",), read=job_of)
+    def train(
+        self,
+        name: str,
+        *,
+        pairs: Sequence[Mapping[str, Any]] | None = None,
+        positives: Sequence[Text] | None = None,
+        negatives: Sequence[Text] | None = None,
+        layers: Literal["all"] | Sequence[int] = "all",
+        site: str = "resid_post",
+        method: Literal["mean_difference", "pca", "logistic"] = "mean_difference",
+        read: Read = "last",
+        holdout: float = 0.3,
+        seed: int = 0,
+        special_tokens: bool = False,
+        wait: bool = False,
+    ) -> JobRecord:
+        """Train a vector from pairs, or from two groups of texts. The job's result is the vector."""
+
+
+class Probes(Noun[Mode]):
+    """Stored linear classifiers of the activations. A `probe_id` may be the name of the probe."""
+
+    @route("GET", "/api/probes", items="probes")
+    def list(self, *, limit: int = 200, offset: int = 0) -> Listing[ProbeRecord, ProbeList]: ...
+
+    @route("GET", "/api/probes/{probe_id}")
+    def get(self, probe_id: str) -> ProbeWeights: ...
+
+    @route("POST", "/api/probes/train", query=("wait",), read=job_of)
+    def train(
+        self,
+        name: str,
+        *,
+        pairs: Sequence[Mapping[str, Any]] | None = None,
+        positives: Sequence[Text] | None = None,
+        negatives: Sequence[Text] | None = None,
+        layers: Literal["all"] | Sequence[int] = "all",
+        site: str = "resid_post",
+        method: Literal["logistic"] = "logistic",
+        read: Read = "last",
+        holdout: float = 0.3,
+        seed: int = 0,
+        special_tokens: bool = False,
+        wait: bool = False,
+    ) -> JobRecord:
+        """Train a probe from pairs, or from two groups of texts. The job's result is the probe."""
+
+    @route("DELETE", "/api/probes/{probe_id}")
+    def delete(self, probe_id: str) -> DeletedProbe: ...
 
 
 class Profiles(Noun[Mode]):

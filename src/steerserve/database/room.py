@@ -9,7 +9,7 @@ from pathlib import Path
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from steerserve.database.tables import circuits, profiles, vectors
+from steerserve.database.tables import circuits, probes, profiles, vectors
 from steerserve.errors import Refusal
 from steerserve.rules.units import MIB
 
@@ -19,7 +19,7 @@ class DocumentRoom:
 
     Args:
         folder: the folder of a SQLite file; None for a database on a server, whose disk this service cannot see.
-        most: the most profiles, clusters, circuits and vectors in all.
+        most: the most profiles, clusters, circuits, vectors and probes in all.
         most_mb: the most MiB of their stored texts and numbers.
         reserve_mb: the MiB that must stay free on the disk.
     """
@@ -56,14 +56,15 @@ class DocumentRoom:
         Raises:
             Refusal: DOCUMENT_STORE_FULL.
         """
-        for table in (profiles, circuits, vectors):
+        for table in (profiles, circuits, vectors, probes):
             counted = select(func.count(), func.sum(table.c.stored_bytes))
             count, stored = (await connection.execute(counted)).one()
             more, size = more + count, size + int(stored or 0)
+        kinds = "profiles, clusters, circuits, vectors and probes"
         if more > self._most:
-            limit = f"{self._most} profiles, clusters, circuits and vectors are stored at most"
+            limit = f"{self._most} {kinds} are stored at most"
         elif size > self._most_mb * MIB:
-            limit = f"what is stored of profiles, clusters, circuits and vectors has at most {self._most_mb} MiB"
+            limit = f"what is stored of {kinds} has at most {self._most_mb} MiB"
         else:
             return
         raise Refusal(

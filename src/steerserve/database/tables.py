@@ -32,6 +32,7 @@ from steerserve.rules.sensing.firings import ClusterFiring, EdgeFiring
 from steerserve.rules.steering.binding import CircuitOutline
 from steerserve.rules.steering.circuit import Circuit
 from steerserve.rules.steering.cluster import Cluster
+from steerserve.rules.steering.probe import ProbeLayer
 from steerserve.rules.steering.vector import LayerNorm
 
 
@@ -266,6 +267,25 @@ vectors = Table(
 )
 """`data` has the directions one after the other in the order of `layers`: float32, little-endian, `width` numbers
 each."""
+
+probes = Table(
+    "probes",
+    metadata,
+    Column("id", String(18), primary_key=True),
+    Column("name", String(120), nullable=False),
+    Column("content_digest", String(64), nullable=False),
+    Column("model_hint", String(255)),
+    Column("width", Integer, nullable=False),
+    Column("layers", Encoded(tuple[ProbeLayer, ...]), nullable=False),
+    Column("data", LargeBinary, nullable=False),
+    Column("training", JsonObject, nullable=False),
+    Column("created_at", UtcDateTime, nullable=False),
+    Column("stored_bytes", Integer, nullable=False),
+    UniqueConstraint("name", name="uq_probes_name"),
+    Index("ix_probes_listed", "created_at", "id"),
+    Index("ix_probes_stored_bytes", "stored_bytes"),
+)
+"""`data` has the weights of the layers one after the other, as `vectors` has directions."""
 
 circuit_claims = Table(
     "circuit_claims",

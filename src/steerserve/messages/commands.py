@@ -5,12 +5,13 @@ A command that asks and changes no state is a `Question[...]` of the answer to i
 
 from __future__ import annotations
 
-from typing import Generic, TypeVar
+from typing import Generic, Literal, TypeVar
 
 from steerserve.messages.events import (
     Contexts,
     Done,
     Explored,
+    Fitted,
     Inspected,
     Measured,
     Promoted,
@@ -23,6 +24,7 @@ from steerserve.messages.values import (
     Echo,
     Logprobs,
     Message,
+    Places,
     Plan,
     Pool,
     SaeSource,
@@ -120,6 +122,20 @@ class Explore(Question[Explored], frozen=True, kw_only=True):
     features: list[int] = []
     nearest: int = 0
     direction: bytes | None = None
+
+
+class Fit(Question[Fitted], frozen=True, kw_only=True):
+    """Fit a direction that tells positive from negative examples. `states` are their values at `layer`, [n, width] as
+    little-endian float32. Held-out examples do not shape the direction. With `is_paired`, the k-th positive example and
+    the k-th negative one are a pair. The method `probe` is logistic regression with a bias."""
+
+    layer: int
+    states: bytes
+    is_positive: list[bool]
+    is_held_out: list[bool]
+    is_paired: bool
+    method: Literal["mean_difference", "pca", "logistic", "probe"]
+    seed: int
 
 
 class Promote(Question[Promoted], frozen=True, kw_only=True):
@@ -220,6 +236,18 @@ class Attribute(Message, frozen=True):
     client: str = ""
 
 
+class ReadStates(Message, frozen=True):
+    """Read the values of `site` at each of `layers` for each prompt, unsteered, at the positions of `places`. `client`
+    is as in `Generate`."""
+
+    id: int
+    prompts: list[Tokens]
+    layers: list[int]
+    site: str
+    places: Places
+    client: str = ""
+
+
 class Cancel(Message, frozen=True):
     """Forget request `id`; no event follows for it."""
 
@@ -242,11 +270,13 @@ Command = (
     | ResetStatistics
     | Explore
     | Promote
+    | Fit
     | Generate
     | Score
     | Embed
     | Lens
     | Attribute
+    | ReadStates
     | Cancel
     | Stop
 )

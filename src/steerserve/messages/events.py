@@ -201,6 +201,22 @@ class Explored(Message, frozen=True):
     nearest: list[tuple[int, float]]
 
 
+class Fitted(Message, frozen=True):
+    """A direction [width] as little-endian float32, and a bias, which is 0 but for a probe. `scores` are those of all
+    examples along the direction, with the bias; `shuffled` those along a direction that was fitted to shuffled labels,
+    and `random` those along each of several random directions that point to the positives. `split_cosine` is the cosine
+    between the directions of two halves of the examples, and `residual_norm` the mean length of all examples."""
+
+    id: int
+    direction: bytes
+    bias: float
+    scores: list[float]
+    shuffled: list[float]
+    random: list[list[float]]
+    split_cosine: float | None
+    residual_norm: float
+
+
 class Promoted(Message, frozen=True):
     """What each of the first `count` directions adds to the logits of tokens. `tokens` are little-endian int32 and
     `values` little-endian float32, each [count, 2, top]: the tokens with the largest values, the largest first, then
@@ -427,7 +443,17 @@ class Pooled(Message, frozen=True):
     values: bytes
 
 
-Outcome = Piece | Scored | Embedded | Activated | Pooled | LensRead | Attributed
+class StatesRead(Message, frozen=True):
+    """The values of a site at several layers of one prompt, [layers, width] as little-endian float32: the mean over
+    `positions` positions."""
+
+    id: int
+    choice: int
+    positions: int
+    states: bytes
+
+
+Outcome = Piece | Scored | Embedded | Activated | Pooled | LensRead | Attributed | StatesRead
 
 
 class Stepped(Message, frozen=True):
@@ -464,6 +490,7 @@ Event = (
     | Contexts
     | Explored
     | Promoted
+    | Fitted
     | Recorded
     | SensedSpans
     | SensedEdges
@@ -480,4 +507,4 @@ def is_last(event: Outcome) -> bool:
     """Whether the choice ends with this event."""
     if isinstance(event, Piece):
         return bool(event.finish)
-    return isinstance(event, (Scored, Embedded, LensRead, Attributed))
+    return isinstance(event, (Scored, Embedded, LensRead, Attributed, StatesRead))

@@ -10,6 +10,7 @@ from steerserve.messages.values import (
     Constraint,
     Echo,
     Logprobs,
+    Places,
     Plan,
     Pool,
     Prompt,
@@ -159,6 +160,23 @@ class Attribution(Request):
     key: str
     layer: int
     top: int
+    client: str = ""
+
+    @property
+    def max_tokens(self) -> int | None:
+        return 0
+
+
+@dataclass(frozen=True)
+class StatesReading(Request):
+    """Read the values of a site at several layers for each prompt. The fields are those of `ReadStates`. The events are
+    Started, then StatesRead for each prompt."""
+
+    field: ClassVar[str] = "text"
+
+    layers: Sequence[int]
+    site: str
+    places: Places
     client: str = ""
 
     @property

@@ -118,6 +118,17 @@ class Pool(Message, frozen=True):
     has_special: bool = False
 
 
+class Places(Message, frozen=True):
+    """The positions of a prompt that are read as one vector: the last one (`last`), the mean over all (`mean`), the
+    mean over the content of the last message (`completion`), or the position `index`, where a negative one counts from
+    the end (`index`). Position 0 and special tokens are left out, unless `has_special`; `index` names its position
+    whatever its token is."""
+
+    how: Literal["last", "mean", "completion", "index"]
+    index: int = -1
+    has_special: bool = False
+
+
 class Echo(Message, frozen=True):
     """The tokens of the prompts of a scoring request are scored too. The answer has at most `max_entries` scores.
     `max_tokens` is 0 where the token after the prompt is not asked for."""

@@ -108,11 +108,11 @@ class Settings(Secrets, RequestLimits, SensingSettings, ReplicaSettings):
     )
     max_stored_documents: Count = Field(
         default=2000,
-        description="Most profiles, clusters, circuits and vectors that are stored, in all.",
+        description="Most profiles, clusters, circuits, vectors and probes that are stored, in all.",
     )
     stored_documents_mb: Annotated[int, Field(ge=1, le=MIB_MAXIMUM)] = Field(
         default=256,
-        description="Most MiB that the stored profiles, clusters, circuits and vectors have.",
+        description="Most MiB that the stored profiles, clusters, circuits, vectors and probes have.",
     )
     hub_answer_wait_s: Patience = Field(
         default=0.7,

@@ -7,7 +7,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from steerserve.control.inference.contrasts import TEXTS_AT_ONCE, ContrastRequest
+from steerserve.control.inference.contrasts import ContrastRequest
+from steerserve.control.inference.texts import TEXTS_AT_ONCE
 from steerserve.control.inference.views import Contrast
 from steerserve.control.jobs import Job
 from steerserve.rules.saes.attachment import SaeChoice

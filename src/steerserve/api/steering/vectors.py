@@ -30,9 +30,15 @@ from steerserve.control.steering.vector_views import (
     VectorList,
     VectorNeighbours,
     VectorRecord,
-    VectorSource,
 )
-from steerserve.control.steering.vectors import HubFile, NewVector, VectorFile, VectorRow, Vectors
+from steerserve.control.steering.vectors import (
+    HubFile,
+    NewVector,
+    VectorFile,
+    VectorRow,
+    Vectors,
+    record,
+)
 from steerserve.errors import Refusal
 from steerserve.rules import field_faults, json_size, multipart
 from steerserve.rules.multipart import FormPart
@@ -164,12 +170,6 @@ _FILES: dict[int | str, dict[str, Any]] = {
         "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
     }
 }
-
-
-def record(row: VectorRow) -> VectorRecord:
-    """The record of a vector, as it is answered."""
-    values = {name: getattr(row, name) for name in VectorRecord.__struct_fields__}
-    return VectorRecord(**values | {"source": msgspec.convert(row.source, VectorSource)})
 
 
 def router(vectors: Vectors) -> APIRouter:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import struct
 from collections.abc import Sequence
-from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
-from itertools import takewhile
 from typing import Literal
 
 from steerserve import messages as m
-from steerserve.control.inference.queue import Queue
+from steerserve.control.inference.texts import NamedText, TextReader, held_out, prompt_of
 from steerserve.control.inference.views import Contrast, ContrastedFeature, ContrastedTexts
 from steerserve.control.jobs import Job, Jobs, Report
 from steerserve.control.residency.conductor import Conductor
@@ -26,10 +23,7 @@ from steerserve.rules.sensing import contrast as rules
 from steerserve.rules.sensing.contrast import Contrasted, Pooled
 
 KIND = "contrast"
-TEXTS_AT_ONCE = 8
-"""The texts of one part of the job, which run together in one slot."""
 PROMOTED_SHOWN = 3
-_NOT_OF_TEXT = ("MODEL_NOT_LOADED", "MODEL_BUSY", "SAE_NOT_ATTACHED")
 READ_SHARE = 0.95
 """The share of the progress of a job that is the reading of the texts."""
 
@@ -54,9 +48,11 @@ class ContrastRequest:
 class Contrasts:
     """Starts contrasts on the resident model; it never loads one."""
 
-    def __init__(self, conductor: Conductor, queue: Queue, features: Features, jobs: Jobs) -> None:
+    def __init__(
+        self, conductor: Conductor, reader: TextReader, features: Features, jobs: Jobs
+    ) -> None:
         self._conductor = conductor
-        self._queue = queue
+        self._reader = reader
         self._features = features
         self._jobs = jobs
 
@@ -78,16 +74,22 @@ class Contrasts:
         self, asked: ContrastRequest, resident: Resident, attached: Attachment, report: Report
     ) -> Contrast:
         texts = [
-            (f"{group}[{i}]", text)
+            NamedText(f"{group}[{i}]", prompt_of(text, asked.client))
             for group, given in (("positives", asked.positives), ("negatives", asked.negatives))
             for i, text in enumerate(given)
         ]
-        pooled: list[Pooled] = []
-        while len(pooled) < len(texts):
-            part = _part(texts[len(pooled) : len(pooled) + TEXTS_AT_ONCE])
-            pooled += await self._read(part, asked, resident, attached)
-            share = READ_SHARE * len(pooled) / len(texts)
-            report(share, f"{len(pooled)} of {len(texts)} texts are read")
+        pool = m.Pool(attached.key, asked.pool, asked.has_special)
+        read = await self._reader.read(
+            texts,
+            resident,
+            lambda prompts: m.Scoring(prompts, 1.0, None, client=KIND, pool=pool),
+            m.Pooled,
+            check=lambda: _check_held(resident, attached),
+            told=lambda count: report(
+                READ_SHARE * count / len(texts), f"{count} of {len(texts)} texts are read"
+            ),
+        )
+        pooled = [_unpacked(one, text.name) for one, text in zip(read, texts, strict=True)]
         count = len(asked.positives)
         positives, held_positives = _split(pooled[:count], asked, "positives")
         negatives, held_negatives = _split(pooled[count:], asked, "negatives")
@@ -108,32 +110,6 @@ class Contrasts:
             features=await self._described(best, resident, attached),
             compared=compared,
         )
-
-    async def _read(
-        self,
-        part: Sequence[tuple[str, str | Conversation]],
-        asked: ContrastRequest,
-        resident: Resident,
-        attached: Attachment,
-    ) -> list[Pooled]:
-        """The pooled activations of some texts, read together.
-
-        Raises:
-            Refusal: that of the first text that is refused.
-        """
-        pool = m.Pool(attached.key, asked.pool, asked.has_special)
-        async with self._queue.spare(), self._conductor.in_flight(resident):
-            _check_held(resident, attached)
-            try:
-                return await _vectors(part, pool, asked.client, resident)
-            except Refusal as refusal:
-                if len(part) == 1 or not _is_of_text(refusal):
-                    raise
-            # alone, the text that was refused is known
-            found: list[Pooled] = []
-            for one in part:
-                found += await _vectors([one], pool, asked.client, resident)
-            return found
 
     async def _described(
         self, best: Sequence[Contrasted], resident: Resident, attached: Attachment
@@ -162,20 +138,13 @@ class Contrasts:
         ]
 
 
-def _part(texts: Sequence[tuple[str, str | Conversation]]) -> list[tuple[str, str | Conversation]]:
-    """The first of these texts that are all texts, or all conversations, as the prompts of one request are."""
-    is_text = isinstance(texts[0][1], str)
-    return list(takewhile(lambda one: isinstance(one[1], str) is is_text, texts))
-
-
 def _split(
     pooled: Sequence[Pooled], asked: ContrastRequest, group: str
 ) -> tuple[list[Pooled], list[Pooled]]:
     """The texts of a group that are compared, and those that are held out. The seed decides which."""
-    order = list(range(len(pooled)))
-    random.Random(f"{asked.seed} {group}").shuffle(order)  # noqa: S311 -- it must be repeatable
-    held = rules.held_out(len(pooled), asked.holdout)
-    return [pooled[i] for i in sorted(order[held:])], [pooled[i] for i in sorted(order[:held])]
+    held = held_out(len(pooled), asked.holdout, asked.seed, group)
+    compared = [one for place, one in enumerate(pooled) if place not in held]
+    return compared, [pooled[place] for place in sorted(held)]
 
 
 def _check_held(resident: Resident, attached: Attachment) -> None:
@@ -190,45 +159,6 @@ def _check_held(resident: Resident, attached: Attachment) -> None:
             sae_id=attached.sae_id,
             layer=attached.layer,
         )
-
-
-async def _vectors(
-    part: Sequence[tuple[str, str | Conversation]],
-    pool: m.Pool,
-    client: str,
-    resident: Resident,
-) -> list[Pooled]:
-    """The pooled activations of some texts, read as one request.
-
-    Raises:
-        Refusal: with the name of the text, where there is one text or no position of it counts.
-    """
-    prompts = [_prompt(text, client) for _, text in part]
-    request = m.Scoring(prompts, 1.0, None, client=KIND, pool=pool)
-    found: dict[int, Pooled] = {}
-    try:
-        async with aclosing(resident.held().run(request)) as events:
-            async for event in events:
-                if isinstance(event, m.Pooled):
-                    found[event.choice] = _unpacked(event, part[event.choice][0])
-    except Refusal as refusal:
-        if len(part) > 1 or not _is_of_text(refusal):
-            raise
-        name = part[0][0]
-        why = f"{name}: {refusal.message}"
-        raise Refusal(refusal.code, why, param=name, **refusal.details) from None
-    return [found[choice] for choice in range(len(part))]
-
-
-def _is_of_text(refusal: Refusal) -> bool:
-    """Whether a text is refused, and not every request at this moment."""
-    return refusal.code not in _NOT_OF_TEXT and refusal.row.api < 500
-
-
-def _prompt(text: str | Conversation, client: str) -> m.Prompt:
-    if isinstance(text, str):
-        return m.Text(text)
-    return m.Chat([dict(message) for message in text], client=client)
 
 
 def _unpacked(answer: m.Pooled, name: str) -> Pooled:

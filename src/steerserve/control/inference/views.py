@@ -7,6 +7,7 @@ from typing import Literal
 from msgspec import UNSET, UnsetType
 
 from steerserve.control.sensing.feature_views import PromotedFeatures
+from steerserve.control.steering.vector_views import ProbeRecord, VectorRecord
 from steerserve.control.steering.views import Values
 from steerserve.rules.form import Form
 from steerserve.rules.jobs import JobFacts
@@ -116,7 +117,7 @@ class Contrast(Form, frozen=True, kw_only=True):
     compared: int
 
 
-JobResult = Contrast | PromotedFeatures | None
+JobResult = Contrast | PromotedFeatures | VectorRecord | ProbeRecord | None
 
 
 class JobRecord(JobFacts, frozen=True, kw_only=True):

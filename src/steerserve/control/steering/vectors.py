@@ -7,17 +7,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 from msgspec import structs
 
 from steerserve import messages as m
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.resident import Attachment
+from steerserve.control.steering.kept import Kept
 from steerserve.control.steering.reading import DocumentReader
 from steerserve.control.steering.vector_views import (
     NearFeature,
     NearVector,
     SourceKind,
+    Training,
     VectorNeighbours,
+    VectorRecord,
     VectorSource,
 )
 from steerserve.database.labels import Labels
@@ -30,10 +34,7 @@ from steerserve.rules.steering import vector as rules
 from steerserve.rules.steering.vector import Direction, ReadOptions, ReadVector, Vector
 from steerserve.rules.text import shown
 
-__all__ = ["HubFile", "NewVector", "VectorFile", "VectorRow", "Vectors"]
-
-KEPT_BYTES = 64 << 20
-"""The most bytes of directions that are kept in memory for requests."""
+__all__ = ["HubFile", "NewVector", "VectorFile", "VectorRow", "Vectors", "record"]
 
 HUB_FILE_MAXIMUM = 10 << 20
 """The largest file in bytes that is read from the hub."""
@@ -77,10 +78,7 @@ class Vectors:
         self._hub = hub
         self._conductor = conductor
         self._labels = labels
-        self._kept: dict[str, Vector] = {}
-        self._ids: dict[str, str] = {}
-        self._kept_bytes = 0
-        self._removals = 0
+        self._kept = Kept[Vector](store.vector)
 
     # ------------------------------------------------------------- finding
 
@@ -100,24 +98,7 @@ class Vectors:
         Raises:
             Refusal: VECTOR_NOT_FOUND, DATABASE_UNAVAILABLE.
         """
-        kept = self._kept.get(self._ids.get(id_or_name, id_or_name))
-        if kept is None:
-            removals = self._removals
-            kept = await self._store.vector(id_or_name)
-            if removals != self._removals:
-                return kept  # it may be the one that was removed meanwhile
-        self._forget(kept.id)
-        self._kept[kept.id], self._ids[kept.name] = kept, kept.id
-        self._kept_bytes += _size(kept)
-        while self._kept_bytes > KEPT_BYTES:
-            self._forget(next(iter(self._kept)))
-        return kept
-
-    def _forget(self, vector_id: str) -> None:
-        vector = self._kept.pop(vector_id, None)
-        if vector is not None:
-            self._kept_bytes -= _size(vector)
-            del self._ids[vector.name]
+        return await self._kept.find(id_or_name)
 
     # ------------------------------------------------------------- adding
 
@@ -127,7 +108,7 @@ class Vectors:
         Raises:
             Refusal: INVALID_LOCAL_PATH, INVALID_VECTOR, VECTOR_ALREADY_EXISTS, and what `add` raises.
         """
-        await self._check_name(new.name)
+        await self.check_name(new.name)
         path, file = await asyncio.to_thread(files.load, local_path)
         return await self._add_file(new, file, "local", local_path=str(path))
 
@@ -138,7 +119,7 @@ class Vectors:
             Refusal: what `Hub.describe` raises; INVALID_VECTOR for a file that is not there or is too large, and as
                 `add_local`.
         """
-        await self._check_name(new.name)
+        await self.check_name(new.name)
         described = await self._hub.describe(wanted.repo_id, wanted.revision, wanted.token)
         name = wanted.path.rpartition("/")[2]
         sizes = {one.path: one.size for one in described.files}
@@ -171,7 +152,7 @@ class Vectors:
         Raises:
             Refusal: INVALID_VECTOR, and what `add` raises.
         """
-        await self._check_name(new.name)
+        await self.check_name(new.name)
         return await self._add_file(new, file, "upload")
 
     async def add_inline(self, new: NewVector, document: dict[str, Any]) -> VectorRow:
@@ -180,7 +161,7 @@ class Vectors:
         Raises:
             Refusal: INVALID_VECTOR, and what `add` raises.
         """
-        await self._check_name(new.name)
+        await self.check_name(new.name)
         read = await self._reader.read(files.inline, document, new.options)
         return await self._add(new, read, VectorSource(kind="inline", format=read.format))
 
@@ -207,12 +188,15 @@ class Vectors:
         """
         row = await self._store.row(id_or_name)
         await self._store.remove(row.id)
-        self._removals += 1
-        self._forget(row.id)
+        self._kept.remove(row.id)
         return row.id
 
-    async def _check_name(self, name: str) -> None:
-        """Refuse a name before a file is read."""
+    async def check_name(self, name: str) -> None:
+        """Refuse a name before a file is read or a text.
+
+        Raises:
+            Refusal: VALIDATION_ERROR, VECTOR_ALREADY_EXISTS.
+        """
         rules.check_name(name)
         await self._store.check_name(name)
 
@@ -277,14 +261,19 @@ class Vectors:
             why = f"the vector has no direction at layer {layer}"
             errors = [{"loc": ["query", "layer"], "msg": why}]
             raise Refusal("VALIDATION_ERROR", why, param="layer", errors=errors)
-        features = await self._near_features(vector.name, directions, limit)
+        features = await self.near_features(vector.name, directions, limit)
         others = await self._near_vectors(vector.id, directions)
         return VectorNeighbours(vector.id, await self._labelled(features[:limit]), others[:limit])
 
-    async def _near_features(
+    async def near_features(
         self, name: str, directions: Sequence[Direction], limit: int
     ) -> list[NearFeature]:
-        """The features of the attached SAEs, the nearest first, without labels."""
+        """The features of the attached SAEs that are nearest to the directions of a vector, the nearest first, without
+        labels.
+
+        Raises:
+            Refusal: VECTOR_MISMATCH for a vector that does not fit the loaded model.
+        """
         attached = self._conductor.attachments()
         if not attached:
             return []
@@ -326,8 +315,12 @@ class Vectors:
         return sorted(found, key=lambda one: -one.cosine)
 
 
-def _size(vector: Vector) -> int:
-    return sum(len(one.data) for one in vector.directions)
+def record(row: VectorRow) -> VectorRecord:
+    """The record of a vector, as it is answered."""
+    values = {name: getattr(row, name) for name in VectorRecord.__struct_fields__}
+    values["source"] = msgspec.convert(row.source, VectorSource)
+    values["training"] = msgspec.convert(row.training, Training | None)
+    return VectorRecord(**values)
 
 
 def _pairs(

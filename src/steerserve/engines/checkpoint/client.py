@@ -199,6 +199,8 @@ class CheckpointEngine(Engine):
             case m.Attribution(_, position, target, against, key, layer, top, client):
                 wanted = position, target, against, key, layer, top
                 return m.Attribute(number, tokens, *wanted, client)
+            case m.StatesReading(_, layers, site, places, client):
+                return m.ReadStates(number, tokens, list(layers), site, places, client)
             case _:
                 raise TypeError(type(request).__name__)
 

@@ -225,15 +225,16 @@ def cosine(first: Direction, second: Direction) -> float:
     return max(-1.0, min(1.0, product / (math.hypot(*a) * math.hypot(*b))))
 
 
-def check_name(name: str) -> None:
+def check_name(name: str, prefix: str = ID_PREFIX) -> None:
     """Raises:
-    Refusal: VALIDATION_ERROR for a name that is blank, too long, has characters that no name has, or looks like an id.
+    Refusal: VALIDATION_ERROR for a name that is blank, too long, has characters that no name has, or looks like an id,
+        which begins with `prefix`.
     """
     why = name_fault(name) or (None if name.strip() else "a name is not blank")
     if len(name) > NAME_MAXIMUM:
         why = f"a name has at most {NAME_MAXIMUM} characters"
-    if name.startswith(ID_PREFIX):
-        why = f"a name does not begin with {ID_PREFIX!r}, as the ids do"
+    if name.startswith(prefix):
+        why = f"a name does not begin with {prefix!r}, as the ids do"
     if why is not None:
         errors = [{"loc": ["body", "name"], "msg": why}]
         raise Refusal("VALIDATION_ERROR", f"body.name: {why}", param="name", errors=errors)

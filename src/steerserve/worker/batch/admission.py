@@ -24,6 +24,7 @@ from steerserve.worker.rows.constrain import RowConstraint
 from steerserve.worker.rows.lens import Lens
 from steerserve.worker.rows.logprobs import Written
 from steerserve.worker.rows.rows import BatchRow, Pooling, Scoring, Writing
+from steerserve.worker.rows.states import States, positions_read
 from steerserve.worker.rows.steering import RowSteering, TokenFacts
 from steerserve.worker.rows.text import TextStream
 from steerserve.worker.sae.sites import direct_path_objection, find
@@ -247,6 +248,24 @@ def attribution_rows(
     )
     read = ids[: command.position % len(ids) + 1]
     return [BatchRow(command.id, 0, read, m.Suppressed(), goal)]
+
+
+def states_rows(command: m.ReadStates, model: Checkpoint, context: int) -> list[BatchRow]:
+    """One unsteered row per prompt.
+
+    Raises:
+        Refusal: CONTEXT_LENGTH_EXCEEDED, SAE_INCOMPATIBLE (the site is not found); INVALID_PARAMETER for a text without
+            tokens, or without a position that counts.
+    """
+    sites = [find(model.model, model.layers, command.site, layer) for layer in command.layers]
+    rows = []
+    for index, prompt in enumerate(command.prompts):
+        with NamedPrompt(command.prompts, index, "text") as where:
+            ids = _ids(prompt, model, "INVALID_PARAMETER")
+            max_tokens(m.Sampling(max_tokens=0), len(ids), context)
+            goal = States(sites, positions_read(command.places, prompt, model.special_tokens))
+        rows.append(BatchRow(command.id, index, ids, m.Suppressed(), goal, where=where))
+    return rows
 
 
 def _read(prompt: m.Tokens, model: Checkpoint, context: int) -> list[int]:

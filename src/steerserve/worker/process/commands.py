@@ -21,7 +21,7 @@ from steerserve.rules.inference import threads
 from steerserve.rules.inference.schema_dialect import JSON_OBJECT
 from steerserve.rules.inference.threads import Threads
 from steerserve.rules.residency.heartbeat import Activity
-from steerserve.worker import memory
+from steerserve.worker import fitting, memory
 from steerserve.worker.batch import admission
 from steerserve.worker.batch.batch import Batch
 from steerserve.worker.batch.passes import Passes
@@ -151,6 +151,9 @@ class Commands:
         sae = None if command.key is None else loaded.saes.held(command.key)
         return promoting.promote(command, loaded.unembedding, sae, loaded.model.decode_token)
 
+    def fit(self, command: m.Fit) -> m.Fitted:
+        return fitting.fit(command)
+
     # ------------------------------------------------------------- observing
 
     def read_statistics(self, command: m.ReadStatistics) -> m.Statistics:
@@ -194,6 +197,11 @@ class Commands:
         loaded = self._language_model()
         model, context = loaded.model, loaded.context
         rows = admission.attribution_rows(command, model, context, loaded.unembedding, loaded.saes)
+        return self._join(command, rows)
+
+    def read_states(self, command: m.ReadStates) -> m.Started:
+        loaded = self._language_model()
+        rows = admission.states_rows(command, loaded.model, loaded.context)
         return self._join(command, rows)
 
     def cancel(self, command: m.Cancel) -> None:
@@ -252,7 +260,9 @@ class Commands:
         loaded.batch.add(rows, is_seeded=is_seeded, client=command.client)
         return m.Started(command.id, [len(row.prompt) for row in prompts])
 
-    def _join(self, command: m.Lens | m.Attribute, rows: list[BatchRow]) -> m.Started:
+    def _join(
+        self, command: m.Lens | m.Attribute | m.ReadStates, rows: list[BatchRow]
+    ) -> m.Started:
         """Let rows join the batch that no observer reads."""
         self._language_model().batch.add(rows, is_seeded=False, client=command.client)
         return m.Started(command.id, [len(row.prompt) for row in rows])
@@ -269,11 +279,13 @@ METHODS: Mapping[type[m.Command], Callable[[Commands, Any], m.Event | None]] = M
         m.ResetStatistics: Commands.reset_statistics,
         m.Explore: Commands.explore,
         m.Promote: Commands.promote,
+        m.Fit: Commands.fit,
         m.Generate: Commands.generate,
         m.Score: Commands.score,
         m.Embed: Commands.embed,
         m.Lens: Commands.lens,
         m.Attribute: Commands.attribute,
+        m.ReadStates: Commands.read_states,
         m.Cancel: Commands.cancel,
         m.Stop: Commands.stop,
     }

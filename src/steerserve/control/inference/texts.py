@@ -1,0 +1,138 @@
+"""Texts that a job reads on the resident model, some at a time, in slots that no request waits for."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import TypeVar
+
+from steerserve import messages as m
+from steerserve.control.inference.queue import Queue
+from steerserve.control.residency.conductor import Conductor
+from steerserve.control.residency.resident import Resident
+from steerserve.errors import Refusal
+from steerserve.rules.inference.intent import Conversation
+from steerserve.rules.sensing import contrast
+
+TEXTS_AT_ONCE = 8
+"""The texts of one part of a job, which run together in one slot."""
+_NOT_OF_TEXT = ("MODEL_NOT_LOADED", "MODEL_BUSY", "SAE_NOT_ATTACHED")
+
+Kind = TypeVar("Kind", m.Pooled, m.StatesRead)
+
+
+@dataclass(frozen=True, slots=True)
+class NamedText:
+    """A text, and the place in the request that names it in refusals."""
+
+    name: str
+    prompt: m.Prompt
+
+
+class TextReader:
+    """Reads texts for jobs."""
+
+    def __init__(self, conductor: Conductor, queue: Queue) -> None:
+        self._conductor = conductor
+        self._queue = queue
+
+    async def read(
+        self,
+        texts: Sequence[NamedText],
+        resident: Resident,
+        make: Callable[[Sequence[m.Prompt]], m.Request],
+        kind: type[Kind],
+        *,
+        check: Callable[[], object],
+        told: Callable[[int], None],
+    ) -> list[Kind]:
+        """What is read of each text. `make` makes a request of some of them, whose events of the class `kind` are what
+        is read. `check` is asked before each part, and `told` gets the number of texts that are read so far.
+
+        Raises:
+            Refusal: those of `check`, and those of an inference request; of the first text that is refused, with its
+                name.
+        """
+        found: list[Kind] = []
+        while len(found) < len(texts):
+            part = _alike(texts[len(found) : len(found) + TEXTS_AT_ONCE])
+            async with self._queue.spare(), self._conductor.in_flight(resident):
+                check()
+                found += await _part(part, resident, make, kind)
+            told(len(found))
+        return found
+
+
+def _alike(texts: Sequence[NamedText]) -> list[NamedText]:
+    """The first of these texts that are all texts, or all conversations, as the prompts of one request are."""
+    is_chat = isinstance(texts[0].prompt, m.Chat)
+    return list(takewhile(lambda one: isinstance(one.prompt, m.Chat) is is_chat, texts))
+
+
+async def _part(
+    part: Sequence[NamedText],
+    resident: Resident,
+    make: Callable[[Sequence[m.Prompt]], m.Request],
+    kind: type[Kind],
+) -> list[Kind]:
+    try:
+        return await _together(part, resident, make, kind)
+    except Refusal as refusal:
+        if len(part) == 1 or not _is_of_text(refusal):
+            raise
+    # alone, the text that was refused is known
+    found: list[Kind] = []
+    for one in part:
+        found += await _together([one], resident, make, kind)
+    return found
+
+
+async def _together(
+    part: Sequence[NamedText],
+    resident: Resident,
+    make: Callable[[Sequence[m.Prompt]], m.Request],
+    kind: type[Kind],
+) -> list[Kind]:
+    """What is read of some texts in one request.
+
+    Raises:
+        Refusal: with the name of the text, where there is one text.
+    """
+    found: dict[int, Kind] = {}
+    try:
+        async with aclosing(resident.held().run(make([one.prompt for one in part]))) as events:
+            async for event in events:
+                if isinstance(event, kind):
+                    found[event.choice] = event
+    except Refusal as refusal:
+        if len(part) > 1 or not _is_of_text(refusal):
+            raise
+        name = part[0].name
+        why = f"{name}: {refusal.message}"
+        raise Refusal(refusal.code, why, param=name, **refusal.details) from None
+    return [found[choice] for choice in range(len(part))]
+
+
+def _is_of_text(refusal: Refusal) -> bool:
+    """Whether a text is refused, and not every request at this moment."""
+    return refusal.code not in _NOT_OF_TEXT and refusal.row.api < 500
+
+
+def prompt_of(
+    text: str | Conversation, client: str, *, is_located: bool = False
+) -> m.Text | m.Chat:
+    """The prompt of a text, or of a conversation, which the template renders for this client. With `is_located` the
+    contents of its messages are found."""
+    if isinstance(text, str):
+        return m.Text(text)
+    return m.Chat([dict(message) for message in text], client=client, is_located=is_located)
+
+
+def held_out(count: int, holdout: float, seed: int, group: str) -> frozenset[int]:
+    """The places of the texts of a group that are held out. The seed decides which."""
+    order = list(range(count))
+    random.Random(f"{seed} {group}").shuffle(order)  # noqa: S311 -- it must be repeatable
+    return frozenset(order[: contrast.held_out(count, holdout)])

@@ -1,0 +1,41 @@
+"""Judgements of directions on held-out examples, and the best layer."""
+
+from __future__ import annotations
+
+from steerserve.rules.sensing.training import Examples, Judgement, best, judged, mean_auc
+
+EXAMPLES = Examples([True] * 4 + [False] * 4, [False, True, True, True] * 2)
+
+
+def test_only_held_out_examples_are_judged() -> None:
+    scores = [-9.0, 3.0, 2.0, 0.0, 9.0, 1.0, 0.0, -1.0]
+    found = judged(EXAMPLES, scores)
+    assert found.auc == (3 + 3 + 1.5) / 9
+    assert found.low is not None
+    assert found.high is not None
+    assert found.low < found.auc < found.high
+    assert mean_auc(EXAMPLES, [scores, [-one for one in scores]]) == 0.5
+
+
+def test_without_held_out_examples_nothing_is_known() -> None:
+    none = Examples([True, False], [False, False])
+    assert judged(none, [1.0, 0.0]) == Judgement()
+    assert mean_auc(none, [[1.0, 0.0]]) is None
+
+
+def test_scores_without_spread_have_no_separation() -> None:
+    found = judged(EXAMPLES, [1.0] * 4 + [0.0] * 4)
+    assert (found.auc, found.separation) == (1.0, None)
+
+
+def test_the_best_layer_has_the_largest_auc_then_separation_then_is_the_lowest() -> None:
+    layers = [2, 5, 7]
+
+    def told(*figures: tuple[float, float | None]) -> list[Judgement]:
+        return [Judgement(auc, separation=separation) for auc, separation in figures]
+
+    assert best(layers, told((0.9, 9.0), (1.0, 2.0), (1.0, 1.0))) == 5
+    assert best(layers, told((1.0, 2.0), (1.0, 2.0), (0.8, 2.0))) == 2
+    assert best(layers, told((1.0, 2.0), (1.0, None), (1.0, 3.0))) == 5
+    assert best(layers, [Judgement()] * 3) is None
+    assert best([4], [Judgement()]) == 4
