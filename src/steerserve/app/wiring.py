@@ -210,7 +210,7 @@ class Owners:
         self.probes = Probes(ProbeStore(around.database, room=self.room))
         # monitoring is made after the owners of steering
         self.edit_parts = EditParts(
-            self.vectors, lambda key, index: self.monitoring.counted(key, index)
+            self.vectors, self.probes, lambda key, index: self.monitoring.counted(key, index)
         )
         self.interventions = Interventions(self.steering, conductor, self.edit_parts)
         self.serving = Serving(

@@ -295,6 +295,62 @@ def test_a_probe_is_listed_shown_and_deleted(served: Trained) -> None:
     assert live.error("DELETE", f"{PROBES}/{record['id']}")[:2] == (404, "PROBE_NOT_FOUND")
 
 
+def test_a_probe_in_a_condition_acts_where_its_score_is_beyond_the_bound(served: Trained) -> None:
+    live = served.live
+    record = served.train(f"{PROBES}/train", **GROUPS, name="of the sea", layers=[0], holdout=0)
+    shown = live.data("GET", f"{PROBES}/{record['id']}")
+    weights, bias = numbers(shown["weights"][0]["data"]), record["layers"][0]["bias"]
+    prompt = "the boats were with their baskets"
+    ids = served.ids(text=prompt)
+    scores = [served.states(ids, [at])[0] @ weights + bias for at in range(len(ids))]
+    ranked = sorted(scores)
+    bound = (ranked[len(ids) // 2] + ranked[len(ids) // 2 - 1]) / 2
+    row = base64.b64encode(np.ones(32, "<f4").tobytes()).decode()
+
+    def acted(name: str, **when: float) -> tuple[int, int]:
+        edit = {
+            "op": "add",
+            "vector": {"layer": 1, "data": row},
+            "value": 0.5,
+            "positions": {"prompt_window": [0, len(ids)]},
+            "when": {"probe": name, **when},
+        }
+        body = {
+            "model": "small",
+            "prompt": prompt,
+            "max_tokens": 1,
+            "return_steering_report": True,
+            "interventions": {"edits": [edit]},
+        }
+        answer = live.http.post("/v1/completions", json=body)
+        assert answer.status_code == 200, answer.text
+        (told,) = answer.json()["steering_report"]["edits"]
+        return told["evaluated"], told["acted"]
+
+    above = sum(score > bound for score in scores)
+    assert 0 < above < len(ids)
+    assert acted("of the sea", above=bound) == (len(ids), above)
+    assert acted(record["id"], below=bound) == (len(ids), len(ids) - above)
+    body = {
+        "model": "small",
+        "prompt": "a",
+        "interventions": {
+            "edits": [
+                {
+                    "op": "ablate",
+                    "vector": {"layer": 1, "data": row},
+                    "when": {"probe": "nobody", "above": 0},
+                }
+            ]
+        },
+    }
+    refused = live.http.post("/v1/completions", json=body)
+    error = refused.json()["error"]
+    assert (refused.status_code, error["code"]) == (404, "probe_not_found")
+    assert error["param"] == "interventions.edits[0].when.probe"
+    live.data("DELETE", f"{PROBES}/{record['id']}")
+
+
 def test_without_wait_the_job_is_told_at_once_and_may_be_cancelled(served: Trained) -> None:
     live = served.live
     job = live.data("POST", TRAIN, {**GROUPS, "name": "cancelled"}, status=202)["job"]

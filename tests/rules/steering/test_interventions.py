@@ -199,7 +199,7 @@ def test_conditions_nest_four_deep_and_no_deeper() -> None:
         ({**SET, "when": {"feature": FEATURE}}, "when"),
         ({**SET, "when": {"feature": FEATURE, "above": 1, "below": 2}}, "when"),
         ({**SET, "when": {"feature": FEATURE, "above": 1e39}}, "when.above"),
-        ({**SET, "when": {"probe": "probe_a", "above": 1}}, "when.probe"),
+        ({**SET, "when": {"probe": "", "above": 1}}, "when.probe"),
         ({**SET, "when": {"vector": "a", "above": 1, "hold": 0}}, "when.hold"),
         (
             {**SET, "when": {"vector": "a", "above": 1, "over": "prompt_max", "hold": 2}},

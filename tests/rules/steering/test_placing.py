@@ -21,6 +21,7 @@ from steerserve.rules.steering.edits import (
 from steerserve.rules.steering.live import key_of
 from steerserve.rules.steering.placing import ModelFacts, Placed, placed
 from steerserve.rules.steering.positions import Positions, Selection
+from steerserve.rules.steering.probe import Probe
 from steerserve.rules.steering.vector import PROJECT, Direction, Vector
 
 
@@ -71,9 +72,20 @@ VECTORS = {
 }
 
 
+PROBES = {
+    one.name: one
+    for one in (
+        Probe("probe_b", "best", "b", (direction(0), direction(1)), (0.5, -2.0), 1),
+        Probe("probe_l", "lone", "l", (direction(2, "resid_post", 3.0, 4.0),), (1.5,)),
+        Probe("probe_u", "unknown", "u", (direction(0), direction(1)), (0.0, 0.0)),
+        Probe("probe_d", "deep", "d", (direction(9),), (0.0,)),
+    )
+}
+
+
 def place(*edits: dict[str, Any], **fields: Any) -> Placed:
     made = interventions.parse({"edits": list(edits), **fields})
-    return placed(made.with_vectors(VECTORS), (LOW, HIGH), MODEL)
+    return placed(made.with_vectors(VECTORS, PROBES), (LOW, HIGH), MODEL)
 
 
 def of(sae: str, index: int = 4) -> dict[str, Any]:
@@ -155,6 +167,19 @@ def test_a_value_in_the_unit_max_is_a_part_of_the_largest_activation() -> None:
     assert made.edits == (Edit(Feature(LOW.key, 4), Target(factor=0.0, offset=10.0)),)
 
 
+def test_a_probe_is_read_at_its_best_layer_or_else_at_its_only_one() -> None:
+    """w · x + b is above a bound where x · w / |w| is above (bound - b) / |w|."""
+    when = {"any": [{"probe": "lone", "above": 4}, {"probe": "best", "below": 1, "hold": 3}]}
+    (edit,) = place(edit_of("one", "ablate", when=when)).edits
+    best = direction(1)
+    assert edit.when == AnyOf(
+        (
+            Condition(direction(2, "resid_post", 3.0, 4.0), above=(4 - 1.5) / 5.0),
+            Condition(best, below=(1 + 2.0) / best.norm, hold=3),
+        )
+    )
+
+
 def test_conditions_read_features_and_directions_below_the_edit() -> None:
     when = {
         "any": [
@@ -209,6 +234,13 @@ def low(op: str = "set", index: int = 4, value: float | None = 1, **fields: Any)
             "when.feature",
         ),
         (low(when={"vector": "one", "above": 1}), "INVALID_INTERVENTION", "when.vector"),
+        (low(when={"probe": "lone", "above": 1}), "INVALID_INTERVENTION", "when.probe"),
+        (low(when={"probe": "unknown", "above": 1}), "INVALID_INTERVENTION", "when.probe"),
+        (
+            low(when={"all": [{"probe": "deep", "above": 1}]}),
+            "VECTOR_MISMATCH",
+            "when.all[0].probe",
+        ),
         (low(when={"vector": "mid", "above": 1}), "INVALID_INTERVENTION", "when.vector"),
         (low(when={"vector": "kind", "above": 1}), "INVALID_INTERVENTION", "when.vector"),
         (

@@ -1,14 +1,16 @@
 """The live interventions, which steer every request without steering of its own; and the parts of edits that are looked
-up before edits are placed: stored vectors, and the largest activations that are known."""
+up before edits are placed: stored vectors and probes, and the largest activations that are known."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from steerserve import messages as m
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.resident import Attachment, Resident
+from steerserve.control.steering.probes import Probes
 from steerserve.control.steering.steering import Steering
 from steerserve.control.steering.vectors import Vectors
 from steerserve.control.steering.views import LiveInterventions
@@ -17,31 +19,34 @@ from steerserve.rules.steering import interventions as rules
 from steerserve.rules.steering import live as live_rules
 from steerserve.rules.steering.live import Live
 from steerserve.rules.steering.placing import Largest, ModelFacts, placed, standing_of
+from steerserve.rules.steering.probe import Probe
 from steerserve.rules.steering.request import MAX, REPLACE, RequestSteering, SteeredFeature
 from steerserve.rules.steering.vector import Vector
 
 Counted = Callable[[str, int], Awaitable[m.FeatureCount | None]]
 """(key, feature) -> what monitoring has counted of it."""
+Kind = TypeVar("Kind", Vector, Probe)
 
 
 class EditParts:
     """Looks up what edits name."""
 
-    def __init__(self, vectors: Vectors, counted: Counted) -> None:
+    def __init__(self, vectors: Vectors, probes: Probes, counted: Counted) -> None:
         self._vectors = vectors
+        self._probes = probes
         self._counted = counted
 
     async def with_vectors(self, own: RequestSteering) -> RequestSteering:
-        """The edits with the stored vectors that they name.
+        """The edits with the stored vectors and probes that they name.
 
         Raises:
-            Refusal: VECTOR_NOT_FOUND, whose `param` is the place of the name.
+            Refusal: VECTOR_NOT_FOUND, PROBE_NOT_FOUND, whose `param` is the place of the name.
         """
-        named = own.references()
-        if not named:
+        vectors, probes = own.references(), own.probes()
+        if not vectors and not probes:
             return own
         return own.with_vectors(
-            {name: await self._found(name, place) for name, place in named.items()}
+            await _found(self._vectors.find, vectors), await _found(self._probes.find, probes)
         )
 
     async def largest(self, own: RequestSteering, attached: Sequence[Attachment]) -> Largest:
@@ -56,12 +61,19 @@ class EditParts:
                         known[sae.key, edit.index] = counted.max
         return known
 
-    async def _found(self, name: str, place: str) -> Vector:
+
+async def _found(
+    find: Callable[[str], Awaitable[Kind]], named: Mapping[str, str]
+) -> dict[str, Kind]:
+    """What is stored under these names, each with the place in the request that names it."""
+    found = {}
+    for name, place in named.items():
         try:
-            return await self._vectors.find(name)
+            found[name] = await find(name)
         except Refusal as refusal:
             why = f"{place}: {refusal.message}"
             raise Refusal(refusal.code, why, param=place, **refusal.details) from refusal
+    return found
 
 
 def facts_of(resident: Resident, largest: Largest) -> ModelFacts:

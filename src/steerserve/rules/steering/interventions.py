@@ -41,6 +41,7 @@ from steerserve.rules.steering.request import (
     AskedEdit,
     AskedWhen,
     NamedFeature,
+    NamedProbe,
     Reference,
     RequestSteering,
     SteeredFeature,
@@ -118,7 +119,7 @@ class PositionsPart(SelectionPart, frozen=True):
 
 
 class ConditionPart(_Part, frozen=True):
-    """What a feature or a vector reads, above or below a bound; or several conditions in `any` or `all`."""
+    """What a feature, a vector or a probe reads, above or below a bound; or several conditions in `any` or `all`."""
 
     feature: FeaturePart | None = None
     vector: str | VectorPart | None = None
@@ -410,9 +411,9 @@ def _when(part: ConditionPart, where: str, deep: int) -> AskedWhen:
     )
 
 
-def _read(part: ConditionPart, where: str) -> NamedFeature | Reference:
+def _read(part: ConditionPart, where: str) -> NamedFeature | NamedProbe | Reference:
     if part.probe is not None:
-        raise _wrong(f"{where}.probe", "no probe has this id")
+        return NamedProbe(_text(part.probe, f"{where}.probe"))
     if part.feature is not None:
         return _feature(part.feature, f"{where}.feature")
     return _reference(part.vector, f"{where}.vector")

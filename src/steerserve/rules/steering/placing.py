@@ -25,12 +25,14 @@ from steerserve.rules.steering.edits import (
     ordered,
 )
 from steerserve.rules.steering.live import MAXIMUM, MINIMUM, Standing, Values, at_intensity
+from steerserve.rules.steering.probe import Probe
 from steerserve.rules.steering.request import (
     FIELD,
     MAX,
     AskedCondition,
     AskedWhen,
     NamedFeature,
+    NamedProbe,
     Reference,
     RequestSteering,
     SteeredFeature,
@@ -373,8 +375,14 @@ def _when(
     if when is None:
         return None
     if isinstance(when, AskedCondition):
-        reads = _reads(steering, steering.where(at, part), when, write, attached, model)
-        return Condition(reads, when.above, when.below, when.over, when.hold)
+        where, above, below = steering.where(at, part), when.above, when.below
+        if isinstance(when.reads, NamedProbe):
+            probe, index = _read_probe(steering, f"{where}.probe", when.reads)
+            # w · x + b is above a bound where the projection on w is above another one
+            above = None if above is None else probe.projection(index, above)
+            below = None if below is None else probe.projection(index, below)
+        reads = _reads(steering, where, when, write, attached, model)
+        return Condition(reads, above, below, when.over, when.hold)
     name, inner = "all" if when.is_all else "any", []
     for turn, one in enumerate(when.conditions):
         made = _when(steering, at, one, f"{part}.{name}[{turn}]", write, attached, model)
@@ -398,8 +406,13 @@ def _reads(
         _check_index(f"{where}.index", condition.reads.index, sae)
         reads, place = Feature(sae.key, condition.reads.index), model.place(sae)
     else:
-        where = f"{where}.vector"
-        direction = _read_direction(steering, where, _vector(condition.reads), write)
+        if isinstance(condition.reads, NamedProbe):
+            where = f"{where}.probe"
+            probe, index = _read_probe(steering, where, condition.reads)
+            direction = probe.directions[index]
+        else:
+            where = f"{where}.vector"
+            direction = _read_direction(steering, where, _vector(condition.reads), write)
         check_fits(where, direction, model)
         reads, place = direction, (direction.layer, direction.site)
     if _turn(place) > _turn(write):
@@ -424,4 +437,17 @@ def _read_direction(
             return having[0]
     expected = f"a vector with one direction, or with one at layer {write[0]}"
     layers = sorted({direction.layer for direction in vector.directions})
+    raise invalid(steering, where, expected, layers=layers)
+
+
+def _read_probe(steering: RequestSteering, where: str, named: NamedProbe) -> tuple[Probe, int]:
+    """A probe, and the place of the layer that a condition reads: its best layer, or else its only one."""
+    probe = named.probe
+    assert isinstance(probe, Probe)
+    layers = [direction.layer for direction in probe.directions]
+    if probe.best_layer is not None:
+        return probe, layers.index(probe.best_layer)
+    if len(layers) == 1:
+        return probe, 0
+    expected = "a probe with one layer, or with a best layer from held-out texts"
     raise invalid(steering, where, expected, layers=layers)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from steerserve.errors import Refusal
 from steerserve.rules.saes.attachment import FIRST_SAE, SaeChoice
@@ -26,6 +27,7 @@ from steerserve.rules.steering.edits import (
 )
 from steerserve.rules.steering.live import BATCH_MAXIMUM
 from steerserve.rules.steering.positions import ALL, Positions
+from steerserve.rules.steering.probe import Probe
 from steerserve.rules.steering.vector import Vector
 
 FIELD = "sae_steering"
@@ -52,10 +54,17 @@ class NamedFeature:
 
 
 @dataclass(frozen=True, slots=True)
+class NamedProbe:
+    """A probe that a condition reads: its id or its name, or the probe itself."""
+
+    probe: str | Probe
+
+
+@dataclass(frozen=True, slots=True)
 class AskedCondition:
     """A condition as a request has it; the fields are those of `edits.Condition`."""
 
-    reads: NamedFeature | Reference
+    reads: NamedFeature | NamedProbe | Reference
     above: float | None = None
     below: float | None = None
     over: str = TOKEN
@@ -150,9 +159,22 @@ class RequestSteering:
                     named.setdefault(reference, self.where(place, part))
         return named
 
-    def with_vectors(self, found: Mapping[str, Vector]) -> RequestSteering:
-        """The same edits with the vectors in the place of their names."""
-        return replace(self, edits=tuple(_with_vectors(edit, found) for edit in self.edits))
+    def probes(self) -> dict[str, str]:
+        """The stored probes that conditions name, each with the first place that names it."""
+        named: dict[str, str] = {}
+        for place, edit in enumerate(self.edits):
+            for part, condition in conditions(edit.when):
+                reads = condition.reads
+                if isinstance(reads, NamedProbe) and isinstance(reads.probe, str):
+                    named.setdefault(reads.probe, self.where(place, f"{part}.probe"))
+        return named
+
+    def with_vectors(
+        self, found: Mapping[str, Vector], probes: Mapping[str, Probe] = MappingProxyType({})
+    ) -> RequestSteering:
+        """The same edits with the vectors and the probes in the place of their names."""
+        made = (_with_vectors(edit, found, probes) for edit in self.edits)
+        return replace(self, edits=tuple(made))
 
 
 def _references(edit: AskedEdit) -> Iterator[tuple[str, Reference]]:
@@ -161,7 +183,7 @@ def _references(edit: AskedEdit) -> Iterator[tuple[str, Reference]]:
         if edit.to is not None:
             yield "to", edit.to
     for where, condition in conditions(edit.when):
-        if not isinstance(condition.reads, NamedFeature):
+        if not isinstance(condition.reads, NamedFeature | NamedProbe):
             yield f"{where}.vector", condition.reads
 
 
@@ -175,7 +197,9 @@ def conditions(when: AskedWhen | None, where: str = "when") -> Iterator[tuple[st
             yield from conditions(one, f"{where}.{name}[{at}]")
 
 
-def _with_vectors(edit: AskedEdit, found: Mapping[str, Vector]) -> AskedEdit:
+def _with_vectors(
+    edit: AskedEdit, found: Mapping[str, Vector], probes: Mapping[str, Probe]
+) -> AskedEdit:
     def known(reference: Reference) -> Reference:
         return found[reference] if isinstance(reference, str) else reference
 
@@ -185,8 +209,13 @@ def _with_vectors(edit: AskedEdit, found: Mapping[str, Vector]) -> AskedEdit:
         if isinstance(when, AskedConditions):
             inner = (resolved(one) for one in when.conditions)
             return replace(when, conditions=tuple(one for one in inner if one is not None))
-        is_feature = isinstance(when.reads, NamedFeature)
-        return when if is_feature else replace(when, reads=known(when.reads))  # type: ignore[arg-type]
+        reads = when.reads
+        if isinstance(reads, NamedProbe):
+            probe = reads.probe
+            return replace(
+                when, reads=NamedProbe(probes[probe] if isinstance(probe, str) else probe)
+            )
+        return when if isinstance(reads, NamedFeature) else replace(when, reads=known(reads))
 
     if isinstance(edit, SteeredFeature):
         return replace(edit, when=resolved(edit.when))
