@@ -231,6 +231,17 @@ def test_conversations_go_through_the_template(served: Trained) -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-2, atol=1e-2)
 
 
+def test_texts_and_conversations_may_stand_in_one_group(served: Trained) -> None:
+    chat = [{"role": "user", "content": "the fishermen"}]
+    mixed = [POSITIVES[0], chat, POSITIVES[1]]
+    record = served.train(positives=mixed, negatives=NEGATIVES, holdout=0, read={"index": -1})
+    states = [served.states(served.ids(text=text), [-1]) for text in POSITIVES[:2]]
+    states.append(served.states(served.ids(messages=chat), [-1]))
+    expected = np.mean(states, axis=0) - served.last(NEGATIVES).mean(0)
+    found = served.directions(record["id"])
+    np.testing.assert_allclose(np.stack(found), expected, rtol=1e-3, atol=1e-5)
+
+
 @pytest.mark.parametrize("method", ["pca", "logistic"])
 def test_other_methods_tell_the_groups_apart_with_the_length_1(
     served: Trained, method: str
