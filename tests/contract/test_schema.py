@@ -43,7 +43,14 @@ NEVER_SUCCEED = {
     "GET /api/sensing/events/{event_id}",
     "GET /api/circuit-sensing/events/{event_id}",
 }
-NAMING = {"/api/profiles", "/api/profiles/save-current", "/api/profiles/import", "/api/vectors"}
+NAMING = {
+    "/api/profiles",
+    "/api/profiles/save-current",
+    "/api/profiles/import",
+    "/api/vectors",
+    "/api/vectors/train",
+    "/api/probes/train",
+}
 REFUSES_WITH_200 = {
     "/api/profiles/import",
     "/api/clusters/import",
@@ -93,6 +100,7 @@ loading = described.include(path_regex="/load$")
 
 REPO = "acme/tiny"
 PACKED = "small.cluster.json"
+GROUPS = {"positives": ["a", "b"], "negatives": ["c", "d"]}
 SMALL = {"name": "small", "members": [{"feature_idx": 1, "strength": 1.0}]}
 
 
@@ -123,6 +131,8 @@ class World:
         self.direction = {"layer": self.sae.layer, "data": _zeros_and_one(width)}
         vector = {"name": "calm", "source": "inline", "directions": [self.direction]}
         self.ids["vector_id"] = live.data("POST", "/api/vectors", vector, 201)["id"]
+        probe = live.data("POST", "/api/probes/train?wait=true", {"name": "calm", **GROUPS})
+        self.ids["probe_id"] = probe["job"]["result"]["id"]
         self.answers: defaultdict[str, set[int]] = defaultdict(set)
         self.numbers = count()
         self._kinds: set[tuple[Any, ...]] = set()
@@ -161,8 +171,7 @@ class World:
     def _job(self) -> str:
         """The id of the newest job. Where there is none, one begins if an SAE is attached."""
         if not self.live.data("GET", "/api/jobs")["jobs"]:
-            groups = {"positives": ["a", "b"], "negatives": ["c", "d"]}
-            self.live.http.post("/api/features/contrast", json=groups)
+            self.live.http.post("/api/features/contrast", json=GROUPS)
         jobs = self.live.data("GET", "/api/jobs")["jobs"]
         return str(jobs[0]["id"]) if jobs else "job_nobody"
 
@@ -214,6 +223,10 @@ class World:
                 body["source"] = "local"
         if case.path == "/api/vectors" and isinstance(body.get("directions"), list):
             _aim_vector(body, self.direction)
+        if case.path.endswith("/train") and isinstance(body.get("positives"), list):
+            for choice in ("pairs", "site", "read", "layers"):
+                body.pop(choice, None)
+            body |= GROUPS
         if case.path.startswith("/v1"):
             is_response = case.path == "/v1/responses"
             _aim_request(body, "embeddings" not in case.path, is_response=is_response)
