@@ -91,10 +91,11 @@ def measured(model: Checkpoint) -> dict[str, Any]:
     saes = HookedSaes(model.dtype, find_site=partial(sites.find, model.model, model.layers))
     middle = sites.find(model.model, model.layers, sites.RESID_POST, model.layers // 2)
     saes.attach(KEY, random_sae(model.hidden_size), middle)
-    plain = Decoding(model, WATCHED, 0, saes)
-    plain.seconds(WARM)
     found = {}
     for name, plan_of in plans(model.hidden_size, model.layers).items():
+        # rows of their own for each kind, because a row writes so many tokens only
+        plain = Decoding(model, WATCHED, 0, saes)
+        plain.seconds(WARM)
         edited = Decoding(model, WATCHED, 0, saes, plan_of=plan_of)
         edited.seconds(WARM)
         pairs = []

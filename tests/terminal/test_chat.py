@@ -24,7 +24,8 @@ from steerserve.terminal import chat as chats
 from steerserve.terminal import output, starting
 from tests.service import Running
 
-PATIENCE = 90
+PATIENCE, SILENCE = 90, 5
+"""Seconds that a text may take to come, and after which a key is pressed again."""
 LAUNCH = """
 import fcntl, runpy, sys, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
@@ -53,17 +54,24 @@ class Terminal:
     def write(self, text: str) -> None:
         os.write(self._own, text.encode())
 
-    def until(self, text: str) -> str:
-        """What is printed up to this text, which must come."""
+    def until(self, text: str, key: str = "") -> str:
+        """What is printed up to this text, which must come.
+
+        The key is pressed first, and again after a silence: Python's line editor overlooks a Ctrl-C
+        between the print of its prompt and its wait for keys.
+        """
         begun = time.monotonic()
+        self.write(key)
         while text not in self.text:
             left = PATIENCE - (time.monotonic() - begun)
             assert left > 0, self.text
-            if select.select([self._own], [], [], left)[0]:
+            if select.select([self._own], [], [], SILENCE if key else left)[0]:
                 try:
                     self.text += os.read(self._own, 4096).decode(errors="replace")
                 except OSError:  # the command has ended
                     assert text in self.text, self.text
+            else:
+                self.write(key)
         before, _, self.text = self.text.partition(text)
         return before
 
@@ -117,10 +125,7 @@ def test_a_person_chats_steers_compares_saves_and_leaves(labelled: Running) -> N
         assert "nothing is set" in terminal.until(chats.PROMPT)
         terminal.write("/help\n")
         assert "/compare" in terminal.until(chats.PROMPT).replace("/help", "")
-        # the second key (Ctrl-K, without effect here) wakes an editor that began to wait as the signal came
-        terminal.write("\x03")
-        terminal.write("\x0b")
-        terminal.until("/bye or Ctrl-D leaves")
+        terminal.until("/bye or Ctrl-D leaves", key="\x03")
         # a key is read as it is once the line editor has shown its prompt
         terminal.until(chats.PROMPT)
         terminal.write("\x04")
