@@ -172,6 +172,18 @@ def _steered(_: str, figures: Part) -> Iterator[str]:
     yield table(("", "tokens/s", "over plain requests"), lines)
 
 
+def _kept_beginnings(_: str, figures: Part) -> Iterator[str]:
+    yield prose(
+        f"A plain request reads a prompt of {figures['prompt_tokens']:,} tokens. Then a request with the same prompt is "
+        "sent. Edits of generated positions share the kept beginning of the plain request; edits of all positions do not."
+    )
+    lines = [
+        (name, ms(seconds), _ratio(figures["ratios"].get(name)))
+        for name, seconds in figures["first_token_s"].items()
+    ]
+    yield table(("", "first token, ms", "over reading anew"), lines)
+
+
 def _neighbours(_: str, figures: Part) -> Iterator[str]:
     yield "The neighbour is one process that keeps a core busy."
     lines = [
@@ -268,6 +280,7 @@ SECTIONS: Mapping[str, tuple[str, Callable[[str, Part], Iterator[str]]]] = {
     "concurrency-0.5b": ("Requests at once, 0.5B", _concurrency),
     "long-prompts": ("Short requests beside long prompts", _long_prompts),
     "steered": ("Steering, sensing and monitoring in a shared batch", _steered),
+    "kept-beginnings": ("The first token where the beginning is kept, 91M", _kept_beginnings),
     "neighbours": ("Beside a busy process", _neighbours),
     "mixed": ("Requests of different lengths", _plain),
     "step-times": ("Where the time of a decode step goes, 91M", _step_times),

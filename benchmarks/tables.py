@@ -124,6 +124,11 @@ def _of_steered(part: Part) -> Iterator[Row]:
         yield aimed(f"{name}, over 32 plain requests, tokens/s", values, aim)
 
 
+def _of_kept_beginnings(figures: Part) -> Iterator[Row]:
+    for name, values in figures["ratios"].items():
+        yield aimed(f"first token after a plain request, {name}, over reading anew", values, None)
+
+
 def _of_neighbours(part: Part) -> Iterator[Row]:
     for key, values in part["ratios"].items():
         yield aimed(f"beside a busy process over alone, tokens/s, {key}", values, BESIDE)
@@ -313,6 +318,7 @@ ROWS: dict[str, Callable[[Part], Iterator[Row]]] = {
     "concurrency-0.5b": _of_concurrency,
     "long-prompts": _of_long_prompts,
     "steered": _of_steered,
+    "kept-beginnings": _of_kept_beginnings,
     "neighbours": _of_neighbours,
     "mixed": _of_mixed,
     "step-times": _of_step_times,

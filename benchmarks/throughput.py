@@ -22,6 +22,7 @@ import torch
 
 from benchmarks import (
     concurrency,
+    kept_beginnings,
     long_prompts,
     machine,
     mixed,
@@ -58,6 +59,7 @@ PARTS: dict[str, Callable[[Plan], Awaitable[dict[str, Any]]]] = {
     "bandwidth": bandwidth,
     "concurrency-91m": lambda plan: concurrency.measure(plan, "91m"),
     "long-prompts": lambda plan: long_prompts.measure(plan, "91m"),
+    "kept-beginnings": lambda plan: kept_beginnings.measure(plan, "91m"),
     "steered": lambda plan: steered.measure(plan, "91m"),
     "neighbours": neighbours.measure,
     "mixed": lambda plan: mixed.measure(plan, "91m"),
