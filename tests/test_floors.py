@@ -89,7 +89,8 @@ FLOORS: dict[str, set[str]] = {
     "app.service": ZERO | {"app", "openai", "api", "events", "http"},
     "app.commands": ZERO | {"rules", "app.doctor", "app.serve"},
     "terminal": {"", "client", "terminal", "demo"} | FORMS,
-    # imports `app.commands` by its name, because a command that asks a service needs no service of its own
+    "agents": {"", "client", "agents"},
+    # imports `app.commands` and `agents.server` by their names, because a command needs no part that it does not use
     "cli": {"", "terminal"},
     "__main__": {"cli"},
 }

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from steerserve import __version__
-from steerserve.terminal import commands
+from steerserve.terminal import commands, output
 
 main = typer.Typer(
     help="Serve language models, and steer them by features of sparse autoencoders.",
@@ -44,6 +44,23 @@ def doctor_command() -> None:
 def openapi_command() -> None:
     """Print the API description as JSON."""
     typer.echo(_service().description())
+
+
+@main.command("mcp", rich_help_panel=SERVICE)
+def mcp_command(
+    allow_changes: Annotated[
+        bool, typer.Option("--allow-changes", help="Also offer tools that change the service.")
+    ] = False,
+) -> None:
+    """Serve tools for agents over the standard input and output (MCP), which ask the service at STEERSERVE_URL."""
+    try:
+        server: Any = importlib.import_module("steerserve.agents.server")
+    except ModuleNotFoundError as error:
+        if error.name not in ("mcp", "mcp_types"):
+            raise
+        output.say("the package `mcp` is not installed: pip install 'steerserve[mcp]'")
+        raise typer.Exit(output.WRONG_USE) from None
+    server.run(allow_changes=allow_changes)
 
 
 commands.add(main)

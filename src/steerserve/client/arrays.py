@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from steerserve.client import shown
+
+
+@dataclass(frozen=True, slots=True)
+class StrongFeature:
+    """A feature with its largest activation in a text, and the position and the token where it is."""
+
+    index: int
+    label: str | None
+    activation: float
+    position: int
+    token: str | None
 
 
 class Activations:
@@ -61,6 +73,27 @@ class Activations:
         if not len(at):
             raise KeyError(feature)
         return self.values[:, int(at[0])]
+
+    def strongest(self, top: int = 10) -> list[StrongFeature]:
+        """The features with the largest activations, the largest first. The first position of a text is left out,
+        because SAEs are not trained on it."""
+        rows = np.flatnonzero(self.positions > 0)
+        if not self.values[rows].size:
+            return []
+        read = np.nan_to_num(self.values[rows], nan=-np.inf)
+        largest, where = read.max(axis=0), rows[read.argmax(axis=0)]
+        chosen = np.argsort(-largest, kind="stable")[:top]
+        return [
+            StrongFeature(
+                index=int(self.features[at]),
+                label=self.labels.get(int(self.features[at])),
+                activation=float(largest[at]),
+                position=int(self.positions[where[at]]),
+                token=None if self.texts is None else self.texts[where[at]],
+            )
+            for at in chosen
+            if np.isfinite(largest[at])
+        ]
 
     def to_pandas(self) -> Any:
         """A `pandas.DataFrame` with a row for each position and a column for each feature.

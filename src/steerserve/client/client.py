@@ -66,6 +66,7 @@ class Service(Noun[Mode]):
         timeout: the seconds in which an answer must come, or the next part of a stream.
         retries: how often a request that was refused with 503 is sent again after the time that the service suggests.
             It is sent again only where nothing can run twice.
+        headers: headers of every request, such as `X-Service-Load-Policy`.
     """
 
     def __init__(
@@ -76,12 +77,14 @@ class Service(Noun[Mode]):
         model: str | None = None,
         timeout: float = TIMEOUT,
         retries: int = RETRIES,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(self)
         self.base_url = (base_url or os.environ.get("STEERSERVE_URL") or URL).rstrip("/")
         self.model = model
         self.retries = retries
         self._key = api_key or os.environ.get("STEERSERVE_API_KEY") or None
+        self._own_headers = dict(headers or {})
         self._timeout = httpx2.Timeout(timeout, connect=CONNECT_SECONDS)
         self.models: nouns.Models[Mode] = nouns.Models(self)
         self.saes: nouns.Saes[Mode] = nouns.Saes(self)
@@ -185,7 +188,8 @@ class Service(Noun[Mode]):
         return cast("NDArray[np.float32]", arrays.vectors(json.loads(reply.body)))
 
     def _headers(self) -> dict[str, str]:
-        return {} if self._key is None else {"authorization": f"Bearer {self._key}"}
+        key = {} if self._key is None else {"authorization": f"Bearer {self._key}"}
+        return key | self._own_headers
 
     def _options(self) -> dict[str, Any]:
         """The options of the HTTP client. A service of this machine is not asked through a proxy."""

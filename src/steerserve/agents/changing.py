@@ -1,0 +1,101 @@
+"""The tools that change the service for everybody who uses it. They are there with `--allow-changes` only."""
+
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from steerserve.agents.reading import Layer, Message, SaeId, given
+from steerserve.client import AsyncClient
+from steerserve.client.faults import InvalidParameter
+
+Model = Annotated[int | str, Field(description="Id or name of a registered model.")]
+
+
+class Changing:
+    """Tools that change the service."""
+
+    def __init__(self, client: AsyncClient) -> None:
+        self._client = client
+
+    async def set_steering(
+        self,
+        values: Annotated[
+            dict[int, float], Field(description="Feature index -> value from -200 to 200.")
+        ],
+        sae_id: SaeId = None,
+        layer: Layer = None,
+    ) -> Any:
+        """Set live values of features, which steer every request without steering of its own. Values of other features
+        stay."""
+        return await self._client.steering.set(values, **given(sae_id=sae_id, layer=layer))
+
+    async def set_interventions(
+        self,
+        edits: list[dict[str, Any]],
+        preserve_norm: bool | None = None,
+    ) -> Any:
+        """Replace the live edits, which act on every request without steering of its own. An empty list ends them."""
+        return await self._client.interventions.set(edits, **given(preserve_norm=preserve_norm))
+
+    async def clear_steering(self) -> Any:
+        """Clear all live values and edits."""
+        return await self._client.steering.clear()
+
+    async def load_model(self, model: Model) -> Any:
+        """Load a model in the place of the loaded one, and wait until it is loaded. Its SAEs are detached."""
+        return await self._client.models.load(model, progress=False)
+
+    async def unload_model(self, model: Model) -> Any:
+        """Take a model out of memory."""
+        return await self._client.models.unload(model)
+
+    async def attach_sae(
+        self,
+        sae: Annotated[str, Field(description="Id, name or path of a registered SAE.")],
+        layer: Annotated[
+            int | None, Field(description="By default the layer that it was trained on.")
+        ] = None,
+        beside: Annotated[bool, Field(description="Keep the SAEs that are attached.")] = False,
+    ) -> Any:
+        """Attach an SAE to the loaded model, in the place of those that are attached."""
+        record = await self._client.saes.find(sae)
+        at = record.trained_layer if layer is None else layer
+        if at is None:
+            raise InvalidParameter("the SAE does not say its layer", details={"param": "layer"})
+        if beside:
+            return await self._client.saes.attach_set([{"sae_id": record.id, "layer": at}])
+        return await self._client.saes.attach(record.id, layer=at)
+
+    async def detach_sae(self, sae: Annotated[str, Field(description="Id, name or path.")]) -> Any:
+        """Detach an SAE. Its live values are cleared."""
+        return await self._client.saes.detach((await self._client.saes.find(sae)).id)
+
+    async def save_profile(self, name: str, description: str | None = None) -> Any:
+        """Save the live values as a profile."""
+        return await self._client.profiles.save_current(name, **given(description=description))
+
+    async def activate_profile(self, profile_id: str) -> Any:
+        """Let a saved profile steer every request without steering of its own."""
+        return await self._client.profiles.activate(profile_id)
+
+    async def deactivate_profile(self, profile_id: str) -> Any:
+        """End the active profile, and clear its values."""
+        return await self._client.profiles.deactivate(profile_id)
+
+    async def train_vector(
+        self,
+        name: str,
+        positives: list[str | list[Message]],
+        negatives: list[str | list[Message]],
+        layers: list[int] | None = None,
+    ) -> Any:
+        """Train a vector, the direction from the negative texts to the positive ones, and store it. The answer has its
+        AUC on held-out texts for each layer."""
+        begun = await self._client.vectors.train(
+            name, positives=positives, negatives=negatives, **given(layers=layers)
+        )
+        return (await self._client.jobs.wait(begun.id, progress=False)).result
+
+    async def delete_vector(self, vector: str) -> Any:
+        """Forget a stored vector."""
+        return await self._client.vectors.delete(vector)

@@ -1,0 +1,411 @@
+"""The tools that leave the service as it is. The docstring of a tool is its description for agents."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from steerserve.client import Answer, AsyncClient
+from steerserve.client.faults import InvalidParameter, ModelNotLoaded, SaeNotAttached
+
+Message = dict[str, Any]
+"""A message of a conversation: `role` and `content`."""
+SaeId = Annotated[
+    str | None, Field(description="Id of an SAE; without it the one that was attached first.")
+]
+Layer = Annotated[
+    int | None, Field(description="Needed only where an SAE is attached at several layers.")
+]
+Prompt = Annotated[str | None, Field(description="A text that the model continues.")]
+Conversation = Annotated[
+    list[Message] | None,
+    Field(description="A conversation in place of the text, as [{role, content}, …]."),
+]
+Values = Annotated[
+    dict[int, float] | None,
+    Field(
+        description="Steering of this request alone: feature index -> value from -200 to 200, which is multiplied "
+        "with the feature's decoder row and added at every position. A feature's typical_strength is a good start."
+    ),
+]
+Edits = Annotated[
+    list[dict[str, Any]] | None,
+    Field(
+        description="Steering of this request alone, in place of `steering`: edits such as {op: 'ablate', feature: "
+        "{index: 90}}, {op: 'set', feature: {index: 90}, value: 40}, {op: 'add', vector: 'name', value: 2}. Ops: "
+        "add, set, at_least, at_most, scale, ablate, swap."
+    ),
+]
+Profile = Annotated[
+    str | None,
+    Field(description="Steering of this request alone: the id or name of a saved profile."),
+]
+Temperature = Annotated[float, Field(ge=0, le=2)]
+Limit = Annotated[int, Field(ge=1, le=200)]
+
+
+class Reading:
+    """Tools that change nothing. Each asks the loaded model, and none loads a model."""
+
+    def __init__(self, client: AsyncClient) -> None:
+        self._client = client
+
+    async def status(self) -> dict[str, Any]:
+        """What is loaded, attached and set: the loaded model, the attached SAEs, the live steering that every request
+        without steering of its own has, and the active profile."""
+        health = await self._client.health.detailed()
+        attached = await self._client.saes.attachments()
+        return {
+            "status": health.status,
+            "version": health.version,
+            "model": health.model_name,
+            "attached": list(attached),
+            "steering": await self._client.steering.get() if len(attached) else None,
+            "interventions": await self._client.interventions.get(),
+            "active_profile": health.active_profile,
+        }
+
+    async def list_models(self) -> Any:
+        """The registered models, and which is loaded."""
+        return (await self._client.models.list()).answer
+
+    async def list_saes(self) -> Any:
+        """The registered sparse autoencoders (SAEs), and which is attached."""
+        return (await self._client.saes.list()).answer
+
+    async def list_features(
+        self,
+        sae_id: SaeId = None,
+        words: Annotated[str | None, Field(description="Only labels with these words.")] = None,
+        limit: Limit = 50,
+        offset: Annotated[int, Field(ge=0)] = 0,
+    ) -> Any:
+        """The labelled features of an SAE. Features without a label are found by search_features and text_features."""
+        sae = await self._sae(sae_id)
+        return (
+            await self._client.features.labels(sae, query=words, limit=limit, offset=offset)
+        ).answer
+
+    async def search_features(
+        self,
+        query: str,
+        by: Annotated[
+            Literal["label", "promotes"],
+            Field(
+                description="`label`: features whose label has these words. `promotes`: features, labelled or not, "
+                "that raise the logit of this word."
+            ),
+        ] = "label",
+        sae_id: SaeId = None,
+        limit: Limit = 20,
+    ) -> Any:
+        """Find features of an SAE for a word or a topic."""
+        sae, features = await self._sae(sae_id), self._client.features
+        search = features.search if by == "label" else features.promoting
+        return (await search(sae, query, limit=limit)).answer
+
+    async def get_feature(
+        self,
+        index: int,
+        sae_id: SaeId = None,
+        tokens: Annotated[int, Field(ge=1, le=100)] = 10,
+    ) -> Any:
+        """One feature: its label, the tokens that it promotes and suppresses, and the value that is a typical strength
+        for steering it."""
+        return await self._client.features.get(await self._sae(sae_id), index, tokens=tokens)
+
+    async def text_features(
+        self,
+        text: Prompt = None,
+        messages: Conversation = None,
+        top: Annotated[int, Field(ge=1, le=64)] = 10,
+        sae_id: Annotated[
+            str | None, Field(description="Needed where several are attached.")
+        ] = None,
+        layer: Layer = None,
+    ) -> dict[str, Any]:
+        """The features of an attached SAE that are most active in a text, each with its largest activation and the
+        token where it is. The text is read unsteered. The first position is left out, because SAEs are not trained on
+        it."""
+        asked: dict[str, Any] = {"positions": "prompt", "top_k": top}
+        asked |= {} if sae_id is None else {"sae_id": sae_id}
+        asked |= {} if layer is None else {"layer": layer}
+        ids = await self._ids(text, messages)
+        answer = await self._client.complete(
+            ids, max_tokens=1, temperature=0, logprobs=0, return_sae_activations=asked
+        )
+        read = answer.activations
+        assert read is not None
+        return {"sae_id": read.sae_id, "layer": read.layer, "features": read.strongest(top)}
+
+    async def contrast_features(
+        self,
+        positives: list[str | list[Message]],
+        negatives: list[str | list[Message]],
+        sae_id: SaeId = None,
+        layer: Layer = None,
+        top: Limit = 10,
+        holdout: Annotated[float, Field(ge=0, le=0.9)] = 0.3,
+    ) -> Any:
+        """The features that tell two groups of texts apart best, by AUC, also on texts that were held out. A dozen
+        texts in each group are a good start."""
+        return (
+            await self._client.features.contrast(
+                positives,
+                negatives,
+                progress=False,
+                **given(sae_id=sae_id, layer=layer, top=top, holdout=holdout),
+            )
+        ).answer
+
+    async def generate(
+        self,
+        prompt: Prompt = None,
+        messages: Conversation = None,
+        steering: Values = None,
+        edits: Edits = None,
+        profile: Profile = None,
+        plain: Annotated[
+            bool, Field(description="Without any steering, also without the live one.")
+        ] = False,
+        max_tokens: Annotated[int, Field(ge=1)] = 100,
+        temperature: Temperature = 1.0,
+        seed: int | None = None,
+    ) -> dict[str, Any]:
+        """Let the model write: plain, with the live steering (the default), or with steering of this request alone. The
+        answer says which steering it had; null is the model without steering. One seed gives one text."""
+        own = self._own(steering, edits, profile, plain=plain)
+        body = own | given(max_tokens=max_tokens, temperature=temperature, seed=seed)
+        model = await self._model(profile)
+        asked = _either(prompt, messages)
+        if isinstance(asked, str):
+            answer = await self._client.complete(asked, model=model, **body)
+        else:
+            answer = await self._client.chat(asked, model=model, **body)
+        return {"text": answer.text, "finish_reason": answer.finish_reason} | _said(answer)
+
+    async def score(
+        self,
+        continuation: str,
+        text: Annotated[str | None, Field(description="The text before the continuation.")] = None,
+        messages: Annotated[
+            list[Message] | None,
+            Field(description="The conversation before the continuation, in place of a text."),
+        ] = None,
+        steering: Values = None,
+        edits: Edits = None,
+        profile: Profile = None,
+        top: Annotated[int, Field(ge=1, le=20)] = 1,
+    ) -> dict[str, Any]:
+        """The log-probability (natural) of a continuation, in sum and for each token, with the `top` most probable
+        tokens at each place. Without steering of its own it is scored plain: the live steering has no effect."""
+        before = await self._ids(text, messages)
+        if text is None:
+            after = await self._client.tokenize(continuation, add_special_tokens=False)
+            whole = [*before, *after.ids]
+        else:
+            whole = (await self._client.tokenize(text + continuation)).ids
+        own = self._own(steering, edits, profile)
+        if own or profile is not None:
+            own["score_steered"] = True
+        answer = await self._client.complete(
+            whole,
+            model=await self._model(profile),
+            max_tokens=0,
+            temperature=0,
+            logprobs=top,
+            echo=True,
+            **own,
+        )
+        scored = (answer.logprobs or [])[len(before) :]
+        if not scored:
+            raise InvalidParameter(
+                "the continuation has no token", details={"param": "continuation"}
+            )
+        total = sum(one.logprob or 0.0 for one in scored)
+        return {"logprob": total, "tokens": scored} | _said(answer)
+
+    async def compare(
+        self,
+        prompt: Prompt = None,
+        messages: Conversation = None,
+        steering: Values = None,
+        edits: Edits = None,
+        profile: Profile = None,
+        intensities: Annotated[
+            list[float],
+            Field(description="Factors of the steering, from 0 (plain) to 2."),
+        ] = [0.0, 1.0],  # noqa: B006 -- never changed
+        max_tokens: Annotated[int, Field(ge=1)] = 64,
+        temperature: Temperature = 0.0,
+        seed: int | None = None,
+    ) -> Any:
+        """One prompt completed at several intensities of the same steering, side by side. Without steering of its own
+        the live steering is compared."""
+        fields = given(
+            prompt=prompt,
+            messages=messages,
+            steering=steering,
+            interventions=None if edits is None else {"edits": edits},
+            profile=profile,
+            seed=seed,
+        )
+        return await self._client.compare(
+            **fields, intensities=intensities, max_tokens=max_tokens, temperature=temperature
+        )
+
+    async def lens(
+        self,
+        text: Annotated[str | None, Field(description="A text.")] = None,
+        messages: Conversation = None,
+        position: Annotated[
+            int | None,
+            Field(
+                description="The token after which the layers are read; -1 is the last; null: all."
+            ),
+        ] = -1,
+        layers: Annotated[list[int] | None, Field(description="Without it all layers.")] = None,
+        top: Annotated[int, Field(ge=1, le=100)] = 5,
+    ) -> dict[str, Any]:
+        """The logit lens: which next tokens the residual stream of a text names after each layer, unsteered."""
+        seen = await self._client.lens(
+            **given(text=text, messages=messages, layers=layers), top=top
+        )
+        places = range(len(seen.tokens))
+        if position is not None:
+            if not -len(places) <= position < len(places):
+                told = f"the text has {len(places)} tokens"
+                raise InvalidParameter(told, details={"param": "position"})
+            places = places[position:][:1]
+        return {
+            "model": seen.model,
+            "positions": [
+                {
+                    "position": at,
+                    "token": seen.tokens[at].token,
+                    "layers": [
+                        {"layer": one.layer, "next": one.positions[at]} for one in seen.layers
+                    ],
+                }
+                for at in places
+            ],
+        }
+
+    async def attribution(
+        self,
+        target_token: Annotated[
+            int | str, Field(description="The next token: its id, or a text that is one token.")
+        ],
+        text: Annotated[str | None, Field(description="A text.")] = None,
+        messages: Conversation = None,
+        position: Annotated[
+            int, Field(description="The token after which the logit is taken; -1 is the last.")
+        ] = -1,
+        against_token: Annotated[
+            int | str | None, Field(description="A second token, whose logit is taken off.")
+        ] = None,
+        sae_id: SaeId = None,
+        layer: Layer = None,
+        top: Limit = 20,
+    ) -> Any:
+        """What the active features at one position of a text add to the logit of a next token."""
+        fields = given(
+            text=text, messages=messages, against_token=against_token, sae_id=sae_id, layer=layer
+        )
+        return await self._client.attribution(
+            position=position, target_token=target_token, top=top, **fields
+        )
+
+    async def list_vectors(self) -> Any:
+        """The stored vectors: directions of the activations that edits can add or take away."""
+        return (await self._client.vectors.list()).answer
+
+    async def get_vector(self, vector: Annotated[str, Field(description="Id or name.")]) -> Any:
+        """One stored vector: its layers, where it came from, and how well it told held-out texts apart."""
+        return await self._client.vectors.get(vector)
+
+    async def vector_neighbours(
+        self,
+        vector: Annotated[str, Field(description="Id or name.")],
+        layer: Annotated[int | None, Field(description="A layer of the vector.")] = None,
+        limit: Limit = 10,
+    ) -> Any:
+        """The features and the other vectors that are nearest to a vector, by cosine."""
+        return await self._client.vectors.neighbours(vector, limit=limit, **given(layer=layer))
+
+    async def list_profiles(self) -> Any:
+        """The saved profiles of steering, and which is active."""
+        return (await self._client.profiles.list()).answer
+
+    # ---------------------------------------------------------------- parts of the tools
+
+    async def _sae(self, sae_id: str | None) -> str:
+        if sae_id is not None:
+            return sae_id
+        attached = (await self._client.saes.attachment()).sae_id
+        if attached is None:
+            raise SaeNotAttached("no SAE is attached")
+        return attached
+
+    async def _ids(self, text: str | None, messages: list[Message] | None) -> list[int]:
+        """The tokens of a text with its special tokens, or of a conversation with the generation prompt."""
+        asked = _either(text, messages)
+        if isinstance(asked, str):
+            return (await self._client.tokenize(asked)).ids
+        return (await self._client.tokenize(messages=asked)).ids
+
+    async def _model(self, profile: str | None) -> str | None:
+        """The name of the loaded model with a profile; None where no profile is asked for."""
+        if profile is None:
+            return None
+        loaded = (await self._client.health.detailed()).model_name
+        if loaded is None:
+            raise ModelNotLoaded("no model is loaded")
+        return f"{loaded}@{profile}"
+
+    @staticmethod
+    def _own(
+        steering: dict[int, float] | None,
+        edits: list[dict[str, Any]] | None,
+        profile: str | None,
+        *,
+        plain: bool = False,
+    ) -> dict[str, Any]:
+        """The fields of a request with steering of its own.
+
+        Raises:
+            ServiceError: more than one kind of steering is asked for.
+        """
+        if sum([steering is not None, edits is not None, profile is not None, plain]) > 1:
+            raise InvalidParameter("give one of steering, edits, profile and plain")
+        if steering is not None:
+            pairs = [{"index": index, "value": value} for index, value in steering.items()]
+            return {"sae_steering": {"features": pairs}}
+        if edits is not None or plain:
+            return {"interventions": {"edits": edits or []}}
+        return {}
+
+
+def given(**fields: Any) -> dict[str, Any]:
+    """The fields that are not None."""
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _either(text: str | None, messages: list[Message] | None) -> str | list[Message]:
+    """Raises:
+    ServiceError: both or none are given.
+    """
+    if text is not None and messages is None:
+        return text
+    if messages is not None and text is None:
+        return messages
+    raise InvalidParameter("give a text or messages, and not both")
+
+
+def _said(answer: Answer) -> dict[str, Any]:
+    """What an answer says about itself, beside its text."""
+    return {
+        "model": answer.model,
+        "usage": answer.usage,
+        "steering_state": answer.steering_state,
+        "steering_sources": answer.steering_sources,
+    }

@@ -1,0 +1,201 @@
+"""The tools for agents, called as an agent's host calls them: over the standard input and output of the command."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from steerserve import demo
+from tests.service import Running, add_sae
+
+mcp = pytest.importorskip("mcp", reason="the extra `mcp` is not installed")
+
+from mcp import ClientSession, StdioServerParameters  # noqa: E402
+from mcp.client.stdio import stdio_client  # noqa: E402
+
+SEA = 90
+STORY = [{"role": "user", "content": "Tell me a story."}]
+READS = {
+    "status", "list_models", "list_saes", "list_features", "search_features", "get_feature",
+    "text_features", "contrast_features", "generate", "score", "compare", "lens", "attribution",
+    "list_vectors", "get_vector", "vector_neighbours", "list_profiles",
+}  # fmt: skip
+
+
+class Agent:
+    """An agent's side of the connection."""
+
+    def __init__(self, session: ClientSession) -> None:
+        self.session = session
+
+    async def call(self, name: str, /, **arguments: Any) -> Any:
+        """What a tool answers, which must be no error."""
+        answer = await self.session.call_tool(name, arguments)
+        assert not answer.is_error, answer.content
+        return answer.structured_content
+
+    async def refusal(self, name: str, /, **arguments: Any) -> Any:
+        """The error of a tool."""
+        answer = await self.session.call_tool(name, arguments)
+        assert answer.is_error, answer.content
+        return answer.structured_content
+
+
+@asynccontextmanager
+async def agent(url: str, *options: str) -> AsyncIterator[Agent]:
+    command = StdioServerParameters(
+        command=sys.executable,
+        args=["-m", "steerserve", "mcp", *options],
+        env={"STEERSERVE_URL": url, "PYTHONPATH": ":".join(sys.path)},
+    )
+    async with stdio_client(command) as (read, write), ClientSession(read, write) as session:
+        await session.initialize()
+        yield Agent(session)
+
+
+@pytest.fixture
+def sailing(shared: Running) -> Iterator[Running]:
+    """The shared service with the SAE attached that has the feature of the sea, which is labelled."""
+    sae = demo.saes()[1]
+    sae_id = add_sae(shared, sae)
+    shared.data("POST", f"/api/saes/{sae_id}/attach", {"layer": sae.layer})
+    shared.data("POST", f"/api/saes/{sae_id}/labels", {str(SEA): "sea"})
+    yield shared
+    shared.data("DELETE", f"/api/saes/{sae_id}/labels")
+    shared.data("POST", f"/api/saes/{sae_id}/detach")
+
+
+async def test_an_agent_finds_a_feature_and_steers_its_own_requests(sailing: Running) -> None:
+    sae_id = sailing.data("GET", "/api/saes/attachment")["sae_id"]
+    async with agent(sailing.url) as one:
+        listed = (await one.session.list_tools()).tools
+        assert {tool.name for tool in listed} == READS
+        assert all(tool.annotations and tool.annotations.read_only_hint for tool in listed)
+        status = await one.call("status")
+        assert (status["model"], status["attached"][0]["sae_id"]) == (demo.MODEL_NAME, sae_id)
+        assert (await one.call("list_models"))["loaded_model_id"] is not None
+        assert (await one.call("list_saes"))["total"] >= 1
+
+        assert (await one.call("list_features"))["labels"][0]["feature_idx"] == SEA
+        assert (await one.call("search_features", query="sea"))["matched"] == 1
+        promoting = await one.call("search_features", query="sea", by="promotes", limit=1)
+        assert promoting["features"][0]["feature_idx"] == SEA
+        assert (await one.call("get_feature", index=SEA))["typical_strength"] > 0
+        read = await one.call("text_features", text="The sailor saw the waves", top=3)
+        assert len(read["features"]) == 3
+        assert read["features"][0]["activation"] >= read["features"][1]["activation"]
+        assert SEA in [found["index"] for found in read["features"]]
+        contrast = await one.call(
+            "contrast_features",
+            positives=["the sea", "a boat sailed", "waves"],
+            negatives=["the farm", "a cow ate", "hay"],
+            top=2,
+            holdout=0,
+        )
+        assert len(contrast["features"]) == 2
+
+        plain = await one.call("generate", messages=STORY, max_tokens=20, seed=1)
+        own = await one.call(
+            "generate", messages=STORY, max_tokens=20, seed=1, steering={str(SEA): 52.5}
+        )
+        assert (plain["steering_sources"], own["steering_sources"]) == ([], ["request"])
+        assert plain["text"] != own["text"]
+        sides = (await one.call("compare", prompt="One day", steering={str(SEA): 52.5}))["sides"]
+        assert [side["intensity"] for side in sides] == [0, 1]
+
+        asked = {"text": "The boats came back to the", "continuation": " sea"}
+        before = await one.call("score", **asked)
+        after = await one.call("score", **asked, steering={str(SEA): 52.5})
+        assert [token["text"] for token in before["tokens"]] == [" sea"]
+        assert after["logprob"] > before["logprob"]
+        chat = await one.call("score", messages=STORY, continuation="One day", top=2)
+        assert "".join(token["text"] for token in chat["tokens"]) == "One day"
+        assert chat["logprob"] == sum(token["logprob"] for token in chat["tokens"])
+        seen = await one.call("lens", text=asked["text"], layers=[2, 4], top=1)
+        (last,) = seen["positions"]
+        assert [layer["layer"] for layer in last["layers"]] == [2, 4]
+        found = await one.call("attribution", text=asked["text"], target_token=" sea", top=1)
+        assert found["features"][0]["index"] == SEA
+        assert (await one.call("list_vectors"))["vectors"] == []
+        assert (await one.call("list_profiles"))["profiles"] == []
+    assert sailing.data("GET", "/api/saes/steering")["values"] == {}
+
+
+async def test_a_refusal_is_an_error_of_the_tool_with_code_and_message(sailing: Running) -> None:
+    async with agent(sailing.url) as one:
+        error = await one.refusal("get_vector", vector="nope")
+        assert (error["code"], error["status"]) == ("VECTOR_NOT_FOUND", 404)
+        assert error["message"]
+        error = await one.refusal("generate", prompt="One day", steering={str(SEA): 1000})
+        assert error["details"]["param"] == "sae_steering.features[0].value"
+        for arguments, told in (
+            ({"prompt": "a", "steerng": {}}, "steerng"),
+            ({"prompt": "a", "max_tokens": "many"}, "max_tokens"),
+            ({}, "give a text or messages"),
+            ({"prompt": "a", "plain": True, "profile": "b"}, "give one of"),
+        ):
+            error = await one.refusal("generate", **arguments)
+            assert error["code"].startswith("INVALID_")
+            assert told in error["message"]
+        error = await one.refusal("set_steering", values={str(SEA): 5})
+        assert error["code"] == "UNKNOWN_TOOL"
+        assert "--allow-changes" in error["message"]
+        assert (await one.refusal("lens", text="a", position=9))["details"] == {"param": "position"}
+    async with agent("http://127.0.0.1:9") as one:
+        assert (await one.refusal("status"))["code"] == "SERVICE_UNREACHABLE"
+
+
+async def test_changes_are_made_where_they_are_allowed(sailing: Running) -> None:
+    sae = demo.saes()[1]
+    async with agent(sailing.url, "--allow-changes") as one:
+        hints = {tool.name: tool.annotations for tool in (await one.session.list_tools()).tools}
+        changes = {name for name, hint in hints.items() if hint and not hint.read_only_hint}
+        assert set(hints) - changes == READS
+        assert (await one.call("set_steering", values={str(SEA): 5}))["values"] == {str(SEA): 5.0}
+        live = await one.call("generate", prompt="One day", max_tokens=4, seed=1)
+        plain = await one.call("generate", prompt="One day", max_tokens=4, seed=1, plain=True)
+        assert (live["steering_sources"], plain["steering_sources"]) == (["live"], [])
+        saved = await one.call("save_profile", name="calm")
+        assert (await one.call("activate_profile", profile_id=saved["id"]))["feature_count"] == 1
+        asked = await one.call("generate", prompt="One day", max_tokens=4, profile="calm")
+        assert asked["steering_sources"] == [f"profile:{saved['id']}"]
+        await one.call("deactivate_profile", profile_id=saved["id"])
+        edit = {"op": "ablate", "feature": {"index": SEA}}
+        assert (await one.call("set_interventions", edits=[edit]))["edits"] == [edit]
+        assert (await one.call("clear_steering"))["values"] == {}
+
+        trained = await one.call(
+            "train_vector",
+            name="the sea",
+            positives=["the sea", "a boat sailed", "waves", "fish"],
+            negatives=["the farm", "a cow ate", "hay", "bread"],
+            layers=[2],
+        )
+        assert (await one.call("get_vector", vector="the sea"))["id"] == trained["id"]
+        assert (await one.call("vector_neighbours", vector="the sea"))["features"]
+        await one.call("delete_vector", vector="the sea")
+
+        await one.call("detach_sae", sae=sae.name)
+        assert (await one.refusal("get_feature", index=SEA))["code"] == "SAE_NOT_ATTACHED"
+        assert (await one.call("attach_sae", sae=sae.name))["layer"] == sae.layer
+        assert (await one.call("load_model", model=demo.MODEL_NAME))["status"] == "loaded"
+        assert (await one.refusal("unload_model", model="nope"))["code"] == "MODEL_NOT_FOUND"
+    sailing.data("DELETE", f"/api/profiles/{saved['id']}")
+
+
+def test_without_the_extra_the_command_says_what_to_install(tmp_path: Path) -> None:
+    (tmp_path / "mcp.py").write_text("raise ModuleNotFoundError(name='mcp')")
+    ran = subprocess.run(
+        [sys.executable, "-m", "steerserve", "mcp"],
+        env={"PYTHONPATH": ":".join([str(tmp_path), *sys.path])},
+        capture_output=True,
+        text=True,
+    )
+    assert ran.returncode == 2
+    assert "pip install 'steerserve[mcp]'" in ran.stderr
