@@ -12,7 +12,7 @@ BENCH := $(VENV)/.installed-bench
 # compiled modules are kept, because each worker of the tests and each service of a test would compile them anew
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: run serve ui test test-browser test-ray test-both screenshots test-cpus test-all test-gpu coverage soak fuzz contract check format bench bench-quick demo-model docs site clean
+.PHONY: run serve ui test test-browser test-ray test-both screenshots test-cpus test-all test-gpu coverage soak fuzz contract check format bench bench-quick demo-model docs site notebooks clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -123,6 +123,9 @@ site: $(SITE) ## the manual as a site in site/; fails on a page that the navigat
 
 docs: $(STAMP) ## rewrite the generated tables in docs/
 	$(BIN)/python -m docs.generate
+
+notebooks: $(STAMP) ## run the notebooks of docs/notebooks/ against a demo service, and keep their outputs
+	$(BIN)/python -m tools.notebooks
 
 clean: ## remove the environment and caches
 	rm -rf $(VENV) .venv-clients tests/contract/node/node_modules .mypy_cache .ruff_cache ui/node_modules \

@@ -2,6 +2,7 @@
 
 - The navigation is the first table of docs/index.md: a section for each row with a bold word, and in it the pages that
   the row links to, at the first link to each. A link to a folder stands for all of its pages.
+- A notebook is a page with the outputs that were kept.
 - A page may link to a file of the repository outside docs/. The site has a copy of each such file in `repository/`.
 """
 
@@ -16,9 +17,12 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files, InclusionLevel
 from mkdocs.structure.pages import Page
 
+from tools.notebooks.page import page as page_of_notebook
+
 ROOT = Path(__file__).parents[2]
 DOCS = "docs"
 COPIES = "repository"
+NOTEBOOK = ".ipynb"
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)")
 ROW = re.compile(r"^\| (?!you want to|---)(.*?) \| (.*) \|$")
 BOLD = re.compile(r"\*\*(.+?)\*\*")
@@ -42,6 +46,12 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
                 copy.inclusion = InclusionLevel.NOT_IN_NAV
                 files.append(copy)
                 waiting += [path] if path.endswith(".md") else []
+    for file in list(files):
+        if file.src_uri.endswith(NOTEBOOK):
+            content = page_of_notebook(Path(str(file.abs_src_path)).read_text())
+            files.append(
+                File.generated(config, _in_site(_in_repository(file.src_uri)), content=content)
+            )
     return files
 
 
@@ -93,6 +103,8 @@ def _target(page: str, link: str) -> str:
 
 def _in_site(path: str) -> str:
     """The place in the site of a file of the repository."""
+    if path.endswith(NOTEBOOK):
+        path = f"{path.removesuffix(NOTEBOOK)}.md"
     return path.removeprefix(f"{DOCS}/") if path.startswith(f"{DOCS}/") else f"{COPIES}/{path}"
 
 

@@ -23,11 +23,24 @@ def facts(entry: Any) -> dict[str, Any]:
 
 
 def cell(value: Any) -> str:
-    """The escaped text of a value, which is cut after `CELL` characters."""
-    if isinstance(value, dict | list):
+    """The escaped text of a value, which is cut after `CELL` characters. Of tokens with numbers, such as those that a
+    feature promotes, only these are shown."""
+    if isinstance(value, float):
+        value = f"{value:.6g}"
+    elif _are_tokens(value):
+        value = ", ".join(f"{one['token']!r} {one['value']:.3g}" for one in value)
+    elif isinstance(value, dict | list):
         value = json.dumps(value, ensure_ascii=False)
     text = "" if value is None else str(value)
     return escape(text if len(text) <= CELL else f"{text[: CELL - 1]}…")
+
+
+def _are_tokens(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and value != []
+        and all(isinstance(one, dict) and {"token", "value"} <= one.keys() for one in value)
+    )
 
 
 def table(entries: Iterable[Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar, get_args
@@ -48,7 +49,10 @@ def bar(title: str, form: Mapping[str, Any], *, is_shown: bool) -> Iterator[Seen
 
 def _tqdm() -> Any:
     try:
-        return importlib.import_module("tqdm.auto").tqdm
+        with warnings.catch_warnings():
+            # a notebook without widgets gets a bar of text
+            warnings.simplefilter("ignore")
+            return importlib.import_module("tqdm.auto").tqdm
     except ImportError:
         return None
 
