@@ -20,7 +20,7 @@ from steerserve.client.calls import Call, Pause, Reply
 from steerserve.client.faults import ModelNotFound, QueueFull, SaeNotFound, ValidationError
 from steerserve.errors import TABLE
 from tests.conftest import Start
-from tests.service import Running
+from tests.service import Running, add_sae
 
 SEA = 90
 STORY = "Tell me a story."
@@ -426,6 +426,26 @@ def test_an_answer_of_another_form_is_an_error_with_the_place() -> None:
         method.read(Reply(200, {}, body))
 
 
+EXAMPLE = Path(__file__).parents[2] / "examples" / "stories" / "stories.py"
+
+
+def test_the_example_project_reads_the_sea_in_steered_stories(shared: Running) -> None:
+    sae = demo.saes()[1]
+    sae_id = add_sae(shared, sae)
+    shared.data("POST", f"/api/saes/{sae_id}/attach", {"layer": sae.layer})
+    ran = subprocess.run(
+        [sys.executable, EXAMPLE],
+        env={"STEERSERVE_URL": shared.url, "PYTHONPATH": ":".join(sys.path)},
+        capture_output=True,
+        text=True,
+    )
+    shared.data("POST", f"/api/saes/{sae_id}/detach")
+    assert ran.returncode == 0, ran.stderr
+    lines = [line.split(maxsplit=2) for line in ran.stdout.splitlines()]
+    assert [float(value) for value, *_ in lines] == [0.0, pytest.approx(23.8), pytest.approx(47.6)]
+    assert float(lines[2][1]) > float(lines[0][1])
+
+
 TYPED = """
 from steerserve import AsyncClient, Client
 
@@ -448,7 +468,7 @@ async def main(other: AsyncClient) -> None:
 def test_the_types_of_a_program_are_checked_strictly(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(TYPED)
     ran: Any = subprocess.run(
-        [sys.executable, "-m", "mypy", "--strict", "program.py"],
+        [sys.executable, "-m", "mypy", "--strict", "program.py", EXAMPLE],
         cwd=tmp_path,
         capture_output=True,
         text=True,
