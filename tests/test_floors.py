@@ -40,6 +40,7 @@ FORMS = {
     "control.sensing.monitoring_views",
     "control.sensing.sensing_views",
     "control.sensing.feature_views",
+    "control.sensing.corpus_views",
     "control.inference.views",
     "control.inference.lens_views",
     "control.health.views",

@@ -50,6 +50,7 @@ NAMING = {
     "/api/vectors",
     "/api/vectors/train",
     "/api/probes/train",
+    "/api/corpora",
 }
 REFUSES_WITH_200 = {
     "/api/profiles/import",
@@ -133,6 +134,9 @@ class World:
         self.ids["vector_id"] = live.data("POST", "/api/vectors", vector, 201)["id"]
         probe = live.data("POST", "/api/probes/train?wait=true", {"name": "calm", **GROUPS})
         self.ids["probe_id"] = probe["job"]["result"]["id"]
+        corpus = {"name": "calm", "source": "inline", "texts": ["a b c"]}
+        corpus = live.data("POST", "/api/corpora?wait=true", corpus)
+        self.ids["corpus_id"] = corpus["job"]["result"]["id"]
         self.answers: defaultdict[str, set[int]] = defaultdict(set)
         self.numbers = count()
         self._kinds: set[tuple[Any, ...]] = set()

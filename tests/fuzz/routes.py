@@ -51,6 +51,15 @@ VECTOR = {
     "layer_offset": 0,
 }
 
+CORPUS = {
+    "name": "fuzzed",
+    "source": "inline",
+    "texts": ["One day", CHAT["messages"]],
+    "max_tokens": 50,
+    "context": 16,
+    "examples": 2,
+}
+
 # documents at or beyond a limit (docs/limits.md): their refusal costs no more than that of small ones
 MANY_LAYERS = {
     "kind": "mistudio.circuit-definition",
@@ -217,6 +226,11 @@ ROUTES: tuple[tuple[float, str, str, Any], ...] = (
     (1, "GET", "/api/profiles/{profile}/export", None),
     (2, "POST", "/api/profiles/import", PROFILE | {"version": "1.0", "extra": [1]}),
     (1, "POST", "/api/profiles/import", {"kind": "cluster", "members": []}),
+    (1, "GET", "/api/corpora", None),
+    (1, "POST", "/api/corpora", CORPUS),
+    (0.3, "POST", "/api/corpora?wait=true", CORPUS | {"texts": None, "local_path": "/nowhere.txt"}),
+    (1, "GET", "/api/corpora/{corpus}", None),
+    (0.5, "DELETE", "/api/corpora/{corpus}", None),
     (1, "GET", "/api/vectors", None),
     (2, "POST", "/api/vectors", VECTOR),
     (0.3, "POST", "/api/vectors", VECTOR | {"operation": "project"}),

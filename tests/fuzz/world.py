@@ -152,7 +152,9 @@ class World:
         vector_id = next((one["id"] for one in vectors if one["name"] == VECTOR["name"]), None)
         if vector_id is None:
             vector_id = self.data("POST", "/api/vectors", VECTOR)["id"]
+        corpora = self.data("GET", "/api/corpora")["corpora"]
         return {
+            "corpus": corpora[0]["id"] if corpora else "corpus_nobody",
             "model": model_id,
             "name": demo.MODEL_NAME,
             "sae": sae_id,

@@ -19,6 +19,7 @@ from torch import Tensor
 from steerserve.errors import Refusal
 from steerserve.messages import (
     Activated,
+    ActivationsRead,
     Attribute,
     Attributed,
     Echo,
@@ -34,6 +35,7 @@ from steerserve.messages import (
     Plan,
     Pool,
     Pooled,
+    ReadActivations,
     Reading,
     ReadStates,
     Recorded,
@@ -53,6 +55,7 @@ from steerserve.rules.inference.stepping import CudaGraphs
 from steerserve.rules.sensing.cluster_sensing import History
 from steerserve.rules.steering.edits import Edit
 from steerserve.worker.batch.admission import (
+    activation_rows,
     attribution_rows,
     lens_rows,
     pooling_rows,
@@ -213,6 +216,7 @@ class Bench:
         self.lenses: dict[int, LensRead] = {}
         self.attributed: dict[int, Attributed] = {}
         self.states: dict[tuple[int, int], StatesRead] = {}
+        self.sparse: dict[tuple[int, int], ActivationsRead] = {}
         self.streamed: set[int] = set()
         self.records: list[Recorded] = []
         self.history = History()
@@ -355,6 +359,13 @@ class Bench:
         self.batch.add(shortest_first(rows), is_seeded=False)
         return rows
 
+    def read_activations(self, request: int, texts: Sequence[str], keys: list[str]) -> None:
+        """Add a request for all activations of attached SAEs."""
+        prompts = [tokens(self.model, text) for text in texts]
+        command = ReadActivations(request, prompts, keys)
+        rows = activation_rows(command, self.model, self.context, self.steering)
+        self.batch.add(rows, is_seeded=False)
+
     @contextmanager
     def attached(
         self, key: str, sae: Sae, layer: int = 0, site: str = sites.RESID_POST
@@ -458,6 +469,8 @@ class Bench:
                 self.pooled[outcome.id, outcome.choice] = outcome
             case StatesRead():
                 self.states[outcome.id, outcome.choice] = outcome
+            case ActivationsRead():
+                self.sparse[outcome.id, outcome.choice] = outcome
             case Activated():
                 is_streamed = outcome.id in self.streamed
                 assert is_streamed or outcome.id not in self.readings, "readings twice"

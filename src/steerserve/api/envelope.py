@@ -103,6 +103,28 @@ def _unknown_field(name: str, known: Sequence[str]) -> InitErrorDetails:
     return InitErrorDetails(type=problem, loc=(shown(name),), input=None)
 
 
+def check_source(
+    body: BaseModel,
+    source: str,
+    needed: Sequence[str],
+    optional: Sequence[str],
+    names: Sequence[str],
+) -> None:
+    """Check that of the fields `names` a body has those that its source needs, and no others but the optional ones.
+
+    Raises:
+        Refusal: VALIDATION_ERROR naming the fields.
+    """
+    said = {name for name in names if getattr(body, name) is not None}
+    errors = [(name, f"is required with source {source}") for name in needed if name not in said]
+    odd = sorted(said - {*needed, *optional})
+    errors += [(name, f"is not used with source {source}") for name in odd]
+    if errors:
+        name, why = errors[0]
+        listed = [{"loc": ["body", name], "msg": why} for name, why in errors]
+        raise Refusal("VALIDATION_ERROR", f"body.{name}: {why}", param=name, errors=listed)
+
+
 def success(data: object, status: int = 200) -> Response:
     body = encoded({"success": True, "data": data, "error": None})
     return Response(body, status, media_type="application/json")

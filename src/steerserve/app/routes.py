@@ -7,6 +7,7 @@ from fastapi import APIRouter
 from steerserve.api.health import health as health_routes
 from steerserve.api.inference import compare as compare_routes
 from steerserve.api.inference import contrasts as contrast_routes
+from steerserve.api.inference import corpora as corpus_routes
 from steerserve.api.inference import jobs as job_routes
 from steerserve.api.inference import lens as lens_routes
 from steerserve.api.inference import tokens as token_routes
@@ -74,6 +75,7 @@ def management(owners: Owners) -> list[APIRouter]:
         job_routes.router(owners.jobs),
         lens_routes.router(owners.lenses, owners.settings),
         contrast_routes.router(owners.contrasts, owners.settings),
+        corpus_routes.router(owners.corpora, owners.settings),
         profile_routes.router(owners.profiles, owners.serving, owners.reader),
         cluster_routes.router(owners.clusters, owners.cluster_packs, owners.serving),
         training_routes.router(owners.trainings, owners.settings),

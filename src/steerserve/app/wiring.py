@@ -17,6 +17,7 @@ from steerserve.control.health.health import Vitals
 from steerserve.control.health.nodes import NodeReadings
 from steerserve.control.inference.compare import Compare
 from steerserve.control.inference.contrasts import Contrasts
+from steerserve.control.inference.corpora import Corpora
 from steerserve.control.inference.generate import Generation
 from steerserve.control.inference.lenses import Lenses
 from steerserve.control.inference.queue import Queue
@@ -41,6 +42,7 @@ from steerserve.control.saes.downloads import SaeDownloads
 from steerserve.control.saes.reading import SaeReader
 from steerserve.control.saes.saes import Saes
 from steerserve.control.sensing.circuit_sensing import CircuitSensing
+from steerserve.control.sensing.corpus_results import CorpusResults
 from steerserve.control.sensing.features import Features
 from steerserve.control.sensing.monitoring import Monitoring
 from steerserve.control.sensing.promotions import Promotions
@@ -62,6 +64,7 @@ from steerserve.control.steering.steering import Steering
 from steerserve.control.steering.vectors import Vectors
 from steerserve.database.catalog import Catalog, Clock, utc_now
 from steerserve.database.circuits import CircuitStore
+from steerserve.database.corpora import CorpusStore
 from steerserve.database.db import Database
 from steerserve.database.documents import Documents
 from steerserve.database.labels import Labels
@@ -242,6 +245,10 @@ class Owners:
             self.conductor, self.bus, self.around.now, self.settings.monitoring_contexts
         )
         self._make_sensing()
+        self.corpus_store = CorpusStore(
+            self.around.database, self.settings.corpora_max_mb, self.room, self.around.now
+        )
+        self.corpus_results = CorpusResults(self.corpus_store, self.conductor)
         self.features = Features(
             self.labels,
             self.saes,
@@ -249,6 +256,7 @@ class Owners:
             self.conductor,
             self.launcher,
             self.monitoring.counted,
+            self.corpus_results,
         )
         self.jobs = Jobs(self.bus, self.around.now)
         promoted = PromotedStore(self.around.database, self.room, self.around.now)
@@ -325,6 +333,15 @@ class Owners:
         )
         self.texts = TextReader(self.conductor, self.queue)
         self.contrasts = Contrasts(self.conductor, self.texts, self.features, self.jobs)
+        self.corpora = Corpora(
+            settings,
+            self.corpus_store,
+            self.corpus_results,
+            self.texts,
+            self.around.hub,
+            self.conductor,
+            self.jobs,
+        )
         self.trainings = Trainings(self.conductor, self.texts, self.vectors, self.probes, self.jobs)
         self.compare = Compare(
             self.generation,

@@ -92,6 +92,7 @@ class Service(Noun[Mode]):
         self.interventions: nouns.Interventions[Mode] = nouns.Interventions(self)
         self.vectors: nouns.Vectors[Mode] = nouns.Vectors(self)
         self.probes: nouns.Probes[Mode] = nouns.Probes(self)
+        self.corpora: nouns.Corpora[Mode] = nouns.Corpora(self)
         self.profiles: nouns.Profiles[Mode] = nouns.Profiles(self)
         self.clusters: nouns.Clusters[Mode] = nouns.Clusters(self)
         self.circuits: nouns.Circuits[Mode] = nouns.Circuits(self)

@@ -70,6 +70,7 @@ from steerserve.control.saes.views import (
     SaeList,
     SaeRecord,
 )
+from steerserve.control.sensing.corpus_views import CorpusList, CorpusRecord, DeletedCorpus
 from steerserve.control.sensing.feature_views import (
     FeatureLabel,
     FeatureSearch,
@@ -657,6 +658,39 @@ class Probes(Noun[Mode]):
 
     @route("DELETE", "/api/probes/{probe_id}")
     def delete(self, probe_id: str) -> DeletedProbe: ...
+
+
+class Corpora(Noun[Mode]):
+    """Many texts, and what every feature of the attached SAEs does over them."""
+
+    @route("GET", "/api/corpora", items="corpora")
+    def list(self) -> Listing[CorpusRecord, CorpusList]: ...
+
+    @route("GET", "/api/corpora/{corpus_id}")
+    def get(self, corpus_id: str) -> CorpusRecord: ...
+
+    @route("POST", "/api/corpora", query=("wait",), read=job_of)
+    def read(
+        self,
+        name: str,
+        source: Literal["inline", "local", "huggingface"],
+        *,
+        texts: Sequence[Text] | None = None,
+        local_path: str | None = None,
+        repo_id: str | None = None,
+        file_path: str | None = None,
+        revision: str | None = None,
+        hub_token: str | None = None,
+        text_field: str = "text",
+        max_tokens: int = 1_000_000,
+        context: int = 128,
+        examples: int = 20,
+        wait: bool = False,
+    ) -> JobRecord:
+        """Read a corpus, or carry on one that was cut. The job's result is the corpus."""
+
+    @route("DELETE", "/api/corpora/{corpus_id}")
+    def delete(self, corpus_id: str) -> DeletedCorpus: ...
 
 
 class Profiles(Noun[Mode]):

@@ -287,6 +287,66 @@ probes = Table(
 )
 """`data` has the weights of the layers one after the other, as `vectors` has directions."""
 
+corpora = Table(
+    "corpora",
+    metadata,
+    Column("id", String(20), primary_key=True),
+    Column("name", String(120), nullable=False),
+    Column("model", String(255), nullable=False),
+    Column("asked", JsonObject, nullable=False),
+    Column("digest", String(64)),
+    Column("parts", Integer, nullable=False, default=0),
+    Column("next_text", BigInteger, nullable=False, default=0),
+    Column("next_token", BigInteger, nullable=False, default=0),
+    Column("tokens", BigInteger, nullable=False, default=0),
+    Column("counted", BigInteger, nullable=False, default=0),
+    Column("stored_bytes", BigInteger, nullable=False, default=0),
+    Column("created_at", UtcDateTime, nullable=False),
+    Column("finished_at", UtcDateTime),
+    UniqueConstraint("name", name="uq_corpora_name"),
+)
+
+corpus_saes = Table(
+    "corpus_saes",
+    metadata,
+    Column("corpus_id", String(20), primary_key=True),
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("key", String(64), nullable=False),
+    Column("sae_id", String(50), nullable=False),
+    Column("layer", Integer, nullable=False),
+    Column("site", String(50), nullable=False),
+    Column("d_sae", Integer, nullable=False),
+    Column("maxima", LargeBinary, nullable=False),
+    Column("counts", LargeBinary, nullable=False),
+)
+
+corpus_parts = Table(
+    "corpus_parts",
+    metadata,
+    Column("corpus_id", String(20), primary_key=True),
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("contexts", LargeBinary, nullable=False),
+)
+
+corpus_activations = Table(
+    "corpus_activations",
+    metadata,
+    Column("corpus_id", String(20), primary_key=True),
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("sae", Integer, primary_key=True, autoincrement=False),
+    Column("data", LargeBinary, nullable=False),
+)
+"""What was read of each part, until the corpus is done. `sae` is the number of the SAE in `corpus_saes`."""
+
+corpus_features = Table(
+    "corpus_features",
+    metadata,
+    Column("corpus_id", String(20), primary_key=True),
+    Column("sae", Integer, primary_key=True, autoincrement=False),
+    Column("feature", Integer, primary_key=True, autoincrement=False),
+    Column("data", LargeBinary, nullable=False),
+)
+
 circuit_claims = Table(
     "circuit_claims",
     metadata,

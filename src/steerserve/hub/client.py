@@ -173,6 +173,22 @@ class Hub:
         assert isinstance(read, ContentRead)
         return read.content
 
+    async def dataset_file(
+        self, repo_id: str, revision: str, path: str, max_bytes: int, token: str | None = None
+    ) -> bytes:
+        """The content of a file of a repository of data sets.
+
+        Raises:
+            Refusal: what `describe` raises; DOWNLOAD_FAILED also for a file that is too large.
+        """
+        check_repo_id(repo_id)
+        check_revision(revision)
+        check_paths([RepoFile(path, None)])
+        asked = ReadContent(repo_id, revision, path, max_bytes, is_dataset=True)
+        read = await self._answer(asked, repo_id, token)
+        assert isinstance(read, ContentRead)
+        return read.content
+
     async def _answer(
         self,
         job: Describe | Headers | SearchRepositories | ReadContent,

@@ -52,7 +52,10 @@ def content(job: ReadContent, session: Session) -> ContentRead:
     Raises:
         Trouble: FAILED also for a file that is too large.
     """
-    url = hf_hub_url(job.repo_id, job.path, revision=job.sha, endpoint=session.endpoint)
+    kind = "dataset" if job.is_dataset else None
+    url = hf_hub_url(
+        job.repo_id, job.path, repo_type=kind, revision=job.sha, endpoint=session.endpoint
+    )
     body = bytearray()
     with session.stream(url) as response:
         for chunk in response.iter_bytes():

@@ -55,12 +55,13 @@ class SearchRepositories(msgspec.Struct, frozen=True, tag="search"):
 
 
 class ReadContent(msgspec.Struct, frozen=True, tag="read"):
-    """Asks for the content of one small file of a commit."""
+    """Asks for the content of one small file of a commit, or of a revision of a repository of data sets."""
 
     repo_id: str
     sha: str
     path: str
     max_bytes: int
+    is_dataset: bool = False
 
 
 class Download(msgspec.Struct, frozen=True, tag="download"):

@@ -248,6 +248,16 @@ class ReadStates(Message, frozen=True):
     client: str = ""
 
 
+class ReadActivations(Message, frozen=True):
+    """Read all activations of the SAEs that are attached as `keys` for each prompt, unsteered. Position 0 and special
+    tokens are left out. `client` is as in `Generate`."""
+
+    id: int
+    prompts: list[Tokens]
+    keys: list[str]
+    client: str = ""
+
+
 class Cancel(Message, frozen=True):
     """Forget request `id`; no event follows for it."""
 
@@ -277,6 +287,7 @@ Command = (
     | Lens
     | Attribute
     | ReadStates
+    | ReadActivations
     | Cancel
     | Stop
 )

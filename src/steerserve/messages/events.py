@@ -453,7 +453,37 @@ class StatesRead(Message, frozen=True):
     states: bytes
 
 
-Outcome = Piece | Scored | Embedded | Activated | Pooled | LensRead | Attributed | StatesRead
+class FeatureValues(Message, frozen=True):
+    """The activations of one SAE at some positions of a prompt that are not 0, grouped by feature, as little-endian
+    numbers: the `features` that have any (uint32, rising) with how many each has (`counts`, uint32), then for all of
+    them one after the other the `positions` (uint32, rising within a feature) and the `values` (float32)."""
+
+    features: bytes = b""
+    counts: bytes = b""
+    positions: bytes = b""
+    values: bytes = b""
+
+
+class ActivationsRead(Message, frozen=True):
+    """The activations of one prompt at `positions` positions, for each SAE that was asked for."""
+
+    id: int
+    choice: int
+    positions: int
+    saes: list[FeatureValues]
+
+
+Outcome = (
+    Piece
+    | Scored
+    | Embedded
+    | Activated
+    | Pooled
+    | LensRead
+    | Attributed
+    | StatesRead
+    | ActivationsRead
+)
 
 
 class Stepped(Message, frozen=True):
@@ -507,4 +537,4 @@ def is_last(event: Outcome) -> bool:
     """Whether the choice ends with this event."""
     if isinstance(event, Piece):
         return bool(event.finish)
-    return isinstance(event, (Scored, Embedded, LensRead, Attributed, StatesRead))
+    return isinstance(event, (Scored, Embedded, LensRead, Attributed, StatesRead, ActivationsRead))

@@ -182,3 +182,18 @@ class StatesReading(Request):
     @property
     def max_tokens(self) -> int | None:
         return 0
+
+
+@dataclass(frozen=True)
+class ActivationsReading(Request):
+    """Read all activations of attached SAEs for each prompt. The fields are those of `ReadActivations`. The events are
+    Started, then ActivationsRead for each prompt."""
+
+    field: ClassVar[str] = "text"
+
+    keys: Sequence[str]
+    client: str = ""
+
+    @property
+    def max_tokens(self) -> int | None:
+        return 0

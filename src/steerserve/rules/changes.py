@@ -60,6 +60,8 @@ ACTIONS: dict[tuple[str, str], str] = {
     ("POST", "/api/vectors/train"): "vector_train",
     ("POST", "/api/probes/train"): "probe_train",
     ("DELETE", "/api/probes/{probe_id}"): "probe_delete",
+    ("POST", "/api/corpora"): "corpus_add",
+    ("DELETE", "/api/corpora/{corpus_id}"): "corpus_delete",
     ("DELETE", "/api/sensing/events"): "sensing_delete",
     ("POST", "/api/sensing/{profile_id}/enable"): "sensing_enable",
     ("POST", "/api/sensing/{profile_id}/disable"): "sensing_disable",

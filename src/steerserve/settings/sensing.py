@@ -1,4 +1,4 @@
-"""The settings of cluster sensing and of circuit sensing."""
+"""The settings of monitoring, of corpora, and of the sensing of clusters and circuits."""
 
 from __future__ import annotations
 
@@ -32,8 +32,16 @@ _OVERHEAD = "Milliseconds of sensing a {0} in one choice above which a warning i
 
 
 class SensingSettings(BaseSettings):
-    """The settings of sensing. `Settings` has them among the other settings."""
+    """The settings of what is read from activations. `Settings` has them among the other settings."""
 
+    corpora_max_mb: Annotated[int, Field(ge=1, le=1 << 20)] = Field(
+        default=2048,
+        description="Most MiB that all corpora together take in the database, and the largest file of texts that is "
+        "read from this machine.",
+    )
+    corpora_max_tokens: Annotated[int, Field(ge=1, le=100_000_000)] = Field(
+        default=10_000_000, description="Most tokens that one corpus may ask for."
+    )
     monitoring_contexts: Annotated[int, Field(ge=0, le=10_000)] = Field(
         default=0,
         description="How many of the last monitored tokens keep the text around them in memory, for the strongest "

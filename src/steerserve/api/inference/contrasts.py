@@ -14,14 +14,12 @@ from steerserve.api.answers.jobs import BEGUN, Wait, answered
 from steerserve.api.envelope import RequestBody, unambiguous
 from steerserve.api.inference.tokens import (
     Conversation,
-    TokenizeMessage,
     Written,
     client_of,
-    text_or_chat,
+    texts_or_chats,
 )
 from steerserve.control.inference.contrasts import ContrastRequest, Contrasts
 from steerserve.control.inference.views import JobAnswer
-from steerserve.rules.inference.intent import Conversation as Messages
 from steerserve.rules.saes.attachment import SaeChoice
 from steerserve.settings import Settings
 
@@ -60,8 +58,8 @@ def router(contrasts: Contrasts, settings: Settings) -> APIRouter:
     async def contrast(body: ContrastBody, request: Request, wait: Wait = False) -> Response:
         """Begin a job whose result has the features that tell the positives from the negatives best."""
         asked = ContrastRequest(
-            positives=_texts(body.positives),
-            negatives=_texts(body.negatives),
+            positives=texts_or_chats(body.positives),
+            negatives=texts_or_chats(body.negatives),
             choice=SaeChoice(body.sae_id, body.layer),
             pool=body.pool,
             top=body.top,
@@ -74,9 +72,3 @@ def router(contrasts: Contrasts, settings: Settings) -> APIRouter:
         return await answered(contrasts.start(asked), request, wait=wait)
 
     return routes
-
-
-def _texts(
-    given: list[str | list[TokenizeMessage]],
-) -> tuple[str | Messages, ...]:
-    return tuple(text if isinstance(text, str) else text_or_chat(None, text) for text in given)

@@ -107,6 +107,13 @@ def text_or_chat(
     return tuple(intent.message(one.role, one.content, one.name) for one in messages)
 
 
+def texts_or_chats(
+    given: Sequence[str | list[TokenizeMessage]],
+) -> tuple[str | intent.Conversation, ...]:
+    """The texts and conversations of a list that has both."""
+    return tuple(text if isinstance(text, str) else text_or_chat(None, text) for text in given)
+
+
 def client_of(request: Request, settings: Settings) -> str:
     """The client under whose name a request is counted."""
     return clients.client(

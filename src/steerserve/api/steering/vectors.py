@@ -19,6 +19,7 @@ from steerserve.api.envelope import (
     PageLimit,
     PageOffset,
     RequestBody,
+    check_source,
     import_body,
     success,
 )
@@ -114,18 +115,8 @@ class PostedVector(VectorBody, SaeHubBody):
         Raises:
             Refusal: VALIDATION_ERROR naming the fields.
         """
-        needed = _NEEDED[self.source]
         optional = ("revision", "hub_token") if self.source == "huggingface" else ()
-        said = {name for name in _OTHERS if getattr(self, name) is not None}
-        errors = [
-            (name, f"is required with source {self.source}") for name in needed if name not in said
-        ]
-        odd = sorted(said - {*needed, *optional})
-        errors += [(name, f"is not used with source {self.source}") for name in odd]
-        if errors:
-            name, why = errors[0]
-            listed = [{"loc": ["body", name], "msg": why} for name, why in errors]
-            raise Refusal("VALIDATION_ERROR", f"body.{name}: {why}", param=name, errors=listed)
+        check_source(self, self.source, _NEEDED[self.source], optional, _OTHERS)
 
 
 Body = TypeVar("Body", bound=VectorBody)

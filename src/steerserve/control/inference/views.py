@@ -6,6 +6,7 @@ from typing import Literal
 
 from msgspec import UNSET, UnsetType
 
+from steerserve.control.sensing.corpus_views import CorpusRecord
 from steerserve.control.sensing.feature_views import PromotedFeatures
 from steerserve.control.steering.vector_views import ProbeRecord, VectorRecord
 from steerserve.control.steering.views import Values
@@ -117,7 +118,7 @@ class Contrast(Form, frozen=True, kw_only=True):
     compared: int
 
 
-JobResult = Contrast | PromotedFeatures | VectorRecord | ProbeRecord | None
+JobResult = Contrast | PromotedFeatures | VectorRecord | ProbeRecord | CorpusRecord | None
 
 
 class JobRecord(JobFacts, frozen=True, kw_only=True):

@@ -15,6 +15,8 @@ from steerserve.rules.residency.heartbeat import Silence
 from steerserve.rules.residency.memory_fit import ModelPlacement
 from steerserve.rules.residency.swap import Phase
 from steerserve.rules.saes.provenance import SaeOrigin
+from steerserve.rules.steering import digest
+from steerserve.rules.steering.digest import SteeredModel, SteeredSite
 from steerserve.rules.steering.live import key_of
 
 Switch = Callable[[], None]
@@ -157,3 +159,11 @@ class Resident(Protocol):
         Raises:
             Refusal: MODEL_NOT_LOADED.
         """
+
+
+def content_key(resident: Resident, attached: Attachment) -> str:
+    """The key of the content of an attached SAE and of its model."""
+    row, order = resident.row, attached.order
+    model = SteeredModel(row.name, row.repo_id, row.revision, row.content_digest)
+    site = SteeredSite(order.sae_id, order.origin, order.layer, attached.site, order.scale)
+    return digest.place_key(model, site)

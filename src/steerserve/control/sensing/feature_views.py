@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec import UNSET, UnsetType
 
+from steerserve.control.sensing.corpus_views import CorpusStatistics
 from steerserve.control.sensing.monitoring_views import FeatureFigures
 from steerserve.rules.form import Form
 
@@ -88,7 +89,8 @@ class FeatureDetails(Form, frozen=True, kw_only=True):
     value for steering the feature) are null while the SAE is not attached. `statistics` is null for an SAE that was
     never monitored. `promotes` has the tokens whose logits the decoder direction raises most, and `suppresses` those
     that it lowers most; both are null while the SAE is not attached, and for an SAE that does not write into the
-    residual stream."""
+    residual stream. `corpora` has what each corpus that was read says about it: of an attached SAE only those that were
+    read in the same model."""
 
     sae_id: str
     feature_idx: int
@@ -103,6 +105,7 @@ class FeatureDetails(Form, frozen=True, kw_only=True):
     statistics: FeatureFigures | None
     promotes: list[TokenEffect] | None = None
     suppresses: list[TokenEffect] | None = None
+    corpora: list[CorpusStatistics]
 
 
 class PromotedFeatures(Form, frozen=True):

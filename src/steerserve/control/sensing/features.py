@@ -13,6 +13,7 @@ from steerserve.control.residency.resident import Attachment
 from steerserve.control.saes.reading import READ_SECONDS
 from steerserve.control.saes.records import source_of
 from steerserve.control.saes.saes import Saes
+from steerserve.control.sensing.corpus_results import CorpusResults
 from steerserve.control.sensing.feature_views import (
     FeatureDetails,
     FeatureLabel,
@@ -59,6 +60,7 @@ class Features:
         conductor: Conductor,
         launcher: Engines,
         statistics: Statistics,
+        corpora: CorpusResults,
     ) -> None:
         self._labels = labels
         self._saes = saes
@@ -66,6 +68,7 @@ class Features:
         self._conductor = conductor
         self._launcher = launcher
         self._statistics = statistics
+        self._corpora = corpora
         self._reading = asyncio.Lock()
 
     # ------------------------------------------------------------- labels
@@ -194,6 +197,7 @@ class Features:
             statistics=None if counted is None else figures(counted),
             promotes=promotes,
             suppresses=suppresses,
+            corpora=await self._corpora.of_feature(sae_id, attached, index),
         )
 
     async def effects(self, attached: Attachment, features: Sequence[int], top: int) -> list[Sides]:

@@ -10,7 +10,7 @@ import structlog
 from steerserve import messages as m
 from steerserve.control.jobs import Job, Jobs, Report
 from steerserve.control.residency.conductor import Conductor
-from steerserve.control.residency.resident import Attachment, Resident
+from steerserve.control.residency.resident import Attachment, Resident, content_key
 from steerserve.control.sensing.feature_views import (
     FeatureSearch,
     PromotedFeatures,
@@ -23,8 +23,6 @@ from steerserve.messages.spelling import Spell
 from steerserve.rules.saes.sites import STREAM_SITES
 from steerserve.rules.sensing import promoting as rules
 from steerserve.rules.sensing.promoting import PromotedTable
-from steerserve.rules.steering import digest
-from steerserve.rules.steering.digest import SteeredModel, SteeredSite
 
 log = structlog.get_logger(__name__)
 
@@ -57,7 +55,7 @@ class Promotions:
                 stream; VALIDATION_ERROR for a word without tokens; MODEL_NOT_LOADED, ENGINE_UNAVAILABLE, TOO_MANY_JOBS.
         """
         resident, attached = await self._attached(sae_id)
-        key = _key(resident, attached)
+        key = content_key(resident, attached)
         table = await self._known(key)
         if table is None:
             job = self._computing.get(key)
@@ -147,11 +145,3 @@ class Promotions:
                 errors=[{"loc": ["body", "query"], "msg": why}],
             )
         return spellings
-
-
-def _key(resident: Resident, attached: Attachment) -> str:
-    """The key of the content of an attached SAE and of its model."""
-    row, order = resident.row, attached.order
-    model = SteeredModel(row.name, row.repo_id, row.revision, row.content_digest)
-    site = SteeredSite(order.sae_id, order.origin, order.layer, attached.site, order.scale)
-    return digest.place_key(model, site)

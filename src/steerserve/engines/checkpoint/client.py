@@ -201,6 +201,8 @@ class CheckpointEngine(Engine):
                 return m.Attribute(number, tokens, *wanted, client)
             case m.StatesReading(_, layers, site, places, client):
                 return m.ReadStates(number, tokens, list(layers), site, places, client)
+            case m.ActivationsReading(_, keys, client):
+                return m.ReadActivations(number, tokens, list(keys), client)
             case _:
                 raise TypeError(type(request).__name__)
 

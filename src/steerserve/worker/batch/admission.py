@@ -19,12 +19,13 @@ from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.model.encoder import Encoder
 from steerserve.worker.model.unembedding import Unembedding
 from steerserve.worker.rows import sampling
+from steerserve.worker.rows.activations import ActivationReading
 from steerserve.worker.rows.attribution import Attribution
 from steerserve.worker.rows.constrain import RowConstraint
 from steerserve.worker.rows.lens import Lens
 from steerserve.worker.rows.logprobs import Written
 from steerserve.worker.rows.rows import BatchRow, Pooling, Scoring, Writing
-from steerserve.worker.rows.states import States, positions_read
+from steerserve.worker.rows.states import States, counted, positions_read
 from steerserve.worker.rows.steering import RowSteering, TokenFacts
 from steerserve.worker.rows.text import TextStream
 from steerserve.worker.sae.sites import direct_path_objection, find
@@ -264,6 +265,27 @@ def states_rows(command: m.ReadStates, model: Checkpoint, context: int) -> list[
             ids = _ids(prompt, model, "INVALID_PARAMETER")
             max_tokens(m.Sampling(max_tokens=0), len(ids), context)
             goal = States(sites, positions_read(command.places, prompt, model.special_tokens))
+        rows.append(BatchRow(command.id, index, ids, m.Suppressed(), goal, where=where))
+    return rows
+
+
+def activation_rows(
+    command: m.ReadActivations, model: Checkpoint, context: int, saes: HookedSaes
+) -> list[BatchRow]:
+    """One unsteered row per prompt.
+
+    Raises:
+        Refusal: CONTEXT_LENGTH_EXCEEDED, SAE_NOT_ATTACHED, INSUFFICIENT_MEMORY as `HookedSaes.sae`; INVALID_PARAMETER
+            for a text without tokens.
+    """
+    sites = [saes.find(key).site for key in command.keys]
+    encoders = [saes.sae(key) for key in command.keys]
+    rows = []
+    for index, prompt in enumerate(command.prompts):
+        with NamedPrompt(command.prompts, index, "text") as where:
+            ids = _ids(prompt, model, "INVALID_PARAMETER")
+            max_tokens(m.Sampling(max_tokens=0), len(ids), context)
+            goal = ActivationReading(sites, encoders, counted(prompt, model.special_tokens))
         rows.append(BatchRow(command.id, index, ids, m.Suppressed(), goal, where=where))
     return rows
 

@@ -204,6 +204,11 @@ class Commands:
         rows = admission.states_rows(command, loaded.model, loaded.context)
         return self._join(command, rows)
 
+    def read_activations(self, command: m.ReadActivations) -> m.Started:
+        loaded = self._language_model()
+        rows = admission.activation_rows(command, loaded.model, loaded.context, loaded.saes)
+        return self._join(command, rows)
+
     def cancel(self, command: m.Cancel) -> None:
         self._compiling = [entry for entry in self._compiling if entry[0].id != command.id]
         if self.batch is not None:
@@ -261,7 +266,9 @@ class Commands:
         return m.Started(command.id, [len(row.prompt) for row in prompts])
 
     def _join(
-        self, command: m.Lens | m.Attribute | m.ReadStates, rows: list[BatchRow]
+        self,
+        command: m.Lens | m.Attribute | m.ReadStates | m.ReadActivations,
+        rows: list[BatchRow],
     ) -> m.Started:
         """Let rows join the batch that no observer reads."""
         self._language_model().batch.add(rows, is_seeded=False, client=command.client)
@@ -286,6 +293,7 @@ METHODS: Mapping[type[m.Command], Callable[[Commands, Any], m.Event | None]] = M
         m.Lens: Commands.lens,
         m.Attribute: Commands.attribute,
         m.ReadStates: Commands.read_states,
+        m.ReadActivations: Commands.read_activations,
         m.Cancel: Commands.cancel,
         m.Stop: Commands.stop,
     }

@@ -56,9 +56,15 @@ def positions_read(places: Places, prompt: Tokens, special: frozenset[int]) -> l
     if places.how == "completion":
         ends = prompt.spans[-1:]
         span = range(ends[0].start, ends[0].end) if ends else range(0)
-    counted = [at for at in span if places.has_special or (at and prompt.ids[at] not in special)]
-    if not counted:
+    read = span if places.has_special else counted(prompt, special, span)
+    if not read:
         what = "no token is read"
         why = what if places.has_special else f"{what} without position 0 and special tokens"
         raise Refusal("INVALID_PARAMETER", why, param="prompt")
-    return counted[-1:] if places.how == "last" else counted
+    return list(read[-1:] if places.how == "last" else read)
+
+
+def counted(prompt: Tokens, special: frozenset[int], span: range | None = None) -> list[int]:
+    """The positions of a prompt, or of a span of it, without position 0 and special tokens."""
+    within = range(len(prompt.ids)) if span is None else span
+    return [at for at in within if at and prompt.ids[at] not in special]

@@ -1,0 +1,458 @@
+"""Corpora: many texts, read once as parts of a job, for what every feature of the attached SAEs does over them."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from typing import Any
+
+import msgspec
+
+from steerserve import messages as m
+from steerserve.control.inference.corpus_summary import Summary
+from steerserve.control.inference.texts import NamedText, TextReader, prompt_of
+from steerserve.control.jobs import Job, Jobs, Report
+from steerserve.control.residency.conductor import Conductor
+from steerserve.control.residency.resident import Attachment, Resident, content_key
+from steerserve.control.sensing.corpus_results import PART, Context, CorpusResults, packed
+from steerserve.control.sensing.corpus_views import (
+    CorpusList,
+    CorpusRecord,
+    CorpusSae,
+    CorpusSource,
+    CorpusState,
+)
+from steerserve.database.corpora import CorpusRow, CorpusStore, Progress, ReadSae, taken
+from steerserve.errors import Refusal
+from steerserve.files import corpus as files
+from steerserve.hub.client import Hub
+from steerserve.messages.spelling import Spell
+from steerserve.messages.tokenizing import Spelling
+from steerserve.rules.inference import corpus_texts as rules
+from steerserve.rules.inference.corpus_texts import CorpusText
+from steerserve.rules.inference.intent import Conversation
+from steerserve.settings import Settings
+
+KIND = "corpus"
+HUB_FILE_MB = 64
+"""The largest file that is read from the hub, in MiB."""
+TEXTS_AT_ONCE = 64
+"""The texts that are taken from a source at once."""
+READ_SHARE = 0.9
+"""The share of the progress of a job that is the reading of the texts."""
+
+Source = Callable[[], Iterable[CorpusText]]
+"""Gives the texts of a corpus from the first one on."""
+
+
+@dataclass(frozen=True, slots=True)
+class CorpusRequest:
+    """What a corpus is read of, and how. `texts` are there with the source `inline`. `client` names who asks."""
+
+    name: str
+    source: CorpusSource
+    texts: tuple[str | Conversation, ...]
+    hub_token: str | None
+    max_tokens: int
+    context: int
+    examples: int
+    client: str
+
+    @property
+    def lasting(self) -> dict[str, Any]:
+        """What must be the same when a corpus is carried on, apart from its texts."""
+        said = {"max_tokens": self.max_tokens, "context": self.context, "examples": self.examples}
+        return {"source": msgspec.to_builtins(self.source), **said}
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """A context with its tokens, the place of its text, and how far the corpus is read with it."""
+
+    context: Context
+    ids: list[int]
+    place: str
+    next_text: int
+    next_token: int
+
+
+class Corpora:
+    """Owner of the jobs that read corpora. It never loads a model."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        store: CorpusStore,
+        results: CorpusResults,
+        reader: TextReader,
+        hub: Hub,
+        conductor: Conductor,
+        jobs: Jobs,
+    ) -> None:
+        self._settings = settings
+        self._store = store
+        self._results = results
+        self._reader = reader
+        self._hub = hub
+        self._conductor = conductor
+        self._jobs = jobs
+        self._reading: dict[str, Job] = {}
+        self._starting = asyncio.Lock()
+
+    # ------------------------------------------------------------- records
+
+    async def all(self) -> CorpusList:
+        rows = await self._store.all()
+        listed = [await self._record(row) for row in rows]
+        return CorpusList(listed, sum(row.stored_bytes for row in rows), self._store.most_mb)
+
+    async def get(self, corpus_id: str) -> CorpusRecord:
+        """Raises:
+        Refusal: CORPUS_NOT_FOUND.
+        """
+        return await self._record(await self._store.get(corpus_id))
+
+    async def remove(self, corpus_id: str) -> str:
+        """Delete a corpus with its results. A job that reads it is cancelled first.
+
+        Raises:
+            Refusal: CORPUS_NOT_FOUND.
+        """
+        await self._store.get(corpus_id)
+        job = self._reading.get(corpus_id)
+        if job is not None and not job.over.is_set():
+            await self._jobs.drop(job.id)
+        await self._store.remove(corpus_id)
+        self._results.forget()
+        return corpus_id
+
+    # ------------------------------------------------------------- reading
+
+    async def start(self, asked: CorpusRequest) -> Job:
+        """Begin to read a corpus, or carry one on that was cut. Its job is refused what a scoring request is refused,
+        with the place of the text; VALIDATION_ERROR for a line of a file; CORPUS_ALREADY_EXISTS where the corpus to
+        carry on has other texts; CORPORA_FULL; and MODEL_NOT_LOADED or SAE_NOT_ATTACHED when the model or an SAE goes
+        meanwhile.
+
+        Raises:
+            Refusal: MODEL_NOT_LOADED, SAE_NOT_ATTACHED; INVALID_PARAMETER for a context that the model does not have,
+                and for a file of no known kind; INVALID_LOCAL_PATH, PAYLOAD_TOO_LARGE, CORPUS_ALREADY_EXISTS,
+                CORPORA_FULL, TOO_MANY_JOBS.
+        """
+        resident = self._conductor.loaded()
+        _, facts = resident.running()
+        if asked.context > facts.context_length:
+            why = f"context: the model reads at most {facts.context_length} tokens"
+            raise Refusal("INVALID_PARAMETER", why, param="context", maximum=facts.context_length)
+        source = asked.source
+        if source.local_path is not None:
+            await asyncio.to_thread(files.find, source.local_path, self._store.most_mb)
+        if source.file_path is not None:
+            rules.check_name(source.file_path)
+        async with self._starting:
+            row = await self._store.named(asked.name)
+            if row is None:
+                row = await self._added(asked, resident)
+            else:
+                self._check_same(row, asked)
+            saes = _attached(resident, await self._store.saes(row.id))
+            job = self._jobs.start(KIND, partial(self._run, asked, row, resident, saes))
+            self._reading[row.id] = job
+        return job
+
+    # ------------------------------------------------------------- inside
+
+    async def _record(self, row: CorpusRow) -> CorpusRecord:
+        job = self._reading.get(row.id)
+        is_done = row.finished_at is not None
+        is_read = not is_done and job is not None and not job.over.is_set()
+        state: CorpusState = "done" if is_done else "reading" if is_read else "stopped"
+        return CorpusRecord(
+            id=row.id,
+            name=row.name,
+            state=state,
+            source=msgspec.convert(row.asked["source"], CorpusSource),
+            model=row.model,
+            saes=[
+                CorpusSae(
+                    sae_id=sae.sae_id,
+                    layer=sae.layer,
+                    site=sae.site,
+                    features=await asyncio.to_thread(_firing, sae.counts) if is_done else None,
+                )
+                for sae in await self._store.saes(row.id)
+            ],
+            texts=row.next_text + bool(row.next_token),
+            tokens=row.tokens,
+            counted=row.counted,
+            max_tokens=row.asked["max_tokens"],
+            context=row.asked["context"],
+            examples=row.asked["examples"],
+            stored_bytes=row.stored_bytes,
+            job_id=job.id if job is not None and is_read else None,
+            created_at=row.created_at,
+            finished_at=row.finished_at,
+        )
+
+    async def _added(self, asked: CorpusRequest, resident: Resident) -> CorpusRow:
+        attached = list(resident.attachments.values())
+        if not attached:
+            raise Refusal("SAE_NOT_ATTACHED", "no SAE is attached whose features could be read")
+        saes = [
+            ReadSae(number, content_key(resident, one), one.sae_id, one.layer, one.site, one.d_sae)
+            for number, one in enumerate(attached)
+        ]
+        return await self._store.add(asked.name, resident.row.name, asked.lasting, saes)
+
+    def _check_same(self, row: CorpusRow, asked: CorpusRequest) -> None:
+        """Check that a corpus can be carried on by this request.
+
+        Raises:
+            Refusal: CORPUS_ALREADY_EXISTS.
+        """
+        if row.finished_at is not None:
+            raise taken(row.name, corpus_id=row.id)
+        job = self._reading.get(row.id)
+        if job is not None and not job.over.is_set():
+            raise taken(row.name, "a job reads this corpus now", corpus_id=row.id, job_id=job.id)
+        if row.asked != asked.lasting:
+            why = "it was begun with other fields; send these again, or delete it"
+            raise taken(row.name, why, corpus_id=row.id)
+
+    async def _run(
+        self,
+        asked: CorpusRequest,
+        row: CorpusRow,
+        resident: Resident,
+        saes: Sequence[Attachment],
+        report: Report,
+    ) -> CorpusRecord:
+        source = await self._source(asked)
+        report(0.0, "the texts are checked")
+        digest = await asyncio.to_thread(_digest, source())
+        if row.digest is None:
+            await self._store.set_digest(row.id, digest)
+        elif row.digest != digest:
+            why = "it was begun with other texts; send these again, or delete it"
+            raise taken(row.name, why, corpus_id=row.id)
+        await self._read(asked, row, resident, saes, source, report)
+        row = await self._store.get(row.id)
+        summary = Summary(self._store, row, asked.examples)
+        await summary.make(
+            lambda share: report(READ_SHARE + (1 - READ_SHARE) * share, "the results are computed")
+        )
+        self._results.forget()
+        return await self._record(await self._store.get(row.id))
+
+    async def _source(self, asked: CorpusRequest) -> Source:
+        """Raises:
+        Refusal: INVALID_LOCAL_PATH, PAYLOAD_TOO_LARGE; what `Hub.dataset_file` raises.
+        """
+        said = asked.source
+        if said.kind == "inline":
+            return lambda: ((f"texts[{i}]", text) for i, text in enumerate(asked.texts))
+        if said.local_path is not None:
+            path = await asyncio.to_thread(files.find, said.local_path, self._store.most_mb)
+            return lambda: rules.texts(path.name, files.lines(path), said.text_field)
+        assert said.repo_id is not None
+        assert said.file_path is not None
+        file = said.file_path
+        content = await self._hub.dataset_file(
+            said.repo_id, said.revision or "main", file, HUB_FILE_MB << 20, asked.hub_token
+        )
+        return lambda: rules.texts(file, content.splitlines(keepends=True), said.text_field)
+
+    async def _read(
+        self,
+        asked: CorpusRequest,
+        row: CorpusRow,
+        resident: Resident,
+        saes: Sequence[Attachment],
+        source: Source,
+        report: Report,
+    ) -> None:
+        """Read what is left of a corpus, and write each part."""
+        done = Progress(row.parts, row.next_text, row.next_token, row.tokens, row.counted)
+        async with aclosing(self._cuts(asked, done, resident, source())) as cuts:
+            async for part in _parts(cuts):
+                read = await self._activations(part, resident, saes)
+                last = part[-1]
+                done = Progress(
+                    done.parts + 1,
+                    last.next_text,
+                    last.next_token,
+                    done.tokens + sum(len(cut.ids) - cut.context.skip for cut in part),
+                    done.counted + sum(one.positions for one in read),
+                )
+                contexts = await asyncio.to_thread(packed, [cut.context for cut in part])
+                activations = [
+                    await asyncio.to_thread(packed, [_groups(one.saes[i]) for one in read])
+                    for i in range(len(saes))
+                ]
+                await self._store.add_part(row.id, contexts, activations, done)
+                report(
+                    READ_SHARE * done.tokens / asked.max_tokens,
+                    f"{done.tokens} of at most {asked.max_tokens} tokens are read",
+                )
+
+    async def _activations(
+        self, part: Sequence[_Cut], resident: Resident, saes: Sequence[Attachment]
+    ) -> list[m.ActivationsRead]:
+        keys = [one.key for one in saes]
+        return await self._reader.read(
+            [NamedText(cut.place, m.Tokens(cut.ids)) for cut in part],
+            resident,
+            lambda prompts: m.ActivationsReading(prompts, keys, KIND),
+            m.ActivationsRead,
+            check=lambda: _check_held(resident, saes),
+            told=lambda _: None,
+            is_gentle=True,
+        )
+
+    async def _cuts(
+        self,
+        asked: CorpusRequest,
+        done: Progress,
+        resident: Resident,
+        texts: Iterable[CorpusText],
+    ) -> AsyncGenerator[_Cut]:
+        """The contexts that are left to read. The special tokens at the beginning of a text begin each of its
+        contexts."""
+        special = await self._special(resident)
+        left = asked.max_tokens - done.tokens
+        room = asked.context - len(special.ids)
+        async for index, (place, text) in _batched(texts, done.next_text):
+            start = done.next_token if index == done.next_text else 0
+            ids, pieces = await self._spelled(asked, resident, place, text, special)
+            while start < len(ids) and left > 0:
+                end = min(len(ids), start + room, start + left)
+                context = Context(
+                    index, start, len(special.ids), [*special.pieces, *pieces[start:end]]
+                )
+                is_last = end == len(ids)
+                cursor = (index + 1, 0) if is_last else (index, end)
+                yield _Cut(context, [*special.ids, *ids[start:end]], place, *cursor)
+                left -= end - start
+                start = end
+            if left <= 0:
+                return
+
+    async def _special(self, resident: Resident) -> Spelling:
+        """The special tokens that the tokenizer puts before a text."""
+        engine, _ = resident.running()
+        whole, bare = [
+            await engine.ask(Spell(prompt=m.Text("a", special), longest=1))
+            for special in (True, False)
+        ]
+        size = len(bare.ids)
+        at = next((i for i in range(len(whole.ids)) if whole.ids[i : i + size] == bare.ids), 0)
+        return Spelling("", whole.ids[:at], whole.pieces[:at], [])
+
+    async def _spelled(
+        self,
+        asked: CorpusRequest,
+        resident: Resident,
+        place: str,
+        text: str | Conversation,
+        special: Spelling,
+    ) -> tuple[list[int], list[str]]:
+        """The tokens of a text or a conversation without the special tokens before them, with their texts."""
+        engine, _ = resident.running()
+        ids: list[int] = []
+        pieces: list[str] = []
+        prompts: list[m.Text | m.Chat]
+        if isinstance(text, str):
+            prompts = [m.Text(block, special=False) for block in rules.blocks(text)]
+        else:
+            prompts = [prompt_of(text, asked.client)]
+        for prompt in prompts:
+            try:
+                made = await engine.ask(
+                    Spell(prompt=prompt, longest=self._settings.tokenize_max_characters)
+                )
+            except Refusal as refusal:
+                why = f"{place}: {refusal.message}"
+                raise Refusal(refusal.code, why, param=place, **refusal.details) from None
+            ids += made.ids
+            pieces += made.pieces
+        if ids[: len(special.ids)] == special.ids:
+            return ids[len(special.ids) :], pieces[len(special.ids) :]
+        return ids, pieces
+
+
+async def _batched(
+    texts: Iterable[CorpusText], first: int
+) -> AsyncIterator[tuple[int, CorpusText]]:
+    """The texts from the one with the number `first` on, with their numbers. They are taken from their source in a
+    thread."""
+    numbered = enumerate(texts)
+    while batch := await asyncio.to_thread(lambda: list(islice(numbered, TEXTS_AT_ONCE))):
+        for index, text in batch:
+            if index >= first:
+                yield index, text
+
+
+async def _parts(cuts: AsyncIterator[_Cut]) -> AsyncIterator[list[_Cut]]:
+    part: list[_Cut] = []
+    async for cut in cuts:
+        part.append(cut)
+        if len(part) == PART:
+            yield part
+            part = []
+    if part:
+        yield part
+
+
+def _check_held(resident: Resident, saes: Sequence[Attachment]) -> None:
+    """Raises:
+    Refusal: MODEL_NOT_LOADED, SAE_NOT_ATTACHED.
+    """
+    resident.running()
+    for one in saes:
+        if resident.attachments.get(one.key) is not one:
+            why = "the SAE was detached while its corpus was read"
+            raise Refusal("SAE_NOT_ATTACHED", why, sae_id=one.sae_id, layer=one.layer)
+
+
+def _attached(resident: Resident, saes: Sequence[ReadSae]) -> list[Attachment]:
+    """The attachments of the SAEs of a corpus.
+
+    Raises:
+        Refusal: SAE_NOT_ATTACHED.
+    """
+    by_content = {content_key(resident, one): one for one in resident.attachments.values()}
+    for sae in saes:
+        if sae.key not in by_content:
+            raise Refusal(
+                "SAE_NOT_ATTACHED",
+                f"the corpus was begun with the SAE {sae.sae_id} at layer {sae.layer}, which is not attached",
+                sae_id=sae.sae_id,
+                layer=sae.layer,
+            )
+    return [by_content[sae.key] for sae in saes]
+
+
+def _digest(texts: Iterable[CorpusText]) -> str:
+    """The SHA-256 of all texts. Every text is looked at.
+
+    Raises:
+        Refusal: VALIDATION_ERROR for a line that has no text.
+    """
+    digest = hashlib.sha256()
+    for _, text in texts:
+        digest.update(json.dumps(text).encode() + b"\n")
+    return digest.hexdigest()
+
+
+def _groups(read: m.FeatureValues) -> tuple[bytes, bytes, bytes, bytes]:
+    return read.features, read.counts, read.positions, read.values
+
+
+def _firing(counts: bytes) -> int:
+    return sum(1 for at in range(0, len(counts), 4) if counts[at : at + 4] != bytes(4))

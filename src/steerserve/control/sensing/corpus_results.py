@@ -1,0 +1,190 @@
+"""What corpora say about the features of SAEs, and the form in which contexts and results are stored."""
+
+from __future__ import annotations
+
+import zlib
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from steerserve.control.residency.conductor import Conductor
+from steerserve.control.residency.resident import Attachment, content_key
+from steerserve.control.sensing.corpus_views import (
+    CorpusStatistics,
+    ExampleToken,
+    FeatureExample,
+)
+from steerserve.database.corpora import CorpusRow, CorpusStore, ReadSae
+from steerserve.rules.sensing.corpus import FeatureSummary
+
+PART = 64
+"""The contexts of one part of a corpus."""
+
+
+class Context(msgspec.Struct, frozen=True, array_like=True):
+    """Some tokens of the text `text`, from its token `start` on, behind `skip` special tokens. `pieces` are the texts
+    of all of them."""
+
+    text: int
+    start: int
+    skip: int
+    pieces: list[str]
+
+
+class StoredExample(msgspec.Struct, frozen=True, array_like=True):
+    """The largest activation of a feature in the context with this number, counted over all parts; the window around it
+    begins at `first`, and `inside` has the activations in it by their position in the context."""
+
+    context: int
+    position: int
+    value: float
+    is_strongest: bool
+    first: int
+    end: int
+    inside: dict[int, float]
+
+
+class StoredFeature(msgspec.Struct, frozen=True, array_like=True):
+    """The result of one feature."""
+
+    summary: FeatureSummary
+    examples: list[StoredExample]
+
+
+def packed(value: object) -> bytes:
+    return zlib.compress(msgspec.msgpack.encode(value), 1)
+
+
+def unpacked(data: bytes, kind: Any) -> Any:
+    return msgspec.msgpack.decode(zlib.decompress(data), type=kind)
+
+
+@dataclass(frozen=True, slots=True)
+class Scales:
+    """What is known of all features of an SAE in a model: the largest activation of each over all corpora (0 where it
+    never fires), and at which share of the tokens of the largest corpus it fires."""
+
+    maxima: array[float]
+    densities: array[float]
+
+
+class CorpusResults:
+    """Reads results. The maxima and counts of all features are kept in memory."""
+
+    def __init__(self, store: CorpusStore, conductor: Conductor) -> None:
+        self._store = store
+        self._conductor = conductor
+        self._held: list[tuple[CorpusRow, ReadSae]] | None = None
+        self._scales: dict[str, Scales | None] = {}
+
+    def forget(self) -> None:
+        """The corpora have changed."""
+        self._held = None
+        self._scales = {}
+
+    async def of_feature(
+        self, sae_id: str, attached: Attachment | None, index: int
+    ) -> list[CorpusStatistics]:
+        """What each corpus says about a feature: of an attached SAE those that were read of the same content in the
+        same model, of another one all.
+
+        Raises:
+            Refusal: DATABASE_UNAVAILABLE, MODEL_NOT_LOADED.
+        """
+        key = None if attached is None else content_key(self._conductor.loaded(), attached)
+        found = []
+        for row, sae in await self._all():
+            if sae.key == key or (key is None and sae.sae_id == sae_id):
+                found.append(await self._statistics(row, sae, index))
+        return found
+
+    async def largest(self, attached: Attachment, index: int) -> float | None:
+        """The largest activation of a feature over all corpora; None where it is not known.
+
+        Raises:
+            Refusal: DATABASE_UNAVAILABLE, MODEL_NOT_LOADED.
+        """
+        scales = await self.scales(attached)
+        return scales.maxima[index] or None if scales is not None else None
+
+    async def scales(self, attached: Attachment) -> Scales | None:
+        """What is known of all features of an SAE; None without a corpus.
+
+        Raises:
+            Refusal: DATABASE_UNAVAILABLE, MODEL_NOT_LOADED.
+        """
+        key = content_key(self._conductor.loaded(), attached)
+        if key not in self._scales:
+            self._scales[key] = _scales([one for one in await self._all() if one[1].key == key])
+        return self._scales[key]
+
+    # ------------------------------------------------------------- inside
+
+    async def _all(self) -> list[tuple[CorpusRow, ReadSae]]:
+        if self._held is None:
+            self._held = await self._store.results()
+        return self._held
+
+    async def _statistics(self, row: CorpusRow, sae: ReadSae, index: int) -> CorpusStatistics:
+        data = await self._store.feature(row.id, sae.number, index)
+        if data is None:
+            return CorpusStatistics(
+                corpus_id=row.id,
+                name=row.name,
+                tokens=row.counted,
+                density=0.0,
+                max=None,
+                quantiles={},
+                histogram=None,
+                examples=[],
+            )
+        stored: StoredFeature = unpacked(data, StoredFeature)
+        return CorpusStatistics(
+            corpus_id=row.id,
+            name=row.name,
+            tokens=row.counted,
+            density=stored.summary.count / row.counted,
+            max=stored.summary.max,
+            quantiles=stored.summary.quantiles,
+            histogram=stored.summary.histogram,
+            examples=await self._examples(row.id, stored.examples),
+        )
+
+    async def _examples(
+        self, corpus_id: str, examples: Sequence[StoredExample]
+    ) -> list[FeatureExample]:
+        numbers = sorted({one.context // PART for one in examples})
+        parts = {
+            number: unpacked(data, list[Context])
+            for number, data in (await self._store.contexts(corpus_id, numbers)).items()
+        }
+        return [_example(parts[one.context // PART][one.context % PART], one) for one in examples]
+
+
+def _example(context: Context, stored: StoredExample) -> FeatureExample:
+    pieces = context.pieces[stored.first : stored.end]
+    return FeatureExample(
+        text_index=context.text,
+        position=context.start + stored.position - context.skip,
+        value=stored.value,
+        is_strongest=stored.is_strongest,
+        at=stored.position - stored.first,
+        tokens=[
+            ExampleToken(piece, stored.inside.get(at, 0.0))
+            for at, piece in enumerate(pieces, stored.first)
+        ],
+    )
+
+
+def _scales(results: Sequence[tuple[CorpusRow, ReadSae]]) -> Scales | None:
+    if not results:
+        return None
+    by_corpus = [array("f", sae.maxima) for _, sae in results]
+    largest, sae = max(results, key=lambda one: one[0].counted)
+    return Scales(
+        array("f", map(max, *by_corpus) if len(by_corpus) > 1 else by_corpus[0]),
+        array("f", (count / max(1, largest.counted) for count in array("I", sae.counts))),
+    )

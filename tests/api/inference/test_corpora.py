@@ -1,0 +1,209 @@
+"""/api/corpora against a running service: what a corpus says of a feature, against numpy over all activations."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from steerserve import demo
+from steerserve.control.inference import corpora as owner
+from tests.service import Running
+
+PATH = "/api/corpora"
+CONTEXT = 16
+TEXTS = [
+    "The boat sailed over the waves",
+    "A whale swam near the ship while the sailor saw the lighthouse and the harbour in the rain of the night",
+    "",
+    "The king sat on the throne",
+]
+Values = dict[int, dict[tuple[int, int], float]]
+"""Feature -> the activation at each position of each text."""
+
+
+@pytest.fixture
+def live(steered: Running) -> Iterator[Running]:
+    """The service with the first demo SAE attached. Corpora are deleted after the test."""
+    yield steered
+    for corpus in steered.data("GET", PATH)["corpora"]:
+        steered.data("DELETE", f"{PATH}/{corpus['id']}")
+
+
+def body(**fields: Any) -> dict[str, Any]:
+    return {"name": "sea", "source": "inline", "texts": TEXTS, "context": CONTEXT} | fields
+
+
+def read(live: Running, **fields: Any) -> dict[str, Any]:
+    job = live.data("POST", f"{PATH}?wait=true", body(**fields))["job"]
+    assert (job["state"], job["error"]) == ("done", None)
+    return dict(job["result"])
+
+
+def sae_id(live: Running) -> str:
+    return str(live.data("GET", "/api/saes/attachment")["sae_id"])
+
+
+def statistics(live: Running, feature: int) -> dict[str, Any]:
+    found = live.data("GET", f"/api/saes/{sae_id(live)}/features/{feature}")["corpora"]
+    assert len(found) == 1
+    return dict(found[0])
+
+
+def all_activations(live: Running) -> tuple[Values, list[list[str]]]:
+    """Every activation of the texts, read by completions of their contexts, and the tokens of each text."""
+    found: Values = defaultdict(dict)
+    tokens = []
+    for number, text in enumerate(TEXTS):
+        spelled = live.data("POST", "/api/tokenize", {"text": text})
+        bos, ids = spelled["ids"][0], spelled["ids"][1:]
+        tokens.append(spelled["pieces"][1:])
+        for start in range(0, len(ids), CONTEXT - 1):
+            part = [bos, *ids[start : start + CONTEXT - 1]]
+            asked = {"positions": "prompt", "read_point": "pre_steering", "top_k": 64}
+            answer = live.complete(part, max_tokens=1, return_sae_activations=asked)
+            for at in answer["service"]["sae_activations"]["positions"]:
+                for one in at["features"] if at["position"] else ():
+                    found[one["index"]][number, start + at["position"] - 1] = one["value"]
+    return found, tokens
+
+
+def test_a_feature_has_the_statistics_of_all_of_its_activations(live: Running) -> None:
+    corpus = read(live, examples=6)
+    found, tokens = all_activations(live)
+    counted = sum(map(len, tokens))
+    assert (corpus["state"], corpus["texts"], corpus["tokens"]) == ("done", 4, counted)
+    assert (corpus["counted"], corpus["job_id"]) == (counted, None)
+    assert corpus["saes"][0]["features"] == len(found)
+    often = sorted(found, key=lambda feature: -len(found[feature]))[:3]
+    for feature in (*often, min(found)):
+        told, values = statistics(live, feature), np.array(list(found[feature].values()))
+        assert told["tokens"] == counted
+        assert told["density"] == pytest.approx(len(values) / counted)
+        assert told["max"] == pytest.approx(values.max(), rel=1e-4)
+        for share, value in told["quantiles"].items():
+            assert value == pytest.approx(np.quantile(values, float(share)), rel=1e-4)
+        assert sum(told["histogram"]["counts"]) == len(values)
+        assert told["histogram"]["edges"][-1] == told["max"]
+        best = told["examples"][0]
+        assert best["value"] == told["max"]
+        assert best["is_strongest"]
+        for example in told["examples"]:
+            text, position = example["text_index"], example["position"]
+            assert example["value"] == pytest.approx(found[feature][text, position], rel=1e-4)
+            shown = example["tokens"][example["at"]]
+            assert shown == {"text": tokens[text][position], "value": example["value"]}
+    silent = next(i for i in range(1024) if i not in found)
+    told = statistics(live, silent)
+    assert (told["density"], told["max"], told["histogram"], told["examples"]) == (
+        0,
+        None,
+        None,
+        [],
+    )
+
+
+def test_a_corpus_is_cut_at_its_tokens_and_listed_until_it_is_deleted(live: Running) -> None:
+    corpus = read(live, max_tokens=10)
+    assert (corpus["tokens"], corpus["texts"]) == (10, 2)
+    listed = live.data("GET", PATH)
+    assert listed["corpora"] == [corpus] == [live.data("GET", f"{PATH}/{corpus['id']}")]
+    assert listed["stored_bytes"] == corpus["stored_bytes"] > 0
+    assert live.error("POST", PATH, body())[:2] == (409, "CORPUS_ALREADY_EXISTS")
+    assert live.data("DELETE", f"{PATH}/{corpus['id']}") == {"corpus_id": corpus["id"]}
+    assert live.error("GET", f"{PATH}/{corpus['id']}")[:2] == (404, "CORPUS_NOT_FOUND")
+
+
+def test_a_corpus_that_was_cut_goes_on_where_it_was(
+    live: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(owner, "PART", 2)
+    monkeypatch.setattr("steerserve.control.inference.corpus_summary.PART", 2)
+    monkeypatch.setattr("steerserve.control.sensing.corpus_results.PART", 2)
+    whole = read(live)
+    feature = next(i for i in range(1024) if statistics(live, i)["density"] > 0.1)
+    expected = statistics(live, feature)
+    live.data("DELETE", f"{PATH}/{whole['id']}")
+    asked: list[int] = []
+    activations = owner.Corpora._activations
+
+    async def cut(self: Any, part: Any, *rest: Any) -> Any:
+        if asked:
+            raise owner.Refusal("MODEL_NOT_LOADED", "the model went")
+        asked.append(len(part))
+        return await activations(self, part, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner.Corpora, "_activations", cut)
+        assert live.error("POST", f"{PATH}?wait=true", body())[1] == "MODEL_NOT_LOADED"
+    (stopped,) = live.data("GET", PATH)["corpora"]
+    assert (stopped["state"], asked) == ("stopped", [2])
+    assert 0 < stopped["tokens"] < whole["tokens"]
+    other = live.error("POST", f"{PATH}?wait=true", body(texts=["other", *TEXTS[1:]]))
+    assert other[:2] == (409, "CORPUS_ALREADY_EXISTS")
+    assert live.error("POST", PATH, body(examples=7))[:2] == (409, "CORPUS_ALREADY_EXISTS")
+    done = read(live)
+    changing = ("id", "created_at", "finished_at", "stored_bytes")
+    same = {name: value for name, value in whole.items() if name not in changing}
+    assert {name: done[name] for name in same} == same
+    told = statistics(live, feature)
+    assert {**told, "corpus_id": ""} == {**expected, "corpus_id": ""}
+
+
+def test_a_file_of_this_machine_is_read_or_refused_by_its_line(
+    live: Running, tmp_path: Path
+) -> None:
+    file = tmp_path / "texts.jsonl"
+    file.write_text("".join(json.dumps({"body": text}) + "\n" for text in TEXTS))
+    local = {"source": "local", "texts": None, "local_path": str(file), "text_field": "body"}
+    assert read(live, **local, name="file")["texts"] == 4
+    file.write_text('{"body": "fine"}\n{"body": 3}\n')
+    status, code, details = live.error("POST", f"{PATH}?wait=true", body(**local, name="bad"))
+    assert (status, code, details["line"]) == (422, "VALIDATION_ERROR", 2)
+    missing = body(**local | {"local_path": "/nowhere.jsonl"}, name="missing")
+    assert live.error("POST", PATH, missing)[:2] == (400, "INVALID_LOCAL_PATH")
+    other = tmp_path / "texts.parquet"
+    other.write_bytes(b"")
+    assert live.error("POST", PATH, body(**local | {"local_path": str(other)}, name="kind"))[1] == (
+        "INVALID_PARAMETER"
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"texts": None}, "VALIDATION_ERROR"),
+        ({"local_path": "/x"}, "VALIDATION_ERROR"),
+        ({"max_tokens": 100_000_000}, "VALIDATION_ERROR"),
+        ({"context": 2048}, "INVALID_PARAMETER"),
+    ],
+)
+def test_a_bad_field_is_refused_before_a_job(live: Running, fields: Any, code: str) -> None:
+    jobs = len(live.data("GET", "/api/jobs")["jobs"])
+    assert live.error("POST", PATH, body(**fields))[1] == code
+    assert len(live.data("GET", "/api/jobs")["jobs"]) == jobs
+
+
+def test_a_corpus_needs_an_attached_sae(unattached: Running) -> None:
+    assert unattached.error("POST", PATH, body())[:2] == (400, "SAE_NOT_ATTACHED")
+
+
+def test_corpora_take_a_bounded_room(live: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live.service.owners.corpus_store, "most_mb", 0)
+    assert live.error("POST", f"{PATH}?wait=true", body())[:2] == (507, "CORPORA_FULL")
+
+
+def test_several_saes_are_read_at_once(live: Running) -> None:
+    first = sae_id(live)
+    other = next(one["id"] for one in live.data("GET", "/api/saes")["saes"] if one["id"] != first)
+    added = {"saes": [{"sae_id": other, "layer": demo.saes()[1].layer}]}
+    live.data("POST", "/api/saes/attach-set", added)
+    corpus = read(live)
+    assert [one["sae_id"] for one in corpus["saes"]] == [first, other]
+    assert all(one["features"] for one in corpus["saes"])
+    live.data("POST", f"/api/saes/{other}/detach")

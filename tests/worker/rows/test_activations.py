@@ -1,0 +1,61 @@
+"""All activations of a prompt, against the SAE over the library's model."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from steerserve.messages import FeatureValues
+from steerserve.worker.model.checkpoint import Checkpoint
+from steerserve.worker.rows import activations
+from tests.worker.rows.reference_streams import Reference, reference, save
+from tests.worker.running import Bench, open_checkpoint, random_sae, words
+
+TEXTS = [words(70), words(5)]
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Checkpoint, Reference]:
+    folder = save("llama", tmp_path_factory.mktemp("activations") / "llama")
+    return open_checkpoint(folder), reference("llama", folder)
+
+
+def dense(found: FeatureValues, size: int, d_sae: int) -> Tensor:
+    """The activations [positions of the prompt, d_sae]."""
+    whole = torch.zeros(size, d_sae)
+    features = np.repeat(np.frombuffer(found.features, "<u4"), np.frombuffer(found.counts, "<u4"))
+    at = torch.tensor(np.frombuffer(found.positions, "<u4").astype(np.int64))
+    values = torch.tensor(np.frombuffer(found.values, "<f4"))
+    assert len(features) == len(at) == len(values) > 0
+    whole[at, torch.tensor(features.astype(np.int64))] = values
+    return whole
+
+
+def test_activations_are_those_of_every_attached_sae_at_every_counted_position(
+    pair: tuple[Checkpoint, Reference], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(activations, "STEP_VALUES", 1024)  # several steps for one text
+    model, library = pair
+    width = model.hidden_size
+    saes = {"a@0": (random_sae(width, 64, seed=1), 0), "b@1": (random_sae(width, 32, seed=2), 1)}
+    bench = Bench(model)
+    with bench.attached("a@0", *saes["a@0"]), bench.attached("b@1", *saes["b@1"]):
+        bench.read_activations(1, TEXTS, list(saes))
+        bench.run()
+    assert not bench.refused
+    for choice, text in enumerate(TEXTS):
+        ids = model.encode(text, special=True)
+        counted = [at for at, token in enumerate(ids) if at and token not in model.special_tokens]
+        streams, _ = library.streams(ids)
+        read = bench.sparse[1, choice]
+        assert read.positions == len(counted)
+        for found, (sae, layer) in zip(read.saes, saes.values(), strict=True):
+            truth = torch.zeros(len(ids), sae.d_sae)
+            truth[counted] = sae.encode(streams[layer][counted].float())
+            torch.testing.assert_close(
+                dense(found, len(ids), sae.d_sae), truth, atol=1e-3, rtol=1e-3
+            )
+            order = np.frombuffer(found.features, "<u4")
+            assert (np.diff(order.astype(np.int64)) > 0).all()
