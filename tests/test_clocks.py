@@ -37,6 +37,7 @@ READERS = {
 TELLERS = {
     "app/wiring.py": "gives the clock to the owners below",
     "control/jobs.py": "the times of jobs, which are kept for a day",
+    "control/inference/runs.py": "the times of recorded answers",
     "control/sensing/monitoring.py": "the times of records and of the statistics",
     "control/residency/conductor.py": "gives the clock to the leases",
     "control/residency/leases.py": "the times of a lease, which are moved when the clock is set",
@@ -50,6 +51,7 @@ TELLERS = {
     "database/documents.py": "the times of profiles",
     "database/probes.py": "the times of probes",
     "database/promoted.py": "when the promoted tokens of an SAE were computed",
+    "database/runs.py": "when an answer was recorded here",
     "database/sensing.py": "the times of events",
     "database/vectors.py": "the times of vectors",
 }

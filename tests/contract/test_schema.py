@@ -24,6 +24,7 @@ from steerserve import demo
 from steerserve.app.service import Service
 from steerserve.settings import Settings
 from tests.loopback_hub import LoopbackHub
+from tests.recorded import RUN
 from tests.service import Running, add_sae, load_demo, running
 
 NAMED_500 = {"NON_FINITE_LOGITS", "CONSTRAINED_OUTPUT_INVALID", "MODEL_LOAD_FAILED"}
@@ -137,6 +138,8 @@ class World:
         corpus = {"name": "calm", "source": "inline", "texts": ["a b c"]}
         corpus = live.data("POST", "/api/corpora?wait=true", corpus)
         self.ids["corpus_id"] = corpus["job"]["result"]["id"]
+        live.data("POST", "/api/runs/import", {"runs": [RUN]})
+        self.ids["request_id"] = RUN["request_id"]
         self.answers: defaultdict[str, set[int]] = defaultdict(set)
         self.numbers = count()
         self._kinds: set[tuple[Any, ...]] = set()
@@ -225,6 +228,8 @@ class World:
                     body.pop(choice, None)
             else:
                 body["source"] = "local"
+        if case.path == "/api/runs/import":
+            body["runs"] = [RUN]
         if case.path == "/api/vectors" and isinstance(body.get("directions"), list):
             _aim_vector(body, self.direction)
         if case.path.endswith("/train") and isinstance(body.get("positives"), list):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.recorded import RUN
+
 JSON = "application/json"
 MOST_TOKENS = 4
 RESPONSES = "/v1/responses"
@@ -128,6 +130,11 @@ ROUTES: tuple[tuple[float, str, str, Any], ...] = (
         "/api/attribution",
         {"text": "One day", "position": -1, "target_token": 5, "against_token": 6, "top": 3},
     ),
+    (1, "GET", "/api/runs?limit=5", None),
+    (1, "GET", "/api/runs/{run}", None),
+    (1, "POST", "/api/runs/{run}/replay", None),
+    (0.3, "GET", "/api/runs/export", None),
+    (1, "POST", "/api/runs/import", {"runs": [RUN | {"request_id": "cmpl-{unique}"}]}),
     (2, "POST", "/v1/embeddings", {"model": "{name}", "input": ["One day", "The sea"]}),
     (1, "POST", "/v1/embeddings", {"model": "{name}", "input": "Sea", "encoding_format": "base64"}),
     (1, "GET", "/v1/models", None),
@@ -237,7 +244,6 @@ ROUTES: tuple[tuple[float, str, str, Any], ...] = (
     (1, "GET", "/api/vectors/{vector}", None),
     (1, "GET", "/api/vectors/{vector}/export?format=gguf", None),
     (1, "GET", "/api/vectors/{vector}/neighbours?limit=2", None),
-    (1, "GET", "/api/vectors/{vector}/tokens?tokens=2", None),
     (0.3, "DELETE", "/api/vectors/{vector}", None),
     (1, "GET", "/api/clusters", None),
     (2, "POST", "/api/clusters/import?activate=true", CLUSTER),

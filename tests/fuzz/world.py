@@ -17,6 +17,7 @@ import httpx2
 from steerserve import demo
 from tests.app.test_lifecycle import Process, serving
 from tests.loopback_hub import LoopbackHub
+from tests.recorded import RUN
 from tests.soak import watching
 
 SETTINGS: dict[str, Any] = {
@@ -153,6 +154,7 @@ class World:
         if vector_id is None:
             vector_id = self.data("POST", "/api/vectors", VECTOR)["id"]
         corpora = self.data("GET", "/api/corpora")["corpora"]
+        self.data("POST", "/api/runs/import", {"runs": [RUN]})
         return {
             "corpus": corpora[0]["id"] if corpora else "corpus_nobody",
             "model": model_id,
@@ -160,6 +162,7 @@ class World:
             "sae": sae_id,
             "profile": profile_id,
             "vector": vector_id,
+            "run": RUN["request_id"],
             "folder": self.folders[1],
             "sae_folder": self.sae_folder,
         }

@@ -157,13 +157,22 @@ def stored(document: str) -> Response:
     return Response(body, 200, media_type="application/json")
 
 
+NDJSON = ("application/x-ndjson", "application/jsonl", "application/x-jsonlines")
+"""The content types of JSON Lines; answers have the first."""
+
+
+def media_of(request: Request) -> str:
+    """The content type of a request, without its parameters."""
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
 def require_json(request: Request) -> None:
     """Check the content type in routes that read their body themselves. The framework checks it in all other routes.
 
     Raises:
         Refusal: VALIDATION_ERROR for a content type other than JSON.
     """
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    kind = media_of(request)
     if kind != "application/json" and not (
         kind.startswith("application/") and kind.endswith("+json")
     ):

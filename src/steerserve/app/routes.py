@@ -10,6 +10,7 @@ from steerserve.api.inference import contrasts as contrast_routes
 from steerserve.api.inference import corpora as corpus_routes
 from steerserve.api.inference import jobs as job_routes
 from steerserve.api.inference import lens as lens_routes
+from steerserve.api.inference import runs as run_routes
 from steerserve.api.inference import tokens as token_routes
 from steerserve.api.inference import training as training_routes
 from steerserve.api.models import models as model_routes
@@ -21,7 +22,6 @@ from steerserve.api.sensing import circuit_sensing as circuit_sensing_routes
 from steerserve.api.sensing import features as feature_routes
 from steerserve.api.sensing import monitoring as monitoring_routes
 from steerserve.api.sensing import sensing as sensing_routes
-from steerserve.api.sensing import vector_tokens as vector_token_routes
 from steerserve.api.steering import circuits as circuit_routes
 from steerserve.api.steering import clusters as cluster_routes
 from steerserve.api.steering import interventions as intervention_routes
@@ -42,9 +42,9 @@ from steerserve.openai.intake import Intake
 def inference(owners: Owners) -> list[APIRouter]:
     """The routers of `/v1`."""
     parts = render.AnswerParts(
-        owners.generation, owners.settings, owners.metrics, owners.features.labels
+        owners.generation, owners.settings, owners.metrics, owners.features.labels, owners.runs
     )
-    intake = Intake(owners.settings, owners.served, owners.profiles)
+    intake = _intake(owners)
     return [
         chat_routes.router(intake, parts),
         completion_routes.router(intake, parts),
@@ -52,6 +52,10 @@ def inference(owners: Owners) -> list[APIRouter]:
         embedding_routes.router(intake, parts),
         v1_model_routes.router(owners.served),
     ]
+
+
+def _intake(owners: Owners) -> Intake:
+    return Intake(owners.settings, owners.served, owners.profiles)
 
 
 def management(owners: Owners) -> list[APIRouter]:
@@ -73,6 +77,7 @@ def management(owners: Owners) -> list[APIRouter]:
         compare_routes.router(owners.compare, owners.settings),
         token_routes.router(owners.speller, owners.settings),
         job_routes.router(owners.jobs),
+        run_routes.router(owners.runs, _intake(owners).again, owners.settings),
         lens_routes.router(owners.lenses, owners.settings),
         contrast_routes.router(owners.contrasts, owners.settings),
         corpus_routes.router(owners.corpora, owners.settings),
@@ -80,7 +85,6 @@ def management(owners: Owners) -> list[APIRouter]:
         cluster_routes.router(owners.clusters, owners.cluster_packs, owners.serving),
         training_routes.router(owners.trainings, owners.settings),
         vector_routes.router(owners.vectors),
-        vector_token_routes.router(owners.promoting_vectors),
         probe_routes.router(owners.probes),
         sensing_routes.router(owners.sensing),
         circuit_sensing_routes.router(owners.circuit_sensing),

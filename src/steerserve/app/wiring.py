@@ -21,6 +21,7 @@ from steerserve.control.inference.corpora import Corpora
 from steerserve.control.inference.generate import Generation
 from steerserve.control.inference.lenses import Lenses
 from steerserve.control.inference.queue import Queue
+from steerserve.control.inference.runs import Runs
 from steerserve.control.inference.spelling import Speller
 from steerserve.control.inference.texts import TextReader
 from steerserve.control.inference.training import Trainings
@@ -48,7 +49,6 @@ from steerserve.control.sensing.monitoring import Monitoring
 from steerserve.control.sensing.promotions import Promotions
 from steerserve.control.sensing.recorder import Recorder
 from steerserve.control.sensing.sensing import ClusterSensing
-from steerserve.control.sensing.vector_tokens import PromotingVectors
 from steerserve.control.steering.circuit_serving import CircuitServing
 from steerserve.control.steering.circuit_slices import CircuitSlices
 from steerserve.control.steering.circuits import Circuits
@@ -71,6 +71,7 @@ from steerserve.database.labels import Labels
 from steerserve.database.probes import ProbeStore
 from steerserve.database.promoted import PromotedStore
 from steerserve.database.room import DocumentRoom
+from steerserve.database.runs import RunStore
 from steerserve.database.sensing import FiringStore
 from steerserve.database.tables import circuit_sensing_events, sensing_events
 from steerserve.database.vectors import VectorStore
@@ -160,6 +161,7 @@ class Owners:
         read any more."""
         self.conductor.is_closing = True
         await self.jobs.close()
+        await self.runs.close()
         await self.sae_downloads.close()
         await self.downloads.close()
         await self.contents.close()
@@ -261,7 +263,6 @@ class Owners:
         self.jobs = Jobs(self.bus, self.around.now)
         promoted = PromotedStore(self.around.database, self.room, self.around.now)
         self.promotions = Promotions(promoted, self.features, self.conductor, self.jobs)
-        self.promoting_vectors = PromotingVectors(self.vectors, self.conductor)
 
     def _make_sensing(self) -> None:
         settings, around, metrics = self.settings, self.around, self.metrics
@@ -327,6 +328,7 @@ class Owners:
             self.edit_parts,
         )
         self.bus.subscribe(self.generation.took)
+        self.runs = self._runs()
         self.speller = Speller(settings, self.conductor)
         self.lenses = Lenses(
             self.generation, self.served, self.conductor, self.speller, self.features
@@ -352,6 +354,18 @@ class Owners:
             self.metrics,
         )
 
+    def _runs(self) -> Runs:
+        settings, around = self.settings, self.around
+        store = RunStore(
+            around.database, settings.runs_max_days, settings.runs_max_mb, self.room, around.now
+        )
+
+        def cards() -> list[str]:
+            reading = around.cards.last
+            return [card.name for card in reading.cards] if reading is not None else []
+
+        return Runs(settings, store, self.generation, cards, around.now)
+
     def _make_vitals(self) -> None:
         around = self.around
         self.nodes = NodeReadings(around.launcher.nodes)
@@ -369,6 +383,7 @@ class Owners:
             self.replicas,
             self.nodes,
             self.metrics.full_queue,
+            self.runs,
         )
         self.gauges = Gauges(
             self.metrics,

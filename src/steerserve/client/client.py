@@ -101,6 +101,7 @@ class Service(Noun[Mode]):
         self.monitoring: nouns.Monitoring[Mode] = nouns.Monitoring(self)
         self.features: nouns.Features[Mode] = nouns.Features(self)
         self.jobs: nouns.Jobs[Mode] = nouns.Jobs(self)
+        self.runs: nouns.Runs[Mode] = nouns.Runs(self)
         self.health: nouns.Health[Mode] = nouns.Health(self)
         self._open()
 

@@ -42,8 +42,10 @@ from steerserve.control.health.views import (
 from steerserve.control.inference.views import (
     Contrast,
     ContrastedFeature,
+    ImportedRuns,
     JobList,
     JobRecord,
+    RunList,
 )
 from steerserve.control.models.views import (
     DeletedModel,
@@ -77,7 +79,6 @@ from steerserve.control.sensing.feature_views import (
     ImportedLabels,
     LabelPage,
     SimilarFeature,
-    VectorTokens,
 )
 from steerserve.control.sensing.monitoring_views import (
     Cleared,
@@ -143,6 +144,7 @@ from steerserve.control.steering.views import (
     SteeringState,
 )
 from steerserve.logs.lines import Level, LogLine, LogLines
+from steerserve.rules.inference.runs import Replayed, Run, RunSummary
 from steerserve.rules.jobs import JobFacts
 from steerserve.rules.models.breaker import BreakerStatus
 from steerserve.rules.residency.lease_status import (
@@ -603,10 +605,6 @@ class Vectors(Noun[Mode]):
         self, vector_id: str, *, limit: int = 10, layer: int | None = None
     ) -> VectorNeighbours:
         """The features and the vectors that are nearest by cosine."""
-
-    @route("GET", "/api/vectors/{vector_id}/tokens")
-    def tokens(self, vector_id: str, *, tokens: int = 10, layer: int | None = None) -> VectorTokens:
-        """The tokens that each direction promotes most and suppresses most in the loaded model."""
 
     @route("POST", "/api/vectors/train", query=("wait",), read=job_of)
     def train(
@@ -1088,6 +1086,28 @@ class Jobs(Noun[Mode]):
     @route("DELETE", "/api/jobs/{job_id}", read=job_of)
     def drop(self, job_id: str) -> JobRecord:
         """Cancel a job that runs or waits, or forget one that has ended."""
+
+
+class Runs(Noun[Mode]):
+    """Recorded answers, which can be made again."""
+
+    @route("GET", "/api/runs", items="runs")
+    def list(self, *, limit: int = 50) -> Listing[RunSummary, RunList]: ...
+
+    @route("GET", "/api/runs/{request_id}")
+    def get(self, request_id: str) -> Run: ...
+
+    @route("POST", "/api/runs/{request_id}/replay")
+    def replay(self, request_id: str) -> Replayed:
+        """Make an answer again, and compare the two."""
+
+    @route("GET", "/api/runs/export")
+    def export(self) -> str:
+        """Every record as JSON Lines."""
+
+    @route("POST", "/api/runs/import")
+    def import_(self, document: Mapping[str, Any]) -> ImportedRuns:
+        """Store the records of `document`, which is `{"runs": [...]}`."""
 
 
 class Health(Noun[Mode]):

@@ -28,6 +28,7 @@ from sqlalchemy import (
 from sqlalchemy.engine import Dialect
 from sqlalchemy.types import TypeDecorator
 
+from steerserve.rules.inference.runs import RunSummary
 from steerserve.rules.sensing.firings import ClusterFiring, EdgeFiring
 from steerserve.rules.steering.binding import CircuitOutline
 from steerserve.rules.steering.circuit import Circuit
@@ -346,6 +347,21 @@ corpus_features = Table(
     Column("feature", Integer, primary_key=True, autoincrement=False),
     Column("data", LargeBinary, nullable=False),
 )
+runs = Table(
+    "runs",
+    metadata,
+    Column("number", Integer, primary_key=True, autoincrement=True),
+    Column("request_id", String(64), nullable=False),
+    Column("summary", Encoded(RunSummary), nullable=False),
+    Column("run", Text, nullable=False),
+    Column("kept_at", UtcDateTime, nullable=False),
+    Column("stored_bytes", Integer, nullable=False),
+    UniqueConstraint("request_id", name="uq_runs_request_id"),
+    Index("ix_runs_kept_at", "kept_at"),
+    Index("ix_runs_stored_bytes", "stored_bytes"),
+    sqlite_autoincrement=True,
+)
+"""`run` is the whole record as JSON."""
 
 circuit_claims = Table(
     "circuit_claims",

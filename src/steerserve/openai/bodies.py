@@ -161,6 +161,7 @@ class Sampled(Written):
     allowed_token_ids: Annotated[list[int], Field(min_length=1)] | None = None
     return_tokens_as_token_ids: bool | None = None
     score_steered: bool | None = None
+    store: bool | None = None
 
 
 _INTENSITY = {

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import codecs
 import secrets
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
@@ -17,6 +18,7 @@ import msgspec
 import structlog
 from starlette.requests import Request
 
+from steerserve.control.inference.runs import SentRequest
 from steerserve.control.models.served import ServedModel, ServedModels
 from steerserve.control.steering.profiles import Profiles
 from steerserve.errors import Refusal
@@ -51,10 +53,22 @@ Kind = TypeVar("Kind", bound=ClientIntent)
 
 @dataclass(frozen=True, slots=True)
 class Accepted(Generic[Kind]):
-    """A request that has passed every check without the engine: its intent and its model."""
+    """A request that has passed every check without the engine: its intent, its model, and how it was sent."""
 
     intent: Kind
     model: ServedModel
+    sent: SentRequest
+
+
+@dataclass(frozen=True, slots=True)
+class _Arrived:
+    """A request as it arrived: its body, the headers that are read, and its client."""
+
+    body: dict[str, object]
+    client: str
+    strict: str | None = None
+    policy: str | None = None
+    lease: str | None = None
 
 
 class Intake:
@@ -67,7 +81,9 @@ class Intake:
 
     async def chat(self, request: Request) -> Accepted[GenerateIntent | ScoreIntent]:
         """A chat request."""
-        opened = await self._open(request, fields.CHAT)
+        return self._chat(await self._open(await self._arrived(request), fields.CHAT))
+
+    def _chat(self, opened: _Opened) -> Accepted[GenerateIntent | ScoreIntent]:
         body, settings = bodies.validated(bodies.ChatBody, opened.body), self._settings
         prompts = values.conversations(body)
         n = body.n or 1
@@ -102,7 +118,9 @@ class Intake:
         self, request: Request
     ) -> tuple[Accepted[GenerateIntent], bodies.ResponseBody]:
         """A chat that is answered as a response, and its body. Activations are sent at the end, also in a stream."""
-        opened = await self._open(request, fields.RESPONSES)
+        return self._response(await self._open(await self._arrived(request), fields.RESPONSES))
+
+    def _response(self, opened: _Opened) -> tuple[Accepted[GenerateIntent], bodies.ResponseBody]:
         body = bodies.validated(bodies.ResponseBody, opened.body)
         prompts = (response_body.conversation(body),)
         intent = self._written(response_body.as_chat(body), opened, prompts)
@@ -130,7 +148,9 @@ class Intake:
 
     async def completion(self, request: Request) -> Accepted[GenerateIntent | ScoreIntent]:
         """A text completion request."""
-        opened = await self._open(request, fields.COMPLETIONS)
+        return self._completion(await self._open(await self._arrived(request), fields.COMPLETIONS))
+
+    def _completion(self, opened: _Opened) -> Accepted[GenerateIntent | ScoreIntent]:
         body, settings = bodies.validated(bodies.CompletionBody, opened.body), self._settings
         prompts = values.prompts(body.prompt)
         special = body.add_special_tokens is not False
@@ -162,7 +182,7 @@ class Intake:
 
     async def embedding(self, request: Request) -> Accepted[EmbedIntent]:
         """An embeddings request."""
-        opened = await self._open(request, fields.EMBEDDINGS)
+        opened = await self._open(await self._arrived(request), fields.EMBEDDINGS)
         body = bodies.validated(bodies.EmbeddingBody, opened.body)
         texts = values.texts(body.input)
         for index, text in enumerate(texts):
@@ -172,12 +192,41 @@ class Intake:
         is_base64 = body.encoding_format == "base64"
         return opened.accept(EmbedIntent(texts, is_base64, **opened.base))
 
-    async def _open(self, request: Request, route: str) -> _Opened:
+    async def again(
+        self, route: str, body: Mapping[str, object], client: str
+    ) -> tuple[GenerateIntent | ScoreIntent, ServedModel]:
+        """The request that a recorded body asks for, and its model.
+
+        Raises:
+            Refusal: every refusal of such a request.
+        """
+        opened = await self._open(_Arrived(dict(body), client), route)
+        if route == fields.RESPONSES:
+            accepted: Accepted[Any] = self._response(opened)[0]
+        else:
+            accepted = (self._chat if route == fields.CHAT else self._completion)(opened)
+        return accepted.intent, accepted.model
+
+    async def _arrived(self, request: Request) -> _Arrived:
+        client = clients.client(
+            request.client.host if request.client else None,
+            request.headers.get("authorization"),
+            has_keys=bool(self._settings.api_keys),
+        )
+        return _Arrived(
+            await read_json(request),
+            client,
+            _header(request, "x-service-strict"),
+            _header(request, "x-service-load-policy"),
+            request.headers.get("x-service-lease") or None,
+        )
+
+    async def _open(self, arrived: _Arrived, route: str) -> _Opened:
         """The body without the fields whose value asks for no change of the output, and the model that the body
         names."""
-        raw = await read_json(request)
+        raw = arrived.body
         counts.check(route, raw, self._settings)
-        is_strict = fields.is_strict(_header(request, "x-service-strict"))
+        is_strict = fields.is_strict(arrived.strict)
         model, profile = await self._model(raw.get("model"), may_steer=route != fields.EMBEDDINGS)
         engine = fields.CHECKPOINT if isinstance(model, Refusal) else model.engine
         fields.check_honoured(route, fields.changing(raw, route), engine, raw)
@@ -200,14 +249,11 @@ class Intake:
         base = {
             "answer_id": f"{prefix}{secrets.token_hex(12)}" if prefix else "",
             "ignored": tuple(ignored),
-            "lease": request.headers.get("x-service-lease") or None,
-            "client": clients.client(
-                request.client.host if request.client else None,
-                request.headers.get("authorization"),
-                has_keys=bool(self._settings.api_keys),
-            ),
+            "lease": arrived.lease,
+            "client": arrived.client,
         }
-        return _Opened(kept, base, model, _header(request, "x-service-load-policy"), profile)
+        sent = SentRequest(route, fields.read_fields(route, kept), raw.get("store") is not False)
+        return _Opened(kept, base, model, arrived.policy, sent, profile)
 
     async def _model(
         self, name: object, *, may_steer: bool
@@ -236,6 +282,7 @@ class _Opened:
     base: dict[str, Any]
     model: ServedModel | Refusal
     policy: str | None
+    sent: SentRequest
     profile: str | None = None
 
     def profile_of(self, named: str | None) -> str | None:
@@ -261,7 +308,9 @@ class _Opened:
         if not isinstance(intent, EmbedIntent):
             activations.check_engine(intent.activations, row.engine)
             architecture.check_generates(row.name, row.architecture, row.engine)
-        return Accepted(replace(intent, may_load=fields.may_load(self.policy)), self.model)
+        return Accepted(
+            replace(intent, may_load=fields.may_load(self.policy)), self.model, self.sent
+        )
 
 
 async def read_json(request: Request) -> dict[str, object]:

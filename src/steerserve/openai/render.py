@@ -30,6 +30,7 @@ from steerserve.control.inference.generate import (
     Started,
 )
 from steerserve.control.inference.positions import TextWithReadings, paired
+from steerserve.control.inference.runs import Runs
 from steerserve.control.metrics import Metrics
 from steerserve.errors import Refusal
 from steerserve.http.disconnect import Disconnected, unless_disconnected
@@ -58,12 +59,13 @@ LabelsOf = Callable[[str], Awaitable[Mapping[int, str]]]
 @dataclass(frozen=True, slots=True)
 class AnswerParts:
     """The parts of the service that make an answer. `metrics` counts the failures of streams, whose status 200 was sent
-    before; `labels_of` gives the labels of an SAE's features."""
+    before; `labels_of` gives the labels of an SAE's features; `runs` records answers."""
 
     generation: Generation
     settings: Settings
     metrics: Metrics
     labels_of: LabelsOf
+    runs: Runs
 
 
 async def answer(
@@ -145,7 +147,8 @@ async def finished(stack: AsyncExitStack, body: dict[str, object], opened: Opene
 
 
 async def _start(stack: AsyncExitStack, accepted: Accepted[Kind], parts: AnswerParts) -> Opened:
-    intent = accepted.intent
+    sent = accepted.sent
+    intent = parts.runs.prepared(accepted.intent, accepted.model, sent)
     run = await stack.enter_async_context(parts.generation.open(intent, accepted.model))
     events = aiter(run.events)
     started = await anext(events)
@@ -158,7 +161,8 @@ async def _start(stack: AsyncExitStack, accepted: Accepted[Kind], parts: AnswerP
     )
     tapped = run.admitted.tapped
     labels = await parts.labels_of(tapped.sae_id) if tapped else {}
-    return Opened(run, started, headers, events, labels)
+    watched = parts.runs.watched(sent, intent, run, started, events)
+    return Opened(run, started, headers, watched, labels)
 
 
 async def gather(

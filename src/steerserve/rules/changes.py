@@ -75,6 +75,7 @@ ACTIONS: dict[tuple[str, str], str] = {
     ("POST", "/api/circuits/{circuit_id}/activate"): "circuit_activate",
     ("POST", "/api/circuits/{circuit_id}/deactivate"): "circuit_deactivate",
     ("DELETE", "/api/circuits/{circuit_id}"): "circuit_delete",
+    ("POST", "/api/runs/import"): "runs_import",
     ("DELETE", "/api/jobs/{job_id}"): "job_delete",
     ("POST", "/api/health/circuits/{name}/reset"): "breaker_reset",
 }
@@ -90,6 +91,7 @@ QUESTIONS = frozenset(
         "/api/lens",
         "/api/attribution",
         "/api/features/contrast",
+        "/api/runs/{request_id}/replay",
         "/api/tokenize",
         "/api/detokenize",
     }

@@ -27,6 +27,7 @@ from steerserve.settings.limits import (
     TimeLimit,
 )
 from steerserve.settings.replicas import ReplicaSettings
+from steerserve.settings.runs import RecordSettings
 from steerserve.settings.secrets import Secrets
 from steerserve.settings.sensing import SensingSettings
 
@@ -37,7 +38,7 @@ Texts = Annotated[
 ]
 
 
-class Settings(Secrets, RequestLimits, SensingSettings, ReplicaSettings):
+class Settings(Secrets, RequestLimits, SensingSettings, RecordSettings, ReplicaSettings):
     """The settings of the service. The environment variable of a setting is its name in capitals."""
 
     model_config = SettingsConfigDict(

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from steerserve.api.answers import Answer
 from steerserve.api.answers.jobs import BEGUN, Wait, begun, is_over
-from steerserve.api.envelope import RequestBody, import_body, success
+from steerserve.api.envelope import NDJSON, RequestBody, import_body, media_of, success
 from steerserve.control.jobs import Job
 from steerserve.control.sensing.feature_views import (
     FeatureDetails,
@@ -28,7 +28,6 @@ from steerserve.rules.sensing.monitoring import parse_features
 LARGEST_INTEGER = 2**31 - 1
 SEARCH_MAXIMUM = 100
 PAGE_MAXIMUM = 1000
-NDJSON = ("application/x-ndjson", "application/jsonl", "application/x-jsonlines")
 
 Text = Annotated[str, Field(min_length=1, max_length=200)]
 
@@ -90,8 +89,7 @@ def router(observed: Features, promotions: Promotions) -> APIRouter:
     async def add_labels(sae_id: str, request: Request, replace: bool = False) -> Response:
         """`replace` forgets the labels that were there before. The body may also be JSON Lines, as
         application/x-ndjson."""
-        media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        is_lines = media in NDJSON
+        is_lines = media_of(request) in NDJSON
         body = await (request.body() if is_lines else import_body(request))
         return success(await observed.add_body(sae_id, body, is_lines=is_lines, replace=replace))
 

@@ -33,6 +33,7 @@ from steerserve.control.health.views import (
 )
 from steerserve.control.inference.generate import Generation
 from steerserve.control.inference.queue import Queue
+from steerserve.control.inference.runs import Runs
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.replicas import Replicas, figures
 from steerserve.control.steering.claims import LayerClaims
@@ -83,6 +84,7 @@ class Vitals:
         replicas: Replicas,
         nodes: NodeReadings,
         full_queue: FullQueue,
+        runs: Runs,
     ) -> None:
         self._settings = settings
         self._database = database
@@ -97,6 +99,7 @@ class Vitals:
         self._replicas = replicas
         self._nodes = nodes
         self._full_queue = full_queue
+        self._runs = runs
         self._since = time.monotonic()
         self.load_failure: str | None = None
         """Why the model that is loaded at the start of the service could not be loaded; None if it could."""
@@ -266,6 +269,9 @@ class Vitals:
         if self._full_queue.is_refusing:
             refused = f"requests refused within two minutes, because the queue is full: {self._full_queue.refused}"
             components.append(Component("queue", "degraded", refused))
+        if self._runs.fault is not None:
+            lost = f"answers that were not recorded: {self._runs.lost}; {self._runs.fault}"
+            components.append(Component("runs", "degraded", lost))
         if self._generation.is_closing:
             components.append(Component("service", "unhealthy", "the service is shutting down"))
         return components

@@ -11,7 +11,7 @@ from steerserve import messages as m
 from steerserve.control.residency.resident import Attachment, Resident
 from steerserve.control.steering.interventions import facts_of
 from steerserve.control.steering.serving import Serving
-from steerserve.rules.inference import activations, compare
+from steerserve.rules.inference import activations, compare, runs
 from steerserve.rules.inference.intent import (
     AttributionIntent,
     EmbedIntent,
@@ -23,10 +23,12 @@ from steerserve.rules.inference.intent import (
     ScoreIntent,
     TokenIds,
 )
+from steerserve.rules.inference.runs import RunSae
 from steerserve.rules.steering import account, dial
 from steerserve.rules.steering import digest as steering_state
 from steerserve.rules.steering.account import Account
 from steerserve.rules.steering.digest import SteeredModel, SteeredSite
+from steerserve.rules.steering.live import Live
 from steerserve.rules.steering.placing import Largest, at_strength
 from steerserve.settings import Settings
 
@@ -43,7 +45,7 @@ class Admitted:
         tapped: the SAE whose activations the request asks for, or to whose features it attributes; None where it names
             none.
         swept: the steering of each prompt of a sweep, and `states` which steering each has; empty for other requests.
-        epoch: the epoch of the live values from which the plan was made.
+        live: the live values from which the plan was made.
         account: whose steering the request has, and what a report of it lists.
     """
 
@@ -55,8 +57,13 @@ class Admitted:
     tapped: Attachment | None
     swept: tuple[dial.Plan, ...]
     states: tuple[str | None, ...]
-    epoch: int
+    live: Live
     account: Account
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the live values from which the plan was made."""
+        return self.live.epoch
 
 
 class Planner:
@@ -76,8 +83,8 @@ class Planner:
         """`largest` has the largest activations that are known of edited features, by key and index.
 
         Raises:
-            Refusal: every refusal of `rules/steering/dial`, `rules/inference/compare`, `rules/steering/placing` and
-                `rules/inference/activations`.
+            Refusal: every refusal of `rules/steering/dial`, `rules/inference/compare`, `rules/steering/placing`,
+                `rules/inference/activations` and `rules/inference/runs.placed`.
         """
         plan = self._plan(intent, profile, resident, largest)
         swept = self._swept(intent, profile, resident, largest)
@@ -93,8 +100,8 @@ class Planner:
             _tapped(intent, resident),
             swept,
             tuple(self._state(resident, one) for one in swept),
-            self._serving.live.epoch,
-            account.of(plan, own, profile, self._serving.live),
+            self._serving.live,
+            NOBODYS if _is_replayed(intent) else account.of(plan, own, profile, self._serving.live),
         )
 
     def stream(
@@ -168,6 +175,12 @@ class Planner:
     ) -> dial.Plan:
         if not isinstance(intent, GenerateIntent | ScoreIntent) or _is_swept(intent):
             return dial.Plan()
+        if intent.replayed is not None:
+            attached = {key: described(one) for key, one in resident.attachments.items()}
+            there = runs.placed(intent.replayed, attached)
+            return dial.Plan(
+                there.values, edits=there.edits, is_own=True, keeps_norm=there.keeps_norm
+            )
         is_named, own = intent.profile is not None, intent.steering
         if isinstance(intent, ScoreIntent) and not is_named and own is None:
             return dial.Plan({}, is_own=True)
@@ -288,6 +301,31 @@ class Planner:
             stops=list(wanted.stops),
             seed=wanted.seed,
         )
+
+
+NOBODYS = Account((), (), ())
+"""The account of a request whose steering is that of a recorded answer."""
+
+
+def described(attachment: Attachment) -> RunSae:
+    """An attached SAE as a recorded answer describes it."""
+    order, origin = attachment.order, attachment.order.origin
+    return RunSae(
+        key=attachment.key,
+        sae_id=order.sae_id,
+        layer=order.layer,
+        site=attachment.site,
+        d_sae=attachment.d_sae,
+        repository_id=origin.repository_id,
+        revision=origin.revision,
+        file_path=origin.file_path,
+        content_digest=origin.content_digest,
+        overrides=order.scale,
+    )
+
+
+def _is_replayed(intent: Intent) -> bool:
+    return isinstance(intent, GenerateIntent | ScoreIntent) and intent.replayed is not None
 
 
 def _site(attachment: Attachment) -> SteeredSite:

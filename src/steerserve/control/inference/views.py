@@ -11,6 +11,7 @@ from steerserve.control.sensing.feature_views import PromotedFeatures
 from steerserve.control.steering.vector_views import ProbeRecord, VectorRecord
 from steerserve.control.steering.views import Values
 from steerserve.rules.form import Form
+from steerserve.rules.inference.runs import RunSummary
 from steerserve.rules.jobs import JobFacts
 
 
@@ -137,3 +138,19 @@ class JobList(Form, frozen=True):
     """The jobs without their results, the newest first."""
 
     jobs: list[JobFacts]
+
+
+class RunList(Form, frozen=True, kw_only=True):
+    """The newest recorded answers first, without their texts. `recording` says whether answers are recorded now."""
+
+    runs: list[RunSummary]
+    total: int
+    stored_bytes: int
+    recording: bool
+
+
+class ImportedRuns(Form, frozen=True):
+    """How many records an import has added, and how many were known before."""
+
+    imported: int
+    known: int

@@ -73,6 +73,9 @@ _SAMPLING = frozenset(
 _SPECIAL = "add_special_tokens"
 SCORE_STEERED = "score_steered"
 """This field says that the steering in a scoring request is meant. It is unused in every other request."""
+STORE = "store"
+"""This field keeps an answer out of the record of answers where it is false, and is unused otherwise. `/v1/responses`
+refuses other values."""
 REPORT = "return_steering_report"
 """This field asks for a report of a generated answer, so it is unused in a scoring request."""
 _ECHO = "echo"
@@ -184,6 +187,12 @@ def changing(body: Mapping[str, object], route: str = CHAT) -> tuple[str, ...]:
     )
 
 
+def read_fields(route: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a body that the route reads."""
+    read = READ[route] | changing_fields(route).keys()
+    return {name: value for name, value in body.items() if name in read and value is not None}
+
+
 def check_honoured(
     route: str, names: Sequence[str], engine: str, body: Mapping[str, object] | None = None
 ) -> None:
@@ -265,6 +274,8 @@ def unused(route: str, body: Mapping[str, object]) -> list[str]:
     honoured = changing_fields(route)
     if not has_logprobs and body.get(_ECHO):
         used -= {_ECHO}
+    if body.get(STORE) is False:
+        used |= {STORE}
     unread = REPORT if is_scoring(body) else SCORE_STEERED
     if body.get(unread):
         used -= {unread}

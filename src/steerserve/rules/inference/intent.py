@@ -8,6 +8,7 @@ from typing import Any
 
 from steerserve.rules.inference.activations import Activations
 from steerserve.rules.inference.compare import Sweep
+from steerserve.rules.inference.runs import Run
 from steerserve.rules.saes.attachment import FIRST_SAE, SaeChoice
 from steerserve.rules.steering.request import RequestSteering
 
@@ -98,6 +99,7 @@ class GenerateIntent(BaseIntent):
             meanwhile.
         is_reported: whether the answer says where the edits acted.
         logprobs: the log-probabilities of its tokens that the answer has.
+        replayed: the recorded answer whose steering the request has.
     """
 
     prompts: tuple[Prompt, ...]
@@ -115,6 +117,7 @@ class GenerateIntent(BaseIntent):
     is_held: bool = False
     is_reported: bool = False
     logprobs: WrittenLogprobs | None = None
+    replayed: Run | None = None
 
     @property
     def choices(self) -> int:
@@ -132,7 +135,7 @@ class ScoreIntent(BaseIntent):
     `top` is the number of alternatives to list; None means that the answer has no log-probabilities. `allowed` has the
     ids of the only tokens that may come next; None allows every token. With `is_echoed` the tokens of the prompts are
     scored too. `max_tokens` is 1, or 0 where an echo has no token after its prompt. With `may_steer` the prompts are
-    steered by `steering` or by `profile`.
+    steered by `steering` or by `profile`. `replayed` is the recorded answer whose steering the request has.
     """
 
     prompts: tuple[Prompt, ...]
@@ -150,6 +153,7 @@ class ScoreIntent(BaseIntent):
     may_steer: bool = False
     profile: str | None = None
     steering: RequestSteering | None = None
+    replayed: Run | None = None
 
     @property
     def choices(self) -> int:

@@ -17,7 +17,6 @@ import { FactList } from "../documents/FactList";
 import { Foot } from "../documents/Foot";
 import { useAction } from "../documents/actions";
 import { VectorNeighbours } from "./VectorNeighbours";
-import { VectorWrites } from "./VectorWrites";
 
 const NAMES: Record<Format, string> = { gguf: "GGUF", safetensors: "safetensors", json: "JSON" };
 
@@ -101,7 +100,6 @@ export function VectorDetail({
           ))}
         </Foot>
       </Panel>
-      <VectorWrites vector={vector} />
       <VectorNeighbours vector={vector} onOpen={onOpen} />
     </>
   );

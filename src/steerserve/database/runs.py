@@ -1,0 +1,142 @@
+"""The records of answers: as many as fit into a size, up to an age."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+from sqlalchemy import ColumnElement, delete, func, insert, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from steerserve.database.catalog import Clock, utc_now
+from steerserve.database.db import Database
+from steerserve.database.room import UNBOUNDED, DocumentRoom
+from steerserve.database.tables import runs
+from steerserve.rules.inference.runs import RunSummary
+from steerserve.rules.units import MIB
+
+_AT_ONCE = 50
+"""Records that are read or deleted in one statement."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewRun:
+    """A record to write: its summary, and the whole of it as JSON."""
+
+    summary: RunSummary
+    text: str
+
+
+class RunStore:
+    """Reads and writes records. The oldest are deleted where there are too many bytes of them.
+
+    Args:
+        days: the days for which a record is kept, counted from when it was written here.
+        most_mb: the most MiB of the records in all.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        days: float,
+        most_mb: int,
+        room: DocumentRoom = UNBOUNDED,
+        now: Clock = utc_now,
+    ) -> None:
+        self._database = database
+        self._age = timedelta(days=days)
+        self._most = most_mb * MIB
+        self._room = room
+        self._now = now
+
+    async def add(self, new: Sequence[NewRun]) -> int:
+        """Write records, and return how many of them were new: one whose id is known is left as it is.
+
+        Raises:
+            Refusal: INSUFFICIENT_DISK, DATABASE_UNAVAILABLE.
+        """
+        await self._room.check_disk(sum(len(one.text) for one in new))
+        at, now = runs.c, self._now()
+        by_id = {one.summary.request_id: one for one in reversed(new)}
+        async with self._database.write() as connection:
+            known = set(
+                (
+                    await connection.execute(
+                        select(at.request_id).where(at.request_id.in_(list(by_id)))
+                    )
+                ).scalars()
+            )
+            rows = [
+                {
+                    "request_id": request_id,
+                    "summary": one.summary,
+                    "run": one.text,
+                    "kept_at": now,
+                    "stored_bytes": len(one.text.encode()),
+                }
+                for request_id, one in by_id.items()
+                if request_id not in known
+            ]
+            if rows:
+                await connection.execute(insert(runs), rows[::-1])
+            await self._prune(connection)
+        return len(rows)
+
+    async def newest(self, limit: int) -> tuple[list[RunSummary], int, int]:
+        """The newest records first, how many there are, and their bytes.
+
+        Raises:
+            Refusal: DATABASE_UNAVAILABLE.
+        """
+        at = runs.c
+        listed = select(at.summary).where(self._is_kept()).order_by(at.number.desc()).limit(limit)
+        counted = select(func.count(), func.sum(at.stored_bytes)).where(self._is_kept())
+        async with self._database.read() as connection:
+            found = list((await connection.execute(listed)).scalars())
+            count, size = (await connection.execute(counted)).one()
+        return found, int(count), int(size or 0)
+
+    async def get(self, request_id: str) -> str | None:
+        """One record as JSON; None where there is none.
+
+        Raises:
+            Refusal: DATABASE_UNAVAILABLE.
+        """
+        wanted = select(runs.c.run).where(runs.c.request_id == request_id, self._is_kept())
+        async with self._database.read() as connection:
+            found: str | None = await connection.scalar(wanted)
+        return found
+
+    async def all(self) -> AsyncIterator[str]:
+        """Every record as JSON, the oldest first.
+
+        Raises:
+            Refusal: DATABASE_UNAVAILABLE.
+        """
+        at, last = runs.c, -1
+        page = select(at.number, at.run).where(self._is_kept()).order_by(at.number).limit(_AT_ONCE)
+        while True:
+            async with self._database.read() as connection:
+                found = (await connection.execute(page.where(at.number > last))).all()
+            for number, run in found:
+                last = number
+                yield run
+            if not found:
+                return
+
+    def _is_kept(self) -> ColumnElement[bool]:
+        return runs.c.kept_at >= self._now() - self._age
+
+    async def _prune(self, connection: AsyncConnection) -> None:
+        at = runs.c
+        await connection.execute(delete(runs).where(at.kept_at < self._now() - self._age))
+        stored = int(await connection.scalar(select(func.sum(at.stored_bytes))) or 0)
+        oldest = select(at.number, at.stored_bytes).order_by(at.number).limit(_AT_ONCE)
+        while stored > self._most:
+            gone = []
+            for number, size in (await connection.execute(oldest)).all():
+                if stored > self._most:
+                    gone.append(number)
+                    stored -= size
+            await connection.execute(delete(runs).where(at.number.in_(gone)))
