@@ -47,6 +47,7 @@ TELLERS = {
     "control/health/health.py": "the time of an answer about health",
     "database/catalog.py": "the times of records",
     "database/circuits.py": "the times of circuits and claims",
+    "database/corpora.py": "the times of corpora",
     "database/directions.py": "the times of vectors and probes",
     "database/documents.py": "the times of profiles",
     "database/probes.py": "the times of probes",
