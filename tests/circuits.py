@@ -52,8 +52,9 @@ def document(rung: int = 2, low: int = 70, high: int = 31, **changes: Any) -> di
 
 
 def detach(live: Running) -> None:
-    for attached in live.data("GET", "/api/saes/attachments")["entries"]:
-        live.data("POST", f"/api/saes/{attached['sae_id']}/detach")
+    entries = live.data("GET", "/api/saes/attachments")["entries"]
+    for sae_id in {attached["sae_id"] for attached in entries}:
+        live.data("POST", f"/api/saes/{sae_id}/detach")
 
 
 def attach(live: Running, saes: list[str], *layers: int) -> None:

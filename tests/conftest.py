@@ -8,11 +8,13 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
 import structlog
+from msgspec import structs
 
 # the models in tests are tiny: with one thread each they are fastest, and several engines do not wait for a core
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -21,8 +23,10 @@ os.environ.setdefault("TORCH_THREADS", "1")
 from steerserve import demo
 from steerserve.control.sensing import circuit_sensing, recorder
 from steerserve.logs import setup as log
+from steerserve.messages.state import Steering
 from tests import backend as backends
 from tests.circuits import attach, detach
+from tests.resident import engine_of
 from tests.service import Running, add_sae, load_demo, running
 
 # the extra `browser` has the libraries of these tests
@@ -67,6 +71,32 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     backends.leave_out(config, items)
     backends.give_time(config, items)
+
+
+ATTACHED = pytest.StashKey[tuple[Running, Any]]()
+"""The shared service while its SAE stays attached for `steered`, and the traces of a service where no test was."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Detach the SAE that `steered` left attached, before a test that does not ask for it."""
+    kept = item.config.stash.get(ATTACHED, None)
+    if kept is not None and "steered" not in getattr(item, "fixturenames", ()):
+        del item.config.stash[ATTACHED]
+        detach(kept[0])
+
+
+def traces(live: Running) -> Any:
+    """What a test with an attached SAE may leave behind: attachments and their counts, live values, statistics."""
+    if live.service.owners.conductor.resident is None:
+        return None
+    statistics = live.http.get("/api/monitoring/statistics?features=0").text
+    return (
+        live.data("GET", "/api/saes/attachments"),
+        statistics,
+        replace(live.service.owners.steering.live, epoch=0),
+        structs.replace(engine_of(live).state, steering=Steering()),
+    )
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -128,15 +158,36 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 
 @pytest.fixture
-def steered(shared: Running) -> Iterator[Running]:
-    """The shared service with the first demo SAE attached. The SAE is detached after the test."""
-    sae = demo.saes()[0]
-    sae_id = add_sae(shared, sae)
-    shared.data("POST", f"/api/saes/{sae_id}/attach", {"layer": sae.layer})
+def steered(request: pytest.FixtureRequest, shared: Running) -> Iterator[Running]:
+    """The shared service with the first demo SAE attached, nothing steered, nothing monitored. The SAE stays attached
+    for the next test that asks for it, because a detach takes long; a test that leaves a trace has it detached."""
+    stash, sae = request.config.stash, demo.saes()[0]
+    if ATTACHED not in stash:
+        sae_id = add_sae(shared, sae)
+        shared.data("POST", f"/api/saes/{sae_id}/attach", {"layer": sae.layer})
+        stash[ATTACHED] = shared, traces(shared)
     yield shared
-    attached = shared.data("GET", "/api/saes/attachment")["sae_id"]
-    if attached is not None:
-        shared.data("POST", f"/api/saes/{attached}/detach")
+    if traces(shared) != stash[ATTACHED][1]:
+        del stash[ATTACHED]
+        detach(shared)
+
+
+@pytest.fixture(scope="session")
+def second(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with running(tmp_path_factory.mktemp("second")) as live:
+        yield live
+
+
+@pytest.fixture
+def bare(second: Running) -> Iterator[Running]:
+    """A second service, which has no models and no SAEs before and after each test."""
+    yield second
+    for model in second.data("GET", "/api/models")["models"]:
+        if model["status"] == "loaded":
+            second.data("POST", f"/api/models/{model['id']}/unload")
+        second.data("DELETE", f"/api/models/{model['id']}")
+    for sae in second.data("GET", "/api/saes")["saes"]:
+        second.data("DELETE", f"/api/saes/{sae['id']}")
 
 
 @pytest.fixture

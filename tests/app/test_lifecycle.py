@@ -22,10 +22,9 @@ import pytest
 
 from steerserve import demo
 from steerserve.engines.checkpoint.process import ENGINE, NAMES
-from tests.conftest import Start
 from tests.described import Held
 from tests.resident import kill_engine
-from tests.service import ANSWER_SECONDS, ONE_REPLICA, Running, add_sae, load_demo
+from tests.service import ANSWER_SECONDS, ONE_REPLICA, Running, add_sae, load_demo, running
 
 MANY = {
     "model": demo.MODEL_NAME,
@@ -164,12 +163,6 @@ def stop_amid_a_stream(served: Process, sent: int) -> None:
     assert psutil.wait_procs(children, timeout=GONE_SECONDS)[1] == []
 
 
-def test_a_signal_lets_the_stream_finish_and_leaves_no_child(tmp_path: Path) -> None:
-    with serving(tmp_path) as served:
-        served.load_demo()
-        stop_amid_a_stream(served, signal.SIGTERM)
-
-
 @pytest.mark.shows("chat-parameters.23", "events.8", "formats.3")
 def test_a_stop_that_waits_too_long_ends_the_stream_with_an_error_event(tmp_path: Path) -> None:
     with serving(tmp_path, graceful_shutdown_timeout=0.1) as served:
@@ -234,6 +227,7 @@ def test_a_data_folder_has_one_service_and_is_free_again_after_a_kill(tmp_path: 
 
 
 def test_idle_connections_take_no_file_that_the_service_needs(tmp_path: Path) -> None:
+    """A signal lets the stream of this service finish too, and leaves no child."""
     with serving(tmp_path, open_files=256, request_headers_timeout=600) as served:
         for turn in range(2):
             with ExitStack() as stack:
@@ -257,6 +251,7 @@ def test_idle_connections_take_no_file_that_the_service_needs(tmp_path: Path) ->
         assert "too_few_open_files" in lines
         assert "database_fault" not in lines
         assert "Too many open files" not in lines
+        stop_amid_a_stream(served, signal.SIGTERM)
 
 
 def test_a_service_that_may_open_too_few_files_does_not_start(tmp_path: Path) -> None:
@@ -306,42 +301,41 @@ def test_a_bad_setting_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.local("a replica that ends is started again while its model stays loaded")
-def test_a_killed_engine_costs_only_the_requests_in_flight(start: Start) -> None:
-    with start() as live:
-        model_id = load_demo(live)
-        sae = demo.saes()[0]
-        sae_id = add_sae(live, sae)
-        live.data("POST", f"/api/saes/{sae_id}/attach", {"layer": sae.layer})
-        live.data("POST", "/api/saes/steering", {"feature_idx": 1, "value": 1})
-        with ThreadPoolExecutor(2) as pool:
-            body = LONG | {"prompt": ["One day"] * 32, "temperature": 2.0}
-            with live.http.stream("POST", "/v1/completions", json=body | {"stream": True}) as run:
-                lines = (line for line in run.iter_lines() if line)
-                next(lines)
-                blocking = pool.submit(live.http.post, "/v1/completions", json=body)
-                while live.data("GET", "/api/health/detailed")["inference"]["in_flight"] < 2:
-                    pass
-                kill_engine(live)
-                rest = list(lines)
-            error = json.loads(rest[-2].removeprefix("data: "))["error"]
-            assert error["code"] == "engine_unavailable"
-            assert rest[-1] == "data: [DONE]"
-            answer = blocking.result()
-            assert answer.status_code == 503
-            assert int(answer.headers["retry-after"]) >= 1
-        assert live.http.get("/api/health").status_code == 200
-        while (model := live.data("GET", f"/api/models/{model_id}"))["status"] == "loaded":
-            pass
-        assert model["status"] == "ready"
-        assert "signal 9" in model["error_message"]
-        assert model["locked"] is True  # the lock stays, so no request replaces the model
-        assert live.data("GET", "/api/saes/attachment")["is_attached"] is False
-        assert live.data("GET", f"/api/saes/{sae_id}")["status"] == "cached"
-        assert live.complete("One day", max_tokens=2)["choices"]
-        assert live.data("GET", f"/api/models/{model_id}")["error_message"] is None
-        # the SAE was attached and its values were set again before the request was served
-        assert live.data("GET", f"/api/saes/{sae_id}")["status"] == "attached"
-        assert live.data("GET", "/api/saes/steering") == {"enabled": True, "values": {"1": 1.0}}
+def test_a_killed_engine_costs_only_the_requests_in_flight(bare: Running) -> None:
+    model_id = load_demo(bare)
+    sae = demo.saes()[0]
+    sae_id = add_sae(bare, sae)
+    bare.data("POST", f"/api/saes/{sae_id}/attach", {"layer": sae.layer})
+    bare.data("POST", "/api/saes/steering", {"feature_idx": 1, "value": 1})
+    with ThreadPoolExecutor(2) as pool:
+        body = LONG | {"prompt": ["One day"] * 32, "temperature": 2.0}
+        with bare.http.stream("POST", "/v1/completions", json=body | {"stream": True}) as run:
+            lines = (line for line in run.iter_lines() if line)
+            next(lines)
+            blocking = pool.submit(bare.http.post, "/v1/completions", json=body)
+            while bare.data("GET", "/api/health/detailed")["inference"]["in_flight"] < 2:
+                pass
+            kill_engine(bare)
+            rest = list(lines)
+        error = json.loads(rest[-2].removeprefix("data: "))["error"]
+        assert error["code"] == "engine_unavailable"
+        assert rest[-1] == "data: [DONE]"
+        answer = blocking.result()
+        assert answer.status_code == 503
+        assert int(answer.headers["retry-after"]) >= 1
+    assert bare.http.get("/api/health").status_code == 200
+    while (model := bare.data("GET", f"/api/models/{model_id}"))["status"] == "loaded":
+        pass
+    assert model["status"] == "ready"
+    assert "signal 9" in model["error_message"]
+    assert model["locked"] is True  # the lock stays, so no request replaces the model
+    assert bare.data("GET", "/api/saes/attachment")["is_attached"] is False
+    assert bare.data("GET", f"/api/saes/{sae_id}")["status"] == "cached"
+    assert bare.complete("One day", max_tokens=2)["choices"]
+    assert bare.data("GET", f"/api/models/{model_id}")["error_message"] is None
+    # the SAE was attached and its values were set again before the request was served
+    assert bare.data("GET", f"/api/saes/{sae_id}")["status"] == "attached"
+    assert bare.data("GET", "/api/saes/steering") == {"enabled": True, "values": {"1": 1.0}}
 
 
 # ---------------------------------------------------------------- clients that go away
@@ -366,61 +360,58 @@ def raw_request(live: Running, body: dict[str, Any]) -> socket.socket:
     return link
 
 
-@pytest.mark.shows("overview.12")
-@pytest.mark.parametrize("is_stream", [True, False])
-def test_a_client_that_leaves_frees_its_slot_also_while_it_waits(
-    start: Start, is_stream: bool
-) -> None:
-    with start(**ONE_REPLICA, max_concurrent_requests=1, max_pending_requests=2) as live:
+@pytest.fixture(scope="module")
+def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A service with one slot and two places to wait, for all tests below."""
+    room = {"max_concurrent_requests": 1, "max_pending_requests": 2}
+    with running(tmp_path_factory.mktemp("narrow"), **ONE_REPLICA, **room) as live:
         load_demo(live)
-        body = LONG | {"prompt": ["One day"] * 64, "temperature": 2.0, "stream": is_stream}
-        links = []
-        for count in (1, 2, 3):
-            links.append(raw_request(live, body))
-            while live.data("GET", "/api/health/detailed")["inference"]["queue_pending"] < count:
-                pass
-        status, error = live.v1_error("/v1/completions", body)
-        assert (status, error["code"]) == (503, "queue_full")
-        for link in links:
-            link.close()
-        until_idle(live)
-        assert live.complete("One day", max_tokens=2)["choices"]
+        yield live
 
 
 @pytest.mark.shows("retry-after.2", "general-errors.3", "overview.12", "limits.27")
-def test_a_full_room_refuses_with_the_estimate(start: Start) -> None:
-    with start(**ONE_REPLICA, max_concurrent_requests=1, max_pending_requests=0) as live:
-        load_demo(live)
-        for _ in range(3):
-            live.complete("One day", max_tokens=1)
-        link = raw_request(live, LONG | {"prompt": ["One day"] * 64, "temperature": 2.0})
-        while live.data("GET", "/api/health/detailed")["inference"]["in_flight"] < 1:
+@pytest.mark.parametrize("is_stream", [True, False])
+def test_a_client_that_leaves_frees_its_slot_also_while_it_waits(
+    narrow: Running, is_stream: bool
+) -> None:
+    """While all places are taken, a request is refused with an estimate of the time until one is free."""
+    narrow.complete("One day", max_tokens=1)
+    body = LONG | {"prompt": ["One day"] * 64, "temperature": 2.0, "stream": is_stream}
+    links = []
+    for count in (1, 2, 3):
+        links.append(raw_request(narrow, body))
+        while narrow.data("GET", "/api/health/detailed")["inference"]["queue_pending"] < count:
             pass
-        answer = live.http.post("/v1/completions", json=LONG)
-        assert answer.status_code == 503
-        assert answer.json()["error"]["type"] == "invalid_request_error"
-        assert 1 <= int(answer.headers["retry-after"]) <= 60
+    answer = narrow.http.post("/v1/completions", json=body)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (503, "queue_full")
+    assert error["type"] == "invalid_request_error"
+    assert 1 <= int(answer.headers["retry-after"]) <= 60
+    for link in links:
         link.close()
-        until_idle(live)
+    until_idle(narrow)
+    assert narrow.complete("One day", max_tokens=2)["choices"]
 
 
-def test_many_clients_that_leave_leave_nothing_behind(start: Start) -> None:
-    with start() as live:
-        load_demo(live)
-        for _ in range(30):
-            raw_request(live, LONG | {"stream": True}).close()
-        # a link may be accepted after its client has left, so the requests that ended are counted
-        ended = r'^steerserve_requests_total\{route="/v1/completions",status="499"\} 30\.0$'
-        while not re.search(ended, live.http.get("/api/health/metrics/prometheus").text, re.M):
-            pass
-        until_idle(live)
-        assert live.service.owners.generation.active == 0
+def test_a_reader_that_stops_reading_does_not_keep_its_slot(narrow: Running) -> None:
+    link = raw_request(narrow, LONG | {"prompt": ["One day"] * 8, "stream": True})
+    assert narrow.complete("One day", max_tokens=2)["choices"]
+    link.close()
+    until_idle(narrow)
 
 
-def test_a_reader_that_stops_reading_does_not_keep_its_slot(start: Start) -> None:
-    with start(**ONE_REPLICA, max_concurrent_requests=1) as live:
-        load_demo(live)
-        link = raw_request(live, LONG | {"prompt": ["One day"] * 8, "stream": True})
-        assert live.complete("One day", max_tokens=2)["choices"]
-        link.close()
-        until_idle(live)
+def test_many_clients_that_leave_leave_nothing_behind(shared: Running) -> None:
+    def ended() -> int:
+        """The requests whose clients left. A link may be accepted after its client has left."""
+        metrics = shared.http.get("/api/health/metrics/prometheus").text
+        counted = r'^steerserve_requests_total\{route="/v1/completions",status="499"\} (\d+)\.0$'
+        found = re.search(counted, metrics, re.M)
+        return int(found[1]) if found else 0
+
+    before = ended()
+    for _ in range(30):
+        raw_request(shared, LONG | {"stream": True}).close()
+    while ended() < before + 30:
+        pass
+    until_idle(shared)
+    assert shared.service.owners.generation.active == 0

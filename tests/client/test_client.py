@@ -213,8 +213,8 @@ def test_models_are_listed_loaded_and_found_by_their_names(client: Client) -> No
     assert error.value.code == "MODEL_NOT_FOUND"
 
 
-def test_a_model_is_registered_loaded_and_used_from_nothing(start: Start) -> None:
-    with start() as live, Client(live.url) as client:
+def test_a_model_is_registered_loaded_and_used_from_nothing(bare: Running) -> None:
+    with Client(bare.url) as client:
         with pytest.raises(ServiceError) as error:
             client.chat(STORY)
         assert error.value.code == "MODEL_NOT_LOADED"

@@ -4,30 +4,28 @@ from __future__ import annotations
 
 import pytest
 
-from tests.conftest import Start
 from tests.openai.conftest import Zoo, holding
-from tests.service import add_model
+from tests.service import Running, add_model
 
 CHAT = "/v1/completions"
 
 
 @pytest.mark.shows("model-naming.1")
 def test_a_folder_at_two_precisions_is_listed_by_two_names_that_requests_may_use(
-    start: Start, zoo: Zoo
+    bare: Running, zoo: Zoo
 ) -> None:
-    with start() as live:
-        for quantization in ("FP16", "Q8"):
-            add_model(live, zoo.folders["plain"], "plain", quantization=quantization)
-        add_model(live, zoo.folders["tiny"], "tiny")
-        ids = [model["id"] for model in live.http.get("/v1/models").json()["data"]]
-        assert ids == ["plain:FP16", "plain:Q8", "tiny"]
-        for name in ids:
-            assert live.http.get(f"/v1/models/{name}").json()["id"] == name
-        answer = live.post(CHAT, {"model": "plain:FP16", "prompt": "a b", "max_tokens": 1}).json()
-        assert answer["model"] == "plain:FP16"
-        status, error = live.v1_error(CHAT, {"model": "plain", "prompt": "a", "max_tokens": 1})
-        assert (status, error["code"]) == (400, "AMBIGUOUS_MODEL_NAME")
-        assert error["details"]["candidates"] == ["plain:FP16", "plain:Q8"]
+    for quantization in ("FP16", "Q8"):
+        add_model(bare, zoo.folders["plain"], "plain", quantization=quantization)
+    add_model(bare, zoo.folders["tiny"], "tiny")
+    ids = [model["id"] for model in bare.http.get("/v1/models").json()["data"]]
+    assert ids == ["plain:FP16", "plain:Q8", "tiny"]
+    for name in ids:
+        assert bare.http.get(f"/v1/models/{name}").json()["id"] == name
+    answer = bare.post(CHAT, {"model": "plain:FP16", "prompt": "a b", "max_tokens": 1}).json()
+    assert answer["model"] == "plain:FP16"
+    status, error = bare.v1_error(CHAT, {"model": "plain", "prompt": "a", "max_tokens": 1})
+    assert (status, error["code"]) == (400, "AMBIGUOUS_MODEL_NAME")
+    assert error["details"]["candidates"] == ["plain:FP16", "plain:Q8"]
 
 
 @pytest.mark.shows("inference.6")
@@ -51,12 +49,13 @@ def test_models_that_are_ready_loading_or_loaded_are_listed(zoo: Zoo) -> None:
     assert "damaged" not in listed()
 
 
-def test_a_locked_model_keeps_the_name_that_tells_it_from_the_other(start: Start, zoo: Zoo) -> None:
-    with start() as live:
-        first = add_model(live, zoo.folders["plain"], "plain", quantization="FP16")
-        add_model(live, zoo.folders["plain"], "plain", quantization="Q8")
-        live.data("POST", f"/api/models/{first}/load?wait=true")
-        live.data("POST", f"/api/models/{first}/lock")
-        (listed,) = live.http.get("/v1/models").json()["data"]
-        assert listed["id"] == "plain:FP16"
-        live.post(CHAT, {"model": listed["id"], "prompt": "a b", "max_tokens": 1})
+def test_a_locked_model_keeps_the_name_that_tells_it_from_the_other(
+    bare: Running, zoo: Zoo
+) -> None:
+    first = add_model(bare, zoo.folders["plain"], "plain", quantization="FP16")
+    add_model(bare, zoo.folders["plain"], "plain", quantization="Q8")
+    bare.data("POST", f"/api/models/{first}/load?wait=true")
+    bare.data("POST", f"/api/models/{first}/lock")
+    (listed,) = bare.http.get("/v1/models").json()["data"]
+    assert listed["id"] == "plain:FP16"
+    bare.post(CHAT, {"model": listed["id"], "prompt": "a b", "max_tokens": 1})

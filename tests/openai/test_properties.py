@@ -25,7 +25,7 @@ from tests.worker.running import with_bos
 TEXT = "/v1/completions"
 CHAT = "/v1/chat/completions"
 BOUNDED = settings(
-    max_examples=30,
+    max_examples=12,
     derandomize=True,
     deadline=None,
     database=None,

@@ -344,7 +344,7 @@ def test_requests_with_different_steering_at_once_are_each_as_alone(steered: Run
 def test_an_operators_change_during_the_stream_does_not_touch_it(
     steered: Running, mode: str
 ) -> None:
-    asked = {"sae_steering": own(LOOPING, mode=mode), "max_tokens": 600}
+    asked = {"sae_steering": own(LOOPING, mode=mode), "max_tokens": 150}
     alone = chat(steered, **asked)
     body = {"model": demo.MODEL_NAME, "messages": STORY, "temperature": 0} | asked
     text = ""
@@ -363,7 +363,7 @@ def test_an_operators_change_during_the_stream_does_not_touch_it(
 def test_changes_that_add_nothing_leave_the_request_its_steering(steered: Running) -> None:
     first, second = demo.saes()[:2]
     other = add_sae(steered, second)
-    body = {"model": demo.MODEL_NAME, "messages": STORY, "temperature": 0, "max_tokens": 900}
+    body = {"model": demo.MODEL_NAME, "messages": STORY, "temperature": 0, "max_tokens": 250}
     asked = body | {"sae_steering": own(LOOPING)}
     alone = words(steered.post(CHAT, asked))
     before = after = ""

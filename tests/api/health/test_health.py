@@ -100,18 +100,17 @@ def engine(live: Running) -> dict[str, Any]:
     return next(one for one in components if one["name"] == "engine")
 
 
-def test_health_answers_while_a_model_loads(start: Start) -> None:
-    with start() as live:
-        model_id = add_demo(live)
-        live.data("POST", f"/api/models/{model_id}/load", status=202)
-        done = threading.Event()
-        answers = 0
-        while not done.is_set():
-            assert live.http.get("/api/health").status_code == 200
-            answers += 1
-            if live.data("GET", f"/api/models/{model_id}")["status"] == "loaded":
-                done.set()
-        assert answers > 1
+def test_health_answers_while_a_model_loads(bare: Running) -> None:
+    model_id = add_demo(bare)
+    bare.data("POST", f"/api/models/{model_id}/load", status=202)
+    done = threading.Event()
+    answers = 0
+    while not done.is_set():
+        assert bare.http.get("/api/health").status_code == 200
+        answers += 1
+        if bare.data("GET", f"/api/models/{model_id}")["status"] == "loaded":
+            done.set()
+    assert answers > 1
 
 
 @pytest.mark.shows("gpus.1", "gpus.13", "health.4")
@@ -205,18 +204,19 @@ def test_the_backend_is_described(shared: Running) -> None:
     assert body["limitations"] == []
 
 
-def test_the_backend_says_that_rows_are_stepped_one_at_a_time(start: Start, tmp_path: Path) -> None:
+def test_the_backend_says_that_rows_are_stepped_one_at_a_time(
+    bare: Running, tmp_path: Path
+) -> None:
     folder = models.save("jamba", tmp_path / "recurrent")
-    with start() as live:
-        add_model(live, folder)
-        body = {"model": "recurrent", "prompt": "One day", "max_tokens": 5, "seed": 3}
-        texts = [live.http.post("/v1/completions", json=body).json()["choices"] for _ in range(2)]
-        assert texts[0] == texts[1]
-        body = live.data("GET", "/api/health/inference")
-        assert body["row_steps"]["are_batched"] is False
-        assert body["limitations"] == [body["row_steps"]["reason"]]
-        assert "one at a time" in body["row_steps"]["reason"]
-        assert body["seeded_rows"]["are_shared"] is True
+    add_model(bare, folder)
+    body = {"model": "recurrent", "prompt": "One day", "max_tokens": 5, "seed": 3}
+    texts = [bare.http.post("/v1/completions", json=body).json()["choices"] for _ in range(2)]
+    assert texts[0] == texts[1]
+    body = bare.data("GET", "/api/health/inference")
+    assert body["row_steps"]["are_batched"] is False
+    assert body["limitations"] == [body["row_steps"]["reason"]]
+    assert "one at a time" in body["row_steps"]["reason"]
+    assert body["seeded_rows"]["are_shared"] is True
 
 
 PAGE = ROOT / "docs" / "health.md"

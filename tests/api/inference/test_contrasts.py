@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from tests.conftest import Start
 from tests.service import Running, add_model
 from tests.worker import models
 from tests.worker.running import with_bos
@@ -200,6 +199,5 @@ def test_what_cannot_be_contrasted_is_refused_with_its_place(
     assert place in str(found[2])
 
 
-def test_a_contrast_needs_a_model_and_an_attached_sae(start: Start) -> None:
-    with start() as live:
-        assert live.error("POST", PATH, BOTH)[:2] == (400, "MODEL_NOT_LOADED")
+def test_a_contrast_needs_a_model_and_an_attached_sae(bare: Running) -> None:
+    assert bare.error("POST", PATH, BOTH)[:2] == (400, "MODEL_NOT_LOADED")

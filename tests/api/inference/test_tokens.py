@@ -8,7 +8,6 @@ import pytest
 from tokenizers import Tokenizer
 
 from steerserve import demo
-from tests.conftest import Start
 from tests.service import Running
 
 TEXT = "The old  fisherman, caf\u00e9 \U0001f600!"
@@ -122,7 +121,6 @@ def test_an_id_outside_the_vocabulary_is_refused_by_its_place(
     assert (details["token_id"], details["vocabulary"]) == (size, size)
 
 
-def test_without_a_model_there_is_no_tokenizer(start: Start) -> None:
-    with start() as live:
-        for route, body in (("tokenize", {"text": "a"}), ("detokenize", {"ids": [1]})):
-            assert live.error("POST", f"/api/{route}", body)[:2] == (400, "MODEL_NOT_LOADED")
+def test_without_a_model_there_is_no_tokenizer(bare: Running) -> None:
+    for route, body in (("tokenize", {"text": "a"}), ("detokenize", {"ids": [1]})):
+        assert bare.error("POST", f"/api/{route}", body)[:2] == (400, "MODEL_NOT_LOADED")

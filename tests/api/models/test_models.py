@@ -17,7 +17,6 @@ from safetensors.torch import load_file, save_file
 
 from steerserve import demo
 from steerserve.control.bus import LoadComplete, UnloadComplete
-from tests.conftest import Start
 from tests.files.test_gguf import entry_of, text
 from tests.files.test_gguf_hostile import number, tensor, write
 from tests.resident import processes
@@ -54,76 +53,73 @@ def test_a_record_carries_the_specified_fields(shared: Running) -> None:
     "model-record.10 model-record.16 overview.1 models.1 models.5 models.6 models.7",
     "model-errors.4 model-errors.5",
 )
-def test_a_model_lives_from_registration_to_deletion(start: Start) -> None:
-    with start() as live:
-        model_id = add_demo(live)
-        assert live.data("GET", "/api/models")["total"] == 1
-        accepted = live.data("POST", f"/api/models/{model_id}/load", status=202)
-        assert accepted["status"] == "loading"
-        # a request for the model that is being loaded waits for it
-        assert live.complete("One day", max_tokens=2)["usage"]["completion_tokens"] == 2
-        assert live.data("GET", f"/api/models/{model_id}")["status"] == "loaded"
-        assert live.error("POST", f"/api/models/{model_id}/load")[:2] == (
-            400,
-            "MODEL_ALREADY_LOADED",
-        )
-        assert live.error("DELETE", f"/api/models/{model_id}")[:2] == (409, "MODEL_BUSY")
-        gone = live.data("POST", f"/api/models/{model_id}/unload")
-        assert (gone["status"], gone["loaded_at"], gone["device"]) == ("ready", None, None)
-        assert live.error("POST", f"/api/models/{model_id}/unload")[:2] == (
-            400,
-            "MODEL_NOT_LOADED",
-        )
-        live.data("DELETE", f"/api/models/{model_id}")
-        assert demo.MODEL_DIR.is_dir()
-        assert live.data("GET", "/api/models") == {
-            "models": [],
-            "total": 0,
-            "loaded_model_id": None,
-        }
-        assert live.error("GET", f"/api/models/{model_id}")[:2] == (404, "MODEL_NOT_FOUND")
+def test_a_model_lives_from_registration_to_deletion(bare: Running) -> None:
+    model_id = add_demo(bare)
+    assert bare.data("GET", "/api/models")["total"] == 1
+    accepted = bare.data("POST", f"/api/models/{model_id}/load", status=202)
+    assert accepted["status"] == "loading"
+    # a request for the model that is being loaded waits for it
+    assert bare.complete("One day", max_tokens=2)["usage"]["completion_tokens"] == 2
+    assert bare.data("GET", f"/api/models/{model_id}")["status"] == "loaded"
+    assert bare.error("POST", f"/api/models/{model_id}/load")[:2] == (
+        400,
+        "MODEL_ALREADY_LOADED",
+    )
+    assert bare.error("DELETE", f"/api/models/{model_id}")[:2] == (409, "MODEL_BUSY")
+    gone = bare.data("POST", f"/api/models/{model_id}/unload")
+    assert (gone["status"], gone["loaded_at"], gone["device"]) == ("ready", None, None)
+    assert bare.error("POST", f"/api/models/{model_id}/unload")[:2] == (
+        400,
+        "MODEL_NOT_LOADED",
+    )
+    bare.data("DELETE", f"/api/models/{model_id}")
+    assert demo.MODEL_DIR.is_dir()
+    assert bare.data("GET", "/api/models") == {
+        "models": [],
+        "total": 0,
+        "loaded_model_id": None,
+    }
+    assert bare.error("GET", f"/api/models/{model_id}")[:2] == (404, "MODEL_NOT_FOUND")
 
 
 @pytest.mark.shows("chat-parameters.1", "overview.6", "overview.7")
 def test_naming_an_unloaded_model_loads_it_and_naming_another_swaps(
-    start: Start, tmp_path: Path
+    bare: Running, tmp_path: Path
 ) -> None:
     other = tmp_path / "other"
     shutil.copytree(demo.MODEL_DIR, other)
-    with start() as live:
-        first = add_demo(live)
-        second = add_model(live, other)
-        assert live.complete("One day", max_tokens=1)["model"] == demo.MODEL_NAME
-        body = {"model": "other", "prompt": "One day", "max_tokens": 1}
-        answer = live.http.post("/v1/completions", json=body)
-        assert answer.json()["model"] == "other"
-        statuses = {m["id"]: m["status"] for m in live.data("GET", "/api/models")["models"]}
-        assert statuses == {first: "ready", second: "loaded"}
+    first = add_demo(bare)
+    second = add_model(bare, other)
+    assert bare.complete("One day", max_tokens=1)["model"] == demo.MODEL_NAME
+    body = {"model": "other", "prompt": "One day", "max_tokens": 1}
+    answer = bare.http.post("/v1/completions", json=body)
+    assert answer.json()["model"] == "other"
+    statuses = {m["id"]: m["status"] for m in bare.data("GET", "/api/models")["models"]}
+    assert statuses == {first: "ready", second: "loaded"}
 
 
 @pytest.mark.shows(
     "model-record.11 overview.10 models.8 models.25 models.26 states.5 model-errors.7",
 )
 def test_a_locked_model_is_not_swapped_out_but_can_be_unloaded(
-    start: Start, tmp_path: Path
+    bare: Running, tmp_path: Path
 ) -> None:
     other = tmp_path / "other"
     shutil.copytree(demo.MODEL_DIR, other)
-    with start() as live:
-        model_id = load_demo(live)
-        added = add_model(live, other)
-        assert live.error("POST", f"/api/models/{added}/lock")[1] == "MODEL_NOT_LOADED"
-        assert live.data("POST", f"/api/models/{model_id}/lock")["locked"] is True
-        assert live.error("POST", f"/api/models/{added}/lock")[:2] == (409, "MODEL_LOCKED")
-        answer = live.http.post("/v1/completions", json={"model": "other", "prompt": "x"})
-        assert (answer.status_code, answer.json()["error"]["code"]) == (409, "model_locked")
-        assert answer.headers["x-should-retry"] == "false"
-        error = answer.json()["error"]
-        assert "because an operator locked it" in error["message"]
-        assert error["details"]["ways_out"] == [f"POST /api/models/{model_id}/unlock"]
-        assert [m["id"] for m in live.http.get("/v1/models").json()["data"]] == [demo.MODEL_NAME]
-        assert live.data("POST", f"/api/models/{model_id}/unload")["status"] == "ready"
-        assert len(live.http.get("/v1/models").json()["data"]) == 2
+    model_id = load_demo(bare)
+    added = add_model(bare, other)
+    assert bare.error("POST", f"/api/models/{added}/lock")[1] == "MODEL_NOT_LOADED"
+    assert bare.data("POST", f"/api/models/{model_id}/lock")["locked"] is True
+    assert bare.error("POST", f"/api/models/{added}/lock")[:2] == (409, "MODEL_LOCKED")
+    answer = bare.http.post("/v1/completions", json={"model": "other", "prompt": "x"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (409, "model_locked")
+    assert answer.headers["x-should-retry"] == "false"
+    error = answer.json()["error"]
+    assert "because an operator locked it" in error["message"]
+    assert error["details"]["ways_out"] == [f"POST /api/models/{model_id}/unlock"]
+    assert [m["id"] for m in bare.http.get("/v1/models").json()["data"]] == [demo.MODEL_NAME]
+    assert bare.data("POST", f"/api/models/{model_id}/unload")["status"] == "ready"
+    assert len(bare.http.get("/v1/models").json()["data"]) == 2
 
 
 @pytest.mark.shows(
@@ -131,52 +127,50 @@ def test_a_locked_model_is_not_swapped_out_but_can_be_unloaded(
     "model-errors.7",
 )
 def test_a_load_of_another_model_unloads_the_locked_one_first_whatever_the_policy(
-    start: Start, tmp_path: Path
+    bare: Running, tmp_path: Path
 ) -> None:
     other = shutil.copytree(demo.MODEL_DIR, tmp_path / "other")
     refuse = {"X-Service-Load-Policy": "refuse"}
-    with start() as live:
-        first, second = load_demo(live), add_model(live, other, "other")
-        told: list[object] = []
-        live.service.owners.bus.subscribe(told.append)
-        assert live.data("POST", f"/api/models/{first}/lock")["locked"] is True
-        answer = live.http.post(f"/api/models/{second}/load?wait=true", headers=refuse)
-        assert (answer.status_code, answer.json()["data"]["status"]) == (200, "loaded")
-        steps = [event for event in told if isinstance(event, UnloadComplete | LoadComplete)]
-        assert [(type(step), step.model_id) for step in steps] == [
-            (UnloadComplete, first),
-            (LoadComplete, second),
-        ]
-        models = {model["id"]: model for model in live.data("GET", "/api/models")["models"]}
-        assert (models[first]["status"], models[first]["locked"]) == ("ready", False)
-        locked = live.data("POST", f"/api/models/{second}/lock")
-        assert (locked["locked"], locked["lock"]["by"]) == (True, "operator")
-        unlocked = live.data("POST", f"/api/models/{second}/unlock")
-        assert (unlocked["locked"], unlocked["lock"]) == (False, None)
-        assert unlocked["message"] == "the model was locked because an operator locked it"
-        again = live.data("POST", f"/api/models/{second}/unlock")
-        assert again["message"] == "the model was not locked"
-        assert live.complete("One day", max_tokens=1)["model"] == demo.MODEL_NAME
-        answer = live.http.post(f"/api/models/{first}/unload", headers=refuse)
-        assert (answer.status_code, answer.json()["data"]["status"]) == (200, "ready")
+    first, second = load_demo(bare), add_model(bare, other, "other")
+    told: list[object] = []
+    bare.service.owners.bus.subscribe(told.append)
+    assert bare.data("POST", f"/api/models/{first}/lock")["locked"] is True
+    answer = bare.http.post(f"/api/models/{second}/load?wait=true", headers=refuse)
+    assert (answer.status_code, answer.json()["data"]["status"]) == (200, "loaded")
+    steps = [event for event in told if isinstance(event, UnloadComplete | LoadComplete)]
+    assert [(type(step), step.model_id) for step in steps] == [
+        (UnloadComplete, first),
+        (LoadComplete, second),
+    ]
+    models = {model["id"]: model for model in bare.data("GET", "/api/models")["models"]}
+    assert (models[first]["status"], models[first]["locked"]) == ("ready", False)
+    locked = bare.data("POST", f"/api/models/{second}/lock")
+    assert (locked["locked"], locked["lock"]["by"]) == (True, "operator")
+    unlocked = bare.data("POST", f"/api/models/{second}/unlock")
+    assert (unlocked["locked"], unlocked["lock"]) == (False, None)
+    assert unlocked["message"] == "the model was locked because an operator locked it"
+    again = bare.data("POST", f"/api/models/{second}/unlock")
+    assert again["message"] == "the model was not locked"
+    assert bare.complete("One day", max_tokens=1)["model"] == demo.MODEL_NAME
+    answer = bare.http.post(f"/api/models/{first}/unload", headers=refuse)
+    assert (answer.status_code, answer.json()["data"]["status"]) == (200, "ready")
 
 
 @pytest.mark.shows("model-record.10", "model-errors.3")
 def test_a_failed_load_leaves_the_reason_and_the_next_load_works(
-    start: Start, broken: Path
+    bare: Running, broken: Path
 ) -> None:
-    with start() as live:
-        bad = add_model(live, broken)
-        status, code, _ = live.error("POST", f"/api/models/{bad}/load?wait=true")
-        assert (status, code) == (500, "MODEL_LOAD_FAILED")
-        record = live.data("GET", f"/api/models/{bad}")
-        assert record["status"] == "error"
-        assert record["error_message"]
-        status, error = live.v1_error("/v1/completions", {"model": "broken", "prompt": "x"})
-        assert (status, error["code"]) == (500, "model_load_failed")
-        assert error["message"].endswith(f"POST /api/models/{bad}/load tries again")
-        load_demo(live)
-        assert live.complete("One day", max_tokens=1)["choices"]
+    bad = add_model(bare, broken)
+    status, code, _ = bare.error("POST", f"/api/models/{bad}/load?wait=true")
+    assert (status, code) == (500, "MODEL_LOAD_FAILED")
+    record = bare.data("GET", f"/api/models/{bad}")
+    assert record["status"] == "error"
+    assert record["error_message"]
+    status, error = bare.v1_error("/v1/completions", {"model": "broken", "prompt": "x"})
+    assert (status, error["code"]) == (500, "model_load_failed")
+    assert error["message"].endswith(f"POST /api/models/{bad}/load tries again")
+    load_demo(bare)
+    assert bare.complete("One day", max_tokens=1)["choices"]
 
 
 @pytest.mark.shows("model-record.5", "models.2", "download-errors.6")
@@ -232,7 +226,9 @@ def test_broken_json_and_a_wrong_method_answer_in_the_envelope(shared: Running) 
 
 
 @pytest.mark.shows("models.2")
-def test_code_in_a_checkpoint_does_not_run_without_the_opt_in(start: Start, tmp_path: Path) -> None:
+def test_code_in_a_checkpoint_does_not_run_without_the_opt_in(
+    bare: Running, tmp_path: Path
+) -> None:
     folder, marker = tmp_path / "remote", tmp_path / "ran"
     shutil.copytree(demo.MODEL_DIR, folder)
     config = json.loads((folder / "config.json").read_text())
@@ -240,65 +236,62 @@ def test_code_in_a_checkpoint_does_not_run_without_the_opt_in(start: Start, tmp_
     config["auto_map"] = {"AutoConfig": "code.C", "AutoModelForCausalLM": "code.M"}
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "code.py").write_text(f"open({str(marker)!r}, 'w').close()\n")
-    with start() as live:
-        added = add_model(live, folder)
-        assert live.error("POST", f"/api/models/{added}/load?wait=true")[0] == 500
-        assert not marker.exists()
+    added = add_model(bare, folder)
+    assert bare.error("POST", f"/api/models/{added}/load?wait=true")[0] == 500
+    assert not marker.exists()
 
 
-def test_a_hostile_chat_template_runs_in_a_sandbox(start: Start, tmp_path: Path) -> None:
+def test_a_hostile_chat_template_runs_in_a_sandbox(bare: Running, tmp_path: Path) -> None:
     folder, marker = tmp_path / "hostile", tmp_path / "ran"
     shutil.copytree(demo.MODEL_DIR, folder)
     template = f"{{{{ lipsum.__globals__['os'].popen('touch {marker}').read() }}}}"
     (folder / "chat_template.jinja").write_text(template)
-    with start() as live:
-        add_model(live, folder)
-        body = {"model": "hostile", "messages": [{"role": "user", "content": "x"}]}
-        status, error = live.v1_error("/v1/chat/completions", body)
-        assert (status, error["param"]) == (400, "messages")
-        assert not marker.exists()
+    add_model(bare, folder)
+    body = {"model": "hostile", "messages": [{"role": "user", "content": "x"}]}
+    status, error = bare.v1_error("/v1/chat/completions", body)
+    assert (status, error["param"]) == (400, "messages")
+    assert not marker.exists()
 
 
-def test_pickled_weights_cannot_run_code(start: Start, tmp_path: Path) -> None:
+def test_pickled_weights_cannot_run_code(bare: Running, tmp_path: Path) -> None:
     folder, marker = tmp_path / "pickled", tmp_path / "ran"
     shutil.copytree(demo.MODEL_DIR, folder)
     (folder / "model.safetensors").unlink()
     payload = f"cos\nsystem\n(S'touch {marker}'\ntR.".encode()
     (folder / "pytorch_model.bin").write_bytes(payload)
-    with start() as live:
-        added = add_model(live, folder)
-        assert live.error("POST", f"/api/models/{added}/load?wait=true")[0] == 500
-        assert not marker.exists()
+    added = add_model(bare, folder)
+    assert bare.error("POST", f"/api/models/{added}/load?wait=true")[0] == 500
+    assert not marker.exists()
 
 
-def test_a_folder_changed_after_registration_is_checked_again(start: Start, tmp_path: Path) -> None:
+def test_a_folder_changed_after_registration_is_checked_again(
+    bare: Running, tmp_path: Path
+) -> None:
     folder = tmp_path / "moved"
     shutil.copytree(demo.MODEL_DIR, folder)
-    with start() as live:
-        added = add_model(live, folder)
-        shutil.rmtree(folder)
-        os.symlink("/etc", folder)
-        assert live.error("POST", f"/api/models/{added}/load")[:2] == (
-            400,
-            "INVALID_LOCAL_PATH",
-        )
+    added = add_model(bare, folder)
+    shutil.rmtree(folder)
+    os.symlink("/etc", folder)
+    assert bare.error("POST", f"/api/models/{added}/load")[:2] == (
+        400,
+        "INVALID_LOCAL_PATH",
+    )
 
 
-async def test_events_tell_a_load_and_an_unload(start: Start) -> None:
-    with start() as live:
-        model_id = add_demo(live)
-        seen: list[tuple[str, dict[str, Any]]] = []
-        client = socketio.AsyncSimpleClient()
-        await client.connect(live.url, transports=["websocket"])
-        try:
-            live.data("POST", f"/api/models/{model_id}/load", status=202)
-            while not seen or seen[-1][0] != "model:load:complete":
-                seen.append(tuple(await client.receive(timeout=30)))
-            live.data("POST", f"/api/models/{model_id}/unload")
-            while seen[-1][0] != "model:unload:complete":
-                seen.append(tuple(await client.receive(timeout=30)))
-        finally:
-            await client.disconnect()
+async def test_events_tell_a_load_and_an_unload(bare: Running) -> None:
+    model_id = add_demo(bare)
+    seen: list[tuple[str, dict[str, Any]]] = []
+    client = socketio.AsyncSimpleClient()
+    await client.connect(bare.url, transports=["websocket"])
+    try:
+        bare.data("POST", f"/api/models/{model_id}/load", status=202)
+        while not seen or seen[-1][0] != "model:load:complete":
+            seen.append(tuple(await client.receive(timeout=30)))
+        bare.data("POST", f"/api/models/{model_id}/unload")
+        while seen[-1][0] != "model:unload:complete":
+            seen.append(tuple(await client.receive(timeout=30)))
+    finally:
+        await client.disconnect()
     stages = [body["stage"] for name, body in seen if name == "model:load:progress"]
     assert stages[0] == "loading_tokenizer"
     assert stages[-1] == "complete"
@@ -328,33 +321,31 @@ def test_a_name_does_not_end_in_a_blank(shared: Running) -> None:
 
 
 def test_a_checkpoint_with_a_tensor_missing_is_not_served_with_an_invented_one(
-    start: Start, tmp_path: Path
+    bare: Running, tmp_path: Path
 ) -> None:
     folder = shutil.copytree(demo.MODEL_DIR, tmp_path / "holed")
     tensors = load_file(folder / "model.safetensors")
     removed = "model.layers.2.mlp.down_proj.weight"
     del tensors[removed]
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    with start() as live:
-        for quantization in ("FP16", "Q4"):
-            holed = add_model(live, folder, f"holed-{quantization}", quantization=quantization)
-            status, code, _ = live.error("POST", f"/api/models/{holed}/load?wait=true")
-            assert (status, code) == (500, "MODEL_LOAD_FAILED")
-            assert removed in live.data("GET", f"/api/models/{holed}")["error_message"]
+    for quantization in ("FP16", "Q4"):
+        holed = add_model(bare, folder, f"holed-{quantization}", quantization=quantization)
+        status, code, _ = bare.error("POST", f"/api/models/{holed}/load?wait=true")
+        assert (status, code) == (500, "MODEL_LOAD_FAILED")
+        assert removed in bare.data("GET", f"/api/models/{holed}")["error_message"]
 
 
 def test_the_reason_of_a_failed_load_names_no_folder_of_this_machine(
-    start: Start, tmp_path: Path
+    bare: Running, tmp_path: Path
 ) -> None:
     folder = shutil.copytree(demo.MODEL_DIR, tmp_path / "mute")
     for file in folder.glob("*token*"):
         file.unlink()
-    with start() as live:
-        mute = add_model(live, folder, "mute")
-        live.error("POST", f"/api/models/{mute}/load?wait=true")
-        reason = live.data("GET", f"/api/models/{mute}")["error_message"]
-        assert len(reason.split()) > 5
-        assert str(tmp_path) not in reason
+    mute = add_model(bare, folder, "mute")
+    bare.error("POST", f"/api/models/{mute}/load?wait=true")
+    reason = bare.data("GET", f"/api/models/{mute}")["error_message"]
+    assert len(reason.split()) > 5
+    assert str(tmp_path) not in reason
 
 
 @pytest.mark.parametrize("kind", ["weights", "name", "alignment"])
@@ -404,21 +395,21 @@ def processes_of(live: Running, model_id: int) -> list[psutil.Process]:
 
 @pytest.mark.shows("models.2", "model-errors.6")
 def test_a_load_that_hangs_is_ended_by_an_operator_at_any_moment(
-    start: Start, tmp_path: Path
+    bare: Running, tmp_path: Path
 ) -> None:
-    with start() as live, ThreadPoolExecutor(4) as pool:
-        good = load_demo(live)
-        bad = add_model(live, hanging(tmp_path / "hanging"), "hanging", trust_remote_code=True)
+    with ThreadPoolExecutor(4) as pool:
+        good = load_demo(bare)
+        bad = add_model(bare, hanging(tmp_path / "hanging"), "hanging", trust_remote_code=True)
         body = {"model": "hanging", "prompt": "One day", "max_tokens": 1}
         for ends in (["unload"], ["cancel"], ["unload", "cancel", "unload", "cancel"]):
-            waiting = pool.submit(live.http.post, f"/api/models/{bad}/load?wait=true")
-            while live.data("GET", f"/api/models/{bad}")["status"] != "loading":
+            waiting = pool.submit(bare.http.post, f"/api/models/{bad}/load?wait=true")
+            while bare.data("GET", f"/api/models/{bad}")["status"] != "loading":
                 pass
-            running = processes_of(live, bad)
-            assert live.error("POST", f"/api/models/{good}/load")[:2] == (409, "MODEL_BUSY")
-            asked = pool.submit(live.http.post, "/v1/completions", json=body)
-            while live.service.owners.conductor.view().phase == "loading" and (
-                live.data("GET", "/api/health/detailed")["inference"]["queue_pending"] < 1
+            running = processes_of(bare, bad)
+            assert bare.error("POST", f"/api/models/{good}/load")[:2] == (409, "MODEL_BUSY")
+            asked = pool.submit(bare.http.post, "/v1/completions", json=body)
+            while bare.service.owners.conductor.view().phase == "loading" and (
+                bare.data("GET", "/api/health/detailed")["inference"]["queue_pending"] < 1
             ):
                 pass
             barrier = threading.Barrier(len(ends))
@@ -427,7 +418,7 @@ def test_a_load_that_hangs_is_ended_by_an_operator_at_any_moment(
                 how: str, barrier: threading.Barrier = barrier
             ) -> tuple[int, dict[str, object]]:
                 barrier.wait()
-                answer = live.http.post(f"/api/models/{bad}/{how}")
+                answer = bare.http.post(f"/api/models/{bad}/{how}")
                 return answer.status_code, answer.json()
 
             with ThreadPoolExecutor(len(ends)) as operators:
@@ -438,7 +429,7 @@ def test_a_load_that_hangs_is_ended_by_an_operator_at_any_moment(
                 assert status in (200, 400, 409)
             assert 200 in [status for status, _ in answers]
             assert not [process for process in running if process.is_running()]
-            model = live.data("GET", f"/api/models/{bad}")
+            model = bare.data("GET", f"/api/models/{bad}")
             assert (model["status"], model["error_message"]) == (
                 "ready",
                 "the load was ended by an operator",
@@ -448,5 +439,5 @@ def test_a_load_that_hangs_is_ended_by_an_operator_at_any_moment(
             assert refused.json()["error"]["code"] == "model_busy"
             assert int(refused.headers["retry-after"]) >= 1
             assert waiting.result().status_code == 409
-        live.data("POST", f"/api/models/{good}/load?wait=true")
-        assert live.complete("One day", max_tokens=2)["choices"]
+        bare.data("POST", f"/api/models/{good}/load?wait=true")
+        assert bare.complete("One day", max_tokens=2)["choices"]

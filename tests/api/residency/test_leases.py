@@ -241,76 +241,74 @@ def ask_other(live: Running, lease: str | None = None, **headers: str) -> httpx2
     "load-policy.8 lease-record.9 overview.11 models.22 models.23 models.31 models.33 models.36",
     "models.37 states.20 model-errors.8 model-errors.9 model-errors.11",
 )
-def test_a_lease_stands_against_every_swap_but_the_holders(start: Start, other: Path) -> None:
-    with start() as live:
-        first, second = load_demo(live), add_other(live, other)
-        path = f"/api/models/{first}/lease"
-        status, code, details = live.error("POST", f"/api/models/{second}/lease", TERMS)
-        assert (status, code) == (409, "MODEL_NOT_RESIDENT")
-        assert details["resident_model"] == demo.MODEL_NAME
-        lease_id = live.data("POST", path, TERMS, 201)["lease_id"]
-        live.data("POST", f"/api/models/{first}/lock")
+def test_a_lease_stands_against_every_swap_but_the_holders(bare: Running, other: Path) -> None:
+    first, second = load_demo(bare), add_other(bare, other)
+    path = f"/api/models/{first}/lease"
+    status, code, details = bare.error("POST", f"/api/models/{second}/lease", TERMS)
+    assert (status, code) == (409, "MODEL_NOT_RESIDENT")
+    assert details["resident_model"] == demo.MODEL_NAME
+    lease_id = bare.data("POST", path, TERMS, 201)["lease_id"]
+    bare.data("POST", f"/api/models/{first}/lock")
 
-        answer = ask_other(live)
-        error = answer.json()["error"]
-        assert (answer.status_code, error["code"]) == (409, "model_leased")
-        assert answer.headers["x-should-retry"] == "false"
-        assert error["details"]["operation"] == "swap"
-        answer = ask_other(live, lease_id)
-        assert (answer.status_code, answer.json()["error"]["code"]) == (409, "model_locked")
-        live.data("POST", f"/api/models/{first}/unlock")
+    answer = ask_other(bare)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (409, "model_leased")
+    assert answer.headers["x-should-retry"] == "false"
+    assert error["details"]["operation"] == "swap"
+    answer = ask_other(bare, lease_id)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (409, "model_locked")
+    bare.data("POST", f"/api/models/{first}/unlock")
 
-        for lease in (None, WRONG):
-            assert ask_other(live, lease).json()["error"]["code"] == "model_leased"
-            for tail, target, operation in (
-                (f"{second}/load", second, "load"),
-                (f"{first}/unload", first, "unload"),
-            ):
-                answer = call(live, "POST", f"/api/models/{tail}", lease=lease)
-                status, code, details = refusal(answer)
-                assert (status, code) == (409, "MODEL_LEASED")
-                assert {key: details[key] for key in TERMS} == TERMS
-                assert details["expires_at"].endswith("Z")
-                assert (details["leased_model_id"], details["leased_model_name"]) == (
-                    first,
-                    demo.MODEL_NAME,
-                )
-                assert (details["operation"], details["target_model_id"]) == (operation, target)
+    for lease in (None, WRONG):
+        assert ask_other(bare, lease).json()["error"]["code"] == "model_leased"
+        for tail, target, operation in (
+            (f"{second}/load", second, "load"),
+            (f"{first}/unload", first, "unload"),
+        ):
+            answer = call(bare, "POST", f"/api/models/{tail}", lease=lease)
+            status, code, details = refusal(answer)
+            assert (status, code) == (409, "MODEL_LEASED")
+            assert {key: details[key] for key in TERMS} == TERMS
+            assert details["expires_at"].endswith("Z")
+            assert (details["leased_model_id"], details["leased_model_name"]) == (
+                first,
+                demo.MODEL_NAME,
+            )
+            assert (details["operation"], details["target_model_id"]) == (operation, target)
 
-        answer = ask_other(live, **{"X-Service-Load-Policy": "refuse"})
-        error = answer.json()["error"]
-        assert (answer.status_code, error["code"]) == (409, "model_not_resident")
-        assert error["details"]["lease"] == {
-            **TERMS,
-            "expires_at": live.data("GET", path)["lease"]["expires_at"],
-        }
-        assert live.data("GET", "/api/models")["loaded_model_id"] == first
+    answer = ask_other(bare, **{"X-Service-Load-Policy": "refuse"})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (409, "model_not_resident")
+    assert error["details"]["lease"] == {
+        **TERMS,
+        "expires_at": bare.data("GET", path)["lease"]["expires_at"],
+    }
+    assert bare.data("GET", "/api/models")["loaded_model_id"] == first
 
-        answer = ask_other(live, lease_id)
-        assert (answer.status_code, answer.json()["model"]) == (200, "other")
-        read = live.data("GET", path)
-        assert read["lease"] is None
-        assert read["last_ended"]["end_reason"] == "model_unloaded"
-        assert live.data("GET", f"/api/models/{second}/lease") == {
-            "lease": None,
-            "last_ended": None,
-        }
-        _, code, details = refusal(call(live, "POST", path + "/renew", lease=lease_id))
-        assert (code, details["end_reason"]) == ("LEASE_EXPIRED", "model_unloaded")
+    answer = ask_other(bare, lease_id)
+    assert (answer.status_code, answer.json()["model"]) == (200, "other")
+    read = bare.data("GET", path)
+    assert read["lease"] is None
+    assert read["last_ended"]["end_reason"] == "model_unloaded"
+    assert bare.data("GET", f"/api/models/{second}/lease") == {
+        "lease": None,
+        "last_ended": None,
+    }
+    _, code, details = refusal(call(bare, "POST", path + "/renew", lease=lease_id))
+    assert (code, details["end_reason"]) == ("LEASE_EXPIRED", "model_unloaded")
 
 
 @pytest.mark.shows("models.6", "models.7", "models.23", "states.20")
-def test_the_holder_loads_and_unloads_over_the_management(start: Start, other: Path) -> None:
-    with start() as live:
-        first, second = load_demo(live), add_other(live, other)
-        lease_id = live.data("POST", f"/api/models/{first}/lease", TERMS, 201)["lease_id"]
-        answer = call(live, "POST", f"/api/models/{second}/load?wait=true", lease=lease_id)
-        assert (answer.status_code, answer.json()["data"]["status"]) == (200, "loaded")
-        lease_id = live.data("POST", f"/api/models/{second}/lease", TERMS, 201)["lease_id"]
-        assert call(live, "POST", f"/api/models/{second}/unload", lease=lease_id).status_code == 200
-        for model_id in (first, second):
-            read = live.data("GET", f"/api/models/{model_id}/lease")
-            assert read["last_ended"]["end_reason"] == "model_unloaded"
+def test_the_holder_loads_and_unloads_over_the_management(bare: Running, other: Path) -> None:
+    first, second = load_demo(bare), add_other(bare, other)
+    lease_id = bare.data("POST", f"/api/models/{first}/lease", TERMS, 201)["lease_id"]
+    answer = call(bare, "POST", f"/api/models/{second}/load?wait=true", lease=lease_id)
+    assert (answer.status_code, answer.json()["data"]["status"]) == (200, "loaded")
+    lease_id = bare.data("POST", f"/api/models/{second}/lease", TERMS, 201)["lease_id"]
+    assert call(bare, "POST", f"/api/models/{second}/unload", lease=lease_id).status_code == 200
+    for model_id in (first, second):
+        read = bare.data("GET", f"/api/models/{model_id}/lease")
+        assert read["last_ended"]["end_reason"] == "model_unloaded"
 
 
 def test_the_settings_bound_what_may_be_asked_for(start: Start) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from steerserve import demo
-from tests.conftest import Start
 from tests.service import Running, add_model, load_demo
 
 TIB = 1 << 40
@@ -30,10 +29,9 @@ def giant(folder: Path) -> Path:
 
 
 @pytest.fixture
-def live(start: Start) -> Any:
-    with start() as running:
-        load_demo(running)
-        yield running
+def live(bare: Running) -> Running:
+    load_demo(bare)
+    return bare
 
 
 @pytest.mark.shows("states.3", "resource-errors.1")
@@ -84,41 +82,39 @@ def test_a_card_that_is_not_there_is_not_found(shared: Running, tmp_path: Path, 
         shared.data("DELETE", f"/api/models/{other}")
 
 
-@pytest.mark.parametrize("gpu", [None, "auto", " ALL "])
-def test_a_host_without_cards_is_where_everything_goes(start: Start, gpu: Any) -> None:
-    with start() as live:
-        model_id = load_demo(live)
-        live.data("POST", f"/api/models/{model_id}/unload")
-        row = live.data("POST", f"/api/models/{model_id}/load?wait=true", {"gpu": gpu})
+def test_a_host_without_cards_is_where_everything_goes(bare: Running) -> None:
+    model_id = add_model(bare, demo.MODEL_DIR)
+    for gpu in (None, "auto", " ALL "):
+        row = bare.data("POST", f"/api/models/{model_id}/load?wait=true", {"gpu": gpu})
         assert row["status"] == "loaded"
         assert row["gpu_indices"] == []
         assert row["placement"]["mode"] == "single"
         assert row["placement"]["devices"] == ["cpu"]
-        (listed,) = live.data("GET", "/api/models")["models"]
+        (listed,) = bare.data("GET", "/api/models")["models"]
         assert listed["placement"] == row["placement"]
-        assert live.data("GET", "/api/health/detailed")["model_placement"] == row["placement"]
-        live.data("POST", f"/api/models/{model_id}/unload")
-        assert live.data("GET", f"/api/models/{model_id}")["placement"] is None
+        health = bare.data("GET", "/api/health/detailed")
+        assert health["model_placement"] == row["placement"]
+        bare.data("POST", f"/api/models/{model_id}/unload")
+        assert bare.data("GET", f"/api/models/{model_id}")["placement"] is None
 
 
 @pytest.mark.shows("model-record.5", "models.2", "models.16", "models.17")
 @pytest.mark.parametrize("quantization", ["Q8", "Q4"])
-def test_a_model_is_quantized_as_it_loads(start: Start, quantization: str) -> None:
-    with start() as live:
-        model_id = add_model(live, demo.MODEL_DIR, "small", quantization=quantization)
-        row = live.data("POST", f"/api/models/{model_id}/load?wait=true")
-        assert (row["quantization"], row["status"]) == (quantization, "loaded")
-        asked = {"model": "small", "prompt": "One day", "max_tokens": 8, "temperature": 0}
-        answer = live.post("/v1/completions", asked).json()
-        assert answer["usage"]["completion_tokens"] == 8
-        assert f"/{quantization}:" in answer["system_fingerprint"]
-        scored = live.post("/v1/completions", {**asked, "max_tokens": 1, "logprobs": 2}).json()
-        assert len(scored["choices"][0]["logprobs"]["top_logprobs"][0]) == 2
-        sae = demo.saes()[0]
-        body = {"local_path": str(sae.path)}
-        sae_id = live.data("POST", "/api/saes/download", body, 202)["sae_id"]
-        live.data("POST", f"/api/saes/{sae_id}/attach", {"layer": sae.layer})
-        feature = demo.proof()["feature_idx"]
-        live.data("POST", "/api/saes/steering", {"feature_idx": feature, "value": 60.0})
-        steered = live.post("/v1/completions", asked).json()
-        assert steered["choices"][0]["text"] != answer["choices"][0]["text"]
+def test_a_model_is_quantized_as_it_loads(bare: Running, quantization: str) -> None:
+    model_id = add_model(bare, demo.MODEL_DIR, "small", quantization=quantization)
+    row = bare.data("POST", f"/api/models/{model_id}/load?wait=true")
+    assert (row["quantization"], row["status"]) == (quantization, "loaded")
+    asked = {"model": "small", "prompt": "One day", "max_tokens": 8, "temperature": 0}
+    answer = bare.post("/v1/completions", asked).json()
+    assert answer["usage"]["completion_tokens"] == 8
+    assert f"/{quantization}:" in answer["system_fingerprint"]
+    scored = bare.post("/v1/completions", {**asked, "max_tokens": 1, "logprobs": 2}).json()
+    assert len(scored["choices"][0]["logprobs"]["top_logprobs"][0]) == 2
+    sae = demo.saes()[0]
+    body = {"local_path": str(sae.path)}
+    sae_id = bare.data("POST", "/api/saes/download", body, 202)["sae_id"]
+    bare.data("POST", f"/api/saes/{sae_id}/attach", {"layer": sae.layer})
+    feature = demo.proof()["feature_idx"]
+    bare.data("POST", "/api/saes/steering", {"feature_idx": feature, "value": 60.0})
+    steered = bare.post("/v1/completions", asked).json()
+    assert steered["choices"][0]["text"] != answer["choices"][0]["text"]

@@ -298,49 +298,48 @@ def test_a_set_needs_a_model_and_the_envelope_only_warns(start: Start) -> None:
 
 @pytest.mark.local("a replica that ends is started again while its model stays loaded")
 def test_a_model_whose_engine_was_killed_is_served_steered_again_or_not_at_all(
-    start: Start, tmp_path: Path
+    bare: Running, tmp_path: Path
 ) -> None:
-    with start() as live:
-        model_id = load_demo(live)
-        plain = greedy(live)
-        # the proof's feature is one of this SAE
-        sae = next(sae for sae in demo.saes() if sae.name == demo.proof()["sae"])
-        folder = tmp_path / "sae"
-        shutil.copytree(sae.path, folder)
-        registered = live.data("POST", "/api/saes/download", {"local_path": str(folder)}, 202)
-        sae_id = registered["sae_id"]
-        live.data("POST", f"/api/saes/{sae_id}/attach", {"layer": sae.layer})
-        live.data("POST", "/api/saes/steering", {"feature_idx": FEATURE, "value": STRENGTH})
-        steered = greedy(live)
-        assert steered != plain
+    model_id = load_demo(bare)
+    plain = greedy(bare)
+    # the proof's feature is one of this SAE
+    sae = next(sae for sae in demo.saes() if sae.name == demo.proof()["sae"])
+    folder = tmp_path / "sae"
+    shutil.copytree(sae.path, folder)
+    registered = bare.data("POST", "/api/saes/download", {"local_path": str(folder)}, 202)
+    sae_id = registered["sae_id"]
+    bare.data("POST", f"/api/saes/{sae_id}/attach", {"layer": sae.layer})
+    bare.data("POST", "/api/saes/steering", {"feature_idx": FEATURE, "value": STRENGTH})
+    steered = greedy(bare)
+    assert steered != plain
 
-        crash(live)
-        assert live.data("GET", "/api/saes/attachment")["is_attached"] is False
-        assert live.data("GET", f"/api/saes/{sae_id}")["status"] == "cached"
-        lost = {"model_id": model_id, "sae_id": sae_id, "layer": sae.layer}
-        assert attachments(live)["to_restore"] == [lost]
-        assert greedy(live) == steered
-        assert attachments(live)["to_restore"] == []
-        state = live.data("GET", "/api/saes/steering")
-        assert state == {"enabled": True, "values": {str(FEATURE): STRENGTH}}
-        assert live.data("GET", f"/api/saes/{sae_id}")["status"] == "attached"
-        assert live.data("GET", f"/api/models/{model_id}")["locked"] is True
+    crash(bare)
+    assert bare.data("GET", "/api/saes/attachment")["is_attached"] is False
+    assert bare.data("GET", f"/api/saes/{sae_id}")["status"] == "cached"
+    lost = {"model_id": model_id, "sae_id": sae_id, "layer": sae.layer}
+    assert attachments(bare)["to_restore"] == [lost]
+    assert greedy(bare) == steered
+    assert attachments(bare)["to_restore"] == []
+    state = bare.data("GET", "/api/saes/steering")
+    assert state == {"enabled": True, "values": {str(FEATURE): STRENGTH}}
+    assert bare.data("GET", f"/api/saes/{sae_id}")["status"] == "attached"
+    assert bare.data("GET", f"/api/models/{model_id}")["locked"] is True
 
-        crash(live)
-        folder.rename(tmp_path / "elsewhere")
-        body = {"model": demo.MODEL_NAME, "prompt": "One day", "max_tokens": 2}
-        status, error = live.v1_error("/v1/completions", body)
-        assert (status, error["code"]) == (500, "model_load_failed")
-        assert sae_id in error["message"]
-        status, error = live.v1_error("/v1/completions", body)
-        assert (status, error["code"]) == (500, "model_load_failed")
-        assert sae_id in live.data("GET", f"/api/models/{model_id}")["error_message"]
+    crash(bare)
+    folder.rename(tmp_path / "elsewhere")
+    body = {"model": demo.MODEL_NAME, "prompt": "One day", "max_tokens": 2}
+    status, error = bare.v1_error("/v1/completions", body)
+    assert (status, error["code"]) == (500, "model_load_failed")
+    assert sae_id in error["message"]
+    status, error = bare.v1_error("/v1/completions", body)
+    assert (status, error["code"]) == (500, "model_load_failed")
+    assert sae_id in bare.data("GET", f"/api/models/{model_id}")["error_message"]
 
-        detached = live.data("POST", f"/api/saes/{sae_id}/detach")
-        assert detached["memory_freed_mb"] == 0
-        live.data("POST", f"/api/models/{model_id}/load?wait=true")
-        assert greedy(live) == plain
-        assert live.data("GET", f"/api/models/{model_id}")["locked"] is False
+    detached = bare.data("POST", f"/api/saes/{sae_id}/detach")
+    assert detached["memory_freed_mb"] == 0
+    bare.data("POST", f"/api/models/{model_id}/load?wait=true")
+    assert greedy(bare) == plain
+    assert bare.data("GET", f"/api/models/{model_id}")["locked"] is False
 
 
 def test_a_model_says_that_an_sae_holds_its_lock_and_so_does_unlocking(steered: Running) -> None:

@@ -11,7 +11,6 @@ import pytest
 import socketio
 
 from steerserve import demo
-from tests.conftest import Start
 from tests.service import JSON, Running, add_sae
 
 STEERING = "/api/saes/steering"
@@ -144,14 +143,11 @@ def test_a_wrong_width_is_incompatible(shared: Running, tmp_path: Path) -> None:
 
 
 @pytest.mark.shows("saes.16", "states.9", "model-errors.4")
-def test_without_a_model_nothing_attaches(start: Start) -> None:
-    with start() as live:
-        sae_id = add_sae(live, FIRST)
-        refused = live.error("POST", f"/api/saes/{sae_id}/attach", {"layer": 0})
-        assert refused[:2] == (400, "MODEL_NOT_LOADED")
-        assert live.error("GET", f"/api/saes/{sae_id}/compatibility?layer=0")[1] == (
-            "MODEL_NOT_LOADED"
-        )
+def test_without_a_model_nothing_attaches(bare: Running) -> None:
+    sae_id = add_sae(bare, FIRST)
+    refused = bare.error("POST", f"/api/saes/{sae_id}/attach", {"layer": 0})
+    assert refused[:2] == (400, "MODEL_NOT_LOADED")
+    assert bare.error("GET", f"/api/saes/{sae_id}/compatibility?layer=0")[1] == ("MODEL_NOT_LOADED")
 
 
 # ---------------------------------------------------------------- steering
@@ -482,9 +478,8 @@ def test_a_change_takes_effect_within_a_running_stream(steered: Running) -> None
         lines = answer.iter_lines()
         next(lines)
         set_one(steered, 5, 1)
-        for _ in lines:
-            pass
-    assert steered.data("GET", "/api/saes/attachment")["steering_apply_count"] > 0
+        while not steered.data("GET", "/api/saes/attachment")["steering_apply_count"]:
+            next(lines)
 
 
 async def test_steering_updates_are_told_over_the_socket(steered: Running) -> None:
