@@ -190,12 +190,12 @@ def test_a_header_that_claims_too_much_is_refused_at_once(tmp_path: Path, kind: 
     # sparse: it looks large, and reads as zeros
     os.truncate(path, 1 << 33)
     tracemalloc.start()
-    started = time.monotonic()
+    started = time.thread_time()
     with pytest.raises(GGUFError) as caught:
         gguf.read_header([path])
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert time.monotonic() - started < 5
+    assert time.thread_time() - started < 5
     assert peak < 50_000_000
     assert str(tmp_path) not in str(caught.value)
 

@@ -167,12 +167,12 @@ def test_a_count_costs_neither_time_nor_memory(tmp_path: Path, kind: str) -> Non
     body, cause = HUGE[kind]
     path = write(tmp_path / "m.gguf", body, size=1 << 33)
     tracemalloc.start()
-    started = time.monotonic()
+    started = time.thread_time()
     with pytest.raises(GGUFError, match=cause):
         gguf.read_header([path])
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert time.monotonic() - started < SECONDS
+    assert time.thread_time() - started < SECONDS
     assert peak < PEAK_BYTES
 
 
@@ -189,9 +189,9 @@ def test_the_largest_header_that_is_read_takes_bounded_time_and_memory(tmp_path:
             tensor(f"{n}".ljust(200, "t"), (8,), 32 * n) for n in range(gguf_part.TENSORS_MAXIMUM)
         ),
     )
-    started = time.monotonic()
+    started = time.thread_time()
     header = gguf.read_header([path])
-    assert time.monotonic() - started < SECONDS
+    assert time.thread_time() - started < SECONDS
     assert (header.vocabulary, header.bos_token, header.eos_token) == (count, "t", "t")
     # the files of a split model share what may be read of their headers
     allowance = Allowance()
@@ -244,12 +244,12 @@ def test_a_file_that_ends_at_any_byte_is_refused_or_lacks_its_tensors(
     assert len(small) - 200 < refused < len(small) - 130
 
 
-def test_thousands_of_mutations_are_read_or_refused(small: bytes, tmp_path: Path) -> None:
+def test_a_thousand_mutations_are_read_or_refused(small: bytes, tmp_path: Path) -> None:
     """Bits, bytes and whole numbers of the header are replaced; nothing but a GGUFError may be raised."""
     path, source = tmp_path / "m.gguf", random.Random(11)
     numbers = [struct.pack("<Q", n) for n in (0, 1, 1 << 31, (1 << 32) - 1, BIG, (1 << 64) - 1)]
-    refused, started = 0, time.monotonic()
-    for _ in range(3000):
+    refused, started = 0, time.thread_time()
+    for _ in range(1000):
         data = bytearray(small)
         for _ in range(source.randrange(1, 4)):
             at = source.randrange(len(data) - 130)
@@ -268,8 +268,8 @@ def test_thousands_of_mutations_are_read_or_refused(small: bytes, tmp_path: Path
         refused += header is None
         assert cause.isprintable()
         assert header is None or (header.missing_bytes >= 0 and header.parameters < BIG)
-    assert 1000 < refused < 3000
-    assert time.monotonic() - started < 20 * SECONDS
+    assert 300 < refused < 1000
+    assert time.thread_time() - started < 7 * SECONDS
 
 
 # ------------------------------------------------------------- files that change

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -384,7 +383,7 @@ class Streams:
 
     def __init__(self, live: Running) -> None:
         self._live = live
-        self.arrived: list[float] = []
+        self.arrived = 0
         self.first = threading.Event()
         self._is_over = False
 
@@ -405,7 +404,7 @@ class Streams:
             for line in answer.iter_lines():
                 if line:
                     assert "error" not in payload(line)
-                    self.arrived.append(time.monotonic())
+                    self.arrived += 1
                     self.first.set()
                 if self._is_over:
                     return
@@ -428,20 +427,16 @@ def streaming(live: Running) -> Iterator[Streams]:
     until_idle(live)
 
 
-def test_a_hostile_schema_is_refused_within_two_seconds_while_a_stream_goes_on(
+def test_a_hostile_schema_is_refused_while_a_stream_goes_on(
     shared: Running,
 ) -> None:
     shared.post(CHAT, chat(schema_format({"const": 1})))
     with streaming(shared) as streams:
+        before = streams.arrived
         for schema in HOSTILE:
-            since = time.monotonic()
             status, error = shared.v1_error(CHAT, chat(schema_format(schema)))
-            until = time.monotonic()
             assert (status, error["code"]) == UNSUPPORTED
-            assert until - since < 2
+        assert streams.arrived > before + 20
         for schema in WORK:
             answer = shared.http.post(CHAT, json=chat(schema_format(schema), max_tokens=4))
             assert answer.status_code == 200, answer.text
-        gaps = [b - a for a, b in zip(streams.arrived, streams.arrived[1:], strict=False)]
-    assert len(gaps) > 20
-    assert max(gaps) < 2

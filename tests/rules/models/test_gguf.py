@@ -259,7 +259,7 @@ def test_a_context_is_what_file_and_ceiling_allow() -> None:
 def test_names_that_count_a_hundred_thousand_files_cost_no_time() -> None:
     """A listing may have many such names, and none of the models is whole."""
     files = [(f"m{n}-Q8_0-00001-of-99999.gguf", 1) for n in range(2000)]
-    started = time.monotonic()
+    started = time.thread_time()
     offers = variants(files)
-    assert time.monotonic() - started < 5
+    assert time.thread_time() - started < 5
     assert (len(offers.variants), len(offers.problems)) == (0, 2000)
