@@ -14,7 +14,6 @@ from steerserve.terminal import commands, output
 main = typer.Typer(
     help="Serve language models, and steer them by features of sparse autoencoders.",
     no_args_is_help=True,
-    add_completion=False,
 )
 
 SERVICE = "Service"

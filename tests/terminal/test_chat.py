@@ -23,6 +23,7 @@ from steerserve.client import ServiceUnreachable
 from steerserve.terminal import chat as chats
 from steerserve.terminal import output, starting
 from tests.service import Running
+from tests.terminal.gate import Gate, gate
 
 PATIENCE, SILENCE = 90, 5
 """Seconds that a text may take to come, and after which a key is pressed again."""
@@ -89,6 +90,20 @@ class Terminal:
         os.close(self._own)
 
 
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The data folder of the terminal, in which the chat keeps its history."""
+    monkeypatch.setenv("STEERSERVE_HOME", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def held(steered: Running) -> Iterator[Gate]:
+    """A gate to the shared service, which holds an answer in its middle."""
+    with gate(steered.url) as one:
+        yield one
+
+
 @pytest.fixture
 def labelled(steered: Running) -> Iterator[Running]:
     """The shared service with an SAE attached whose feature 90 has a label."""
@@ -145,6 +160,84 @@ def test_a_narrow_terminal_gets_the_sides_one_below_the_other(
         assert len(titles) == 2
         terminal.write("/bye\n")
         assert terminal.process.wait(PATIENCE) == 0
+
+
+def test_lines_are_completed_and_come_back_in_the_next_chat(labelled: Running) -> None:
+    with Terminal("run", demo.MODEL_NAME, STEERSERVE_URL=labelled.url) as terminal:
+        terminal.until(chats.PROMPT)
+        terminal.write("/ste\t90=7\n")
+        terminal.until(chats.PROMPT)
+        assert labelled.data("GET", "/api/saes/steering")["values"] == {"90": 7.0}
+        terminal.write("/off\n")
+        terminal.until(chats.PROMPT)
+        terminal.write("\x04")
+        assert terminal.process.wait(PATIENCE) == 0
+    with Terminal("run", demo.MODEL_NAME, STEERSERVE_URL=labelled.url) as terminal:
+        terminal.until(chats.PROMPT)
+        terminal.write("\x1b[A\x1b[A\n")
+        terminal.until(chats.PROMPT)
+        assert labelled.data("GET", "/api/saes/steering")["values"] == {"90": 7.0}
+        terminal.write("/bye\n")
+        assert terminal.process.wait(PATIENCE) == 0
+
+
+def test_ctrl_c_in_the_middle_of_an_answer_ends_it_there(held: Gate) -> None:
+    with Terminal("run", demo.MODEL_NAME, STEERSERVE_URL=held.url) as terminal:
+        terminal.until(chats.PROMPT)
+        terminal.write("Tell me a story.\n")
+        begun, _ = held.held()
+        terminal.until(begun)
+        assert terminal.until(chats.PROMPT, key="\x03").strip() in ("", "^C")
+        held.wait_until_left()
+        terminal.write("/bye\n")
+        assert terminal.process.wait(PATIENCE) == 0
+
+
+def test_a_service_that_dies_in_an_answer_is_said_and_the_chat_goes_on(held: Gate) -> None:
+    with Terminal("run", demo.MODEL_NAME, STEERSERVE_URL=held.url) as terminal:
+        terminal.until(chats.PROMPT)
+        terminal.write("Tell me a story.\n")
+        begun, connection = held.held()
+        terminal.until(begun)
+        held.die()
+        connection.shutdown(socket.SHUT_RDWR)
+        told = terminal.until(chats.PROMPT).splitlines()
+        assert f"the connection to {held.url} ended" in "".join(told[1:])
+        terminal.write("And then?\n")
+        assert f"no service answers at {held.url}" in terminal.until(chats.PROMPT)
+        terminal.write("/bye\n")
+        assert terminal.process.wait(PATIENCE) == 0
+
+
+def test_a_single_answer_whose_service_dies_ends_with_3(held: Gate) -> None:
+    asked = subprocess.Popen(
+        [sys.executable, "-m", "steerserve", "run", demo.MODEL_NAME, "Tell me a story."],
+        env=os.environ | {"STEERSERVE_URL": held.url},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    begun, connection = held.held()
+    connection.shutdown(socket.SHUT_RDWR)
+    text, told = asked.communicate(timeout=PATIENCE)
+    assert asked.returncode == output.NO_SERVICE
+    assert text == f"{begun}\n"
+    assert "the connection to" in told
+
+
+def test_a_question_that_failed_is_no_part_of_the_conversation(
+    steered: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with Client(steered.url) as client:
+        talk = chats.Chat(client, demo.MODEL_NAME)
+        lines = iter(["Tell me a story.", "/bye"])
+        monkeypatch.setattr("builtins.input", lambda _: next(lines))
+        monkeypatch.setattr(client, "chat", interrupted)
+        talk.run()
+        assert talk.messages == []
 
 
 def test_ctrl_c_ends_the_answer_and_the_conversation_goes_on(

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from typer.testing import CliRunner, Result
 
 from steerserve import demo
 from steerserve.cli import main
-from steerserve.terminal import commands, output
+from steerserve.terminal import commands, completing, output, watching
 from tests.service import Running, add_sae
 
 Run = Callable[..., Result]
@@ -151,6 +152,64 @@ def test_profiles_are_saved_listed_activated_ended_and_deleted(run: Run) -> None
     assert answered(run("profile", "--json"))["active_profile_id"] == saved["id"]
     assert "has ended" in run("profile", "--off").stdout
     assert "is deleted" in run("profile", "--rm", saved["id"]).stdout
+
+
+def test_watch_shows_the_features_of_the_answers_that_come(
+    run: Run, shared: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+
+    def ready(message: str) -> None:
+        told.append(message)
+        told.append(shared.complete("the sea", max_tokens=2)["id"])
+
+    monkeypatch.setattr(output, "note", ready)
+    shown = run("watch", "--count", "1", "--top", "2")
+    assert shown.exit_code == 0, shown.stderr
+    assert "waiting for answers" in told[0]
+    assert told[1] in shown.stdout
+    record = answered(run("watch", "sea", "--count", "1", "--json"))
+    assert record["request_id"] == told[3]
+    assert [one["feature_index"] for one in record["activations"]] == [90]
+    assert not shared.data("GET", "/api/monitoring")["enabled"]
+
+
+def test_logs_shows_the_newest_lines_and_follows(
+    run: Run, shared: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared.data("GET", "/api/monitoring")
+    lines = [json.loads(line) for line in run("logs", "-n", "2", "--json").stdout.splitlines()]
+    assert [line["event"] for line in lines][-1] == "request"
+    assert len(lines) == 2
+
+    def waits() -> Iterator[None]:
+        shared.data("GET", "/api/profiles")
+        yield
+        raise KeyboardInterrupt
+
+    pauses = waits()
+    monkeypatch.setattr(watching, "time", SimpleNamespace(sleep=lambda _: next(pauses)))
+    followed = run("logs", "-n", "1", "--follow")
+    assert followed.exit_code == output.STOPPED
+    assert "route=/api/profiles" in followed.stdout
+    assert run("logs", "--level", "loud").exit_code == output.WRONG_USE
+
+
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [("steerserve sho", "show"), ("steerserve show st", demo.MODEL_NAME)],
+)
+def test_a_shell_completes_commands_and_names(
+    run: Run, monkeypatch: pytest.MonkeyPatch, words: str, completed: str
+) -> None:
+    asked = {
+        "_STEERSERVE_COMPLETE": "complete_bash",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(len(words.split()) - 1),
+    }
+    assert run(env=asked, prog_name="steerserve").stdout.split() == [completed]
+    monkeypatch.setenv("STEERSERVE_URL", "http://127.0.0.1:9")
+    assert completing.model_names("st") == []
 
 
 def test_run_answers_a_prompt_and_ends(run: Run) -> None:

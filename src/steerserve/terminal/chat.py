@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import typer
@@ -14,9 +12,11 @@ from rich.text import Text
 
 from steerserve.client import Answer, Client, ServiceError, Stream
 from steerserve.client.faults import NoChatTemplate
-from steerserve.terminal import naming, output
+from steerserve.terminal import lines, naming, output, starting
 
 PROMPT = ">>> "
+HISTORY = "terminal_history"
+"""The file of the data folder with the lines that were written in chats."""
 NARROW = 60
 """Columns from which on the sides of a comparison stand side by side."""
 COMPARED_TOKENS = 80
@@ -56,8 +56,10 @@ class Chat:
 
     def run(self) -> None:
         """Talk until the person leaves. Ctrl-C ends an answer, and leaves a line that is being written."""
-        with suppress(ImportError):  # lines can be edited and repeated where the library is there
-            importlib.import_module("readline")
+        with lines.edited(starting.home() / HISTORY, self._commands):
+            self._talk()
+
+    def _talk(self) -> None:
         while not self._is_over:
             try:
                 line = input(PROMPT).strip()
@@ -97,21 +99,25 @@ class Chat:
 
         Raises:
             ServiceError: the request was refused, or failed. Its message is not part of the conversation then.
+            KeyboardInterrupt: Ctrl-C came before the answer began; the same holds.
         """
         try:
-            stream = self._ask()
-        except ServiceError:
+            with self._ask() as stream:
+                self._print(stream)
+        except (ServiceError, KeyboardInterrupt):
             self.messages.pop()
             raise
-        with stream:
-            try:
-                for piece in stream:
-                    sys.stdout.write(output.readable(piece))
-                    sys.stdout.flush()
-            except KeyboardInterrupt:
-                stream.close()
-        typer.echo()
         return stream.answer
+
+    def _print(self, stream: Stream) -> None:
+        try:
+            for piece in stream:
+                sys.stdout.write(output.readable(piece))
+                sys.stdout.flush()
+        except KeyboardInterrupt:
+            stream.close()
+        finally:
+            typer.echo()
 
     def _ask(self) -> Stream:
         """A model without a chat template continues the text of the last message."""

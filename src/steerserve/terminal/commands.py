@@ -14,14 +14,16 @@ from steerserve.client.faults import ModelNotFound, SaeIncompatible, SaeNotFound
 from steerserve.control.models.views import ModelRecord
 from steerserve.control.saes.views import SaeDetails, SaeRecord
 from steerserve.terminal import chat, naming, output, starting
+from steerserve.terminal.completing import model_names, profile_names, sae_names
 from steerserve.terminal.output import megabytes, refusals, show_facts, show_json, show_table
+from steerserve.terminal.watching import logs, watch
 
 DEMO = ("demo", demo.MODEL_NAME)
 """Names of the bundled model."""
 
 Json = Annotated[bool, typer.Option("--json", help="Print what the routes answer, as JSON.")]
-Model = Annotated[str, typer.Argument(help="Id or name of a model.")]
-Sae = Annotated[str, typer.Argument(help="Id, name or path of an SAE.")]
+Model = Annotated[str, typer.Argument(help="Id or name of a model.", autocompletion=model_names)]
+Sae = Annotated[str, typer.Argument(help="Id, name or path of an SAE.", autocompletion=sae_names)]
 IsSae = Annotated[bool, typer.Option("--sae", help="The name is that of an SAE.")]
 Layer = Annotated[
     int | None, typer.Option(help="Decoder layer; by default the one that the SAE was trained on.")
@@ -33,7 +35,10 @@ Gpu = Annotated[str | None, typer.Option(help="Index or UUID of a card, `auto`, 
 def run(
     model: Annotated[
         str,
-        typer.Argument(help="A model by id, name, repository or path; `demo` is the bundled one."),
+        typer.Argument(
+            help="A model by id, name, repository or path; `demo` is the bundled one.",
+            autocompletion=model_names,
+        ),
     ],
     prompt: Annotated[str | None, typer.Argument(help="Answer this, and end.")] = None,
     sae: Annotated[
@@ -155,7 +160,9 @@ def ps(as_json: Json = False) -> None:
 
 
 def rm(
-    name: Annotated[str, typer.Argument(help="A model, or with --sae an SAE.")],
+    name: Annotated[
+        str, typer.Argument(help="A model, or with --sae an SAE.", autocompletion=model_names)
+    ],
     sae: IsSae = False,
     as_json: Json = False,
 ) -> None:
@@ -170,7 +177,9 @@ def rm(
 
 
 def show(
-    name: Annotated[str, typer.Argument(help="A model, or with --sae an SAE.")],
+    name: Annotated[
+        str, typer.Argument(help="A model, or with --sae an SAE.", autocompletion=model_names)
+    ],
     sae: IsSae = False,
     as_json: Json = False,
 ) -> None:
@@ -194,7 +203,10 @@ def load(model: Model, gpu: Gpu = None, as_json: Json = False) -> None:
 
 
 def unload(
-    model: Annotated[str | None, typer.Argument(help="By default the loaded model.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Argument(help="By default the loaded model.", autocompletion=model_names),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Take a model out of memory."""
@@ -225,7 +237,10 @@ def attach(
 
 def detach(
     sae: Annotated[
-        str | None, typer.Argument(help="By default the SAE that was attached first.")
+        str | None,
+        typer.Argument(
+            help="By default the SAE that was attached first.", autocompletion=sae_names
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -264,7 +279,9 @@ def steer(
 
 
 def profile(
-    name: Annotated[str | None, typer.Argument(help="Activate this profile.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="Activate this profile.", autocompletion=profile_names)
+    ] = None,
     save: Annotated[str | None, typer.Option(help="Save what is set under this name.")] = None,
     off: Annotated[bool, typer.Option("--off", help="End the active profile.")] = False,
     rm: Annotated[str | None, typer.Option(help="Delete this profile.")] = None,
@@ -308,7 +325,7 @@ def stop(as_json: Json = False) -> None:
 
 
 COMMANDS: tuple[Callable[..., None], ...] = (
-    run, pull, ls, ps, rm, show, load, unload, attach, detach, steer, profile, stop,
+    run, pull, ls, ps, rm, show, load, unload, attach, detach, steer, watch, profile, logs, stop,
 )  # fmt: skip
 
 

@@ -54,12 +54,20 @@ def features(client: Client, wishes: Sequence[Wish], sae_id: str) -> dict[int, f
     """
     values: dict[int, float] = {}
     for one in wishes:
-        is_index = one.feature.isascii() and one.feature.isdigit()
-        index = int(one.feature) if is_index else labelled(client, sae_id, one.feature)
+        index = feature(client, sae_id, one.feature)
         if index in values:
             raise typer.BadParameter(f"feature {index} is there twice")
         values[index] = one.value
     return values
+
+
+def feature(client: Client, sae_id: str, text: str) -> int:
+    """The index of a feature that is named by its index or its label.
+
+    Raises:
+        ServiceError: no label or several labels fit.
+    """
+    return int(text) if text.isascii() and text.isdigit() else labelled(client, sae_id, text)
 
 
 def labelled(client: Client, sae_id: str, label: str) -> int:

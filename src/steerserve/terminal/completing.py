@@ -1,0 +1,30 @@
+"""The names that a shell completes. A service that does not answer at once has none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from steerserve.client import Client, ServiceError
+
+SECONDS = 1.0
+"""How long a shell may wait for the names."""
+
+
+def model_names(incomplete: str) -> list[str]:
+    return _begun(incomplete, lambda client: [one.name for one in client.models.list()])
+
+
+def sae_names(incomplete: str) -> list[str]:
+    return _begun(incomplete, lambda client: [one.name for one in client.saes.list()])
+
+
+def profile_names(incomplete: str) -> list[str]:
+    return _begun(incomplete, lambda client: [one.name for one in client.profiles.list()])
+
+
+def _begun(incomplete: str, ask: Callable[[Client], Iterable[str | None]]) -> list[str]:
+    try:
+        with Client(timeout=SECONDS, retries=0) as client:
+            return [name for name in ask(client) if name and name.startswith(incomplete)]
+    except ServiceError:
+        return []

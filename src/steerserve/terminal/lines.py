@@ -1,0 +1,43 @@
+"""How lines are written in the chat: with a history that lasts, and completion of the commands."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+KEPT = 1000
+"""Lines of the history that are kept."""
+
+
+@contextmanager
+def edited(history: Path, commands: Collection[str]) -> Iterator[None]:
+    """While the block runs, lines can be edited and repeated, and the tabulator completes commands. Where Python has no
+    `readline`, lines are read as they are."""
+    try:
+        editor: Any = importlib.import_module("readline")
+    except ImportError:
+        yield
+        return
+    with suppress(OSError):  # there is none yet, or it cannot be read
+        editor.read_history_file(history)
+    editor.set_history_length(KEPT)
+    editor.set_completer_delims(" ")
+    editor.set_completer(lambda text, at: completion(commands, text, at))
+    is_libedit = "libedit" in (editor.__doc__ or "")
+    editor.parse_and_bind("bind ^I rl_complete" if is_libedit else "tab: complete")
+    try:
+        yield
+    finally:
+        editor.set_completer(None)
+        with suppress(OSError):  # a chat needs no history
+            history.parent.mkdir(parents=True, exist_ok=True)
+            editor.write_history_file(history)
+
+
+def completion(commands: Collection[str], text: str, at: int) -> str | None:
+    """The completion number `at` of the word that is being written; None where there are no more."""
+    found = [f"{name} " for name in sorted(commands) if text and name.startswith(text)]
+    return found[at] if at < len(found) else None
