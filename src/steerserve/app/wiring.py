@@ -215,8 +215,15 @@ class Owners:
         self.vectors = Vectors(vectors, self.reader, around.hub, conductor, self.labels)
         self.probes = Probes(ProbeStore(around.database, room=self.room))
         # monitoring is made after the owners of steering
+        self.corpus_store = CorpusStore(
+            around.database, self.settings.corpora_max_mb, self.room, around.now
+        )
+        self.corpus_results = CorpusResults(self.corpus_store, conductor)
         self.edit_parts = EditParts(
-            self.vectors, self.probes, lambda key, index: self.monitoring.counted(key, index)
+            self.vectors,
+            self.probes,
+            lambda key, index: self.monitoring.counted(key, index),
+            self.corpus_results.largest,
         )
         self.interventions = Interventions(self.steering, conductor, self.edit_parts)
         self.serving = Serving(
@@ -244,13 +251,13 @@ class Owners:
 
     def _make_observing(self) -> None:
         self.monitoring = Monitoring(
-            self.conductor, self.bus, self.around.now, self.settings.monitoring_contexts
+            self.conductor,
+            self.bus,
+            self.around.now,
+            self.settings.monitoring_contexts,
+            self.corpus_results,
         )
         self._make_sensing()
-        self.corpus_store = CorpusStore(
-            self.around.database, self.settings.corpora_max_mb, self.room, self.around.now
-        )
-        self.corpus_results = CorpusResults(self.corpus_store, self.conductor)
         self.features = Features(
             self.labels,
             self.saes,
@@ -326,6 +333,7 @@ class Owners:
             self.sensing,
             self.circuit_sensing,
             self.edit_parts,
+            self.corpus_results,
         )
         self.bus.subscribe(self.generation.took)
         self.runs = self._runs()

@@ -155,6 +155,7 @@ from steerserve.rules.residency.lease_status import (
 )
 from steerserve.rules.residency.replicas import ReplicaSet, ReplicaView
 from steerserve.rules.sensing.firings import ClusterFiringRecord, EdgeFiringRecord
+from steerserve.rules.sensing.ranking import Rank
 
 OnConflict = Literal["rename", "fail"]
 Values = Mapping[int, float]
@@ -940,7 +941,12 @@ class Monitoring(Noun[Mode]):
 
     @route("GET", "/api/monitoring/history", items="records")
     def history(
-        self, *, limit: int = 50, request_id: str | None = None, features: str | None = None
+        self,
+        *,
+        limit: int = 50,
+        request_id: str | None = None,
+        features: str | None = None,
+        rank: Rank = "value",
     ) -> Listing[MonitoredToken, MonitoringHistory]:
         """Recorded tokens, the newest first. `features` is as in `1,2,3`."""
 
@@ -962,7 +968,9 @@ class Monitoring(Noun[Mode]):
     def clear_statistics(self) -> Cleared: ...
 
     @route("POST", "/api/monitoring/statistics/top", items="features")
-    def top(self, k: int = 10, *, metric: Metric = "mean") -> Listing[FeatureFigures, TopFeatures]:
+    def top(
+        self, k: int = 10, *, metric: Metric = "mean", rank: Rank = "value"
+    ) -> Listing[FeatureFigures, TopFeatures]:
         """The features with the largest values of a figure."""
 
 

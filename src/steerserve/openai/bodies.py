@@ -91,6 +91,7 @@ class ReturnActivations(Body):
     positions: Literal["last", "prompt", "completion", "all"] | Positions | None = None
     read_point: Literal["post_steering", "pre_steering"] | None = None
     stream_positions: bool | None = None
+    rank: Literal["value", "share", "rarity"] | None = None
 
 
 class SteeredFeatureBody(Body):

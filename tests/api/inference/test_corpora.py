@@ -207,3 +207,50 @@ def test_several_saes_are_read_at_once(live: Running) -> None:
     assert [one["sae_id"] for one in corpus["saes"]] == [first, other]
     assert all(one["features"] for one in corpus["saes"])
     live.data("POST", f"/api/saes/{other}/detach")
+
+
+def test_the_unit_max_takes_the_largest_activation_of_the_corpora(live: Running) -> None:
+    def steered(feature: int) -> dict[str, Any]:
+        edit = {"op": "set", "feature": {"index": feature}, "value": 0.5, "unit": "max"}
+        return {"model": demo.MODEL_NAME, "prompt": "One day", "max_tokens": 1} | {
+            "interventions": {"edits": [edit]}
+        }
+
+    status, error = live.v1_error("/v1/completions", steered(0))
+    assert (status, error["param"]) == (400, "interventions.edits[0].unit")
+    read(live)
+    firing = next(i for i in range(1024) if statistics(live, i)["max"])
+    silent = next(i for i in range(1024) if not statistics(live, i)["max"])
+    live.post("/v1/completions", steered(firing))
+    assert live.v1_error("/v1/completions", steered(silent))[0] == 400
+
+
+def test_features_are_ranked_by_what_corpora_tell_of_them(live: Running) -> None:
+    def first(**fields: Any) -> list[int]:
+        asked = {"top_k": 5, "read_point": "pre_steering"} | fields
+        answer = live.complete("The boat sailed", max_tokens=1, return_sae_activations=asked)
+        (at,) = answer["service"]["sae_activations"]["positions"]
+        return [one["index"] for one in at["features"]]
+
+    text = {"model": demo.MODEL_NAME, "prompt": "The boat", "max_tokens": 1}
+    status, error = live.v1_error(
+        "/v1/completions", text | {"return_sae_activations": {"rank": "rarity"}}
+    )
+    assert (status, error["param"]) == (400, "return_sae_activations.rank")
+    assert live.error("GET", "/api/monitoring/history?rank=share")[1] == "INVALID_PARAMETER"
+    read(live)
+    every = first(top_k=64)
+    facts = {i: statistics(live, i) for i in every}
+    by_rarity = first(rank="rarity")
+    assert by_rarity != first()
+    assert set(by_rarity) < set(every)
+    assert min(facts[i]["density"] for i in by_rarity) <= min(facts[i]["density"] for i in first())
+    live.data("POST", "/api/monitoring/configure", {"top_k": 5})
+    live.complete("The boat sailed", max_tokens=1)
+    (seen,) = live.data("GET", "/api/monitoring/history?rank=rarity&limit=1")["records"]
+    assert {one["feature_index"] for one in seen["top_k"]} == set(by_rarity)
+    body = {"k": 5, "metric": "max", "rank": "rarity"}
+    top = live.data("POST", "/api/monitoring/statistics/top", body)["features"]
+    assert len(top) == 5
+    live.data("POST", "/api/monitoring/configure", {"enabled": False})
+    live.data("DELETE", "/api/monitoring/history")

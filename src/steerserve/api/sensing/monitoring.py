@@ -33,6 +33,7 @@ from steerserve.control.sensing.monitoring_views import (
 from steerserve.rules.form import Form
 from steerserve.rules.sensing import monitoring as rules
 from steerserve.rules.sensing.monitoring import Record
+from steerserve.rules.sensing.ranking import Rank
 
 ANSWER_BYTES = 2**24
 """The most bytes of the records, or of the features, in one answer."""
@@ -57,10 +58,12 @@ class Enable(RequestBody):
 
 
 class Top(RequestBody):
-    """Asks for the features with the largest values of one figure."""
+    """Asks for the features with the largest values of one figure: as they are, in units of the features' own largest
+    activations over corpora (`share`), or times how rare the features are (`rarity`)."""
 
     k: Annotated[int, Field(ge=1, le=rules.BEST_MAXIMUM)] = rules.BEST_DEFAULT
     metric: Metric = "mean"
+    rank: Rank = "value"
 
 
 def router(monitoring: Monitoring, labels_of: LabelsOf) -> APIRouter:
@@ -96,11 +99,19 @@ def router(monitoring: Monitoring, labels_of: LabelsOf) -> APIRouter:
         limit: Annotated[int, Query(ge=1, le=rules.HISTORY_MAXIMUM)] = rules.LIMIT_DEFAULT,
         request_id: Annotated[str | None, Query(max_length=200)] = None,
         features: Annotated[str | None, Query()] = None,
+        rank: Rank = "value",
     ) -> Response:
         """With `features`, such as `1,2,3`, the records have the activations of these features only, zeros
-        included. `left_out`, where it is there, counts the older records for which an answer of 16 MiB has no room."""
+        included. `rank` is the order in which `top_k` is chosen and listed. `left_out`, where it is there, counts the
+        older records for which an answer of 16 MiB has no room."""
         wanted = monitoring.chosen(rules.parse_features(features))
         records = monitoring.history(limit, request_id)
+        if rank != "value":
+            first, scales = monitoring.place(), await monitoring.scales()
+            records = [
+                one.ranked(rank, scales) if (one.sae_id, one.layer) == first else one
+                for one in records
+            ]
         labels = {sae_id: await labels_of(sae_id) for sae_id in {one.sae_id for one in records}}
 
         def bodies() -> Iterator[MonitoredToken]:
@@ -155,7 +166,10 @@ def router(monitoring: Monitoring, labels_of: LabelsOf) -> APIRouter:
 
     @routes.post("/api/monitoring/statistics/top", response_model=Answer[TopFeatures])
     async def top(body: Top) -> Response:
-        counted = await monitoring.statistics(None, body.metric, body.k)
+        if body.rank == "value":
+            counted = await monitoring.statistics(None, body.metric, body.k)
+        else:
+            counted = await monitoring.ranked(body.metric, body.k, body.rank)
         labels = await labels_of(counted.sae_id)
         made = [figures(one, labels.get(one.feature_idx, UNSET)) for one in counted.features]
         return success(TopFeatures(features=made, **totals(counted), metric=body.metric, k=body.k))

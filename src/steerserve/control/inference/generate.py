@@ -7,15 +7,18 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 
+from msgspec import structs
+
 from steerserve import messages as m
 from steerserve.control.bus import Event, LoadError, ReplicaChanged, UnloadComplete
-from steerserve.control.inference.planning import Admitted, Planner
+from steerserve.control.inference.planning import Admitted, Planner, activations_of
 from steerserve.control.inference.queue import Queue
 from steerserve.control.metrics import Metrics, Timing
 from steerserve.control.models.served import ServedModel
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.resident import Resident
 from steerserve.control.sensing.circuit_sensing import CircuitSensing
+from steerserve.control.sensing.corpus_results import CorpusResults
 from steerserve.control.sensing.monitoring import Monitoring
 from steerserve.control.sensing.sensing import ClusterSensing
 from steerserve.control.steering.interventions import EditParts
@@ -27,6 +30,7 @@ from steerserve.engines.sandbox.schemas import Checker
 from steerserve.errors import Refusal
 from steerserve.messages.mailbox import Mailbox
 from steerserve.rules.inference import batching, fields
+from steerserve.rules.inference.activations import FIELD, Activations
 from steerserve.rules.inference.intent import (
     GenerateIntent,
     Intent,
@@ -34,6 +38,8 @@ from steerserve.rules.inference.intent import (
     ScoreIntent,
 )
 from steerserve.rules.residency import swap
+from steerserve.rules.sensing import ranking
+from steerserve.rules.sensing.ranking import Scales
 from steerserve.rules.steering import dial
 from steerserve.rules.steering.placing import Largest
 from steerserve.rules.steering.request import RequestSteering
@@ -107,6 +113,7 @@ class Generation:
         sensing: ClusterSensing,
         circuit_sensing: CircuitSensing,
         edit_parts: EditParts,
+        corpora: CorpusResults,
     ) -> None:
         self._settings = settings
         self._conductor = conductor
@@ -120,6 +127,7 @@ class Generation:
         self._sensing = sensing
         self._circuit_sensing = circuit_sensing
         self._edit_parts = edit_parts
+        self._corpora = corpora
         self._batched = Queue(settings.cbm_max_queue_size, 0, settings.queue_duration_window)
         self.is_closing = False
         self.active = 0
@@ -268,7 +276,10 @@ class Generation:
                     largest = await self._edit_parts.largest(own, attached)
                 admitted = self._planner.admit(intent, profile, resident, largest)
                 flow.put(admitted)
+                scales = await self._scales(intent, admitted)
                 stream = self._planner.stream(intent, admitted)
+                if scales is not None:
+                    stream = _ranked(stream, *scales)
                 constraint = intent.constraint if isinstance(intent, GenerateIntent) else None
                 if constraint is not None:
                     stream = self._validated(intent, constraint, stream)
@@ -282,6 +293,22 @@ class Generation:
             flow.put(error)
         finally:
             timing.ended()
+
+    async def _scales(
+        self, intent: Intent, admitted: Admitted
+    ) -> tuple[Activations, Scales] | None:
+        """The activations that a request asks for, with what they are ranked by; None where they are ranked by value.
+
+        Raises:
+            Refusal: INVALID_PARAMETER where nothing is known of the features; DATABASE_UNAVAILABLE.
+        """
+        asked = activations_of(intent)
+        if asked is None or asked.rank == "value" or admitted.tapped is None:
+            return None
+        scales = await self._corpora.scales(admitted.tapped)
+        if scales is None:
+            raise ranking.unknown(f"{FIELD}.rank")
+        return asked, scales
 
     async def _validated(
         self,
@@ -313,6 +340,24 @@ class Generation:
                 "CONSTRAINED_OUTPUT_INVALID",
                 f"choice {choice} is complete, but does not validate: {reason}",
             )
+
+
+async def _ranked(
+    stream: AsyncGenerator[Started | Outcome, None], asked: Activations, scales: Scales
+) -> AsyncGenerator[Started | Outcome, None]:
+    """The events of the stream, with the readings in the order that was asked for."""
+    async with aclosing(stream) as events:
+        async for event in events:
+            if not isinstance(event, Activated):
+                yield event
+                continue
+            readings = [
+                structs.replace(
+                    one, features=ranking.best(one.features, asked.rank, scales, asked.top_k)
+                )
+                for one in event.readings
+            ]
+            yield structs.replace(event, readings=readings)
 
 
 def _own(intent: Intent) -> RequestSteering | None:

@@ -265,13 +265,13 @@ class Planner:
         ]
 
     def _tap(self, intent: Intent, tapped: Attachment | None) -> m.Tap | None:
-        asked = _activations(intent)
+        asked = activations_of(intent)
         if asked is None or tapped is None:
             return None
         return m.Tap(
             key=tapped.key,
             features=None if asked.features is None else list(asked.features),
-            top_k=asked.top_k,
+            top_k=asked.read_k,
             positions=asked.positions,
             is_before=asked.read_point == "pre_steering",
             max_entries=self._settings.sae_activations_max_entries,
@@ -343,13 +343,14 @@ def _tapped(intent: Intent, resident: Resident) -> Attachment | None:
     attached = list(resident.attachments.values())
     if isinstance(intent, AttributionIntent):
         return intent.choice.only(attached)
-    asked = _activations(intent)
+    asked = activations_of(intent)
     if asked is None:
         return None
     return resident.attachments[activations.site(asked, attached).key]
 
 
-def _activations(intent: Intent) -> activations.Activations | None:
+def activations_of(intent: Intent) -> activations.Activations | None:
+    """The activations that a request asks for."""
     return intent.activations if isinstance(intent, GenerateIntent | ScoreIntent) else None
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import zlib
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -19,6 +18,7 @@ from steerserve.control.sensing.corpus_views import (
 )
 from steerserve.database.corpora import CorpusRow, CorpusStore, ReadSae
 from steerserve.rules.sensing.corpus import FeatureSummary
+from steerserve.rules.sensing.ranking import Scales
 
 PART = 64
 """The contexts of one part of a corpus."""
@@ -60,15 +60,6 @@ def packed(value: object) -> bytes:
 
 def unpacked(data: bytes, kind: Any) -> Any:
     return msgspec.msgpack.decode(zlib.decompress(data), type=kind)
-
-
-@dataclass(frozen=True, slots=True)
-class Scales:
-    """What is known of all features of an SAE in a model: the largest activation of each over all corpora (0 where it
-    never fires), and at which share of the tokens of the largest corpus it fires."""
-
-    maxima: array[float]
-    densities: array[float]
 
 
 class CorpusResults:
@@ -186,5 +177,6 @@ def _scales(results: Sequence[tuple[CorpusRow, ReadSae]]) -> Scales | None:
     largest, sae = max(results, key=lambda one: one[0].counted)
     return Scales(
         array("f", map(max, *by_corpus) if len(by_corpus) > 1 else by_corpus[0]),
-        array("f", (count / max(1, largest.counted) for count in array("I", sae.counts))),
+        array("I", sae.counts),
+        largest.counted,
     )

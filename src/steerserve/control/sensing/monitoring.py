@@ -29,6 +29,7 @@ from steerserve.control.bus import (
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.engine_state import EngineState, Return, unchanged
 from steerserve.control.residency.resident import Attachment, Resident, Switch
+from steerserve.control.sensing.corpus_results import CorpusResults
 from steerserve.control.sensing.monitoring_views import (
     Counted,
     FeatureContexts,
@@ -39,8 +40,10 @@ from steerserve.database.catalog import Clock, utc_now
 from steerserve.errors import Refusal
 from steerserve.messages.engine import Engine
 from steerserve.rules.sensing import monitoring as rules
+from steerserve.rules.sensing import ranking
 from steerserve.rules.sensing.firings import ContextParts
 from steerserve.rules.sensing.monitoring import Configuration, Record, Ring
+from steerserve.rules.sensing.ranking import Rank, Scales
 
 log = structlog.get_logger(__name__)
 
@@ -57,10 +60,16 @@ class Monitoring(EngineState[_Watch]):
     """Owner of the configuration and of the ring of records."""
 
     def __init__(
-        self, conductor: Conductor, bus: Bus, now: Clock = utc_now, contexts: int = 0
+        self,
+        conductor: Conductor,
+        bus: Bus,
+        now: Clock = utc_now,
+        contexts: int = 0,
+        corpora: CorpusResults | None = None,
     ) -> None:
         self._conductor = conductor
         self._contexts = contexts
+        self._corpora = corpora
         self._bus = bus
         self._now = now
         self._wanted = Configuration()
@@ -144,6 +153,43 @@ class Monitoring(EngineState[_Watch]):
         counts = await engine.ask(m.ReadStatistics(features=asked, metric=metric, k=k))
         figures = counts.features, counts.tokens, counts.activations
         return Counted(attached.sae_id, *figures, since, counts.lost_requests)
+
+    async def ranked(self, metric: str, k: int, rank: Rank) -> Counted:
+        """The statistics of the first `k` features, ranked by their metric as `rules/sensing/ranking.py` says.
+
+        Raises:
+            Refusal: SAE_NOT_ATTACHED; INVALID_PARAMETER without a corpus of this SAE; DATABASE_UNAVAILABLE.
+        """
+        scales = await self.scales()
+        counted = await self.statistics()
+
+        def facts(one: m.FeatureCount) -> float:
+            value = one.count * one.active_ratio if metric == "count" else getattr(one, metric)
+            return scales.figure(rank, one.feature_idx, value, metric)
+
+        listed = await asyncio.to_thread(sorted, counted.features, key=facts, reverse=True)
+        return replace(counted, features=listed[:k])
+
+    def place(self) -> tuple[str, int]:
+        """The first attached SAE, and the layer where it is attached.
+
+        Raises:
+            Refusal: SAE_NOT_ATTACHED.
+        """
+        attached = self._conductor.first_attachment()
+        return attached.sae_id, attached.layer
+
+    async def scales(self) -> Scales:
+        """What corpora tell of the features of the first attached SAE.
+
+        Raises:
+            Refusal: SAE_NOT_ATTACHED; INVALID_PARAMETER without a corpus of this SAE; DATABASE_UNAVAILABLE.
+        """
+        attached = self._conductor.first_attachment()
+        scales = None if self._corpora is None else await self._corpora.scales(attached)
+        if scales is None:
+            raise ranking.unknown("rank")
+        return scales
 
     async def contexts(self, feature: int, k: int) -> FeatureContexts:
         """The texts in which a feature had its `k` largest values, of the tokens that were monitored last.

@@ -25,16 +25,21 @@ from steerserve.rules.steering.vector import Vector
 
 Counted = Callable[[str, int], Awaitable[m.FeatureCount | None]]
 """(key, feature) -> what monitoring has counted of it."""
+LargestRead = Callable[[Attachment, int], Awaitable[float | None]]
+"""(SAE, feature) -> the feature's largest activation over all corpora; None where it is not known."""
 Kind = TypeVar("Kind", Vector, Probe)
 
 
 class EditParts:
     """Looks up what edits name."""
 
-    def __init__(self, vectors: Vectors, probes: Probes, counted: Counted) -> None:
+    def __init__(
+        self, vectors: Vectors, probes: Probes, counted: Counted, largest_read: LargestRead
+    ) -> None:
         self._vectors = vectors
         self._probes = probes
         self._counted = counted
+        self._largest_read = largest_read
 
     async def with_vectors(self, own: RequestSteering) -> RequestSteering:
         """The edits with the stored vectors and probes that they name.
@@ -51,14 +56,22 @@ class EditParts:
 
     async def largest(self, own: RequestSteering, attached: Sequence[Attachment]) -> Largest:
         """The largest activations of the features whose edits have values in that unit, as far as monitoring has
-        observed them."""
+        observed them or a corpus has them.
+
+        Raises:
+            Refusal: DATABASE_UNAVAILABLE.
+        """
         known: dict[tuple[str, int], float] = {}
         for edit in own.edits:
             if isinstance(edit, SteeredFeature) and edit.unit == MAX:
                 for sae in edit.choice.among(attached):
                     counted = await self._counted(sae.key, edit.index)
-                    if counted is not None:
-                        known[sae.key, edit.index] = counted.max
+                    found = [counted.max] if counted is not None else []
+                    if edit.index < sae.d_sae:
+                        read = await self._largest_read(sae, edit.index)
+                        found += [read] if read is not None else []
+                    if found:
+                        known[sae.key, edit.index] = max(found)
         return known
 
 

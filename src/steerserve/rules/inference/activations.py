@@ -8,10 +8,11 @@ from typing import Any
 
 from steerserve.errors import Refusal
 from steerserve.rules.saes.attachment import Sae, SaeChoice
+from steerserve.rules.sensing.ranking import RANKS, Rank
 
 FIELD = "return_sae_activations"
 FIELDS = frozenset(
-    {"sae_id", "layer", "features", "top_k", "positions", "read_point", "stream_positions"}
+    {"sae_id", "layer", "features", "top_k", "positions", "read_point", "stream_positions", "rank"}
 )
 NAMED_POSITIONS = ("last", "prompt", "completion", "all")
 READ_POINTS = ("post_steering", "pre_steering")
@@ -33,6 +34,8 @@ class Activations:
         positions: a named set, or [start, end) counted from the beginning of the prompt, `end` not included.
         read_point: whether the activations are read after the SAE's own steering was added, or before.
         is_streamed: whether a stream sends the activations of each position with the chunk of its token.
+        rank: the order in which features are listed. By another one than `value` they are chosen among the `read_k`
+            largest.
     """
 
     sae_id: str | None = None
@@ -42,6 +45,8 @@ class Activations:
     read_point: str = "post_steering"
     layer: int | None = None
     is_streamed: bool = False
+    rank: Rank = "value"
+    read_k: int = DEFAULT_TOP_K
 
 
 def parse(raw: object, max_top_k: int) -> Activations:
@@ -72,6 +77,9 @@ def parse(raw: object, max_top_k: int) -> Activations:
     is_streamed = raw.get("stream_positions")
     if is_streamed is not None and type(is_streamed) is not bool:
         raise _refused("stream_positions", "true or false")
+    rank = raw.get("rank")
+    if rank is not None and rank not in RANKS:
+        raise _refused("rank", f"one of {', '.join(RANKS)}")
     return Activations(
         sae_id,
         features,
@@ -80,6 +88,8 @@ def parse(raw: object, max_top_k: int) -> Activations:
         read_point or READ_POINTS[0],
         layer,
         bool(is_streamed),
+        rank or "value",
+        top_k if rank in (None, "value") else max_top_k,
     )
 
 

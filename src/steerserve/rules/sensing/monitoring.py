@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Literal
 
 from steerserve.errors import Refusal
+from steerserve.rules.sensing.ranking import Rank, Scales, best
 from steerserve.rules.steering.live import check_index
 
 HISTORY_MAXIMUM = 1000
@@ -69,6 +70,11 @@ class Record:
         return tuple(
             (index, values.get(index, 0.0)) for index in wanted if is_whole or index in values
         )
+
+    def ranked(self, rank: Rank, scales: Scales) -> Record:
+        """The record with its first features ranked, of all activations that are listed."""
+        count = len(self.top_k)
+        return replace(self, top_k=tuple(best(self.activations, rank, scales, count)))
 
     @property
     def weight(self) -> int:
