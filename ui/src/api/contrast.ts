@@ -5,7 +5,7 @@ import type { Job } from "./jobs";
 import { unlessLive } from "./queries";
 
 export type ContrastBody = Body<"/api/features/contrast">;
-export type Contrast = Extract<NonNullable<Job["result"]>, { texts: unknown }>;
+export type Contrast = Extract<NonNullable<Job["result"]>, { compared: unknown }>;
 export type ContrastedFeature = Contrast["features"][number];
 export type JobFacts = Data<"/api/jobs">["jobs"][number];
 

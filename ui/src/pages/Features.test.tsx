@@ -20,6 +20,21 @@ const FEATURE = {
   statistics: null,
   promotes: [{ token_id: 1316, token: " waves", value: 0.7345 }] as object[] | null,
   suppresses: [{ token_id: 1122, token: " throne", value: -0.54 }] as object[] | null,
+  corpora: [] as object[],
+};
+const EXAMPLE = { text_index: 3, position: 8, value: 61.2, is_strongest: true, at: 1 };
+const CORPUS = {
+  corpus_id: "corpus_1",
+  name: "sea stories",
+  tokens: 2000,
+  density: 0.01,
+  max: 61.2,
+  quantiles: { "0.5": 30.1, "0.99": 60.4 },
+  histogram: { edges: [0, 30.6, 61.2], counts: [12, 8] },
+  examples: [
+    { ...EXAMPLE, tokens: [{ text: "The", value: 0 }, { text: " boat\n", value: 61.2 }] },
+    { ...EXAMPLE, text_index: 4, value: 30.1, is_strongest: false, tokens: [{ text: "a", value: 0 }, { text: " ship", value: 30.1 }] },
+  ],
 };
 const LABELS = [
   { feature_idx: 90, label: "sea" },
@@ -135,4 +150,19 @@ it("links to the Steer page with the feature at its typical strength", async () 
   const query = new URL(link.href).searchParams;
   expect(JSON.parse(query.get("f") ?? "")).toEqual([[90, 47.5, 1, "sae_1@3"]]);
   expect(query.get("sae")).toBe("sae_1@3");
+});
+
+it("shows how often and where a feature fires in a corpus", async () => {
+  const { container, unmount } = shown("/features/sae_1/3/90", { ...FEATURE, corpora: [{ ...CORPUS, corpus_id: "corpus_0", tokens: 5, name: "small" }, CORPUS] });
+  const strongest = await screen.findByRole("list", { name: "Strongest examples" });
+  expect(strongest.textContent).toBe("61.20The boat⏎");
+  expect(strongest.querySelector("mark[data-at]")?.textContent).toBe(" boat⏎");
+  expect(screen.getByRole("list", { name: "Examples from strong to weak" }).textContent).toBe("30.10a ship");
+  expect(screen.getByText("density").parentElement?.textContent).toContain("1");
+  expect(screen.getByRole("img", { name: "Activations of the feature in sea stories, from 0 to 61.2" })).toBeTruthy();
+  expect(await violations(container)).toEqual([]);
+  const silent = { ...CORPUS, max: null, histogram: null, examples: [] };
+  unmount();
+  shown("/features/sae_1/3/90", { ...FEATURE, corpora: [silent] });
+  expect(await screen.findByText("The feature never fires in the 2,000 tokens of sea stories.")).toBeTruthy();
 });

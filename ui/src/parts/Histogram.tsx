@@ -2,7 +2,16 @@
 import { count } from "../rules/bytes";
 import type { Distribution } from "../rules/histogram";
 
-export function Histogram({ label, distribution }: { label: string; distribution: Distribution }) {
+export function Histogram({
+  label,
+  distribution,
+  noun = "record",
+}: {
+  label: string;
+  distribution: Distribution;
+  /** What has one value each. */
+  noun?: string;
+}) {
   const { zeros, bins } = distribution;
   const most = Math.max(1, ...bins.map((bin) => bin.count));
   const [first, last] = [bins[0], bins.at(-1)];
@@ -24,7 +33,7 @@ export function Histogram({ label, distribution }: { label: string; distribution
         <span>{last.to}</span>
       </div>
       <figcaption className="quiet">
-        The highest bar is {count(most)} {most === 1 ? "record" : "records"}. In {count(zeros)} more the feature was not
+        The highest bar is {count(most)} {most === 1 ? noun : `${noun}s`}. In {count(zeros)} more the feature was not
         active.
       </figcaption>
       <details>
@@ -33,7 +42,7 @@ export function Histogram({ label, distribution }: { label: string; distribution
           <thead>
             <tr>
               <th scope="col">value</th>
-              <th scope="col">records</th>
+              <th scope="col">{noun}s</th>
             </tr>
           </thead>
           <tbody>

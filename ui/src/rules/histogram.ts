@@ -35,3 +35,9 @@ function round(width: number): number {
   const step = [1, 2, 5].find((one) => one * power >= width) ?? 10;
   return Number((step * power).toPrecision(12));
 }
+
+/** The bins of a histogram that the service has made. `zeros` is the number of values that are 0. */
+export function binned({ edges, counts }: { edges: readonly number[]; counts: readonly number[] }, zeros: number): Distribution {
+  const at = (place: number) => Number((edges[place] ?? 0).toPrecision(3));
+  return { zeros, bins: counts.map((count, place) => ({ from: at(place), to: at(place + 1), count })) };
+}

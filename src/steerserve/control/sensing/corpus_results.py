@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import zlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -148,11 +149,17 @@ class CorpusResults:
         self, corpus_id: str, examples: Sequence[StoredExample]
     ) -> list[FeatureExample]:
         numbers = sorted({one.context // PART for one in examples})
-        parts = {
-            number: unpacked(data, list[Context])
-            for number, data in (await self._store.contexts(corpus_id, numbers)).items()
-        }
-        return [_example(parts[one.context // PART][one.context % PART], one) for one in examples]
+        return await asyncio.to_thread(
+            _examples, await self._store.contexts(corpus_id, numbers), examples
+        )
+
+
+def _examples(
+    stored: Mapping[int, bytes], examples: Sequence[StoredExample]
+) -> list[FeatureExample]:
+    """The examples, whose contexts are in these parts."""
+    parts = {number: unpacked(data, list[Context]) for number, data in stored.items()}
+    return [_example(parts[one.context // PART][one.context % PART], one) for one in examples]
 
 
 def _example(context: Context, stored: StoredExample) -> FeatureExample:

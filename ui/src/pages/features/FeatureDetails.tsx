@@ -12,6 +12,7 @@ import { Contexts } from "./Contexts";
 import { Label } from "./Label";
 import { Nearest } from "./Nearest";
 import { Observed } from "./Observed";
+import { OverCorpora } from "./OverCorpora";
 import { Writes } from "./Writes";
 
 export function FeatureDetails({ place }: { place: FeaturePlace }) {
@@ -55,6 +56,7 @@ export function FeatureDetails({ place }: { place: FeaturePlace }) {
               </p>
             </header>
             <Writes query={query} />
+            <OverCorpora query={query} />
             <div className="columns">
               <div className="column">
                 <QueryPanel
