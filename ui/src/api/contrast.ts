@@ -30,5 +30,5 @@ export const contrasts = queryOptions({
 
 /** The result of a comparison; null for that of another kind of job. */
 export function contrastOf({ result }: Job): Contrast | null {
-  return result !== null && "texts" in result ? result : null;
+  return result !== null && "compared" in result ? result : null;
 }
