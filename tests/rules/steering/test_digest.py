@@ -17,6 +17,7 @@ from steerserve.rules.steering.digest import SteeredModel, SteeredSite, applied,
 from steerserve.rules.steering.live import MANUAL, Live, Values
 from steerserve.rules.steering.members import Range
 from steerserve.rules.steering.placing import ModelFacts
+from steerserve.rules.steering.probe import Probe
 from steerserve.rules.steering.vector import Direction, Vector
 
 A, B = "sae_a@1", "sae_b@2"
@@ -137,6 +138,10 @@ def vector(data: bytes = V, *layers: int, name: str = "kind") -> Vector:
 
 
 VECTORS = {"v": vector(), "same": vector(name="same"), "w": vector(W), "vs": vector(V, 1, 2, 3)}
+PROBES = {
+    name: Probe(f"probe_{name}", name, "", vector(data).directions, (bias,))
+    for name, data, bias in (("p", V, 0.0), ("biased", V, 2.5), ("other", W, 0.0))
+}
 MODEL_FACTS = ModelFacts(4, {"resid_post": 2, "resid_pre": 2}, {A: "resid_post", B: "resid_post"})
 POSITIONED = {"op": "set", "feature": {"index": 4, "sae_id": "sae_a"}, "value": 2}
 ABLATED: dict[str, Any] = {"op": "ablate", "vector": "v"}
@@ -161,7 +166,7 @@ ATTACHED = (Sae("sae_a", 1), Sae("sae_b", 2))
 
 def of(*edits: dict[str, Any], strength: float | None = None, **fields: Any) -> str | None:
     """The digest of a request with these edits."""
-    own = interventions.parse({"edits": list(edits), **fields}).with_vectors(VECTORS)
+    own = interventions.parse({"edits": list(edits), **fields}).with_vectors(VECTORS, PROBES)
     plan = dial.plan(strength, False, None, Live(), ATTACHED, Range(), own, MODEL_FACTS)
     added = applied(Live(), plan.overlay, [A, B])
     return digest(MODEL, SITES, added, plan.edits, keeps_norm=plan.keeps_norm)
@@ -178,6 +183,10 @@ def on(when: Any, **fields: Any) -> dict[str, Any]:
 def reads(name: str = "v", **fields: Any) -> dict[str, Any]:
     bound = {} if "below" in fields else {"above": 1}
     return {"vector": name, **bound, **fields}
+
+
+def scores(name: str = "p", above: float = 5) -> dict[str, Any]:
+    return {"probe": name, "above": above}
 
 
 def feature(op: str, value: float | None = None, index: int = 4) -> dict[str, Any]:
@@ -241,6 +250,9 @@ SAME: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]]]] = {
     "a condition twice": ([on({"all": [reads(), reads()]})], [on(reads())]),
     "the defaults of a condition": ([on(reads())], [on(reads(over="token", hold="token"))]),
     "hold 1": ([on(reads())], [on(reads(hold=1))]),
+    # |V| is 5, so that the score 5 is the projection 1
+    "a probe and its direction": ([on(scores())], [on(reads())]),
+    "the bias of a probe in the bound": ([on(scores())], [on(scores("biased", 7.5))]),
     "an idle edit": ([ABLATED, feature("scale", 1)], [ABLATED]),
 }
 
@@ -295,6 +307,8 @@ DIFFERENT: list[list[dict[str, Any]]] = [
     [on(reads(over="prompt_mean"))],
     [on(reads(over="last_prompt"))],
     [on({"feature": {"index": 4, "sae_id": "sae_a"}, "above": 1})],
+    [on(scores("biased"))],
+    [on(scores("other"))],
     [on({"any": [reads(), reads("w")]})],
     [on({"all": [reads(), reads("w")]})],
 ]
@@ -306,6 +320,7 @@ def test_edits_that_do_something_else_have_different_digests() -> None:
     digests += [of(ABLATED, strength=0.25), of(ADDED, strength=0.25)]
     assert None not in digests
     assert len(set(digests)) == len(digests)
+    assert len(SAME) + len(digests) >= 60
 
 
 def test_a_kept_norm_alone_is_no_steering() -> None:

@@ -1,5 +1,6 @@
 // What an edit does, in words and as a formula.
-import type { Edit, FeatureName, Names, Positions, Unit, When } from "./edits";
+import { editKind } from "./editKinds";
+import type { Edit, FeatureName, Names, Positions, When } from "./edits";
 import { layersSaid } from "./layers";
 
 /** What an edit does, where, and under which condition: `Hold sea at 40, at the tokens of the answer`. */
@@ -10,52 +11,9 @@ export function sentence(edit: Edit, names: Names): string {
 }
 
 function does({ op, feature, vector = "", to = "", value = 1, unit }: Edit, names: Names): string {
-  if (feature === undefined) return ofVector({ op, name: names.vector(vector), to: names.vector(to), value, unit });
-  const name = names.feature(feature);
-  const amount = unit === "max" ? `${written(value)} times its largest activation` : written(value);
-  switch (op) {
-    case "add":
-      return unit === "max" ? `Add ${name} at ${amount}` : `Add ${name} at ${value > 0 ? "+" : ""}${amount}`;
-    case "set":
-      return `Hold ${name} at ${amount}`;
-    case "at_least":
-      return `Keep ${name} at ${amount} or above`;
-    case "at_most":
-      return `Keep ${name} at ${amount} or below`;
-    case "scale":
-      return `Multiply ${name} by ${written(value)}`;
-    default:
-      return `Take ${name} out`;
-  }
-}
-
-interface OfVector {
-  op: Edit["op"];
-  name: string;
-  to: string;
-  value: number;
-  unit: Unit | undefined;
-}
-
-function ofVector({ op, name, to, value, unit }: OfVector): string {
-  const number = written(value);
-  switch (op) {
-    case "add":
-      if (unit === "unit") return `Add ${name} with the length ${number}`;
-      return unit === "residual" ? `Add ${name} with ${number} of the length of the value` : `Add ${number} × ${name}`;
-    case "set":
-      return `Hold the part along ${name} at ${number}`;
-    case "at_least":
-      return `Keep the part along ${name} at ${number} or above`;
-    case "at_most":
-      return `Keep the part along ${name} at ${number} or below`;
-    case "scale":
-      return `Multiply the part along ${name} by ${number}`;
-    case "ablate":
-      return value === 1 ? `Take ${name} out` : `Take ${number} of ${name} out`;
-    case "swap":
-      return `Turn ${name} into ${to}`;
-  }
+  const name = feature === undefined ? names.vector(vector) : names.feature(feature);
+  const said = { name, to: names.vector(to), value, number: written(value), unit };
+  return editKind(op, feature === undefined ? "vector" : "feature")?.says(said) ?? "";
 }
 
 function atLayers({ layers }: Edit): string {
@@ -101,36 +59,18 @@ function written(value: number): string {
   return String(Number(value.toFixed(6))).replace("-", "−");
 }
 
-const OF_FEATURE: Record<Edit["op"], string> = {
-  add: "x + value · d",
-  set: "x + (value − a) · d",
-  at_least: "x + (max(a, value) − a) · d",
-  at_most: "x + (min(a, value) − a) · d",
-  scale: "x + (value − 1) · a · d",
-  ablate: "x − a · d",
-  swap: "",
-};
-const OF_VECTOR: Record<Edit["op"], string> = {
-  add: "x + value · v",
-  set: "x + (value − p) · v̂",
-  at_least: "x + (max(p, value) − p) · v̂",
-  at_most: "x + (min(p, value) − p) · v̂",
-  scale: "x + (value − 1) · p · v̂",
-  ablate: "x − value · p · v̂",
-  swap: "x + p · (t̂ − v̂)",
-};
-
 /** The formula of an edit, and what its letters mean. */
 export function formula({ op, feature, unit }: Edit): { formula: string; letters: string } {
   const x = "x is the value at one token";
+  const plain = editKind(op, feature === undefined ? "vector" : "feature")?.formula ?? "";
   if (feature !== undefined) {
     const largest = unit === "max" ? ", value is multiplied by the largest activation that is known" : "";
-    return { formula: OF_FEATURE[op], letters: `${x}, a the activation of the feature, d its decoder direction${largest}` };
+    return { formula: plain, letters: `${x}, a the activation of the feature, d its decoder direction${largest}` };
   }
-  const added = unit === "unit" ? "x + value · v̂" : unit === "residual" ? "x + value · |x| · v̂" : OF_VECTOR.add;
+  const made = unit === "unit" ? "x + value · v̂" : unit === "residual" ? "x + value · |x| · v̂" : plain;
   const other = op === "swap" ? ", t̂ the other vector with length 1" : "";
   const letters = `${x}, v the vector at the layer, v̂ = v / |v|, p = x · v̂ the part of x along it${other}`;
-  return { formula: op === "add" ? added : OF_VECTOR[op], letters };
+  return { formula: made, letters };
 }
 
 /** The name of a feature without its label: `3:90`, or `#90` where the layer is not named. */

@@ -1,4 +1,5 @@
 // Edits of the Steer page: what a request does to features and vectors, in the form of the field `interventions`.
+import { OPS, type Op } from "./editKinds";
 
 /** A feature that an edit names. */
 export interface FeatureName {
@@ -6,7 +7,6 @@ export interface FeatureName {
   sae_id?: string;
   layer?: number;
 }
-export type Op = "add" | "set" | "at_least" | "at_most" | "scale" | "ablate" | "swap";
 export type Unit = "activation" | "max" | "raw" | "unit" | "residual";
 export type PositionName = "all" | "prompt" | "last_prompt" | "generated" | "output";
 /** Where an edit acts: a name, or an object as the request takes it. */
@@ -40,7 +40,6 @@ export interface Edit {
 export type PageEdit = Edit & { off?: 1 };
 
 export const EDITS_MAXIMUM = 64;
-const OPS: readonly string[] = ["add", "set", "at_least", "at_most", "scale", "ablate", "swap"];
 
 /** The names of features and vectors, where they are known. */
 export interface Names {
@@ -59,7 +58,7 @@ function isEdit(value: unknown): value is PageEdit {
   const isFeature = isNamed(feature) && vector === undefined;
   const isVector = typeof vector === "string" && vector !== "" && feature === undefined;
   return (
-    OPS.includes(op as string) &&
+    OPS.includes(op as Op) &&
     (isFeature || isVector) &&
     (number === undefined || (typeof number === "number" && Number.isFinite(number))) &&
     (positions === undefined || typeof positions === "string" || (typeof positions === "object" && positions !== null)) &&

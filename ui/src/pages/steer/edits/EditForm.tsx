@@ -1,7 +1,8 @@
 // One edit: of a feature or a vector, what is done to it, where, and when.
 import { useState } from "react";
 import { Segmented } from "../../../parts/Segmented";
-import type { Edit, Op, PageEdit, Unit } from "../../../rules/edits";
+import { editKind, OPS, type Op } from "../../../rules/editKinds";
+import type { Edit, PageEdit, Unit } from "../../../rules/edits";
 import { formula, sentence } from "../../../rules/editWords";
 import type { Steer } from "../useSteer";
 import { FeatureField } from "./FeatureField";
@@ -15,15 +16,6 @@ const KINDS = [
   { value: "feature", label: "A feature", title: "One direction of an attached SAE" },
   { value: "vector", label: "A vector", title: "A stored direction" },
 ] as const;
-const OPS: readonly { op: Op; feature: string | null; vector: string }[] = [
-  { op: "add", feature: "add it", vector: "add it" },
-  { op: "set", feature: "hold its activation at", vector: "hold the part along it at" },
-  { op: "at_least", feature: "keep its activation at or above", vector: "keep the part along it at or above" },
-  { op: "at_most", feature: "keep its activation at or below", vector: "keep the part along it at or below" },
-  { op: "scale", feature: "multiply its activation by", vector: "multiply the part along it by" },
-  { op: "ablate", feature: "take it out", vector: "take it out" },
-  { op: "swap", feature: null, vector: "turn it into another vector" },
-];
 const UNITS: Record<"feature" | "vector", readonly { unit: Unit; words: string }[]> = {
   feature: [
     { unit: "activation", words: "as an activation" },
@@ -57,7 +49,7 @@ export function EditForm({
   const names = useNames([draft]);
   const { op, feature, vector, value, unit } = draft;
   const kind = feature === undefined ? "vector" : "feature";
-  const takesValue = op !== "swap" && !(kind === "feature" && op === "ablate");
+  const takesValue = editKind(op, kind)?.takesValue ?? false;
   const takesUnit = kind === "feature" ? takesValue && op !== "scale" : op === "add";
   // a vector is taken out whole where nothing else is said
   const shown = value ?? (op === "ablate" ? 1 : undefined);
@@ -93,9 +85,9 @@ export function EditForm({
             change({ op: target.value as Op, value: target.value === "ablate" && kind === "vector" ? 1 : value, unit: undefined })
           }
         >
-          {OPS.filter((one) => one[kind] !== null).map((one) => (
-            <option key={one.op} value={one.op}>
-              {one[kind]}
+          {OPS.filter((one) => editKind(one, kind) !== null).map((one) => (
+            <option key={one} value={one}>
+              {editKind(one, kind)?.choice}
             </option>
           ))}
         </select>
