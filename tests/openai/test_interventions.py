@@ -196,6 +196,9 @@ def test_a_report_lists_every_edit_in_the_final_object(steered: Running, is_stre
     assert report["state"].startswith("sha256=")
     assert report["changed"] is False
     assert "steering_changed" not in final
+    for one in report["edits"]:
+        assert sum(last - first + 1 for first, last in one["at"]) == one["acted"]
+        assert (one["at"][0][0], one["at"][-1][1]) == (one["first"], one["last"])
     told = [(one["edit"], one["source"], one["op"]) for one in report["edits"]]
     assert told == [(0, "request", "add"), (1, "request", "set")]
 
@@ -203,6 +206,13 @@ def test_a_report_lists_every_edit_in_the_final_object(steered: Running, is_stre
 def test_a_scoring_request_is_steered_where_it_says_so(steered: Running) -> None:
     fields = {"max_tokens": 1, "temperature": 0, "logprobs": 1}
     plain = completion(steered, **fields)
+    report = {"score_steered": True, "return_steering_report": True, **edits(SET)}
+    status, error = refused(steered, TEXT, **fields, **report)
+    assert (status, error["code"], error["param"]) == (
+        400,
+        "field_not_honoured",
+        "return_steering_report",
+    )
     status, error = refused(steered, TEXT, **fields, **edits(SET))
     assert (status, error["code"], error["param"]) == (400, "field_not_honoured", "interventions")
     answer = completion(steered, score_steered=True, **fields, **edits(SET))

@@ -83,7 +83,9 @@ class ServiceBlock(TypedDict):
 
 class EditReport(TypedDict):
     """Where one edit acted. `edit` is its place in the list; `first` and `last` are the first and the last position at
-    which it changed something, and `max_change` is the largest change there, as a part of the norm of the value."""
+    which it changed something, and `max_change` is the largest change there, as a part of the norm of the value. `at`
+    has all these positions as runs [first, last] where the answer has one choice; null where there are too many
+    runs."""
 
     edit: int
     source: str
@@ -93,6 +95,7 @@ class EditReport(TypedDict):
     first: int | None
     last: int | None
     max_change: float
+    at: NotRequired[list[list[int]] | None]
 
 
 class SteeringReport(TypedDict):

@@ -136,7 +136,9 @@ def steering(
         told["steering_report"] = {
             "state": run.admitted.state,
             "changed": is_changed,
-            "edits": [_acts(at, entry, acts) for at, entry in enumerate(listed)],
+            "edits": [
+                _acts(at, entry, acts) | _runs(entry, choices) for at, entry in enumerate(listed)
+            ],
         }
     return told
 
@@ -176,6 +178,14 @@ def _acts(at: int, entry: Listed, acts: Sequence[EditActs]) -> dict[str, object]
         "last": max((one.last for one in made if one.last is not None), default=None),
         "max_change": max((one.max_change for one in made), default=0.0),
     }
+
+
+def _runs(entry: Listed, choices: Sequence[AnswerChoice]) -> dict[str, object]:
+    """Where an edit of an answer with one choice acted. Positions of several choices are those of different texts."""
+    if len(choices) != 1:
+        return {}
+    made = [one for one in choices[0].acts if one.number == entry.number]
+    return {"at": made[0].at if made else []}
 
 
 def activations(

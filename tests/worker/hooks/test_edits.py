@@ -592,6 +592,8 @@ def test_random_edits_at_positions_under_conditions_are_what_a_plain_model_does_
             assert told[one.number].acted <= len(acted), (one, text)
             if one.is_added:
                 assert told[one.number].acted == len(acted), (one, text)
+                at = told[one.number].at or []
+                assert {q for first, last in at for q in range(first, last + 1)} == acted
                 if acted:
                     assert (told[one.number].first, told[one.number].last) == (
                         min(acted),

@@ -5,6 +5,7 @@ import {
   applied,
   ended,
   sent,
+  type AnswerTokens,
   type Asked,
   type CompareEvent,
   type Comparison,
@@ -124,6 +125,8 @@ function known({ name, data }: StreamEvent): CompareEvent | null {
       return { name, data: data as Events["text"] };
     case "report":
       return { name, data: data as { side: number; report: Report } };
+    case "answer":
+      return { name, data: data as { side: number; answer: AnswerTokens } };
     case "done":
       return { name };
     case "error": {

@@ -10,6 +10,7 @@ interface Chunk {
   model: string;
   choices: { text?: string; delta?: { content?: string | null }; finish_reason: string | null }[];
   steering_report?: Report;
+  service?: { logprobs?: { token: string }[] };
   usage?: { prompt_tokens: number; completion_tokens: number } | null;
 }
 type Messages = Body<"/v1/chat/completions">["messages"];
@@ -25,6 +26,7 @@ interface Sampling {
 interface Edited {
   interventions?: NonNullable<Body<"/v1/completions">["interventions"]>;
   return_steering_report?: boolean;
+  return_logprobs?: { top: number };
 }
 /** One side of a comparison that is asked for with a request of its own. */
 export interface SideRequest {
@@ -47,7 +49,8 @@ export function answering(model: string, asked: Asked, sampling: Sampling, edite
 export function editing(model: string, asked: Asked, sampling: Sampling, wanted: Interventions): SideRequest[] {
   const side = (intensity: number, { edits, ...more }: Interventions): SideRequest => {
     const interventions = { edits, ...more } as NonNullable<Edited["interventions"]>;
-    const report = intensity === 0 ? {} : { return_steering_report: true };
+    // the log-probabilities tell how the answer is cut into tokens
+    const report = intensity === 0 ? {} : { return_steering_report: true, return_logprobs: { top: 0 } };
     return { intensity, edits, sent: answering(model, asked, sampling, { interventions, ...report }) };
   };
   return [side(0, { edits: [] }), side(1, wanted)];
@@ -61,12 +64,16 @@ export async function* asComparison(
 ): AsyncGenerator<StreamEvent, void> {
   let finish: string | null = null;
   let isBegun = false;
+  let texts: string[] | null = null;
+  let first: number | null = null;
   for await (const event of events) {
     if (event.name !== "message") {
       yield event;
       continue;
     }
-    const { model, choices, usage, steering_report } = event.data as Chunk;
+    const { model, choices, usage, steering_report, service } = event.data as Chunk;
+    texts = service?.logprobs?.map(({ token }) => token) ?? texts;
+    first = usage?.prompt_tokens ?? first;
     if (!isBegun) {
       isBegun = true;
       const sides = [{ side, intensity, steering: {} }];
@@ -80,5 +87,6 @@ export async function* asComparison(
     if (steering_report !== undefined) yield { name: "report", data: { side, report: steering_report } };
     yield { name: "text", data: { side, intensity, text, finish_reason: finish, completion_tokens } };
   }
+  if (texts !== null && first !== null) yield { name: "answer", data: { side, answer: { first, texts } } };
   if (finish !== null) yield { name: "done", data: {} };
 }

@@ -17,8 +17,8 @@ const VECTOR = {
 const REPORT = {
   ...{ state: "sha256=1", changed: true },
   edits: [
-    { edit: 0, source: "request", op: "ablate", evaluated: 29, acted: 12, first: 3, last: 28, max_change: 0.414 },
-    { edit: 1, source: "live", op: "add", evaluated: 29, acted: 0, first: null, last: null, max_change: 0 },
+    { edit: 0, source: "request", op: "ablate", evaluated: 29, acted: 12, first: 3, last: 28, max_change: 0.414, at: [[3, 9], [11, 11]] },
+    { edit: 1, source: "live", op: "add", evaluated: 29, acted: 0, first: null, last: null, max_change: 0, at: [] },
   ],
 };
 
@@ -28,9 +28,13 @@ interface Body {
 }
 let address = "";
 
+const sent: { method: string | undefined; path: string; body: unknown }[] = [];
+
 /** The service, as far as the page asks it. `refusal` is the answer to a side with edits. */
 function service({ attached = [SAE], refusal = null as object | null } = {}) {
   const written: Body[] = [];
+  const live = { edits: [{ op: "ablate", vector: "vec_1" }], mode: "add", preserve_norm: false, enabled: true, epoch: 3 };
+  sent.length = 0;
   vi.stubGlobal("fetch", async (url: string, options: RequestInit) => {
     const path = new URL(url).pathname;
     if (path.startsWith("/v1/")) {
@@ -52,7 +56,11 @@ function service({ attached = [SAE], refusal = null as object | null } = {}) {
       "/api/saes/sae_a/features/search": { features: [{ feature_idx: 90, label: "sea", cosine: null }], matched: 1 },
       "/api/saes/sae_a/labels": { labels: [{ feature_idx: 90, label: "sea" }], total: 40 },
       "/api/vectors": { vectors: [VECTOR], total: 1 },
+      "/api/interventions": live,
+      "/api/profiles": options.method === "POST" ? { id: "prof_1", name: "calmer" } : { profiles: [], total: 0 },
     };
+    if (options.method !== "GET") sent.push({ method: options.method, path, body: JSON.parse(String(options.body ?? "null")) });
+    if (path === "/api/interventions" && options.method === "DELETE") live.edits = [];
     return new Response(JSON.stringify({ success: true, data: data[path] ?? null, error: null }));
   });
   return written;
@@ -62,6 +70,7 @@ function chunks(isEdited: boolean): string {
   const parts = [
     { choices: [{ index: 0, delta: { content: isEdited ? "A quiet day." : "A storm." }, finish_reason: null }] },
     { choices: [{ index: 0, delta: {}, finish_reason: "stop" }], ...(isEdited ? { steering_report: REPORT } : {}) },
+    ...(isEdited ? [{ choices: [], service: { logprobs: ["A", " quiet", " day", "."].map((token) => ({ token })) } }] : []),
     { choices: [], usage: { prompt_tokens: 9, completion_tokens: 4 } },
   ];
   return `${parts.map((part) => `data: ${JSON.stringify({ model: "demo", ...part })}\n\n`).join("")}data: [DONE]\n\n`;
@@ -110,6 +119,12 @@ it("writes both sides with the same prompt and seed, and shows what each edit di
   expect(plain?.interventions).toEqual({ edits: [] });
   expect(edited?.interventions).toEqual({ edits: [{ op: "ablate", vector: "vec_1", positions: "generated" }] });
   expect(edited?.["return_steering_report"]).toBe(true);
+  const tokens = await steered.findByRole("group", { name: "Tokens at which the edits acted" });
+  const marks = () => [...tokens.querySelectorAll("mark")].map((mark) => [mark.textContent, mark.title]);
+  expect(tokens.textContent).toBe("A quiet day.");
+  expect(marks()).toEqual([["A", "position 9: edit 1"], [" day", "position 11: edit 1"]]);
+  await userEvent.selectOptions(steered.getByRole("combobox", { name: /^Marked are the tokens/ }), "1");
+  expect(marks()).toEqual([]);
   expect([plain?.["seed"], plain?.["messages"]]).toEqual([edited?.["seed"], edited?.["messages"]]);
   expect(await violations(container)).toEqual([]);
 });
@@ -198,4 +213,41 @@ it("positions of one's own are JSON, and no form is sent while they are none", a
   await user.type(field, '{{"prompt_positions": [[0, -1]}');
   await user.click(form.getByRole("button", { name: "Change the edit" }));
   expect(linked().e).toEqual([{ op: "ablate", vector: "vec_1", positions: { prompt_positions: [0, -1] } }]);
+});
+
+it("live edits are shown and cleared, and edits of the page are made live", async () => {
+  service();
+  const { container } = open([{ op: "add", vector: "vec_1", value: 4 }], { auto: "0" });
+  const user = userEvent.setup();
+  await user.click(await screen.findByRole("button", { name: "Make the edits live…" }));
+  await user.click(within(screen.getByRole("dialog")).getByRole("button", { name: "Make live" }));
+  const shown = within(await screen.findByRole("region", { name: "Live edits" }));
+  expect(await shown.findByText("Take calm out")).toBeTruthy();
+  expect(sent.at(-1)).toEqual({
+    ...{ method: "PUT", path: "/api/interventions" },
+    body: { edits: [{ op: "add", vector: "vec_1", value: 4 }] },
+  });
+  expect(await violations(container)).toEqual([]);
+  await user.click(shown.getByRole("button", { name: "Clear the live edits" }));
+  expect(await shown.findByText(/No edit acts on the requests of everybody/)).toBeTruthy();
+  expect(sent.at(-1)?.method).toBe("DELETE");
+});
+
+it("a sweep makes the edits at each intensity, and a profile keeps them", async () => {
+  service();
+  open([{ op: "add", vector: "vec_1", value: 4 }], { auto: "0" });
+  const user = userEvent.setup();
+  const sweep = await screen.findByRole<HTMLButtonElement>("button", { name: "Sweep" });
+  await waitFor(() => expect(sweep.disabled).toBe(false));
+  await user.click(sweep);
+  await waitFor(() => expect(sent.at(-1)?.path).toBe("/api/compare"));
+  expect(sent.at(-1)?.body).toMatchObject({
+    ...{ interventions: { edits: [{ op: "add", vector: "vec_1", value: 4 }] }, intensities: [0, 0.5, 1, 1.5] },
+  });
+  await user.click(screen.getByRole("button", { name: "Save as profile…" }));
+  const form = within(screen.getByRole("dialog", { name: "Save as a profile" }));
+  expect(form.getByRole<HTMLInputElement>("textbox", { name: "Name" }).value).toBe("Add 4 × calm");
+  await user.click(form.getByRole("button", { name: "Save 1 edit" }));
+  await waitFor(() => expect(sent.at(-1)?.path).toBe("/api/profiles"));
+  expect(sent.at(-1)?.body).toEqual({ name: "Add 4 × calm", edits: [{ op: "add", vector: "vec_1", value: 4 }], model_id: "1" });
 });

@@ -62,7 +62,7 @@ function Bench() {
         <Features steer={steer} find={find} />
         <div className="bench-main">
           <Columns steer={steer} />
-          {steer.place !== null && <Sweep steer={steer} />}
+          {(steer.place !== null || steer.isEdited) && <Sweep steer={steer} />}
           <Request steer={steer} />
         </div>
       </div>

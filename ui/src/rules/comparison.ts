@@ -19,6 +19,12 @@ export interface Side {
   /** The edits of a side that was asked for with edits, and what the service counted of them at its end. */
   edits?: readonly Edit[];
   report?: Report;
+  /** The tokens of the answer, and the position of the first of them, where they were asked for. */
+  answer?: AnswerTokens;
+}
+export interface AnswerTokens {
+  first: number;
+  texts: readonly string[];
 }
 /** What the edits of an answer did. */
 export interface Report {
@@ -38,6 +44,8 @@ export interface EditReport {
   last: number | null;
   /** The largest change, as a part of the norm of the value. */
   max_change: number;
+  /** All positions at which it changed something, as runs; null where there are too many. */
+  at?: readonly (readonly [first: number, last: number])[] | null;
 }
 /** What the texts of a comparison depend on: the fields of its request, and the name of the model. */
 export type Asked = Readonly<Record<string, unknown>>;
@@ -84,6 +92,7 @@ export type CompareEvent =
   | { name: "prompt"; data: { side: number; tokens: readonly Token[] } }
   | { name: "text"; data: CompareText }
   | { name: "report"; data: { side: number; report: Report } }
+  | { name: "answer"; data: { side: number; answer: AnswerTokens } }
   | { name: "done" };
 
 /** A comparison that was sent. The texts of the one before stay until the new ones begin. */
@@ -154,6 +163,10 @@ function one(comparison: Comparison, event: CompareEvent, now: number): Comparis
     case "report": {
       const { side, report } = event.data;
       return changed(comparison, side, (before) => ({ ...before, report }));
+    }
+    case "answer": {
+      const { side, answer } = event.data;
+      return changed(comparison, side, (before) => ({ ...before, answer }));
     }
     case "done":
       return { ...comparison, phase: "done", endedAt: now };

@@ -77,7 +77,7 @@ STORE = "store"
 """This field keeps an answer out of the record of answers where it is false, and is unused otherwise. `/v1/responses`
 refuses other values."""
 REPORT = "return_steering_report"
-"""This field asks for a report of a generated answer, so it is unused in a scoring request."""
+"""This field asks for a report of a generated answer. A scoring request with it is refused."""
 _ECHO = "echo"
 """This field asks for the log-probabilities of the prompt, so it is unused in a request without log-probabilities."""
 
@@ -251,13 +251,15 @@ def is_scoring(body: Mapping[str, object]) -> bool:
 def check_scoring(body: Mapping[str, object]) -> None:
     """Raises:
     Refusal: FIELD_NOT_HONOURED naming the fields that ask for steering. A scoring request is steered only where it
-        says so itself. An intensity and the log-probabilities of generated tokens are never honoured.
+        says so itself. An intensity, and what is told of a generated answer, are never honoured.
     """
     steering = {"profile", sae_steering.FIELD, sae_steering.INTERVENTIONS}
-    never = {"steering_intensity", "return_logprobs"}
+    never = {"steering_intensity", "return_logprobs", REPORT}
     may_steer = body.get(SCORE_STEERED) is True
     asking = never if may_steer else never | steering
     refused = [name for name in changing(body) if name in asking]
+    if body.get(REPORT):
+        refused.append(REPORT)
     if refused:
         why = "" if never.issuperset(refused) else f" without {SCORE_STEERED}: true"
         raise Refusal(
@@ -276,9 +278,8 @@ def unused(route: str, body: Mapping[str, object]) -> list[str]:
         used -= {_ECHO}
     if body.get(STORE) is False:
         used |= {STORE}
-    unread = REPORT if is_scoring(body) else SCORE_STEERED
-    if body.get(unread):
-        used -= {unread}
+    if body.get(SCORE_STEERED) and not is_scoring(body):
+        used -= {SCORE_STEERED}
     locations = [
         name
         for name, value in body.items()

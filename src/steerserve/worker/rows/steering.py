@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from steerserve.errors import Refusal
-from steerserve.messages import EditActs, Overlay, Plan
+from steerserve.messages import RUNS_MAXIMUM, EditActs, Overlay, Plan
 from steerserve.rules.steering import positions as places
 from steerserve.rules.steering.edits import (
     LAST_PROMPT,
@@ -245,4 +245,17 @@ def is_true(condition: Condition, reading: float) -> bool:
 def _told(number: int, count: ActCount) -> EditActs:
     acted = sorted(count.acted)
     first, last = (acted[0], acted[-1]) if acted else (None, None)
-    return EditActs(number, len(count.evaluated), len(acted), first, last, count.max_change)
+    runs = _runs(acted)
+    at = runs if len(runs) <= RUNS_MAXIMUM else None
+    return EditActs(number, len(count.evaluated), len(acted), first, last, count.max_change, at)
+
+
+def _runs(positions: Sequence[int]) -> list[tuple[int, int]]:
+    """Rising positions as runs, each with its first and its last position."""
+    runs: list[tuple[int, int]] = []
+    for at in positions:
+        if runs and runs[-1][1] == at - 1:
+            runs[-1] = runs[-1][0], at
+        else:
+            runs.append((at, at))
+    return runs

@@ -71,7 +71,7 @@ export function Column({
             {stretches === null ? side.text : <Words stretches={stretches} own={kind === "plain" ? "left" : "right"} />}
           </p>
         )}
-        {side?.report !== undefined && <Report edits={side.edits ?? []} report={side.report} />}
+        {side?.report !== undefined && <Report edits={side.edits ?? []} report={side.report} answer={side.answer} />}
         {side !== undefined && <p className="quiet numbers">{ending(side, comparison?.asked["max_tokens"])}</p>}
       </div>
       <footer>

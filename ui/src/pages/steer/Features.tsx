@@ -7,6 +7,7 @@ import { Segmented } from "../../parts/Segmented";
 import { keyOf, liveFeatures, placeOf, steers, switchedOn, valuesOf, type Place } from "../../rules/steer";
 import { AddFeature } from "./AddFeature";
 import { Edits } from "./edits/Edits";
+import { LiveEdits } from "./edits/LiveEdits";
 import { LiveRows } from "./LiveRows";
 import { NotAttached } from "./NotAttached";
 import { PageRows } from "./PageRows";
@@ -78,6 +79,7 @@ export function Features({ steer, find }: { steer: Steer; find: RefObject<HTMLIn
         </>
       )}
       {steer.able?.why === null && state.for === "page" && <Edits steer={steer} />}
+      {steer.able?.why === null && state.for === "live" && <LiveEdits steer={steer} />}
       {state.for === "live" && state.e.length > 0 && (
         <p className="quiet">
           The {state.e.length === 1 ? "edit" : `${state.e.length} edits`} of this page travel with its own requests. They
@@ -160,7 +162,7 @@ function Foot({ steer }: { steer: Steer }) {
             >
               Make live…
             </button>
-            {count > 0 && <SaveProfile steer={steer} />}
+            {count > 0 && state.e.length === 0 && <SaveProfile steer={steer} />}
             <button type="button" className="small" onClick={() => setFeatures([])}>
               Remove all
             </button>

@@ -2,24 +2,35 @@
 import type { EditReport, Report as Counted, Side } from "../../rules/comparison";
 import { count, percent } from "../../rules/bytes";
 import { sentence } from "../../rules/editWords";
+import { ActedTokens } from "./ActedTokens";
 import { useNames } from "./edits/useNames";
 
-export function Report({ edits, report }: { edits: NonNullable<Side["edits"]>; report: Counted }) {
+export function Report({
+  edits,
+  report,
+  answer,
+}: {
+  edits: NonNullable<Side["edits"]>;
+  report: Counted;
+  answer: Side["answer"];
+}) {
   const names = useNames(edits);
+  const said = report.edits.map((one) => {
+    const own = one.source === "request" ? edits[one.edit] : undefined;
+    return own === undefined ? `${one.op}, of ${one.source}` : sentence(own, names);
+  });
   return (
     <details className="report" open>
       <summary>What the edits did</summary>
       <ol aria-label="What the edits did">
-        {report.edits.map((one, place) => {
-          const own = one.source === "request" ? edits[one.edit] : undefined;
-          return (
-            <li key={place}>
-              <p>{own === undefined ? `${one.op}, of ${one.source}` : sentence(own, names)}</p>
-              <p className="quiet numbers">{counted(one)}</p>
-            </li>
-          );
-        })}
+        {report.edits.map((one, place) => (
+          <li key={place}>
+            <p>{said[place]}</p>
+            <p className="quiet numbers">{counted(one)}</p>
+          </li>
+        ))}
       </ol>
+      {answer !== undefined && <ActedTokens answer={answer} report={report} names={said} />}
       <p className="quiet">
         Tokens are counted from the beginning of the prompt. A change is a part of the length of the value.
         {report.changed && " An operator changed the steering meanwhile."}

@@ -6,9 +6,12 @@ import { labels, profiles } from "../../api/documents";
 import { Dialog } from "../../parts/Dialog";
 import { ErrorNotice } from "../../parts/ErrorNotice";
 import { notify } from "../../parts/Notices";
+import { sentEdits } from "../../rules/edits";
+import { sentence } from "../../rules/editWords";
 import { proposedName } from "../../rules/proposal";
 import { placeOf, valuesOf } from "../../rules/steer";
 import { useAction } from "../documents/actions";
+import { useNames } from "./edits/useNames";
 import type { Steer } from "./useSteer";
 
 export function SaveProfile({ steer }: { steer: Steer }) {
@@ -33,13 +36,23 @@ function Form({ steer: { state, model }, onClose }: { steer: Steer; onClose: () 
   const groups = Object.entries(valuesOf(state.f ?? []));
   const [sae, values] = groups.find(([key]) => key === wanted) ?? groups[0] ?? ["", {}];
   const place = placeOf(sae);
+  const count = Object.keys(values).length;
+  const edits = sentEdits(state.e);
   const known = useQuery(labels(place?.sae_id ?? null, Object.keys(values).map(Number))).data;
   const taken = useQuery(profiles).data?.profiles.map((profile) => profile.name) ?? [];
-  const title = name ?? proposedName(values, known ?? new Map(), new Set(taken));
+  const names = useNames(edits);
+  const [first] = edits;
+  const proposed = proposedName(values, known ?? new Map(), new Set(taken));
+  const title = name ?? (proposed === "" && first !== undefined ? sentence(first, names).slice(0, 100) : proposed);
   const save = useAction(
     () =>
       request("post", "/api/profiles", {
-        body: { name: title, steering: values, ...place, ...(model === null ? {} : { model_id: String(model.id) }) },
+        body: {
+          name: title,
+          ...(count > 0 ? { steering: values, ...place } : {}),
+          ...(edits.length > 0 ? { edits: edits as never } : {}),
+          ...(model === null ? {} : { model_id: String(model.id) }),
+        },
       }),
     {
       isShown: true,
@@ -49,7 +62,6 @@ function Form({ steer: { state, model }, onClose }: { steer: Steer; onClose: () 
       },
     },
   );
-  const count = Object.keys(values).length;
   return (
     <form
       className="flow"
@@ -81,11 +93,15 @@ function Form({ steer: { state, model }, onClose }: { steer: Steer; onClose: () 
           onChange={(event) => setName(event.target.value)}
         />
       </label>
-      <p className="quiet">The values are saved, and do not go live.</p>
+      <p className="quiet">
+        What is saved does not go live.
+        {edits.length > 0 && state.norm && " That the length of what is edited is kept is no part of a profile."}
+      </p>
       {save.error !== null && <ErrorNotice error={save.error} />}
       <p className="row">
-        <button type="submit" className="primary" disabled={save.isPending || count === 0}>
-          Save {count} {count === 1 ? "value" : "values"}
+        <button type="submit" className="primary" disabled={save.isPending || count + edits.length === 0}>
+          Save {counted(count, "value", edits.length === 0)}
+          {edits.length > 0 && `${count > 0 ? " and " : ""}${counted(edits.length, "edit", true)}`}
         </button>
         <button type="button" onClick={onClose}>
           Cancel
@@ -93,4 +109,8 @@ function Form({ steer: { state, model }, onClose }: { steer: Steer; onClose: () 
       </p>
     </form>
   );
+}
+
+function counted(count: number, what: string, isAlways: boolean): string {
+  return count === 0 && !isAlways ? "" : `${count} ${what}${count === 1 ? "" : "s"}`;
 }

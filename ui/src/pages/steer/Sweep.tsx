@@ -22,8 +22,7 @@ export function Sweep({ steer }: { steer: Steer }) {
   const [draft, setDraft] = useState<string | null>(null);
   const written = draft ?? state.sweep.join(", ");
   const asked = intensities(written);
-  // a comparison takes values of features alone
-  const isSteered = steers(state, live.data, place) && !isEdited;
+  const isSteered = isEdited || steers(state, live.data, place);
   const start = () => {
     if (asked === null) return;
     change({ sweep: asked });
@@ -63,7 +62,10 @@ export function Sweep({ steer }: { steer: Steer }) {
         </div>
       </div>
       <p className="about">
-        All values times λ, in one batch with the same seed. {hint(isSteered, isEdited)}{" "}
+        {isEdited
+          ? "All that is added times λ, and every other edit λ of its way, in one batch with the same seed. "
+          : "All values times λ, in one batch with the same seed. "}
+        {!isSteered && "Add a feature first. "}
         {likely !== undefined &&
           "The plain likelihood is the mean log-probability of a token for the model without steering: nearer to 0 is likelier. "}
         <OtherSettings comparison={comparison} now={askedOf(state, asked ?? state.sweep)} />
@@ -72,17 +74,18 @@ export function Sweep({ steer }: { steer: Steer }) {
       {comparison !== undefined && comparison.sides.length > 0 && (
         <ol className="multiples" data-waiting={comparison.phase === "waiting" || undefined}>
           {comparison.sides.map((side, at) => (
-            <Multiple key={side.intensity} side={side} plain={first} likelihood={likely?.[at] ?? null} />
+            <Multiple
+              key={side.intensity}
+              side={side}
+              plain={first}
+              isEdited={comparison.asked["interventions"] !== undefined}
+              likelihood={likely?.[at] ?? null}
+            />
           ))}
         </ol>
       )}
     </section>
   );
-}
-
-function hint(isSteered: boolean, isEdited: boolean): string {
-  if (isEdited) return "It has no edits: switch them off, or remove them, to sweep the values of features.";
-  return isSteered ? "" : "Add a feature first.";
 }
 
 /** The question how likely the texts of a complete sweep are without steering. */
@@ -101,10 +104,13 @@ function likelihoodsOf(comparison: Comparison | undefined) {
 function Multiple({
   side,
   plain,
+  isEdited,
   likelihood,
 }: {
   side: Side;
   plain: Side | undefined;
+  /** Whether it was asked for with edits, which are no values of features. */
+  isEdited: boolean;
   /** The mean log-probability of its tokens without steering; null where it is not known. */
   likelihood: number | null;
 }) {
@@ -112,6 +118,8 @@ function Multiple({
   const isPlain = side === plain;
   const same = plain === undefined || isPlain || side.text === "" ? null : similarity(plain.text, side.text);
   const largest = added(side.steering)[0];
+  const edited = isEdited && side.intensity !== 0 ? "edited" : "plain";
+  const said = largest === undefined || isEdited ? edited : signed(largest.value);
   const written =
     plain === undefined || isPlain
       ? side.text
@@ -122,7 +130,7 @@ function Multiple({
     <li className="multiple" data-plain={isPlain || undefined}>
       <p className="row spread">
         <b>λ {decimal(side.intensity)}</b>
-        <span className="quiet">{largest === undefined ? "plain" : signed(largest.value)}</span>
+        <span className="quiet">{said}</span>
       </p>
       <p className="multiple-text" tabIndex={0} role="group" aria-label={`The text at intensity ${side.intensity}`}>
         {written}

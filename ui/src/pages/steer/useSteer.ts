@@ -82,13 +82,15 @@ export function useSteer() {
       const asAnswered = client.getQueryData(liveValues(known).queryKey);
       const features = place === null ? [] : named(steered(of, asAnswered, known));
       const common = { ...promptOf(of), ...samplingOf(of) };
-      const values = features.length === 0 ? {} : { sae_steering: { features } };
+      const edited = interventionsOf(of);
+      const own = features.length === 0 ? {} : { sae_steering: { features } };
+      const values = edited === null ? own : { interventions: edited as never };
       const from = { sae_id: at.sae_id, layer: at.layer };
       if (sides !== undefined) {
         const swept = { ...common, ...values, intensities: [...sides] };
         // the tokens of the prompt tell how likely the texts after it are; those of a long prompt would be too many
         const isShort = listed(of, sides.length) > 1;
-        return isShort ? { ...swept, activations: { ...from, positions: "prompt", top_k: 1 } } : swept;
+        return isShort && place !== null ? { ...swept, activations: { ...from, positions: "prompt", top_k: 1 } } : swept;
       }
       const read = { ...from, positions: "all", top_k: listed(of, 2) };
       return { ...common, ...values, activations: read, intensities: features.length === 0 ? [0] : [0, 1] };
@@ -99,8 +101,8 @@ export function useSteer() {
   /** What the texts of a state depend on: all of its request but what is read beside them. */
   const askedOf = useCallback(
     (of: SteerState, sides?: readonly number[]): Asked => {
-      const interventions = sides === undefined ? interventionsOf(of) : null;
-      if (interventions !== null) return { model: model?.name, ...promptOf(of), ...samplingOf(of), interventions };
+      const interventions = interventionsOf(of);
+      if (sides === undefined && interventions !== null) return { model: model?.name, ...promptOf(of), ...samplingOf(of), interventions };
       const { activations: _, intensities, ...asked } = bodyOf(of, sides);
       return { model: model?.name, ...asked, ...(sides === undefined ? {} : { intensities }) };
     },

@@ -1,10 +1,12 @@
 // The edits of this page in words. They stand in the link, and travel with each request.
 import { useState } from "react";
-import { EDITS_MAXIMUM, type PageEdit } from "../../../rules/edits";
+import { EDITS_MAXIMUM, sentEdits, type PageEdit } from "../../../rules/edits";
 import { sentence } from "../../../rules/editWords";
 import { Dialog } from "../../../parts/Dialog";
 import type { Steer } from "../useSteer";
+import { SaveProfile } from "../SaveProfile";
 import { EditForm } from "./EditForm";
+import { MakeEditsLive } from "./LiveEdits";
 import { useNames } from "./useNames";
 
 export function Edits({ steer }: { steer: Steer }) {
@@ -70,6 +72,12 @@ export function Edits({ steer }: { steer: Steer }) {
             );
           })}
         </ol>
+      )}
+      {sentEdits(edits).length > 0 && (
+        <div className="row">
+          <MakeEditsLive steer={steer} />
+          <SaveProfile steer={steer} />
+        </div>
       )}
       {edits.length > 0 && (
         <label className="switch">
