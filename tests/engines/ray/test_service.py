@@ -7,12 +7,16 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.api.residency.test_replicated_model import Replicated, by_name
+from steerserve import demo
+from tests.api.residency.test_replicated_model import BASE, Replicated, by_name
 from tests.engines.ray.nodes import Nodes
-from tests.service import load_demo, running
+from tests.openai.test_interventions import SET, edits, inline
+from tests.openai.test_sae_steering import chat, words
+from tests.service import add_sae, load_demo, running
 
 ROOT = Path(__file__).parents[3]
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
@@ -35,6 +39,44 @@ def test_the_service_serves_a_model_on_the_nodes_of_a_cluster(nodes: Nodes, tmp_
         back = by_name(replicated.whole(2))[victim["name"]]
         assert (back["restarts"], back["pid"] != victim["pid"]) == (1, True)
         live.data("POST", f"/api/models/{model_id}/unload")
+    assert not nodes.replica_processes()
+
+
+def test_every_replica_makes_the_same_edits_and_reports_the_same(
+    nodes: Nodes, tmp_path: Path
+) -> None:
+    """Two replicas answer one after the other, and the second one started with the live edits."""
+    settings = {"engine_backend": "ray", "ray_address": nodes.address, "engine_replicas": 2}
+    with running(tmp_path, engine_cards=0, **settings) as live:
+        load_demo(live)
+        sae = demo.saes()[0]
+        live.data("POST", f"/api/saes/{add_sae(live, sae)}/attach", {"layer": sae.layer})
+        direction = inline(live, 3)
+        pushed = {"op": "add", "vector": direction, "value": 60, "positions": "output"}
+        gated = {**SET, "when": {"vector": direction, "above": 0, "hold": "rest"}}
+        live.data("PUT", "/api/interventions", {"edits": [gated]})
+        replicated = Replicated(live)
+
+        def answers() -> list[dict[str, Any]]:
+            """The text and the report of a request with its own edits, and of one with the live edits."""
+            own = {"seed": 5, "temperature": 1, "return_steering_report": True}
+            asked = [chat(live, **own, **edits(gated, pushed)), chat(live, **own)]
+            return [{"text": words(one)} | one.json()["steering_report"] for one in asked]
+
+        def drain(name: str) -> None:
+            live.data("POST", f"{BASE}/{name}/drain", status=202)
+            replicated.until(lambda now: name not in by_name(now))
+
+        first, second = by_name(replicated.whole(2))
+        drain(first)
+        before = answers()
+        live.data("PUT", BASE, {"count": 2}, 202)
+        replicated.whole(2)
+        drain(second)
+        assert answers() == before
+        assert all(one["edits"][0]["acted"] > 0 for one in before)
+        assert before[0]["text"] != before[1]["text"]
+        assert before[0]["state"] != before[1]["state"]
     assert not nodes.replica_processes()
 
 
