@@ -120,8 +120,13 @@ def lines_of(module: str) -> list[str]:
     return MODULES[module].read_text(encoding="utf-8").splitlines()
 
 
-def imported(module: str) -> Iterator[tuple[str, int]]:
+@cache
+def imported(module: str) -> list[tuple[str, int]]:
     """The full names that a module imports, ours without `steerserve`, and their lines."""
+    return list(_imported(module))
+
+
+def _imported(module: str) -> Iterator[tuple[str, int]]:
     for node in ast.walk(tree(module)):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)
