@@ -68,9 +68,31 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     backends.add_option(parser)
 
 
+LONG = [
+    f"tests/{file}.py"
+    for file in (
+        *("worker/batch/test_graphs_guarantees", "app/test_lifecycle", "terminal/test_chat"),
+        *("test_memory_predicted", "test_recipes", "test_fuzz", "test_readme", "test_proof"),
+        *("engines/fleet/test_real", "engines/checkpoint/test_process", "openai/test_sae_steering"),
+        *("worker/batch/test_alone", "worker/batch/test_batch", "api/models/test_models"),
+        *("openai/test_activations", "openai/test_interventions", "api/models/test_downloads"),
+    )
+]
+"""The files that take longest. They come first, and the rules last, whose files are short, so that processes that share
+a run end together."""
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     backends.leave_out(config, items)
     backends.give_time(config, items)
+    items.sort(key=_place)
+
+
+def _place(item: pytest.Item) -> int:
+    file = item.nodeid.partition("::")[0]
+    if file in LONG:
+        return LONG.index(file) - len(LONG)
+    return file.startswith("tests/rules/")
 
 
 ATTACHED = pytest.StashKey[tuple[Running, Any]]()

@@ -15,7 +15,7 @@ from tests.soak.inside import until_inactive
 from tests.soak.watching import counters, until
 
 HEALTH = b"GET /api/health HTTP/1.1\r\nHost: localhost\r\n\r\n"
-SECONDS = 10.0
+SECONDS = 60.0
 
 
 def connect(live: Running) -> socket.socket:

@@ -61,8 +61,8 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     children = psutil.Process(process.pid).children(recursive=True)
     assert children
     process.terminate()
-    assert process.wait(30) == 0
-    assert psutil.wait_procs(children, timeout=10)[1] == []
+    assert process.wait(60) == 0
+    assert psutil.wait_procs(children, timeout=60)[1] == []
     reader.join(10)
     assert process.stdout is not None
     process.stdout.close()

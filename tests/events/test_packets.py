@@ -82,7 +82,7 @@ def test_a_polling_client_that_sends_another_packet_is_answered_at_once(
     shared: Running, packet: str
 ) -> None:
     address = session(shared)
-    check_refused(shared.http.post(address, content=f"40\x1e{packet}", timeout=10))
+    check_refused(shared.http.post(address, content=f"40\x1e{packet}", timeout=60))
     assert shared.http.post(address, content="1").status_code == 200
 
 
@@ -101,13 +101,13 @@ def test_packets_behind_the_end_of_their_session_are_refused(
     check_refused(shared.http.post(address, content="1\x1e40"))
     assert shared.http.post(address, content="41\x1e1").status_code == 200
     with connect(shared.url.replace("http", "ws") + WEBSOCKET) as link:
-        link.recv(timeout=10)
+        link.recv(timeout=60)
         link.send("1")
         with suppress(ConnectionClosed):
             link.send("40")
             link.send("40")
         with suppress(ConnectionClosed):
-            while link.recv(timeout=10):
+            while link.recv(timeout=60):
                 pass
     assert "Traceback" not in capfd.readouterr().err
 
@@ -143,8 +143,8 @@ def test_a_method_that_the_socket_does_not_take_names_those_that_it_takes(shared
 @pytest.mark.parametrize("packet", ["9", "42[", b"binary"], ids=ascii)
 def test_a_websocket_with_another_packet_is_closed(shared: Running, packet: str | bytes) -> None:
     with connect(shared.url.replace("http", "ws") + WEBSOCKET) as link:
-        assert str(link.recv(timeout=10)).startswith("0{")
+        assert str(link.recv(timeout=60)).startswith("0{")
         link.send(packet)
         with pytest.raises(ConnectionClosed):
-            link.recv(timeout=10)
+            link.recv(timeout=60)
         assert link.close_code == 1008

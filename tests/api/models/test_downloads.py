@@ -293,8 +293,9 @@ EMBEDDING = {"model.embed_tokens.weight": ("F16", [1024, 1024], 2 << 20)}
 
 
 @pytest.mark.shows("models.3", "models.18")
-@pytest.mark.parametrize("method", QUANTIZED)
-@pytest.mark.parametrize("shards", [1, 9])
+@pytest.mark.parametrize(
+    ("method", "shards"), [("gptq", 1), ("gptq", 9), ("awq", 1), ("fp8", 1), ("fp8", 9)]
+)
 def test_a_quantized_repository_is_previewed_by_the_weights_it_stores(
     live: Running, hub: LoopbackHub, events: Events, method: str, shards: int
 ) -> None:

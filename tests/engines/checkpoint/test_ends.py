@@ -150,5 +150,5 @@ async def test_the_end_of_an_engine_is_known_when_the_wait_for_it_is_cut_off(
     await waits.wait()
     engine._reading.cancel()
     await asyncio.wait([engine._reading])
-    await asyncio.wait_for(engine.stop(), 10)
+    await asyncio.wait_for(engine.stop(), 60)
     await until(lambda: not process.is_running())

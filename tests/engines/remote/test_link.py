@@ -71,7 +71,7 @@ class Pair:
 
     async def is_gone(self) -> str:
         """Wait until nothing is left. Returns the reason that the host names."""
-        reason = await asyncio.wait_for(self.host.ended(), 20)
+        reason = await asyncio.wait_for(self.host.ended(), 60)
         assert not psutil.pid_exists(self.contact.pid or 0)
         return reason
 
@@ -161,7 +161,7 @@ async def test_an_engine_that_has_ended_names_its_own_reason(
 
     monkeypatch.setattr(process, "take_word", told_by_both)
     os.kill(pair.contact.pid or 0, signal.SIGKILL)
-    reason = await asyncio.wait_for(pair.engine.ended, 20)
+    reason = await asyncio.wait_for(pair.engine.ended, 60)
     assert reason.startswith("the engine process was ended by signal 9")
 
 
@@ -263,8 +263,8 @@ async def test_each_end_of_a_link_ends_the_requests_and_leaves_nothing(
     async with paired(launcher) as pair:
         reading = await streaming(pair, folder)
         expected = await way(pair)
-        assert (await refused(asyncio.wait_for(reading, 20))).code == "ENGINE_UNAVAILABLE"
-        assert expected in await asyncio.wait_for(pair.engine.ended, 20)
+        assert (await refused(asyncio.wait_for(reading, 60))).code == "ENGINE_UNAVAILABLE"
+        assert expected in await asyncio.wait_for(pair.engine.ended, 60)
         await pair.is_gone()
     await until(lambda: this.num_fds() <= files)
 
@@ -320,7 +320,7 @@ async def test_a_stopped_host_is_cut_off_and_ends_when_it_goes_on(
     for look in (1.0, 2.0):
         silent = heartbeat.silence(silent, engine.heartbeat.sign(), look)
     assert heartbeat.condition(silent, Bounds(300, 1800)) is Condition.STALLED
-    assert "nothing came from the other node" in await asyncio.wait_for(engine.ended, 20)
+    assert "nothing came from the other node" in await asyncio.wait_for(engine.ended, 60)
     node.signal(signal.SIGCONT)
     await node.said(str)
     assert not psutil.pid_exists(contact.pid or 0)
@@ -333,7 +333,7 @@ async def test_a_killed_host_leaves_no_engine(launcher: Launcher, node: Outside)
     processes = node.tree()
     assert contact.pid in [process.pid for process in processes]
     node.signal(signal.SIGKILL)
-    assert "closed on" in await asyncio.wait_for(engine.ended, 20)
+    assert "closed on" in await asyncio.wait_for(engine.ended, 60)
     await until(lambda: not any(runs(process) for process in processes))
 
 
@@ -347,7 +347,7 @@ async def test_a_control_plane_that_is_killed_or_stopped_leaves_no_engine(
         contact = await host.open("127.0.0.1")
         assert await control.ask(contact, str) == "connected"
         control.signal(number)
-        assert await asyncio.wait_for(host.ended(), 20)
+        assert await asyncio.wait_for(host.ended(), 60)
         assert not psutil.pid_exists(contact.pid or 0)
     finally:
         control.end()

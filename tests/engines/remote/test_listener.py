@@ -21,7 +21,7 @@ from tests.engines.remote.ends import Listening, dial, listening
 async def is_let_in(host: Listening) -> bool:
     """Whether the expected peer is let in."""
     channel = await host.connect(host.peer)
-    admitted = await asyncio.wait_for(host.admitting, 10)
+    admitted = await asyncio.wait_for(host.admitting, 60)
     channel.abort("the test has ended")
     await asyncio.wait([admitted.lost])
     return admitted.lost.result() == "the connection to the other node closed"
@@ -29,7 +29,7 @@ async def is_let_in(host: Listening) -> bool:
 
 async def refused(channel: Channel) -> None:
     """Wait until the host has turned a connection away."""
-    await asyncio.wait_for(asyncio.shield(channel.lost), 10)
+    await asyncio.wait_for(asyncio.shield(channel.lost), 60)
 
 
 def without_certificate(host: Listening) -> ssl.SSLContext:
