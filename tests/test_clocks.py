@@ -54,6 +54,7 @@ TELLERS = {
     "database/promoted.py": "when the promoted tokens of an SAE were computed",
     "database/runs.py": "when an answer was recorded here",
     "database/sensing.py": "the times of events",
+    "database/suggestions.py": "when a label was suggested",
     "database/vectors.py": "the times of vectors",
 }
 """File that uses `utc_now` -> what it tells with the time. None of them measures how long something takes."""

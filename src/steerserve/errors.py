@@ -187,6 +187,13 @@ _ROWS = (
     ),
     Row("CORPORA_FULL", 507, 507, "no room for what is read of corpora"),
     Row("JOB_NOT_FOUND", 404, 404, "no job has this id, or it ended more than a day ago"),
+    Row(
+        "LABEL_ENDPOINT_REFUSED",
+        403,
+        403,
+        "the endpoint or the variable with its key is not in LABEL_ENDPOINTS",
+    ),
+    Row("LABEL_ENDPOINT_FAILED", 502, 502, "the endpoint that suggests labels does not answer"),
     Row("RUN_NOT_FOUND", 404, 404, "no answer of this id is recorded"),
     Row("RUN_NOT_REPLAYABLE", 409, 409, "the recorded answer cannot be made again"),
     Row("TOO_MANY_JOBS", 409, 409, "too many jobs run or wait"),

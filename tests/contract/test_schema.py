@@ -103,6 +103,12 @@ loading = described.include(path_regex="/load$")
 REPO = "acme/tiny"
 PACKED = "small.cluster.json"
 GROUPS = {"positives": ["a", "b"], "negatives": ["c", "d"]}
+SUGGEST = {
+    "features": [90],
+    "endpoint": "resident",
+    "examples": 1,
+    "texts": ["A whale swam near the ship"],
+}
 SMALL = {"name": "small", "members": [{"feature_idx": 1, "strength": 1.0}]}
 
 
@@ -138,6 +144,8 @@ class World:
         corpus = {"name": "calm", "source": "inline", "texts": ["a b c"]}
         corpus = live.data("POST", "/api/corpora?wait=true", corpus)
         self.ids["corpus_id"] = corpus["job"]["result"]["id"]
+        path = f"/api/saes/{self.ids['sae_id']}/labels/suggest?wait=true"
+        assert live.data("POST", path, SUGGEST)["job"]["result"]["suggestions"]
         live.data("POST", "/api/runs/import", {"runs": [RUN]})
         self.ids["request_id"] = RUN["request_id"]
         self.answers: defaultdict[str, set[int]] = defaultdict(set)
@@ -228,6 +236,10 @@ class World:
                     body.pop(choice, None)
             else:
                 body["source"] = "local"
+        if case.path.endswith("/labels/suggest") and "texts" in body:
+            body |= SUGGEST
+        if case.path.endswith("/labels/accept"):
+            body["features"] = SUGGEST["features"]
         if case.path == "/api/runs/import":
             body["runs"] = [RUN]
         if case.path == "/api/vectors" and isinstance(body.get("directions"), list):

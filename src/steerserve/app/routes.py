@@ -11,6 +11,7 @@ from steerserve.api.inference import corpora as corpus_routes
 from steerserve.api.inference import jobs as job_routes
 from steerserve.api.inference import lens as lens_routes
 from steerserve.api.inference import runs as run_routes
+from steerserve.api.inference import suggestions as suggestion_routes
 from steerserve.api.inference import tokens as token_routes
 from steerserve.api.inference import training as training_routes
 from steerserve.api.models import models as model_routes
@@ -71,6 +72,7 @@ def management(owners: Owners) -> list[APIRouter]:
         steering_routes.router(owners.steering),
         intervention_routes.router(owners.interventions),
         monitoring_routes.router(owners.monitoring, owners.features.labels),
+        suggestion_routes.router(owners.suggestions),
         feature_routes.router(owners.features, owners.promotions),
         attachment_routes.router(owners.saes, owners.attachments, attached, owners.settings),
         sae_routes.router(owners.saes, owners.sae_downloads, attached),

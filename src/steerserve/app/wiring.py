@@ -23,6 +23,7 @@ from steerserve.control.inference.lenses import Lenses
 from steerserve.control.inference.queue import Queue
 from steerserve.control.inference.runs import Runs
 from steerserve.control.inference.spelling import Speller
+from steerserve.control.inference.suggestions import Suggestions
 from steerserve.control.inference.texts import TextReader
 from steerserve.control.inference.training import Trainings
 from steerserve.control.jobs import Jobs
@@ -73,6 +74,7 @@ from steerserve.database.promoted import PromotedStore
 from steerserve.database.room import DocumentRoom
 from steerserve.database.runs import RunStore
 from steerserve.database.sensing import FiringStore
+from steerserve.database.suggestions import SuggestionStore
 from steerserve.database.tables import circuit_sensing_events, sensing_events
 from steerserve.database.vectors import VectorStore
 from steerserve.engines.ray.cluster import RayCluster
@@ -349,6 +351,18 @@ class Owners:
             self.corpus_results,
             self.texts,
             self.around.hub,
+            self.conductor,
+            self.jobs,
+        )
+        self.suggestions = Suggestions(
+            settings,
+            SuggestionStore(self.around.database, self.room, self.around.now),
+            self.labels,
+            self.features,
+            self.corpus_results,
+            self.texts,
+            self.generation,
+            self.served,
             self.conductor,
             self.jobs,
         )

@@ -74,11 +74,14 @@ from steerserve.control.saes.views import (
 )
 from steerserve.control.sensing.corpus_views import CorpusList, CorpusRecord, DeletedCorpus
 from steerserve.control.sensing.feature_views import (
+    AcceptedLabels,
     FeatureLabel,
     FeatureSearch,
     ImportedLabels,
     LabelPage,
     SimilarFeature,
+    SuggestedLabel,
+    SuggestionList,
 )
 from steerserve.control.sensing.monitoring_views import (
     Cleared,
@@ -1065,6 +1068,27 @@ class Features(Noun[Mode]):
         *,
         replace: bool = False,
     ) -> ImportedLabels: ...
+
+    @route("POST", "/api/saes/{sae_id}/labels/suggest", query=("wait",), read=job_of)
+    def suggest_labels(
+        self,
+        sae_id: str,
+        features: Sequence[int],
+        endpoint: Mapping[str, Any] | Literal["resident"],
+        *,
+        examples: int = 10,
+        texts: Sequence[str] | None = None,
+        seed: int = 0,
+        wait: bool = False,
+    ) -> JobRecord:
+        """Begin the job of suggestions."""
+
+    @route("GET", "/api/saes/{sae_id}/labels/suggestions", items="suggestions")
+    def suggestions(self, sae_id: str) -> Listing[SuggestedLabel, SuggestionList]: ...
+
+    @route("POST", "/api/saes/{sae_id}/labels/accept")
+    def accept_labels(self, sae_id: str, features: Sequence[int]) -> AcceptedLabels:
+        """Make labels of suggestions. A label of a person stays."""
 
     @route("DELETE", "/api/saes/{sae_id}/labels")
     def clear_labels(self, sae_id: str) -> Cleared: ...

@@ -13,7 +13,13 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from steerserve.database.db import Database
 from steerserve.database.kept import KeptRecords, one
-from steerserve.database.tables import feature_labels, models, profiles, saes
+from steerserve.database.tables import (
+    feature_labels,
+    label_suggestions,
+    models,
+    profiles,
+    saes,
+)
 from steerserve.errors import Refusal
 from steerserve.rules.models.status import ModelEngine, ModelSource, ModelStatus, SaeStatus
 from steerserve.rules.text import shown, storable
@@ -262,23 +268,22 @@ class Catalog:
             await connection.execute(
                 update(saes).where(saes.c.id == sae_id).values(id=new_id, **values)
             )
-            for table in (feature_labels, profiles):
+            for table in (feature_labels, label_suggestions, profiles):
                 follow = update(table).where(table.c.sae_id == sae_id)
                 await connection.execute(follow.values(sae_id=new_id))
             self._saes.drop(sae_id)
             return _known_sae(await self._saes.reread(connection, new_id), new_id)
 
     async def remove_saes(self, *sae_ids: str) -> None:
-        """Remove the records of SAEs and the labels of their features, all of them or none."""
+        """Remove the records of SAEs and the labels and suggested labels of their features, all of them or none."""
         async with self._saes.writing(self._database) as connection:
             for first in range(0, len(sae_ids), _AT_ONCE):
                 chunk = sae_ids[first : first + _AT_ONCE]
                 # the records are deleted before the labels: a concurrent writer of labels has either ended before,
                 # or finds no record and writes nothing
                 await connection.execute(delete(saes).where(saes.c.id.in_(chunk)))
-                await connection.execute(
-                    delete(feature_labels).where(feature_labels.c.sae_id.in_(chunk))
-                )
+                for table in (feature_labels, label_suggestions):
+                    await connection.execute(delete(table).where(table.c.sae_id.in_(chunk)))
             self._saes.drop(*sae_ids)
 
 

@@ -72,11 +72,32 @@ class Labels:
                 rows = [{"sae_id": sae_id, "feature_idx": i, "label": labels[i]} for i in chunk]
                 await connection.execute(insert(feature_labels), rows)
                 await asyncio.sleep(0)
-            # the record is looked up last: SQLite begins a transaction at its first write, and only from then on does a
-            # removal of the SAE wait for this transaction
-            its_record = select(saes.c.id).where(saes.c.id == sae_id).with_for_update(read=True)
-            if (await connection.execute(its_record)).first() is None:
-                raise unknown_sae(sae_id)
+            await check_record(connection, sae_id)
+
+    async def put_over(
+        self, sae_id: str, labels: Mapping[int, str], replaceable: Mapping[int, str | None]
+    ) -> list[int]:
+        """Write those of these labels whose features have none, or that of `replaceable`, and return their features.
+
+        Raises:
+            Refusal: as `put`.
+        """
+        await self._room.check_disk(sum(map(len, labels.values())))
+        at = feature_labels.c
+        theirs = (at.sae_id == sae_id, at.feature_idx.in_(list(labels)))
+        async with self._writing(sae_id) as connection:
+            known = select(at.feature_idx, at.label).where(*theirs)
+            rows = (await connection.execute(known)).all()
+            found = {row.feature_idx: row.label for row in rows}
+            free = [i for i in sorted(labels) if i not in found or found[i] == replaceable.get(i)]
+            await connection.execute(
+                delete(feature_labels).where(at.sae_id == sae_id, at.feature_idx.in_(free))
+            )
+            new = [{"sae_id": sae_id, "feature_idx": i, "label": labels[i]} for i in free]
+            if new:
+                await connection.execute(insert(feature_labels), new)
+            await check_record(connection, sae_id)
+        return free
 
     async def forget(self, sae_id: str, index: int | None = None) -> int:
         """Delete the label of a feature, or all labels of an SAE, and return how many there were."""
@@ -130,3 +151,15 @@ class Labels:
         finally:
             self._writes += 1
             self._known.pop(sae_id, None)
+
+
+async def check_record(connection: AsyncConnection, sae_id: str) -> None:
+    """Look up the record of an SAE at the end of a transaction that writes something about the SAE. SQLite begins a
+    transaction at its first write, and only from then on does a removal of the SAE wait for this transaction.
+
+    Raises:
+        Refusal: SAE_NOT_FOUND.
+    """
+    its_record = select(saes.c.id).where(saes.c.id == sae_id).with_for_update(read=True)
+    if (await connection.execute(its_record)).first() is None:
+        raise unknown_sae(sae_id)

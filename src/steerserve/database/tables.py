@@ -181,6 +181,20 @@ feature_labels = Table(
     Column("label", Text, nullable=False),
 )
 
+label_suggestions = Table(
+    "label_suggestions",
+    metadata,
+    Column("sae_id", String(50), primary_key=True),
+    Column("feature_idx", Integer, primary_key=True, autoincrement=False),
+    Column("label", Text, nullable=False),
+    Column("model", String(255), nullable=False),
+    Column("score", Float),
+    Column("prompt_version", Integer, nullable=False),
+    Column("created_at", UtcDateTime, nullable=False),
+    Column("accepted", Text),
+)
+"""`accepted` is the label that was made of a suggestion for the feature."""
+
 promoted_tokens = Table(
     "promoted_tokens",
     metadata,

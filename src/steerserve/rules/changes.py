@@ -26,6 +26,8 @@ ACTIONS: dict[tuple[str, str], str] = {
     ("POST", "/api/saes/attach-set"): "sae_attach_set",
     ("POST", "/api/saes/{sae_id}/detach"): "sae_detach",
     ("POST", "/api/saes/{sae_id}/labels"): "labels_import",
+    ("POST", "/api/saes/{sae_id}/labels/suggest"): "labels_suggest",
+    ("POST", "/api/saes/{sae_id}/labels/accept"): "labels_accept",
     ("DELETE", "/api/saes/{sae_id}/labels"): "labels_delete",
     ("DELETE", "/api/saes/{sae_id}/labels/{index}"): "label_delete",
     ("POST", "/api/saes/steering"): "steering_set",

@@ -87,6 +87,10 @@ def hub_endpoint(text: str) -> str:
     Raises:
         ValueError: the text is not an http or https address.
     """
+    return _address(text, "a model hub")
+
+
+def _address(text: str, what: str) -> str:
     address = text.strip().rstrip("/")
     try:
         parts = urlsplit(address)
@@ -95,8 +99,28 @@ def hub_endpoint(text: str) -> str:
     except ValueError:
         is_address = False
     if not is_address:
-        raise ValueError("the address of a model hub begins with https:// or http:// and a host")
+        raise ValueError(f"the address of {what} begins with https:// or http:// and a host")
     return address
+
+
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
+
+
+def chat_endpoint(text: str) -> tuple[str, str | None]:
+    """The address of an OpenAI-compatible endpoint, and the variable with its key: `https://host/v1=NAME`, or the
+    address alone.
+
+    Raises:
+        ValueError: the text is no such address, or the name is none of a variable.
+    """
+    address, separator, name = text.strip().partition("=")
+    address = _address(address, "an endpoint")
+    parts = urlsplit(address)
+    if "@" in parts.netloc or parts.query or parts.fragment:
+        raise ValueError("the address of an endpoint has no user, no query and no fragment")
+    if separator and not _VARIABLE.fullmatch(name):
+        raise ValueError("behind the address and `=` comes the name of an environment variable")
+    return address, name or None
 
 
 def tensor_split(text: str) -> str:

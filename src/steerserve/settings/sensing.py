@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field
-from pydantic_settings import BaseSettings
+from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic_settings import BaseSettings, NoDecode
 
+from steerserve.settings import checks as values
 from steerserve.settings.limits import Count
 
 Epsilon = Annotated[float, Field(ge=1e-9, le=1000)]
@@ -31,9 +32,23 @@ _SERIAL = "Let every request take a slot while a {0} is armed for sensing, also 
 _OVERHEAD = "Milliseconds of sensing a {0} in one choice above which a warning is logged, once a minute at most."
 
 
+Endpoints = Annotated[
+    list[str],
+    NoDecode,
+    BeforeValidator(lambda text: values.parts(text) if isinstance(text, str) else text),
+    AfterValidator(lambda given: [one for one in given if values.chat_endpoint(one)]),
+]
+
+
 class SensingSettings(BaseSettings):
     """The settings of what is read from activations. `Settings` has them among the other settings."""
 
+    label_endpoints: Endpoints = Field(
+        default=[],
+        description="OpenAI-compatible endpoints that may be asked for labels of features, separated by commas, such "
+        "as `https://api.example.com/v1=EXAMPLE_KEY`: the base URL, and the environment variable with the key that is "
+        "sent there; without a variable no key is sent.",
+    )
     corpora_max_mb: Annotated[int, Field(ge=1, le=1 << 20)] = Field(
         default=2048,
         description="Most MiB that all corpora together take in the database, and the largest file of texts that is "

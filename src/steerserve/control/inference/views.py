@@ -7,7 +7,7 @@ from typing import Literal
 from msgspec import UNSET, UnsetType
 
 from steerserve.control.sensing.corpus_views import CorpusRecord
-from steerserve.control.sensing.feature_views import PromotedFeatures
+from steerserve.control.sensing.feature_views import PromotedFeatures, SuggestedLabels
 from steerserve.control.steering.vector_views import ProbeRecord, VectorRecord
 from steerserve.control.steering.views import Values
 from steerserve.rules.form import Form
@@ -119,7 +119,9 @@ class Contrast(Form, frozen=True, kw_only=True):
     compared: int
 
 
-JobResult = Contrast | PromotedFeatures | VectorRecord | ProbeRecord | CorpusRecord | None
+JobResult = (
+    Contrast | PromotedFeatures | VectorRecord | ProbeRecord | CorpusRecord | SuggestedLabels | None
+)
 
 
 class JobRecord(JobFacts, frozen=True, kw_only=True):
