@@ -47,6 +47,7 @@ from steerserve.messages import (
     SensedEdges,
     SensedSpans,
     StatesRead,
+    Suppressed,
     Tap,
     Tokens,
 )
@@ -282,6 +283,7 @@ class Bench:
         ids: list[int] | None = None,
         echo: Echo | None = None,
         pool: Pool | None = None,
+        plan: Plan | None = None,
     ) -> list[BatchRow]:
         """Add a request for the distribution of the token after each prompt; its rows, in the order of the prompts."""
         texts = [prompts] if isinstance(prompts, str) else prompts
@@ -291,7 +293,17 @@ class Bench:
             else tokens(self.model, text, ids)
             for text in texts
         ]
-        command = Score(request, prompted, temperature, top, allowed, tap, echo, pool=pool)
+        command = Score(
+            request,
+            prompted,
+            temperature,
+            top,
+            allowed,
+            tap,
+            echo,
+            plan=plan or Suppressed(),
+            pool=pool,
+        )
         rows = scoring_rows(command, self.model, self.context)
         self.observers.begin(command, rows, self.steering)
         self.batch.add(shortest_first(rows), is_seeded=False)
@@ -486,8 +498,8 @@ class Bench:
 class Counted(Bench):
     """A bench with room for kept prefixes that notes how many tokens each prefill pass is given."""
 
-    def __init__(self, model: Checkpoint, prefix_tokens: int = 8192) -> None:
-        super().__init__(model, kv_tokens=16_384, prefix_tokens=prefix_tokens)
+    def __init__(self, model: Checkpoint, prefix_tokens: int = 8192, **options: Any) -> None:
+        super().__init__(model, kv_tokens=16_384, prefix_tokens=prefix_tokens, **options)
         self.given: list[int] = []
 
     def step(self, times: int = 1) -> list[Any]:

@@ -207,8 +207,8 @@ class Settings(Secrets, RequestLimits, SensingSettings, RecordSettings, ReplicaS
         default=None,
         ge=0,
         le=MIB_MAXIMUM,
-        description="Memory in MiB, beside the KV cache, for beginnings of conversations that are kept for later "
-        "requests; by default a quarter of the KV cache, and 0 keeps none.",
+        description="Memory in MiB, beside the KV cache, for prompts and conversations that are kept for later "
+        "requests which begin alike; by default a quarter of the KV cache, and 0 keeps none.",
     )
     max_step_ms: float = Field(
         default=200.0,

@@ -45,6 +45,7 @@ SHORT = Prompt(40, 0, 128)
 LIKE_IT = Prompt(50, 0, 128)
 WIDER = Prompt(70, 0, 128)
 BEGUN = Prompt(200, 128, 128)
+BESIDE = Prompt(160, 110, 128)
 LONG = Prompt(4000, 0, 128)
 RESTED, TIRED, DUE = PrefillTurn(2, 0), PrefillTurn(1, 0), PrefillTurn(2, 3)
 
@@ -57,9 +58,11 @@ RESTED, TIRED, DUE = PrefillTurn(2, 0), PrefillTurn(1, 0), PrefillTurn(2, 3)
         # rows of equal width begin together, as many as the pass has room for
         ([SHORT, WIDER, LIKE_IT], RESTED, True, [0, 2]),
         ([SHORT] * 5, RESTED, True, [0, 1]),
-        ([SHORT, BEGUN, SHORT], RESTED, True, [0, 2]),
-        # the rest of a prompt is read alone
-        ([BEGUN, SHORT], RESTED, True, [0]),
+        # wherever they begin
+        ([BEGUN, SHORT, WIDER], RESTED, True, [0]),
+        ([WIDER, BEGUN, SHORT], RESTED, True, [0]),
+        ([LIKE_IT, SHORT, BESIDE], RESTED, True, [0, 1]),
+        ([BESIDE, WIDER, LIKE_IT], RESTED, True, [0, 2]),
         # short prompts overtake long ones, until a long one is due
         ([LONG, SHORT], RESTED, True, [1]),
         ([LONG, SHORT], DUE, True, [0]),
@@ -75,6 +78,22 @@ def test_whose_prompt_is_read_next(
     prompts: list[Prompt], turn: PrefillTurn, *, is_decoding: bool, expected: list[int]
 ) -> None:
     assert stepping.chosen(prompts, turn, is_decoding=is_decoding) == expected
+
+
+@pytest.mark.parametrize(
+    ("common", "is_exact", "is_scored", "expected"),
+    [
+        (315, False, False, 315),
+        (315, True, False, 288),
+        (320, True, False, 320),
+        (320, True, True, 288),
+        (321, True, True, 320),
+    ],
+)
+def test_where_a_row_begins_after_what_is_kept(
+    common: int, *, is_exact: bool, is_scored: bool, expected: int
+) -> None:
+    assert stepping.resumed(common, is_exact=is_exact, is_scored=is_scored) == expected
 
 
 def test_a_part_takes_what_the_bound_leaves() -> None:

@@ -8,6 +8,7 @@ from itertools import permutations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -15,9 +16,9 @@ from torch import Tensor
 from steerserve.messages import Follow, Overlay, Plan, Suppressed, Tap
 from steerserve.rules.steering.live import Live
 from steerserve.worker.batch import group as group_module
-from steerserve.worker.batch.prefix import LEAST, Prefixes, Signature
+from steerserve.worker.batch.prefix import LEAST, Prefixes, Signature, Text
 from steerserve.worker.model.checkpoint import Checkpoint
-from steerserve.worker.model.kv import KvCache
+from steerserve.worker.model.kv import Held, KvCache
 from tests.worker.running import (
     Answer,
     Bench,
@@ -44,6 +45,20 @@ OTHER = {5: -3.0, 11: 2.5}
 def tokens(count: int, seed: int = 0) -> list[int]:
     draw = random.Random(seed)
     return [draw.randrange(5, 300) for _ in range(count)]
+
+
+def text(signature: Signature, ids: list[int]) -> Text:
+    return Text(signature, np.asarray(ids, dtype=np.int64))
+
+
+def keep(store: Prefixes, signature: Signature, ids: list[int], exact: int | None = None) -> None:
+    """Keep a text whose keys tell their positions, and take a byte for each token."""
+
+    def take(start: int, end: int) -> Held:
+        keys = torch.tensor([position % 128 for position in range(start, end)], dtype=torch.int8)
+        return {0: (keys[None, :, None], keys.new_zeros(1, end - start, 0))}
+
+    store.keep(text(signature, ids), len(ids) if exact is None else exact, take)
 
 
 @pytest.fixture(scope="module")
@@ -98,12 +113,13 @@ def test_a_next_turn_computes_only_what_is_new_and_gives_the_same_text(
 
 
 @pytest.mark.parametrize("variant", KINDS)
-def test_a_prompt_asked_again_computes_its_last_token_only(wide: Loaded, variant: str) -> None:
+def test_a_prompt_asked_again_computes_its_last_block_only(wide: Loaded, variant: str) -> None:
     bench = Counted(wide(variant))
     first, _ = bench.turn(1, tokens(300))
     for request in (2, 3):
         again, given = bench.turn(request, tokens(300))
-        assert given == 1
+        # exact keys and values are taken over in whole blocks of 32
+        assert given == 300 - 288
         assert again.tokens == first.tokens
 
 
@@ -112,7 +128,7 @@ def test_a_prompt_that_leaves_a_kept_text_early_uses_what_is_in_common(model: Ch
     bench.turn(1, tokens(400))
     ids = [*tokens(400)[:350], *tokens(30, 7)]
     answer, given = bench.turn(2, ids)
-    assert given == 30
+    assert given == 380 - 320
     assert answer.tokens == generated_after(model, ids, 16)
 
 
@@ -143,12 +159,11 @@ def test_the_longest_prefix_in_common_is_found(cuts: tuple[int, ...]) -> None:
     store = Prefixes(4000)
     base = tokens(400)
     for i, cut in enumerate(cuts):
-        store.keep(PLAIN, [*base[:cut], 4, *tokens(60, i + 1)], {})
-    found = store.find(PLAIN, base)
+        keep(store, PLAIN, [*base[:cut], 4, *tokens(60, i + 1)])
+    found = store.find(text(PLAIN, base))
     assert found is not None
-    entry, length = found
-    assert length == 380
-    assert entry.tokens[:length].tolist() == base[:length]
+    assert found.tokens == 380
+    assert [token for node, size in found.parts for token in node.tokens[:size]] == base[:380]
 
 
 def test_every_choice_and_prompt_of_a_request_may_use_a_prefix(model: Checkpoint) -> None:
@@ -195,8 +210,8 @@ def test_rows_with_and_without_a_prefix_give_their_own_text_beside_each_other(
     answers |= {i: bench.ask(i, "", ids=ids) for i, ids in prompts.items() if i > 3}
     bench.run()
     assert not bench.refused
-    # the last sampled token of each first turn is computed with what is new
-    assert bench.take() == 40 + 151 + 90 + 10 + 3 + 30
+    # the last sampled token of each first turn is computed with what is new, by the first row that has it
+    assert bench.take() == 40 + 151 + 90 + 10 + 2 + 30
     for i, answer in answers.items():
         assert answer.tokens == generated_after(model, prompts[i], 40 if i == 3 else 16), i
 
@@ -221,7 +236,7 @@ def test_a_kept_prefix_is_not_changed_by_the_rows_that_use_it(model: Checkpoint)
     for request in range(2, 6):
         ids = [*tokens(300)[:290], *tokens(60, request)]
         answer, given = bench.turn(request, ids)
-        assert given == 60
+        assert given == 350 - 288
         assert answer.tokens == generated_after(model, ids, 16)
 
 
@@ -275,7 +290,7 @@ def test_a_row_that_is_cancelled_breaks_no_prefix(
     monkeypatch.setattr(group_module, "PREFILL_TOKENS", 32)
     ids = next_turn(first, tokens(100, 2))
     kept = bench.kept
-    for request, steps in ((2, 1), (3, 2), (4, 9)):
+    for request, steps in ((2, 1), (3, 2), (4, 3)):
         bench.ask(request, "", ids=ids)
         bench.step(steps)
         bench.batch.cancel(request)
@@ -324,11 +339,28 @@ def test_a_seeded_request_is_bitwise_that_of_an_engine_without_a_store(model: Ch
     assert all(torch.equal(a, b) for a, b in zip(logits, plain, strict=True))
 
 
-def test_a_seeded_request_keeps_nothing(model: Checkpoint) -> None:
+def test_a_seeded_request_keeps_and_uses_what_prefill_computed(model: Checkpoint) -> None:
     bench = Counted(model)
-    bench.turn(1, tokens(300), seed=7)
-    assert bench.kept == 0
-    assert bench.turn(2, tokens(300))[1] == 300
+    first, _ = bench.turn(1, tokens(300), seed=7)
+    assert bench.kept == 300
+    assert bench.turn(2, tokens(300))[1] == 12
+    # what decode passes computed is of use to requests without a seed only
+    second, _ = bench.turn(3, next_turn(first, tokens(30, 2)))
+    ids = next_turn(second, tokens(30, 3))
+    assert bench.turn(4, ids, seed=7)[1] == len(ids) - 288
+    assert bench.turn(5, ids)[1] < 40
+
+
+def test_a_seeded_request_uses_nothing_where_the_bits_of_a_row_are_not_its_own(
+    model: Checkpoint,
+) -> None:
+    bench = Counted(model, shares_seeded=False)
+    bench.turn(1, tokens(300))
+    assert bench.turn(2, tokens(300))[1] == 1
+    assert bench.turn(3, tokens(300), seed=7)[1] == 300
+    bench.score(4, "", ids=tokens(300))
+    bench.run()
+    assert bench.take() == 300
 
 
 # ---------------------------------------------------------------- steering
@@ -385,7 +417,7 @@ def test_a_prefix_is_used_exactly_under_the_steering_that_made_it(
                 each.steering.set_live(live)
                 found.append(each.turn(request, tokens(300), plan=plan, max_tokens=8))
     (first, _), (second, given), (expected, _), (expected_next, _) = found
-    assert given == (1 if is_reused else 300)
+    assert given == (12 if is_reused else 300)
     assert first.tokens == expected.tokens
     assert second.tokens == expected_next.tokens
 
@@ -410,7 +442,7 @@ def test_an_unsteered_prefix_outlives_an_attach(model: Checkpoint) -> None:
     with bench.attached(KEY, SAE):
         bench.steering.set_live(ON)
         answer, given = bench.turn(2, tokens(300), plan=Suppressed())
-    assert given == 1
+    assert given == 12
     assert answer.tokens == generated_after(model, tokens(300), 16)
 
 
@@ -430,9 +462,10 @@ def test_a_text_whose_steering_changed_on_the_way_is_not_kept(
         bench.step()
         bench.steering.set_live(last)
         bench.run()
-        assert bench.kept == 0
+        # a prompt that was read whole before the change is kept, and used under its steering
+        assert bench.kept == (300 if steps == 8 else 0)
         answer, given = bench.turn(2, tokens(300))
-        assert given == 300
+        assert given == (12 if steps == 8 and last is ON else 300)
         expected = Counted(model, prefix_tokens=0)
         with expected.attached(OTHER_KEY, SAE):
             expected.steering.set_live(Live(1, last.enabled, {OTHER_KEY: ONE}))
@@ -446,11 +479,11 @@ def test_a_text_during_which_an_sae_came_or_went_is_not_kept(model: Checkpoint) 
     bench.step(3)
     with bench.attached(KEY, SAE):
         bench.run()
-        assert bench.kept == 0
+        assert bench.kept == 300
         bench.ask(2, "", ids=tokens(300), plan=overlay(ONE, epoch=0))
         bench.step(3)
     bench.run()
-    assert bench.kept == 0
+    assert bench.kept == 600
 
 
 # ---------------------------------------------------------------- rows that stand apart
@@ -460,15 +493,11 @@ def reading(bench: Counted, request: int, ids: list[int]) -> None:
     bench.ask(request, "", ids=ids, tap=Tap(KEY, None, 3, "all", False, 65_536))
 
 
-def scoring(bench: Counted, request: int, ids: list[int]) -> None:
-    bench.score(request, "", ids=ids)
-
-
 def embedding(bench: Counted, request: int, ids: list[int]) -> None:
     bench.embed(request, "", ids=ids)
 
 
-@pytest.mark.parametrize("apart", [reading, scoring, embedding])
+@pytest.mark.parametrize("apart", [reading, embedding])
 def test_a_row_that_needs_every_token_neither_uses_nor_keeps_a_prefix(
     model: Checkpoint, apart: Callable[[Counted, int, list[int]], None]
 ) -> None:
@@ -492,25 +521,53 @@ def test_the_store_stays_within_its_bound_and_drops_what_was_used_longest_ago() 
     store = Prefixes(1000)
     texts = {name: tokens(300, name) for name in range(4)}
     for name in range(3):
-        store.keep(PLAIN, texts[name], {})
-    assert store.tokens == 900
-    assert store.find(PLAIN, [*texts[0], 4])
-    store.keep(PLAIN, texts[3], {})
-    assert store.tokens == 900
-    found = {name for name, text in texts.items() if store.find(PLAIN, [*text, 4])}
+        keep(store, PLAIN, texts[name])
+    assert store.tokens == store.bytes == 900
+    assert store.find(text(PLAIN, texts[0]))
+    keep(store, PLAIN, texts[3])
+    assert store.tokens == store.bytes == 900
+    found = {name for name, ids in texts.items() if store.find(text(PLAIN, ids))}
     assert found == {0, 2, 3}
 
 
-def test_a_prefix_contained_in_a_newer_one_gives_way_to_it() -> None:
+def test_a_beginning_in_common_is_held_once() -> None:
     store = Prefixes(2000)
     base = tokens(600)
-    store.keep(PLAIN, base[:300], {})
-    store.keep(STEERED, base[:300], {})
-    store.keep(PLAIN, [*base[:290], *tokens(20, 2)], {})
-    assert store.tokens == 910
-    store.keep(PLAIN, base, {})
-    assert store.tokens == 300 + 310 + 600
-    assert store.find(STEERED, base)
+    keep(store, PLAIN, base[:300])
+    keep(store, STEERED, base[:300])
+    keep(store, PLAIN, [*base[:290], *tokens(20, 2)])
+    assert store.tokens == 300 + 300 + 20
+    keep(store, PLAIN, base)
+    assert store.tokens == store.bytes == 600 + 300 + 20
+    assert store.find(text(STEERED, base))
+
+
+def test_what_is_kept_is_what_was_taken_at_its_position() -> None:
+    """Nodes are cut where texts part, and every token keeps its own keys and values."""
+    store, draw = Prefixes(10_000), random.Random(2)
+    base = tokens(700)
+    for number in range(12):
+        cut = draw.randrange(260, 700)
+        ids = [*base[:cut], *tokens(40, number)]
+        keep(store, PLAIN, ids)
+        found = store.find(text(PLAIN, ids))
+        assert found is not None
+        held = torch.cat([node.held[0][0][:, :size] for node, size in found.parts], dim=1)
+        assert held[0, :, 0].tolist() == [position % 128 for position in range(len(ids))]
+
+
+def test_exact_keys_and_values_are_told_from_others() -> None:
+    store, base = Prefixes(10_000), tokens(600)
+    keep(store, PLAIN, base, exact=400)
+    whole, exact = store.find(text(PLAIN, base)), store.find(text(PLAIN, base), is_exact=True)
+    assert whole is not None
+    assert exact is not None
+    assert (whole.tokens, whole.exact) == (600, 400)
+    assert (exact.tokens, exact.exact) == (400, 400)
+    keep(store, PLAIN, base)
+    exact = store.find(text(PLAIN, base), is_exact=True)
+    assert exact is not None
+    assert exact.tokens == 600
 
 
 def test_no_order_of_keeping_and_finding_exceeds_the_bound() -> None:
@@ -518,23 +575,23 @@ def test_no_order_of_keeping_and_finding_exceeds_the_bound() -> None:
     store = Prefixes(1200)
     texts = [tokens(700, name) for name in range(3)]
     for _ in range(300):
-        text, size = draw.choice(texts), draw.randrange(LEAST, 700)
+        ids, size = draw.choice(texts), draw.randrange(LEAST, 700)
         steering = draw.choice([PLAIN, STEERED])
         if draw.random() < 0.5:
-            store.keep(steering, text[:size], {})
-            assert store.find(steering, [*text[:size], 4])
+            keep(store, steering, ids[:size], exact=draw.choice((0, 260, size)))
+            assert store.find(text(steering, ids[:size]))
         else:
-            store.find(steering, text)
+            store.find(text(steering, ids))
         assert store.tokens <= 1200
-        assert store.tokens == sum(len(entry.tokens) for entry in store._entries.values())
+        assert store.bytes == store.tokens == sum(len(node.tokens) for node in store.nodes())
     store.clear()
-    assert store.tokens == 0
-    assert not store.find(STEERED, texts[0])
+    assert store.tokens == store.bytes == 0
+    assert not store.find(text(STEERED, texts[0]))
 
 
 @pytest.mark.parametrize(("size", "expected"), [(LEAST - 1, False), (LEAST, True), (901, False)])
 def test_a_text_may_be_kept_when_it_is_long_enough_and_fits(size: int, expected: bool) -> None:
-    assert Prefixes(900).may_keep(size) is expected
+    assert Prefixes(1800).may_keep(size, 2) is expected
 
 
 def test_the_store_of_a_batch_stays_within_its_bound(model: Checkpoint) -> None:
@@ -542,7 +599,7 @@ def test_the_store_of_a_batch_stays_within_its_bound(model: Checkpoint) -> None:
     for request in range(4):
         bench.turn(request, tokens(300, request))
         assert bench.kept == min(2, request + 1) * 315
-    assert bench.turn(9, tokens(300, 3))[1] == 1
+    assert bench.turn(9, tokens(300, 3))[1] == 12
     assert bench.turn(10, tokens(300, 0))[1] == 300
 
 
@@ -551,14 +608,9 @@ def test_an_idle_batch_holds_no_cache_beside_its_prefixes(model: Checkpoint) -> 
     for request in range(3):
         bench.turn(request, tokens(300, request))
         assert bench.held_bytes == 0
-    held = [
-        tensor
-        for entry in bench.batch._shared._reuse.prefixes._entries.values()
-        for pair in entry.held.values()
-        for tensor in pair
-    ]
-    size = sum(tensor.untyped_storage().nbytes() for tensor in held)
-    assert size == bench.kept * model.kv_bytes_per_token
+    prefixes = bench.batch._shared._reuse.prefixes
+    size = sum(tensor.untyped_storage().nbytes() for tensor in prefixes.tensors())
+    assert size == prefixes.bytes == bench.kept * model.kv_bytes_per_token
 
 
 # ---------------------------------------------------------------- failures

@@ -174,6 +174,18 @@ class Tempo:
         return max(WIDTH, min(most, int(seconds / self.token) // WIDTH * WIDTH))
 
 
+def resumed(common: int, *, is_exact: bool, is_scored: bool) -> int:
+    """The position from which on a row reads its prompt, where `common` tokens of it are kept.
+
+    (1) Where the kept keys and values are exact, the row begins with a whole block of WIDTH tokens, as it would without
+    them. (2) Where the tokens of its prompt are scored, the last kept token is read again, because the token after it
+    is scored by its logits.
+    """
+    if not is_exact:
+        return common
+    return (common - is_scored) // WIDTH * WIDTH
+
+
 def _smoothed(before: float | None, now: float) -> float:
     return now if before is None else before + _SMOOTHING * (now - before)
 
@@ -226,13 +238,11 @@ def chosen(prompts: Sequence[Prompt], turn: PrefillTurn, *, is_decoding: bool) -
     if not short:
         return []
     first = prompts[short[0]]  # (1)
-    if first.filled:
-        return short[:1]
     most, together = first.most, short[:1]
     for i in short[1:]:
         other = prompts[i]
         least = min(most, other.most)
-        if other.filled or other.width != first.width:
+        if other.width != first.width:
             continue
         if (len(together) + 1) * first.width > least:
             break

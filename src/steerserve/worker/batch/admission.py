@@ -61,7 +61,8 @@ def rows_of(
                 row.label = command.label
                 _check_tap(command.tap, row, len(command.prompts))
                 _check_logprobs(command.logprobs, row, command.n * len(command.prompts))
-                row.may_reuse = command.sampling.seed is None and command.tap is None
+                row.may_reuse = command.tap is None
+                row.needs_exact = command.sampling.seed is not None
                 rows.append(row)
     together = len(rows) * max(row.need for row in rows)
     if command.sampling.seed is not None and together > kv_tokens:
@@ -108,6 +109,8 @@ def scoring_rows(command: m.Score, model: Checkpoint, context: int) -> list[Batc
             if prompt.place is not None:
                 goal.prompt_text = model.decode(ids, skip_special=False)
             row = BatchRow(command.id, index, ids, command.plan, goal, where=where)
+            row.may_reuse = command.tap is None and command.pool is None
+            row.needs_exact = True
             row.steering = _steering(row, prompt, model)
             _check_tap(command.tap, row)
             rows.append(row)

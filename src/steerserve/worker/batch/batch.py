@@ -46,7 +46,9 @@ class Batch:
         self._observers = observers
         self._kv_tokens = kv_tokens
         self._shares_seeded = shares_seeded
-        self._prefixes = Prefixes(prefix_tokens) if prefix_tokens else None
+        self._prefixes: Prefixes | None = None
+        if prefix_tokens:
+            self._prefixes = Prefixes(prefix_tokens * max(1, model.kv_bytes_per_token))
         self._shared = self._group(self._prefixes, step_seconds)
         self._alone = self._group(None, None, model.alone) if model.alone else None
         self._seeded: dict[int, Group] = {}
@@ -147,6 +149,7 @@ class Batch:
             prefixes,
             step_seconds,
             graphs=self._graphs,
+            is_exact=self._shares_seeded,
         )
 
     def _lasting(self) -> list[Group]:

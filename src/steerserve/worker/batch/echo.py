@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import structlog
 from torch import Tensor
 
+from steerserve.rules.inference.stepping import WIDTH
 from steerserve.worker.rows.rows import BatchRow, Scoring
 
 ECHO_LOGITS = 1 << 25
@@ -24,18 +25,21 @@ def is_in(rows: Sequence[BatchRow]) -> bool:
 def most(rows: Sequence[BatchRow], vocabulary: int, otherwise: int) -> int:
     """The most tokens of these rows in one prefill pass, at most `otherwise`. A pass that keeps the logits after every
     token has fewer where the logits would take too much memory."""
-    return max(1, min(otherwise, ECHO_LOGITS // vocabulary)) if is_in(rows) else otherwise
+    if not is_in(rows):
+        return otherwise
+    tokens = ECHO_LOGITS // vocabulary
+    return max(1, min(otherwise, tokens // WIDTH * WIDTH or tokens))
 
 
 def score(
-    rows: Sequence[BatchRow], parts: Sequence[Sequence[int]], start: int, logits: Tensor
+    rows: Sequence[BatchRow], parts: Sequence[Sequence[int]], logits: Tensor
 ) -> Exception | None:
-    """Score the tokens of the prompts of a pass over `parts`, from its logits [rows, T, vocabulary]. Returns the error
-    that ended the scoring."""
+    """Score the tokens of the prompts of a pass over `parts`, from its logits [rows, T, vocabulary]. Each part begins
+    where the row was filled before. Returns the error that ended the scoring."""
     try:
         for row, part, own in zip(rows, parts, logits, strict=True):
             if isinstance(row.goal, Scoring) and row.goal.is_echoed:
-                row.goal.read_prompt(row, own[: len(part)], start)
+                row.goal.read_prompt(row, own[: len(part)], row.filled)
     except Exception as error:
         # log-probabilities over a large vocabulary may run out of memory
         log.exception("prompts_not_scored", rows=len(rows))

@@ -64,6 +64,8 @@ class Group:
         step_seconds: float | None = stepping.STEP_SECONDS,
         clock: Callable[[], float] = time.perf_counter,
         graphs: DecodeGraphs | None = None,
+        *,
+        is_exact: bool = False,
     ) -> None:
         self._model = model
         self._passes = SteeredPasses(model, saes, observers, graphs)
@@ -74,7 +76,10 @@ class Group:
         self._tempo = Tempo()
         self._turn = PrefillTurn()
         self.cache: Any = model.cache()
-        self._reuse = Reuse(saes, observers, cast(Any, self.cache), prefixes)
+        sizes = model.kv_bytes_by_device.values()
+        self._reuse = Reuse(
+            saes, observers, cast(Any, self.cache), prefixes, sum(sizes), is_exact=is_exact
+        )
         self.rows: list[BatchRow] = []
         self.joining: list[BatchRow] = []
 
@@ -100,7 +105,9 @@ class Group:
 
     def join(self, new: list[BatchRow]) -> None:
         """Take the rows in; they are prefilled by the coming steps."""
-        self.joining.extend(new)
+        for row in new:
+            self.joining.append(row)
+            self._reuse.join(row)
 
     def step(self) -> list[Ending]:
         """One prefill pass if it is due, then one decode pass of the rows that decoded before; one of each row where
@@ -141,15 +148,17 @@ class Group:
         outcomes, rows = self._begun(rows)
         if not rows:
             return outcomes
-        start = rows[0].filled
+        first = rows[0]
         most = self._most(rows, most)
-        parts = [row.prompt[start : start + most] for row in rows]
-        logits = self._read(rows, start, parts)
+        if any(len(row.prompt) - row.filled > most for row in rows):
+            rows = rows[:1]
+        parts = [row.prompt[row.filled : row.filled + most] for row in rows]
+        logits = self._read(rows, parts)
         if isinstance(logits, Exception):
             return outcomes + self._failed(rows, logits)
         for row, part in zip(rows, parts, strict=True):
-            row.filled = start + len(part)
-        first = rows[0]
+            row.filled += len(part)
+            self._reuse.read(row)
         if first.filled < len(first.prompt):
             # the other long prompts go first next time
             self.joining.remove(first)
@@ -165,19 +174,20 @@ class Group:
         self._tempo = self._tempo.prefilled(read, self._clock() - started)
         return outcomes
 
-    def _read(self, rows: list[BatchRow], start: int, parts: list[list[int]]) -> Tensor | Exception:
+    def _read(self, rows: list[BatchRow], parts: list[list[int]]) -> Tensor | Exception:
         """One pass over parts of the prompts. Returns the logits after each part, or the error that ended the pass."""
+        starts = [row.filled for row in rows]
         pools = any(isinstance(row.goal, Pooling) for row in rows)
         echoes = echo.is_in(rows)
         with states.caught(rows, parts, is_alone=self._model.is_alone):
             logits = self._passes.run(
                 rows,
-                [(start, len(part)) for part in parts],
+                [(start, len(part)) for start, part in zip(starts, parts, strict=True)],
                 lambda: self._model.prefill(
                     self.cache,
                     [cast(CacheSlot, row.slot) for row in rows],
                     parts,
-                    start=start,
+                    start=starts,
                     with_sums=pools,
                     with_all=echoes,
                 ),
@@ -186,7 +196,7 @@ class Group:
             return logits
         if echoes:
             every, self._model.every = cast(Tensor, self._model.every), None
-            error = echo.score(rows, parts, start, every)
+            error = echo.score(rows, parts, every)
             if error is not None:
                 return error
         for i, row in enumerate(rows):
@@ -195,21 +205,15 @@ class Group:
         return logits
 
     def _due(self, most: int) -> list[BatchRow]:
-        """The rows that the prefill pass of this step reads, with at most `most` tokens. A row that begins with a kept
-        prefix is read alone, from the end of that prefix."""
+        """The rows that the prefill pass of this step reads, with at most `most` tokens."""
+        ready = [row for row in self.joining if not self._reuse.must_wait(row)]
         prompts = [
-            Prompt(len(row.prompt), row.filled, self._most([row], most)) for row in self.joining
+            Prompt(len(row.prompt), self._reuse.start(row), self._most([row], most))
+            for row in ready
         ]
         places = stepping.chosen(prompts, self._turn, is_decoding=bool(self.rows))
-        rows = [self.joining[i] for i in places]
-        if self._model.is_alone:
-            rows = rows[:1]
-        if len(rows) > 1:
-            begins = [self._reuse.find(row) is not None for row in rows]
-            rows = (
-                rows[:1] if begins[0] else [r for r, b in zip(rows, begins, strict=True) if not b]
-            )
-        return rows
+        rows = [ready[i] for i in places]
+        return rows[:1] if self._model.is_alone else rows
 
     def _most(self, rows: list[BatchRow], most: int) -> int:
         """The most tokens of a prefill pass over these rows, at most `most`."""
@@ -225,12 +229,12 @@ class Group:
         return outcomes, [row for row in rows if row.slot is not None]
 
     def _begin(self, row: BatchRow) -> None:
-        """Note the version of the steering, make room for the prompt, and copy a kept prefix into it."""
-        kept = self._reuse.find(row)
+        """Note the version of the steering, make room for the prompt, and copy a kept beginning into it."""
         row.version = self._saes.version
-        row.slot = self.cache.open(stepping.capacity(len(row.prompt) + 1, row.need))
-        if kept is not None:
-            self._reuse.begin(row, kept)
+        capacity = stepping.capacity(len(row.prompt) + 1, row.need)
+        slot = self.cache.open(capacity)
+        self._reuse.begin(row, slot)
+        row.slot = slot
 
     def _decode(self, rows: list[BatchRow]) -> list[Ending]:
         """One decode pass. Rows that were prefilled in this step wait for the next step."""
@@ -294,12 +298,12 @@ class Group:
             if isinstance(last, Refused):
                 self._leave(row)
             elif is_last(last):
-                self._reuse.keep(row)
+                self._reuse.end(row)
                 self._leave(row)
                 again = reread(row, new)
                 if again is not None:
                     # it has room, because the row gave up as much
-                    self.joining.append(again)
+                    self.join([again])
                     continue
             outcomes += new
         return outcomes
@@ -382,6 +386,7 @@ class Group:
 
     def _close(self, row: BatchRow) -> None:
         """Give up the slot of a row."""
+        self._reuse.forget(row)
         if row.slot is not None:
             self.cache.close(row.slot)
             row.slot = None

@@ -1,24 +1,34 @@
-"""Keys and values of conversations that ended, kept for their next turn.
+"""Keys and values of prompts and conversations, kept for the rows that begin with the same tokens.
 
-The beginning of an entry is used as far as the row is steered exactly as the row was that computed it, position by
-position, and only by a row of which the observers read the same. The memory of all entries is bounded in tokens; the
-entry that was used longest ago is dropped first.
+They are a tree: each node has a run of tokens that follows the tokens of its parent, so a beginning that many prompts
+share is held once. A row uses a beginning as far as the row is steered exactly as the row was that computed it,
+position by position, and only where the observers read the same of both rows. The memory of all nodes is bounded; the
+node that was used longest ago is dropped first, and never before the nodes that follow it.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from steerserve.messages import PromptToken
 from steerserve.worker.model.kv import Held
 
 LEAST = 256
-"""A shorter prefix is not kept: computing it costs little, and short prompts then never depend on earlier requests."""
+"""A shorter beginning is not kept: computing it costs little, and short prompts then never depend on earlier
+requests."""
+
+TOKEN_BYTES, TOP_BYTES = 200, 120
+"""About the memory of the score of one token, and of each probable token beside it."""
+
+Tokens = NDArray[np.int64]
+
+ScoreForm = Hashable
+"""What the scores of the tokens of a prompt depend on beside the tokens and their steering."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,80 +56,243 @@ class Signature:
                 its = next(others, None)
         return end
 
+    def at(self, position: int) -> tuple[float, Hashable]:
+        """The end of the run of a position, and its steering."""
+        return next(run for run in self.steering if run[0] > position)
+
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """One row's cache: `held` has the keys and values of `tokens`. `notes` is what the observers read of the row."""
+class Text:
+    """The tokens of a row that are to be found or kept. With `form` each token needs its score in this form too."""
 
     signature: Signature
-    tokens: NDArray[np.int64]
+    tokens: Tokens
+    form: ScoreForm | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """A run of tokens that are steered alike, with their keys and values.
+
+    Attributes:
+        is_exact: the keys and values have the bits that a row computes which reads its whole prompt itself.
+        notes: what the observers have read of a row with these tokens.
+        scores: the scores of the tokens, by what they depend on.
+        used: when it was last used, in the count of uses.
+    """
+
+    tokens: Tokens
     held: Held
+    is_exact: bool = True
     notes: Sequence[object] = ()
+    scores: dict[ScoreForm, list[PromptToken]] = field(default_factory=dict)
+    parent: Node | None = None
+    steering: Hashable = None
+    children: dict[Hashable, Node] = field(default_factory=dict)
+    used: int = 0
+
+    @property
+    def name(self) -> Hashable:
+        """The name of the node among the children of its parent."""
+        return int(self.tokens[0]), self.steering, self.is_exact
+
+    @property
+    def size(self) -> int:
+        """The bytes of memory that the node takes."""
+        tensors = sum(tensor.nbytes for pair in self.held.values() for tensor in pair)
+        scored = (token for tokens in self.scores.values() for token in tokens)
+        return tensors + sum(TOKEN_BYTES + TOP_BYTES * len(token.top) for token in scored)
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """A kept beginning of a row: `parts` has its nodes with the number of tokens that are used of each. `exact` is the
+    number of tokens, from the first, whose keys and values are exact."""
+
+    parts: Sequence[tuple[Node, int]] = ()
+    exact: int = 0
+
+    @property
+    def tokens(self) -> int:
+        return sum(count for _, count in self.parts)
+
+    @property
+    def notes(self) -> Sequence[object]:
+        return self.parts[-1][0].notes
+
+    def scores(self, form: ScoreForm) -> list[PromptToken]:
+        """The scores of the tokens in a form."""
+        return [score for node, count in self.parts for score in node.scores[form][:count]]
+
+    def then(self, node: Node, count: int) -> Beginning:
+        return Beginning((*self.parts, (node, count)), self.exact + (count if node.is_exact else 0))
 
 
 class Prefixes:
-    """Prefixes by steering and tokens, at most `most_tokens` of them together."""
+    """Kept beginnings, which take at most `most_bytes` of memory. `changes` counts what was added and dropped."""
 
-    def __init__(self, most_tokens: int) -> None:
-        self._most = most_tokens
-        self._entries: OrderedDict[int, Entry] = OrderedDict()
-        self._next = 0
+    def __init__(self, most_bytes: int) -> None:
+        self._most = most_bytes
+        self._roots: dict[Hashable, Node] = {}
+        self._uses = 0
+        self.changes = 0
+        self.bytes = 0
         self.tokens = 0
+
+    def nodes(self) -> Iterator[Node]:
+        """All nodes, each before its children."""
+        waiting = [child for root in self._roots.values() for child in root.children.values()]
+        while waiting:
+            node = waiting.pop()
+            yield node
+            waiting.extend(node.children.values())
 
     def tensors(self) -> Iterator[Tensor]:
-        """The keys and values of all entries."""
-        for entry in self._entries.values():
-            for pair in entry.held.values():
+        """The keys and values of all nodes."""
+        for node in self.nodes():
+            for pair in node.held.values():
                 yield from pair
 
-    def find(self, signature: Signature, prompt: list[int]) -> tuple[Entry, int] | None:
-        """The entry with the longest prefix in common with a prompt, and the length of that prefix.
-
-        The last token of the prompt is never part of the prefix, because its logits are needed.
-        """
-        if len(prompt) <= LEAST or not self._entries:
+    def find(self, text: Text, *, is_exact: bool = False) -> Beginning | None:
+        """The longest kept beginning of a text; with `is_exact`, of exact keys and values only. None where it is
+        shorter than LEAST."""
+        root = self._roots.get(text.signature.read)
+        if root is None or len(text.tokens) < LEAST:
             return None
-        wanted = np.asarray(prompt[:-1], dtype=np.int64)
-        best, length = None, LEAST - 1
-        for number, entry in self._entries.items():
-            most = entry.signature.common(signature)
-            if most > length:
-                common = int(min(most, _common(entry.tokens, wanted)))
-                if common > length:
-                    best, length = number, common
-        if best is None:
+        longest, waiting = Beginning(), [(root, Beginning())]
+        while waiting:
+            node, found = waiting.pop()
+            at = found.tokens
+            if at > longest.tokens:
+                longest = found
+            if at == len(text.tokens) or (found.parts and found.parts[-1][1] < len(node.tokens)):
+                continue
+            for name in _names(text, at, is_exact=is_exact):
+                child, count = _best(node, [name], text, at)
+                if child is not None and (text.form is None or text.form in child.scores):
+                    waiting.append((child, found.then(child, count)))
+        if longest.tokens < LEAST:
             return None
-        self._entries.move_to_end(best)
-        return self._entries[best], length
+        self._use([node for node, _ in longest.parts])
+        return longest
 
     def keep(
-        self, signature: Signature, tokens: list[int], held: Held, notes: Sequence[object] = ()
+        self,
+        text: Text,
+        exact: int,
+        take: Callable[[int, int], Held],
+        notes: Sequence[object] = (),
+        scores: Sequence[PromptToken] = (),
     ) -> None:
-        """Add an entry, and drop each entry whose tokens are the beginning of the new entry's tokens."""
-        new = np.asarray(tokens, dtype=np.int64)
-        for number, entry in list(self._entries.items()):
-            size = len(entry.tokens)
-            if entry.signature.common(signature) >= size and _common(entry.tokens, new) == size:
-                self._drop(number)
-        self._entries[self._next] = Entry(signature, new, held, notes)
-        self._next += 1
-        self.tokens += len(new)
-        while self.tokens > self._most:
-            self._drop(next(iter(self._entries)))
+        """Keep the tokens of a text that are not kept yet. `take` copies the keys and values of the positions [start,
+        end). Those of the first `exact` tokens are exact. `scores` are those of the text's form."""
+        node, at, size = self._roots.setdefault(text.signature.read, _root()), 0, len(text.tokens)
+        path = []
+        while at < size:
+            names = _names(text, at, is_exact=at < exact)
+            child, common = _best(node, names, text, at)
+            if child is None or not common:
+                end, steering = text.signature.at(at)
+                end = int(min(end, size, exact if at < exact else size))
+                child = Node(text.tokens[at:end].copy(), take(at, end), at < exact, notes)
+                child.parent, child.steering, common = node, steering, end - at
+                self._add(child)
+            elif common < len(child.tokens) and (
+                at + common < size or text.form not in (None, *child.scores)
+            ):
+                child = self._split(child, common)
+            if text.form is not None and text.form not in child.scores:
+                before = child.size
+                child.scores[text.form] = list(scores[at : at + common])
+                self.bytes += child.size - before
+                self.changes += 1
+            path.append(child)
+            node, at = child, at + common
+        self._use(path)
+        while self.bytes > self._most:
+            self._drop(min((n for n in self.nodes() if not n.children), key=lambda n: n.used))
 
-    def may_keep(self, tokens: int) -> bool:
+    def may_keep(self, tokens: int, token_bytes: int) -> bool:
         """Whether a row of this many tokens is long enough to be kept, and fits."""
-        return LEAST <= tokens <= self._most
+        return tokens >= LEAST and tokens * token_bytes <= self._most
 
     def clear(self) -> None:
-        self._entries.clear()
-        self.tokens = 0
+        self._roots.clear()
+        self.bytes = self.tokens = 0
+        self.changes += 1
 
-    def _drop(self, number: int) -> None:
-        self.tokens -= len(self._entries.pop(number).tokens)
+    # ------------------------------------------------------------- inside
+
+    def _use(self, path: Sequence[Node]) -> None:
+        self._uses += 1
+        for node in path:
+            node.used = self._uses
+
+    def _add(self, node: Node) -> None:
+        assert node.parent is not None
+        node.parent.children[node.name] = node
+        self.bytes += node.size
+        self.tokens += len(node.tokens)
+        self.changes += 1
+
+    def _drop(self, node: Node) -> None:
+        """Drop a node that no other follows."""
+        assert node.parent is not None
+        del node.parent.children[node.name]
+        self.bytes -= node.size
+        self.tokens -= len(node.tokens)
+        self.changes += 1
+
+    def _split(self, node: Node, count: int) -> Node:
+        """Cut a node after `count` tokens; the first part."""
+        first, rest = (
+            Node(
+                node.tokens[part],
+                {
+                    layer: (keys[:, part].clone(), values[:, part].clone())
+                    for layer, (keys, values) in node.held.items()
+                },
+                node.is_exact,
+                node.notes,
+                {form: scores[part] for form, scores in node.scores.items()},
+                steering=node.steering,
+                used=node.used,
+            )
+            for part in (slice(count), slice(count, None))
+        )
+        parent = node.parent
+        assert parent is not None
+        first.parent, rest.parent, rest.children = parent, first, node.children
+        for child in rest.children.values():
+            child.parent = rest
+        parent.children[first.name] = first
+        first.children[rest.name] = rest
+        self.changes += 1
+        return first
 
 
-def _common(one: NDArray[np.int64], other: NDArray[np.int64]) -> int:
+def _root() -> Node:
+    return Node(np.zeros(0, np.int64), {})
+
+
+def _names(text: Text, at: int, *, is_exact: bool) -> list[Hashable]:
+    """The names of the nodes that may have the tokens from position `at` on."""
+    first, (_, steering) = int(text.tokens[at]), text.signature.at(at)
+    exact = first, steering, True
+    return [exact] if is_exact else [exact, (first, steering, False)]
+
+
+def _best(node: Node, names: Sequence[Hashable], text: Text, at: int) -> tuple[Node | None, int]:
+    """The child of a node that has most tokens in common with the text from position `at` on, and their number."""
+    end = min(text.signature.at(at)[0], len(text.tokens))
+    rest = text.tokens[at : int(end)]
+    found = [child for name in names if (child := node.children.get(name)) is not None]
+    counted = [(common(child.tokens, rest), child) for child in found]
+    count, child = max(counted, key=lambda pair: pair[0], default=(0, None))
+    return child, count
+
+
+def common(one: Tokens, other: Tokens) -> int:
     """The number of tokens that both sequences begin with."""
     size = min(len(one), len(other))
     differ = np.flatnonzero(one[:size] != other[:size])

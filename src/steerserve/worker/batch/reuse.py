@@ -1,68 +1,201 @@
-"""Beginnings of prompts that rows take over from rows that ended before."""
+"""Beginnings of prompts that rows take over from other rows.
+
+A row that begins like another one, whose prompt is being read, waits until the other has read what both begin with.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import cast
 
+import numpy as np
 import structlog
 
+from steerserve.messages import PromptToken
+from steerserve.rules.inference import stepping
 from steerserve.worker import memory
-from steerserve.worker.batch.prefix import Entry, Prefixes, Signature
+from steerserve.worker.batch import prefix
+from steerserve.worker.batch.prefix import Beginning, Prefixes, ScoreForm, Signature, Text
 from steerserve.worker.hooks.hooks import HookedSaes
-from steerserve.worker.model.kv import CacheSlot, KvCache
+from steerserve.worker.model.kv import CacheSlot, Held, KvCache
 from steerserve.worker.observers.observers import Observers
-from steerserve.worker.rows.rows import BatchRow
+from steerserve.worker.rows.rows import BatchRow, Scoring
+
+AHEAD = stepping.WIDTH
+"""A row waits for another one that reads at least this many tokens for it, and reads fewer itself."""
 
 log = structlog.get_logger(__name__)
 
 
+@dataclass(slots=True)
+class Sharing:
+    """What a row has to do with other rows. `text` is its prompt but for the last token, whose logits are needed; it
+    was made at `version` of the steering. `found` was found at `changes` of the kept beginnings. The row waits until
+    `leader` has read `shared` tokens. The keys and values of its first `exact` tokens are exact."""
+
+    text: Text
+    version: int
+    changes: int = -1
+    found: Beginning | None = None
+    leader: BatchRow | None = None
+    shared: int = 0
+    exact: float = math.inf
+
+
 class Reuse:
-    """Copies kept prefixes into the cache, and keeps the content of rows that end. With `prefixes` of None it does
-    nothing."""
+    """Copies kept beginnings into the cache, and keeps the content of rows. With `prefixes` of None it does nothing.
+    `is_exact` says that a prompt which is read in parts beside others has the bits of one that is read alone at
+    once."""
 
     def __init__(
-        self, saes: HookedSaes, observers: Observers, cache: KvCache, prefixes: Prefixes | None
+        self,
+        saes: HookedSaes,
+        observers: Observers,
+        cache: KvCache,
+        prefixes: Prefixes | None,
+        token_bytes: int = 0,
+        *,
+        is_exact: bool = False,
     ) -> None:
         self._saes = saes
         self._observers = observers
         self._cache = cache
+        self._token_bytes = token_bytes
+        self._is_exact = is_exact
+        self._rows: dict[BatchRow, Sharing] = {}
         self.prefixes = prefixes
 
-    def find(self, row: BatchRow) -> tuple[Entry, int] | None:
-        """The kept prefix that the row may begin with, and its length."""
-        if self.prefixes is None or not row.may_reuse or not self._saes.may_reuse(row.steering):
-            return None
-        return self.prefixes.find(self._signature(row, len(row.prompt)), row.prompt)
+    def join(self, row: BatchRow) -> None:
+        """The row waits for its first pass."""
+        if self.prefixes is None or not row.may_reuse or (row.needs_exact and not self._is_exact):
+            return
+        self._rows[row] = Sharing(self._text(row, row.prompt[:-1]), self._saes.version)
+        self._follow(row)
 
-    def begin(self, row: BatchRow, kept: tuple[Entry, int]) -> None:
-        """Copy a kept prefix into the row's slot."""
-        entry, length = kept
+    def forget(self, row: BatchRow) -> None:
+        """The row has left. The rows that wait for it wait for another one, or for none."""
+        if self._rows.pop(row, None) is None:
+            return
+        for other, its in self._rows.items():
+            if its.leader is row:
+                its.leader = None
+                if other.slot is None:
+                    self._follow(other)
+
+    def must_wait(self, row: BatchRow) -> bool:
+        """Whether another row reads a beginning of this row's prompt now, or will."""
+        its = self._rows.get(row)
+        if its is None or its.leader is None or its.leader.filled >= its.shared:
+            return False
+        found = self._find(row, its)
+        return its.shared - (found.tokens if found else 0) >= AHEAD
+
+    def start(self, row: BatchRow) -> int:
+        """The position from which on the row reads its prompt, or goes on reading it."""
+        its = self._rows.get(row)
+        if row.slot is not None or its is None:
+            return row.filled
+        found = self._find(row, its)
+        return self._start(row, found) if found else 0
+
+    def begin(self, row: BatchRow, slot: CacheSlot) -> None:
+        """Copy a kept beginning into the slot that the row gets."""
+        its = self._rows.get(row)
+        found = self._find(row, its) if its else None
+        if its is None or found is None:
+            return
+        start, at = self._start(row, found), 0
         with self._spare_memory():
-            self._cache.put(cast(CacheSlot, row.slot), entry.held, length)
-            row.filled = length
-            self._observers.resume(row, length, entry.notes)
+            for node, count in found.parts:
+                size = min(count, start - at)
+                self._cache.put(slot, node.held, size, at)
+                at += size
+            if isinstance(row.goal, Scoring) and its.text.form is not None:
+                row.goal.prompt = found.scores(its.text.form)[: start + 1]
+            its.exact = math.inf if found.exact == found.tokens else found.exact
+            row.filled = start
+            self._observers.resume(row, start, found.notes)
 
-    def keep(self, row: BatchRow) -> None:
-        """Keep the keys and values of a row that ended, unless the steering changed while it ran."""
-        tokens = row.cached
-        is_same = row.version == self._saes.version
-        if (
-            self.prefixes is not None
-            and row.may_reuse
-            and is_same
-            and self.prefixes.may_keep(len(tokens))
+    def read(self, row: BatchRow) -> None:
+        """A pass has read a part of the row's prompt: keep the prompt if it ends there, or if another row waits for
+        this part."""
+        if row.filled == len(row.prompt) or any(
+            its.leader is row and its.shared <= row.filled for its in self._rows.values()
         ):
-            with self._spare_memory():
-                held = self._cache.take(cast(CacheSlot, row.slot), len(tokens))
-                signature = self._signature(row, len(tokens))
-                self.prefixes.keep(signature, tokens, held, self._observers.notes(row))
+            self._keep(row, row.prompt[: row.filled])
+
+    def end(self, row: BatchRow) -> None:
+        """Keep the keys and values of a row that ended. Those of tokens that it wrote are not exact, and are of no use
+        for the next turn of a row that needs exact ones."""
+        if not row.needs_exact:
+            self._keep(row, row.cached)
+
+    # ------------------------------------------------------------- inside
+
+    def _follow(self, row: BatchRow) -> None:
+        """Have the row wait for the row before it that reads most of its prompt, where one does."""
+        its = self._rows[row]
+        for other, whose in self._rows.items():
+            if other is row:
+                return
+            if other.filled == len(other.prompt) or its.text.form not in (None, whose.text.form):
+                continue
+            alike = whose.text.signature.common(its.text.signature)
+            shared = int(min(alike, prefix.common(whose.text.tokens, its.text.tokens)))
+            if self._may_keep(shared) and shared > its.shared:
+                its.leader, its.shared = other, shared
+
+    def _find(self, row: BatchRow, its: Sharing) -> Beginning | None:
+        prefixes = cast(Prefixes, self.prefixes)
+        if not self._saes.may_reuse(row.steering):
+            return None
+        if its.version != self._saes.version:
+            its.text, its.version = self._text(row, row.prompt[:-1]), self._saes.version
+            its.changes = -1
+        if its.changes != prefixes.changes:
+            its.changes = prefixes.changes
+            its.found = prefixes.find(its.text, is_exact=row.needs_exact)
+        return its.found
+
+    def _start(self, row: BatchRow, found: Beginning) -> int:
+        return stepping.resumed(
+            found.tokens,
+            is_exact=found.exact == found.tokens,
+            is_scored=_form(row) is not None,
+        )
+
+    def _may_keep(self, tokens: int) -> bool:
+        return cast(Prefixes, self.prefixes).may_keep(tokens, self._token_bytes)
+
+    def _keep(self, row: BatchRow, tokens: Sequence[int]) -> None:
+        """Keep these first tokens of the row, unless the steering changed while it ran."""
+        its = self._rows.get(row)
+        is_same = row.version == self._saes.version
+        if its is None or not is_same or not self._may_keep(len(tokens)):
+            return
+        goal, slot = row.goal, cast(CacheSlot, row.slot)
+        scores: Sequence[PromptToken] = ()
+        if isinstance(goal, Scoring):
+            if goal.refusal is not None:
+                return
+            scores = goal.prompt
+
+        def take(start: int, end: int) -> Held:
+            return self._cache.take(slot, end, start)
+
+        with self._spare_memory():
+            exact = int(min(its.exact, row.filled)) if self._is_exact else 0
+            notes = self._observers.notes(row)
+            text = self._text(row, tokens)
+            cast(Prefixes, self.prefixes).keep(text, exact, take, notes, scores)
 
     @contextmanager
     def _spare_memory(self) -> Iterator[None]:
-        """Guards a copy of a kept prefix: where memory runs out over the copy, all kept prefixes are dropped, and the
-        row goes on without one."""
+        """Guards a copy of a kept beginning: where memory runs out over the copy, all kept beginnings are dropped, and
+        the row goes on without one."""
         try:
             yield
         except (RuntimeError, MemoryError) as error:
@@ -75,6 +208,13 @@ class Reuse:
                 self.prefixes.clear()
             memory.recover(error)
 
-    def _signature(self, row: BatchRow, size: int) -> Signature:
-        """How the first `size` positions of the row are steered and read."""
-        return Signature(self._saes.signature(row.steering, size), self._observers.mark(row))
+    def _text(self, row: BatchRow, tokens: Sequence[int]) -> Text:
+        """These first tokens of the row, and how they are steered and read."""
+        signature = Signature(
+            self._saes.signature(row.steering, len(tokens)), self._observers.mark(row)
+        )
+        return Text(signature, np.asarray(tokens, dtype=np.int64), _form(row))
+
+
+def _form(row: BatchRow) -> ScoreForm | None:
+    return row.goal.form if isinstance(row.goal, Scoring) else None

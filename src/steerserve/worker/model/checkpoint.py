@@ -130,17 +130,17 @@ class Checkpoint(Transformer):
         slots: Sequence[CacheSlot],
         rows: Sequence[Sequence[int]],
         *,
-        start: int,
+        start: int | Sequence[int],
         with_sums: bool = False,
         with_all: bool = False,
     ) -> Tensor:
-        """Write the tokens of `rows` into their slots, at positions from `start` on. Returns the logits [rows,
-        vocabulary] after each row's last token.
+        """Write the tokens of `rows` into their slots, at positions from `start` on, a number for each row or one for
+        all. Returns the logits [rows, vocabulary] after each row's last token.
 
         With `with_all`, `every` then holds the logits after every token, [rows, width, vocabulary].
         With `with_sums`, `sums` then holds the last hidden layer summed over each row's tokens, [rows, hidden] in
         float32. Rows are padded on the right to a multiple of WIDTH. Causal attention hides the padding from the tokens
-        before it. With `start` > 0 there is one row.
+        before it.
         """
         sizes = [len(ids) for ids in rows]
         # with 8-bit weights the padding would take part in the rounding of the row
@@ -149,13 +149,16 @@ class Checkpoint(Transformer):
         for i, ids in enumerate(rows):
             tokens[i, : sizes[i]] = torch.tensor(ids)
         self.pulse.passing(Activity.PREFILL)
-        end = start + width
+        starts = [start] * len(rows) if isinstance(start, int) else list(start)
+        end = max(starts) + width
         read = stepping.up(end, stepping.KEYS) if self.device.type == "cpu" else end
-        if not start and self.device.type != "cpu":
+        if not any(starts) and self.device.type != "cpu":
             read = 0  # the fused kernels of cards take the causal flag, and no mask
-        cache.begin_prefill(slots, sizes, start, read)
-        positions = torch.arange(start, end, device=self.device)[None].expand(len(rows), -1)
-        masks = self._masks(positions[:1], read) if read else None
+        cache.begin_prefill(slots, sizes, starts, read)
+        first = torch.tensor(starts, device=self.device)[:, None]
+        positions = first + torch.arange(width, device=self.device)
+        masked = positions if len(set(starts)) > 1 else positions[:1]
+        masks = self._masks(masked, read) if read else None
         counts = torch.tensor(sizes) if with_sums else None
         last = torch.tensor(sizes) - 1
         if not with_all:

@@ -30,8 +30,8 @@ PROMPTS = 4
 CROWDS = ((1, 4, 11), (2, 6, 70))
 """The numbers of other rows in decode passes: with a prompt that is read beside others, and in parts."""
 
-PARTS = (32, 40)
-"""The parts in which the prompt is read."""
+PART = 32
+"""The first part of the prompt, where the prompt is read in two parts. Another prompt begins beside the second."""
 
 
 class PassModel(Protocol):
@@ -48,7 +48,7 @@ class PassModel(Protocol):
         slots: Sequence[CacheSlot],
         rows: Sequence[Sequence[int]],
         *,
-        start: int,
+        start: int | Sequence[int],
     ) -> Tensor: ...
 
     def decode_step(
@@ -115,12 +115,9 @@ def _beside(
     model.prefill(cache, others[1:2], [prompt[:OTHER]], start=0)
     held = cache.take(others[1], OTHER)
     if is_in_parts:
-        logits, start = None, 0
-        for size in PARTS:
-            logits = model.prefill(cache, [own], [prompt[start : start + size]], start=start)
-            start += size
-        assert logits is not None
-        yield logits[0]
+        model.prefill(cache, [own], [prompt[:PART]], start=0)
+        parts = [prompt[:OTHER], prompt[PART:]]
+        yield model.prefill(cache, [alike[1], own], parts, start=[0, PART])[-1]
     else:
         prompts = [*[list(reversed(prompt))] * len(alike), prompt]
         yield model.prefill(cache, [*alike, own], prompts, start=0)[-1]

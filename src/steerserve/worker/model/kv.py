@@ -99,12 +99,12 @@ class ShelfPart:
 
 @dataclass(slots=True)
 class _Prefill:
-    """A prefill pass: the room and the number of tokens of each row, and the position of the first token. `read` is the
-    number of tokens of cache that attention reads; 0 where it reads the tokens of the pass only."""
+    """A prefill pass: for each row its room, the number of its tokens, and the position of the first of them. `read` is
+    the number of tokens of cache that attention reads; 0 where it reads the tokens of the pass only."""
 
     slots: Sequence[CacheSlot]
     sizes: Sequence[int]
-    start: int
+    starts: Sequence[int]
     read: int
 
 
@@ -198,24 +198,24 @@ class KvCache:
         self._shelves.clear()
         self.parts = []
 
-    def take(self, slot: CacheSlot, length: int) -> Held:
-        """A copy of a row's first `length` tokens."""
+    def take(self, slot: CacheSlot, end: int, start: int = 0) -> Held:
+        """A copy of a row's tokens at the positions [start, end)."""
         shelf = self._shelves[slot.capacity]
         return {
             layer: (
-                keys[slot.place, :, :length].clone(),
-                shelf.values[layer][slot.place, :, :length].clone(),
+                keys[slot.place, :, start:end].clone(),
+                shelf.values[layer][slot.place, :, start:end].clone(),
             )
             for layer, keys in shelf.keys.items()
         }
 
-    def put(self, slot: CacheSlot, held: Held, length: int) -> None:
-        """Fill a row with the first `length` tokens of a copy."""
-        shelf = self._shelves[slot.capacity]
+    def put(self, slot: CacheSlot, held: Held, length: int, start: int = 0) -> None:
+        """Fill a row with the first `length` tokens of a copy, at the positions from `start` on."""
+        shelf, end = self._shelves[slot.capacity], start + length
         for layer, (keys, values) in held.items():
             shelf.make(layer, keys, values)
-            shelf.keys[layer][slot.place, :, :length] = keys[:, :length]
-            shelf.values[layer][slot.place, :, :length] = values[:, :length]
+            shelf.keys[layer][slot.place, :, start:end] = keys[:, :length]
+            shelf.values[layer][slot.place, :, start:end] = values[:, :length]
 
     def _trim(self) -> None:
         """Give up all room that no row uses."""
@@ -226,12 +226,12 @@ class KvCache:
     # ------------------------------------------------------------- passes
 
     def begin_prefill(
-        self, slots: Sequence[CacheSlot], sizes: Sequence[int], start: int, read: int
+        self, slots: Sequence[CacheSlot], sizes: Sequence[int], starts: Sequence[int], read: int
     ) -> None:
-        """The next pass writes `sizes` tokens of each row at positions from `start` on, and reads `read` tokens of
-        cache; 0 where it reads its own tokens only. With `start` > 0 there is one row."""
+        """The next pass writes `sizes` tokens of each row at positions from `starts` on, and reads `read` tokens of
+        cache; 0 where it reads its own tokens only."""
         self.parts = []
-        self._prefill = _Prefill(slots, sizes, start, read)
+        self._prefill = _Prefill(slots, sizes, starts, read)
 
     def begin_decode(
         self, slots: Sequence[CacheSlot], positions: Sequence[int], device: torch.device
@@ -288,7 +288,7 @@ class KvCache:
             shelf.values[layer][places, :, positions] = values[part.first : part.last, :, 0]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        return self._prefill.start if self._prefill else 0
+        return max(self._prefill.starts) if self._prefill else 0
 
     def get_query_offset(self, layer_idx: int = 0) -> int:
         return self.get_seq_length(layer_idx)
@@ -299,20 +299,22 @@ class KvCache:
     def _prefilled(
         self, now: _Prefill, keys: Tensor, values: Tensor, layer: int
     ) -> tuple[Tensor, Tensor]:
-        for i, (slot, size) in enumerate(zip(now.slots, now.sizes, strict=True)):
-            shelf, end = self._shelves[slot.capacity], now.start + size
+        for i, (slot, size, start) in enumerate(zip(now.slots, now.sizes, now.starts, strict=True)):
+            shelf, end = self._shelves[slot.capacity], start + size
             shelf.make(layer, keys, values)
-            shelf.keys[layer][slot.place, :, now.start : end] = keys[i, :, :size]
-            shelf.values[layer][slot.place, :, now.start : end] = values[i, :, :size]
+            shelf.keys[layer][slot.place, :, start:end] = keys[i, :, :size]
+            shelf.values[layer][slot.place, :, start:end] = values[i, :, :size]
         if not now.read:
             return keys, values
-        if not now.start:
+        if not any(now.starts):
             return _padded(keys, now.read), _padded(values, now.read)
-        (slot,) = now.slots
-        shelf, one = self._shelves[slot.capacity], slice(slot.place, slot.place + 1)
+        shelves = [self._shelves[slot.capacity] for slot in now.slots]
+        read, rooms = now.read, list(zip(now.slots, shelves, strict=True))
         return (
-            _padded(shelf.keys[layer][one, :, : now.read], now.read),
-            _padded(shelf.values[layer][one, :, : now.read], now.read),
+            torch.cat([_padded(of.keys[layer][_only(slot), :, :read], read) for slot, of in rooms]),
+            torch.cat(
+                [_padded(of.values[layer][_only(slot), :, :read], read) for slot, of in rooms]
+            ),
         )
 
     def _gathered(self, new: Tensor, layer: int, *, is_keys: bool) -> Tensor:
@@ -329,6 +331,11 @@ class KvCache:
 def order(slot: CacheSlot) -> tuple[int, int]:
     """The sort key of the rows of a decode pass: rows of one shelf follow each other."""
     return slot.capacity, slot.place
+
+
+def _only(slot: CacheSlot) -> slice:
+    """The place of one row, as a slice of its shelf."""
+    return slice(slot.place, slot.place + 1)
 
 
 def _padded(tensor: Tensor, length: int) -> Tensor:

@@ -175,7 +175,7 @@ class PlainPasses:
         slots: Sequence[CacheSlot],
         rows: Sequence[Sequence[int]],
         *,
-        start: int,
+        start: int | Sequence[int],
         with_sums: bool = False,
         with_all: bool = False,
     ) -> Tensor:

@@ -8,7 +8,7 @@ other rows or of the cache.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -75,6 +75,11 @@ class Scoring:
     prompt: list[PromptToken] = field(default_factory=list)
     prompt_text: str = ""
     refusal: Refused | None = None
+
+    @property
+    def form(self) -> Hashable | None:
+        """What the scores of the prompt's tokens depend on beside the tokens; None where they are not scored."""
+        return (self.temperature or 1.0, self.top or 0) if self.is_echoed else None
 
     def read_prompt(self, row: BatchRow, logits: Tensor, start: int) -> None:
         """Score the tokens of the prompt that follow the positions from `start` on, from the logits [T, vocabulary] at
@@ -260,7 +265,9 @@ class BatchRow:
     """One row, from its prompt to its end. `version` is the version of the steering when its prefill began. `where`
     names its prompt in refusals of a request with several prompts. `label` names it in records of monitoring; a row
     without a label is not monitored. `slot` is its room in the cache, from its first pass to its end. `client` is the
-    client whose request it belongs to. `steering` is its plan, resolved for its tokens."""
+    client whose request it belongs to. `steering` is its plan, resolved for its tokens. With `may_reuse` it may begin
+    with keys and values that another row has computed; with `needs_exact` only with those that have the bits which it
+    would compute itself."""
 
     request: int
     choice: int
@@ -269,6 +276,7 @@ class BatchRow:
     goal: Writing | Scoring | Pooling | StateReading
     max_tokens: int = 0
     may_reuse: bool = False
+    needs_exact: bool = False
     where: str | None = None
     label: str | None = None
     out: list[int] = field(default_factory=list)

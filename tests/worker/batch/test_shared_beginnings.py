@@ -1,0 +1,165 @@
+"""Requests that begin alike share what was read of their prompts, and their answers keep every bit."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from steerserve.messages import Echo, Overlay, Plan, Scored, Suppressed, Tokens
+from steerserve.rules.inference.stepping import WIDTH
+from steerserve.rules.steering.live import Live
+from steerserve.worker.batch import group as group_module
+from steerserve.worker.model.checkpoint import Checkpoint
+from tests.worker.running import Counted, altered, open_checkpoint, random_sae
+
+Folder = Callable[[str], Path]
+KEY = "sae@0"
+SAE = random_sae(32)
+ECHO = Echo(1, 1_000_000)
+STEERED = Overlay(0, {KEY: {3: 2.0}})
+
+
+def tokens(count: int, seed: int = 0) -> list[int]:
+    draw = random.Random(seed)
+    return [draw.randrange(5, 300) for _ in range(count)]
+
+
+SHOTS = tokens(300)
+CONTEXTS = [[*SHOTS, *tokens(40, 1)], [*SHOTS, *tokens(60, 2)]]
+QUESTIONS = [[*context, *tokens(3 + i, 10 + i)] for context in CONTEXTS for i in range(4)]
+"""Two contexts after one beginning, with four continuations each."""
+
+
+@pytest.fixture(scope="module", params=["llama", "gemma3"])
+def model(
+    request: pytest.FixtureRequest, folder: Folder, tmp_path_factory: pytest.TempPathFactory
+) -> Checkpoint:
+    path = tmp_path_factory.mktemp("long") / request.param
+    return open_checkpoint(altered(folder(request.param), path, max_position_embeddings=2048))
+
+
+def asked(bench: Counted, **fields: Any) -> list[Scored]:
+    """The scores of QUESTIONS, a request for each, all at once. The ids of requests are forgotten."""
+    bench.take()
+    for number, ids in enumerate(QUESTIONS):
+        bench.score(number, "", ids=ids, **fields)
+    bench.run()
+    assert not bench.refused
+    scores = [bench.scores.pop((number, 0)) for number in range(len(QUESTIONS))]
+    return scores
+
+
+@pytest.mark.parametrize("echo", [None, ECHO], ids=["next", "echo"])
+def test_scores_have_the_bits_of_prompts_that_were_read_alone(
+    model: Checkpoint, echo: Echo | None
+) -> None:
+    without = Counted(model, prefix_tokens=0)
+    expected = []
+    for number, ids in enumerate(QUESTIONS):
+        without.score(number, "", ids=ids, echo=echo)
+        without.run()
+        expected.append(without.scores[number, 0])
+    assert without.take() == sum(map(len, QUESTIONS))
+    bench = Counted(model)
+    assert asked(bench, echo=echo) == expected
+    # the beginning and each context are read once, and of each continuation its last block
+    read = sum(map(len, CONTEXTS)) + len(QUESTIONS) * 2 * WIDTH
+    assert bench.take() < read < sum(map(len, QUESTIONS)) / 2
+    assert asked(bench, echo=echo) == expected
+    assert bench.take() < len(QUESTIONS) * 2 * WIDTH
+
+
+def test_the_scores_of_a_beginning_belong_to_their_temperature_and_listing(
+    model: Checkpoint,
+) -> None:
+    bench, without = Counted(model), Counted(model, prefix_tokens=0)
+    for fields in ({"top": 2}, {"top": 3}, {"top": 2, "temperature": 0.5}, {"top": 2}):
+        assert asked(bench, echo=ECHO, **fields) == asked(without, echo=ECHO, **fields)
+    assert bench.take() < len(QUESTIONS) * 2 * WIDTH
+
+
+def test_a_steered_score_shares_nothing_with_an_unsteered_one(model: Checkpoint) -> None:
+    bench, without = Counted(model), Counted(model, prefix_tokens=0)
+    with bench.attached(KEY, SAE), without.attached(KEY, SAE):
+        plans: list[Plan] = [Suppressed(), STEERED, Suppressed()]
+        found = [asked(bench, echo=ECHO, plan=plan) for plan in plans]
+        assert found == [asked(without, echo=ECHO, plan=plan) for plan in plans]
+    assert found[0] != found[1]
+
+
+def test_seeded_requests_at_once_read_their_beginning_once(model: Checkpoint) -> None:
+    fields: dict[str, Any] = {"temperature": 1.0, "top_p": 0.9, "max_tokens": 8}
+    bench = Counted(model)
+    bench.ask(100, "", ids=tokens(50, 7), **fields)
+    for number, ids in enumerate(QUESTIONS):
+        bench.ask(number, "", ids=ids, seed=number, n=2, **fields)
+    bench.run()
+    assert bench.take() < sum(map(len, QUESTIONS))
+    for number, ids in enumerate(QUESTIONS):
+        alone = Counted(model, prefix_tokens=0)
+        alone.ask(1, "", ids=ids, seed=number, n=2, **fields)
+        alone.run()
+        for choice in range(2):
+            assert bench.answers[number, choice].tokens == alone.answers[1, choice].tokens
+
+
+def test_no_order_of_requests_changes_a_bit(
+    model: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests of all kinds come, wait for each other and are cancelled, while little is kept."""
+    monkeypatch.setattr(group_module, "PREFILL_TOKENS", 128)
+    draw = random.Random(5)
+    without = Counted(model, prefix_tokens=0)
+    expected = asked(without, echo=ECHO)
+    bench = Counted(model, prefix_tokens=900)
+    scored: dict[int, int] = {}
+    with bench.attached(KEY, SAE):
+        for number in range(40):
+            which = draw.randrange(len(QUESTIONS))
+            ids = QUESTIONS[which]
+            match draw.randrange(3):
+                case 0:
+                    bench.ask(number, "", ids=ids, seed=draw.choice((None, 1)), max_tokens=4)
+                case 1:
+                    bench.score(number, "", ids=ids)
+                case _:
+                    bench.score(number, "", ids=ids, echo=ECHO)
+                    scored[number] = which
+            if draw.random() < 0.2:
+                scored.pop(number, None)
+                bench.batch.cancel(number)
+            if draw.random() < 0.2:
+                bench.steering.set_live(Live(number, True, {KEY: {3: draw.uniform(-4, 4)}}))
+            bench.step(draw.randrange(3))
+            assert bench.kept <= 900
+        bench.run()
+    assert not bench.refused
+    for number, which in scored.items():
+        found, of = bench.scores[number, 0], expected[which]
+        assert (found.best, found.top, found.prompt) == (of.best, of.top, of.prompt)
+
+
+def test_rows_do_not_wait_for_a_row_that_was_cancelled(model: Checkpoint) -> None:
+    bench, without = Counted(model), Counted(model, prefix_tokens=0)
+    for number, ids in enumerate(QUESTIONS):
+        bench.score(number, "", ids=ids)
+    bench.batch._admit()
+    bench.batch.cancel(0)
+    bench.run()
+    assert bench.take() < sum(map(len, QUESTIONS)) / 2
+    expected = asked(without)
+    found = [bench.scores[number, 0] for number in range(1, len(QUESTIONS))]
+    assert found == expected[1:]
+
+
+def test_prompts_of_one_request_share_their_beginning(model: Checkpoint) -> None:
+    bench, without = Counted(model), Counted(model, prefix_tokens=0)
+    for each in (bench, without):
+        each.score(1, [Tokens(ids) for ids in QUESTIONS], echo=ECHO)
+        each.run()
+    assert bench.scores == without.scores
+    assert bench.take() < without.take() / 3
