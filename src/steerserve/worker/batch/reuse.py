@@ -81,7 +81,7 @@ class Reuse:
             return
         for other, its in self._rows.items():
             if its.leader is row:
-                its.leader = None
+                its.leader, its.shared = None, 0
                 if other.slot is None:
                     self._follow(other)
 
