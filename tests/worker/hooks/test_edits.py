@@ -1,5 +1,5 @@
-"""Edits equal their formulas: of features and directions, at positions, under conditions, for the rows that asked and no
-others."""
+"""Edits equal their formulas: of features and directions, at positions, under conditions, for the rows that asked and
+no others."""
 
 from __future__ import annotations
 

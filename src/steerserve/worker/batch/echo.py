@@ -31,15 +31,30 @@ def most(rows: Sequence[BatchRow], vocabulary: int, otherwise: int) -> int:
     return max(1, min(otherwise, tokens // WIDTH * WIDTH or tokens))
 
 
+def wanted(rows: Sequence[BatchRow], parts: Sequence[Sequence[int]]) -> list[int] | None:
+    """For each row of a pass over these parts of their prompts, the number of the first token after which logits are
+    needed. None where no token of a prompt is scored."""
+    if not is_in(rows):
+        return None
+    firsts = []
+    for row, part in zip(rows, parts, strict=True):
+        first = len(part) - 1
+        if isinstance(row.goal, Scoring) and row.goal.is_echoed:
+            first = min(first, row.goal.reads_from(row) - row.filled)
+        firsts.append(max(0, first))
+    return firsts
+
+
 def score(
-    rows: Sequence[BatchRow], parts: Sequence[Sequence[int]], logits: Tensor
+    rows: Sequence[BatchRow], firsts: Sequence[int], every: Sequence[Tensor]
 ) -> Exception | None:
-    """Score the tokens of the prompts of a pass over `parts`, from its logits [rows, T, vocabulary]. Each part begins
-    where the row was filled before. Returns the error that ended the scoring."""
+    """Score the tokens of the prompts after a pass. `every` has the logits [tokens, vocabulary] of each row from its
+    token of this number on; each part begins where the row was filled before. Returns the error that ended the
+    scoring."""
     try:
-        for row, part, own in zip(rows, parts, logits, strict=True):
+        for row, first, logits in zip(rows, firsts, every, strict=True):
             if isinstance(row.goal, Scoring) and row.goal.is_echoed:
-                row.goal.read_prompt(row, own[: len(part)], row.filled)
+                row.goal.read_prompt(row, logits, row.filled + first)
     except Exception as error:
         # log-probabilities over a large vocabulary may run out of memory
         log.exception("prompts_not_scored", rows=len(rows))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -178,7 +178,7 @@ class Group:
         """One pass over parts of the prompts. Returns the logits after each part, or the error that ended the pass."""
         starts = [row.filled for row in rows]
         pools = any(isinstance(row.goal, Pooling) for row in rows)
-        echoes = echo.is_in(rows)
+        wanted = echo.wanted(rows, parts)
         with states.caught(rows, parts, is_alone=self._model.is_alone):
             logits = self._passes.run(
                 rows,
@@ -189,14 +189,14 @@ class Group:
                     parts,
                     start=starts,
                     with_sums=pools,
-                    with_all=echoes,
+                    wanted=wanted,
                 ),
             )
         if isinstance(logits, Exception):
             return logits
-        if echoes:
-            every, self._model.every = cast(Tensor, self._model.every), None
-            error = echo.score(rows, parts, every)
+        if wanted is not None:
+            every, self._model.every = self._model.every, None
+            error = echo.score(rows, wanted, cast(Sequence[Tensor], every))
             if error is not None:
                 return error
         for i, row in enumerate(rows):

@@ -114,7 +114,7 @@ class Reuse:
                 self._cache.put(slot, node.held, size, at)
                 at += size
             if isinstance(row.goal, Scoring) and its.text.form is not None:
-                row.goal.prompt = found.scores(its.text.form)[: start + 1]
+                row.goal.prompt = found.scores(its.text.form)
             its.exact = math.inf if found.exact == found.tokens else found.exact
             row.filled = start
             self._observers.resume(row, start, found.notes)

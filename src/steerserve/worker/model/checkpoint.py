@@ -81,12 +81,12 @@ class Checkpoint(Transformer):
         self.attention: PartedAttention | None = None
         self.end_tokens = self._end_tokens()
         self.special_tokens = special_tokens(self.tokenizer, self.end_tokens)
-        self._last: Tensor | None = None
+        self._pick: Sequence[Tensor] | None = None
         self._sizes: Tensor | None = None
         self.sums: Tensor | None = None
-        self.every: Tensor | None = None
+        self.every: Sequence[Tensor] | None = None
         self._texts: dict[int, str] = {}
-        self.model.get_output_embeddings().register_forward_pre_hook(self._keep_last)
+        self.model.get_output_embeddings().register_forward_pre_hook(self._keep_picked)
         report("checking", 90.0)
         self.row_step = 1
         self.varies: str | None = None
@@ -132,15 +132,15 @@ class Checkpoint(Transformer):
         *,
         start: int | Sequence[int],
         with_sums: bool = False,
-        with_all: bool = False,
+        wanted: Sequence[int] | None = None,
     ) -> Tensor:
         """Write the tokens of `rows` into their slots, at positions from `start` on, a number for each row or one for
         all. Returns the logits [rows, vocabulary] after each row's last token.
 
-        With `with_all`, `every` then holds the logits after every token, [rows, width, vocabulary].
-        With `with_sums`, `sums` then holds the last hidden layer summed over each row's tokens, [rows, hidden] in
-        float32. Rows are padded on the right to a multiple of WIDTH. Causal attention hides the padding from the tokens
-        before it.
+        With `wanted`, `every` then holds the logits of each row after the token with this number and all that follow
+        it, [tokens, vocabulary]. With `with_sums`, `sums` then holds the last hidden layer summed over each row's
+        tokens, [rows, hidden] in float32. Rows are padded on the right to a multiple of WIDTH. Causal attention hides
+        the padding from the tokens before it.
         """
         sizes = [len(ids) for ids in rows]
         # with 8-bit weights the padding would take part in the rounding of the row
@@ -160,11 +160,18 @@ class Checkpoint(Transformer):
         masked = positions if len(set(starts)) > 1 else positions[:1]
         masks = self._masks(masked, read) if read else None
         counts = torch.tensor(sizes) if with_sums else None
-        last = torch.tensor(sizes) - 1
-        if not with_all:
-            return self._forward(cache, tokens, positions, masks, last=last, sizes=counts)[:, -1]
-        self.every = self._forward(cache, tokens, positions, masks, last=None, sizes=counts)
-        return self.every[torch.arange(len(rows)), last]
+        firsts = [size - 1 for size in sizes] if wanted is None else wanted
+        picked = [
+            (row, at)
+            for row, (first, size) in enumerate(zip(firsts, sizes, strict=True))
+            for at in range(first, size)
+        ]
+        pick = torch.tensor(picked).unbind(1)
+        logits = self._forward(cache, tokens, positions, masks, pick=pick, sizes=counts)[:, -1]
+        if wanted is None:
+            return logits
+        self.every = logits.split([s - first for first, s in zip(wanted, sizes, strict=True)])
+        return torch.stack([its[-1] for its in self.every])
 
     def decode_step(
         self,
@@ -200,7 +207,7 @@ class Checkpoint(Transformer):
         `begin_decode` come first."""
         length = 1 if self.attention else max(part.shelf.capacity for part in cache.parts)
         masks = self._masks(positions, length)
-        return self._forward(cache, tokens, positions, masks, last=None)[:, -1]
+        return self._forward(cache, tokens, positions, masks, pick=None)[:, -1]
 
     def _forward(
         self,
@@ -209,17 +216,17 @@ class Checkpoint(Transformer):
         positions: Tensor,
         masks: Any,
         *,
-        last: Tensor | None,
+        pick: Sequence[Tensor] | None,
         sizes: Tensor | None = None,
     ) -> Tensor:
-        """The logits [rows, T, vocabulary] of a pass over tokens [rows, T]; T is 1 where `last` names one token of each
-        row. With `sizes` [rows], `sums` is set."""
+        """The logits [rows, T, vocabulary] of a pass over tokens [rows, T], or [n, 1, vocabulary] of those that `pick`
+        names. With `sizes` [rows], `sums` is set."""
         cache.beat = self.pulse.beat
         if self.attention is not None:
             self.attention.cache = cache
         try:
             out = self.call(
-                last=last,
+                pick=pick,
                 sizes=sizes,
                 input_ids=tokens.to(self.device),
                 position_ids=positions,
@@ -232,26 +239,28 @@ class Checkpoint(Transformer):
                 self.attention.cache = None
         return cast(Tensor, out.logits).to(self.device)
 
-    def call(self, *, last: Tensor | None, sizes: Tensor | None = None, **inputs: Any) -> Any:
-        """What the model gives for these inputs. With `last` [rows], there are logits of one token of each row only.
-        With `sizes` [rows], `sums` is set."""
-        self._last, self._sizes = last, sizes
+    def call(
+        self, *, pick: Sequence[Tensor] | None, sizes: Tensor | None = None, **inputs: Any
+    ) -> Any:
+        """What the model gives for these inputs. With `pick`, the rows [n] and places [n] of tokens, there are logits
+        of these tokens only. With `sizes` [rows], `sums` is set."""
+        self._pick, self._sizes = pick, sizes
         try:
             return self.model(**inputs)
         finally:
-            self._last = self._sizes = None
+            self._pick = self._sizes = None
 
-    def _keep_last(self, _: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
-        """Before the output embedding: keep [rows, 1, hidden] of [rows, T, hidden], each row's last token."""
+    def _keep_picked(self, _: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+        """Before the output embedding: keep [n, 1, hidden] of [rows, T, hidden], the tokens that were picked."""
         hidden = inputs[0]
         if self._sizes is not None:
             places = torch.arange(hidden.shape[1], device=hidden.device)
             real = (places[None] < self._sizes.to(hidden.device)[:, None]).to(torch.float32)
             self.sums = torch.einsum("rth,rt->rh", hidden.float(), real).to(self.device)
-        if self._last is None:
+        if self._pick is None:
             return None
-        rows = torch.arange(hidden.shape[0], device=hidden.device)
-        return (hidden[rows, self._last.to(hidden.device)][:, None],)
+        rows, places = (index.to(hidden.device) for index in self._pick)
+        return (hidden[rows, places][:, None],)
 
     def _masks(self, positions: Tensor, length: int) -> Any:
         """Attention masks [rows, 1, T, length] for queries at `positions` [rows, T], one per layer type."""

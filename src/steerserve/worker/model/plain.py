@@ -52,7 +52,7 @@ class Host(Protocol):
     layers: int
     model_max_context: int
     sums: Tensor | None
-    every: Tensor | None
+    every: Sequence[Tensor] | None
 
     @property
     def device(self) -> torch.device: ...
@@ -63,7 +63,9 @@ class Host(Protocol):
     @property
     def end_tokens(self) -> frozenset[int]: ...
 
-    def call(self, *, last: Tensor | None, sizes: Tensor | None = None, **inputs: Any) -> Any: ...
+    def call(
+        self, *, pick: Sequence[Tensor] | None, sizes: Tensor | None = None, **inputs: Any
+    ) -> Any: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -139,7 +141,7 @@ class PlainPasses:
         self.takes_parts = False
         self.state_tokens = 0
         self.kv_bytes_by_device: dict[torch.device, int] = {}
-        self.every: Tensor | None = None
+        self.every: Sequence[Tensor] | None = None
         self._takes = frozenset(inspect.signature(host.model.forward).parameters)
         self._places: dict[Place, Tensor | None] = {}
 
@@ -177,16 +179,16 @@ class PlainPasses:
         *,
         start: int | Sequence[int],
         with_sums: bool = False,
-        with_all: bool = False,
+        wanted: Sequence[int] | None = None,
     ) -> Tensor:
         """Read the tokens of the one row from `start` on. Returns the logits [1, vocabulary] after the last token.
         `every` and `sums` are set as by a pass of the batch."""
         (slot,), (ids,) = slots, rows
         assert isinstance(slot, PlainSlot)
         self._host.pulse.passing(Activity.PREFILL)
-        logits = self._pass(slot, ids, with_sums=with_sums, with_all=with_all)
-        if with_all:
-            self.every = logits[:, -len(ids) :]
+        logits = self._pass(slot, ids, with_sums=with_sums, with_all=wanted is not None)
+        if wanted is not None:
+            self.every = [logits[0, -len(ids) :][wanted[0] :]]
         return logits[:, -1]
 
     def decode_step(
@@ -233,7 +235,7 @@ class PlainPasses:
         for (module, name), beginning in self._places.items():
             setattr(module, name, beginning if is_first else slot.held[module, name])
         out = self._host.call(
-            last=None if with_all else torch.tensor([width - 1]),
+            pick=None if with_all else (torch.tensor([0]), torch.tensor([width - 1])),
             sizes=torch.tensor([width]) if with_sums else None,
             **inputs,
         )

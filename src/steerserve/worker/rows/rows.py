@@ -81,6 +81,10 @@ class Scoring:
         """What the scores of the prompt's tokens depend on beside the tokens; None where they are not scored."""
         return (self.temperature or 1.0, self.top or 0) if self.is_echoed else None
 
+    def reads_from(self, row: BatchRow) -> int:
+        """The first position of which the logits are needed: the last one whose token has its score."""
+        return max(0, len(self.prompt) - 1)
+
     def read_prompt(self, row: BatchRow, logits: Tensor, start: int) -> None:
         """Score the tokens of the prompt that follow the positions from `start` on, from the logits [T, vocabulary] at
         these positions. The last position has no token after it."""
@@ -148,11 +152,14 @@ class Rereading(Scoring):
     written: Written = field(kw_only=True)
     held: list[Ending] = field(kw_only=True)
 
+    def reads_from(self, row: BatchRow) -> int:
+        """The position of the last token before those that were written."""
+        return len(row.prompt) - len(self.written.tokens) - 1
+
     def read_prompt(self, row: BatchRow, logits: Tensor, start: int) -> None:
         """Take the distributions after the positions from `start` on, of logits [T, vocabulary]: those of the tokens
         that were written."""
-        first = len(row.prompt) - len(self.written.tokens) - 1
-        begin, end = max(start, first), min(start + len(logits), len(row.prompt) - 1)
+        begin, end = max(start, self.reads_from(row)), min(start + len(logits), len(row.prompt) - 1)
         for at in range(begin, end, ECHO_POSITIONS):
             upto = min(at + ECHO_POSITIONS, end)
             part = logits[at - start : upto - start]
