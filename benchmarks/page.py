@@ -184,6 +184,22 @@ def _kept_beginnings(_: str, figures: Part) -> Iterator[str]:
     yield table(("", "first token, ms", "over reading anew"), lines)
 
 
+def _few_shot(_: str, figures: Part) -> Iterator[str]:
+    yield prose(
+        f"{figures['questions']} questions of {figures['question_tokens']} tokens follow the same examples of "
+        f"{figures['examples']:,} tokens, with {figures['continuations']} continuations of "
+        f"{figures['continuation_tokens']} tokens each. Their log-probabilities are asked over HTTP as `lm-eval` asks "
+        f"for them, with `echo`, on {figures['connections']} connections. Transformers reads them one after the other "
+        "in the process of the client, with the keys and values of the examples kept, and without. Each round has new "
+        "examples, and its time includes reading them."
+    )
+    lines = [
+        (name, spread(rate, 1), _ratio(figures["ratios"].get(name)))
+        for name, rate in figures["per_s"].items()
+    ]
+    yield table(("", "continuations/s", "ours over it"), lines)
+
+
 def _neighbours(_: str, figures: Part) -> Iterator[str]:
     yield "The neighbour is one process that keeps a core busy."
     lines = [
@@ -281,6 +297,7 @@ SECTIONS: Mapping[str, tuple[str, Callable[[str, Part], Iterator[str]]]] = {
     "long-prompts": ("Short requests beside long prompts", _long_prompts),
     "steered": ("Steering, sensing and monitoring in a shared batch", _steered),
     "kept-beginnings": ("The first token where the beginning is kept, 91M", _kept_beginnings),
+    "few-shot": ("An evaluation after the same examples, 91M", _few_shot),
     "neighbours": ("Beside a busy process", _neighbours),
     "mixed": ("Requests of different lengths", _plain),
     "step-times": ("Where the time of a decode step goes, 91M", _step_times),

@@ -129,6 +129,16 @@ def _of_kept_beginnings(figures: Part) -> Iterator[Row]:
         yield aimed(f"first token after a plain request, {name}, over reading anew", values, None)
 
 
+FEW_SHOT = Aim(1.0)
+
+
+def _of_few_shot(part: Part) -> Iterator[Row]:
+    what = f"{part['connections']} connections, {part['questions']} questions of {part['continuations']} continuations"
+    for name, values in part["ratios"].items():
+        aim = FEW_SHOT if name == part["aimed_at"] else None
+        yield aimed(f"an evaluation after the same examples, {what}, over {name}", values, aim)
+
+
 def _of_neighbours(part: Part) -> Iterator[Row]:
     for key, values in part["ratios"].items():
         yield aimed(f"beside a busy process over alone, tokens/s, {key}", values, BESIDE)
@@ -319,6 +329,7 @@ ROWS: dict[str, Callable[[Part], Iterator[Row]]] = {
     "long-prompts": _of_long_prompts,
     "steered": _of_steered,
     "kept-beginnings": _of_kept_beginnings,
+    "few-shot": _of_few_shot,
     "neighbours": _of_neighbours,
     "mixed": _of_mixed,
     "step-times": _of_step_times,

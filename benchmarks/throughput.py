@@ -22,6 +22,7 @@ import torch
 
 from benchmarks import (
     concurrency,
+    few_shot,
     kept_beginnings,
     long_prompts,
     machine,
@@ -60,6 +61,7 @@ PARTS: dict[str, Callable[[Plan], Awaitable[dict[str, Any]]]] = {
     "concurrency-91m": lambda plan: concurrency.measure(plan, "91m"),
     "long-prompts": lambda plan: long_prompts.measure(plan, "91m"),
     "kept-beginnings": lambda plan: kept_beginnings.measure(plan, "91m"),
+    "few-shot": lambda plan: few_shot.measure(plan, "91m"),
     "steered": lambda plan: steered.measure(plan, "91m"),
     "neighbours": neighbours.measure,
     "mixed": lambda plan: mixed.measure(plan, "91m"),

@@ -72,6 +72,20 @@ def of_neighbours() -> dict[str, Any]:
     return {"alone": kinds, "beside": kinds, "ratios": {"demo, 1 at once": spread(0.9)}}
 
 
+def of_few_shot() -> dict[str, Any]:
+    return {
+        "examples": 1000,
+        "questions": 12,
+        "question_tokens": 32,
+        "continuations": 4,
+        "continuation_tokens": 4,
+        "connections": 8,
+        "aimed_at": "kept",
+        "per_s": {"ours": spread(30), "kept": spread(20)},
+        "ratios": {"kept": spread(1.5)},
+    }
+
+
 def of_a_step() -> dict[str, Any]:
     milliseconds = {"linear layers": 9.0, "attention": 2.0}
     return {"step_ms": spread(12.5), "tokens_per_s": 80.0, "milliseconds": milliseconds}
@@ -86,6 +100,7 @@ THROUGHPUT = {
     "concurrency-0.5b": {"failed": "a failure"},
     "long-prompts": of_long_prompts(),
     "steered": of_steered(),
+    "few-shot": of_few_shot(),
     "neighbours": of_neighbours(),
     "mixed": {"clients": 32, "cell": cell(150)},
     "step-times": {
