@@ -56,6 +56,20 @@ def test_a_vector_is_imported_and_steers(tab: Tab, served: Demo) -> None:
     expect(report.get_by_role("listitem").first).to_contain_text("acted at")
     assert not visit.violations()
     assert visit.overflow() <= 0
+    tokens = side(visit, "Steered").get_by_role("group", name="Tokens at which the edits acted")
+    expect(tokens.locator("mark").first).to_be_visible()
+
+    visit.button("Make the edits live…").click()
+    page.get_by_role("dialog").get_by_role("button", name="Make live", exact=True).click()
+    live = page.get_by_role("region", name="Live edits")
+    expect(live.get_by_text("Add 1 × calm", exact=True)).to_be_visible()
+    assert served.data("GET", "/api/interventions")["edits"][0]["op"] == "add"
+    assert not visit.violations()
+    visit.button("Clear the live edits").click()
+    expect(
+        live.get_by_text("No edit acts on the requests of everybody", exact=False)
+    ).to_be_visible()
+    assert served.data("GET", "/api/interventions")["edits"] == []
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

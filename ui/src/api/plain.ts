@@ -66,6 +66,7 @@ export async function* asComparison(
   let isBegun = false;
   let texts: string[] | null = null;
   let first: number | null = null;
+  let completion_tokens = 0;
   for await (const event of events) {
     if (event.name !== "message") {
       yield event;
@@ -82,8 +83,8 @@ export async function* asComparison(
     const [choice] = choices;
     finish = choice?.finish_reason ?? finish;
     const text = choice?.text ?? choice?.delta?.content ?? "";
-    // the number of tokens comes with the last chunk
-    const completion_tokens = usage?.completion_tokens ?? 0;
+    // the number of tokens comes with one of the last chunks
+    completion_tokens = usage?.completion_tokens ?? completion_tokens;
     if (steering_report !== undefined) yield { name: "report", data: { side, report: steering_report } };
     yield { name: "text", data: { side, intensity, text, finish_reason: finish, completion_tokens } };
   }

@@ -36,6 +36,8 @@ export async function* together(sides: readonly SideRequest[], signal: AbortSign
     for (;;) {
       yield* arrived.splice(0);
       if (failure !== null) throw (failure as { error: unknown }).error;
+      // more may have arrived while these were taken
+      if (arrived.length > 0) continue;
       if (open === 0) break;
       await new Promise<void>((resolve) => {
         wake = resolve;

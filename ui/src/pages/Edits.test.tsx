@@ -69,9 +69,12 @@ function service({ attached = [SAE], refusal = null as object | null } = {}) {
 function chunks(isEdited: boolean): string {
   const parts = [
     { choices: [{ index: 0, delta: { content: isEdited ? "A quiet day." : "A storm." }, finish_reason: null }] },
-    { choices: [{ index: 0, delta: {}, finish_reason: "stop" }], ...(isEdited ? { steering_report: REPORT } : {}) },
+    {
+      choices: [{ index: 0, delta: {}, finish_reason: "stop" }],
+      usage: { prompt_tokens: 9, completion_tokens: 4 },
+      ...(isEdited ? { steering_report: REPORT } : {}),
+    },
     ...(isEdited ? [{ choices: [], service: { logprobs: ["A", " quiet", " day", "."].map((token) => ({ token })) } }] : []),
-    { choices: [], usage: { prompt_tokens: 9, completion_tokens: 4 } },
   ];
   return `${parts.map((part) => `data: ${JSON.stringify({ model: "demo", ...part })}\n\n`).join("")}data: [DONE]\n\n`;
 }
@@ -114,6 +117,7 @@ it("writes both sides with the same prompt and seed, and shows what each edit di
   ]);
   expect(screen.getByRole("article", { name: "Steered" }).textContent).toContain("A quiet day.");
   expect(screen.getByRole("article", { name: "Plain" }).textContent).toContain("A storm.");
+  expect(steered.getByText("4 tokens, ended by itself")).toBeTruthy();
   expect(steered.getByText(/An operator changed the steering meanwhile/)).toBeTruthy();
   const [plain, edited] = written.toSorted((a, b) => a.interventions.edits.length - b.interventions.edits.length);
   expect(plain?.interventions).toEqual({ edits: [] });
