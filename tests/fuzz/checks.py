@@ -132,7 +132,7 @@ def _of_error(error: dict[str, Any], status: int | None) -> Iterator[str]:
 
 
 def _of_management(path: str, answer: Answer) -> Iterator[str]:
-    if path.endswith("/prometheus") and answer.status == 200:
+    if path.endswith(("/prometheus", "/runs/export")) and answer.status == 200:
         return
     if path == COMPARE and answer.headers.get("content-type", "").startswith("text/event-stream"):
         yield from comparison_faults(answer.body)
