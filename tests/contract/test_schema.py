@@ -40,6 +40,8 @@ NEVER_SUCCEED = {
     "PUT /api/models/{model_id}/replicas",
     "POST /api/models/{model_id}/replicas/{name}/drain",
     "POST /api/models/{model_id}/replicas/{name}/replace",
+    # the batch is over
+    "POST /v1/batches/{batch_id}/cancel",
     # nothing fires
     "GET /api/sensing/events/{event_id}",
     "GET /api/circuit-sensing/events/{event_id}",
@@ -102,6 +104,7 @@ loading = described.include(path_regex="/load$")
 
 REPO = "acme/tiny"
 PACKED = "small.cluster.json"
+BATCH = {"endpoint": "/v1/completions", "completion_window": "24h"}
 GROUPS = {"positives": ["a", "b"], "negatives": ["c", "d"]}
 SUGGEST = {
     "features": [90],
@@ -148,6 +151,9 @@ class World:
         assert live.data("POST", path, SUGGEST)["job"]["result"]["suggestions"]
         live.data("POST", "/api/runs/import", {"runs": [RUN]})
         self.ids["request_id"] = RUN["request_id"]
+        self.ids["file_id"] = self._file()
+        batch = {"input_file_id": self.ids["file_id"], **BATCH}
+        self.ids["batch_id"] = live.post("/v1/batches", batch).json()["id"]
         self.answers: defaultdict[str, set[int]] = defaultdict(set)
         self.numbers = count()
         self._kinds: set[tuple[Any, ...]] = set()
@@ -183,6 +189,12 @@ class World:
         }
         return set(self.answers) - served
 
+    def _file(self) -> str:
+        """The id of a new file. A batch of it fails its check."""
+        sent = {"file": ("lines.jsonl", b"{}")}
+        answer = self.live.http.post("/v1/files", files=sent, data={"purpose": "batch"})
+        return str(answer.json()["id"])
+
     def _job(self) -> str:
         """The id of the newest job. Where there is none, one begins if an SAE is attached."""
         if not self.live.data("GET", "/api/jobs")["jobs"]:
@@ -200,6 +212,8 @@ class World:
             case.path_parameters["name"] = "huggingface"
         if "job_id" in (case.path_parameters or {}):
             case.path_parameters["job_id"] = self._job()
+        if case.method == "DELETE" and "file_id" in (case.path_parameters or {}):
+            case.path_parameters["file_id"] = self._file()
         if "/features/" in case.path and "index" in (case.path_parameters or {}):
             case.path_parameters["index"] = 3
         if case.path.endswith("/labels") and isinstance(case.body, dict):
@@ -248,7 +262,9 @@ class World:
             for choice in ("pairs", "site", "read", "layers"):
                 body.pop(choice, None)
             body |= GROUPS
-        if case.path.startswith("/v1"):
+        if case.path == "/v1/batches" and isinstance(body.get("input_file_id"), str):
+            body["input_file_id"] = self.ids["file_id"]
+        elif case.path.startswith("/v1") and case.path != "/v1/files":
             is_response = case.path == "/v1/responses"
             _aim_request(body, "embeddings" not in case.path, is_response=is_response)
 

@@ -17,6 +17,7 @@ UNPARSED = frozenset({400, 408, 411, 413, 414, 417, 421, 426, 431, 501, 505})
 """Statuses of refusals of bytes that are no request: such bytes name no path, so no surface gives the form."""
 COMPARE = "/api/compare"
 
+FILE = re.compile(r"/v1/files/[^/]*/content")
 _INSIDE = re.compile(rb"Traceback \(most recent|site-packages| object at 0x[0-9a-f]+")
 _V1 = {(row.v1_code, row.v1) for row in TABLE.values() if row.code != "INTERNAL_ERROR"}
 
@@ -105,8 +106,8 @@ def _of_inference(path: str, answer: Answer) -> Iterator[str]:
         if answer.headers.get("content-type", "").startswith("text/event-stream"):
             is_response = path == RESPONSES
             yield from (response_faults if is_response else stream_faults)(answer.body)
-        elif not answer.body and answer.status in (200, 204):  # an answer to OPTIONS
-            return
+        elif FILE.fullmatch(path) or (not answer.body and answer.status in (200, 204)):
+            return  # the content of a file, and an answer to OPTIONS
         elif not isinstance(_object(answer), dict):
             yield "an answer of /v1 that is no object"
         return

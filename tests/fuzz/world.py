@@ -34,6 +34,7 @@ VECTOR = {
     "source": "inline",
     "directions": [{"layer": 2, "data": "AACAPwAAAEA="}],
 }
+BATCH = {"endpoint": "/v1/completions", "completion_window": "24h"}
 FOLDERS = ("one", "two", "three")
 KEPT = "own "
 """Names that begin so belong to a sequence that still runs."""
@@ -155,9 +156,15 @@ class World:
             vector_id = self.data("POST", "/api/vectors", VECTOR)["id"]
         corpora = self.data("GET", "/api/corpora")["corpora"]
         self.data("POST", "/api/runs/import", {"runs": [RUN]})
+        files = self._http.get("/v1/files", params={"limit": 1}).json()["data"]
+        file_id = files[0]["id"] if files else self._file()
+        batches = self._http.get("/v1/batches", params={"limit": 1}).json()["data"]
+        batch_id = batches[0]["id"] if batches else self._batch(file_id)
         return {
             "corpus": corpora[0]["id"] if corpora else "corpus_nobody",
             "model": model_id,
+            "file": file_id,
+            "batch": batch_id,
             "name": demo.MODEL_NAME,
             "sae": sae_id,
             "profile": profile_id,
@@ -166,6 +173,16 @@ class World:
             "folder": self.folders[1],
             "sae_folder": self.sae_folder,
         }
+
+    def _file(self) -> str:
+        """The id of a new file. A batch of it fails its check, so no line runs."""
+        sent = {"file": ("lines.jsonl", b"{}")}
+        answer = self._http.post("/v1/files", files=sent, data={"purpose": "batch"})
+        return str(answer.json()["id"])
+
+    def _batch(self, file_id: str) -> str:
+        body = {"input_file_id": file_id, **BATCH}
+        return str(self._http.post("/v1/batches", json=body).json()["id"])
 
     def _unleased(self, model_id: int) -> bool:
         return self.data("GET", f"/api/models/{model_id}/lease")["lease"] is None

@@ -31,12 +31,15 @@ from steerserve.api.steering import profiles as profile_routes
 from steerserve.api.steering import steering as steering_routes
 from steerserve.api.steering import vectors as vector_routes
 from steerserve.app.wiring import Owners
+from steerserve.openai import batches as batch_routes
 from steerserve.openai import chat as chat_routes
 from steerserve.openai import completions as completion_routes
 from steerserve.openai import embeddings as embedding_routes
+from steerserve.openai import files as file_routes
 from steerserve.openai import models as v1_model_routes
 from steerserve.openai import render
 from steerserve.openai import responses as response_routes
+from steerserve.openai.batch_lines import BatchLines
 from steerserve.openai.intake import Intake
 
 
@@ -46,11 +49,17 @@ def inference(owners: Owners) -> list[APIRouter]:
         owners.generation, owners.settings, owners.metrics, owners.features.labels, owners.runs
     )
     intake = _intake(owners)
-    return [
+    answering = [
         chat_routes.router(intake, parts),
         completion_routes.router(intake, parts),
         response_routes.router(intake, parts),
         embedding_routes.router(intake, parts),
+    ]
+    owners.batches.run_lines_by(BatchLines(answering, intake))
+    return [
+        *answering,
+        batch_routes.router(owners.batches, owners.settings),
+        file_routes.router(owners.batches, owners.settings),
         v1_model_routes.router(owners.served),
     ]
 

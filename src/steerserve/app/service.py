@@ -84,6 +84,7 @@ class Service:
         run then end with an error event."""
         generation, conductor = self.owners.generation, self.owners.conductor
         generation.is_closing = conductor.is_closing = True
+        await self.owners.batches.close()
         logger.info("draining", in_flight=generation.active)
         deadline = asyncio.get_running_loop().time() + self.settings.graceful_shutdown_timeout
         while generation.active and asyncio.get_running_loop().time() < deadline:

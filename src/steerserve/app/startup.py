@@ -25,8 +25,13 @@ log = structlog.get_logger(__name__)
 
 
 async def begin(owners: Owners) -> None:
-    """Load the demo or the model that the settings name, if any. A failure is logged, and the service goes on.
-    Readiness shows the reason until a model is loaded."""
+    """Load the demo or the model that the settings name, if any, and go on with batches. A failure is logged, and the
+    service goes on. Readiness shows the reason until a model is loaded."""
+    await _load_named(owners)
+    owners.batches.begin()
+
+
+async def _load_named(owners: Owners) -> None:
     settings = owners.settings
     await _renew_ids(owners)
     try:

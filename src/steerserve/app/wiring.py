@@ -15,6 +15,8 @@ from steerserve.control.health.gauges import Gauges
 from steerserve.control.health.gpus import CardReadings, torch_version
 from steerserve.control.health.health import Vitals
 from steerserve.control.health.nodes import NodeReadings
+from steerserve.control.inference.batch_models import BatchModels
+from steerserve.control.inference.batches import Batches
 from steerserve.control.inference.compare import Compare
 from steerserve.control.inference.contrasts import Contrasts
 from steerserve.control.inference.corpora import Corpora
@@ -63,11 +65,13 @@ from steerserve.control.steering.reading import DocumentReader
 from steerserve.control.steering.serving import Serving
 from steerserve.control.steering.steering import Steering
 from steerserve.control.steering.vectors import Vectors
+from steerserve.database.batches import BatchStore
 from steerserve.database.catalog import Catalog, Clock, utc_now
 from steerserve.database.circuits import CircuitStore
 from steerserve.database.corpora import CorpusStore
 from steerserve.database.db import Database
 from steerserve.database.documents import Documents
+from steerserve.database.files import FileStore
 from steerserve.database.labels import Labels
 from steerserve.database.probes import ProbeStore
 from steerserve.database.promoted import PromotedStore
@@ -75,7 +79,7 @@ from steerserve.database.room import DocumentRoom
 from steerserve.database.runs import RunStore
 from steerserve.database.sensing import FiringStore
 from steerserve.database.suggestions import SuggestionStore
-from steerserve.database.tables import circuit_sensing_events, sensing_events
+from steerserve.database.tables import batches, circuit_sensing_events, files, sensing_events
 from steerserve.database.vectors import VectorStore
 from steerserve.engines.ray.cluster import RayCluster
 from steerserve.engines.sandbox.schemas import Checker
@@ -162,6 +166,7 @@ class Owners:
         """End the work in the background, and then close the database, which that work reads and writes. No request is
         read any more."""
         self.conductor.is_closing = True
+        await self.batches.close()
         await self.jobs.close()
         await self.runs.close()
         await self.sae_downloads.close()
@@ -367,6 +372,7 @@ class Owners:
             self.jobs,
         )
         self.trainings = Trainings(self.conductor, self.texts, self.vectors, self.probes, self.jobs)
+        self._make_batches()
         self.compare = Compare(
             self.generation,
             self.served,
@@ -387,6 +393,21 @@ class Owners:
             return [card.name for card in reading.cards] if reading is not None else []
 
         return Runs(settings, store, self.generation, cards, around.now)
+
+    def _make_batches(self) -> None:
+        settings, around = self.settings, self.around
+        room = DocumentRoom(
+            around.database.folder,
+            settings.max_batch_documents,
+            settings.batch_storage_mb,
+            settings.disk_reserve_mb,
+            tables=(files, batches),
+            kinds="files and batches",
+        )
+        store = BatchStore(around.database, room, around.now)
+        stored = FileStore(around.database, room, around.now)
+        models = BatchModels(self.conductor, self.catalog, self.attachments, self.bus)
+        self.batches = Batches(settings, store, stored, models, self.queue, around.now)
 
     def _make_vitals(self) -> None:
         around = self.around

@@ -65,6 +65,18 @@ class LoadError:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelLeaving:
+    """The model is being unloaded because somebody wants that, or wants another model."""
+
+    model_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class RequestsHeld:
+    """A change of what is attached waits for the requests that run."""
+
+
+@dataclass(frozen=True, slots=True)
 class UnloadComplete:
     model_id: int
 
@@ -213,7 +225,7 @@ Sent = (
 )
 """The events that clients get too."""
 
-Unsent = ActiveProfileChanged | ServedCircuitsChanged
+Unsent = ActiveProfileChanged | ServedCircuitsChanged | ModelLeaving | RequestsHeld
 """The events that only owners get."""
 
 Event = Sent | Unsent

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
-from sqlalchemy import func, select
+from sqlalchemy import Table, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from steerserve.database.tables import circuits, probes, profiles, vectors
@@ -19,12 +20,24 @@ class DocumentRoom:
 
     Args:
         folder: the folder of a SQLite file; None for a database on a server, whose disk this service cannot see.
-        most: the most profiles, clusters, circuits, vectors and probes in all.
+        most: the most rows of the tables in all.
         most_mb: the most MiB of their stored texts and numbers.
         reserve_mb: the MiB that must stay free on the disk.
+        tables: the tables, each with a column `stored_bytes`.
+        kinds: what their rows are, for refusals.
     """
 
-    def __init__(self, folder: Path | None, most: int, most_mb: int, reserve_mb: int) -> None:
+    def __init__(
+        self,
+        folder: Path | None,
+        most: int,
+        most_mb: int,
+        reserve_mb: int,
+        tables: Sequence[Table] = (profiles, circuits, vectors, probes),
+        kinds: str = "profiles, clusters, circuits, vectors and probes",
+    ) -> None:
+        self._tables = tables
+        self._kinds = kinds
         self._folder = folder
         self._most = most
         self._most_mb = most_mb
@@ -56,11 +69,11 @@ class DocumentRoom:
         Raises:
             Refusal: DOCUMENT_STORE_FULL.
         """
-        for table in (profiles, circuits, vectors, probes):
+        for table in self._tables:
             counted = select(func.count(), func.sum(table.c.stored_bytes))
             count, stored = (await connection.execute(counted)).one()
             more, size = more + count, size + int(stored or 0)
-        kinds = "profiles, clusters, circuits, vectors and probes"
+        kinds = self._kinds
         if more > self._most:
             limit = f"{self._most} {kinds} are stored at most"
         elif size > self._most_mb * MIB:

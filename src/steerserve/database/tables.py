@@ -28,6 +28,7 @@ from sqlalchemy import (
 from sqlalchemy.engine import Dialect
 from sqlalchemy.types import TypeDecorator
 
+from steerserve.rules.inference.batches import AttachedSae, LineFault
 from steerserve.rules.inference.runs import RunSummary
 from steerserve.rules.sensing.firings import ClusterFiring, EdgeFiring
 from steerserve.rules.steering.binding import CircuitOutline
@@ -376,6 +377,71 @@ runs = Table(
     sqlite_autoincrement=True,
 )
 """`run` is the whole record as JSON."""
+files = Table(
+    "files",
+    metadata,
+    Column("id", String(40), primary_key=True),
+    Column("purpose", String(20), nullable=False),
+    Column("filename", String(255), nullable=False),
+    Column("bytes", BigInteger, nullable=False),
+    Column("created_at", UtcDateTime, nullable=False),
+    Column("expires_at", UtcDateTime),
+    Column("batch_id", String(40), ForeignKey("batches.id", ondelete="CASCADE")),
+    Column("is_of_failed", Boolean, nullable=False, default=False),
+    Column("stored_bytes", BigInteger, nullable=False),
+    Index("ix_files_listed", "created_at", "id"),
+)
+"""A file that a batch wrote has no content of its own: it is the lines of `batch_id` that failed, or the others."""
+
+file_parts = Table(
+    "file_parts",
+    metadata,
+    Column("file_id", String(40), ForeignKey("files.id", ondelete="CASCADE"), primary_key=True),
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("content", LargeBinary, nullable=False),
+)
+"""The content of uploaded files, in parts in the order of their numbers."""
+
+batches = Table(
+    "batches",
+    metadata,
+    Column("id", String(40), primary_key=True),
+    Column("endpoint", String(40), nullable=False),
+    Column("input_file_id", String(40), nullable=False),
+    Column("client", String(255), nullable=False),
+    Column("status", String(20), nullable=False),
+    Column("created_at", UtcDateTime, nullable=False),
+    Column("expires_at", UtcDateTime, nullable=False),
+    Column("times", JsonObject, nullable=False),
+    Column("output_seconds", Integer),
+    Column("metadata", JsonObject),
+    Column("errors", Encoded(tuple[LineFault, ...])),
+    Column("model", String(255)),
+    Column("model_id", Integer),
+    Column("is_steered", Boolean, nullable=False, default=False),
+    Column("attached", Encoded(tuple[AttachedSae, ...])),
+    Column("total", Integer, nullable=False, default=0),
+    Column("completed", Integer, nullable=False, default=0),
+    Column("failed", Integer, nullable=False, default=0),
+    Column("input_tokens", BigInteger, nullable=False, default=0),
+    Column("output_tokens", BigInteger, nullable=False, default=0),
+    Column("output_file_id", String(40)),
+    Column("error_file_id", String(40)),
+    Column("stored_bytes", BigInteger, nullable=False, default=0),
+    Index("ix_batches_listed", "created_at", "id"),
+)
+"""`times` has the seconds since 1970 of each change of the status. `attached` has the SAEs and layers that were
+attached when the first line ran. `stored_bytes` is the size of the answers in `batch_lines`."""
+
+batch_lines = Table(
+    "batch_lines",
+    metadata,
+    Column("batch_id", String(40), ForeignKey("batches.id", ondelete="CASCADE"), primary_key=True),
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("is_failed", Boolean, nullable=False),
+    Column("answer", LargeBinary, nullable=False),
+)
+"""The lines of batches that are answered, by their places in the input. `answer` is a line of a file of the batch."""
 
 circuit_claims = Table(
     "circuit_claims",

@@ -24,6 +24,7 @@ from structlog.contextvars import bind_contextvars
 from steerserve.errors import Refusal
 from steerserve.rules import json_size
 from steerserve.rules.text import shown
+from steerserve.rules.units import MIB
 from steerserve.settings import Settings
 
 log = structlog.get_logger(__name__)
@@ -42,6 +43,10 @@ _HOST = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+\]|[^\[\]:@/?#\s]*)(?::[0-9]{0,5})
 _OWN_COUNT = ("/labels", "/import", "/vectors")
 """Ends of the paths whose bodies may have many values, or files. These routes read their bodies beside the event
 loop."""
+FILES = "/v1/files"
+"""The route that takes files."""
+FORM_BYTES = 1 << 16
+"""The bytes that a form with a file may have beside the file."""
 _BEGINNING = 4
 """The bytes at the beginning of a JSON text that tell its encoding."""
 _DENIAL = "websocket.http.response"
@@ -70,13 +75,15 @@ class Guards:
             or self._foreign_host(headers)
             or self._foreign_page(scope, headers)
             or self._keyless(scope, headers)
-            or self._too_large(headers)
+            or self._too_large(scope["path"], headers)
             or _compressed(headers)
         )
         if refusal is None:
             taken = receive
             if scope["type"] == "http":
-                taken = _Limited(receive, self._settings, _marks_of(scope["path"]))
+                path = scope["path"]
+                most = _most_bytes(path, self._settings)
+                taken = _Limited(receive, self._settings, most, _marks_of(path))
             try:
                 await self._app(scope, taken, self._completed(scope, send))
                 return
@@ -166,9 +173,9 @@ class Guards:
             "UNAUTHORIZED", "the service needs a key: send it as `Authorization: Bearer <key>`"
         )
 
-    def _too_large(self, headers: Headers) -> Refusal | None:
+    def _too_large(self, path: str, headers: Headers) -> Refusal | None:
         length = headers.get("content-length", "")
-        limit = self._settings.max_body_bytes
+        limit = _most_bytes(path, self._settings)
         is_number = length.isascii() and length.isdigit()
         if not is_number or int(length[:20]) <= limit:
             return None
@@ -223,10 +230,12 @@ class _Limited:
     """A `receive` that bounds the bytes of the body, the time of waiting for them, and where `marks` is not None its
     commas and opening brackets. A body in UTF-16 or UTF-32 is refused, because every check of a body reads UTF-8."""
 
-    def __init__(self, receive: Receive, settings: Settings, marks: int | None) -> None:
+    def __init__(
+        self, receive: Receive, settings: Settings, most_bytes: int, marks: int | None
+    ) -> None:
         self._receive = receive
         self._settings = settings
-        self._bytes_left = settings.max_body_bytes
+        self._most_bytes = self._bytes_left = most_bytes
         self._seconds_left = settings.request_body_timeout
         self._is_whole = False
         self._marks_left = marks
@@ -249,7 +258,7 @@ class _Limited:
         """
         self._bytes_left -= len(part)
         if self._bytes_left < 0:
-            raise BodyRefused(413, too_large(self._settings.max_body_bytes))
+            raise BodyRefused(413, too_large(self._most_bytes))
         if len(self._beginning) < _BEGINNING:
             self._beginning += part[: _BEGINNING - len(self._beginning)]
             encoding = json.detect_encoding(self._beginning)
@@ -275,6 +284,13 @@ class _Limited:
             raise BodyRefused(408, Refusal("REQUEST_TIMEOUT", message)) from None
         finally:
             self._seconds_left -= loop.time() - since
+
+
+def _most_bytes(path: str, settings: Settings) -> int:
+    """The largest body of a request to a path, in bytes. A file may be larger than other bodies."""
+    if path != FILES:
+        return settings.max_body_bytes
+    return max(settings.max_body_bytes, settings.batch_file_mb * MIB + FORM_BYTES)
 
 
 def _marks_of(path: str) -> int | None:

@@ -335,6 +335,106 @@ class ModelEntries(TypedDict):
     data: list[ModelEntry]
 
 
+@with_config(CLOSED)
+class FileObject(TypedDict):
+    """A stored file. Times are in seconds since 1970."""
+
+    id: str
+    object: Literal["file"]
+    bytes: int
+    created_at: int
+    expires_at: int | None
+    filename: str
+    purpose: Literal["batch", "batch_output"]
+    status: Literal["processed"]
+    status_details: None
+
+
+@with_config(CLOSED)
+class FileList(TypedDict):
+    """A page of the stored files."""
+
+    object: Literal["list"]
+    data: list[FileObject]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+@with_config(CLOSED)
+class DeletedFile(TypedDict):
+    """A file that was deleted."""
+
+    id: str
+    object: Literal["file"]
+    deleted: Literal[True]
+
+
+class BatchFault(TypedDict):
+    """Why the input of a batch is refused. `line` counts from 1; null where the fault is of the whole input."""
+
+    code: str
+    line: int | None
+    message: str
+    param: str | None
+
+
+class BatchFaults(TypedDict):
+    """Every fault of an input."""
+
+    object: Literal["list"]
+    data: list[BatchFault]
+
+
+class RequestCounts(TypedDict):
+    """The lines of a batch, and those that are answered."""
+
+    total: int
+    completed: int
+    failed: int
+
+
+@with_config(CLOSED)
+class BatchObject(TypedDict):
+    """A batch. Times are in seconds since 1970."""
+
+    id: str
+    object: Literal["batch"]
+    endpoint: str
+    model: str | None
+    errors: BatchFaults | None
+    input_file_id: str
+    completion_window: Literal["24h"]
+    status: Literal[
+        "validating", "in_progress", "cancelling", "failed", "completed", "expired", "cancelled"
+    ]
+    output_file_id: str | None
+    error_file_id: str | None
+    created_at: int
+    expires_at: int
+    in_progress_at: int | None
+    finalizing_at: int | None
+    completed_at: int | None
+    failed_at: int | None
+    expired_at: int | None
+    cancelling_at: int | None
+    cancelled_at: int | None
+    request_counts: RequestCounts
+    metadata: dict[str, str] | None
+    usage: ResponseUsage
+
+
+@with_config(CLOSED)
+class BatchList(TypedDict):
+    """A page of the batches."""
+
+    object: Literal["list"]
+    data: list[BatchObject]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
 FaultCode = Annotated[
     str, WithJsonSchema({"type": "string", "enum": sorted({row.v1_code for row in TABLE.values()})})
 ]

@@ -256,6 +256,27 @@ class ResponseBody(Written, Dialed):
     store: Literal[False] | None = None
 
 
+class OutputExpiry(Body):
+    """How long the files that a batch writes last."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    anchor: Literal["created_at"]
+    seconds: Annotated[int, Field(ge=3600, le=2_592_000)]
+
+
+class BatchBody(Body):
+    """POST /v1/batches. There is one completion window."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    input_file_id: Annotated[str, Field(min_length=1, max_length=NAME_MAXIMUM)]
+    endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"]
+    completion_window: Literal["24h"]
+    metadata: Metadata | None = None
+    output_expires_after: OutputExpiry | None = None
+
+
 def kind_of_prompt(value: Any) -> str:
     """Which of its forms a prompt has. A list has the form of its first item."""
     first = value[0] if isinstance(value, list) and value else None
@@ -355,16 +376,21 @@ def _location(parts: tuple[int | str, ...]) -> str:
 @cache
 def documented(kind: type[BaseModel]) -> dict[str, Any]:
     """The body and the headers of a route for the API description. The route itself reads both from the request."""
-    schema = kind.model_json_schema(ref_template="#/components/schemas/{model}")
-    definitions = schema.pop("$defs", {})
-    inline = _inlined(schema, definitions)
     return {
-        "requestBody": {"required": True, "content": {"application/json": {"schema": inline}}},
+        **described(kind),
         "parameters": [
             {"name": name, "in": "header", "description": text, "schema": {"type": "string"}}
             for name, text in _HEADERS
         ],
     }
+
+
+def described(kind: type[BaseModel]) -> dict[str, Any]:
+    """The body of a route that reads it itself, for the API description."""
+    schema = kind.model_json_schema(ref_template="#/components/schemas/{model}")
+    definitions = schema.pop("$defs", {})
+    inline = _inlined(schema, definitions)
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": inline}}}}
 
 
 def _inlined(node: Any, definitions: dict[str, Any]) -> Any:

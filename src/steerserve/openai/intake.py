@@ -40,6 +40,8 @@ from steerserve.settings import Settings
 log = structlog.get_logger(__name__)
 
 LOCATIONS_LOGGED = 100
+CLIENT = "steerserve.client"
+"""The key of the scope under which a request that the service makes itself has its client."""
 
 _PREFIXES = {
     fields.CHAT: f"{shape.CHAT.prefix}-",
@@ -208,14 +210,9 @@ class Intake:
         return accepted.intent, accepted.model
 
     async def _arrived(self, request: Request) -> _Arrived:
-        client = clients.client(
-            request.client.host if request.client else None,
-            request.headers.get("authorization"),
-            has_keys=bool(self._settings.api_keys),
-        )
         return _Arrived(
             await read_json(request),
-            client,
+            client_of(request, self._settings),
             _header(request, "x-service-strict"),
             _header(request, "x-service-load-policy"),
             request.headers.get("x-service-lease") or None,
@@ -227,7 +224,7 @@ class Intake:
         raw = arrived.body
         counts.check(route, raw, self._settings)
         is_strict = fields.is_strict(arrived.strict)
-        model, profile = await self._model(raw.get("model"), may_steer=route != fields.EMBEDDINGS)
+        model, profile = await self.model(raw.get("model"), may_steer=route != fields.EMBEDDINGS)
         engine = fields.CHECKPOINT if isinstance(model, Refusal) else model.engine
         fields.check_honoured(route, fields.changing(raw, route), engine, raw)
         if profile is not None and engine != fields.CHECKPOINT:
@@ -255,7 +252,7 @@ class Intake:
         sent = SentRequest(route, fields.read_fields(route, kept), raw.get("store") is not False)
         return _Opened(kept, base, model, arrived.policy, sent, profile)
 
-    async def _model(
+    async def model(
         self, name: object, *, may_steer: bool
     ) -> tuple[ServedModel | Refusal, str | None]:
         """The model of this name, or its refusal, which `accept` raises after every field of the body was checked; and
@@ -311,6 +308,16 @@ class _Opened:
         return Accepted(
             replace(intent, may_load=fields.may_load(self.policy)), self.model, self.sent
         )
+
+
+def client_of(request: Request, settings: Settings) -> str:
+    """Who sends a request (`rules/clients.py`)."""
+    named: str | None = request.scope.get(CLIENT)
+    return named or clients.client(
+        request.client.host if request.client else None,
+        request.headers.get("authorization"),
+        has_keys=bool(settings.api_keys),
+    )
 
 
 async def read_json(request: Request) -> dict[str, object]:

@@ -9,6 +9,17 @@ SITE_PREFIX = 64
 """Bits of an IPv6 address that name its site. One machine may have every address of its site."""
 
 KEY_CHARACTERS = 16
+_BACKGROUND = "batch of "
+"""How the names of clients begin whose requests yield to all others. No other name begins so."""
+
+
+def in_background(client: str) -> str:
+    """The name of a client for those of its requests that yield to all others."""
+    return _BACKGROUND + client
+
+
+def is_in_background(client: str) -> bool:
+    return client.startswith(_BACKGROUND)
 
 
 def client(address: str | None, authorization: str | None, *, has_keys: bool) -> str:

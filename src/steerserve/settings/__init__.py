@@ -14,6 +14,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
 from steerserve.settings import checks as values
+from steerserve.settings.batches import BatchSettings
 from steerserve.settings.limits import (
     DAY,
     MIB_MAXIMUM,
@@ -38,7 +39,9 @@ Texts = Annotated[
 ]
 
 
-class Settings(Secrets, RequestLimits, SensingSettings, RecordSettings, ReplicaSettings):
+class Settings(
+    Secrets, RequestLimits, BatchSettings, SensingSettings, RecordSettings, ReplicaSettings
+):
     """The settings of the service. The environment variable of a setting is its name in capitals."""
 
     model_config = SettingsConfigDict(

@@ -418,3 +418,46 @@ async def test_a_cancelled_part_gives_its_slot_back(comes_first: str) -> None:
     request = Held(queue)
     await until(lambda: request.has_slot)
     await request.leave()
+
+
+class Yielding:
+    """A part that yields, and holds its slot until it is refused."""
+
+    def __init__(self, queue: Queue) -> None:
+        self.has_slot = False
+        self.task = asyncio.create_task(self._run(queue))
+
+    async def _run(self, queue: Queue) -> None:
+        async with queue.spare(yields=True):
+            self.has_slot = True
+            await asyncio.Event().wait()
+
+
+async def test_a_request_gets_the_slot_of_the_newest_part_that_yields() -> None:
+    queue = Queue(2, 5, 50)
+    parts = []
+    for _ in range(2):
+        parts.append(part := Yielding(queue))
+        await until(lambda part=part: part.has_slot)
+    request = Held(queue)
+    await until(lambda: request.has_slot)
+    assert (await refused(parts[1].task)).code == "QUEUE_FULL"
+    # the slot that the request gives back is the next part's
+    after = Yielding(queue)
+    await request.leave()
+    await until(lambda: after.has_slot)
+    assert not parts[0].task.done()
+    queue.revoke()
+    for part in (parts[0], after):
+        assert (await refused(part.task)).code == "QUEUE_FULL"
+
+
+async def test_a_part_that_does_not_yield_keeps_its_slot() -> None:
+    queue = Queue(1, 5, 50)
+    async with queue.spare():
+        request = Held(queue)
+        queue.revoke()
+        await asyncio.sleep(0)
+        assert not request.has_slot
+    await until(lambda: request.has_slot)
+    await request.leave()

@@ -10,7 +10,14 @@ from dataclasses import dataclass, replace
 from msgspec import structs
 
 from steerserve import messages as m
-from steerserve.control.bus import Event, LoadError, ReplicaChanged, UnloadComplete
+from steerserve.control.bus import (
+    Event,
+    LoadError,
+    ModelLeaving,
+    ReplicaChanged,
+    RequestsHeld,
+    UnloadComplete,
+)
 from steerserve.control.inference.planning import Admitted, Planner, activations_of
 from steerserve.control.inference.queue import Queue
 from steerserve.control.metrics import Metrics, Timing
@@ -29,6 +36,7 @@ from steerserve.engines.sandbox.pool import LineFull
 from steerserve.engines.sandbox.schemas import Checker
 from steerserve.errors import Refusal
 from steerserve.messages.mailbox import Mailbox
+from steerserve.rules import clients
 from steerserve.rules.inference import batching, fields
 from steerserve.rules.inference.activations import FIELD, Activations
 from steerserve.rules.inference.intent import (
@@ -147,8 +155,10 @@ class Generation:
         return self._batched.counts().max_concurrent
 
     def took(self, event: Event) -> None:
-        """The slots are those of all replicas that serve."""
-        if isinstance(event, ReplicaChanged):
+        """The slots are those of all replicas that serve. What changes the model waits for no request that yields."""
+        if isinstance(event, ModelLeaving | RequestsHeld):
+            self._queue.revoke()
+        elif isinstance(event, ReplicaChanged):
             self._scale(event.serving)
         elif isinstance(event, UnloadComplete | LoadError):
             self._scale(1)
@@ -184,7 +194,8 @@ class Generation:
             view = self._conductor.view(intent.lease)
             swap.may_serve(view, row.id, row.name, may_load=intent.may_load)
         self.active += 1
-        backend = batching.backend(intent, self._fixed(row))
+        yields = clients.is_in_background(intent.client)
+        backend = batching.backend(intent, None if yields else self._fixed(row))
         flow, timing = _Flow(), self._metrics.request()
         pump = asyncio.create_task(self._pump(intent, row, profile, backend, flow, timing))
         try:
@@ -261,13 +272,17 @@ class Generation:
         queue = self._queue if backend == batching.SERIAL else self._batched
         try:
             async with AsyncExitStack() as held:
-                room = queue.room(intent.client, intent.choices)
-                place = await held.enter_async_context(room)
-                await self._check(intent)
-                resident = await held.enter_async_context(
-                    self._conductor.use(row, may_load=intent.may_load, lease=intent.lease)
-                )
-                await held.enter_async_context(queue.slot(place))
+                use = self._conductor.use(row, may_load=intent.may_load, lease=intent.lease)
+                if clients.is_in_background(intent.client):
+                    await held.enter_async_context(self._queue.spare(yields=True))
+                    await self._check(intent)
+                    resident = await held.enter_async_context(use)
+                else:
+                    room = queue.room(intent.client, intent.choices)
+                    place = await held.enter_async_context(room)
+                    await self._check(intent)
+                    resident = await held.enter_async_context(use)
+                    await held.enter_async_context(queue.slot(place))
                 await held.enter_async_context(self._conductor.in_flight(resident))
                 timing.admitted()
                 largest: Largest = {}

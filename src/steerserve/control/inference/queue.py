@@ -34,31 +34,57 @@ class QueueCounts:
         return self.pending - self.holding
 
 
-class _Place:
-    """A request in the waiting room, with the task that runs it.
+class _Revocable:
+    """What a task holds, and what another may get in its place.
 
     Attributes:
-        turn: done when the request has a slot; None while it does not wait for one.
-        had_slot: whether it has or had a slot. It then keeps its place.
-        refusal: set when the place was given to another request.
+        refusal: set when another got it.
     """
 
-    def __init__(self, request: rules.Request, task: asyncio.Task[object]) -> None:
-        self.request = request
-        self.turn: asyncio.Future[None] | None = None
-        self.had_slot = False
+    def __init__(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
         self.refusal: Refusal | None = None
         self._task = task
         self._cancelling = task.cancelling()
 
     def refuse(self, refusal: Refusal) -> None:
-        """End what the task does with the place."""
+        """End what the task does with it."""
         self.refusal = refusal
         self._task.cancel()
 
     def is_only_refused(self) -> bool:
         """Whether the task was cancelled by the refusal alone, and not by its client too."""
         return self.refusal is not None and self._task.uncancel() <= self._cancelling
+
+
+class _Place(_Revocable):
+    """A request in the waiting room, with the task that runs it.
+
+    Attributes:
+        turn: done when the request has a slot; None while it does not wait for one.
+        had_slot: whether it has or had a slot. It then keeps its place.
+    """
+
+    def __init__(self, request: rules.Request) -> None:
+        super().__init__()
+        self.request = request
+        self.turn: asyncio.Future[None] | None = None
+        self.had_slot = False
+
+
+class _Part(_Revocable):
+    """A part of a job, or a request that yields, which waits for a slot that nobody else wants.
+
+    Attributes:
+        turn: done when it has a slot.
+        yields: whether a request that waits gets its slot.
+    """
+
+    def __init__(self, *, yields: bool) -> None:
+        super().__init__()
+        self.turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.yields = yields
 
 
 class Queue:
@@ -86,9 +112,9 @@ class Queue:
         self._ended: dict[str, int] = {}
         # when the last requests of clients ended, the latest last
         self._recent: dict[str, float] = {}
-        # parts of jobs that wait for a slot, and how many have one
-        self._parts: list[asyncio.Future[None]] = []
-        self._parts_running = 0
+        # the parts that wait for a slot, and those that have one, the oldest first
+        self._parts: list[_Part] = []
+        self._parts_running: list[_Part] = []
         self._count = itertools.count(1)
         self._durations: deque[float] = deque(maxlen=window)
         self._clock = clock
@@ -129,9 +155,7 @@ class Queue:
         """
         if len(self._places) >= self._max_concurrent + self._max_pending:
             self._make_room(client)
-        task = asyncio.current_task()
-        assert task is not None
-        place = _Place(rules.Request(client, next(self._count), rows), task)
+        place = _Place(rules.Request(client, next(self._count), rows))
         self._places.add(place)
         try:
             yield place
@@ -155,30 +179,36 @@ class Queue:
             self._give_back(place)
 
     @asynccontextmanager
-    async def spare(self) -> AsyncIterator[None]:
-        """A slot for a part of a job. It is given once a slot is free and no request waits for one, to the part that
-        has waited longest."""
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._parts.append(turn)
+    async def spare(self, *, yields: bool = False) -> AsyncIterator[None]:
+        """A slot for a part of a job, or for a request that yields. It is given once a slot is free and no request
+        waits for one, to the part that has waited longest. Where the part yields and all slots are in use, the next
+        request gets its slot; the task in the block is then cancelled.
+
+        Raises:
+            Refusal: QUEUE_FULL where a request got the slot, and where `revoke` was called.
+        """
+        part = _Part(yields=yields)
+        self._parts.append(part)
         self._hand_out()
         try:
-            await turn
-        except asyncio.CancelledError:
-            if turn.cancelled():
-                self._parts.remove(turn)
-            else:  # the slot came at the same moment
-                self._end_part()
-            raise
-        try:
+            await part.turn
             yield
+        except asyncio.CancelledError:
+            if part.is_only_refused():
+                assert part.refusal is not None
+                raise part.refusal from None
+            raise
         finally:
-            self._end_part()
+            (self._parts if part in self._parts else self._parts_running).remove(part)
+            self._hand_out()
+
+    def revoke(self) -> None:
+        """End every part that yields, because the model changes."""
+        for part in (*self._parts, *self._parts_running):
+            if part.yields and part.refusal is None:
+                part.refuse(self.full())
 
     # ------------------------------------------------------------- inside
-
-    def _end_part(self) -> None:
-        self._parts_running -= 1
-        self._hand_out()
 
     def _make_room(self, client: str) -> None:
         """Give up the place of a request of another client.
@@ -227,19 +257,33 @@ class Queue:
             del self._recent[next(iter(self._recent))]
 
     def _hand_out(self) -> None:
-        """Give the free slots to those whose turn it is, and those that are left to parts of jobs."""
+        """Give the free slots to those whose turn it is, and those that are left to parts."""
         self._hand_out_to_requests()
-        is_line_empty = all(place.turn is None or place.turn.done() for place in self._places)
-        for turn in [turn for turn in self._parts if not turn.done()]:
-            if not is_line_empty or self._free <= 0:
+        waiting = sum(place.turn is not None and not place.turn.done() for place in self._places)
+        if waiting:
+            self._take_back(waiting)
+            return
+        for part in [part for part in self._parts if not part.turn.done()]:
+            if self._free <= 0:
                 return
-            self._parts_running += 1
-            self._parts.remove(turn)
-            turn.set_result(None)
+            self._parts.remove(part)
+            self._parts_running.append(part)
+            part.turn.set_result(None)
+
+    def _take_back(self, waiting: int) -> None:
+        """Let the newest parts that yield give up their slots for so many requests that wait, where no slot is free."""
+        yielding = [part for part in self._parts_running if part.yields]
+        leaving = sum(part.refusal is not None for part in yielding)
+        for part in reversed(yielding):
+            if self._free > 0 or leaving >= waiting:
+                return
+            if part.refusal is None:
+                part.refuse(self.full())
+                leaving += 1
 
     @property
     def _free(self) -> int:
-        return self._max_concurrent - len(self._running) - self._parts_running
+        return self._max_concurrent - len(self._running) - len(self._parts_running)
 
     def _hand_out_to_requests(self) -> None:
         while self._free > 0:

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 import structlog
 
-from steerserve.control.bus import Bus
+from steerserve.control.bus import Bus, RequestsHeld
 from steerserve.control.residency import loading
 from steerserve.control.residency.engines import Engines
 from steerserve.control.residency.leases import Granted, Leases, Seconds
@@ -60,6 +60,7 @@ class Conductor:
         self.restoring = Restoring()
         # registered first, so that every later owner finds the SAEs attached
         self.reattaching = Reattaching(catalog, self.restoring)
+        self._bus = bus
         # held while the attachments are edited; an unload takes it before it ends the engine
         self.editing = asyncio.Lock()
         self._turnover = Turnover(
@@ -312,6 +313,7 @@ class Conductor:
         """
         occupant = self._occupant(resident)
         self._open.clear()
+        self._bus.publish(RequestsHeld())
         try:
             await occupant.until_idle(self._settings.graceful_unload_timeout)
             yield

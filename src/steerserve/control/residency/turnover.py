@@ -15,6 +15,7 @@ from steerserve.control.bus import (
     LoadComplete,
     LoadError,
     LoadProgress,
+    ModelLeaving,
     ReplicaChanged,
     SaeAttached,
     SaeDetached,
@@ -79,7 +80,7 @@ class Turnover:
         coming.ready.add_done_callback(lambda done: done.cancelled() or done.exception())
         leaving = self._slot.enter(coming)
         if leaving is not None:
-            leaving.leave()
+            self._send_off(leaving)
         self._leaving = None
         self._loading = self._spawn(self._swap(leaving, coming, prepared))
         self._loading.add_done_callback(lambda _: coming.recorded.set())
@@ -99,7 +100,7 @@ class Turnover:
 
     def begin_unload(self, leaving: Occupant) -> asyncio.Task[None]:
         """Begin to unload the model. The task ends when its memory is free. Does not wait."""
-        leaving.leave()
+        self._send_off(leaving)
         return self._spawn(self._unload(leaving))
 
     async def settled(self) -> None:
@@ -237,6 +238,10 @@ class Turnover:
         self._bus.publish(LoadError(coming.row.id, refusal.code, refusal.message))
 
     # ------------------------------------------------------------- leaving
+
+    def _send_off(self, leaving: Occupant) -> None:
+        leaving.leave()
+        self._bus.publish(ModelLeaving(leaving.row.id))
 
     async def _unload(self, leaving: Occupant) -> None:
         """Wait for the requests that hold the model, then end its engine."""

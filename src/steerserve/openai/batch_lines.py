@@ -1,0 +1,87 @@
+"""Runs a line of a batch through the route of its endpoint, as a request that yields to all others."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from typing import Any, cast
+
+import structlog
+from fastapi import APIRouter, Request
+from fastapi.routing import APIRoute
+from starlette.responses import Response
+
+from steerserve.control.inference.batch_run import Answered
+from steerserve.control.metrics import CURRENT, RequestRecord
+from steerserve.control.models.served import ServedModel
+from steerserve.errors import Refusal
+from steerserve.openai import render
+from steerserve.openai.intake import CLIENT, Intake
+from steerserve.rules import clients
+from steerserve.rules.inference.batches import ENDPOINTS
+
+log = structlog.get_logger(__name__)
+Answer = Callable[[Request], Awaitable[Response]]
+
+_HEADERS = [(b"content-type", b"application/json"), (b"x-service-load-policy", b"refuse")]
+"""The owner of the batches loads its model, so no line does."""
+
+
+class BatchLines:
+    """Runs lines. `routers` are those of the endpoints."""
+
+    def __init__(self, routers: Iterable[APIRouter], intake: Intake) -> None:
+        routes = [route for router in routers for route in router.routes]
+        self._answers: dict[str, Answer] = {
+            route.path: cast(Answer, route.endpoint)
+            for route in routes
+            if isinstance(route, APIRoute) and route.path in ENDPOINTS
+        }
+        self._intake = intake
+
+    async def model(self, name: str, *, may_steer: bool) -> tuple[ServedModel, bool]:
+        model, profile = await self._intake.model(name, may_steer=may_steer)
+        if isinstance(model, Refusal):
+            raise model
+        return model, profile is not None
+
+    async def answer(self, endpoint: str, body: bytes, client: str) -> Answered:
+        # its refusals are those of no client, so they are not counted
+        token = CURRENT.set(RequestRecord(in_background=True))
+        try:
+            response = await self._answers[endpoint](_request(endpoint, body, client))
+        except Refusal as refusal:
+            return _refused(refusal)
+        except Exception:
+            log.exception("batch_line_failed", endpoint=endpoint)
+            why = "an error inside the service; its log says more"
+            return _refused(Refusal("INTERNAL_ERROR", why))
+        finally:
+            CURRENT.reset(token)
+        return Answered(response.status_code, bytes(response.body))
+
+
+def _refused(refusal: Refusal) -> Answered:
+    return Answered(refusal.row.v1, render.error_bytes(refusal), refusal)
+
+
+def _request(endpoint: str, body: bytes, client: str) -> Request:
+    scope: MutableMapping[str, Any] = {
+        "type": "http",
+        "method": "POST",
+        "path": endpoint,
+        "query_string": b"",
+        "headers": _HEADERS,
+        "client": None,
+        CLIENT: clients.in_background(client),
+    }
+    parts = [{"type": "http.request", "body": body}]
+
+    async def receive() -> MutableMapping[str, Any]:
+        if parts:
+            return parts.pop()
+        # nobody goes away before the answer
+        gone: asyncio.Future[MutableMapping[str, Any]] = asyncio.get_running_loop().create_future()
+        return await gone
+
+    return Request(scope, receive)

@@ -1,0 +1,312 @@
+"""/v1/files and /v1/batches with the official client, against a running service."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from openai.types import Batch
+
+import openai
+from steerserve import demo
+from tests.conftest import Start
+from tests.service import Running, load_demo, running
+
+MODEL = demo.MODEL_NAME
+CHAT = "/v1/chat/completions"
+TEXT = "/v1/completions"
+OVER = ("failed", "completed", "expired", "cancelled")
+TELL = [{"role": "user", "content": "Tell me a story."}]
+
+
+@pytest.fixture
+def client(shared: Running) -> Iterator[openai.OpenAI]:
+    with of(shared) as made:
+        yield made
+
+
+def of(live: Running) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{live.url}/v1", api_key="any")
+
+
+def chat(custom_id: str, **fields: Any) -> dict[str, Any]:
+    body = {"model": MODEL, "messages": TELL, "max_tokens": 4, "temperature": 0, **fields}
+    return {"custom_id": custom_id, "method": "POST", "url": CHAT, "body": body}
+
+
+def text(custom_id: str, prompt: str = "One day", **fields: Any) -> dict[str, Any]:
+    body = {"model": MODEL, "prompt": prompt, "max_tokens": 2, "temperature": 0, **fields}
+    return {"custom_id": custom_id, "method": "POST", "url": TEXT, "body": body}
+
+
+def jsonl(lines: list[dict[str, Any]]) -> bytes:
+    return b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+
+
+def begun(
+    client: openai.OpenAI, lines: list[dict[str, Any]] | bytes, endpoint: str = CHAT
+) -> Batch:
+    content = lines if isinstance(lines, bytes) else jsonl(lines)
+    file = client.files.create(file=("lines.jsonl", content), purpose="batch")
+    return client.batches.create(
+        input_file_id=file.id,
+        endpoint=endpoint,  # type: ignore[arg-type]
+        completion_window="24h",
+    )
+
+
+def ended(client: openai.OpenAI, batch: Batch) -> Batch:
+    while batch.status not in OVER:
+        batch = client.batches.retrieve(batch.id)
+    return batch
+
+
+def read(client: openai.OpenAI, file_id: str | None) -> list[dict[str, Any]]:
+    if file_id is None:
+        return []
+    return [json.loads(line) for line in client.files.content(file_id).text.splitlines()]
+
+
+def faults(batch: Batch) -> list[tuple[str | None, int | None, str | None]]:
+    assert batch.errors is not None
+    return [(one.code, one.line, one.param) for one in batch.errors.data or ()]
+
+
+def test_every_line_is_answered_as_the_same_request_alone(
+    steered: Running, client: openai.OpenAI
+) -> None:
+    own = {"features": [{"index": 1, "value": 60.0}]}
+    lines = [
+        chat("plain"),
+        chat("steered", sae_steering=own),
+        chat("other seed", temperature=1, seed=7),
+        chat("refused", temperature=9),
+    ]
+    batch = ended(client, begun(client, lines))
+    assert batch.status == "completed"
+    assert batch.request_counts is not None
+    assert batch.request_counts.model_dump() == {"total": 4, "completed": 3, "failed": 1}
+    assert batch.model == MODEL
+    answers = read(client, batch.output_file_id)
+    assert [line["custom_id"] for line in answers] == ["plain", "steered", "other seed"]
+    for line, sent in zip(answers, lines, strict=False):
+        assert line["error"] is None
+        assert line["response"]["status_code"] == 200
+        alone = steered.post(CHAT, sent["body"]).json()
+        assert line["response"]["body"]["choices"] == alone["choices"]
+    assert answers[0]["response"]["body"]["choices"] != answers[1]["response"]["body"]["choices"]
+    usage = [line["response"]["body"]["usage"] for line in answers]
+    assert batch.usage is not None
+    assert batch.usage.input_tokens == sum(one["prompt_tokens"] for one in usage)
+    assert batch.usage.output_tokens == sum(one["completion_tokens"] for one in usage)
+    (failed,) = read(client, batch.error_file_id)
+    assert failed["custom_id"] == "refused"
+    assert failed["response"]["status_code"] == 400
+    assert failed["response"]["body"]["error"]["param"] == "temperature"
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "body"),
+    [
+        (TEXT, {"prompt": "One day", "max_tokens": 1}),
+        ("/v1/embeddings", {"input": "One day"}),
+        ("/v1/responses", {"input": "Hello", "max_output_tokens": 1}),
+    ],
+)
+def test_every_endpoint_has_batches(
+    client: openai.OpenAI, endpoint: str, body: dict[str, Any]
+) -> None:
+    line = {"custom_id": "1", "method": "POST", "url": endpoint, "body": {"model": MODEL, **body}}
+    batch = ended(client, begun(client, [line], endpoint))
+    (answer,) = read(client, batch.output_file_id)
+    assert answer["response"]["status_code"] == 200
+    assert batch.usage is not None
+    assert batch.usage.input_tokens > 0
+
+
+def test_an_input_is_refused_whole_with_every_fault_of_its_lines(client: openai.OpenAI) -> None:
+    good = chat("good")
+    lines = [
+        good,
+        good,
+        chat("streamed", stream=True),
+        chat("other", model="nobody"),
+        {**chat("got"), "method": "GET"},
+        text("elsewhere"),
+        {"custom_id": "nothing", "method": "POST", "url": CHAT},
+        chat("", model=None),
+    ]
+    batch = ended(client, begun(client, jsonl(lines) + b"\n{broken\n"))
+    assert batch.status == "failed"
+    assert batch.output_file_id is batch.error_file_id is None
+    assert sorted(faults(batch), key=lambda fault: (fault[1] or 0, fault[0])) == [
+        ("duplicate_custom_id", 2, "custom_id"),
+        ("invalid_request", 3, "body.stream"),
+        ("model_not_found", 4, "body.model"),
+        ("invalid_method", 5, "method"),
+        ("mismatched_url", 6, "url"),
+        ("invalid_request", 7, None),
+        ("invalid_custom_id", 8, "custom_id"),
+        ("missing_required_parameter", 8, "body.model"),
+        ("invalid_json_line", 10, None),
+    ]
+    assert faults(ended(client, begun(client, b"\n"))) == [("empty_file", None, None)]
+
+
+def test_files_are_listed_and_deleted(client: openai.OpenAI) -> None:
+    asked = {"anchor": "created_at", "seconds": 7200}
+    files = [
+        client.files.create(
+            file=(f"{name}.jsonl", jsonl([chat(name)])),
+            purpose="batch",
+            expires_after=asked,  # type: ignore[arg-type]
+        )
+        for name in "abc"
+    ]
+    first = files[0]
+    assert (first.object, first.filename, first.purpose) == ("file", "a.jsonl", "batch")
+    assert first.expires_at == first.created_at + 7200
+    assert client.files.retrieve(first.id) == first
+    assert client.files.content(first.id).read() == jsonl([chat("a")])
+    listed = client.files.list(limit=2)
+    assert [one.id for one in listed.data] == [files[2].id, files[1].id]
+    assert {one.id for one in client.files.list(limit=1)} >= {one.id for one in files}
+    ascending = [one.id for one in client.files.list(limit=1, order="asc", purpose="batch")]
+    assert ascending.index(first.id) < ascending.index(files[2].id)
+    for one in files:
+        assert client.files.delete(one.id).deleted is True
+    with pytest.raises(openai.NotFoundError) as gone:
+        client.files.content(first.id)
+    assert gone.value.code == "file_not_found"
+
+
+def test_deleting_an_output_file_deletes_its_answers(client: openai.OpenAI) -> None:
+    batch = ended(client, begun(client, [chat("1")]))
+    assert batch.output_file_id is not None
+    assert client.files.retrieve(batch.output_file_id).purpose == "batch_output"
+    size = client.files.retrieve(batch.output_file_id).bytes
+    assert len(client.files.content(batch.output_file_id).read()) == size
+    client.files.delete(batch.output_file_id)
+    with pytest.raises(openai.NotFoundError):
+        client.files.retrieve(batch.output_file_id)
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.batches.create(
+            input_file_id=ended_output(client), endpoint=CHAT, completion_window="24h"
+        )
+    assert refused.value.param == "input_file_id"
+
+
+def ended_output(client: openai.OpenAI) -> str:
+    batch = ended(client, begun(client, [chat("1")]))
+    assert batch.output_file_id is not None
+    return batch.output_file_id
+
+
+def test_batches_are_listed_and_cancelled_with_what_is_done(client: openai.OpenAI) -> None:
+    lines = [chat("short"), *(chat(f"long {i}", max_tokens=900) for i in range(64))]
+    batch = begun(client, lines)
+    while (now := client.batches.retrieve(batch.id)).request_counts.completed == 0:  # type: ignore[union-attr]
+        pass
+    with pytest.raises(openai.ConflictError) as used:
+        client.files.delete(now.input_file_id)
+    assert used.value.code == "file_in_use"
+    assert client.batches.cancel(batch.id).status == "cancelling"
+    batch = ended(client, batch)
+    assert batch.status == "cancelled"
+    assert batch.cancelled_at is not None
+    answers = read(client, batch.output_file_id)
+    assert batch.request_counts is not None
+    assert 1 <= len(answers) == batch.request_counts.completed < len(lines)
+    assert batch.id in {one.id for one in client.batches.list(limit=1)}
+    with pytest.raises(openai.ConflictError) as over:
+        client.batches.cancel(batch.id)
+    assert over.value.code == "batch_over"
+    with pytest.raises(openai.NotFoundError) as unknown:
+        client.batches.retrieve("batch_nobody")
+    assert unknown.value.code == "batch_not_found"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"endpoint": "/v1/models"}, "endpoint"),
+        ({"completion_window": "1h"}, "completion_window"),
+        ({"metadata": {"key": "x" * 513}}, "metadata.key"),
+        ({"nothing": 1}, "nothing"),
+    ],
+)
+def test_a_bad_batch_is_refused_with_its_field(
+    shared: Running, fields: dict[str, Any], param: str
+) -> None:
+    body = {"input_file_id": "file-x", "endpoint": CHAT, "completion_window": "24h", **fields}
+    status, error = shared.v1_error("/v1/batches", body)
+    assert (status, error["code"], error["param"]) == (400, "invalid_parameter", param)
+
+
+def test_a_file_of_a_batch_that_does_not_exist_is_not_found(shared: Running) -> None:
+    body = {"input_file_id": "file-x", "endpoint": CHAT, "completion_window": "24h"}
+    assert shared.v1_error("/v1/batches", body)[1]["code"] == "file_not_found"
+
+
+def test_only_files_for_batches_are_taken(client: openai.OpenAI, shared: Running) -> None:
+    with pytest.raises(openai.BadRequestError) as purpose:
+        client.files.create(file=("a.jsonl", b"{}"), purpose="fine-tune")
+    assert purpose.value.param == "purpose"
+    assert shared.v1_error("/v1/files", {})[1]["param"] == "Content-Type"
+
+
+def test_batches_have_bounds(start: Start) -> None:
+    bounds = {"batch_max_lines": 2, "max_unfinished_batches": 1, "batch_file_mb": 1}
+    with start(**bounds) as live, of(live) as client:
+        load_demo(live)
+        batch = ended(client, begun(client, [chat(str(i)) for i in range(3)]))
+        assert faults(batch) == [("too_many_lines", None, None)]
+        with pytest.raises(openai.APIStatusError) as large:
+            client.files.create(file=("a.jsonl", b" " * ((1 << 20) + 1)), purpose="batch")
+        assert large.value.status_code == 413
+        waiting = begun(client, [chat("long", max_tokens=900)])
+        with pytest.raises(openai.ConflictError) as many:
+            begun(client, [chat("1")])
+        assert many.value.code == "too_many_batches"
+        client.batches.cancel(waiting.id)
+
+
+def test_a_full_store_refuses_files(start: Start) -> None:
+    with start(max_batch_documents=1) as live, of(live) as client:
+        client.files.create(file=("a.jsonl", b"{}"), purpose="batch")
+        with pytest.raises(openai.APIStatusError) as full:
+            client.files.create(file=("b.jsonl", b"{}"), purpose="batch", timeout=60)
+        assert (full.value.status_code, full.value.code) == (507, "document_store_full")
+
+
+@pytest.mark.local("it kills the one engine process of this machine")
+def test_a_batch_outlasts_its_engine_and_its_service(start: Start) -> None:
+    lines = [text(str(i), max_tokens=1 + i % 9) for i in range(200)]
+    with start() as live, of(live) as client:
+        load_demo(live)
+        batch = begun(client, lines, TEXT)
+        _until_answered(client, batch, 20)
+        resident = live.service.owners.conductor.resident
+        assert resident is not None
+        os.kill(resident.held().pid or 0, signal.SIGKILL)
+        _until_answered(client, batch, 100)
+    with running(live.home) as live, of(live) as client:
+        batch = ended(client, batch)
+        assert batch.status == "completed"
+        answers = read(client, batch.output_file_id)
+        assert [line["custom_id"] for line in answers] == [str(i) for i in range(200)]
+        alone = live.post(TEXT, lines[-1]["body"]).json()
+        assert answers[-1]["response"]["body"]["choices"] == alone["choices"]
+
+
+def _until_answered(client: openai.OpenAI, batch: Batch, count: int) -> None:
+    while True:
+        now = client.batches.retrieve(batch.id)
+        assert now.status not in ("failed", "expired")
+        assert now.request_counts is not None
+        if now.request_counts.completed >= count:
+            return

@@ -1,0 +1,93 @@
+"""Inputs of batches, and refusals of lines."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from steerserve.errors import Refusal
+from steerserve.rules.inference import batches
+from steerserve.rules.inference.batches import FAULTS_MAXIMUM, InputCheck
+from tests.refusals import refusal_of
+
+URL = "/v1/completions"
+
+
+def line(custom_id: str = "a", **changes: Any) -> bytes:
+    body = {"model": "tiny", "prompt": "x"}
+    sent = {"custom_id": custom_id, "method": "POST", "url": URL, "body": body}
+    return json.dumps(sent | changes).encode()
+
+
+def checked(*lines: bytes, most: int = 1000) -> InputCheck:
+    check = InputCheck(URL, most, 100)
+    check.take(enumerate(lines))
+    return check
+
+
+def test_a_line_is_read_with_its_body_as_it_was_sent() -> None:
+    text = b'{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"n":  1.0}}'
+    read = batches.read_line(3, text)
+    assert (read.number, read.custom_id, read.body) == (3, "a", b'{"n":  1.0}')
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "param"),
+    [
+        (b"[]", "invalid_request", None),
+        (b"{", "invalid_json_line", None),
+        (b"\xff", "invalid_json_line", None),
+        (line(custom_id="x" * 513), "invalid_custom_id", "custom_id"),
+        (line(method="PUT"), "invalid_method", "method"),
+        (line(url="/v1/embeddings"), "mismatched_url", "url"),
+        (line(body=[]), "invalid_request", "body"),
+        (line(body={"prompt": "x"}), "missing_required_parameter", "body.model"),
+        (line(body={"model": "tiny", "stream": True}), "invalid_request", "body.stream"),
+        (line(body={"model": "tiny", "prompt": "x" * 100}), "body_too_large", "body"),
+    ],
+)
+def test_a_wrong_line_is_named(text: bytes, code: str, param: str | None) -> None:
+    (fault,) = checked(text).faults()
+    assert (fault.code, fault.line, fault.param) == (code, 1, param)
+
+
+def test_the_faults_that_are_not_listed_are_counted() -> None:
+    *listed, more = checked(*[b"{"] * (FAULTS_MAXIMUM + 7)).faults()
+    assert len(listed) == FAULTS_MAXIMUM
+    assert more.message.startswith("7 further")
+
+
+def test_an_input_has_a_bound() -> None:
+    assert checked(line("a"), line("b"), most=2).faults() == ()
+    assert [one.code for one in checked(line("a"), line("b"), most=1).faults()] == [
+        "too_many_lines"
+    ]
+
+
+def test_steering_in_a_line_is_seen() -> None:
+    assert not checked(line()).is_steered
+    assert checked(line(body={"model": "m", "interventions": {}})).is_steered
+
+
+@pytest.mark.parametrize(
+    ("code", "passes", "may_be_of_line"),
+    [
+        ("QUEUE_FULL", True, False),
+        ("MODEL_NOT_RESIDENT", True, False),
+        ("ENGINE_UNAVAILABLE", False, True),
+        ("INVALID_PARAMETER", False, False),
+    ],
+)
+def test_which_refusals_pass(code: str, passes: bool, may_be_of_line: bool) -> None:
+    refusal = Refusal(code, "")
+    assert batches.is_passing(refusal) is passes
+    assert batches.is_perhaps_of_line(refusal) is may_be_of_line
+
+
+def test_a_batch_that_is_over_cannot_be_cancelled() -> None:
+    batches.may_cancel("batch_1", "in_progress")
+    batches.may_cancel("batch_1", "cancelling")
+    refusal = refusal_of(batches.may_cancel, "batch_1", "completed")
+    assert refusal.code == "BATCH_OVER"
