@@ -94,12 +94,17 @@ def test_the_time_of_day_is_only_told_and_measures_nothing() -> None:
     assert tellers == set(TELLERS)
 
 
-def test_only_leases_subtract_times_of_day() -> None:
-    """A difference of two times of day is wrong after somebody set the clock. The leases correct their times."""
+def test_only_leases_and_batches_subtract_times_of_day() -> None:
+    """A difference of two times of day is wrong after somebody set the clock. The leases correct their times, and the
+    window of a batch outlasts restarts: when it seems to have ended, the time of day is asked."""
     subtractions = {
         file
         for file, tree in trees().items()
         for node in ast.walk(tree)
         if isinstance(node, ast.Attribute) and node.attr == "total_seconds"
     }
-    assert subtractions == {"control/residency/leases.py", "rules/residency/lease_status.py"}
+    assert subtractions == {
+        "control/inference/batches.py",
+        "control/residency/leases.py",
+        "rules/residency/lease_status.py",
+    }

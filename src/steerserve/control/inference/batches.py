@@ -208,6 +208,9 @@ class Batches:
             if not window.expired():
                 raise
             run.row = await self.store.get(row.id)
+            if self._now() < row.expires_at:  # the clock was set back meanwhile
+                await self._carry_out(run.row)
+                return
             await run.expire()
             ending = BatchStatus.EXPIRED
         await self.store.end(run.row, ending, self._keeps)
