@@ -160,6 +160,7 @@ class Owners:
         self._make_interventions()
         self._make_observing()
         self._make_requests()
+        self._make_batches()
         self._make_vitals()
 
     async def close(self) -> None:
@@ -372,7 +373,6 @@ class Owners:
             self.jobs,
         )
         self.trainings = Trainings(self.conductor, self.texts, self.vectors, self.probes, self.jobs)
-        self._make_batches()
         self.compare = Compare(
             self.generation,
             self.served,
