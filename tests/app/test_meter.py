@@ -17,13 +17,13 @@ from steerserve.control.metrics import Metrics
 from tests.conftest import Start
 from tests.doubles import soon, until
 from tests.resident import kill_engine
-from tests.service import Running, load_demo
+from tests.service import Running, load_demo, running
 
 
 @pytest.fixture
 def live(start: Start) -> Iterator[Running]:
-    with start() as running:
-        yield running
+    with start() as made:
+        yield made
 
 
 def total(live: Running, series: str, **labels: str) -> float:
@@ -140,16 +140,29 @@ async def test_what_is_no_request_passes_uncounted() -> None:
     assert (seen, metrics.total("requests_total")) == (["websocket"], 0)
 
 
-@pytest.mark.shows("retry-after.1", "retry-after.8")
-@pytest.mark.parametrize("path", ["/api/broken", "/v1/broken"])
-def test_a_503_that_no_code_timed_says_when_to_come_back(
-    live: Running, path: str, caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.fixture(scope="module")
+def refusing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A service with routes that answer 503: from the framework, and with the time that the query names."""
+
     async def broken(_: Request) -> Response:
         raise HTTPException(503, "the framework refuses")
 
-    live.service.api.add_route(path, broken)
-    answer = live.http.get(path)
+    async def timed(request: Request) -> Response:
+        return PlainTextResponse("no", 503, headers={"retry-after": request.query_params["time"]})
+
+    with running(tmp_path_factory.mktemp("refusing")) as live:
+        for path in ("/api/broken", "/v1/broken"):
+            live.service.api.add_route(path, broken)
+        live.service.api.add_route("/timed", timed)
+        yield live
+
+
+@pytest.mark.shows("retry-after.1", "retry-after.8")
+@pytest.mark.parametrize("path", ["/api/broken", "/v1/broken"])
+def test_a_503_that_no_code_timed_says_when_to_come_back(
+    refusing: Running, path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    answer = refusing.http.get(path)
     assert answer.status_code == 503
     assert answer.headers["retry-after"] == "10"
     assert answer.json()["error"]["message"] == "the framework refuses"
@@ -158,19 +171,14 @@ def test_a_503_that_no_code_timed_says_when_to_come_back(
 
 
 @pytest.mark.shows("retry-after.1")
-@pytest.mark.parametrize("said", ["0", "-3", "1.5", "Wed, 21 Oct 2026 07:28:00 GMT", ""])
-def test_a_503_whose_time_is_no_whole_second_gets_one(live: Running, said: str) -> None:
-    async def bare(_: Request) -> Response:
-        return PlainTextResponse("no", 503, headers={"retry-after": said})
-
-    live.service.api.add_route("/bare", bare)
-    assert live.http.get("/bare").headers.get_list("retry-after") == ["10"]
+@pytest.mark.parametrize("time", ["0", "-3", "1.5", "Wed, 21 Oct 2026 07:28:00 GMT", ""])
+def test_a_503_whose_time_is_no_whole_second_gets_one(refusing: Running, time: str) -> None:
+    answer = refusing.http.get("/timed", params={"time": time})
+    assert answer.headers.get_list("retry-after") == ["10"]
 
 
-def test_a_503_that_has_its_time_keeps_it(live: Running, caplog: pytest.LogCaptureFixture) -> None:
-    async def bare(_: Request) -> Response:
-        return PlainTextResponse("no", 503, headers={"retry-after": "7"})
-
-    live.service.api.add_route("/bare", bare)
-    assert live.http.get("/bare").headers["retry-after"] == "7"
+def test_a_503_that_has_its_time_keeps_it(
+    refusing: Running, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert refusing.http.get("/timed", params={"time": "7"}).headers["retry-after"] == "7"
     assert "retry_after_defaulted" not in caplog.text

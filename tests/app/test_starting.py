@@ -59,8 +59,6 @@ def without_server(_: Path) -> dict[str, str]:
         (without_server, ["'models' of 127.0.0.1:9", "DATABASE_URL"]),
         (lambda _: {"DATABASE_URL": "mysql://u:sentinel@h/n"}, ["setting DATABASE_URL: "]),
         (lambda _: {"HF_ENDPOINT": "notaurl"}, ["setting HF_ENDPOINT: ", "https://"]),
-        (lambda _: {"GGUF_TENSOR_SPLIT": "a,b"}, ["setting GGUF_TENSOR_SPLIT: ", "3,1"]),
-        (lambda _: {"LEASE_MAX_TTL_SECONDS": str(10**15)}, ["setting LEASE_MAX_TTL_SECONDS: "]),
     ],
 )
 def test_a_start_that_cannot_succeed_ends_in_one_sentence(

@@ -115,19 +115,19 @@ def check(position: dict[str, Any], expected: Tensor, count: int) -> None:
 
 
 @pytest.mark.shows("request-activations.1", "request-activations.2", "request-activations.3")
-@pytest.mark.parametrize("path", [TEXT, CHAT])
 @pytest.mark.parametrize(
-    ("positions", "expected"),
+    ("path", "positions", "expected"),
     [
-        (None, lambda prompt, end: range(end - 1, end)),
-        ("last", lambda prompt, end: range(end - 1, end)),
-        ("prompt", lambda prompt, end: range(prompt)),
-        ("completion", lambda prompt, end: range(prompt, end)),
-        ("all", lambda prompt, end: range(end)),
-        ({"start": 0, "end": 1}, lambda prompt, end: range(1)),
-        ({"start": 2, "end": 4}, lambda prompt, end: range(2, 4)),
-        ({"start": 3, "end": 100_000}, lambda prompt, end: range(3, end)),
-        ({"start": 900, "end": 901}, lambda prompt, end: range(0)),
+        (TEXT, None, lambda prompt, end: range(end - 1, end)),
+        (TEXT, "last", lambda prompt, end: range(end - 1, end)),
+        (TEXT, "prompt", lambda prompt, end: range(prompt)),
+        (TEXT, "completion", lambda prompt, end: range(prompt, end)),
+        (TEXT, "all", lambda prompt, end: range(end)),
+        (CHAT, "all", lambda prompt, end: range(end)),
+        (TEXT, {"start": 0, "end": 1}, lambda prompt, end: range(1)),
+        (TEXT, {"start": 2, "end": 4}, lambda prompt, end: range(2, 4)),
+        (TEXT, {"start": 3, "end": 100_000}, lambda prompt, end: range(3, end)),
+        (TEXT, {"start": 900, "end": 901}, lambda prompt, end: range(0)),
     ],
 )
 def test_exactly_the_positions_asked_for_that_were_read_are_listed(
@@ -294,8 +294,10 @@ def piece_of(event: dict[str, Any]) -> str:
     return str(choices[0].get("text") or choices[0].get("delta", {}).get("content", ""))
 
 
-@pytest.mark.parametrize("path", [TEXT, CHAT])
-@pytest.mark.parametrize("positions", ["all", "prompt", "completion", "last"])
+@pytest.mark.parametrize(
+    ("path", "positions"),
+    [(TEXT, "prompt"), (TEXT, "completion"), (TEXT, "last"), (TEXT, "all"), (CHAT, "all")],
+)
 def test_stream_positions_sends_each_position_with_the_chunk_of_its_token(
     steered: Running, path: str, positions: str
 ) -> None:

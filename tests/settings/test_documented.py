@@ -99,6 +99,11 @@ def test_a_value_out_of_its_bounds_is_refused(name: str, value: Any) -> None:
         made(**{name: value})
 
 
+def test_a_split_that_is_none_is_refused_with_an_example() -> None:
+    with pytest.raises(ValidationError, match="3,1"):
+        made(gguf_tensor_split="a,b")
+
+
 def test_the_service_is_closed_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HOST", "CORS_ORIGINS"):
         monkeypatch.delenv(name, raising=False)
