@@ -232,6 +232,10 @@ it("live edits are shown and cleared, and edits of the page are made live", asyn
     body: { edits: [{ op: "add", vector: "vec_1", value: 4 }] },
   });
   expect(await violations(container)).toEqual([]);
+  await generate();
+  await waitFor(() => expect(sent.at(-1)?.path).toBe("/api/compare"));
+  expect(sent.at(-1)?.body).toMatchObject({ intensities: [0, 1] });
+  expect(sent.at(-1)?.body).not.toHaveProperty("interventions");
   await user.click(shown.getByRole("button", { name: "Clear the live edits" }));
   expect(await shown.findByText(/No edit acts on the requests of everybody/)).toBeTruthy();
   expect(sent.at(-1)?.method).toBe("DELETE");

@@ -112,7 +112,8 @@ function plainHint(steer: Steer) {
   return steer.able?.writes === false ? "This model writes no text." : "The model as it is, without any steering.";
 }
 
-function steeredHint({ state, live, place, isEdited }: Steer, isCompared: boolean) {
+function steeredHint({ state, live, place, isEdited, isLiveEdited }: Steer, isCompared: boolean) {
+  if (isLiveEdited && live.data?.enabled !== false) return "The same model, with what is live for everyone.";
   if (isEdited) return "The same model, with the edits of this page made while it reads and writes.";
   if (steers(state, live.data, place))
     return "The same model, with the features of this page added while it reads and writes.";

@@ -82,8 +82,10 @@ export function Features({ steer, find }: { steer: Steer; find: RefObject<HTMLIn
       {steer.able?.why === null && state.for === "live" && <LiveEdits steer={steer} />}
       {state.for === "live" && state.e.length > 0 && (
         <p className="quiet">
-          The {state.e.length === 1 ? "edit" : `${state.e.length} edits`} of this page travel with its own requests. They
-          wait under <i>Only this page</i>.
+          {state.e.length === 1
+            ? "The edit of this page travels with its own requests. It waits under "
+            : `The ${state.e.length} edits of this page travel with its own requests. They wait under `}
+          <i>Only this page</i>.
         </p>
       )}
     </section>

@@ -16,13 +16,14 @@ import { intensities } from "../../rules/typed";
 import type { Steer } from "./useSteer";
 
 export function Sweep({ steer }: { steer: Steer }) {
-  const { state, change, bodyOf, askedOf, canRun, live, place, isEdited } = steer;
+  const { state, change, bodyOf, askedOf, canRun, live, place, isEdited, isLiveEdited } = steer;
   const comparison = useComparison("sweep");
   const { run, stop, isRunning } = useRun("sweep");
   const [draft, setDraft] = useState<string | null>(null);
   const written = draft ?? state.sweep.join(", ");
   const asked = intensities(written);
-  const isSteered = isEdited || steers(state, live.data, place);
+  const hasEdits = isEdited || isLiveEdited;
+  const isSteered = hasEdits || steers(state, live.data, place);
   const start = () => {
     if (asked === null) return;
     change({ sweep: asked });
@@ -62,7 +63,7 @@ export function Sweep({ steer }: { steer: Steer }) {
         </div>
       </div>
       <p className="about">
-        {isEdited
+        {hasEdits
           ? "All that is added times λ, and every other edit λ of its way, in one batch with the same seed. "
           : "All values times λ, in one batch with the same seed. "}
         {!isSteered && "Add a feature first. "}

@@ -5,6 +5,7 @@ import { useSearchParams } from "react-router";
 import { comparing, useRun, type CompareBody } from "../../api/comparison";
 import { answering, editing, type SideRequest } from "../../api/plain";
 import { attachments, models } from "../../api/queries";
+import { liveInterventions } from "../../api/interventions";
 import { liveValues, steeringActions } from "../../api/steer";
 import { notifyError } from "../../parts/Notices";
 import { useLink } from "../../parts/useLink";
@@ -62,6 +63,9 @@ export function useSteer() {
   // its answer has the live values of all SAEs
   const known = place ?? NOWHERE;
   const live = useQuery({ ...liveValues(known), enabled: place !== null });
+  const standing = useQuery({ ...liveInterventions, enabled: link.for === "live" });
+  /** Whether edits act on the requests of everybody, and the page shows what they do. */
+  const isLiveEdited = link.for === "live" && (standing.data?.edits.length ?? 0) > 0;
   const serving = useServing();
   const { phase, isRunning, run: send, stop } = useRun("steer");
   // a link without an SAE is of the one that was attached first
@@ -83,7 +87,9 @@ export function useSteer() {
       const features = place === null ? [] : named(steered(of, asAnswered, known));
       const common = { ...promptOf(of), ...samplingOf(of) };
       const edited = interventionsOf(of);
-      const own = features.length === 0 ? {} : { sae_steering: { features } };
+      // live edits have no other form than what steers now, with the live values
+      const isStanding = of.for === "live" && isLiveEdited;
+      const own = isStanding || features.length === 0 ? {} : { sae_steering: { features } };
       const values = edited === null ? own : { interventions: edited as never };
       const from = { sae_id: at.sae_id, layer: at.layer };
       if (sides !== undefined) {
@@ -93,9 +99,9 @@ export function useSteer() {
         return isShort && place !== null ? { ...swept, activations: { ...from, positions: "prompt", top_k: 1 } } : swept;
       }
       const read = { ...from, positions: "all", top_k: listed(of, 2) };
-      return { ...common, ...values, activations: read, intensities: features.length === 0 ? [0] : [0, 1] };
+      return { ...common, ...values, activations: read, intensities: isStanding || features.length > 0 ? [0, 1] : [0] };
     },
-    [client, places, place, known],
+    [client, places, place, known, isLiveEdited],
   );
 
   /** What the texts of a state depend on: all of its request but what is read beside them. */
@@ -153,6 +159,7 @@ export function useSteer() {
   return {
     ...{ state, latest, change, alter, text, setFeatures, act },
     ...{ model, loaded, attached, places, place, lacking, live, serving },
+    isLiveEdited,
     /** Whether the answer of the page has edits beside the values of features. */
     isEdited: able?.why === null && interventionsOf(state) !== null,
     ...{ able, isRunning, canRun, run, stop, bodyOf, sentOf, askedOf },
