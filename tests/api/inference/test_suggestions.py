@@ -128,6 +128,7 @@ def test_a_label_is_suggested_scored_and_accepted(
     assert (place, key) == ("/v1/chat/completions", f"Bearer {KEY}")
     assert (naming["model"], naming["temperature"]) == ("somebody", 0)
     assert "<<" in naming["messages"][0]["content"]
+    assert "<s>" not in naming["messages"][0]["content"]
     assert "<<" not in detecting["messages"][0]["content"].partition("1. ")[2]
     assert labels(live, path) == {}
     listed = live.data("GET", f"{path}/suggestions")["suggestions"]

@@ -50,6 +50,8 @@ WAITING_BYTES = 64 << 20
 """The most bytes of records that wait to be written; further ones are lost."""
 AT_ONCE = 50
 """The most records of one transaction."""
+READ_SECONDS = 5.0
+"""The most seconds that a read waits for records that are not written yet."""
 CLOSE_SECONDS = 5.0
 """Seconds that the end of the service waits for records that are not written yet."""
 SEEDS = 1 << 32
@@ -237,9 +239,9 @@ class Runs:
         self.fault = reason
 
     async def settled(self) -> None:
-        """Wait until all records that were taken before are written or lost."""
+        """Wait until the records that were taken before are written or lost, at most READ_SECONDS."""
         if self._writing is not None:
-            await asyncio.wait([self._writing])
+            await asyncio.wait([self._writing], timeout=READ_SECONDS)
 
     async def close(self) -> None:
         """Write what waits, for a few seconds."""

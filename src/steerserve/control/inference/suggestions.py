@@ -247,9 +247,15 @@ class Suggestions:
             return partial(self._of_corpora, asked, attached)
         engine, _ = resident.running()
         longest = self._settings.tokenize_max_characters
-        spelled = [
-            await engine.ask(Spell(prompt=m.Text(text), longest=longest)) for text in asked.texts
-        ]
+        spelled, special = [], []
+        for text in asked.texts:
+            whole, bare = [
+                await engine.ask(Spell(prompt=m.Text(text, has_special), longest=longest))
+                for has_special in (True, False)
+            ]
+            is_behind = whole.ids[-len(bare.ids) :] == bare.ids
+            spelled.append(whole)
+            special.append(len(whole.ids) - len(bare.ids) if is_behind else 0)
         texts = [
             NamedText(f"texts[{place}]", m.Tokens(one.ids)) for place, one in enumerate(spelled)
         ]
@@ -272,10 +278,11 @@ class Suggestions:
 
         async def of_texts(index: int) -> tuple[list[FeatureText], list[str]]:
             examples, others = [], []
-            for group, parts in zip(groups, pieces, strict=True):
-                values = [0.0] * len(parts)
+            for group, whole, skip in zip(groups, pieces, special, strict=True):
+                parts, values = whole[skip:], [0.0] * len(whole)
                 for place in group.of(index):
                     values[group.positions[place]] = group.values[place]
+                values = values[skip:]
                 if any(values):
                     examples.append(rules.around(parts, values))
                 else:
