@@ -67,9 +67,11 @@ def test_a_comparison_is_two_columns_and_a_feature_a_card() -> None:
         residual_norm=None,
         typical_strength=None,
         statistics=None,
+        corpora=[],
     )._repr_html_()
     assert f"feature 90: {ESCAPED}" in card
     assert "threshold" not in card
+    assert "corpora" not in card
 
 
 def test_a_list_is_a_table_without_empty_columns(shared: Running) -> None:
@@ -78,6 +80,8 @@ def test_a_list_is_a_table_without_empty_columns(shared: Running) -> None:
     assert "steerserve-demo" in html
     assert "error_message" not in html
     assert shown.table([{"a": EVIL, "b": None}]).count(ESCAPED) == 1
+    assert shown.cell([{"token": " sea", "value": 0.73451}]) == "&#x27; sea&#x27; 0.735"
+    assert shown.cell(1.20736002) == "1.20736"
 
 
 def test_a_missing_pandas_is_said_by_its_name(

@@ -12,6 +12,8 @@ import msgspec
 
 CELL = 120
 """The most characters of a cell of a table."""
+EMPTY: tuple[object, ...] = (None, [], {})
+"""Values that are not shown."""
 _PLAIN = 'style="text-align:left;vertical-align:top"'
 _COLOUR = "255,140,0"
 
@@ -46,9 +48,7 @@ def _are_tokens(value: Any) -> bool:
 def table(entries: Iterable[Any]) -> str:
     """A table with a row for each entry, without the columns in which no entry has anything."""
     rows = [facts(entry) for entry in entries]
-    names = {
-        name: None for row in rows for name, value in row.items() if value not in (None, [], {})
-    }
+    names = {name: None for row in rows for name, value in row.items() if value not in EMPTY}
     head = "".join(f"<th {_PLAIN}>{escape(name)}</th>" for name in names)
     body = "".join(
         "<tr>" + "".join(f"<td {_PLAIN}>{cell(row.get(name))}</td>" for name in names) + "</tr>"
@@ -62,7 +62,7 @@ def card(title: str, entry: Any) -> str:
     lines = "".join(
         f"<tr><th {_PLAIN}>{escape(name)}</th><td {_PLAIN}>{cell(value)}</td></tr>"
         for name, value in facts(entry).items()
-        if value is not None
+        if value not in EMPTY
     )
     return f"<div><strong>{escape(title)}</strong><table><tbody>{lines}</tbody></table></div>"
 
