@@ -42,6 +42,7 @@ def test_a_vector_is_imported_and_steers(tab: Tab, served: Demo) -> None:
     visit.button("Import calm.npy again").click()
     expect(page.get_by_role("heading", name="calm", exact=True)).to_be_visible()
     expect(page.get_by_role("list", name="Nearest features")).to_be_visible()
+    expect(page.get_by_role("list", name="Promotes").get_by_role("listitem")).to_have_count(10)
     assert not visit.violations()
     with page.expect_download() as download:
         visit.button("Export GGUF").click()

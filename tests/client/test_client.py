@@ -283,6 +283,9 @@ def test_a_vector_is_stored_from_a_file_of_this_machine_and_exported(
     assert client.vectors.export(made.id, format="gguf")[:4] == b"GGUF"
     near = client.vectors.neighbours("half")
     assert near.vectors[0].name == "half again"
+    (writes,) = client.vectors.tokens("half", tokens=3).layers
+    assert writes.layer == 2
+    assert len(writes.promotes or []) == 3
     assert [one.name for one in client.vectors.list()] == ["half", "half again"]
     for vector in client.vectors.list():
         client.vectors.delete(vector.id)

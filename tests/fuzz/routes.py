@@ -266,6 +266,7 @@ ROUTES: tuple[tuple[float, str, str, Any], ...] = (
     (1, "GET", "/api/vectors/{vector}", None),
     (1, "GET", "/api/vectors/{vector}/export?format=gguf", None),
     (1, "GET", "/api/vectors/{vector}/neighbours?limit=2", None),
+    (1, "GET", "/api/vectors/{vector}/tokens?tokens=2", None),
     (0.3, "DELETE", "/api/vectors/{vector}", None),
     (1, "GET", "/api/clusters", None),
     (2, "POST", "/api/clusters/import?activate=true", CLUSTER),

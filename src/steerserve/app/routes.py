@@ -23,6 +23,7 @@ from steerserve.api.sensing import circuit_sensing as circuit_sensing_routes
 from steerserve.api.sensing import features as feature_routes
 from steerserve.api.sensing import monitoring as monitoring_routes
 from steerserve.api.sensing import sensing as sensing_routes
+from steerserve.api.sensing import vector_tokens as vector_token_routes
 from steerserve.api.steering import circuits as circuit_routes
 from steerserve.api.steering import clusters as cluster_routes
 from steerserve.api.steering import interventions as intervention_routes
@@ -96,6 +97,7 @@ def management(owners: Owners) -> list[APIRouter]:
         cluster_routes.router(owners.clusters, owners.cluster_packs, owners.serving),
         training_routes.router(owners.trainings, owners.settings),
         vector_routes.router(owners.vectors),
+        vector_token_routes.router(owners.promoting_vectors),
         probe_routes.router(owners.probes),
         sensing_routes.router(owners.sensing),
         circuit_sensing_routes.router(owners.circuit_sensing),

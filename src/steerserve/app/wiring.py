@@ -52,6 +52,7 @@ from steerserve.control.sensing.monitoring import Monitoring
 from steerserve.control.sensing.promotions import Promotions
 from steerserve.control.sensing.recorder import Recorder
 from steerserve.control.sensing.sensing import ClusterSensing
+from steerserve.control.sensing.vector_tokens import PromotingVectors
 from steerserve.control.steering.circuit_serving import CircuitServing
 from steerserve.control.steering.circuit_slices import CircuitSlices
 from steerserve.control.steering.circuits import Circuits
@@ -278,6 +279,7 @@ class Owners:
         self.jobs = Jobs(self.bus, self.around.now)
         promoted = PromotedStore(self.around.database, self.room, self.around.now)
         self.promotions = Promotions(promoted, self.features, self.conductor, self.jobs)
+        self.promoting_vectors = PromotingVectors(self.vectors, self.conductor)
 
     def _make_sensing(self) -> None:
         settings, around, metrics = self.settings, self.around, self.metrics

@@ -82,6 +82,7 @@ from steerserve.control.sensing.feature_views import (
     SimilarFeature,
     SuggestedLabel,
     SuggestionList,
+    VectorTokens,
 )
 from steerserve.control.sensing.monitoring_views import (
     Cleared,
@@ -609,6 +610,10 @@ class Vectors(Noun[Mode]):
         self, vector_id: str, *, limit: int = 10, layer: int | None = None
     ) -> VectorNeighbours:
         """The features and the vectors that are nearest by cosine."""
+
+    @route("GET", "/api/vectors/{vector_id}/tokens")
+    def tokens(self, vector_id: str, *, tokens: int = 10, layer: int | None = None) -> VectorTokens:
+        """The tokens that each direction promotes most and suppresses most in the loaded model."""
 
     @route("POST", "/api/vectors/train", query=("wait",), read=job_of)
     def train(

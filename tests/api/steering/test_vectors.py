@@ -16,6 +16,7 @@ from safetensors.numpy import load
 import gguf
 from steerserve import demo
 from steerserve.messages import SaeSource
+from steerserve.rules.saes.sites import STREAM_SITES
 from steerserve.worker.sae import formats
 from tests.files.vectors.files import gguf_file, svec_file, torch_file
 from tests.loopback_hub import LoopbackHub
@@ -306,6 +307,52 @@ def test_a_vector_that_does_not_fit_the_loaded_model_has_no_neighbours(attached:
     deep = inline("deep", {"layer": 500, "data": encoded(*row_of(1))})
     post(attached, deep)
     assert attached.error("GET", f"{VECTORS}/deep/neighbours")[1] == "VECTOR_MISMATCH"
+
+
+# ------------------------------------------------------------------ tokens
+
+
+def test_a_decoder_row_writes_what_its_feature_writes_at_every_place(attached: Running) -> None:
+    places = [(layer, site) for layer in range(4) for site in sorted(STREAM_SITES - {"embed"})]
+    rows = [encoded(*row_of(90 + turn % 2)) for turn in range(len(places))]
+    directions = [
+        {"layer": layer, "site": site, "data": row}
+        for (layer, site), row in zip(places, rows, strict=True)
+    ]
+    post(attached, inline("rows", *directions))
+    sae_id = attached.data("GET", "/api/saes/attachments")["entries"][0]["sae_id"]
+    features = [
+        attached.data("GET", f"/api/saes/{sae_id}/features/{index}?tokens=3") for index in (90, 91)
+    ]
+    layers = attached.data("GET", f"{VECTORS}/rows/tokens?tokens=3")["layers"]
+    assert [(one["layer"], one["site"]) for one in layers] == places
+    for turn, one in enumerate(layers):
+        for side in ("promotes", "suppresses"):
+            expected = features[turn % 2][side]
+            assert [t["token"] for t in one[side]] == [t["token"] for t in expected]
+            assert [t["value"] for t in one[side]] == pytest.approx(
+                [t["value"] for t in expected], rel=1e-5
+            )
+    alone = attached.data("GET", f"{VECTORS}/rows/tokens?tokens=3&layer=2")["layers"]
+    assert [one["site"] for one in alone] == [site for layer, site in places if layer == 2]
+    assert attached.error("GET", f"{VECTORS}/rows/tokens?layer=9")[:2] == (422, "VALIDATION_ERROR")
+
+
+def test_a_direction_that_does_not_reach_the_stream_as_it_is_has_no_tokens(
+    attached: Running,
+) -> None:
+    direction = {"layer": 1, "site": "mlp_raw", "data": encoded(*row_of(1))}
+    post(attached, inline("raw", direction))
+    (layer,) = attached.data("GET", f"{VECTORS}/raw/tokens")["layers"]
+    assert layer == {"layer": 1, "site": "mlp_raw", "promotes": None, "suppresses": None}
+    post(attached, inline())
+    assert attached.error("GET", f"{VECTORS}/calm/tokens")[1] == "VECTOR_MISMATCH"
+
+
+def test_tokens_of_a_vector_need_a_loaded_model(live: Running) -> None:
+    post(live, inline())
+    assert live.error("GET", f"{VECTORS}/calm/tokens")[:2] == (400, "MODEL_NOT_LOADED")
+    assert live.error("GET", f"{VECTORS}/none/tokens")[:2] == (404, "VECTOR_NOT_FOUND")
 
 
 def test_vectors_outlast_the_service(tmp_path: Path) -> None:

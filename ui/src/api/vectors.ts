@@ -35,6 +35,16 @@ export const neighbours = (vector_id: string, layer: number | null) =>
     retry: false,
   });
 
+/** The tokens that the directions of a vector at one layer promote and suppress in the loaded model. */
+export const vectorTokens = (vector_id: string, layer: number) =>
+  queryOptions({
+    queryKey: ["vectors", "tokens", vector_id, layer] as const,
+    queryFn: ({ signal }) =>
+      request("get", "/api/vectors/{vector_id}/tokens", { signal, path: { vector_id }, query: { layer } }),
+    staleTime: POLL,
+    retry: false,
+  });
+
 export const CONVENTIONS = ["resid_post", "gguf", "resid_pre", "hf_hidden_states"] as const;
 
 /** What a file does not say by itself. Empty fields are left to the file. */

@@ -25,12 +25,25 @@ const NEAR = {
   vectors: [{ vector_id: "vec_2", name: "storm", layer: 3, site: "resid_post", cosine: -0.5 }],
 };
 
+const written = ({ query }: Request) => ({
+  vector_id: "vec",
+  layers: [
+    {
+      ...{ layer: Number(query.get("layer")), site: "resid_post" },
+      promotes: [{ token_id: 7, token: " waves", value: 0.73 }],
+      suppresses: [{ token_id: 9, token: " throne", value: -0.54 }],
+    },
+  ],
+});
+
 function answers(more: Record<string, unknown> = {}) {
   const all = [CALM, { ...CALM, id: "vec_2", name: "storm", operation: "project", warnings: [] }];
   return {
     "GET /api/vectors": () => ({ vectors: all, total: all.length }),
     "GET /api/vectors/vec_1/neighbours": NEAR,
     "GET /api/vectors/vec_2/neighbours": { vector_id: "vec_2", features: [], vectors: [] },
+    "GET /api/vectors/vec_1/tokens": written,
+    "GET /api/vectors/vec_2/tokens": written,
     "DELETE /api/vectors/vec_1": () => all.shift() && { vector_id: "vec_1" },
     ...more,
   };
@@ -50,6 +63,23 @@ it("shows where a vector acts, how long it is at each layer, and what it is near
   await waitFor(() => expect(sent.at(-1)?.query.get("layer")).toBe("3"));
   await userEvent.click(await screen.findByRole("button", { name: "storm" }));
   expect(await screen.findByRole("heading", { name: "storm" })).toBeTruthy();
+});
+
+it("shows what a vector writes at one of its layers, and why nothing is known", async () => {
+  const sent = service({
+    ...answers(),
+    "GET /api/vectors/vec_2/tokens": () =>
+      refused({ code: "MODEL_NOT_LOADED", message: "the operation needs a loaded model", status: 400 }),
+  });
+  showPage(<Vectors />);
+  const promotes = await screen.findByRole("list", { name: "Promotes" });
+  expect(within(promotes).getByText("waves")).toBeTruthy();
+  const asked = () => sent.filter(({ path }) => path.endsWith("/tokens")).map(({ query }) => query.get("layer"));
+  expect(asked()).toEqual(["3"]);
+  await userEvent.selectOptions(screen.getByRole("combobox", { name: "Layer of the direction" }), "2");
+  await waitFor(() => expect(asked()).toEqual(["3", "2"]));
+  await userEvent.click(await screen.findByRole("button", { name: "storm" }));
+  expect(await screen.findByText("the operation needs a loaded model", { exact: false })).toBeTruthy();
 });
 
 it("leads to the Steer page with an edit: added, or projected out as the file says", async () => {

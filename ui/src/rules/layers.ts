@@ -1,4 +1,9 @@
-// Layers in words.
+// Layers, and layers in words.
+
+/** The layers of a vector, each once. */
+export function layersOf({ layers }: { layers: readonly { layer: number }[] }): number[] {
+  return [...new Set(layers.map(({ layer }) => layer))];
+}
 
 /** `layer 3`, `layers 8 to 12`, `layers 2, 5, 9`; of many in no row, their number. */
 export function layersSaid(layers: readonly number[]): string {

@@ -69,6 +69,23 @@ class TokenEffect(Form, frozen=True):
     value: float
 
 
+class DirectionTokens(Form, frozen=True):
+    """The tokens whose logits a direction of a vector raises most, and those that it lowers most. Both are null at a
+    site whose values are not added to the residual stream."""
+
+    layer: int
+    site: str
+    promotes: list[TokenEffect] | None
+    suppresses: list[TokenEffect] | None
+
+
+class VectorTokens(Form, frozen=True):
+    """The promoted and suppressed tokens of a vector, one entry for each of its directions."""
+
+    vector_id: str
+    layers: list[DirectionTokens]
+
+
 class FeatureDetails(Form, frozen=True, kw_only=True):
     """One feature. Norms are lengths in the model's residual stream. `threshold` is null for activations without one.
     `layer`, `residual_norm` (the median length of the activations that the SAE reads) and `typical_strength` (a usual

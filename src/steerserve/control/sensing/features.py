@@ -29,6 +29,7 @@ from steerserve.database.catalog import SaeRow
 from steerserve.database.labels import Labels
 from steerserve.errors import Refusal
 from steerserve.files import local
+from steerserve.messages.engine import Engine
 from steerserve.rules.saes.sets import check_files
 from steerserve.rules.saes.sites import STREAM_SITES
 from steerserve.rules.sensing import labels as rules
@@ -41,6 +42,10 @@ NEAREST_MAXIMUM = 1000
 Statistics = Callable[[str, int], Awaitable[m.FeatureCount | None]]
 """(key of an attachment, index of a feature) -> the feature's statistics from monitoring; None if it was not
 observed."""
+
+
+Sides = tuple[list[TokenEffect], list[TokenEffect]]
+"""The tokens that a direction promotes most, and those that it suppresses most."""
 
 
 class Features:
@@ -195,33 +200,28 @@ class Features:
             corpora=await self._corpora.of_feature(sae_id, attached, index),
         )
 
-    async def effects(
-        self, attached: Attachment, features: Sequence[int], top: int
-    ) -> list[tuple[list[TokenEffect], list[TokenEffect]]]:
+    async def effects(self, attached: Attachment, features: Sequence[int], top: int) -> list[Sides]:
         """For each of these features, the `top` tokens that it promotes most and those that it suppresses most. Empty
         for an SAE that does not write into the residual stream, and for a model whose unembedding is not known.
 
         Raises:
             Refusal: MODEL_NOT_LOADED, SAE_NOT_ATTACHED, ENGINE_UNAVAILABLE.
         """
-        found: list[tuple[list[TokenEffect], list[TokenEffect]]] = []
         if attached.site not in STREAM_SITES:
-            return found
+            return []
         engine, _ = self._conductor.loaded().running()
-        while len(found) < len(features):
-            rest = list(features[len(found) :])
-            asked = m.Promote(key=attached.key, features=rest, top=top, is_spelled=True)
-            try:
-                answer = await engine.ask(asked)
-            except Refusal as refusal:
-                if refusal.code != "SAE_INCOMPATIBLE":
-                    raise
-                return []
-            sides = promoting.unpacked(answer.tokens, answer.values, answer.top)
-            found += [
-                (_effects(up, answer.texts), _effects(down, answer.texts)) for up, down in sides
-            ]
-        return found
+        try:
+            return await promoted(
+                engine,
+                len(features),
+                lambda done: m.Promote(
+                    key=attached.key, features=list(features[done:]), top=top, is_spelled=True
+                ),
+            )
+        except Refusal as refusal:
+            if refusal.code != "SAE_INCOMPATIBLE":
+                raise
+            return []
 
     async def search(
         self, sae_id: str, query: str | None, index: int | None, limit: int
@@ -300,6 +300,17 @@ class Features:
                 raise Refusal("SAE_LOAD_FAILED", reason, sae_id=row.id) from None
             finally:
                 await reader.stop()
+
+
+async def promoted(engine: Engine, count: int, question: Callable[[int], m.Promote]) -> list[Sides]:
+    """What an engine answers about `count` directions. `question` asks about those after the first ones, as many as it
+    is called with."""
+    found: list[Sides] = []
+    while len(found) < count:
+        answer = await engine.ask(question(len(found)))
+        sides = promoting.unpacked(answer.tokens, answer.values, answer.top)
+        found += [(_effects(up, answer.texts), _effects(down, answer.texts)) for up, down in sides]
+    return found
 
 
 def _check_here(row: SaeRow) -> None:

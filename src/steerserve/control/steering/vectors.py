@@ -256,11 +256,7 @@ class Vectors:
                 vector that does not fit the loaded model.
         """
         vector = await self.find(id_or_name)
-        directions = [one for one in vector.directions if layer in (None, one.layer)]
-        if not directions:
-            why = f"the vector has no direction at layer {layer}"
-            errors = [{"loc": ["query", "layer"], "msg": why}]
-            raise Refusal("VALIDATION_ERROR", why, param="layer", errors=errors)
+        directions = rules.directions_at(vector, layer)
         features = await self.near_features(vector.name, directions, limit)
         others = await self._near_vectors(vector.id, directions)
         return VectorNeighbours(vector.id, await self._labelled(features[:limit]), others[:limit])

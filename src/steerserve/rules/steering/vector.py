@@ -218,6 +218,20 @@ def check_fits(
         )
 
 
+def directions_at(vector: Vector, layer: int | None) -> list[Direction]:
+    """The directions of a vector at one layer, or all of them.
+
+    Raises:
+        Refusal: VALIDATION_ERROR for a layer that the vector does not have.
+    """
+    found = [one for one in vector.directions if layer in (None, one.layer)]
+    if not found:
+        why = f"the vector has no direction at layer {layer}"
+        errors = [{"loc": ["query", "layer"], "msg": why}]
+        raise Refusal("VALIDATION_ERROR", why, param="layer", errors=errors)
+    return found
+
+
 def cosine(first: Direction, second: Direction) -> float:
     """The cosine of the angle between two directions of one width."""
     a, b = first.values, second.values

@@ -17,6 +17,7 @@ import { FactList } from "../documents/FactList";
 import { Foot } from "../documents/Foot";
 import { useAction } from "../documents/actions";
 import { VectorNeighbours } from "./VectorNeighbours";
+import { VectorWrites } from "./VectorWrites";
 
 const NAMES: Record<Format, string> = { gguf: "GGUF", safetensors: "safetensors", json: "JSON" };
 
@@ -100,6 +101,7 @@ export function VectorDetail({
           ))}
         </Foot>
       </Panel>
+      <VectorWrites vector={vector} />
       <VectorNeighbours vector={vector} onOpen={onOpen} />
     </>
   );

@@ -7,33 +7,27 @@ import { Bars } from "../../parts/Bars";
 import { QueryPanel } from "../../parts/Panel";
 import { decimal } from "../../rules/bytes";
 import { featurePath, placeName } from "../../rules/places";
+import { layersOf } from "../../rules/layers";
+import { LayerSelect } from "./LayerSelect";
 
 const cosine = (value: number) => decimal(value, 3).replace("-", "−");
 
 export function VectorNeighbours({ vector, onOpen }: { vector: Vector; onOpen: (id: string) => void }) {
   const [layer, setLayer] = useState<number | null>(null);
   const query = useQuery(neighbours(vector.id, layer));
-  const layers = [...new Set(vector.layers.map((one) => one.layer))];
   return (
     <QueryPanel
       title="Near to"
       query={query}
       about="The cosine with decoder directions of attached SAEs and with other vectors. 1 is the same direction, −1 the opposite one."
       actions={
-        layers.length > 1 && (
-          <select
-            aria-label="Layer of the vector"
-            value={layer ?? ""}
-            onChange={(event) => setLayer(event.target.value === "" ? null : Number(event.target.value))}
-          >
-            <option value="">all layers</option>
-            {layers.map((one) => (
-              <option key={one} value={one}>
-                layer {one}
-              </option>
-            ))}
-          </select>
-        )
+        <LayerSelect
+          label="Layer of the vector"
+          layers={layersOf(vector)}
+          layer={layer}
+          all="all layers"
+          onChange={setLayer}
+        />
       }
       isEmpty={({ features, vectors }) => features.length === 0 && vectors.length === 0}
       empty={
