@@ -242,6 +242,7 @@ class Prefixes:
         self.bytes -= node.size
         self.tokens -= len(node.tokens)
         self.changes += 1
+        self._roots = {read: root for read, root in self._roots.items() if root.children}
 
     def _split(self, node: Node, count: int) -> Node:
         """Cut a node after `count` tokens; the first part."""
