@@ -322,6 +322,16 @@ class ScriptedEngine(Engine):
             for choice in range(len(request.prompts)):
                 yield m.StatesRead(1, choice, 1, bytes(4 * HIDDEN * len(request.layers)))
             return
+        if isinstance(request, m.Generation) and request.divergence is not None:
+            await self._read("diverge")
+            yield m.Started(1, [3] * len(request.prompts))
+            for choice in range(len(request.prompts)):
+                words = [[-1.0] * 2 for _ in request.divergence.words]
+                # the divergence is the strength of the first value or edit
+                size = _size(request.plan)
+                yield m.Diverged(1, choice, "a b", [1, 2], [size] * 2, [-2.0] * 2, words)
+                yield m.Piece(1, choice, "a b", 2, "length")
+            return
         if isinstance(request, m.Scoring) and request.pool is not None:
             await self._read("pool")
             yield m.Started(1, [3] * len(request.prompts))
@@ -395,6 +405,13 @@ class ScriptedEngine(Engine):
             raise _gone(self.ended.result())
         if is_command:
             self.heartbeat.check()
+
+
+def _size(plan: m.Plan) -> float:
+    """The size of what a plan adds first."""
+    assert isinstance(plan, m.Overlay)
+    values = [abs(value) for features in plan.values.values() for value in features.values()]
+    return [*values, *(abs(edit.target.offset) for edit in plan.edits), 0.0][0]
 
 
 def promoted(question: m.Promote) -> m.Promoted:

@@ -41,6 +41,7 @@ FORMS = {
     "control.sensing.sensing_views",
     "control.sensing.feature_views",
     "control.sensing.corpus_views",
+    "control.inference.effect_views",
     "control.inference.views",
     "control.inference.lens_views",
     "control.health.views",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from playwright.sync_api import expect
 
 from steerserve import demo
-from tests.browser.conftest import Tab
+from tests.browser.conftest import NARROW, Tab
 from tests.browser.service import Demo
 
 
@@ -27,3 +27,43 @@ def test_a_feature_is_found_by_a_word_that_it_promotes(tab: Tab, served: Demo) -
     promoted = page.get_by_role("list", name="Promotes").get_by_role("listitem")
     expect(promoted.first).to_contain_text(facts["promotes"][0]["token"].strip())
     expect(promoted).to_have_count(len(facts["promotes"]))
+
+
+def test_the_effect_of_a_feature_is_measured_and_leads_to_its_strength(
+    tab: Tab, served: Demo
+) -> None:
+    index = demo.proof()["feature_idx"]
+    (sae, *_) = served.data("GET", "/api/saes/attachments")["entries"]
+    lever = {"index": index, "sae_id": sae["sae_id"], "layer": sae["layer"]}
+    asked = {
+        "feature": lever,
+        "strengths": [20, 100],
+        "prompts": ["The boats came back to the"],
+        "tokens": 8,
+        "target": {"words": ["sea"], "control": ["farm"]},
+        "random_directions": 1,
+    }
+    job = served.data("POST", "/api/effects?wait=true", asked)["job"]
+    place = f"/features/{sae['sae_id']}/{sae['layer']}/{index}"
+    visit = tab().open(f"{place}?effects={job['id']}&words=sea&control=farm")
+    page = visit.page
+    curve = page.get_by_role("img", name="KL to the plain model")
+    expect(curve).to_be_visible()
+    expect(page.get_by_role("img", name="Log-probability that a word begins")).to_be_visible()
+    assert not visit.violations()
+    page.set_viewport_size(NARROW)
+    assert visit.overflow() <= 0
+    strength = job["result"]["calibrated"]["strength"]
+    page.get_by_role("link", name=f"Steer at {round(2 * strength) / 2:.1f}").click()
+    expect(visit.heading).to_contain_text("Steer")
+
+
+def test_a_measurement_is_begun_and_cancelled_on_the_page(tab: Tab, served: Demo) -> None:
+    index = demo.proof()["feature_idx"]
+    (sae, *_) = served.data("GET", "/api/saes/attachments")["entries"]
+    visit = tab().open(f"/features/{sae['sae_id']}/{sae['layer']}/{index}")
+    page = visit.page
+    page.get_by_role("textbox", name="Words to look for").fill("sea, boat")
+    visit.button("Measure").click()
+    visit.button("Cancel").click()
+    expect(page.get_by_text("The measurement was cancelled.")).to_be_visible()

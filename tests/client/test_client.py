@@ -194,6 +194,15 @@ def test_a_contrast_is_waited_for_and_listed(client: Client) -> None:
     assert client.jobs.wait(begun.id, progress=False).result is not None
 
 
+def test_effects_are_waited_for(client: Client) -> None:
+    asked = {"feature": {"index": SEA}, "prompts": ["Once"], "tokens": 2, "random_directions": 0}
+    found = client.steering.effects([5.0, 50.0], progress=False, **asked)
+    assert [one.strength for one in found.rows] == [5.0, 50.0]
+    assert found.rows[1].kl_p95 > found.plain.kl_p95
+    begun = client.steering.begin_effects([5.0], **asked)  # type: ignore[arg-type]
+    assert client.jobs.wait(begun.id, progress=False).result is not None
+
+
 def test_steering_is_set_read_and_cleared(client: Client) -> None:
     assert client.steering.set({SEA: 52.5, 7: -1}).values == {"7": -1.0, str(SEA): 52.5}
     assert client.steering.remove(7).values == {str(SEA): 52.5}

@@ -262,6 +262,11 @@ class World:
             for choice in ("pairs", "site", "read", "layers"):
                 body.pop(choice, None)
             body |= GROUPS
+        if case.path == "/api/effects" and isinstance(body.get("strengths"), list):
+            for choice in ("vector", "edits"):
+                body.pop(choice, None)
+            short = {"strengths": [1.0], "tokens": 1, "random_directions": 0, "prompts": ["a"]}
+            body |= short | {"feature": {"index": 1}}
         if case.path == "/v1/batches" and isinstance(body.get("input_file_id"), str):
             body["input_file_id"] = self.ids["file_id"]
         elif case.path.startswith("/v1") and case.path != "/v1/files":

@@ -135,6 +135,19 @@ ROUTES: tuple[tuple[float, str, str, Any], ...] = (
     (1, "POST", "/api/runs/{run}/replay", None),
     (0.3, "GET", "/api/runs/export", None),
     (1, "POST", "/api/runs/import", {"runs": [RUN | {"request_id": "cmpl-{unique}"}]}),
+    (
+        0.3,
+        "POST",
+        "/api/effects",
+        {
+            "feature": {"index": 1},
+            "strengths": [0, 2.5],
+            "prompts": ["One day"],
+            "tokens": 2,
+            "target": {"words": ["sea"], "control": ["farm"]},
+            "random_directions": 1,
+        },
+    ),
     (2, "POST", "/v1/embeddings", {"model": "{name}", "input": ["One day", "The sea"]}),
     (1, "POST", "/v1/embeddings", {"model": "{name}", "input": "Sea", "encoding_format": "base64"}),
     (

@@ -22,6 +22,8 @@ from steerserve.messages import (
     ActivationsRead,
     Attribute,
     Attributed,
+    Diverged,
+    Divergence,
     Echo,
     Embed,
     Embedded,
@@ -55,6 +57,7 @@ from steerserve.rules.inference import stepping
 from steerserve.rules.inference.stepping import CudaGraphs
 from steerserve.rules.sensing.cluster_sensing import History
 from steerserve.rules.steering.edits import Edit
+from steerserve.rules.steering.vector import Direction
 from steerserve.worker.batch.admission import (
     activation_rows,
     attribution_rows,
@@ -223,6 +226,7 @@ class Bench:
         self.history = History()
         self.spans: list[SensedSpans] = []
         self.edges: list[SensedEdges] = []
+        self.diverged: dict[tuple[int, int], Diverged] = {}
         self.refused: dict[int, Refused] = {}
 
     def ask(
@@ -238,6 +242,8 @@ class Bench:
         client: str = "",
         counted: tuple[Edit, ...] | None = None,
         logprobs: Logprobs | None = None,
+        divergence: Divergence | None = None,
+        readings: tuple[Direction, ...] = (),
         **sampling: Any,
     ) -> Answer:
         """Add a request, greedy unless told otherwise; the answer of its first choice.
@@ -259,6 +265,8 @@ class Bench:
             reported=Reported(self.history.number, skips),
             counted=counted,
             logprobs=logprobs,
+            divergence=divergence,
+            readings=readings,
         )
         if tap and tap.is_streamed:
             self.streamed.add(request)
@@ -479,6 +487,9 @@ class Bench:
                 assert (outcome.id, outcome.choice) not in self.scores, "a vector after the end"
                 assert (outcome.id, outcome.choice) not in self.pooled, "a second vector"
                 self.pooled[outcome.id, outcome.choice] = outcome
+            case Diverged():
+                assert self.answers[outcome.id, outcome.choice].finish is None, "after the end"
+                self.diverged[outcome.id, outcome.choice] = outcome
             case StatesRead():
                 self.states[outcome.id, outcome.choice] = outcome
             case ActivationsRead():

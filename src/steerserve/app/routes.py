@@ -8,6 +8,7 @@ from steerserve.api.health import health as health_routes
 from steerserve.api.inference import compare as compare_routes
 from steerserve.api.inference import contrasts as contrast_routes
 from steerserve.api.inference import corpora as corpus_routes
+from steerserve.api.inference import effects as effect_routes
 from steerserve.api.inference import jobs as job_routes
 from steerserve.api.inference import lens as lens_routes
 from steerserve.api.inference import runs as run_routes
@@ -93,6 +94,7 @@ def management(owners: Owners) -> list[APIRouter]:
         lens_routes.router(owners.lenses, owners.settings),
         contrast_routes.router(owners.contrasts, owners.settings),
         corpus_routes.router(owners.corpora, owners.settings),
+        effect_routes.router(owners.effects, owners.settings),
         profile_routes.router(owners.profiles, owners.serving, owners.reader),
         cluster_routes.router(owners.clusters, owners.cluster_packs, owners.serving),
         training_routes.router(owners.trainings, owners.settings),

@@ -20,6 +20,7 @@ from steerserve.control.inference.batches import Batches
 from steerserve.control.inference.compare import Compare
 from steerserve.control.inference.contrasts import Contrasts
 from steerserve.control.inference.corpora import Corpora
+from steerserve.control.inference.effects import EffectMeasurements
 from steerserve.control.inference.generate import Generation
 from steerserve.control.inference.lenses import Lenses
 from steerserve.control.inference.queue import Queue
@@ -375,6 +376,7 @@ class Owners:
             self.jobs,
         )
         self.trainings = Trainings(self.conductor, self.texts, self.vectors, self.probes, self.jobs)
+        self.effects = EffectMeasurements(self.conductor, self.texts, self.edit_parts, self.jobs)
         self.compare = Compare(
             self.generation,
             self.served,

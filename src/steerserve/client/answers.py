@@ -55,6 +55,18 @@ class WrittenToken:
     plain: ScoredToken | None
 
 
+@dataclass(frozen=True, slots=True)
+class TokenReadings:
+    """What a probe or a vector reads at one layer, with a value for each generated token of a choice: at the position
+    from which the token was drawn."""
+
+    choice: int
+    id: str
+    layer: int
+    site: str
+    values: Sequence[float]
+
+
 class Answer:
     """The answer to a chat or to a text completion.
 
@@ -165,6 +177,14 @@ class Answer:
             for one in found
         ]
 
+    @property
+    def readings(self) -> list[TokenReadings] | None:
+        """What probes and vectors read, for a request with `return_readings`; else None."""
+        found = (self.raw.get("service") or {}).get("readings")
+        if found is None:
+            return None
+        return [TokenReadings(**{"choice": 0} | one) for one in found]
+
     def __str__(self) -> str:
         return self.text
 
@@ -225,7 +245,10 @@ class Folded:
         self._whole |= {name: value for name, value in shared.items() if value is not None}
         own = chunk.get("service") or {}
         block, known = own.get("sae_activations"), self._service.get("sae_activations")
+        readings = _joined(self._service.get("readings"), own.get("readings"))
         self._service |= own
+        if readings:
+            self._service["readings"] = readings
         if block is not None and known is not None:
             positions = [*known["positions"], *block["positions"]]
             self._service["sae_activations"] = {**block, "positions": positions}
@@ -249,6 +272,18 @@ class Folded:
         if self._service:
             raw["service"] = self._service
         return Answer(raw, self._headers)
+
+
+def _joined(
+    known: Sequence[Mapping[str, Any]] | None, new: Sequence[Mapping[str, Any]] | None
+) -> list[Mapping[str, Any]]:
+    """Readings with those of the next tokens."""
+    joined: dict[tuple[Any, ...], Mapping[str, Any]] = {}
+    for one in (*(known or ()), *(new or ())):
+        name = one.get("choice", 0), one["id"], one["layer"], one["site"]
+        before = joined.get(name, {"values": []})["values"]
+        joined[name] = {**one, "values": [*before, *one["values"]]}
+    return list(joined.values())
 
 
 def _choice(index: int, found: Mapping[str, Any]) -> dict[str, Any]:

@@ -39,6 +39,7 @@ from steerserve.control.health.views import (
     Readiness,
     ServiceVersion,
 )
+from steerserve.control.inference.effect_views import Effects
 from steerserve.control.inference.views import (
     Contrast,
     ContrastedFeature,
@@ -524,6 +525,42 @@ class Steering(Noun[Mode]):
     @route("DELETE", "/api/saes/steering")
     def clear(self, *, sae_id: str | None = None, layer: int | None = None) -> SteeringState:
         """Clear all values: of the named SAE, else of every SAE."""
+
+    @route("POST", "/api/effects", query=("wait",), read=job_of)
+    def begin_effects(
+        self,
+        strengths: Sequence[float],
+        *,
+        feature: Mapping[str, Any] | None = None,
+        vector: str | None = None,
+        edits: Sequence[Mapping[str, Any]] | None = None,
+        preserve_norm: bool = False,
+        prompts: Sequence[Text] | None = None,
+        tokens: int = 40,
+        temperature: float = 1.0,
+        seed: int = 0,
+        target: Mapping[str, Sequence[str]] | None = None,
+        random_directions: int = 4,
+        wait: bool = False,
+    ) -> JobRecord:
+        """Begin the job that measures a lever at these strengths. `effects` waits for it."""
+
+    @composed
+    def effects(
+        self, /, strengths: Sequence[float], *, progress: bool = True, **fields: Any
+    ) -> Steps[Effects]:
+        """What a lever does at these strengths. The other fields are those of `begin_effects`.
+
+        Args:
+            progress: whether a bar shows how far it is.
+        """
+        call = Call("POST", "/api/effects", body={"strengths": strengths, **fields})
+        retries = self._runner.retries
+        begun = job_of((yield from answered(call, retries)))
+        job = yield from until_over(begun.id, retries, progress=progress)
+        if not isinstance(job.result, Effects):
+            raise UnexpectedAnswer("the job has no effects as its result")
+        return job.result
 
 
 class Interventions(Noun[Mode]):

@@ -21,6 +21,7 @@ from steerserve.messages.sensing import Reported
 from steerserve.messages.state import State
 from steerserve.messages.values import (
     Constraint,
+    Divergence,
     Echo,
     Logprobs,
     Message,
@@ -34,6 +35,7 @@ from steerserve.messages.values import (
     Tokens,
 )
 from steerserve.rules.steering.edits import Edit
+from steerserve.rules.steering.vector import Direction
 
 _Answer = TypeVar("_Answer")
 
@@ -158,7 +160,9 @@ class Generate(Message, frozen=True):
     out of the prompts. The rows of each `client` take turns with the rows of other clients at joining the batch.
 
     With `counted`, the end of each choice reports where edits acted: the edits of its plan, and those of `counted`,
-    which are the parts of the values that the plan adds."""
+    which are the parts of the values that the plan adds. With a `divergence` each choice is compared with the model
+    without steering; such a request has no `logprobs`. With `readings`, the projections on these directions are read at
+    each position from which a token is drawn."""
 
     id: int
     prompts: list[Tokens]
@@ -173,6 +177,8 @@ class Generate(Message, frozen=True):
     client: str = ""
     counted: tuple[Edit, ...] | None = None
     logprobs: Logprobs | None = None
+    divergence: Divergence | None = None
+    readings: tuple[Direction, ...] = ()
 
 
 class Score(Message, frozen=True):

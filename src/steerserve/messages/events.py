@@ -319,7 +319,9 @@ class WrittenToken(Message, frozen=True):
 class Piece(Message, frozen=True):
     """New text of one choice. `finish` is None, `stop` or `length`; `tokens` counts the choice's tokens so far. With
     the last piece, `is_changed` says whether an operator changed the choice's steering while it ran, `acts` is what was
-    asked for with `Generate.counted`, and `written` what was asked for with `Generate.logprobs`."""
+    asked for with `Generate.counted`, and `written` what was asked for with `Generate.logprobs`. `readings` has the
+    projection x . v / |v| on each direction of `Generate.readings` at the position from which the token of this piece
+    was drawn, before anything is added at the site."""
 
     id: int
     choice: int
@@ -329,6 +331,24 @@ class Piece(Message, frozen=True):
     is_changed: bool = False
     acts: list[EditActs] | None = None
     written: list[WrittenToken] | None = None
+    readings: list[float] = []
+
+
+class Diverged(Message, frozen=True):
+    """How far a completion is from the model without steering; it comes before the end of its choice.
+
+    For each token that was written, with the distribution from which it was drawn before temperature, penalties and
+    masks: `divergences` has KL(steered || plain) in nats, and `likelihoods` the log-probability of the token under the
+    model without steering. `words` has for each list of words the mean over its words of the log-probability, under the
+    steered model, that a token comes with which the word begins. `text` is the whole completion."""
+
+    id: int
+    choice: int
+    text: str
+    tokens: list[int]
+    divergences: list[float]
+    likelihoods: list[float]
+    words: list[list[float]]
 
 
 class PromptToken(Message, frozen=True):
@@ -489,6 +509,7 @@ Outcome = (
     | Attributed
     | StatesRead
     | ActivationsRead
+    | Diverged
 )
 
 

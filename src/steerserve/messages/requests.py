@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from steerserve.messages.values import (
     Constraint,
+    Divergence,
     Echo,
     Logprobs,
     Places,
@@ -19,6 +20,7 @@ from steerserve.messages.values import (
     Tap,
 )
 from steerserve.rules.steering.edits import Edit
+from steerserve.rules.steering.vector import Direction
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,8 @@ class Generation(Request):
     client: str = ""
     counted: tuple[Edit, ...] | None = None
     logprobs: Logprobs | None = None
+    divergence: Divergence | None = None
+    readings: tuple[Direction, ...] = ()
 
     @property
     def rows(self) -> int:

@@ -147,6 +147,13 @@ class Logprobs(Message, frozen=True):
     max_entries: int
 
 
+class Divergence(Message, frozen=True):
+    """What is measured of a completion against the model without steering. `words` has lists of words, and of each word
+    the tokens that it may begin with."""
+
+    words: list[list[list[int]]] = []
+
+
 class Overrides(Message, frozen=True):
     """Facts of an SAE that an operator states in place of the facts in its files. A field that is None takes the fact
     in the files.

@@ -74,11 +74,23 @@ class WrittenLogprobs(TypedDict):
     plain: NotRequired[WrittenDistribution]
 
 
+class TokenReadings(TypedDict):
+    """What a probe or a vector reads at `site` of `layer`, with a value for each generated token: at the position from
+    which the token was drawn. `choice` is there where the answer has several."""
+
+    choice: NotRequired[int]
+    id: str
+    layer: int
+    site: str
+    values: list[float]
+
+
 class ServiceBlock(TypedDict):
     """What an answer has beside the OpenAI protocol."""
 
     sae_activations: NotRequired[SaeActivations]
     logprobs: NotRequired[list[WrittenLogprobs]]
+    readings: NotRequired[list[TokenReadings]]
 
 
 class EditReport(TypedDict):

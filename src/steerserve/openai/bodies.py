@@ -18,7 +18,7 @@ from pydantic import (
 from steerserve.errors import Refusal
 from steerserve.rules import field_faults
 from steerserve.rules.inference import activations, fields
-from steerserve.rules.steering import interventions
+from steerserve.rules.steering import interventions, readings
 from steerserve.rules.steering import live as steering
 from steerserve.rules.steering import request as sae_steering
 
@@ -150,6 +150,13 @@ class Written(Body):
     interventions: Annotated[Any, WithJsonSchema(_INTERVENTIONS)] = None
     return_steering_report: bool | None = None
     return_logprobs: ReturnLogprobs | None = None
+    return_readings: (
+        Annotated[
+            list[Annotated[str, Field(min_length=1, max_length=100)]],
+            Field(min_length=1, max_length=readings.NAMED_MAXIMUM),
+        ]
+        | None
+    ) = None
     return_sae_activations: ReturnActivations | None = None
 
 

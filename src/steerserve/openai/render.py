@@ -44,6 +44,7 @@ from steerserve.openai.shape import (
     AnswerShape,
     activations,
     logprobs,
+    readings,
     steering,
 )
 from steerserve.rules.inference.intent import EmbedIntent, GenerateIntent, ScoreIntent
@@ -179,7 +180,8 @@ async def gather(
                 choices[outcome.choice].score(outcome, intent)
             case Activated():
                 service |= service_of(intent, opened, outcome.readings)
-    return choices, service | logprobs_of(intent, choices)
+    service |= logprobs_of(intent, choices)
+    return choices, service | readings_of(opened, choices)
 
 
 async def _fold(
@@ -212,7 +214,7 @@ async def _stream(
 ) -> AsyncIterator[bytes]:
     """The server-sent events of an answer: the role, the pieces of text, the finish reason with the usage, `[DONE]`. A
     failure is sent as an error event before `[DONE]`. Activations have a chunk at the end, or with `stream_positions`
-    each position's are in the chunk of its token."""
+    each position's are in the chunk of its token, as readings always are."""
 
     chunks = Chunks(base, shape)
     is_streamed = intent.activations is not None and intent.activations.is_streamed
@@ -233,6 +235,7 @@ async def _stream(
                     case Piece():
                         index = piece.choice
                         choices[index].take(piece)
+                        read = _with_readings(opened, piece, read, len(choices))
                         if read:
                             yield chunks.chunk([shape.delta(index, piece.text, None)], **read)
                         elif piece.text:
@@ -328,6 +331,25 @@ def logprobs_of(
     if isinstance(intent, ScoreIntent) or intent.logprobs is None:
         return {}
     return {"logprobs": logprobs(choices)}
+
+
+def readings_of(opened: Opened, choices: Sequence[AnswerChoice]) -> dict[str, object]:
+    """The readings of the generated tokens, where they are asked for."""
+    if not opened.run.admitted.watched:
+        return {}
+    read = {index: choice.readings for index, choice in enumerate(choices)}
+    return {"readings": readings(opened.run, read, has_several=len(choices) > 1)}
+
+
+def _with_readings(
+    opened: Opened, piece: Piece, read: dict[str, object], choices: int
+) -> dict[str, object]:
+    """What a chunk has beside its choices, with the readings of its token."""
+    if not piece.readings:
+        return read
+    told = readings(opened.run, {piece.choice: [piece.readings]}, has_several=choices > 1)
+    service = read.get("service")
+    return {"service": {**(service if isinstance(service, dict) else {}), "readings": told}}
 
 
 def _read(

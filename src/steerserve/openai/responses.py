@@ -102,6 +102,7 @@ async def _stream(
                     case Activated():
                         service |= render.service_of(intent, opened, outcome.readings)
             service |= render.logprobs_of(intent, [choice])
+            service |= render.readings_of(opened, [choice])
             text, status = "".join(choice.text), status_of(choice)
             logprobs = shape.logprobs(choice)
             yield events.of_text("response.output_text.done", text=text, logprobs=logprobs)

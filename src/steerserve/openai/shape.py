@@ -40,11 +40,14 @@ class AnswerChoice:
     is_changed: bool = False
     acts: Sequence[EditActs] = ()
     written: Sequence[WrittenToken] = ()
+    readings: list[Sequence[float]] = field(default_factory=list)
 
     def take(self, piece: Piece) -> None:
         self.is_changed = self.is_changed or piece.is_changed
         self.acts = piece.acts or self.acts
         self.written = piece.written or self.written
+        if piece.readings:
+            self.readings.append(piece.readings)
         self.text.append(piece.text)
         self.tokens = piece.tokens
         self.finish = piece.finish
@@ -155,6 +158,24 @@ def logprobs(choices: Sequence[AnswerChoice]) -> list[dict[str, object]]:
         }
         for index, choice in enumerate(choices)
         for one in choice.written
+    ]
+
+
+def readings(
+    run: Run, read: Mapping[int, Sequence[Sequence[float]]], *, has_several: bool
+) -> list[dict[str, object]]:
+    """The readings of the tokens of choices: for each probe or vector and layer a value for each token. `read` has by
+    the number of a choice the projections of its tokens."""
+    return [
+        {
+            **({"choice": index} if has_several else {}),
+            "id": one.id,
+            "layer": one.direction.layer,
+            "site": one.direction.site,
+            "values": [one.value(projections[place]) for projections in tokens],
+        }
+        for index, tokens in read.items()
+        for place, one in enumerate(run.admitted.watched)
     ]
 
 

@@ -12,7 +12,7 @@ from steerserve.errors import Refusal
 from steerserve.openai import bodies
 from steerserve.rules.inference import activations, intent, schema_subset
 from steerserve.rules.saes.attachment import SaeChoice
-from steerserve.rules.steering import interventions
+from steerserve.rules.steering import interventions, readings
 from steerserve.rules.steering import request as sae_steering
 from steerserve.settings import Settings
 
@@ -84,9 +84,22 @@ def generate(
         activations=_activations(body, raw, len(prompts), n, settings),
         is_reported=bool(body.return_steering_report),
         logprobs=_logprobs(body.return_logprobs),
+        readings=_readings(body.return_readings or ()),
         **more,
         **base,
     )
+
+
+def _readings(named: Sequence[str]) -> tuple[str, ...]:
+    """Raises:
+    Refusal: INVALID_PARAMETER for what is no id of a probe or a vector, and for one that is there twice.
+    """
+    for place, name in enumerate(named):
+        where = f"{readings.FIELD}[{place}]"
+        readings.is_probe(where, name)
+        if name in named[:place]:
+            raise invalid(where, "is there twice")
+    return tuple(named)
 
 
 def _logprobs(asked: bodies.ReturnLogprobs | None) -> intent.WrittenLogprobs | None:

@@ -94,6 +94,7 @@ QUESTIONS = frozenset(
         "/api/attribution",
         "/api/features/contrast",
         "/api/runs/{request_id}/replay",
+        "/api/effects",
         "/api/tokenize",
         "/api/detokenize",
     }

@@ -31,7 +31,7 @@ TABLE = """
 """.strip()
 """The specification's own table, word for word."""
 
-BEYOND = {"sae_steering", "interventions", "return_logprobs"}
+BEYOND = {"sae_steering", "interventions", "return_logprobs", "return_readings"}
 """Fields that the specification does not know."""
 
 SPECIFICATION = SHARED / "specification.md"
@@ -73,6 +73,7 @@ ASKS: dict[str, Any] = {
     "sae_steering": {"features": [{"index": 1, "value": 2.0}]},
     "interventions": {"edits": [{"op": "ablate", "feature": {"index": 1}}]},
     "return_logprobs": {"top": 1},
+    "return_readings": ["probe_1"],
     "dimensions": 8,
     "tools": [{"type": "function"}],
     "tool_choice": "auto",

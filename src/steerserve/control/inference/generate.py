@@ -185,6 +185,9 @@ class Generation:
             if intent.steering is not None:
                 own = await self._edit_parts.with_vectors(intent.steering)
                 intent = replace(intent, steering=own)
+            if isinstance(intent, GenerateIntent) and intent.readings:
+                watched = await self._edit_parts.watched(intent.readings)
+                intent = replace(intent, watched=watched)
             sweep = intent.sweep if isinstance(intent, GenerateIntent) else None
             if isinstance(intent, GenerateIntent) and sweep is not None and sweep.own is not None:
                 own = await self._edit_parts.with_vectors(sweep.own)

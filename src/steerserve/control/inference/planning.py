@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -24,12 +24,14 @@ from steerserve.rules.inference.intent import (
     TokenIds,
 )
 from steerserve.rules.inference.runs import RunSae
-from steerserve.rules.steering import account, dial
+from steerserve.rules.steering import account, dial, readings
 from steerserve.rules.steering import digest as steering_state
 from steerserve.rules.steering.account import Account
 from steerserve.rules.steering.digest import SteeredModel, SteeredSite
-from steerserve.rules.steering.live import Live
+from steerserve.rules.steering.edits import Edit
+from steerserve.rules.steering.live import Live, Values
 from steerserve.rules.steering.placing import Largest, at_strength
+from steerserve.rules.steering.readings import Watched
 from steerserve.settings import Settings
 
 
@@ -47,6 +49,7 @@ class Admitted:
         swept: the steering of each prompt of a sweep, and `states` which steering each has; empty for other requests.
         live: the live values from which the plan was made.
         account: whose steering the request has, and what a report of it lists.
+        watched: the directions whose readings the answer has.
     """
 
     resident: Resident
@@ -59,6 +62,7 @@ class Admitted:
     states: tuple[str | None, ...]
     live: Live
     account: Account
+    watched: tuple[Watched, ...] = ()
 
     @property
     def epoch(self) -> int:
@@ -84,8 +88,10 @@ class Planner:
 
         Raises:
             Refusal: every refusal of `rules/steering/dial`, `rules/inference/compare`, `rules/steering/placing`,
-                `rules/inference/activations` and `rules/inference/runs.placed`.
+                `rules/steering/readings`, `rules/inference/activations` and `rules/inference/runs.placed`.
         """
+        watched = intent.watched if isinstance(intent, GenerateIntent) else ()
+        readings.check(watched, facts_of(resident, largest))
         plan = self._plan(intent, profile, resident, largest)
         swept = self._swept(intent, profile, resident, largest)
         is_planned = isinstance(intent, GenerateIntent | ScoreIntent) and not _is_swept(intent)
@@ -102,6 +108,7 @@ class Planner:
             tuple(self._state(resident, one) for one in swept),
             self._serving.live,
             NOBODYS if _is_replayed(intent) else account.of(plan, own, profile, self._serving.live),
+            watched,
         )
 
     def stream(
@@ -161,6 +168,7 @@ class Planner:
                         client=intent.client,
                         counted=admitted.account.counted if intent.is_reported else None,
                         logprobs=self._logprobs(intent),
+                        readings=tuple(one.direction for one in admitted.watched),
                     )
                 )
 
@@ -234,11 +242,7 @@ class Planner:
         edits, keeps_norm = plan.edits, plan.keeps_norm
         if plan.overlay is None:
             edits, keeps_norm = (live.edits, live.keeps_norm) if live.enabled else ((), False)
-        keys = {*added, *(key for edit in edits for key in edit.keys)}
-        sites = {key: _site(resident.attachments[key]) for key in keys}
-        row = resident.row
-        model = SteeredModel(row.name, row.repo_id, row.revision, row.content_digest)
-        return steering_state.digest(model, sites, added, edits, keeps_norm=keeps_norm)
+        return state_of(resident, added, edits, keeps_norm=keeps_norm)
 
     def _told(self, plan: dial.Plan) -> m.Plan:
         """The plan as the engine gets it."""
@@ -326,6 +330,21 @@ def described(attachment: Attachment) -> RunSae:
 
 def _is_replayed(intent: Intent) -> bool:
     return isinstance(intent, GenerateIntent | ScoreIntent) and intent.replayed is not None
+
+
+def state_of(
+    resident: Resident,
+    added: Mapping[str, Values],
+    edits: Sequence[Edit],
+    *,
+    keeps_norm: bool,
+) -> str | None:
+    """Which steering these values and edits are on the resident model; None where they change nothing."""
+    keys = {*added, *(key for edit in edits for key in edit.keys)}
+    sites = {key: _site(resident.attachments[key]) for key in keys}
+    row = resident.row
+    model = SteeredModel(row.name, row.repo_id, row.revision, row.content_digest)
+    return steering_state.digest(model, sites, added, edits, keeps_norm=keeps_norm)
 
 
 def _site(attachment: Attachment) -> SteeredSite:

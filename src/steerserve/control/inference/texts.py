@@ -25,7 +25,7 @@ GENTLE_REST = 4
 """How many times as long as a part the pause after it is, where parts are to leave the time to requests."""
 _NOT_OF_TEXT = ("MODEL_NOT_LOADED", "MODEL_BUSY", "SAE_NOT_ATTACHED")
 
-Kind = TypeVar("Kind", m.Pooled, m.StatesRead, m.ActivationsRead)
+Kind = TypeVar("Kind", m.Pooled, m.StatesRead, m.ActivationsRead, m.Diverged)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +53,11 @@ class TextReader:
         check: Callable[[], object],
         told: Callable[[int], None],
         is_gentle: bool = False,
+        at_once: int = TEXTS_AT_ONCE,
     ) -> list[Kind]:
         """What is read of each text. `make` makes a request of some of them, whose events of the class `kind` are what
-        is read. `check` is asked before each part, and `told` gets the number of texts that are read so far. With
-        `is_gentle`, parts take a fifth of the time while requests run.
+        is read. `check` is asked before each part of `at_once` texts, and `told` gets the number of texts that are read
+        so far. With `is_gentle`, parts take a fifth of the time while requests run.
 
         Raises:
             Refusal: those of `check`, and those of an inference request; of the first text that is refused, with its
@@ -64,7 +65,7 @@ class TextReader:
         """
         found: list[Kind] = []
         while len(found) < len(texts):
-            part = _alike(texts[len(found) : len(found) + TEXTS_AT_ONCE])
+            part = _alike(texts[len(found) : len(found) + at_once])
             async with self._queue.spare(), self._conductor.in_flight(resident):
                 check()
                 begun = time.monotonic()

@@ -6,6 +6,7 @@ from typing import Literal
 
 from msgspec import UNSET, UnsetType
 
+from steerserve.control.inference.effect_views import Effects
 from steerserve.control.sensing.corpus_views import CorpusRecord
 from steerserve.control.sensing.feature_views import PromotedFeatures, SuggestedLabels
 from steerserve.control.steering.vector_views import ProbeRecord, VectorRecord
@@ -120,7 +121,14 @@ class Contrast(Form, frozen=True, kw_only=True):
 
 
 JobResult = (
-    Contrast | PromotedFeatures | VectorRecord | ProbeRecord | CorpusRecord | SuggestedLabels | None
+    Contrast
+    | Effects
+    | PromotedFeatures
+    | VectorRecord
+    | ProbeRecord
+    | CorpusRecord
+    | SuggestedLabels
+    | None
 )
 
 

@@ -182,12 +182,11 @@ class CheckpointEngine(Engine):
 
     def _command(self, number: int, request: m.Request, tokens: list[m.Tokens]) -> m.Command:
         match request:
-            case m.Generation(
-                _, n, sampling, plan, constraint, tap, label, plans, client, counted, logprobs
-            ):
+            case m.Generation(_, n, sampling, plan, constraint, tap, label, plans, client, counted):
                 fields = n, sampling, plan, constraint, tap, label, list(plans)
                 told = self._reported(tokens)
-                return m.Generate(number, tokens, *fields, told, client, counted, logprobs)
+                told_of = request.logprobs, request.divergence, request.readings
+                return m.Generate(number, tokens, *fields, told, client, counted, *told_of)
             case m.Scoring(_, temperature, top, allowed, tap, echo, client, plan, pool):
                 asked = temperature, top, allowed, tap, echo, client, plan, pool
                 return m.Score(number, tokens, *asked)

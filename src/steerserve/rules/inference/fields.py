@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 from steerserve.errors import Refusal
 from steerserve.rules.inference import activations
+from steerserve.rules.steering import readings
 from steerserve.rules.steering import request as sae_steering
 
 CHAT = "chat"
@@ -41,6 +42,7 @@ CHANGING: dict[str, frozenset[tuple[str, str]]] = {
     sae_steering.FIELD: frozenset({_CHAT, _TEXT, _RESPONSE}),
     sae_steering.INTERVENTIONS: frozenset({_CHAT, _TEXT, _RESPONSE}),
     "return_logprobs": frozenset({_CHAT, _TEXT, _RESPONSE}),
+    readings.FIELD: frozenset({_CHAT, _TEXT, _RESPONSE}),
     "dimensions": frozenset(),
     "tools": frozenset(),
     "tool_choice": frozenset(),
@@ -254,7 +256,7 @@ def check_scoring(body: Mapping[str, object]) -> None:
         says so itself. An intensity, and what is told of a generated answer, are never honoured.
     """
     steering = {"profile", sae_steering.FIELD, sae_steering.INTERVENTIONS}
-    never = {"steering_intensity", "return_logprobs", REPORT}
+    never = {"steering_intensity", "return_logprobs", readings.FIELD, REPORT}
     may_steer = body.get(SCORE_STEERED) is True
     asking = never if may_steer else never | steering
     refused = [name for name in changing(body) if name in asking]

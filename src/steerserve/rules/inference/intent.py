@@ -10,6 +10,7 @@ from steerserve.rules.inference.activations import Activations
 from steerserve.rules.inference.compare import Sweep
 from steerserve.rules.inference.runs import Run
 from steerserve.rules.saes.attachment import FIRST_SAE, SaeChoice
+from steerserve.rules.steering.readings import Watched
 from steerserve.rules.steering.request import RequestSteering
 
 Conversation = tuple[Mapping[str, object], ...]
@@ -100,6 +101,8 @@ class GenerateIntent(BaseIntent):
         is_reported: whether the answer says where the edits acted.
         logprobs: the log-probabilities of its tokens that the answer has.
         replayed: the recorded answer whose steering the request has.
+        readings: the ids of the probes and the vectors whose readings the answer has, and `watched` their directions
+            once they are found.
     """
 
     prompts: tuple[Prompt, ...]
@@ -118,6 +121,8 @@ class GenerateIntent(BaseIntent):
     is_reported: bool = False
     logprobs: WrittenLogprobs | None = None
     replayed: Run | None = None
+    readings: tuple[str, ...] = ()
+    watched: tuple[Watched, ...] = ()
 
     @property
     def choices(self) -> int:

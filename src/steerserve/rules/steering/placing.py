@@ -444,10 +444,8 @@ def _read_probe(steering: RequestSteering, where: str, named: NamedProbe) -> tup
     """A probe, and the place of the layer that a condition reads: its best layer, or else its only one."""
     probe = named.probe
     assert isinstance(probe, Probe)
+    if probe.chosen is not None:
+        return probe, probe.chosen
     layers = [direction.layer for direction in probe.directions]
-    if probe.best_layer is not None:
-        return probe, layers.index(probe.best_layer)
-    if len(layers) == 1:
-        return probe, 0
     expected = "a probe with one layer, or with a best layer from held-out texts"
     raise invalid(steering, where, expected, layers=layers)

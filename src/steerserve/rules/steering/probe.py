@@ -26,6 +26,15 @@ class Probe(msgspec.Struct, frozen=True):
     biases: tuple[float, ...]
     best_layer: int | None = None
 
+    @property
+    def chosen(self) -> int | None:
+        """The place that is read where no layer is named: the best layer, or else the only one; None where there are
+        several and none is known to be the best."""
+        layers = [direction.layer for direction in self.directions]
+        if self.best_layer is not None:
+            return layers.index(self.best_layer)
+        return 0 if len(layers) == 1 else None
+
     def projection(self, index: int, score: float) -> float:
         """The projection p = x · w / |w| at which the k-th reading is `score`."""
         return (score - self.biases[index]) / self.directions[index].norm

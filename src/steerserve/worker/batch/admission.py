@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -13,6 +13,7 @@ from steerserve.messages.prompts import NamedPrompt, check_ids, max_tokens
 from steerserve.rules.inference import activations
 from steerserve.rules.saes.sites import RESID_POST
 from steerserve.rules.steering.edits import Edit
+from steerserve.rules.steering.vector import Direction
 from steerserve.worker import memory
 from steerserve.worker.hooks.hooks import HookedSaes
 from steerserve.worker.model.checkpoint import Checkpoint
@@ -22,6 +23,7 @@ from steerserve.worker.rows import sampling
 from steerserve.worker.rows.activations import ActivationReading
 from steerserve.worker.rows.attribution import Attribution
 from steerserve.worker.rows.constrain import RowConstraint
+from steerserve.worker.rows.divergence import Diverging
 from steerserve.worker.rows.lens import Lens
 from steerserve.worker.rows.logprobs import Written
 from steerserve.worker.rows.rows import BatchRow, Pooling, Scoring, Writing
@@ -56,7 +58,7 @@ def rows_of(
             for i in range(command.n):
                 goal = _writing(command, model, i, ids, constrain)
                 row = BatchRow(command.id, index * command.n + i, ids, plan, goal, limit)
-                row.steering = _steering(row, prompt, model, command.counted)
+                row.steering = _steering(row, prompt, model, command.counted, command.readings)
                 row.where = where
                 row.label = command.label
                 _check_tap(command.tap, row, len(command.prompts))
@@ -128,14 +130,18 @@ def scoring_rows(command: m.Score, model: Checkpoint, context: int) -> list[Batc
 
 
 def _steering(
-    row: BatchRow, prompt: m.Tokens, model: Checkpoint, counted: tuple[Edit, ...] | None = None
+    row: BatchRow,
+    prompt: m.Tokens,
+    model: Checkpoint,
+    counted: tuple[Edit, ...] | None = None,
+    watched: Sequence[Direction] = (),
 ) -> RowSteering:
     facts = TokenFacts(
         model.special_tokens,
         model.tokenizer.bos_token_id,
         partial(model.decode, skip_special=False),
     )
-    return RowSteering(row.plan, row.prompt, row.out, facts, prompt.spans, counted)
+    return RowSteering(row.plan, row.prompt, row.out, facts, prompt.spans, counted, watched)
 
 
 def _check_echo(echo: m.Echo | None, ids: list[int], model: Checkpoint) -> None:
@@ -383,5 +389,9 @@ def _writing(
         seen,
     )
     text = TextStream(model.decode, ids, wanted.stops)
-    written = Written(command.logprobs, model.decode_token) if command.logprobs else None
+    written: Written | Diverging | None = None
+    if command.logprobs is not None:
+        written = Written(command.logprobs, model.decode_token)
+    elif command.divergence is not None:
+        written = Diverging(command.divergence)
     return Writing(choice, text, constrain() if constrain else None, written)

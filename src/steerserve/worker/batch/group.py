@@ -29,6 +29,7 @@ from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.model.kv import CacheSlot
 from steerserve.worker.model.plain import PlainPasses
 from steerserve.worker.observers.observers import Observers
+from steerserve.worker.rows.logprobs import Written
 from steerserve.worker.rows.rows import (
     BatchRow,
     Ending,
@@ -329,7 +330,7 @@ class Group:
         """The outcomes of a row: from its sampled token where the row writes, otherwise from its logits."""
         try:
             if isinstance(row.goal, Rereading):
-                return row.goal.finish()
+                return row.goal.finish(row)
             if not isinstance(row.goal, Writing):
                 return row.end(logits)
             if isinstance(token, Refusal):
@@ -348,7 +349,7 @@ class Group:
         acts = row.steering.acts(self._saes.steered(row.plan).edits)
         told = structs.replace(last, is_changed=self._saes.is_changed(row.steering), acts=acts)
         written = row.goal.written
-        if written is not None and not written.needs_plain:
+        if isinstance(written, Written) and not written.needs_plain:
             return [*new[:-1], with_written(told, written)]
         return [*new[:-1], told]
 

@@ -67,6 +67,7 @@ class Part:
         edits: the edits that may act in this pass, in their order.
         reads: the conditions that read here, for edits at this site and at later ones.
         counted: the edits among `values` that are counted.
+        watched: the directions on which the row is projected here, at its last position in the pass.
     """
 
     row: int
@@ -76,11 +77,13 @@ class Part:
     reads: tuple[Condition, ...] = ()
     counted: tuple[Edit, ...] = ()
     keeps_norm: bool = False
+    watched: tuple[Direction, ...] = ()
 
     @property
     def is_used(self) -> bool:
         """Whether the row does anything here."""
-        return self.values is not None or bool(self.edits or self.reads or self.counted)
+        read = self.reads or self.watched
+        return self.values is not None or bool(self.edits or self.counted or read)
 
     @property
     def keys(self) -> set[str]:
@@ -269,8 +272,13 @@ class SiteEdits:
     # ------------------------------------------------------------- in a pass
 
     def read(self, value: Tensor, span: Span, readings: Readings) -> None:
-        """Read what conditions need of the value [rows, T, width] of the site."""
+        """Read what conditions and readings need of the value [rows, T, width] of the site."""
         for part in self.parts:
+            if part.watched:
+                last = value[part.row, span.size[part.row] - 1].float()
+                for direction in part.watched:
+                    unit = self._directions.at(direction, self._device)[1]
+                    part.steering.see(direction, float((last * unit).sum(-1)))
             x = value[part.row].float() if part.reads else None
             for condition in part.reads:
                 assert x is not None

@@ -285,6 +285,8 @@ class HookedSaes:
         planned = row.plan.epoch if isinstance(row.plan, Follow) else None
         row.epoch = self._live.epoch if planned is None else planned
         self.check(self._edits(row.plan))
+        for direction in row.watched:
+            self._check_width(direction, self._site(direction))
 
     def check(self, edits: Sequence[Edit]) -> None:
         """Make what edits need.
@@ -313,7 +315,7 @@ class HookedSaes:
         """Whether a row does more than adding, which a recorded pass does not do."""
         for row in rows:
             steered = self.steered(row.plan)
-            if steered.edits or steered.keeps_norm or row.counted is not None:
+            if steered.edits or steered.keeps_norm or row.counted is not None or row.watched:
                 return True
         return False
 
@@ -485,7 +487,8 @@ class HookedSaes:
                 _by([*plain, *steered.recorded], lambda one: self._name_of(one.reads)),
                 _by(row.counted or (), lambda edit: self._name_of(edit.at)),
             )
-            for name in {*edits, *reads, *counted, *steered.places}:
+            watched = _by(row.watched, self._name_of)
+            for name in {*edits, *reads, *counted, *watched, *steered.places}:
                 is_float = name in steered.places
                 part = Part(
                     number,
@@ -495,6 +498,7 @@ class HookedSaes:
                     tuple(reads.get(name, ())),
                     tuple(counted.get(name, ())),
                     steered.keeps_norm and is_float,
+                    tuple(watched.get(name, ())),
                 )
                 if part.is_used:
                     parts.setdefault(name, []).append(part)

@@ -54,6 +54,10 @@ class Written:
         if self.wanted.has_steered:
             self.steered += distributions(logits[None], [token], self.wanted.top, self.text_of)
 
+    def read_plain(self, logits: Tensor, tokens: Sequence[int]) -> None:
+        """The logits [n, vocabulary] of the model without steering in the place of the next `tokens`."""
+        self.plain += distributions(logits, tokens, self.wanted.top, self.text_of)
+
     def told(self) -> list[WrittenToken]:
         """The tokens as the answer has them."""
         return [

@@ -7,6 +7,7 @@ other rows or of the cache.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from msgspec import structs
 from torch import Tensor
 
 from steerserve.messages import (
+    Diverged,
     Embedded,
     FinishReason,
     Outcome,
@@ -33,6 +35,7 @@ from steerserve.worker import memory
 from steerserve.worker.model.kv import CacheSlot
 from steerserve.worker.rows import sampling
 from steerserve.worker.rows.constrain import RowConstraint
+from steerserve.worker.rows.divergence import Diverging
 from steerserve.worker.rows.logprobs import Written, distributions
 from steerserve.worker.rows.steering import RowSteering
 from steerserve.worker.rows.text import TextStream
@@ -52,12 +55,13 @@ RowName = tuple[int, int]
 
 @dataclass(slots=True)
 class Writing:
-    """A completion: how its tokens are chosen, their text, and their log-probabilities where these are asked for."""
+    """A completion: how its tokens are chosen, their text, and what is asked for of each token: its log-probabilities,
+    or the distance from the model without steering."""
 
     sampler: sampling.Sampler
     text: TextStream
     constraint: RowConstraint | None = None
-    written: Written | None = None
+    written: Written | Diverging | None = None
 
 
 @dataclass(slots=True)
@@ -146,10 +150,10 @@ class Scoring:
 
 @dataclass(slots=True)
 class Rereading(Scoring):
-    """Reads a finished completion again without steering, for the log-probabilities of its tokens. `held` are the last
-    outcomes of the completion, which wait for them."""
+    """Reads a finished completion again without steering, for what is asked of its tokens. `held` are the last outcomes
+    of the completion, which wait for it."""
 
-    written: Written = field(kw_only=True)
+    written: Written | Diverging = field(kw_only=True)
     held: list[Ending] = field(kw_only=True)
 
     def reads_from(self, row: BatchRow) -> int:
@@ -167,13 +171,21 @@ class Rereading(Scoring):
                 self.refusal = row.refused(*NOT_FINITE)
                 return
             tokens = row.prompt[at + 1 : upto + 1]
-            self.written.plain += distributions(part, tokens, self.written.wanted.top, self.text_of)
+            self.written.read_plain(part, tokens)
 
-    def finish(self) -> list[Ending]:
-        """The outcomes that waited, the last with the log-probabilities."""
+    def finish(self, row: BatchRow) -> list[Ending]:
+        """The outcomes that waited, with what was asked for."""
         if self.refusal is not None:
             return [self.refusal]
         *before, last = self.held
+        if isinstance(self.written, Diverging):
+            found = self.written
+            if not all(map(math.isfinite, (*found.divergences, *found.likelihoods))):
+                return [row.refused(*_NO_CHANCE)]
+            assert isinstance(last, Piece)
+            name = last.id, last.choice, found.text, found.tokens
+            read = found.divergences, found.likelihoods, found.words
+            return [*before, Diverged(*name, *read), last]
         return [*before, with_written(last, self.written)]
 
 
@@ -184,9 +196,7 @@ def reread(row: BatchRow, held: list[Ending]) -> BatchRow | None:
     written = row.goal.written
     if not written.needs_plain:
         return None
-    goal = Rereading(
-        1.0, None, None, written.text_of, is_echoed=True, written=written, held=list(held)
-    )
+    goal = Rereading(1.0, None, None, str, is_echoed=True, written=written, held=list(held))
     # a choice of its own, because the observers know the finished row by its name
     name = row.request, -1 - row.choice
     return BatchRow(*name, [*row.prompt, *row.out], Suppressed(), goal, client=row.client)
@@ -358,9 +368,13 @@ class BatchRow:
                     "the model produced NaN or infinite logits; a strong steering value is a common cause",
                 )
             ]
+        readings = self.steering.readings()
         self.out.append(token)
         text, finish = self._take(token, token in end_tokens)
-        return [Piece(self.request, self.choice, text, len(self.out), finish)]
+        if isinstance(self.goal.written, Diverging):
+            self.goal.written.text += text
+        piece = Piece(self.request, self.choice, text, len(self.out), finish, readings=readings)
+        return [piece]
 
     def _take(self, token: int, is_end: bool) -> tuple[str, FinishReason | None]:
         assert isinstance(self.goal, Writing)

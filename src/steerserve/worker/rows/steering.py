@@ -19,6 +19,7 @@ from steerserve.rules.steering.edits import (
     conditions,
 )
 from steerserve.rules.steering.positions import Positions, PromptFacts, Span
+from steerserve.rules.steering.vector import Direction
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class RowSteering:
     """The steering of one row. `prompt` and `out` are the row's own lists of tokens, and `out` grows.
 
     With `counted`, it is counted where the edits of the row act; `counted` has the edits among the values that the plan
-    adds.
+    adds. The projections on the directions `watched` are read in each pass, at the last position of the row.
     """
 
     def __init__(
@@ -55,9 +56,12 @@ class RowSteering:
         facts: TokenFacts = TokenFacts(),
         spans: Sequence[Span] = (),
         counted: tuple[Edit, ...] | None = None,
+        watched: Sequence[Direction] = (),
     ) -> None:
         self.plan = plan
         self.counted = counted
+        self.watched = tuple(watched)
+        self._seen: dict[Direction, float] = {}
         self.epoch = 0
         self._prompt = prompt
         self._out = out
@@ -189,6 +193,22 @@ class RowSteering:
         fired.extend([False] * (first + len(readings) - len(fired)))
         for at, reading in enumerate(readings, first):
             fired[at] = is_true(condition, reading)
+
+    def see(self, direction: Direction, reading: float) -> None:
+        """Take what was read of a watched direction at the last position of a pass."""
+        self._seen[direction] = reading
+
+    def readings(self) -> list[float]:
+        """What was read last of each watched direction.
+
+        Raises:
+            Refusal: NON_FINITE_LOGITS where that is no number.
+        """
+        read = [self._seen[direction] for direction in self.watched]
+        if not all(map(math.isfinite, read)):
+            why = "the model produced NaN or infinite states"
+            raise Refusal("NON_FINITE_LOGITS", why)
+        return read
 
     def holds(self, condition: Condition, at: int) -> bool:
         """Whether a recorded condition holds at a position."""

@@ -9,6 +9,7 @@ import { Answered, QueryPanel } from "../../parts/Panel";
 import { count, decimal, percent } from "../../rules/bytes";
 import { featurePath, livePath, placeName, steerPath, type FeaturePlace } from "../../rules/places";
 import { Contexts } from "./Contexts";
+import { Effect } from "./Effect";
 import { Label } from "./Label";
 import { Nearest } from "./Nearest";
 import { Observed } from "./Observed";
@@ -57,6 +58,7 @@ export function FeatureDetails({ place }: { place: FeaturePlace }) {
             </header>
             <Writes query={query} />
             <OverCorpora query={query} />
+            {isThere && layer !== null && <Effect place={{ sae, layer, index }} typical={data.typical_strength} />}
             <div className="columns">
               <div className="column">
                 <QueryPanel

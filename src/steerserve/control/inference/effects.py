@@ -1,0 +1,344 @@
+"""Effects: what a feature, a vector or a list of edits does at a ladder of strengths. Texts are written as parts of a
+job, and each is compared with the model without steering."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import msgspec
+from msgspec import structs
+
+from steerserve import messages as m
+from steerserve.control.inference.effect_views import Effects, TargetWords
+from steerserve.control.inference.generate import fingerprint
+from steerserve.control.inference.planning import state_of
+from steerserve.control.inference.texts import TEXTS_AT_ONCE, NamedText, TextReader, prompt_of
+from steerserve.control.jobs import Job, Jobs, Report
+from steerserve.control.residency.conductor import Conductor
+from steerserve.control.residency.resident import Attachment, Resident
+from steerserve.control.steering.interventions import EditParts, facts_of
+from steerserve.errors import Refusal
+from steerserve.messages.engine import no_layers
+from steerserve.messages.spelling import Spell
+from steerserve.rules.inference import effects as rules
+from steerserve.rules.inference import fields
+from steerserve.rules.inference.effects import EffectRow, Written
+from steerserve.rules.inference.intent import Conversation
+from steerserve.rules.models import architecture
+from steerserve.rules.steering import ladder
+from steerserve.rules.steering.edits import Feature
+from steerserve.rules.steering.placing import ModelFacts, Placed, placed
+from steerserve.rules.steering.request import RequestSteering
+
+KIND = "effects"
+TEXTS_MAXIMUM = 4096
+"""The most texts that one job writes."""
+LOGITS_KEPT = 256 << 20
+"""The most bytes of logits that the engine keeps at once for texts of a job, as float32."""
+WORD_MAXIMUM = 1000
+NO_COUNTERPART = (
+    "the lever edits what a feature reads; only added features and edits of vectors have a random "
+    "counterpart"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class EffectsRequest:
+    """A lever, and how it is measured. `lever` is its JSON, with one field: `feature` or `vector`, for which `steering`
+    has one edit, or `edits`. The `prompts` are those of the service where they are None. The target words are compared
+    with the control words; both are empty where no words are asked for. `client` names who asks."""
+
+    lever: Mapping[str, Any]
+    steering: RequestSteering
+    strengths: Sequence[float]
+    prompts: Sequence[str | Conversation] | None
+    tokens: int
+    temperature: float
+    seed: int
+    target: Sequence[str]
+    control: Sequence[str]
+    random_directions: int
+    client: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Ladder:
+    """A measurement that was begun: the lever on the resident model, its prompts, and the attached SAEs that it reads
+    or writes."""
+
+    asked: EffectsRequest
+    resident: Resident
+    made: Placed
+    model: ModelFacts
+    prompts: Sequence[NamedText]
+    used: Sequence[Attachment]
+
+    @property
+    def texts(self) -> int:
+        """The texts that are written: without steering, and at each strength by the lever and the random directions."""
+        asked = self.asked
+        return len(self.prompts) * (1 + len(asked.strengths) * (1 + asked.random_directions))
+
+    def check(self) -> None:
+        """Raises:
+        Refusal: MODEL_NOT_LOADED, SAE_NOT_ATTACHED.
+        """
+        self.resident.running()
+        for one in self.used:
+            if self.resident.attachments.get(one.key) is not one:
+                why = "the SAE was detached while its job ran"
+                raise Refusal("SAE_NOT_ATTACHED", why, sae_id=one.sae_id, layer=one.layer)
+
+
+class EffectMeasurements:
+    """Starts measurements on the resident model; it never loads one."""
+
+    def __init__(
+        self, conductor: Conductor, reader: TextReader, parts: EditParts, jobs: Jobs
+    ) -> None:
+        self._conductor = conductor
+        self._reader = reader
+        self._parts = parts
+        self._jobs = jobs
+
+    async def start(self, asked: EffectsRequest) -> Job:
+        """Begin a measurement. Its job is refused what an inference request is refused, with the name of the prompt;
+        INVALID_PARAMETER for a word without a token of its own; NON_FINITE_LOGITS where the steering breaks the model;
+        MODEL_NOT_LOADED, SAE_NOT_ATTACHED or VECTOR_NOT_FOUND when the model, an SAE or a vector goes meanwhile.
+
+        Raises:
+            Refusal: MODEL_NOT_LOADED, TOO_MANY_JOBS; SAE_INCOMPATIBLE for a GGUF model; INVALID_PARAMETER for a model
+                that can only embed, for a strength beyond the bounds of the lever, and for too many texts; the refusals
+                of `rules/steering/placing.placed`; VECTOR_NOT_FOUND, PROBE_NOT_FOUND; INVALID_INTERVENTION for a lever
+                that changes nothing, and for roles in prompts without messages.
+        """
+        resident = self._conductor.loaded()
+        row = resident.row
+        if row.engine == fields.GGUF:
+            raise no_layers()
+        architecture.check_generates(row.name, row.architecture, row.engine)
+        _, facts = resident.running()
+        try:
+            own = await self._parts.with_vectors(asked.steering)
+            attached = list(resident.attachments.values())
+            model = facts_of(resident, await self._parts.largest(own, attached))
+            made = placed(own, attached, model)
+        except Refusal as refusal:
+            raise _of_lever(refusal, asked) from None
+        if not (made.edits or any(any(one.values()) for one in made.values.values())):
+            raise _of_lever(_invalid("edits[0]", "the lever changes nothing"), asked)
+        ladder.check_strengths(made, asked.strengths)
+        prompts = _prompts(asked, made, is_chat=facts.chat_template is not None)
+        keys = {*made.values, *(key for edit in made.edits for key in edit.keys)}
+        used = [one for one in attached if one.key in keys]
+        begun = _Ladder(asked, resident, made, model, prompts, used)
+        if begun.texts > TEXTS_MAXIMUM:
+            why = f"strengths: {begun.texts} texts would be written; at most {TEXTS_MAXIMUM} are"
+            details: dict[str, Any] = {"texts": begun.texts, "maximum": TEXTS_MAXIMUM}
+            raise Refusal("INVALID_PARAMETER", why, param="strengths", **details)
+        return self._jobs.start(KIND, partial(self._run, begun))
+
+    # ------------------------------------------------------------- inside
+
+    async def _run(self, begun: _Ladder, report: Report) -> Effects:
+        asked = begun.asked
+        words = await self._words(begun)
+        done = 0
+
+        async def row(levers: Sequence[Placed], strength: float) -> EffectRow:
+            nonlocal done
+            written: list[Written] = []
+            for lever in levers:
+                written += await self._written(begun, lever, strength, words, report, done)
+                done += len(begun.prompts)
+            return rules.row(strength, written, asked.target)
+
+        plain = await row([begun.made], 0.0)
+        rows = [await row([begun.made], strength) for strength in asked.strengths]
+        others = await self._others(begun)
+        drawn = [await row(others, strength) for strength in asked.strengths if others]
+        begun.check()
+        values, edits = ladder.at(begun.made, 1.0)
+        keeps_norm = asked.steering.keeps_norm
+        state = state_of(begun.resident, values, edits, keeps_norm=keeps_norm)
+        is_missing = not others and asked.random_directions > 0
+        result = Effects(
+            digest="",
+            model=begun.resident.row.name,
+            system_fingerprint=fingerprint(begun.resident),
+            lever=dict(asked.lever),
+            steering_state=state,
+            prompts=len(begun.prompts),
+            are_stock=asked.prompts is None,
+            tokens=asked.tokens,
+            temperature=asked.temperature,
+            seed=asked.seed,
+            target=TargetWords(list(asked.target), list(asked.control)) if asked.target else None,
+            random_directions=len(others),
+            plain=plain,
+            rows=rows,
+            calibrated=rules.calibrated(rows),
+            random=drawn,
+            random_calibrated=rules.calibrated(drawn) if drawn else None,
+            random_missing=NO_COUNTERPART if is_missing else None,
+        )
+        return structs.replace(result, digest=_digest(result))
+
+    async def _written(
+        self,
+        begun: _Ladder,
+        lever: Placed,
+        strength: float,
+        words: Sequence[Sequence[Sequence[int]]],
+        report: Report,
+        done: int,
+    ) -> list[Written]:
+        """The texts of all prompts with a lever at one strength.
+
+        Raises:
+            Refusal: as `start` says of the job; NON_FINITE_LOGITS names the strength.
+        """
+        asked = begun.asked
+        await self._parts.with_vectors(asked.steering)  # a vector may be gone by now
+        values, edits = ladder.at(lever, strength)
+        plan = m.Overlay(
+            None,
+            {key: dict(features) for key, features in values.items()},
+            edits,
+            asked.steering.keeps_norm,
+        )
+        sampling = m.Sampling(
+            temperature=asked.temperature, max_tokens=asked.tokens, seed=asked.seed
+        )
+        divergence = m.Divergence([[list(one) for one in group] for group in words])
+        try:
+            found = await self._reader.read(
+                begun.prompts,
+                begun.resident,
+                lambda prompts: m.Generation(prompts, 1, sampling, plan, divergence=divergence),
+                m.Diverged,
+                check=begun.check,
+                told=lambda count: report(
+                    (done + count) / begun.texts, f"{done + count} of {begun.texts} texts"
+                ),
+                at_once=_at_once(begun),
+            )
+        except Refusal as refusal:
+            if refusal.code != "NON_FINITE_LOGITS":
+                raise
+            why = f"at the strength {strength:g} {refusal.message}"
+            details = refusal.details | {"strength": strength}
+            raise Refusal(refusal.code, why, param="strengths", **details) from None
+        return [
+            Written(one.text, one.tokens, one.divergences, one.likelihoods, one.words)
+            for one in found
+        ]
+
+    async def _others(self, begun: _Ladder) -> list[Placed]:
+        """Random directions in the place of the lever; none where it has no such counterpart."""
+        count, made = begun.asked.random_directions, begun.made
+        if not count:
+            return []
+        norms: dict[Feature, float] = {}
+        engine, facts = begun.resident.running()
+        for feature in dict.fromkeys(ladder.needs_norms(made)):
+            begun.check()
+            asked = m.Explore(key=feature.key, features=[feature.index])
+            (told,) = (await engine.ask(asked)).features
+            norms[feature] = told.decoder_norm
+        places = {one.key: begun.model.place(one) for one in begun.used}
+
+        def draw() -> list[Placed | None]:
+            numbers = random.Random(f"{begun.asked.seed} directions")  # noqa: S311 -- repeatable
+            normal = partial(numbers.gauss, 0.0, 1.0)
+            return [
+                ladder.randomised(made, norms, places, facts.site_widths, normal)
+                for _ in range(count)
+            ]
+
+        drawn = await asyncio.to_thread(draw)
+        return [one for one in drawn if one is not None]
+
+    async def _words(self, begun: _Ladder) -> list[list[list[int]]]:
+        """For the target words and the control words, the tokens that each may begin with."""
+        asked = begun.asked
+        groups = [("target.words", asked.target), ("target.control", asked.control)]
+        return [
+            [
+                await self._first(begun.resident, f"{name}[{place}]", word)
+                for place, word in enumerate(group)
+            ]
+            for name, group in groups
+            if group
+        ]
+
+    async def _first(self, resident: Resident, where: str, word: str) -> list[int]:
+        """The tokens that a word begins with: as it is written, and behind a space.
+
+        Raises:
+            Refusal: INVALID_PARAMETER where both begin with a blank token.
+        """
+        engine, _ = resident.running()
+        first: set[int] = set()
+        for text in (word, f" {word}"):
+            asked = Spell(prompt=m.Text(text, special=False), longest=WORD_MAXIMUM)
+            spelled = await engine.ask(asked)
+            if spelled.ids and spelled.pieces[0].strip():
+                first.add(spelled.ids[0])
+        if not first:
+            why = f"{where}: the model has no token with which {word!r} begins"
+            raise Refusal("INVALID_PARAMETER", why, param=where)
+        return sorted(first)
+
+
+def _prompts(asked: EffectsRequest, made: Placed, *, is_chat: bool) -> list[NamedText]:
+    """Raises:
+    Refusal: INVALID_INTERVENTION where edits act on roles and a prompt has no messages.
+    """
+    prompts = asked.prompts
+    if prompts is None:
+        questions = [({"role": "user", "content": text},) for text in rules.STOCK_QUESTIONS]
+        prompts = questions if is_chat else list(rules.STOCK_TEXTS)
+    where = asked.steering.roles_at
+    if where is not None and any(isinstance(one, str) for one in prompts):
+        raise _invalid(where, "a text has no messages with roles")
+    is_located = any(edit.positions.roles for edit in made.edits)
+    return [
+        NamedText(f"prompts[{place}]", prompt_of(one, asked.client, is_located=is_located))
+        for place, one in enumerate(prompts)
+    ]
+
+
+def _at_once(begun: _Ladder) -> int:
+    """The texts that are written at once, so that the engine keeps a bounded number of logits for them."""
+    _, facts = begun.resident.running()
+    logits = 4 * facts.vocabulary * begun.asked.tokens
+    return max(1, min(TEXTS_AT_ONCE, LOGITS_KEPT // logits))
+
+
+def _invalid(where: str, why: str) -> Refusal:
+    return Refusal("INVALID_INTERVENTION", f"{where}: {why}", param=where)
+
+
+def _of_lever(refusal: Refusal, asked: EffectsRequest) -> Refusal:
+    """A refusal of an edit, with the place where the request has its lever."""
+    if "edits" in asked.lever or refusal.param is None:
+        return refusal
+    (name,) = asked.lever
+    param = name if refusal.param == "edits[0]" else refusal.param.removeprefix("edits[0].")
+    message = refusal.message.replace(refusal.param, param, 1)
+    return Refusal(refusal.code, message, param=param, **refusal.details)
+
+
+def _digest(result: Effects) -> str:
+    """The SHA-256 of all fields but the digest, as JSON with sorted keys and without blanks."""
+    document = msgspec.to_builtins(result)
+    del document["digest"]
+    text = msgspec.json.encode(document, order="deterministic")
+    return f"sha256={hashlib.sha256(text).hexdigest()}"

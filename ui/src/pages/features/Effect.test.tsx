@@ -1,0 +1,74 @@
+import { screen, waitFor, within } from "@testing-library/react";
+import userEvent from "@testing-library/user-event";
+import { expect, it } from "vitest";
+import { violations } from "../../test/axe";
+import { showPage } from "../../test/page";
+import { service } from "../../test/service";
+import { Effect } from "./Effect";
+
+const JOB = {
+  ...{ id: "job_1", kind: "effects", state: "running", progress: 0.25, message: "30 of 120 texts", error: null },
+  ...{ created_at: "2026-01-05T10:00:00Z", finished_at: null, result: null as object | null },
+};
+
+function row(strength: number, kl: number, share: number | null) {
+  return {
+    ...{ strength, texts: 8, tokens: 240, kl_median: kl / 2, kl_p95: kl, nll_under_plain: 1 + kl, repetition: 0.01 },
+    ...{ target_logprob: -15 + kl, control_logprob: -15, share_with_words: share, samples: [`a text at ${strength}`] },
+  };
+}
+
+const RESULT = {
+  ...{ plain: row(0, 0, 0), rows: [row(20, 0.5, 0.25), row(40, 1.5, 1)], random: [row(20, 0.1, 0), row(40, 0.4, 0)] },
+  ...{ target: { words: ["sea"], control: ["farm"] }, calibrated: { kl_p95: 1, strength: 30, between: [20, 40], reason: null } },
+};
+const DONE = { ...JOB, state: "done", progress: 1, result: RESULT };
+
+function shown(link: string, job: object = JOB) {
+  const sent = service({
+    "POST /api/effects": { job: JOB },
+    "GET /api/jobs/job_1": { job },
+    "DELETE /api/jobs/job_1": null,
+  });
+  return { sent, ...showPage(<Effect place={{ sae: "sae_1", layer: 3, index: 90 }} typical={40} />, link) };
+}
+
+it("measures the feature at parts of its typical strength, with the words that are written", async () => {
+  const { sent } = shown("/features/sae_1/3/90");
+  const user = userEvent.setup();
+  await user.type(screen.getByRole("textbox", { name: "Words to look for" }), "sea, boat");
+  await user.click(screen.getByRole("button", { name: "Measure" }));
+  expect(await screen.findByText("30 of 120 texts")).toBeTruthy();
+  expect(sent.find(({ method }) => method === "POST")?.body).toEqual({
+    ...{ feature: { index: 90, sae_id: "sae_1", layer: 3 }, strengths: [10, 20, 40, 80, 160], tokens: 30 },
+    ...{ random_directions: 2, target: { words: ["sea", "boat"] } },
+  });
+  await user.click(screen.getByRole("button", { name: "Cancel" }));
+  await waitFor(() => expect(sent.some(({ method }) => method === "DELETE")).toBe(true));
+});
+
+it("a link shows the curves of its job, and starts nothing", async () => {
+  const { sent, container } = shown("/features/sae_1/3/90?effects=job_1&words=sea", DONE);
+  const curve = await screen.findByRole("img", { name: /KL to the plain model/ });
+  expect(curve.getAttribute("aria-label")).toContain("this feature: 0.00 at 0, 0.50 at 20, 1.50 at 40");
+  expect(curve.getAttribute("aria-label")).toContain("random directions: 0.00 at 0, 0.10 at 20, 0.40 at 40");
+  expect(screen.getByRole("img", { name: /a word begins/ }).getAttribute("aria-label")).toContain("words to compare");
+  const link = screen.getByRole("link", { name: "Steer at 30.0" });
+  expect(decodeURIComponent(link.getAttribute("href") ?? "")).toContain("[[90,30,1,");
+  const rows = within(screen.getByRole("group", { name: "Figures of each strength" })).getAllByRole("row");
+  expect(rows.map((one) => within(one).queryAllByRole("cell").at(-1)?.textContent)).toEqual([undefined, "0 %", "25 %", "100 %"]);
+  expect(screen.getByText("a text at 40")).toBeTruthy();
+  expect(sent.every(({ method }) => method === "GET")).toBe(true);
+  expect(await violations(container)).toEqual([]);
+});
+
+it("says where a ladder ends before the text breaks, and why a measurement failed", async () => {
+  const calibrated = { kl_p95: 1, strength: null, between: null, reason: "kl_p95 is 0.5 at the strength 40" };
+  const { unmount } = shown("/?effects=job_1", { ...DONE, result: { ...RESULT, calibrated, target: null, random: [] } });
+  expect(await screen.findByText(/kl_p95 is 0.5 at the strength 40/)).toBeTruthy();
+  expect(screen.queryByRole("img", { name: /a word begins/ })).toBeNull();
+  unmount();
+  const error = { code: "SAE_NOT_ATTACHED", message: "the SAE was detached while its job ran", details: {} };
+  shown("/?effects=job_1", { ...JOB, state: "failed", error });
+  expect(await screen.findByText("the SAE was detached while its job ran")).toBeTruthy();
+});

@@ -1,0 +1,48 @@
+// The strengths at which a feature is measured, and its curves as points of a drawing.
+
+/** The largest value of a feature. */
+const MOST = 200;
+const PARTS = [0.25, 0.5, 1, 2, 4];
+
+/** The strengths of a measurement: parts and multiples of the typical strength, in steps of a half. */
+export function ladderOf(typical: number | null): number[] {
+  const unit = typical === null || typical <= 0 ? 10 : typical;
+  const steps = PARTS.map((part) => Math.min(MOST, Math.max(0.5, Math.round(2 * part * unit) / 2)));
+  return [...new Set(steps)];
+}
+
+/** The words of a field, which commas separate. */
+export function wordsIn(text: string): string[] {
+  return [...new Set(text.split(",").map((word) => word.trim()))].filter((word) => word !== "");
+}
+
+export interface Line {
+  name: string;
+  /** The places from left to right, each with its value; a value that is not known is null. */
+  points: readonly (readonly [number, number | null])[];
+}
+
+export interface Scale {
+  x: readonly [number, number];
+  y: readonly [number, number];
+}
+
+/** The span of the places and of the values of lines. With `level` the span of the values has that value too. */
+export function scaleOf(lines: readonly Line[], level: number | null): Scale {
+  const points = lines.flatMap(({ points }) => [...points]);
+  const places = points.map(([place]) => place);
+  const values = points.flatMap(([, value]) => (value === null ? [] : [value]));
+  if (level !== null) values.push(level);
+  return { x: spanOf(places), y: spanOf(values) };
+}
+
+function spanOf(values: readonly number[]): readonly [number, number] {
+  if (values.length === 0) return [0, 1];
+  const [least, most] = [Math.min(...values), Math.max(...values)];
+  return least === most ? [least, least + 1] : [least, most];
+}
+
+/** A place and a value as the part of the way from the left and from the top. */
+export function at({ x, y }: Scale, place: number, value: number): readonly [number, number] {
+  return [(place - x[0]) / (x[1] - x[0]), 1 - (value - y[0]) / (y[1] - y[0])];
+}
