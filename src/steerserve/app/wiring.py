@@ -162,6 +162,7 @@ class Owners:
         self._make_interventions()
         self._make_observing()
         self._make_requests()
+        self._make_work_on_texts()
         self._make_batches()
         self._make_vitals()
 
@@ -352,6 +353,17 @@ class Owners:
         self.lenses = Lenses(
             self.generation, self.served, self.conductor, self.speller, self.features
         )
+        self.compare = Compare(
+            self.generation,
+            self.served,
+            self.conductor,
+            self.serving,
+            self.features,
+            self.metrics,
+        )
+
+    def _make_work_on_texts(self) -> None:
+        settings = self.settings
         self.texts = TextReader(self.conductor, self.queue)
         self.contrasts = Contrasts(self.conductor, self.texts, self.features, self.jobs)
         self.corpora = Corpora(
@@ -377,14 +389,6 @@ class Owners:
         )
         self.trainings = Trainings(self.conductor, self.texts, self.vectors, self.probes, self.jobs)
         self.effects = EffectMeasurements(self.conductor, self.texts, self.edit_parts, self.jobs)
-        self.compare = Compare(
-            self.generation,
-            self.served,
-            self.conductor,
-            self.serving,
-            self.features,
-            self.metrics,
-        )
 
     def _runs(self) -> Runs:
         settings, around = self.settings, self.around
