@@ -91,6 +91,7 @@ FLOORS: dict[str, set[str]] = {
     "app.service": ZERO | {"app", "openai", "api", "events", "http"},
     "app.commands": ZERO | {"rules", "app.doctor", "app.serve"},
     "terminal": {"", "client", "terminal", "demo"} | FORMS,
+    "evals": {"", "client", "evals"} | FORMS,
     "agents": {"", "client", "agents"},
     # imports `app.commands` and `agents.server` by their names, because a command needs no part that it does not use
     "cli": {"", "terminal"},

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from steerserve import __version__
-from steerserve.terminal import commands, output
+from steerserve.terminal import commands, evals, output
 
 main = typer.Typer(
     help="Serve language models, and steer them by features of sparse autoencoders.",
@@ -63,6 +63,7 @@ def mcp_command(
 
 
 commands.add(main)
+main.add_typer(evals.commands, name="eval", rich_help_panel="Evaluations")
 
 
 @main.callback(invoke_without_command=True)

@@ -45,6 +45,7 @@ def test_a_line_is_read_with_its_body_as_it_was_sent() -> None:
         (line(body=[]), "invalid_request", "body"),
         (line(body={"prompt": "x"}), "missing_required_parameter", "body.model"),
         (line(body={"model": "tiny", "stream": True}), "invalid_request", "body.stream"),
+        (line(body={"model": "tiny", "extra_body": {}}), "invalid_request", "body.extra_body"),
         (line(body={"model": "tiny", "prompt": "x" * 100}), "body_too_large", "body"),
     ],
 )

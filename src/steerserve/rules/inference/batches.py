@@ -214,6 +214,9 @@ class InputCheck:
         if fields.get("stream"):
             why = "a line of a batch is not streamed"
             self.fault("invalid_request", why, line, "body.stream")
+        if "extra_body" in fields:
+            why = "clients put the fields of extra_body into the body; here nobody does"
+            self.fault("invalid_request", why, line, "body.extra_body")
         if any(fields.get(name) is not None for name in _STEERING):
             self.is_steered = True
 

@@ -1,0 +1,70 @@
+"""The arguments by which an evaluation names its service and its steering."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import steerserve
+from steerserve.control.models.views import ModelRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Steering:
+    """The steering of an evaluation: a profile, or fields of a request."""
+
+    profile: str | None
+    fields: dict[str, Any]
+
+    @classmethod
+    def of(cls, profile: str | None, **fields: Any) -> Steering:
+        """The steering from arguments, whose values are objects, or JSON texts of objects.
+
+        Raises:
+            ValueError: naming the argument that is no object.
+        """
+        read = {name: _object(name, value) for name, value in fields.items() if value is not None}
+        return cls(profile, read)
+
+    def named(self, model: str) -> str:
+        """The name of a model with the profile, for requests whose bodies have no field for it."""
+        return model if self.profile is None else f"{model}@{self.profile}"
+
+
+def _object(name: str, value: Any) -> dict[str, Any]:
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError as error:
+            raise ValueError(f"{name}: not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{name}: must be a JSON object")
+    return value
+
+
+def base_url(url: str | None) -> str:
+    """The address of the service: the argument, else STEERSERVE_URL, else this machine."""
+    return (url or os.environ.get("STEERSERVE_URL") or "http://127.0.0.1:8000").rstrip("/")
+
+
+def api_key() -> str:
+    return os.environ.get("STEERSERVE_API_KEY") or "none"
+
+
+def served(url: str, name: str | None) -> ModelRecord:
+    """The model with this name; without one, the loaded model.
+
+    Raises:
+        ValueError: there is no such model.
+        steerserve.ServiceError: the service does not answer.
+    """
+    with steerserve.Client(base_url=url) as client:
+        models = list(client.models.list())
+    for model in models:
+        if model.name == name or (name is None and model.status == "loaded"):
+            return model
+    known = ", ".join(model.name for model in models) or "none"
+    what = "no model is loaded" if name is None else f"no model is named {name!r}"
+    raise ValueError(f"{what}; registered: {known}")
