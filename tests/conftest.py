@@ -71,7 +71,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 LONG = [
     f"tests/{file}.py"
     for file in (
-        *("worker/batch/test_graphs_guarantees", "app/test_lifecycle", "terminal/test_chat"),
+        *("contract/test_schema", "app/test_lifecycle", "worker/batch/test_graphs_guarantees"),
+        *("terminal/test_chat", "app/test_starting", "client/test_client"),
         *("test_memory_predicted", "test_recipes", "test_fuzz", "test_readme", "test_proof"),
         *("engines/fleet/test_real", "engines/checkpoint/test_process", "openai/test_sae_steering"),
         *("worker/batch/test_alone", "worker/batch/test_batch", "api/models/test_models"),
