@@ -383,7 +383,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 
 @pytest.mark.shows("endpoints.1", "envelope.1", "envelope.2", "envelope.3")
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @quick.parametrize()
 @FEW
 def test_every_answer_is_as_described(case: schemathesis.Case, world: World) -> None:
