@@ -25,6 +25,7 @@ _ROUTES = (
     (re.compile(r"/api/models"), "search"),
     (re.compile(r"/api/models/(?P<repo>[^/]+(?:/[^/]+)?)/tree/(?P<rev>[^/]+)"), "tree"),
     (re.compile(r"/api/models/(?P<repo>[^/]+(?:/[^/]+)?)/revision/(?P<rev>[^/]+)"), "info"),
+    (re.compile(r"/(?P<repo>datasets/[^/]+/[^/]+)/resolve/(?P<rev>[^/]+)/(?P<path>.+)"), "file"),
     (re.compile(r"/(?P<repo>[^/]+(?:/[^/]+)?)/resolve/(?P<rev>[^/]+)/(?P<path>.+)"), "file"),
     (re.compile(r"/api/models/(?P<repo>[^/]+(?:/[^/]+)?)"), "info"),
     (re.compile(r"/blob/(?P<digest>[0-9a-f]{64})"), "blob"),

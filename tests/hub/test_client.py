@@ -46,6 +46,18 @@ async def test_the_facts_of_a_repository(make_hub: MakeHub, loopback: LoopbackHu
     assert gguf == ("llama", 2048, 78)
 
 
+async def test_a_file_of_a_repository_of_data_sets_is_read(
+    make_hub: MakeHub, loopback: LoopbackHub
+) -> None:
+    loopback.add("datasets/acme/stories", {"sea.jsonl": b"a whale"})
+    hub = make_hub()
+    assert await hub.dataset_file("acme/stories", "main", "sea.jsonl", 7) == b"a whale"
+    larger = await refused(hub.dataset_file("acme/stories", "main", "sea.jsonl", 6))
+    assert larger.code == "DOWNLOAD_FAILED"
+    other = await refused(hub.dataset_file("acme/other", "main", "sea.jsonl", 7))
+    assert other.code == "REPO_NOT_FOUND"
+
+
 async def test_a_revision_is_asked_for_by_its_name(
     make_hub: MakeHub, loopback: LoopbackHub
 ) -> None:

@@ -385,12 +385,14 @@ class Embedded(Message, frozen=True):
 
 class Reading(Message, frozen=True):
     """Features at one position, as [index, value]: the largest by magnitude first, equals by index. `text` is the text
-    of the token; empty where the readings are not streamed."""
+    of the token; empty where the readings are not streamed. `weights` has the number of each feature by which they are
+    ranked, where that is not the value."""
 
     position: int
     token: int
     features: list[tuple[int, float]]
     text: str = ""
+    weights: list[float] = []
 
 
 class Activated(Message, frozen=True):

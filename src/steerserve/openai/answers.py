@@ -28,6 +28,7 @@ class TokenActivation(TypedDict):
     index: int
     value: float
     label: NotRequired[str]
+    weight: NotRequired[float]
 
 
 class TokenActivations(TypedDict):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 import msgspec
 
@@ -230,7 +231,10 @@ def activations(
                 "position": reading.position,
                 "token_id": reading.token,
                 **({"text": reading.text} if is_streamed else {}),
-                "features": [labelled(i, value, labels) for i, value in reading.features],
+                "features": [
+                    labelled(i, value, labels) | ({} if weight is None else {"weight": weight})
+                    for (i, value), weight in zip_longest(reading.features, reading.weights)
+                ],
             }
             for reading in readings
         ],

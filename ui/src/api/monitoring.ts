@@ -1,6 +1,7 @@
 // Monitoring: its state, its records, its statistics.
 import { keepPreviousData, queryOptions } from "@tanstack/react-query";
 import { described, request, type Body, type Data } from "./client";
+import type { Rank } from "./corpora";
 import { POLL, unlessLive } from "./queries";
 import type { components } from "./types.gen";
 
@@ -49,10 +50,10 @@ export const contexts = (feature: number, limit: number) =>
   });
 
 /** The features with the largest figures since the statistics began. */
-export const top = (metric: Metric, k: number) =>
+export const top = (metric: Metric, k: number, rank: Rank) =>
   queryOptions({
-    queryKey: ["monitoring", "top", metric, k] as const,
-    queryFn: ({ signal }) => request("post", "/api/monitoring/statistics/top", { signal, body: { metric, k } }),
+    queryKey: ["monitoring", "top", metric, k, rank] as const,
+    queryFn: ({ signal }) => request("post", "/api/monitoring/statistics/top", { signal, body: { metric, k, rank } }),
     refetchInterval: POLL,
     placeholderData: keepPreviousData,
   });

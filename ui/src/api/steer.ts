@@ -1,9 +1,10 @@
 // The questions and actions of the Steer page and of the Tokens page.
 import { queryOptions, type QueryClient } from "@tanstack/react-query";
 import { asApiError } from "../rules/errors";
-import { listedFor, readText } from "../rules/reading";
+import { listedFor, mayRank, readText } from "../rules/reading";
 import { keyOf, type Place } from "../rules/steer";
 import { request } from "./client";
+import type { Rank } from "./corpora";
 import type { Steering } from "./queries";
 
 /** Labels and norms change seldom; an import of labels makes them stale by hand. */
@@ -78,14 +79,14 @@ export const activeCircuits = queryOptions({
 });
 
 /** A text with the log-probability of each of its tokens, and with an SAE their features, read without steering. */
-export function readTokens(model: string | null, place: Place | null, prompt: string) {
+export function readTokens(model: string | null, place: Place | null, prompt: string, rank: Rank) {
   return queryOptions({
-    queryKey: ["reading", model, place === null ? "" : keyOf(place), prompt] as const,
+    queryKey: ["reading", model, place === null ? "" : keyOf(place), prompt, rank] as const,
     queryFn: async ({ signal }) => {
       if (model === null) throw new Error("no model");
-      const once = (size: number) => scored(model, place, prompt, listedFor(prompt, size), signal);
+      const once = (size: number, by: Rank = "value") => scored(model, place, prompt, listedFor(prompt, size), by, signal);
       try {
-        return await once(4);
+        return await once(4, mayRank(prompt) ? rank : "value");
       } catch (error) {
         // a text of short tokens, which has more of them than was guessed
         if (asApiError(error).code !== "sae_activations_refused") throw error;
@@ -99,8 +100,8 @@ export function readTokens(model: string | null, place: Place | null, prompt: st
   });
 }
 
-async function scored(model: string, place: Place | null, prompt: string, listed: number, signal: AbortSignal) {
-  const features = place === null ? {} : { return_sae_activations: featuresOf(place, listed) };
+async function scored(model: string, place: Place | null, prompt: string, listed: number, rank: Rank, signal: AbortSignal) {
+  const features = place === null ? {} : { return_sae_activations: { ...featuresOf(place, listed), rank } };
   const answer = await request("post", "/v1/completions", {
     // a model that is no longer loaded is not loaded for this
     headers: { "X-Service-Load-Policy": "refuse" },

@@ -21,11 +21,14 @@ const READ = {
   usage: { prompt_tokens: 2 },
 };
 
-function served(model = {}, entries: object[] = []) {
+const FEATURES = { sae_id: "sae_a", layer: 3, positions: [{ position: 1, features: [{ index: 90, value: 3, weight: 2 }] }] };
+
+function served(model = {}, entries: object[] = [], corpora: object[] = []) {
   return service({
     "GET /api/models": { models: [{ ...MODEL, ...model }], total: 1, loaded_model_id: 1 },
     "GET /api/saes/attachments": { count: entries.length, entries },
-    "POST /v1/completions": READ,
+    "GET /api/corpora": { corpora, stored_bytes: 0, limit_mb: 1 },
+    "POST /v1/completions": { ...READ, ...(corpora.length === 0 ? {} : { service: { sae_activations: FEATURES } }) },
     "POST /api/lens": LENS,
   });
 }
@@ -97,4 +100,22 @@ it("a link whose SAE is not attached offers to attach it, and reads no other one
   showPage(<Tokens />, "/tokens?text=One%20day&sae=sae_b@2");
   expect((await screen.findByRole("link", { name: "Attach it" })).getAttribute("href")).toBe("/saes?attach=sae_b%402");
   expect(screen.getByRole<HTMLButtonElement>("button", { name: "Read the text" }).disabled).toBe(true);
+});
+
+it("ranks features by their rarity where a corpus was read of the SAE, until a person chooses otherwise", async () => {
+  const place = { sae_id: "sae_a", layer: 3 };
+  const sent = served({}, [place], [{ state: "done", model: MODEL.name, saes: [place] }]);
+  showPage(<Tokens />, "/tokens?text=One%20day");
+  const button = await screen.findByRole<HTMLButtonElement>("button", { name: "Read the text" });
+  await waitFor(() => expect(button.disabled).toBe(false));
+  await userEvent.click(button);
+  const ranks = () =>
+    sent.flatMap(({ path, body }) =>
+      path === "/v1/completions"
+        ? [(body as { return_sae_activations: { rank: string } }).return_sae_activations.rank]
+        : [],
+    );
+  await waitFor(() => expect(ranks().at(-1)).toBe("rarity"));
+  await userEvent.click(await screen.findByRole("radio", { name: "value" }));
+  await waitFor(() => expect(ranks().at(-1)).toBe("value"));
 });

@@ -2,12 +2,14 @@
 import { useState, type ReactNode } from "react";
 import { useQuery } from "@tanstack/react-query";
 import { Link } from "react-router";
+import { corpora, isRanked } from "../api/corpora";
 import { attachments, models } from "../api/queries";
 import { readTokens } from "../api/steer";
 import { Copy } from "../parts/Copy";
 import { Answered, Panel } from "../parts/Panel";
 import { useLink } from "../parts/useLink";
 import { abilitiesOf } from "../rules/abilities";
+import { mayRank } from "../rules/reading";
 import { keyOf, servedName } from "../rules/steer";
 import { useShortcut } from "../shortcuts";
 import "../css/chips.css";
@@ -32,7 +34,9 @@ export default function Tokens() {
   // a text of a link is read when a person asks for it
   const [asked, setAsked] = useState("");
   const isAsked = asked !== "" && asked === link.text;
-  const reading = useQuery({ ...readTokens(name, place, link.text), enabled: isAsked && name !== null && !isElsewhere });
+  const canRank = isRanked(useQuery(corpora).data, model?.name, place) && mayRank(link.text);
+  const rank = canRank ? link.rank : "value";
+  const reading = useQuery({ ...readTokens(name, place, link.text, rank), enabled: isAsked && name !== null && !isElsewhere });
   const canRead = name !== null && !isElsewhere && written.trim() !== "";
   const read = () => {
     if (!canRead) return;
@@ -117,6 +121,8 @@ export default function Tokens() {
                     pick={link.pick}
                     onPick={(pick) => change({ pick })}
                     prompt={link.text}
+                    rank={canRank ? rank : null}
+                    onRank={(rank) => change({ rank })}
                   />
                   <Lens key={link.text} text={link.text} layers={model.layers} />
                 </>

@@ -31,6 +31,11 @@ export function readText({ model, choices, usage, service }: Answer): ReadText {
   return { model, tokens, sae: read === undefined ? null : { sae_id: read.sae_id, layer: read.layer } };
 }
 
+/** Whether the features of a text can be ranked by more than their values: all 64 that are read of each token fit. */
+export function mayRank(text: string): boolean {
+  return new TextEncoder().encode(text).length / 4 + 16 <= 65_536 / 64;
+}
+
 /**
  * How many features each token may have, so that a text is read whole: the answer has at most 65,536 of them.
  *

@@ -46,10 +46,17 @@ describe("the shade of a token", () => {
 });
 
 describe("the features of a text", () => {
+  it("are ordered by what ranks them, where that is not the value", () => {
+    const features = [
+      { index: 1, value: 80, weight: 0.8 },
+      { index: 2, value: 6, weight: 3.6 },
+    ];
+    expect(found([{ position: 1, text: "a", features }]).map(({ index }) => index)).toEqual([2, 1]);
+  });
   it("are ordered by their largest value, with the tokens that have them", () => {
     expect(found(TOKENS)).toEqual([
-      { index: 2, label: "sea", most: 20, second: 4, count: 2 },
-      { index: 7, label: null, most: 9, second: 0, count: 1 },
+      { index: 2, label: "sea", most: 20, second: 4, count: 2, weight: 20 },
+      { index: 7, label: null, most: 9, second: 0, count: 1, weight: 9 },
     ]);
   });
 

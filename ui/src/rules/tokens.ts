@@ -4,6 +4,8 @@ export interface TokenFeature {
   index: number;
   value: number;
   label?: string;
+  /** The number that ranks it, where that is not the value. */
+  weight?: number;
 }
 export interface Token {
   position: number;
@@ -29,6 +31,8 @@ export interface Found {
   most: number;
   second: number;
   count: number;
+  /** The largest number that ranks it. */
+  weight: number;
 }
 
 /**
@@ -58,22 +62,23 @@ export function scaleOf(tokens: readonly Token[], pick: Pick, listed: number): n
   return most;
 }
 
-/** The features of a text, the strongest first. The first token is left out. */
+/** The features of a text, in the order of what ranks them. The first token is left out. */
 export function found(tokens: readonly Token[]): Found[] {
   const all = new Map<number, Found>();
   for (const { position, features } of tokens) {
     if (position === 0 || features == null) continue;
-    for (const { index, value, label } of features) {
+    for (const { index, value, label, weight = value } of features) {
       const before = all.get(index);
-      if (before === undefined) all.set(index, { index, label: label ?? null, most: value, second: 0, count: 1 });
+      if (before === undefined) all.set(index, { index, label: label ?? null, most: value, second: 0, count: 1, weight });
       else {
+        before.weight = Math.max(before.weight, weight);
         before.second = Math.max(Math.min(before.most, value), before.second);
         before.most = Math.max(before.most, value);
         before.count += 1;
       }
     }
   }
-  return [...all.values()].sort((a, b) => b.most - a.most || a.index - b.index);
+  return [...all.values()].sort((a, b) => b.weight - a.weight || a.index - b.index);
 }
 
 /**

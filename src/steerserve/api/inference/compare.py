@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import structlog
 from fastapi import APIRouter, Depends
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from pydantic import Field, WithJsonSchema
 from starlette.requests import Request
 from starlette.responses import Response
@@ -242,7 +242,12 @@ def _token(reading: Reading, compared: Compared) -> ReadToken:
 
 
 def _features(reading: Reading, compared: Compared) -> list[ReadFeature]:
-    return [ReadFeature(i, v, compared.labels.get(i, UNSET)) for i, v in reading.features]
+    weights: list[float | UnsetType] = [*reading.weights]
+    weights += [UNSET] * (len(reading.features) - len(weights))
+    return [
+        ReadFeature(i, value, compared.labels.get(i, UNSET), weight)
+        for (i, value), weight in zip(reading.features, weights, strict=True)
+    ]
 
 
 def _steered(side: Side) -> dict[str, Any]:

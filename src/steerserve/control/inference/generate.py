@@ -369,13 +369,14 @@ async def _ranked(
             if not isinstance(event, Activated):
                 yield event
                 continue
-            readings = [
-                structs.replace(
-                    one, features=ranking.best(one.features, asked.rank, scales, asked.top_k)
-                )
-                for one in event.readings
-            ]
+            readings = [_in_order(one, asked, scales) for one in event.readings]
             yield structs.replace(event, readings=readings)
+
+
+def _in_order(reading: Reading, asked: Activations, scales: Scales) -> Reading:
+    features = ranking.best(reading.features, asked.rank, scales, asked.top_k)
+    weights = [scales.weight(asked.rank, *one) for one in features]
+    return structs.replace(reading, features=features, weights=weights)
 
 
 def _own(intent: Intent) -> RequestSteering | None:

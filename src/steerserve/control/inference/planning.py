@@ -275,7 +275,7 @@ class Planner:
         return m.Tap(
             key=tapped.key,
             features=None if asked.features is None else list(asked.features),
-            top_k=asked.read_k,
+            top_k=asked.read_k or asked.top_k,
             positions=asked.positions,
             is_before=asked.read_point == "pre_steering",
             max_entries=self._settings.sae_activations_max_entries,

@@ -32,11 +32,13 @@ FinishReason = Literal["stop", "length"]
 
 
 class ReadFeature(Form, frozen=True):
-    """The activation of one feature; a feature without a label has no field `label`."""
+    """The activation of one feature; a feature without a label has no field `label`. `weight` is the number by which
+    features are ranked, where the request asks for another rank than that by value."""
 
     index: int
     value: float
     label: str | UnsetType = UNSET
+    weight: float | UnsetType = UNSET
 
 
 class ReadPosition(Form, frozen=True, kw_only=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Literal
 
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, UnsetType, field
 
 from steerserve.control.sensing.corpus_views import CorpusStatistics
 from steerserve.control.sensing.monitoring_views import FeatureFigures
@@ -108,7 +108,7 @@ class FeatureDetails(Form, frozen=True, kw_only=True):
     statistics: FeatureFigures | None
     promotes: list[TokenEffect] | None = None
     suppresses: list[TokenEffect] | None = None
-    corpora: list[CorpusStatistics]
+    corpora: list[CorpusStatistics] = field(default_factory=list)
 
 
 class PromotedFeatures(Form, frozen=True):

@@ -34,8 +34,8 @@ class Activations:
         positions: a named set, or [start, end) counted from the beginning of the prompt, `end` not included.
         read_point: whether the activations are read after the SAE's own steering was added, or before.
         is_streamed: whether a stream sends the activations of each position with the chunk of its token.
-        rank: the order in which features are listed. By another one than `value` they are chosen among the `read_k`
-            largest.
+        rank: the order in which features are listed.
+        read_k: of how many of the largest they are chosen, where they are not ranked by value; None otherwise.
     """
 
     sae_id: str | None = None
@@ -46,7 +46,7 @@ class Activations:
     layer: int | None = None
     is_streamed: bool = False
     rank: Rank = "value"
-    read_k: int = DEFAULT_TOP_K
+    read_k: int | None = None
 
 
 def parse(raw: object, max_top_k: int) -> Activations:
@@ -89,7 +89,7 @@ def parse(raw: object, max_top_k: int) -> Activations:
         layer,
         bool(is_streamed),
         rank or "value",
-        top_k if rank in (None, "value") else max_top_k,
+        None if rank in (None, "value") else max_top_k,
     )
 
 

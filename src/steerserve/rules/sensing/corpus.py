@@ -139,6 +139,7 @@ def chosen(largest: Sequence[float], contexts: Sequence[int], count: int) -> lis
         best = min(near, key=lambda i: (abs(-falling[i] - target), i))
         free[best] = False
         spaced.append(rest[best])
+    spaced.sort(key=lambda i: (-largest[i], contexts[i]))
     return [(contexts[i], True) for i in strongest] + [(contexts[i], False) for i in spaced]
 
 

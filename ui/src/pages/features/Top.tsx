@@ -1,10 +1,14 @@
 // The features with the largest figures since the statistics began.
+import { useState } from "react";
 import { useQuery } from "@tanstack/react-query";
 import { Link } from "react-router";
+import { corpora, isRanked, type Rank } from "../../api/corpora";
 import { monitoring, top, type Metric } from "../../api/monitoring";
 import { Bars } from "../../parts/Bars";
 import { Clock } from "../../parts/Moment";
 import { Answered, Panel } from "../../parts/Panel";
+import { models } from "../../api/queries";
+import { RankChoice } from "../../parts/RankChoice";
 import { Segmented } from "../../parts/Segmented";
 import { count, decimal, percent } from "../../rules/bytes";
 import { featurePath, placeName } from "../../rules/places";
@@ -43,7 +47,13 @@ export function Top({ sae, by, onBy }: { sae: string; by: Metric; onBy: (by: Met
 }
 
 function Ranked({ sae, layer, by }: { sae: string; layer: number | null; by: Metric }) {
-  const ranked = useQuery(top(by, SHOWN));
+  const [chosen, choose] = useState<Rank>("rarity");
+  const all = useQuery(models).data;
+  const model = all?.models.find(({ id }) => id === all.loaded_model_id)?.name;
+  const place = layer === null ? null : { sae_id: sae, layer };
+  const canRank = isRanked(useQuery(corpora).data, model, place);
+  const rank = canRank ? chosen : "value";
+  const ranked = useQuery(top(by, SHOWN, rank));
   return (
     <Answered
       query={ranked}
@@ -56,6 +66,7 @@ function Ranked({ sae, layer, by }: { sae: string; layer: number | null; by: Met
     >
       {({ features, tokens, since, metric }) => (
         <>
+          {canRank && <RankChoice value={rank} onChange={choose} />}
           <p className="quiet">
             Over {count(tokens)} tokens since {since === null ? "–" : <Clock at={since} />}.
           </p>

@@ -1,8 +1,10 @@
 // The tokens of a text that was read, and its strongest features.
 import { useMemo } from "react";
+import type { Rank } from "../../api/corpora";
 import { Bars } from "../../parts/Bars";
 import { Figure } from "../../parts/Figure";
 import { Panel } from "../../parts/Panel";
+import { RankChoice } from "../../parts/RankChoice";
 import { TokenView } from "../../parts/TokenView";
 import { count, decimal } from "../../rules/bytes";
 import type { ReadText } from "../../rules/reading";
@@ -10,6 +12,11 @@ import { found, type Pick } from "../../rules/tokens";
 import { SteerHere } from "./SteerHere";
 
 const MOST = 14;
+const ABOUT: Record<Rank, string> = {
+  rarity: "Features that are strong for them and seldom fire in a corpus come first.",
+  share: "Features nearest to their largest value in a corpus come first.",
+  value: "The largest come first.",
+};
 
 export function ReadView({
   text,
@@ -17,12 +24,17 @@ export function ReadView({
   pick,
   onPick,
   prompt,
+  rank,
+  onRank,
 }: {
   text: ReadText;
   listed: number;
   pick: Pick | null;
   onPick: (pick: Pick) => void;
   prompt: string;
+  /** What ranks the features; null where no corpus was read of the SAE. */
+  rank: Rank | null;
+  onRank: (rank: Rank) => void;
 }) {
   const { tokens, sae } = text;
   const features = useMemo(() => found(tokens).slice(0, MOST), [tokens]);
@@ -68,7 +80,11 @@ export function ReadView({
         </div>
       </Panel>
       {sae !== null && (
-        <Panel title="Strongest features" about="By their largest value in the text. The first token is left out.">
+        <Panel
+          title="Strongest features"
+          about={`The bar is the largest value in the text. ${ABOUT[rank ?? "value"]} The first token is left out.`}
+          actions={rank !== null && <RankChoice value={rank} onChange={onRank} />}
+        >
           <Bars label="Strongest features of the text" bars={bars} />
         </Panel>
       )}

@@ -1,5 +1,6 @@
 // The state of the Tokens page that its link carries.
-import { text, type Field } from "../../rules/link";
+import { RANKS } from "../../parts/RankChoice";
+import { choice, text, type Field } from "../../rules/link";
 import type { Pick } from "../../rules/tokens";
 
 export const EXAMPLE =
@@ -14,4 +15,4 @@ const pick: Field<Pick | null> = {
   write: (value) => (value === null ? "" : String(value)),
 };
 
-export const TOKENS = { text: text(), sae: text(), pick };
+export const TOKENS = { text: text(), sae: text(), pick, rank: choice(RANKS) };

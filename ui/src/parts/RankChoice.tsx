@@ -1,0 +1,14 @@
+// By what features are ranked, where a corpus says how strongly and how often each fires.
+import type { Rank } from "../api/corpora";
+import { Segmented } from "./Segmented";
+
+export const RANKS = ["rarity", "share", "value"] as const satisfies readonly Rank[];
+const OPTIONS = [
+  { value: "rarity", label: "rarity", title: "The share of its own largest value, times how rarely the feature fires" },
+  { value: "share", label: "share", title: "The share of the largest value that the feature has in a corpus" },
+  { value: "value", label: "value", title: "The largest value" },
+] as const;
+
+export function RankChoice({ value, onChange }: { value: Rank; onChange: (rank: Rank) => void }) {
+  return <Segmented label="What ranks the features" options={OPTIONS} value={value} onChange={onChange} />;
+}
