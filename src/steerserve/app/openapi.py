@@ -8,7 +8,7 @@ from pydantic import TypeAdapter
 from steerserve.api.answers import RefusedAnswer, events
 from steerserve.openai.answers import FaultBody
 
-REFUSALS = (400, 403, 404, 405, 408, 409, 413, 422, 431, 500, 503, 507)
+REFUSALS = (400, 403, 404, 405, 408, 409, 413, 415, 422, 431, 500, 503, 507)
 """The statuses with which every route may refuse a request."""
 _BODIES = {"/api/": RefusedAnswer, "/v1/": FaultBody}
 _TEMPLATE = "#/components/schemas/{model}"
