@@ -250,6 +250,10 @@ class World:
                     body.pop(choice, None)
             else:
                 body["source"] = "local"
+        if case.path == "/api/corpora" and isinstance(body.get("texts"), list):
+            for choice in ("local_path", "repo_id", "file_path", "revision", "hub_token"):
+                body.pop(choice, None)
+            body |= {"source": "inline", "texts": ["a b c"]}
         if case.path.endswith("/labels/suggest") and "texts" in body:
             body |= SUGGEST
         if case.path.endswith("/labels/accept"):

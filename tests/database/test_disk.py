@@ -36,7 +36,7 @@ def mount(*arguments: str) -> int:
 def disk(tmp_path: Path) -> Iterator[Path]:
     folder = tmp_path / "disk"
     folder.mkdir()
-    if mount("-t", "tmpfs", "-o", "size=1m", "none", str(folder)):
+    if mount("-t", "tmpfs", "-o", "size=2m", "none", str(folder)):
         pytest.skip("this process may not mount")
     yield folder
     subprocess.run(["umount", "-l", str(folder)], check=True)

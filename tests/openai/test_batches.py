@@ -262,13 +262,15 @@ def test_only_files_for_batches_are_taken(client: openai.OpenAI, shared: Running
 def test_batches_have_bounds(start: Start) -> None:
     bounds = {"batch_max_lines": 2, "max_unfinished_batches": 1, "batch_file_mb": 1}
     with start(**bounds) as live, of(live) as client:
-        load_demo(live)
+        model_id = load_demo(live)
         batch = ended(client, begun(client, [chat(str(i)) for i in range(3)]))
         assert faults(batch) == [("too_many_lines", None, None)]
         with pytest.raises(openai.APIStatusError) as large:
             client.files.create(file=("a.jsonl", b" " * ((1 << 20) + 1)), purpose="batch")
         assert large.value.status_code == 413
-        waiting = begun(client, [chat("long", max_tokens=900)])
+        # a batch waits for a model that somebody unloaded
+        live.data("POST", f"/api/models/{model_id}/unload")
+        waiting = begun(client, [chat("long")])
         with pytest.raises(openai.ConflictError) as many:
             begun(client, [chat("1")])
         assert many.value.code == "too_many_batches"

@@ -28,12 +28,14 @@ from tests.terminal.gate import Gate, gate
 PATIENCE, SILENCE = 90, 5
 """Seconds that a text may take to come, and after which a key is pressed again."""
 LAUNCH = """
-import fcntl, runpy, sys, termios
+import fcntl, runpy, signal, sys, termios
+signal.signal(signal.SIGINT, signal.default_int_handler)
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 sys.argv[0] = "steerserve"
 runpy.run_module("steerserve", run_name="__main__")
 """
-"""Runs the command line with its input as its terminal, so that Ctrl-C reaches it."""
+"""Runs the command line with its input as its terminal, so that Ctrl-C reaches it, and is not ignored there where
+the tests themselves run in the background."""
 
 
 class Terminal:

@@ -146,7 +146,7 @@ async def test_a_repository_is_removed_in_one_transaction(world: World) -> None:
         await soon(world.saes.remove(WHOLE))
     writes = [statement for statement in statements if not statement.startswith("SELECT")]
     # one chunk has a hundred SAEs
-    assert len(writes) == 2 * -(-number // 100)
+    assert len(writes) == 3 * -(-number // 100)
     assert len(statements) - len(writes) <= 6
     assert len(await world.saes.list()) == 0
     assert await world.labels.of("sae_0") == {}

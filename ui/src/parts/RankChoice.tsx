@@ -1,8 +1,8 @@
 // By what features are ranked, where a corpus says how strongly and how often each fires.
-import type { Rank } from "../api/corpora";
 import { Segmented } from "./Segmented";
 
-export const RANKS = ["rarity", "share", "value"] as const satisfies readonly Rank[];
+export const RANKS = ["rarity", "share", "value"] as const;
+type Rank = (typeof RANKS)[number];
 const OPTIONS = [
   { value: "rarity", label: "rarity", title: "The share of its own largest value, times how rarely the feature fires" },
   { value: "share", label: "share", title: "The share of the largest value that the feature has in a corpus" },

@@ -9,7 +9,7 @@ import { QueryPanel } from "../../parts/Panel";
 import { count, decimal, percent } from "../../rules/bytes";
 import { binned } from "../../rules/histogram";
 
-type Statistics = Feature["corpora"][number];
+type Statistics = NonNullable<Feature["corpora"]>[number];
 
 /** The examples that are shown of each kind before a person asks for more. */
 const FIRST = 5;
