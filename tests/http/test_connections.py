@@ -22,7 +22,7 @@ from steerserve.settings import Settings
 from tests.conftest import Start
 from tests.service import Running, load_demo, running
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 HOST = b"Host: localhost\r\n"
 ALIVE = b"GET /api/health HTTP/1.1\r\n" + HOST + b"\r\n"
 MEGABYTE = 1 << 20

@@ -348,8 +348,7 @@ class Round:
         self._counts["equal to the reference"] += 1
 
     def _is_told(self, asked: Asked, hand: Hand) -> bool:
-        """Whether the report has the positions of the reference. An edit that acts may still change nothing, where a
-        bound is kept already."""
+        """Whether the report counts the positions of the reference."""
         if not asked.is_own:
             return True
         told = {acts.number: acts for acts in asked.answer.pieces[-1].acts or []}
@@ -358,9 +357,7 @@ class Round:
             evaluated = sum(selected(one.positions, q, len(asked.ids), hand.ids) for q in passed)
             acted = asked.case.acted.get(one.number, set())
             here = told[one.number]
-            if here.evaluated != evaluated or here.acted > len(acted):
-                return False
-            if one.is_added and here.acted != len(acted):
+            if (here.evaluated, here.acted) != (evaluated, len(acted)):
                 return False
         return True
 

@@ -784,7 +784,9 @@ def test_what_cannot_be_caught_harms_nobody_and_is_logged(
     assert [r.label for r in bench.records] == ["b"]
     seen = np.delete(observed(llama, answer), [2, 5], axis=0)
     check_statistics(found, np.concatenate([seen, observed(llama, fine)]))
-    assert [entry["event"] for entry in logged] == ["monitoring_failed"] * 2
+    # services of other tests of this process may log beside
+    events = [entry["event"] for entry in logged if entry["event"] != "queue_has_room"]
+    assert events == ["monitoring_failed"] * 2
 
 
 def test_a_pass_that_fails_leaves_nothing_observed(llama: Checkpoint) -> None:
