@@ -17,6 +17,7 @@ from typer.testing import CliRunner, Result
 from steerserve import demo
 from steerserve.cli import main
 from steerserve.terminal import commands, completing, output, watching
+from tests.conftest import Start
 from tests.service import Running, add_sae
 
 Run = Callable[..., Result]
@@ -175,30 +176,34 @@ def test_watch_shows_the_features_of_the_answers_that_come(
 
 
 def test_logs_shows_the_newest_lines_and_follows(
-    run: Run, shared: Running, monkeypatch: pytest.MonkeyPatch
+    run: Run, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shared.data("GET", "/api/monitoring")
+    # the service that began last in a process has the lines of all of them
+    with start() as live:
+        monkeypatch.setenv("STEERSERVE_URL", live.url)
+        live.data("GET", "/api/monitoring")
 
-    def newest() -> list[dict[str, Any]]:
-        return [json.loads(line) for line in run("logs", "-n", "2", "--json").stdout.splitlines()]
+        def newest() -> list[dict[str, Any]]:
+            shown = run("logs", "-n", "2", "--json").stdout
+            return [json.loads(line) for line in shown.splitlines()]
 
-    # the line of a request is written after its answer
-    while newest()[-1]["event"] != "request":
-        pass
-    assert len(newest()) == 2
+        # the line of a request is written after its answer
+        while newest()[-1]["fields"].get("route") != "/api/monitoring":
+            pass
+        assert len(newest()) == 2
 
-    def waits() -> Iterator[None]:
-        shared.data("GET", "/api/profiles")
-        # its line has come long before the service has answered so often
-        yield from [None] * 20
-        raise KeyboardInterrupt
+        def waits() -> Iterator[None]:
+            live.data("GET", "/api/profiles")
+            # its line has come long before the service has answered so often
+            yield from [None] * 20
+            raise KeyboardInterrupt
 
-    pauses = waits()
-    monkeypatch.setattr(watching, "time", SimpleNamespace(sleep=lambda _: next(pauses)))
-    followed = run("logs", "-n", "1", "--follow")
-    assert followed.exit_code == output.STOPPED
-    assert "route=/api/profiles" in followed.stdout
-    assert run("logs", "--level", "loud").exit_code == output.WRONG_USE
+        pauses = waits()
+        monkeypatch.setattr(watching, "time", SimpleNamespace(sleep=lambda _: next(pauses)))
+        followed = run("logs", "-n", "1", "--follow")
+        assert followed.exit_code == output.STOPPED
+        assert "route=/api/profiles" in followed.stdout
+        assert run("logs", "--level", "loud").exit_code == output.WRONG_USE
 
 
 @pytest.mark.parametrize(
