@@ -174,8 +174,9 @@ def _steered(_: str, figures: Part) -> Iterator[str]:
 
 def _kept_beginnings(_: str, figures: Part) -> Iterator[str]:
     yield prose(
-        f"A plain request reads a prompt of {figures['prompt_tokens']:,} tokens. Then a request with the same prompt is "
-        "sent. Edits of generated positions share the kept beginning of the plain request; edits of all positions do not."
+        f"A plain request reads a prompt of {figures['prompt_tokens']:,} tokens. Then a request with the same prompt "
+        "is sent. Edits of generated positions share the kept beginning of the plain request. Edits of all positions "
+        "do not."
     )
     lines = [
         (name, ms(seconds), _ratio(figures["ratios"].get(name)))

@@ -111,6 +111,12 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0)
 
 
+async def turns(count: int = 5) -> None:
+    """Let other tasks run for so many turns of the event loop, where nothing tells that one of them waits."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
 def plain(view: object) -> Any:
     """A value in the form in which the HTTP routes write it as JSON."""
     return msgspec.json.decode(msgspec.json.encode(view))

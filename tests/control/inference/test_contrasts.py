@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -13,7 +12,7 @@ from steerserve.control.inference.views import Contrast
 from steerserve.control.jobs import Job
 from steerserve.rules.saes.attachment import SaeChoice
 from tests.control.conftest import Make
-from tests.doubles import World, soon, until
+from tests.doubles import World, soon, turns, until
 
 ASKED = ContrastRequest(
     positives=("a" * 3,) * TEXTS_AT_ONCE,
@@ -98,8 +97,7 @@ async def test_the_job_ends_typed_with_what_it_needs(
     job = world.contrasts.start(ASKED)
     await soon(gate.reached.wait())
     changing = world.begin(change(world))
-    for _ in range(5):
-        await asyncio.sleep(0)  # the change waits for the part of the job that runs
+    await turns()  # the change waits for the part of the job that runs
     gate.open.set()
     await soon(changing)
     assert await ended(job) == code

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import struct
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -17,7 +16,7 @@ from steerserve.rules.steering.request import RequestSteering, SteeredFeature, S
 from steerserve.rules.steering.vector import Direction, ReadVector
 from tests.control.conftest import refused
 from tests.control.inference.test_contrasts import attached, crashed, detached, unloaded
-from tests.doubles import HIDDEN, World, soon
+from tests.doubles import HIDDEN, World, soon, turns
 
 ASKED = EffectsRequest(
     lever={"feature": {"index": 1}},
@@ -115,8 +114,7 @@ async def test_the_job_ends_typed_with_what_it_needs(
     job = await world.effects.start(ASKED)
     await soon(gate.reached.wait())
     changing = world.begin(change(world))
-    for _ in range(5):
-        await asyncio.sleep(0)  # the change waits for the part of the job that runs
+    await turns()  # the change waits for the part of the job that runs
     gate.open.set()
     await soon(changing)
     await soon(job.over.wait())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
@@ -11,7 +10,7 @@ import pytest
 from steerserve.control.inference.training import Example, TrainingRequest
 from steerserve.control.steering.vector_views import ProbeRecord, VectorRecord
 from tests.control.conftest import refused
-from tests.doubles import HIDDEN, World, soon
+from tests.doubles import HIDDEN, World, soon, turns
 
 ASKED = TrainingRequest(
     name="calm",
@@ -102,8 +101,7 @@ async def test_the_job_ends_typed_with_the_model_and_stores_nothing(
     job = await world.trainings.start(ASKED)
     await soon(gate.reached.wait())
     changing = world.begin(change(world))
-    for _ in range(5):
-        await asyncio.sleep(0)  # an unload waits for the part of the job that runs
+    await turns()  # an unload waits for the part of the job that runs
     gate.open.set()
     await soon(changing)
     await soon(job.over.wait())
