@@ -7,11 +7,13 @@ next token depends only on the last token: one -> two -> ... -> twenty -> end of
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors.numpy import load_file
 
 import gguf
 from gguf import GGMLQuantizationType, GGUFWriter, LlamaFileType, TokenType, quants
@@ -196,3 +198,48 @@ def _sizes(writer: GGUFWriter, context: int, layers: int) -> None:
 
 def _normal(random: np.random.Generator, rows: int, columns: int) -> np.ndarray:
     return random.standard_normal((rows, columns), np.float32) * np.float32(0.05)
+
+
+# ------------------------------------------------------------------ the twin of a checkpoint
+
+
+def write_twin(checkpoint: Path, path: Path) -> Path:
+    """The GGUF model, in float32, of a Llama checkpoint in float32. It has no tokenizer, so it reads token ids."""
+    config = json.loads((checkpoint / "config.json").read_text())
+    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    writer = GGUFWriter(path, "llama")
+    writer.add_file_type(LlamaFileType.ALL_F32)
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(kv_heads)
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_rope_dimension_count(config["head_dim"])
+    writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
+    writer.add_vocab_size(config["vocab_size"])
+    writer.add_tokenizer_model("none")
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config["num_hidden_layers"])
+    for name, values in load_file(checkpoint / "model.safetensors").items():
+        assert values.dtype == np.float32, name
+        made = values
+        if name.endswith("q_proj.weight"):
+            made = _interleaved(values, heads)
+        if name.endswith("k_proj.weight"):
+            made = _interleaved(values, kv_heads)
+        known = names.get_name(name, (".weight",))
+        assert known is not None, name
+        writer.add_tensor(known, made)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _interleaved(weights: np.ndarray, heads: int) -> np.ndarray:
+    """Rows [heads * size, width] in the order of llama.cpp: it rotates neighbouring rows of a head, transformers those
+    of its two halves."""
+    halves = weights.reshape(heads, 2, -1, weights.shape[-1])
+    return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(weights.shape))

@@ -42,6 +42,7 @@ from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.rows.steering import RowSteering, TokenFacts
 from steerserve.worker.sae import sites
 from steerserve.worker.sae.canonical import GateWeights, Sae
+from tests.worker import models
 from tests.worker.running import (
     Bench,
     altered,
@@ -243,6 +244,83 @@ def test_every_kind_equals_its_formula(name: str) -> None:
             bound = 1e-4 * max(1.0, float(expected.abs().max()))
             torch.testing.assert_close(change, expected, rtol=1e-4, atol=bound)
             assert float(expected.abs().max()) > 0.1
+
+
+BFLOAT16 = 2.0**-8
+"""The most by which a rounding to bfloat16 moves a number, as a part of it: half of the place of the last of 8 bits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """The values of a site in one pass [T, width], float64: what the model computed, and what the next layer got."""
+
+    before: Tensor
+    after: Tensor
+
+    def check(self, expected: Tensor, *, rounded: Tensor | float = 0.0) -> None:
+        """Hold the change to `expected` [T, width], float64: the bound of float32 arithmetic, and one rounding of the
+        sum. `rounded` is what was rounded by itself before it was added."""
+        wanted = self.before + expected
+        single = 1e-4 * expected.abs() + 1e-4 * max(1.0, float(expected.abs().max()))
+        error = single + BFLOAT16 * torch.as_tensor(rounded).abs()
+        bound = error + BFLOAT16 * (wanted.abs() + error)
+        assert bool(((self.after - wanted).abs() <= bound).all())
+        assert bool((expected.abs() > 4 * bound).any())
+
+
+@contextmanager
+def passing(model: Checkpoint, bench: Bench) -> Iterator[Callable[[Overlay], Passed]]:
+    """What a prefill pass makes of the residual stream after block 0, with an SAE attached there."""
+    held: dict[bool, Tensor] = {}
+
+    def keep(value: Tensor, is_after: bool) -> None:
+        held.setdefault(is_after, value[0].double())
+
+    before = site_of(model, 0, sites.RESID_POST).hook(lambda value: keep(value, False))
+    after = site_of(model, 1, sites.RESID_PRE).hook(lambda value: keep(value, True))
+
+    def ran(plan: Overlay) -> Passed:
+        held.clear()
+        answer = bench.ask(1, words(70), plan=plan, max_tokens=1)
+        bench.run()
+        size = len(answer.row.prompt)
+        return Passed(held[False][:size], held[True][:size])
+
+    try:
+        yield ran
+    finally:
+        before.remove()
+        after.remove()
+
+
+@pytest.fixture(scope="module")
+def half(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    """A model in bfloat16."""
+    folder = tmp_path_factory.mktemp("half") / "llama"
+    return open_checkpoint(models.save("llama", folder, dtype=torch.bfloat16))
+
+
+@pytest.mark.parametrize("name", SAES)
+def test_in_a_bfloat16_model_every_kind_is_its_formula_rounded_once(
+    half: Checkpoint, name: str
+) -> None:
+    sae, bench = SAES[name], Bench(half)
+    with passing(half, bench) as ran, bench.attached(KEY, sae):
+        for edits in LISTS:
+            for keeps_norm in (False, True):
+                made = ran(asked(*edits, keeps_norm=keeps_norm))
+                made.check(changed(made.before, edits, sae, keeps_norm=keeps_norm) - made.before)
+
+
+def test_in_a_bfloat16_model_what_is_only_added_is_rounded_before_and_after_the_sum(
+    half: Checkpoint,
+) -> None:
+    bench, values = Bench(half), {3: 2.0, 7: -5.0}
+    with passing(half, bench) as ran, bench.attached(KEY, SAE):
+        made = ran(asked(values=values))
+        edits = [edit("add", feature, value) for feature, value in values.items()]
+        expected = changed(made.before, edits, SAE) - made.before
+        made.check(expected, rounded=expected)
 
 
 def test_positions_where_nothing_moves_keep_their_bits() -> None:
