@@ -83,3 +83,22 @@ def test_the_sea_feature_sends_stories_to_sea_and_zero_is_bitwise_nothing(
     assert shares[1] > 0.75, shares
     assert zero == before[:8]
     assert mean_loss(after) <= demo.report()["fluency"]["bound"]
+
+
+def test_the_example_corpus_says_what_features_do_without_waiting(served: Running) -> None:
+    while not [c for c in served.data("GET", "/api/corpora")["corpora"] if c["state"] == "done"]:
+        pass
+    rows = served.data("GET", "/api/saes")["saes"]
+    for shipped in demo.saes():
+        (row,) = (row for row in rows if row["local_path"].endswith(shipped.name))
+        index = next(i for i, label in demo.labels(shipped).items() if label["label"] == "castle")
+        feature = served.data("GET", f"/api/saes/{row['id']}/features/{index}")
+        (found,) = feature["corpora"]
+        assert 0 < found["density"] < 0.3
+        assert sum(found["histogram"]["counts"]) == round(found["density"] * found["tokens"])
+        assert len(found["examples"]) == 8
+    asked = {"positions": "prompt", "top_k": 1, "rank": "rarity"}
+    sailor = "One evening, a sailor sailed past the lighthouse"
+    answer = served.complete(sailor, max_tokens=1, return_sae_activations=asked)
+    firsts = [at["features"][0] for at in answer["service"]["sae_activations"]["positions"]]
+    assert PROOF["feature_idx"] in [feature["index"] for feature in firsts]

@@ -30,11 +30,13 @@ _WORD = re.compile(r"[a-z]+")
 
 @dataclass(frozen=True, slots=True)
 class CorpusDocument:
-    """One training document: `text` is complete, from BOS to the last EOS."""
+    """One training document: `text` is complete, from BOS to the last EOS. `written` is what a person would send: a
+    story, or the messages of a chat."""
 
     kind: str
     topic: str | None
     text: str
+    written: str | list[Message]
 
 
 def render(messages: Sequence[Message], add_generation_prompt: bool = False) -> str:
@@ -50,15 +52,15 @@ def _document(rng: random.Random) -> CorpusDocument:
     if kind < 0.4:
         length = rng.choices(("normal", "short", "long"), (0.85, 0.08, 0.07))[0]
         made = story(rng, StoryRequest(topic=pick_topic(rng), length=length))
-        return CorpusDocument("story", made.topic, f"{BOS}{made.text}{EOS}")
+        return CorpusDocument("story", made.topic, f"{BOS}{made.text}{EOS}", made.text)
     if kind < 0.84:
         messages, topic = story_chat(rng)
-        return CorpusDocument("story_chat", topic, render(messages))
+        return CorpusDocument("story_chat", topic, render(messages), messages)
     if kind < 0.93:
         messages, name = question_chat(rng)
-        return CorpusDocument("question_chat", name, render(messages))
+        return CorpusDocument("question_chat", name, render(messages), messages)
     messages, topic = json_chat(rng)
-    return CorpusDocument("json_chat", topic, render(messages))
+    return CorpusDocument("json_chat", topic, render(messages), messages)
 
 
 def documents(seed: int) -> Iterator[CorpusDocument]:

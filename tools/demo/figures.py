@@ -37,7 +37,8 @@ README = """\
 
 What is here: a Llama-architecture model of {parameters:,} parameters that writes little stories and
 answers little chats (`model/`), two sparse autoencoders on its residual stream (`saes/`, SAELens
-layout, with labels), and the figures measured when they were made (`report.json`).
+layout, with labels), what their features do over an example corpus (`corpus.msgpack.xz`, made by
+`python -m tools.demo.corpus_results`), and the figures measured when they were made (`report.json`).
 
 How it was made: `python -m tools.demo.build` regenerates everything in this folder from seeds,
 on two CPU cores, in about {minutes:.0f} minutes. The corpus is spun from a grammar written for this

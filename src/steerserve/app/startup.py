@@ -6,7 +6,7 @@ import asyncio
 import json
 import shutil
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,9 @@ from steerserve.errors import Refusal
 from steerserve.settings import Settings
 
 log = structlog.get_logger(__name__)
+
+STAMP = ".version"
+"""The file in a copied folder that has the version which copied it."""
 
 
 async def begin(owners: Owners) -> None:
@@ -123,7 +126,7 @@ class DemoReady:
 
 async def start_demo(owners: Owners) -> DemoReady:
     """Copy the demo into the data folder, register its model and its SAEs with their labels, load the model, attach the
-    SAE of the proof, and import the example documents.
+    SAE of the proof, and import the example documents and the results of the example corpus.
 
     Raises:
         Refusal: the load or the attaching is refused.
@@ -143,6 +146,7 @@ async def start_demo(owners: Owners) -> DemoReady:
         proof = demo.proof()
         attachment = await attached(owners, rows[proof["sae"]], proof["layer"])
     await _import_examples(owners)
+    await _import_corpus(owners, row.name, {name: sae.id for name, sae in rows.items()})
     others = [
         {"sae_id": rows[sae.name].id, "layer": sae.layer}
         for sae in demo.saes()
@@ -200,19 +204,30 @@ async def _import_examples(owners: Owners) -> None:
         await owners.circuit_sensing.enable(demo.CIRCUIT_ID)
 
 
+async def _import_corpus(owners: Owners, model: str, sae_ids: Mapping[str, str]) -> None:
+    """Store the results of the example corpus, if they are not there. The demo serves without them where they have no
+    room, and where a person has given the name to another corpus."""
+    document = await asyncio.to_thread(demo.CORPUS.read_bytes)
+    try:
+        await owners.corpora.add_results(demo.CORPUS_ID, document, model, sae_ids)
+    except Refusal as refusal:
+        log.warning("demo_corpus_not_stored", code=refusal.code, reason=refusal.message)
+
+
 def _read(file: Path) -> object:
     return json.loads(file.read_text(encoding="utf-8"))
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Copy a folder of the package into the data folder, whole or not at all. A copy by another version is replaced."""
-    stamp = target / "VERSION"
+    """Copy a folder of the package into the data folder, whole or not at all. A copy by another version is replaced.
+    The stamp is hidden, so it is no part of the content of a model."""
+    stamp = target / STAMP
     if stamp.is_file() and stamp.read_text() == __version__:
         return
     staging = target.with_name(target.name + ".new")
     shutil.rmtree(staging, ignore_errors=True)
     shutil.copytree(source, staging)
-    (staging / "VERSION").write_text(__version__)
+    (staging / STAMP).write_text(__version__)
     shutil.rmtree(target, ignore_errors=True)
     staging.rename(target)
 

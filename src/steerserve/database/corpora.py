@@ -135,13 +135,18 @@ class CorpusStore:
             return [_sae(row) for row in (await connection.execute(listed)).mappings()]
 
     async def add(
-        self, name: str, model: str, asked: dict[str, Any], saes: Sequence[ReadSae]
+        self,
+        name: str,
+        model: str,
+        asked: dict[str, Any],
+        saes: Sequence[ReadSae],
+        own_id: str | None = None,
     ) -> CorpusRow:
         """Raises:
         Refusal: CORPUS_ALREADY_EXISTS, CORPORA_FULL, INSUFFICIENT_DISK.
         """
         values = {
-            "id": self._new_id(),
+            "id": own_id or self._new_id(),
             "name": name,
             "model": model,
             "asked": asked,
@@ -186,7 +191,8 @@ class CorpusStore:
     async def add_part(
         self, corpus_id: str, contexts: bytes, activations: Sequence[bytes], progress: Progress
     ) -> None:
-        """Write the part `progress.parts - 1`: its contexts, and the activations of each SAE.
+        """Write the part `progress.parts - 1`: its contexts, and the activations of each SAE, which are left out where
+        the results are known already.
 
         Raises:
             Refusal: CORPORA_FULL, INSUFFICIENT_DISK, DATABASE_UNAVAILABLE; CORPUS_NOT_FOUND for one that was deleted
@@ -202,13 +208,14 @@ class CorpusStore:
             await connection.execute(
                 insert(corpus_parts).values(corpus_id=corpus_id, number=number, contexts=contexts)
             )
-            await connection.execute(
-                insert(corpus_activations),
-                [
-                    {"corpus_id": corpus_id, "number": number, "sae": sae, "data": data}
-                    for sae, data in enumerate(activations)
-                ],
-            )
+            if activations:
+                await connection.execute(
+                    insert(corpus_activations),
+                    [
+                        {"corpus_id": corpus_id, "number": number, "sae": sae, "data": data}
+                        for sae, data in enumerate(activations)
+                    ],
+                )
 
     async def contexts(self, corpus_id: str, numbers: Sequence[int]) -> dict[int, bytes]:
         """The contexts of these parts."""

@@ -19,6 +19,9 @@ CLUSTER_ID = "prof_5ea5ea5ea5ea"
 CIRCUIT = DATA / "documents" / "sea.circuit.json"
 CIRCUIT_ID = "circ_5ea5ea5ea5ea"
 """The example documents, which `documents` made, and the ids of their records."""
+CORPUS = DATA / "corpus.msgpack.xz"
+CORPUS_ID = "corpus_5ea5ea5ea5ea"
+"""The results of the example corpus, which `corpus_results` made, and the id of its record."""
 
 
 @dataclass(frozen=True, slots=True)

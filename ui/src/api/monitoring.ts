@@ -19,14 +19,14 @@ export const monitoring = queryOptions({
   refetchInterval: unlessLive,
 });
 
-/** The newest records with their largest activations, and with the values of the named features. */
-export const readings = (features: readonly number[], limit: number) =>
+/** The newest records with their largest or highest ranked activations, and with the values of the named features. */
+export const readings = (features: readonly number[], limit: number, rank: Rank) =>
   queryOptions({
-    queryKey: ["readings", features, limit] as const,
+    queryKey: ["readings", features, limit, rank] as const,
     queryFn: ({ signal }) =>
       request("get", "/api/monitoring/history", {
         signal,
-        query: { limit, ...(features.length === 0 ? {} : { features: features.join(",") }) },
+        query: { limit, rank, ...(features.length === 0 ? {} : { features: features.join(",") }) },
       }),
     refetchInterval: unlessLive,
     placeholderData: keepPreviousData,

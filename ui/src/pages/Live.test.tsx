@@ -70,8 +70,12 @@ it.each([
   await waitFor(() => expect(screen.queryByRole("link", { name: /Attach an SAE/ })).toBeNull());
 });
 
-async function shown({ state = STATE, records = [record()], events = [firing(at(-60))] } = {}, link = "/live") {
+async function shown(
+  { state = STATE, records = [record()], events = [firing(at(-60))], more = {} } = {},
+  link = "/live",
+) {
   const sent = service({
+    ...more,
     "GET /api/monitoring": state,
     "GET /api/monitoring/history": { records, total: records.length },
     "POST /api/monitoring/configure": STATE,
@@ -110,6 +114,24 @@ it("shows the newest record, and live events as they come", async () => {
   await waitFor(() => expect(bars()).toContain("3:33212.50"));
   expect(screen.getByText("A full bar is 40.00.")).toBeTruthy();
   expect(await violations(container)).toEqual([]);
+});
+
+it("ranks the newest record by rarity where a corpus was read, and never shows an event in its place", async () => {
+  const corpus = { id: "corpus_1", name: "stories", state: "done", model: "demo", saes: [{ sae_id: "sae_1", layer: 3 }] };
+  const more = {
+    "GET /api/models": { models: [{ id: 1, name: "demo" }], total: 1, loaded_model_id: 1 },
+    "GET /api/corpora": { corpora: [corpus], stored_bytes: 1, limit_mb: 1 },
+  };
+  const { sent, fire } = await shown({ more });
+  const ranks = () => sent.filter(({ path }) => path.endsWith("/history")).map(({ query }) => query.get("rank"));
+  await waitFor(() => expect(ranks()).toContain("rarity"));
+  fire(1, 332, 52.5);
+  expect(await screen.findByText("A full bar is 52.50.")).toBeTruthy();
+  expect(bars()).toContain("a stop");
+  expect(bars()).not.toContain("332");
+  fireEvent.click(screen.getByRole("radio", { name: "value" }));
+  await waitFor(() => expect(bars()).toContain("3:33252.50"));
+  expect(ranks().at(-1)).toBe("value");
 });
 
 it("stands still while it is paused, counts what comes, and goes on", async () => {

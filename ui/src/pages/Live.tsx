@@ -2,19 +2,22 @@
 import { useState } from "react";
 import { useQuery, useQueryClient } from "@tanstack/react-query";
 import { Link } from "react-router";
+import { useCanRank } from "../api/corpora";
 import { useConnection, useConnectionSince } from "../api/live";
 import { monitoring, type Monitoring } from "../api/monitoring";
 import { models, watched } from "../api/queries";
 import { useLostSince } from "../api/reach";
 import { Clock } from "../parts/Moment";
 import { Answered, Panel } from "../parts/Panel";
+import { FIRST, RankChoice, RANKS } from "../parts/RankChoice";
 import { useFrozen } from "../parts/useFrozen";
 import { useLink } from "../parts/useLink";
 import { useNow } from "../parts/useNow";
 import { abilitiesOf } from "../rules/abilities";
 import { secondsSince, span } from "../rules/age";
+import { choice } from "../rules/link";
 import { indices } from "../rules/places";
-import { largest, newer } from "../rules/readings";
+import { largest, newer, newest } from "../rules/readings";
 import { useShortcut } from "../shortcuts";
 import { NoHooks } from "./NoHooks";
 import { Configure, ConfigureForm } from "./live/Configure";
@@ -26,13 +29,16 @@ import "../css/live.css";
 
 /** What a change of the configuration makes stale. */
 const STALE = ["monitoring", "readings", "attachments"];
-const LINK = { pins: indices(PINS) };
+const LINK = { pins: indices(PINS), rank: choice(RANKS) };
 
 export default function Live() {
-  const [{ pins }, change] = useLink(LINK);
+  const [{ pins, rank: chosen }, change] = useLink(LINK);
   const [isPaused, setPaused] = useState(false);
   const state = useQuery(watched(monitoring));
-  const { query, readings, labels } = useReadings(pins, state.data);
+  const { sae_id = null, layer = null } = state.data ?? {};
+  const canRank = useCanRank(sae_id === null || layer === null ? null : { sae_id, layer });
+  const rank = canRank ? chosen : "value";
+  const { query, readings, labels } = useReadings(pins, rank, state.data);
   const shown = useFrozen(readings, isPaused);
   const fresh = isPaused ? newer(readings, shown.at(-1)) : 0;
   useShortcut("pause", () => setPaused((before) => !before));
@@ -43,7 +49,7 @@ export default function Live() {
   const loaded = useQuery(models).data;
   const model = loaded?.models.find(({ id }) => id === loaded.loaded_model_id) ?? null;
   const isOn = state.data?.enabled === true;
-  const place = { sae: state.data?.sae_id ?? "", layer: state.data?.layer ?? null };
+  const place = { sae: sae_id ?? "", layer };
   return (
     <div className="page live-page">
       <header className="page-head live-head">
@@ -65,7 +71,19 @@ export default function Live() {
         <div className="column">
           <Panel
             title="What fires now"
-            about="The features at the last token of the newest answer, before steering adds to them."
+            about={`The features at the last token of the newest answer, before steering adds to them. ${FIRST[rank]}`}
+            actions={
+              canRank && (
+                <RankChoice
+                  value={rank}
+                  onChange={(next) => {
+                    change({ rank: next });
+                    // readings that stand still keep the order that they had
+                    setPaused(false);
+                  }}
+                />
+              )
+            }
           >
             <Answered query={state}>
               {(now) =>
@@ -75,7 +93,7 @@ export default function Live() {
                     <Answered query={query}>
                       {() => (
                         <Newest
-                          reading={shown.at(-1)}
+                          reading={newest(shown, rank !== "value")}
                           scale={largest(shown)}
                           labels={labels}
                           place={place}

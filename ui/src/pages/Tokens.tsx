@@ -2,7 +2,7 @@
 import { useState, type ReactNode } from "react";
 import { useQuery } from "@tanstack/react-query";
 import { Link } from "react-router";
-import { corpora, isRanked } from "../api/corpora";
+import { useCanRank } from "../api/corpora";
 import { attachments, models } from "../api/queries";
 import { readTokens } from "../api/steer";
 import { Copy } from "../parts/Copy";
@@ -34,7 +34,7 @@ export default function Tokens() {
   // a text of a link is read when a person asks for it
   const [asked, setAsked] = useState("");
   const isAsked = asked !== "" && asked === link.text;
-  const canRank = isRanked(useQuery(corpora).data, model?.name, place) && mayRank(link.text);
+  const canRank = useCanRank(place) && mayRank(link.text);
   const rank = canRank ? link.rank : "value";
   const reading = useQuery({ ...readTokens(name, place, link.text, rank), enabled: isAsked && name !== null && !isElsewhere });
   const canRead = name !== null && !isElsewhere && written.trim() !== "";

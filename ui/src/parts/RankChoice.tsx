@@ -9,6 +9,13 @@ const OPTIONS = [
   { value: "value", label: "value", title: "The largest value" },
 ] as const;
 
+/** What comes first, in words, by the rank. */
+export const FIRST: Record<Rank, string> = {
+  rarity: "Features that are strong for them and seldom fire in a corpus come first.",
+  share: "Features nearest to their largest value in a corpus come first.",
+  value: "The largest come first.",
+};
+
 export function RankChoice({ value, onChange }: { value: Rank; onChange: (rank: Rank) => void }) {
   return <Segmented label="What ranks the features" options={OPTIONS} value={value} onChange={onChange} />;
 }

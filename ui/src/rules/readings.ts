@@ -57,6 +57,11 @@ export function merged(records: readonly Reading[], events: readonly Reading[], 
   return [...byKey.values()].sort((one, other) => one.at - other.at).slice(-most);
 }
 
+/** The newest reading. Only records have their features in another order than that of the values. */
+export function newest(readings: readonly Reading[], isRecorded: boolean): Reading | undefined {
+  return readings.findLast(({ fired }) => !isRecorded || fired !== null);
+}
+
 /** How many readings are newer than a reading. */
 export function newer(readings: readonly Reading[], than: Reading | undefined): number {
   return than === undefined ? readings.length : readings.filter((one) => one.at > than.at).length;
@@ -75,7 +80,7 @@ export function labelsIn(records: readonly Recorded[]): Map<number, string> {
 
 /** The largest value in the tops of the readings, as the scale of their bars. */
 export function largest(readings: readonly Reading[]): number {
-  return Math.max(0, ...readings.map(({ top }) => Math.abs(top[0]?.value ?? 0)));
+  return Math.max(0, ...readings.flatMap(({ top }) => top.map(({ value }) => Math.abs(value))));
 }
 
 function reading(

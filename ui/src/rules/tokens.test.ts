@@ -53,6 +53,16 @@ describe("the features of a text", () => {
     ];
     expect(found([{ position: 1, text: "a", features }]).map(({ index }) => index)).toEqual([2, 1]);
   });
+  it("are ordered by their rarity added up over the tokens", () => {
+    const word = { index: 1, value: 9, weight: 7 };
+    const sea = { index: 2, value: 40, weight: 4 };
+    const tokens = [1, 2].map((position) => ({ position, text: "a", features: position === 1 ? [word, sea] : [sea] }));
+    expect(found(tokens, "rarity").map(({ index, weight }) => [index, weight])).toEqual([
+      [2, 8],
+      [1, 7],
+    ]);
+    expect(found(tokens, "share").map(({ index }) => index)).toEqual([1, 2]);
+  });
   it("are ordered by their largest value, with the tokens that have them", () => {
     expect(found(TOKENS)).toEqual([
       { index: 2, label: "sea", most: 20, second: 4, count: 2, weight: 20 },

@@ -31,7 +31,7 @@ export interface Found {
   most: number;
   second: number;
   count: number;
-  /** The largest number that ranks it. */
+  /** What ranks it: the largest of its numbers that rank, or their sum. */
   weight: number;
 }
 
@@ -62,8 +62,13 @@ export function scaleOf(tokens: readonly Token[], pick: Pick, listed: number): n
   return most;
 }
 
-/** The features of a text, in the order of what ranks them. The first token is left out. */
-export function found(tokens: readonly Token[]): Found[] {
+/**
+ * The features of a text, in the order of what ranks them. The first token is left out.
+ *
+ * Rarity is in bits, which add up over the tokens: what the text is about fires at many of them, while each of its words
+ * has a feature that is as rare.
+ */
+export function found(tokens: readonly Token[], rank: "rarity" | "share" | "value" = "value"): Found[] {
   const all = new Map<number, Found>();
   for (const { position, features } of tokens) {
     if (position === 0 || features == null) continue;
@@ -71,7 +76,7 @@ export function found(tokens: readonly Token[]): Found[] {
       const before = all.get(index);
       if (before === undefined) all.set(index, { index, label: label ?? null, most: value, second: 0, count: 1, weight });
       else {
-        before.weight = Math.max(before.weight, weight);
+        before.weight = rank === "rarity" ? before.weight + weight : Math.max(before.weight, weight);
         before.second = Math.max(Math.min(before.most, value), before.second);
         before.most = Math.max(before.most, value);
         before.count += 1;

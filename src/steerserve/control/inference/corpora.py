@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +20,15 @@ from steerserve.control.inference.texts import NamedText, TextReader, prompt_of
 from steerserve.control.jobs import Job, Jobs, Report
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.resident import Attachment, Resident, content_key
-from steerserve.control.sensing.corpus_results import PART, Context, CorpusResults, packed
+from steerserve.control.sensing.corpus_results import (
+    PART,
+    Context,
+    CorpusResults,
+    StoredCorpus,
+    StoredSae,
+    corpus_of,
+    packed,
+)
 from steerserve.control.sensing.corpus_views import (
     CorpusList,
     CorpusRecord,
@@ -28,7 +36,14 @@ from steerserve.control.sensing.corpus_views import (
     CorpusSource,
     CorpusState,
 )
-from steerserve.database.corpora import CorpusRow, CorpusStore, Progress, ReadSae, taken
+from steerserve.database.corpora import (
+    CorpusRow,
+    CorpusStore,
+    FeatureRow,
+    Progress,
+    ReadSae,
+    taken,
+)
 from steerserve.errors import Refusal
 from steerserve.files import corpus as files
 from steerserve.hub.client import Hub
@@ -132,6 +147,36 @@ class Corpora:
         self._results.forget()
         return corpus_id
 
+    async def add_results(
+        self, corpus_id: str, file: bytes, model: str, sae_ids: Mapping[str, str]
+    ) -> None:
+        """Store the results in a file under an id of its own, unless this very corpus is there. Other results under
+        this id are replaced. `sae_ids` has the ids of the SAEs of the file by their names.
+
+        Raises:
+            Refusal: CORPUS_ALREADY_EXISTS where another corpus has its name, CORPORA_FULL, INSUFFICIENT_DISK.
+        """
+        stored = await asyncio.to_thread(corpus_of, file)
+        saes = [
+            ReadSae(number, one.key, sae_ids[one.name], one.layer, one.site, one.d_sae)
+            for number, one in enumerate(stored.saes)
+        ]
+        try:
+            if await self._is_stored(corpus_id, stored, saes):
+                return
+            await self._store.remove(corpus_id)
+        except Refusal as refusal:
+            if refusal.code != "CORPUS_NOT_FOUND":
+                raise
+        row = await self._store.add(stored.name, model, stored.asked, saes, corpus_id)
+        try:
+            await self._store.set_digest(row.id, stored.digest)
+            await self._write(row.id, stored)
+        except BaseException:
+            await self._store.remove(row.id)
+            raise
+        self._results.forget()
+
     # ------------------------------------------------------------- reading
 
     async def start(self, asked: CorpusRequest) -> Job:
@@ -167,6 +212,31 @@ class Corpora:
         return job
 
     # ------------------------------------------------------------- inside
+
+    async def _is_stored(
+        self, corpus_id: str, stored: StoredCorpus, saes: Sequence[ReadSae]
+    ) -> bool:
+        row = await self._store.get(corpus_id)
+        there = [(one.key, one.sae_id) for one in await self._store.saes(corpus_id)]
+        return (
+            row.finished_at is not None
+            and (row.digest, row.asked) == (stored.digest, stored.asked)
+            and there == [(one.key, one.sae_id) for one in saes]
+        )
+
+    async def _write(self, corpus_id: str, stored: StoredCorpus) -> None:
+        """Write the contexts and the results of a file."""
+        parts = range(0, len(stored.contexts), PART)
+        for number, first in enumerate(parts):
+            is_last = number == len(parts) - 1
+            contexts = await asyncio.to_thread(packed, stored.contexts[first : first + PART])
+            done = (stored.texts, 0, stored.tokens, stored.counted) if is_last else ()
+            await self._store.add_part(corpus_id, contexts, [], Progress(number + 1, *done))
+        for number, sae in enumerate(stored.saes):
+            rows = await asyncio.to_thread(_feature_rows, sae)
+            await self._store.add_features(corpus_id, number, rows)
+        results = {number: (sae.maxima, sae.counts) for number, sae in enumerate(stored.saes)}
+        await self._store.finish(corpus_id, results)
 
     async def _record(self, row: CorpusRow) -> CorpusRecord:
         job = self._reading.get(row.id)
@@ -452,6 +522,10 @@ def _digest(texts: Iterable[CorpusText]) -> str:
 
 def _groups(read: m.FeatureValues) -> tuple[bytes, bytes, bytes, bytes]:
     return read.features, read.counts, read.positions, read.values
+
+
+def _feature_rows(sae: StoredSae) -> list[FeatureRow]:
+    return [FeatureRow(index, packed(found)) for index, found in sae.features.items()]
 
 
 def _firing(counts: bytes) -> int:

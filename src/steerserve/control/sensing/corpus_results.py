@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import lzma
 import zlib
 from array import array
 from collections.abc import Mapping, Sequence
@@ -53,6 +54,44 @@ class StoredFeature(msgspec.Struct, frozen=True, array_like=True):
 
     summary: FeatureSummary
     examples: list[StoredExample]
+
+
+class StoredSae(msgspec.Struct, frozen=True, kw_only=True):
+    """The results of one SAE in a file. `name` is the name of its folder. The other fields are those of a `ReadSae`,
+    and the results of each feature that fires."""
+
+    name: str
+    key: str
+    layer: int
+    site: str
+    d_sae: int
+    maxima: bytes
+    counts: bytes
+    features: dict[int, StoredFeature]
+
+
+class StoredCorpus(msgspec.Struct, frozen=True, kw_only=True):
+    """The results of a corpus in a file: its record, its contexts, and its SAEs. A file is read where the same SAEs are
+    in the same model, and nothing is computed again."""
+
+    name: str
+    asked: dict[str, Any]
+    digest: str
+    texts: int
+    tokens: int
+    counted: int
+    contexts: list[Context]
+    saes: list[StoredSae]
+
+
+def file_of(corpus: StoredCorpus) -> bytes:
+    """The content of a file with these results."""
+    return lzma.compress(msgspec.msgpack.encode(corpus), preset=lzma.PRESET_EXTREME | 9)
+
+
+def corpus_of(file: bytes) -> StoredCorpus:
+    """The results in a file that `file_of` made."""
+    return msgspec.msgpack.decode(lzma.decompress(file), type=StoredCorpus)
 
 
 def packed(value: object) -> bytes:

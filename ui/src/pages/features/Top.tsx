@@ -2,12 +2,11 @@
 import { useState } from "react";
 import { useQuery } from "@tanstack/react-query";
 import { Link } from "react-router";
-import { corpora, isRanked, type Rank } from "../../api/corpora";
+import { useCanRank, type Rank } from "../../api/corpora";
 import { monitoring, top, type Metric } from "../../api/monitoring";
 import { Bars } from "../../parts/Bars";
 import { Clock } from "../../parts/Moment";
 import { Answered, Panel } from "../../parts/Panel";
-import { models } from "../../api/queries";
 import { RankChoice } from "../../parts/RankChoice";
 import { Segmented } from "../../parts/Segmented";
 import { count, decimal, percent } from "../../rules/bytes";
@@ -48,10 +47,7 @@ export function Top({ sae, by, onBy }: { sae: string; by: Metric; onBy: (by: Met
 
 function Ranked({ sae, layer, by }: { sae: string; layer: number | null; by: Metric }) {
   const [chosen, choose] = useState<Rank>("rarity");
-  const all = useQuery(models).data;
-  const model = all?.models.find(({ id }) => id === all.loaded_model_id)?.name;
-  const place = layer === null ? null : { sae_id: sae, layer };
-  const canRank = isRanked(useQuery(corpora).data, model, place);
+  const canRank = useCanRank(layer === null ? null : { sae_id: sae, layer });
   const rank = canRank ? chosen : "value";
   const ranked = useQuery(top(by, SHOWN, rank));
   return (

@@ -1,6 +1,7 @@
 // The readings of monitoring: the records, and the live events that came after them.
 import { useEffect, useMemo, useState } from "react";
 import { useQuery } from "@tanstack/react-query";
+import type { Rank } from "../../api/corpora";
 import { useConnection, useLiveEvent } from "../../api/live";
 import { readings as recorded, type Activations, type Monitoring, type Records } from "../../api/monitoring";
 import { useGathered } from "../../parts/useGathered";
@@ -12,10 +13,10 @@ export const SHOWN = 60;
 const DRAWN = 200;
 const NONE: Records = { records: [], total: 0 };
 
-export function useReadings(pins: readonly number[], state: Monitoring | undefined) {
+export function useReadings(pins: readonly number[], rank: Rank, state: Monitoring | undefined) {
   // without pinned features the events have all that is drawn, and one record is enough to begin with
   const query = useQuery({
-    ...recorded(pins, pins.length === 0 ? 1 : SHOWN),
+    ...recorded(pins, pins.length === 0 ? 1 : SHOWN, rank),
     enabled: state?.sae_attached === true,
   });
   const { drawn: events, add, clear } = useGathered<Reading>(SHOWN, DRAWN);

@@ -4,7 +4,7 @@ import type { Rank } from "../../api/corpora";
 import { Bars } from "../../parts/Bars";
 import { Figure } from "../../parts/Figure";
 import { Panel } from "../../parts/Panel";
-import { RankChoice } from "../../parts/RankChoice";
+import { FIRST, RankChoice } from "../../parts/RankChoice";
 import { TokenView } from "../../parts/TokenView";
 import { count, decimal } from "../../rules/bytes";
 import type { ReadText } from "../../rules/reading";
@@ -12,11 +12,6 @@ import { found, type Pick } from "../../rules/tokens";
 import { SteerHere } from "./SteerHere";
 
 const MOST = 14;
-const ABOUT: Record<Rank, string> = {
-  rarity: "Features that are strong for them and seldom fire in a corpus come first.",
-  share: "Features nearest to their largest value in a corpus come first.",
-  value: "The largest come first.",
-};
 
 export function ReadView({
   text,
@@ -37,7 +32,7 @@ export function ReadView({
   onRank: (rank: Rank) => void;
 }) {
   const { tokens, sae } = text;
-  const features = useMemo(() => found(tokens).slice(0, MOST), [tokens]);
+  const features = useMemo(() => found(tokens, rank ?? "value").slice(0, MOST), [tokens, rank]);
   const scored = useMemo(() => tokens.flatMap(({ logprob }) => (logprob == null ? [] : [logprob])), [tokens]);
   const surprise = scored.length === 0 ? null : -scored.reduce((sum, value) => sum + value, 0) / scored.length;
   const bars = features.map(({ index, label, most, count: at }) => ({
@@ -82,7 +77,7 @@ export function ReadView({
       {sae !== null && (
         <Panel
           title="Strongest features"
-          about={`The bar is the largest value in the text. ${ABOUT[rank ?? "value"]} The first token is left out.`}
+          about={`The bar is the largest value in the text. ${FIRST[rank ?? "value"]} The first token is left out.`}
           actions={rank !== null && <RankChoice value={rank} onChange={onRank} />}
         >
           <Bars label="Strongest features of the text" bars={bars} />
