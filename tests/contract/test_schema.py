@@ -10,11 +10,13 @@ import json
 import struct
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from hashlib import sha256
 from itertools import count
 from typing import Any
 from zlib import crc32
 
 import pytest
+import requests
 import schemathesis
 from hypothesis import HealthCheck, settings
 from schemathesis.checks import CHECKS, load_all_checks
@@ -157,6 +159,10 @@ class World:
         self.answers: defaultdict[str, set[int]] = defaultdict(set)
         self.numbers = count()
         self._kinds: set[tuple[Any, ...]] = set()
+        self._sent: set[str] = set()
+        # one connection for all cases; the environment has no proxy for this machine
+        self._session = requests.Session()
+        self._session.trust_env = False
 
     def end_lease(self) -> None:
         """A lease that was granted on the way is nobody's, and would refuse every load."""
@@ -165,11 +171,11 @@ class World:
     def answer(self, case: schemathesis.Case) -> None:
         """Send a case, aimed; the answer must be as described."""
         self._aim(case)
-        response = case.call_and_validate(self.live.url, checks=CHECKS_OF_EVERY_ANSWER)
-        self.answers[case.operation.label].add(response.status_code)
+        self._send(case)
 
     def answer_new(self, case: schemathesis.Case) -> None:
-        """Like `answer`, but of the cases that break one rule of one field, or keep to it, only the first is sent."""
+        """Like `answer`, but of the cases that break one rule of one field, or keep to it, only the first is sent, and
+        no case whose aimed request was sent before."""
         rule = case.meta and case.meta.phase.data
         if isinstance(rule, CoveragePhaseData):
             if rule.scenario is CoverageScenario.UNSPECIFIED_HTTP_METHOD:
@@ -181,7 +187,22 @@ class World:
                 self._kinds.add(kind)
             if not is_new:
                 return
-        self.answer(case)
+        self._aim(case)
+        request = (case.method, case.formatted_path, case.query, case.headers, case.body)
+        content = sha256(repr(request).encode(errors="surrogatepass")).hexdigest()
+        if content not in self._sent:
+            self._sent.add(content)
+            self._send(case)
+
+    def _send(self, case: schemathesis.Case) -> None:
+        body = case.body
+        if case.path in NAMING and isinstance(body, dict) and body.get("name") == "0":
+            # the shortest name is the one generated most, and a name is given once
+            body["name"] = f"0 {next(self.numbers)}"
+        response = case.call_and_validate(
+            self.live.url, checks=CHECKS_OF_EVERY_ANSWER, session=self._session
+        )
+        self.answers[case.operation.label].add(response.status_code)
 
     def never_succeeded(self) -> set[str]:
         served = {
@@ -239,9 +260,6 @@ class World:
                 member |= {"sae_id": self.ids["sae_id"], "layer": self.sae.layer}
         if case.path == "/api/compare" and isinstance(body.get("prompt"), str):
             _aim_comparison(body)
-        if case.path in NAMING and body.get("name") == "0":
-            # the shortest name is the one generated most, and a name is given once
-            body["name"] = f"0 {next(self.numbers)}"
         if isinstance(body.get("local_path"), str):
             is_sae = case.path.startswith("/api/saes")
             body["local_path"] = str(self.sae.path if is_sae else demo.MODEL_DIR)
@@ -250,32 +268,37 @@ class World:
                     body.pop(choice, None)
             else:
                 body["source"] = "local"
-        if case.path == "/api/corpora" and isinstance(body.get("texts"), list):
-            for choice in ("local_path", "repo_id", "file_path", "revision", "hub_token"):
-                body.pop(choice, None)
-            body |= {"source": "inline", "texts": ["a b c"]}
-        if case.path.endswith("/labels/suggest") and "texts" in body:
-            body |= SUGGEST
-        if case.path.endswith("/labels/accept"):
-            body["features"] = SUGGEST["features"]
-        if case.path == "/api/runs/import":
-            body["runs"] = [RUN]
-        if case.path == "/api/vectors" and isinstance(body.get("directions"), list):
-            _aim_vector(body, self.direction)
-        if case.path.endswith("/train") and isinstance(body.get("positives"), list):
-            for choice in ("pairs", "site", "read", "layers"):
-                body.pop(choice, None)
-            body |= GROUPS
-        if case.path == "/api/effects" and isinstance(body.get("strengths"), list):
-            for choice in ("vector", "edits"):
-                body.pop(choice, None)
-            short = {"strengths": [1.0], "tokens": 1, "random_directions": 0, "prompts": ["a"]}
-            body |= short | {"feature": {"index": 1}}
+        if not (case.meta and case.meta.generation.mode.is_negative):
+            self._aim_work(case.path, body)
         if case.path == "/v1/batches" and isinstance(body.get("input_file_id"), str):
             body["input_file_id"] = self.ids["file_id"]
         elif case.path.startswith("/v1") and case.path != "/v1/files":
             is_response = case.path == "/v1/responses"
             _aim_request(body, "embeddings" not in case.path, is_response=is_response)
+
+    def _aim_work(self, path: str, body: dict[str, Any]) -> None:
+        """Let what is valid ask for little work, on what exists. What breaks a rule is sent as it is: it is refused."""
+        if path == "/api/corpora" and isinstance(body.get("texts"), list):
+            for choice in ("local_path", "repo_id", "file_path", "revision", "hub_token"):
+                body.pop(choice, None)
+            body |= {"source": "inline", "texts": ["a b c"]}
+        if path.endswith("/labels/suggest") and "texts" in body:
+            body |= SUGGEST
+        if path.endswith("/labels/accept"):
+            body["features"] = SUGGEST["features"]
+        if path == "/api/runs/import":
+            body["runs"] = [RUN]
+        if path == "/api/vectors" and isinstance(body.get("directions"), list):
+            _aim_vector(body, self.direction)
+        if path.endswith(("/train", "/contrast")) and isinstance(body.get("positives"), list):
+            for choice in ("pairs", "site", "read", "layers"):
+                body.pop(choice, None)
+            body |= GROUPS
+        if path == "/api/effects" and isinstance(body.get("strengths"), list):
+            for choice in ("vector", "edits"):
+                body.pop(choice, None)
+            short = {"strengths": [1.0], "tokens": 1, "random_directions": 0, "prompts": ["a"]}
+            body |= short | {"feature": {"index": 1}}
 
 
 def _zeros_and_one(width: int) -> str:
