@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from steerserve.control.steering import kept
+from steerserve.control.steering import directions as module
 from steerserve.control.steering.vector_views import VectorSource
 from steerserve.database.vectors import VectorRow
 from steerserve.errors import Refusal
@@ -63,7 +63,7 @@ async def test_a_deleted_vector_is_not_found_and_its_name_is_free(world: World) 
 async def test_the_vectors_in_memory_are_bounded_and_the_latest_stay(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kept, "KEPT_BYTES", 40)
+    monkeypatch.setattr(module, "KEPT_BYTES", 40)
     for name in ("a", "b", "c"):
         await added(world, name)
         await world.vectors.find(name)

@@ -27,7 +27,7 @@ def router(probes: Probes) -> APIRouter:
     @routes.get("/{probe_id}", response_model=Answer[ProbeWeights])
     async def get_probe(probe_id: str) -> Response:
         """The probe with this id or this name, with its weights."""
-        return success(weights(*await probes.get(probe_id)))
+        return success(weights(await probes.get(probe_id), await probes.find(probe_id)))
 
     @routes.delete("/{probe_id}", response_model=Answer[DeletedProbe])
     async def delete_probe(probe_id: str) -> Response:

@@ -224,7 +224,8 @@ class Trainings:
         hint, told = resident.row.name, to_builtins(training)
         if asked.is_probe:
             biases = [line.bias for line in lines]
-            return probes.record(await self._probes.add(asked.name, directions, biases, hint, told))
+            row = await self._probes.store.add(asked.name, directions, biases, hint, told)
+            return probes.record(row)
         read = ReadVector(format=asked.method, directions=directions, model_hint=hint)
         source = VectorSource(kind="trained", format=asked.method)
         return vectors.record(await self._vectors.add(asked.name, read, source, told))

@@ -1,14 +1,13 @@
-"""Stored probes: their records, and finding them for requests."""
+"""Stored probes, and their records as they are answered."""
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-from steerserve.control.steering.kept import Kept
+from steerserve.control.steering.directions import Directions
 from steerserve.control.steering.vector_views import (
     ProbeRecord,
     ProbeWeights,
@@ -17,68 +16,14 @@ from steerserve.control.steering.vector_views import (
 )
 from steerserve.database.probes import ProbeRow, ProbeStore
 from steerserve.rules.steering.probe import ID_PREFIX, Probe
-from steerserve.rules.steering.vector import Direction, check_name
 
 
-class Probes:
-    """Owner of the probes that are kept in memory. All probes are records of `ProbeStore`."""
+class Probes(Directions[ProbeRow, Probe]):
+    """All probes. A training adds one to the store."""
 
     def __init__(self, store: ProbeStore) -> None:
-        self._store = store
-        self._kept = Kept[Probe](store.probe)
-
-    async def page(self, limit: int, offset: int = 0) -> tuple[list[ProbeRow], int]:
-        """Some of the probes, oldest first, and how many there are."""
-        return await self._store.page(limit, offset)
-
-    async def get(self, id_or_name: str) -> tuple[ProbeRow, Probe]:
-        """A probe with its record.
-
-        Raises:
-            Refusal: PROBE_NOT_FOUND.
-        """
-        return await self._store.row(id_or_name), await self.find(id_or_name)
-
-    async def find(self, id_or_name: str) -> Probe:
-        """The probe that a request names by its id or its name. A probe that was found lately comes from memory.
-
-        Raises:
-            Refusal: PROBE_NOT_FOUND, DATABASE_UNAVAILABLE.
-        """
-        return await self._kept.find(id_or_name)
-
-    async def check_name(self, name: str) -> None:
-        """Raises:
-        Refusal: VALIDATION_ERROR for the name, PROBE_ALREADY_EXISTS.
-        """
-        check_name(name, ID_PREFIX)
-        await self._store.check_name(name)
-
-    async def add(
-        self,
-        name: str,
-        directions: Sequence[Direction],
-        biases: Sequence[float],
-        model_hint: str,
-        training: dict[str, Any],
-    ) -> ProbeRow:
-        """Store a probe.
-
-        Raises:
-            Refusal: PROBE_ALREADY_EXISTS, DOCUMENT_STORE_FULL, INSUFFICIENT_DISK.
-        """
-        return await self._store.add(name, directions, biases, model_hint, training)
-
-    async def remove(self, id_or_name: str) -> str:
-        """Delete a probe, and return its id.
-
-        Raises:
-            Refusal: PROBE_NOT_FOUND.
-        """
-        row = await self._store.row(id_or_name)
-        await self._store.remove(row.id)
-        self._kept.remove(row.id)
-        return row.id
+        super().__init__(store, store.probe, ID_PREFIX)
+        self.store = store
 
 
 def record(row: ProbeRow) -> ProbeRecord:

@@ -13,7 +13,7 @@ from msgspec import structs
 from steerserve import messages as m
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.resident import Attachment
-from steerserve.control.steering.kept import Kept
+from steerserve.control.steering.directions import Directions
 from steerserve.control.steering.reading import DocumentReader
 from steerserve.control.steering.vector_views import (
     NearFeature,
@@ -62,8 +62,8 @@ class NewVector:
     model_hint: str | None = None
 
 
-class Vectors:
-    """Owner of the vectors that are kept in memory. All vectors are records of `VectorStore`."""
+class Vectors(Directions[VectorRow, Vector]):
+    """All vectors, and where they come from."""
 
     def __init__(
         self,
@@ -73,32 +73,12 @@ class Vectors:
         conductor: Conductor,
         labels: Labels,
     ) -> None:
+        super().__init__(store, store.vector, rules.ID_PREFIX)
         self._store = store
         self._reader = reader
         self._hub = hub
         self._conductor = conductor
         self._labels = labels
-        self._kept = Kept[Vector](store.vector)
-
-    # ------------------------------------------------------------- finding
-
-    async def page(self, limit: int, offset: int = 0) -> tuple[list[VectorRow], int]:
-        """Some of the vectors, oldest first, and how many there are."""
-        return await self._store.page(limit, offset)
-
-    async def get(self, id_or_name: str) -> VectorRow:
-        """Raises:
-        Refusal: VECTOR_NOT_FOUND.
-        """
-        return await self._store.row(id_or_name)
-
-    async def find(self, id_or_name: str) -> Vector:
-        """The vector that a request names by its id or its name. A vector that was found lately comes from memory.
-
-        Raises:
-            Refusal: VECTOR_NOT_FOUND, DATABASE_UNAVAILABLE.
-        """
-        return await self._kept.find(id_or_name)
 
     # ------------------------------------------------------------- adding
 
@@ -179,26 +159,6 @@ class Vectors:
         """
         rules.check_name(name)
         return await self._store.add(name, read, structs.asdict(source), training)
-
-    async def remove(self, id_or_name: str) -> str:
-        """Delete a vector, and return its id.
-
-        Raises:
-            Refusal: VECTOR_NOT_FOUND.
-        """
-        row = await self._store.row(id_or_name)
-        await self._store.remove(row.id)
-        self._kept.remove(row.id)
-        return row.id
-
-    async def check_name(self, name: str) -> None:
-        """Refuse a name before a file is read or a text.
-
-        Raises:
-            Refusal: VALIDATION_ERROR, VECTOR_ALREADY_EXISTS.
-        """
-        rules.check_name(name)
-        await self._store.check_name(name)
 
     async def _add_file(
         self,
