@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -13,20 +12,10 @@ from hypothesis import strategies as st
 from steerserve.errors import Refusal
 from steerserve.rules.inference import activations
 from steerserve.rules.inference.activations import Activations, Positions
+from tests.rules.steering.saes import Sae
 
 MAXIMUM = 64
 ENTRIES = 65_536
-
-
-@dataclass(frozen=True)
-class Sae:
-    sae_id: str
-    layer: int
-    d_sae: int
-
-    @property
-    def key(self) -> str:
-        return f"{self.sae_id}@{self.layer}"
 
 
 ONE = Sae("sae_a", 3, 100)

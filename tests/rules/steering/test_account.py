@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -13,20 +12,9 @@ from steerserve.rules.steering.activation import activate, adopt
 from steerserve.rules.steering.dial import Profile, Range
 from steerserve.rules.steering.live import MANUAL, Live
 from steerserve.rules.steering.request import RequestSteering, SteeredFeature
+from tests.rules.steering.saes import Sae
 
-
-@dataclass(frozen=True)
-class Sae:
-    sae_id: str = "sae_a"
-    layer: int = 1
-    d_sae: int = 10
-
-    @property
-    def key(self) -> str:
-        return steering.key_of(self.sae_id, self.layer)
-
-
-SAE = Sae()
+SAE = Sae("sae_a", 1)
 KEY = SAE.key
 FRESH = Live()
 LIVE = Live(epoch=7, enabled=True, values={KEY: {1: 5.0, 2: 0.0}})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,18 +13,7 @@ from steerserve.rules.steering import live as steering
 from steerserve.rules.steering.live import MANUAL, Live
 from steerserve.rules.steering.profile import Profile
 from steerserve.rules.steering.served import ServedCircuit
-
-
-@dataclass(frozen=True)
-class Sae:
-    sae_id: str
-    layer: int
-    d_sae: int = 10
-
-    @property
-    def key(self) -> str:
-        return steering.key_of(self.sae_id, self.layer)
-
+from tests.rules.steering.saes import Sae
 
 LOW, HIGH, OTHER = Sae("sae_a", 2), Sae("sae_b", 3), Sae("sae_c", 4)
 ALL = (LOW, HIGH, OTHER)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -17,19 +16,9 @@ from steerserve.rules.steering.dial import plan
 from steerserve.rules.steering.live import Live
 from steerserve.rules.steering.members import AuthoredMember, Range, SaeReference
 from steerserve.rules.steering.profile import Profile
+from tests.rules.steering.saes import Sae
 
 CONFIGURED = Range(0.5, 1.5)
-
-
-@dataclass(frozen=True)
-class Sae:
-    sae_id: str
-    layer: int
-    d_sae: int = 10
-
-    @property
-    def key(self) -> str:
-        return steering.key_of(self.sae_id, self.layer)
 
 
 FIRST, SECOND, WIDE = Sae("sae_a", 1), Sae("sae_b", 2), Sae("sae_w", 1, 20)

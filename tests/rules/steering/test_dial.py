@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -18,18 +17,7 @@ from steerserve.rules.steering import live as steering
 from steerserve.rules.steering.activation import activate, adopt, deactivate
 from steerserve.rules.steering.dial import Intensity, Plan, Profile, Range
 from steerserve.rules.steering.live import MANUAL, Live, Values
-
-
-@dataclass(frozen=True)
-class Sae:
-    sae_id: str
-    layer: int
-    d_sae: int = 10
-
-    @property
-    def key(self) -> str:
-        return steering.key_of(self.sae_id, self.layer)
-
+from tests.rules.steering.saes import Sae
 
 FIRST = Sae("sae_a", 1)
 SECOND = Sae("sae_b", 2, 20)

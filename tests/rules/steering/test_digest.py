@@ -6,7 +6,7 @@ import base64
 import hashlib
 import json
 import struct
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,6 +19,7 @@ from steerserve.rules.steering.members import Range
 from steerserve.rules.steering.placing import ModelFacts
 from steerserve.rules.steering.probe import Probe
 from steerserve.rules.steering.vector import Direction, Vector
+from tests.rules.steering.saes import Sae
 
 A, B = "sae_a@1", "sae_b@2"
 LOCAL = SteeredSite("sae_a", SaeOrigin(content_digest="ab" * 32), 1, "resid_post")
@@ -150,18 +151,7 @@ SWAPPED: dict[str, Any] = {"op": "swap", "vector": "v", "to": "w"}
 INLINE = {"layer": 1, "data": base64.b64encode(V).decode()}
 
 
-@dataclass(frozen=True)
-class Sae:
-    sae_id: str
-    layer: int
-    d_sae: int = 20
-
-    @property
-    def key(self) -> str:
-        return f"{self.sae_id}@{self.layer}"
-
-
-ATTACHED = (Sae("sae_a", 1), Sae("sae_b", 2))
+ATTACHED = (Sae("sae_a", 1, 20), Sae("sae_b", 2, 20))
 
 
 def of(*edits: dict[str, Any], strength: float | None = None, **fields: Any) -> str | None:

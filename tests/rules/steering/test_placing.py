@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -18,23 +17,11 @@ from steerserve.rules.steering.edits import (
     Feature,
     Target,
 )
-from steerserve.rules.steering.live import key_of
 from steerserve.rules.steering.placing import ModelFacts, Placed, placed
 from steerserve.rules.steering.positions import Positions, Selection
 from steerserve.rules.steering.probe import Probe
 from steerserve.rules.steering.vector import PROJECT, Direction, Vector
-
-
-@dataclass(frozen=True)
-class Sae:
-    sae_id: str
-    layer: int
-    d_sae: int = 10
-
-    @property
-    def key(self) -> str:
-        return key_of(self.sae_id, self.layer)
-
+from tests.rules.steering.saes import Sae
 
 LOW, HIGH = Sae("low", 1), Sae("high", 3)
 SITES = ("resid_pre", "attn_out", "resid_mid", "mlp_out", "resid_post")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -22,18 +21,7 @@ from steerserve.rules.steering.request import (
     RequestSteering,
     SteeredFeature,
 )
-
-
-@dataclass(frozen=True)
-class Sae:
-    sae_id: str
-    layer: int
-    d_sae: int = 10
-
-    @property
-    def key(self) -> str:
-        return steering.key_of(self.sae_id, self.layer)
-
+from tests.rules.steering.saes import Sae
 
 FIRST, SECOND, THIRD = Sae("sae_a", 1), Sae("sae_b", 2, 20), Sae("sae_b", 3, 20)
 A, B = FIRST.key, SECOND.key
