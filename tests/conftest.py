@@ -19,6 +19,9 @@ from msgspec import structs
 # the models in tests are tiny: with one thread each they are fastest, and several engines do not wait for a core
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TORCH_THREADS", "1")
+# modules are compiled once, and not by each process of each run
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 from steerserve import demo
 from steerserve.control.sensing import circuit_sensing, recorder
