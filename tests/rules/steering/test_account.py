@@ -11,6 +11,7 @@ from steerserve.rules.steering import live as steering
 from steerserve.rules.steering.activation import activate, adopt
 from steerserve.rules.steering.dial import Profile, Range
 from steerserve.rules.steering.live import MANUAL, Live
+from steerserve.rules.steering.placing import ModelFacts, placed, standing_of
 from steerserve.rules.steering.request import RequestSteering, SteeredFeature
 from tests.rules.steering.saes import Sae
 
@@ -114,4 +115,29 @@ def test_every_edit_of_a_request_has_its_place_also_one_that_changes_nothing() -
         (1, "request", "add", 2.0),
         (2, "request", "set", None),
         (3, "request", "add", 4.0),
+    ]
+
+
+def test_edits_that_a_request_follows_are_listed_in_the_order_in_which_they_were_sent() -> None:
+    """They are made in another order: first those that add, then by the feature."""
+    sent = [
+        {"op": "set", "feature": {"index": 9}, "value": 3},
+        {"op": "at_most", "feature": {"index": 2}, "value": 1},
+        {"op": "add", "feature": {"index": 4}, "value": 2, "positions": "generated"},
+    ]
+    own = interventions.parse({"edits": sent}, "")
+    put = placed(own, (SAE,), ModelFacts())
+    live = steering.intervene(
+        FRESH,
+        standing_of(own, sent, put),
+        put.values,
+        put.edits,
+        keeps_norm=False,
+        replaces=False,
+    )
+    assert [edit.number for edit in live.edits] != [0, 1, 2]
+    assert entries(made(live)) == [
+        (0, "live", "set", None),
+        (1, "live", "at_most", None),
+        (2, "live", "add", None),
     ]

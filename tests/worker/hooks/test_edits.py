@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from msgspec import structs
 from torch import Tensor
 
 from steerserve.errors import Refusal
@@ -808,6 +809,38 @@ def test_rows_that_follow_are_edited_by_the_live_edits_from_the_next_pass_on(
         True,
         False,
     ]
+
+
+def test_what_an_operator_sets_meanwhile_is_not_counted_as_what_the_row_began_with(
+    loaded: Loaded,
+) -> None:
+    """The row begins with two edits and two values. The operator leaves one of each, and sets others."""
+    bench = Bench(loaded("llama"))
+    stays, goes = edit("set", 3, 6.0, number=0), edit("at_most", 4, 0.0, number=1)
+    added = (edit("add", 7, 2.0, number=2), edit("add", 8, 2.0, number=3))
+    plan = Overlay(1, {KEY: {7: 2.0, 8: 2.0}}, ordered([stays, goes]))
+    moved = structs.replace(stays, number=1)
+    later = ordered([edit("set", 5, 6.0, number=0), moved, edit("at_most", 4, 1.0, number=2)])
+    with bench.attached(KEY, SAE):
+        bench.steering.set_live(Live(1, True, plan.values, edits=plan.edits))
+        plans = (Follow(), plan, structs.replace(plan, epoch=None))
+        answers = [
+            bench.ask(number, words(20), plan=one, counted=added, max_tokens=9)
+            for number, one in enumerate(plans)
+        ]
+        while len(answers[-1].tokens) < 4:
+            bench.batch.step()
+        written = [len(answer.tokens) for answer in answers]
+        bench.steering.set_live(Live(2, True, {KEY: {7: 2.0, 8: 5.0}}, edits=later))
+        bench.run()
+    for plan_, answer, count in zip(plans, answers, written, strict=True):
+        passed = len(answer.row.prompt) - 1
+        whole, part = passed + len(answer.tokens), passed + count
+        assert part < whole
+        if plan_ is plans[-1]:
+            part = whole
+        told = {acts.number: acts.evaluated for acts in answer.pieces[-1].acts or []}
+        assert told == {0: whole, 1: part, 2: whole, 3: part}
 
 
 def test_added_values_are_counted_where_they_are_added(loaded: Loaded) -> None:

@@ -97,7 +97,7 @@ def _followed(
         for edit in counted
         if isinstance(edit.at, Feature)
     ]
-    numbers = dict.fromkeys(edit.number for edit in edits)
+    numbers = sorted({edit.number for edit in edits})
     source = named or (_of_active(live) if live.is_intervened_by_profile else LIVE)
     listed += [Listed(source, ops[number - first], number) for number in numbers]
     sources = {one.source for one in listed}

@@ -346,7 +346,7 @@ class Group:
         last = new[-1]
         if not isinstance(last, Piece) or last.finish is None or not isinstance(row.goal, Writing):
             return new
-        acts = row.steering.acts(self._saes.steered(row.plan).edits)
+        acts = row.steering.acts()
         told = structs.replace(last, is_changed=self._saes.is_changed(row.steering), acts=acts)
         written = row.goal.written
         if isinstance(written, Written) and not written.needs_plain:

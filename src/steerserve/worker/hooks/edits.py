@@ -398,7 +398,7 @@ class SiteEdits:
         first, tokens = span.first[part.row], span.size[part.row]
         mask = part.steering.mask(edit, first, len(sizes))
         at = [i for i in range(min(tokens, len(sizes))) if mask is None or mask[i]]
-        part.steering.count(edit.number, [first + i for i in at], [sizes[i] for i in at])
+        part.steering.count(edit, [first + i for i in at], [sizes[i] for i in at])
 
     def _count_values(self, part: Part, x: Tensor, span: Span) -> None:
         norms = _length(x)

@@ -284,7 +284,10 @@ class HookedSaes:
         row.check()
         planned = row.plan.epoch if isinstance(row.plan, Follow) else None
         row.epoch = self._live.epoch if planned is None else planned
-        self.check(self._edits(row.plan))
+        edits = self._edits(row.plan)
+        self.check(edits)
+        # edits that were changed before the row could begin are not those of its report
+        row.begin(() if self.is_changed(row) else edits)
         for direction in row.watched:
             self._check_width(direction, self._site(direction))
 
@@ -485,7 +488,7 @@ class HookedSaes:
             edits, reads, counted = (
                 _by(acting, lambda edit: self._name_of(edit.at)),
                 _by([*plain, *steered.recorded], lambda one: self._name_of(one.reads)),
-                _by(row.counted or (), lambda edit: self._name_of(edit.at)),
+                _by(self._counted(row), lambda edit: self._name_of(edit.at)),
             )
             watched = _by(row.watched, self._name_of)
             for name in {*edits, *reads, *counted, *watched, *steered.places}:
@@ -503,6 +506,19 @@ class HookedSaes:
                 if part.is_used:
                     parts.setdefault(name, []).append(part)
         return parts
+
+    def _counted(self, row: RowSteering) -> Sequence[Edit]:
+        """The edits among the added values of a row that are counted: after a change by an operator, those whose value
+        is still the same."""
+        counted = row.counted or ()
+        if not self.is_changed(row):
+            return counted
+        return [
+            edit
+            for edit in counted
+            if isinstance(edit.at, Feature)
+            and self._values(edit.at.key, row.plan).get(edit.at.index) == edit.target.offset
+        ]
 
     def _float_values(self, name: PlaceName, plan: Plan) -> Tensor | None:
         """The sum of value x decoder row over all SAEs of a site, float32 [width]; None where the plan adds nothing

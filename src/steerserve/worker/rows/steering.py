@@ -45,7 +45,7 @@ class RowSteering:
     """The steering of one row. `prompt` and `out` are the row's own lists of tokens, and `out` grows.
 
     With `counted`, it is counted where the edits of the row act; `counted` has the edits among the values that the plan
-    adds. The projections on the directions `watched` are read in each pass, at the last position of the row.
+    adds, and `listed` all edits that the row had at its start. The projections on the directions `watched` are read in each pass, at the last position of the row.
     """
 
     def __init__(
@@ -60,6 +60,7 @@ class RowSteering:
     ) -> None:
         self.plan = plan
         self.counted = counted
+        self.listed: tuple[Edit, ...] = counted or ()
         self.watched = tuple(watched)
         self._seen: dict[Direction, float] = {}
         self.epoch = 0
@@ -231,8 +232,16 @@ class RowSteering:
 
     # ------------------------------------------------------------- what acted
 
-    def count(self, number: int, positions: Sequence[int], changes: Sequence[float]) -> None:
-        """An edit was evaluated at these positions of this row, and changed the value x there by so many |x|."""
+    def begin(self, edits: Sequence[Edit]) -> None:
+        """The row has these edits at its start, beside the values that are added."""
+        self.listed = (*(self.counted or ()), *edits)
+
+    def count(self, edit: Edit, positions: Sequence[int], changes: Sequence[float]) -> None:
+        """An edit was evaluated at these positions of this row, and changed the value x there by so many |x|. An edit
+        that an operator has set since the row began is not counted."""
+        number = self._number(edit)
+        if number is None:
+            return
         size = len(self._prompt) + len(self._out)
         counts = self._counts.setdefault(number, ActCount())
         for at, change in zip(positions, changes, strict=True):
@@ -242,11 +251,18 @@ class RowSteering:
                     counts.acted.add(at)
                     counts.max_change = max(counts.max_change, change)
 
-    def acts(self, edits: Sequence[Edit]) -> list[EditActs] | None:
+    def _number(self, edit: Edit) -> int | None:
+        """The number of an edit in the list that the row had at its start; None where it was not there."""
+        if edit in self.listed:
+            return edit.number
+        same = (one.number for one in self.listed if one.content == edit.content)
+        return next(same, None)
+
+    def acts(self) -> list[EditActs] | None:
         """Where the edits acted, by their numbers. None where it was not counted."""
         if self.counted is None:
             return None
-        numbers = {edit.number for edit in (*self.counted, *edits)} | self._counts.keys()
+        numbers = {edit.number for edit in self.listed}
         return [_told(number, self._counts.get(number, ActCount())) for number in sorted(numbers)]
 
 
