@@ -225,6 +225,33 @@ def test_a_wrong_edit_is_refused_by_its_place(edit: dict[str, Any], place: str) 
 
 
 @pytest.mark.parametrize(
+    ("edit", "sentence"),
+    [
+        (
+            {**SET, "op": "clamp"},
+            "op: must be one of add, set, at_least, at_most, scale, ablate, swap",
+        ),
+        (
+            {**SET, "positions": {"names": ["all", "answer"]}},
+            "positions.names[1]: must be one of all, prompt, last_prompt, generated, output",
+        ),
+        (
+            {**SET, "positions": {"special_tokens": True}},
+            "positions.special_tokens: must be false",
+        ),
+        (
+            {**SET, "when": {"vector": "a", "above": 1, "hold": "ever"}},
+            "when.hold: must be token, rest, or a number of positions from 1 on",
+        ),
+    ],
+)
+def test_a_refused_choice_names_the_choices(edit: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(Refusal) as refused:
+        parsed(edit)
+    assert refused.value.message == f"interventions.edits[0].{sentence}"
+
+
+@pytest.mark.parametrize(
     ("raw", "place"),
     [
         (3, "interventions"),

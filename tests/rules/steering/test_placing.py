@@ -30,6 +30,7 @@ MODEL = ModelFacts(
     {**dict.fromkeys(SITES, 2), "embed": 2},
     {LOW.key: "resid_mid", HIGH.key: "resid_post"},
     {(LOW.key, 4): 20.0},
+    vocabulary=100,
 )
 
 
@@ -205,6 +206,12 @@ def low(op: str = "set", index: int = 4, value: float | None = 1, **fields: Any)
         ({**low(), "feature": {"index": 4}}, "INVALID_INTERVENTION", "feature.sae_id"),
         (low(index=5, unit="max"), "INVALID_INTERVENTION", "unit"),
         (low("add", value=10.5, unit="max"), "INVALID_INTERVENTION", "value"),
+        (low(positions={"tokens": [99, 100]}), "INVALID_INTERVENTION", "positions.tokens"),
+        (
+            edit_of("one", positions={"exclude": {"tokens": [100]}}),
+            "INVALID_INTERVENTION",
+            "positions.exclude.tokens",
+        ),
         (edit_of("deep"), "VECTOR_MISMATCH", "vector"),
         (edit_of("wide"), "VECTOR_MISMATCH", "vector"),
         (edit_of("elsewhere"), "VECTOR_MISMATCH", "vector"),

@@ -114,7 +114,7 @@ def facts_of(resident: Resident, largest: Largest) -> ModelFacts:
     if loaded is None:
         return ModelFacts()
     sites = {key: attachment.site for key, attachment in attached.items()}
-    return ModelFacts(loaded.layers, loaded.site_widths, sites, largest)
+    return ModelFacts(loaded.layers, loaded.site_widths, sites, largest, loaded.vocabulary)
 
 
 class Interventions:

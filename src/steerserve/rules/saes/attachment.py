@@ -54,7 +54,7 @@ class SaeChoice:
             raise Refusal("SAE_NOT_ATTACHED", "no SAE is attached")
         raise Refusal(
             "SAE_NOT_ATTACHED",
-            f"{self} is not attached",
+            self.absent,
             sae_id=self.sae_id,
             layer=self.layer,
             attached=[{"sae_id": one.sae_id, "layer": one.layer} for one in attached],
@@ -76,6 +76,14 @@ class SaeChoice:
             param=part,
             attached=[{"sae_id": one.sae_id, "layer": one.layer} for one in attached],
         )
+
+    @property
+    def absent(self) -> str:
+        """That no attached SAE fits the choice, as a sentence."""
+        at = "" if self.layer is None else f" at layer {self.layer}"
+        if self.sae_id is None:
+            return f"no SAE is attached{at}"
+        return f"SAE {self.sae_id!r} is not attached{at}"
 
     def __str__(self) -> str:
         sae = "any SAE" if self.sae_id is None else f"SAE {self.sae_id!r}"

@@ -7,11 +7,12 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
+import json
 import math
 import re
 from array import array
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 
@@ -65,6 +66,8 @@ INTEGER_MAXIMUM = 2**31 - 1
 _PATH = re.compile(r" - at `\$(?P<path>.*)`$", re.DOTALL)
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>.*)`", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(?P<name>.*)`", re.DOTALL)
+_NO_CHOICE = "Invalid enum value"
+_HOLD = "must be token, rest, or a number of positions from 1 on"
 
 Role = Literal["system", "user", "assistant", "tool", "function", "developer"]
 Name = Literal["all", "prompt", "last_prompt", "generated", "output"]
@@ -187,10 +190,37 @@ def _converted(raw: object, field: str) -> InterventionsPart:
                 name = match["name"]
                 path = _joined(path, name)
                 why = "an unknown field" if pattern is _UNKNOWN else "is required"
+        if why.startswith(_NO_CHOICE):
+            why = _expected(path)
         where = _joined(field, path)
         raise _wrong(where, why[0].lower() + why[1:]) from None
     except RecursionError:
         raise _wrong(field, "nested too deep") from None
+
+
+def _expected(path: str) -> str:
+    """What is expected at the place of a value that is none of the possible ones."""
+    name = path.rpartition(".")[2].partition("[")[0]
+    choices = ", ".join(_CHOICES[name])
+    return _HOLD if name == "hold" else f"must be {'one of ' if ', ' in choices else ''}{choices}"
+
+
+def _literals(form: object) -> Iterator[str]:
+    """The values that a type allows by their names, in JSON without quotes."""
+    if get_origin(form) is Literal:
+        yield from (json.dumps(value).strip('"') for value in get_args(form))
+    else:
+        for part in get_args(form):
+            yield from _literals(part)
+
+
+_CHOICES = {
+    one.name: choices
+    for part in (VectorPart, PositionsPart, ConditionPart, EditPart, InterventionsPart)
+    for one in msgspec.structs.fields(part)
+    if (choices := tuple(_literals(one.type)))
+}
+"""The name of a field -> its possible values, for fields with a closed list of them."""
 
 
 def _joined(*parts: str) -> str:
@@ -206,8 +236,9 @@ def _wrong(where: str, why: str, **details: object) -> Refusal:
 
 def _edit(part: EditPart, where: str) -> AskedEdit:
     if (part.feature is None) == (part.vector is None):
-        given = "both" if part.feature is not None else "none of both"
-        raise _wrong(f"{where}.feature", f"an edit has one of feature and vector, not {given}")
+        given = "both" if part.feature is not None else "neither"
+        why = f"an edit has either a feature or a vector, and this one has {given}"
+        raise _wrong(f"{where}.feature", why)
     is_vector = part.vector is not None
     if part.op == SWAP and not is_vector:
         raise _wrong(f"{where}.op", f"{SWAP} edits a vector")
@@ -405,7 +436,7 @@ def _when(part: ConditionPart, where: str, deep: int) -> AskedWhen:
         raise _wrong(f"{where}.hold", f"goes with over: {TOKEN}")
     hold = {None: 1, "token": 1, "rest": None}.get(part.hold, part.hold)  # type: ignore[arg-type]
     if isinstance(hold, int) and not 1 <= hold <= INTEGER_MAXIMUM:
-        raise _wrong(f"{where}.hold", "must be token, rest, or a number of positions from 1 on")
+        raise _wrong(f"{where}.hold", _HOLD)
     return AskedCondition(
         _read(part, where), part.above, part.below, over, None if hold is None else int(hold)
     )

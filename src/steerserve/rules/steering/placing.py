@@ -25,6 +25,7 @@ from steerserve.rules.steering.edits import (
     ordered,
 )
 from steerserve.rules.steering.live import MAXIMUM, MINIMUM, Standing, Values, at_intensity
+from steerserve.rules.steering.positions import Positions
 from steerserve.rules.steering.probe import Probe
 from steerserve.rules.steering.request import (
     FIELD,
@@ -61,12 +62,14 @@ class ModelFacts:
         widths: the width of every site that can be edited.
         sites: the site of each attached SAE by its key; `resid_post` for an SAE that is not here.
         largest: the largest activations that are known.
+        vocabulary: the number of tokens that the model knows; 0 where that is not known.
     """
 
     layers: int = 0
     widths: Mapping[str, int] = field(default_factory=dict)
     sites: Mapping[str, str] = field(default_factory=dict)
     largest: Largest = field(default_factory=dict)
+    vocabulary: int = 0
 
     def place(self, sae: Sae) -> Place:
         """Where an attached SAE reads and writes."""
@@ -96,13 +99,14 @@ def placed(steering: RequestSteering, attached: Sequence[Sae], model: ModelFacts
         Refusal: SAE_NOT_ATTACHED; INVALID_FEATURE_INDEX; VECTOR_MISMATCH; TOO_MANY_EDITS. INVALID_PARAMETER for
             `sae_steering`, and else INVALID_INTERVENTION: several attached SAEs could be meant, two entries of
             `sae_steering` name one feature of one SAE, the sum of `add` edits of a feature is outside [-200, 200], no
-            largest activation is known, a vector has not the layers, a vector that must be projected is added, or a
-            condition reads after the site that it decides about.
+            largest activation is known, a token is outside the vocabulary, a vector has not the layers, a vector that
+            must be projected is added, or a condition reads after the site that it decides about.
     """
     values: dict[str, dict[int, float]] = {}
     added: list[Edit] = []
     others: list[tuple[Place, Edit]] = []
     for at, asked in enumerate(steering.edits):
+        _check_tokens(steering, at, asked.positions, model)
         if isinstance(asked, SteeredVector):
             others += _directions(steering, at, asked, attached, model)
             continue
@@ -118,6 +122,17 @@ def placed(steering: RequestSteering, attached: Sequence[Sae], model: ModelFacts
     others = [(place, edit) for place, edit in others if not edit.is_idle]
     _check_counts(steering, others)
     return Placed(values, _arranged(others), tuple(added))
+
+
+def _check_tokens(
+    steering: RequestSteering, at: int, positions: Positions, model: ModelFacts
+) -> None:
+    parts = {"positions.tokens": positions.include, "positions.exclude.tokens": positions.exclude}
+    for part, selection in parts.items():
+        for token in selection.tokens if selection is not None and model.vocabulary else ():
+            if token >= model.vocabulary:
+                expected = f"ids of tokens below {model.vocabulary}, the size of the vocabulary"
+                raise invalid(steering, steering.where(at, part), expected, token_id=token)
 
 
 def standing_of(
@@ -249,7 +264,7 @@ def _chosen(
         return fitting[0]
     listed = [{"sae_id": sae.sae_id, "layer": sae.layer} for sae in attached]
     if not fitting:
-        missing = f"{choice} is not attached" if attached else "no SAE is attached"
+        missing = choice.absent if attached else "no SAE is attached"
         raise Refusal("SAE_NOT_ATTACHED", f"{where}: {missing}", param=where, attached=listed)
     # the layer tells one SAE at two layers apart, the ids tell several SAEs apart
     part = "layer" if len({sae.sae_id for sae in fitting}) == 1 else "sae_id"
@@ -311,7 +326,7 @@ def _layers(
         layers = set(asked.layers)
         is_wrong = not layers <= set(having)
     if is_wrong:
-        expected = f"layers of vector {vector.name!r}"
+        expected = "layers at which the vector has a direction"
         raise invalid(steering, steering.where(at, "layers"), expected, layers=having)
     return [direction for direction in vector.directions if direction.layer in layers]
 
