@@ -234,13 +234,19 @@ def test_a_safetensors_export_is_read_by_its_library(live: Running) -> None:
     assert {name: array.tolist() for name, array in load(data).items()} == {"mlp_out.1": [1, 2]}
 
 
-def test_a_vector_to_be_projected_stays_one_through_every_export(live: Running) -> None:
-    post(live, inline("refusal", operation="project"))
+def test_a_vector_to_be_projected_stays_one_through_every_export(
+    live: Running, tmp_path: Path
+) -> None:
+    """And its suggested value stays with it."""
+    keys = {"glp.mode": "project", "glp.spec_version": 1, "glp.alpha_default": 0.75}
+    file = gguf_file(tmp_path, {"direction.2": np.array([0.6, 0.8], "<f4")}, keys)
+    live.http.post(VECTORS, files={"file": ("v", file)}, data={"name": "refusal"})
     for format in ("gguf", "safetensors", "json"):
         answer = live.http.get(f"{VECTORS}/refusal/export?format={format}")
         data = answer.content if format != "json" else json.dumps(answer.json()["data"]).encode()
         again = live.http.post(VECTORS, files={"file": ("v", data)}, data={"name": format})
-        assert again.json()["data"]["operation"] == "project"
+        made = again.json()["data"]
+        assert (made["operation"], made["suggested_value"]) == ("project", 0.75)
 
 
 def test_gguf_has_no_layer_0_and_no_other_site(live: Running) -> None:

@@ -112,9 +112,19 @@ def test_the_refusal_direction_is_read_with_its_metadata() -> None:
     made = read("direction.pt", data, b'{"pos": -2, "layer": 10}')
     assert made.directions == (at(9, of=10),)
     assert (made.format, made.layer_convention) == ("refusal_direction", "resid_pre")
-    assert "layer" in refused("direction.pt", data).message
+    assert "direction_metadata.json" in refused("direction.pt", data).message
     first = read("direction.pt", torch_file(direction(0)), b'{"pos": -1, "layer": 0}')
     assert first.directions == (at(0, site="resid_pre"),)
+
+
+def test_a_refusal_direction_whose_layer_the_client_gives_is_read_with_a_warning() -> None:
+    """Without its metadata, the file may be any tensor of this name, so layer 10 stays layer 10."""
+    data = torch_file(direction(10))
+    made = read("direction.pt", data, layer=10)
+    assert (made.directions, made.layer_convention) == ((at(10),), "resid_post")
+    assert "resid_pre" in made.warnings[0]
+    told = read("direction.pt", data, layer=10, layer_convention="resid_pre")
+    assert (told.directions, told.warnings) == ((at(9, of=10),), ())
 
 
 def test_caa_files_have_their_layer_in_their_name() -> None:

@@ -199,7 +199,7 @@ class Vectors(Directions[VectorRow, Vector]):
             return row, await self._reader.read(exports.document, vector, hint, value)
         if format == "gguf":
             return row, await self._reader.read(exports.gguf, vector, hint, value)
-        return row, await self._reader.read(exports.safetensors, vector, hint)
+        return row, await self._reader.read(exports.safetensors, vector, hint, value)
 
     # ------------------------------------------------------------- neighbours
 

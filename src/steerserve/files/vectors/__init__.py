@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from steerserve.rules.steering.vector import (
     KIND,
     OPERATIONS,
     PROJECT,
+    SUGGESTED,
     Convention,
     Direction,
     Operation,
@@ -154,7 +156,8 @@ def _alone(
     """One direction. Its layer is `layer`, or the layer that the client gives."""
     index = layer if layer is not None else options.layer
     if index is None:
-        raise invalid(file, "does not say the layer of its direction; give it as `layer`")
+        beside = f", or send {METADATA} with it" if file == DIRECTION else ""
+        raise invalid(file, f"does not say the layer of its direction; give it as `layer`{beside}")
     found = _Found(format, [(key, index, RESID_POST, numbers)], is_named=layer is not None)
     return found
 
@@ -167,6 +170,8 @@ def _safetensors(file: str, stored: Mapping[str, Numbers], metadata: Mapping[str
             raise invalid(file, "is no known operation", "operation")
         found.operation = "project" if operation == PROJECT else "add"
         found.model_hint = metadata.get("model_hint") or None
+        with suppress(ValueError):
+            found.suggested_value = documents.suggestion(float(metadata.get(SUGGESTED, "")))
     for key, numbers in stored.items():
         if match := _SITE.fullmatch(key):
             found.entries.append((key, int(match[2]), match[1], numbers))
@@ -215,6 +220,12 @@ def _one(file: VectorFile, numbers: Numbers, options: ReadOptions) -> _Found:
     layer = int(match[1]) if match and options.layer is None else None
     found = _alone(file.name, "caa" if match else "torch", "tensor", numbers, options, layer)
     found.model_hint = match[2] if match else None
+    if file.name == DIRECTION and options.layer_convention is None:
+        found.warnings.append(
+            f"files of this name in refusal_direction are measured before their layer, which their {METADATA} says; "
+            f"without it, layer {options.layer} is the residual stream after block {options.layer}: give the "
+            "layer_convention resid_pre where the file is one of them"
+        )
     return found
 
 

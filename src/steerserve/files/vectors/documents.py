@@ -131,7 +131,7 @@ def _neuronpedia(file: str, said: dict[str, Any], key: str) -> JsonVector:
         [(key, layer, site, _floats(file, key, said[key]))],
         convention,
         model_hint=hint if isinstance(hint, str) else None,
-        suggested_value=_strength(strength),
+        suggested_value=suggestion(strength),
     )
 
 
@@ -163,11 +163,12 @@ def of_export(file: str, document: Mapping[str, Any]) -> JsonVector:
         found,
         operation=operation,
         model_hint=hint if isinstance(hint, str) else None,
-        suggested_value=_strength(document.get("suggested_value")),
+        suggested_value=suggestion(document.get("suggested_value")),
     )
 
 
-def _strength(value: object) -> float | None:
+def suggestion(value: object) -> float | None:
+    """A strength that a file recommends; None for what is no number."""
     is_number = type(value) in (int, float) and abs(value) < 1e30  # type: ignore[arg-type]
     return float(value) if is_number else None  # type: ignore[arg-type]
 

@@ -9,7 +9,7 @@ import struct
 from steerserve.errors import Refusal
 from steerserve.rules.models.gguf_layout import ALIGNMENT_DEFAULT
 from steerserve.rules.saes.sites import RESID_POST
-from steerserve.rules.steering.vector import ADD, KIND, PROJECT, Vector
+from steerserve.rules.steering.vector import ADD, KIND, PROJECT, SUGGESTED, Vector
 
 _VERSION = 3
 _STRING, _U32, _F32, _TENSOR_F32 = 8, 4, 6, 0
@@ -54,9 +54,12 @@ def gguf(vector: Vector, model_hint: str | None, suggested_value: float | None) 
     return _filled(whole) + b"".join(map(_filled, datas))
 
 
-def safetensors(vector: Vector, model_hint: str | None) -> bytes:
-    """A safetensors file with a tensor `<site>.<layer>` for each direction, and the operation in its metadata."""
+def safetensors(vector: Vector, model_hint: str | None, suggested_value: float | None) -> bytes:
+    """A safetensors file with a tensor `<site>.<layer>` for each direction. The operation and the suggested value are in
+    its metadata."""
     metadata = {"format": KIND, "operation": vector.operation, "name": vector.name}
+    if suggested_value is not None:
+        metadata[SUGGESTED] = repr(suggested_value)
     header: dict[str, object] = {"__metadata__": metadata | _hinted(model_hint)}
     end = 0
     for one in vector.directions:
@@ -76,7 +79,7 @@ def document(
     if vector.operation != ADD:
         said["operation"] = vector.operation
     if suggested_value is not None:
-        said["suggested_value"] = suggested_value
+        said[SUGGESTED] = suggested_value
     directions = [
         {
             "layer": one.layer,

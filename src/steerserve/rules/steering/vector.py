@@ -22,6 +22,7 @@ Operation = Literal["add", "project"]
 NAME_MAXIMUM = 120
 ID_PREFIX = "vec_"
 KIND = "steerserve.vector"
+SUGGESTED = "suggested_value"
 """The `kind` of exported JSON documents, and the format of exported safetensors files."""
 
 WIDTH_MAXIMUM = 1 << 16
