@@ -244,9 +244,13 @@ def test_a_model_name_may_carry_a_profile(steered: Running) -> None:
     for other in ({"profile": "calm one"}, edits(SET)):
         status, error = refused(steered, CHAT, **named, **other)
         assert (status, error["code"]) == (400, "invalid_parameter")
+    embedded = {**named, "input": "One day"}
+    status, error = steered.v1_error("/v1/embeddings", embedded)
+    assert (status, error["code"], error["param"]) == (400, "field_not_honoured", "model")
     steered.data("DELETE", f"/api/profiles/{profile}")
     status, error = refused(steered, CHAT, **named)
     assert (status, error["code"]) == (404, "model_not_found")
+    assert error["message"].endswith("and no profile is named 'calm one'")
 
 
 def test_roles_are_refused_where_there_are_no_messages(steered: Running) -> None:

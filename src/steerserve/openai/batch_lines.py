@@ -39,11 +39,11 @@ class BatchLines:
         }
         self._intake = intake
 
-    async def model(self, name: str, *, may_steer: bool) -> tuple[ServedModel, bool]:
-        model, profile = await self._intake.model(name, may_steer=may_steer)
+    async def model(self, name: str) -> tuple[ServedModel, str | None]:
+        model, profile = await self._intake.model(name)
         if isinstance(model, Refusal):
             raise model
-        return model, profile is not None
+        return model, profile
 
     async def answer(self, endpoint: str, body: bytes, client: str) -> Answered:
         # its refusals are those of no client, so they are not counted

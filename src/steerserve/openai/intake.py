@@ -10,7 +10,6 @@ from __future__ import annotations
 import codecs
 import secrets
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
@@ -224,12 +223,10 @@ class Intake:
         raw = arrived.body
         counts.check(route, raw, self._settings)
         is_strict = fields.is_strict(arrived.strict)
-        model, profile = await self.model(raw.get("model"), may_steer=route != fields.EMBEDDINGS)
+        model, profile = await self.model(raw.get("model"))
         engine = fields.CHECKPOINT if isinstance(model, Refusal) else model.engine
         fields.check_honoured(route, fields.changing(raw, route), engine, raw)
-        if profile is not None and engine != fields.CHECKPOINT:
-            why = "model: a GGUF model is never steered, so its name takes no profile"
-            raise Refusal("FIELD_NOT_HONOURED", why, param="model", fields=["model"])
+        fields.check_named_profile(profile, route, engine)
         unused = fields.unused(route, raw)
         ignored = unused + fields.unused_by(engine, raw)
         if ignored:
@@ -252,22 +249,30 @@ class Intake:
         sent = SentRequest(route, fields.read_fields(route, kept), raw.get("store") is not False)
         return _Opened(kept, base, model, arrived.policy, sent, profile)
 
-    async def model(
-        self, name: object, *, may_steer: bool
-    ) -> tuple[ServedModel | Refusal, str | None]:
+    async def model(self, name: object) -> tuple[ServedModel | Refusal, str | None]:
         """The model of this name, or its refusal, which `accept` raises after every field of the body was checked; and
         the profile of a name `model@profile`. A name that means a model has no profile."""
         text = name if isinstance(name, str) else ""
         try:
             return await self._models.resolve(text), None
         except Refusal as refusal:
-            if may_steer and refusal.code == "MODEL_NOT_FOUND":
-                for model, profile in naming.with_profile(text):
-                    with suppress(Refusal):
-                        served = await self._models.resolve(model)
-                        await self._profiles.named(profile)
-                        return served, profile
-            return refusal, None
+            unknown = refusal
+        if unknown.code != "MODEL_NOT_FOUND":
+            return unknown, None
+        for model, profile in naming.with_profile(text):
+            try:
+                served = await self._models.resolve(model)
+                await self._profiles.named(profile)
+            except Refusal as refusal:
+                if refusal.code == "PROFILE_NOT_FOUND":
+                    named = profile[: naming.NAME_MAXIMUM]
+                    why = f"{unknown.message}, and no profile is named {named!r}"
+                    return Refusal(unknown.code, why, param="model", **unknown.details), None
+                if refusal.code != "MODEL_NOT_FOUND":
+                    return refusal, None
+            else:
+                return served, profile
+        return unknown, None
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from steerserve.database.batches import AT_ONCE, BatchRow, BatchStore, LineAnswe
 from steerserve.database.files import FileStore
 from steerserve.errors import Refusal
 from steerserve.rules.inference import batches as rules
+from steerserve.rules.inference import fields
 from steerserve.rules.inference.batches import BatchLine, BatchStatus, InputCheck
 from steerserve.settings import Settings
 
@@ -42,8 +43,8 @@ class Answered:
 class LineRunner(Protocol):
     """Runs a line as a request of its own."""
 
-    async def model(self, name: str, *, may_steer: bool) -> tuple[ServedModel, bool]:
-        """The model that a name means, and whether the name carries a profile.
+    async def model(self, name: str) -> tuple[ServedModel, str | None]:
+        """The model that a name means, and the profile that the name carries.
 
         Raises:
             Refusal: MODEL_NOT_FOUND, AMBIGUOUS_MODEL_NAME, MODEL_LOAD_FAILED.
@@ -146,14 +147,15 @@ class BatchRun:
     async def _model(self, check: InputCheck) -> ServedModel | None:
         """The one model of all lines; the check notes where there is none."""
         first: ServedModel | None = None
-        may_steer = self.row.endpoint != "/v1/embeddings"
+        route = fields.EMBEDDINGS if self.row.endpoint == "/v1/embeddings" else fields.CHAT
         for name, line in check.models.items():
             try:
-                model, has_profile = await self._parts.runner.model(name, may_steer=may_steer)
+                model, profile = await self._parts.runner.model(name)
+                fields.check_named_profile(profile, route, model.engine)
             except Refusal as refusal:
                 check.fault(refusal.row.v1_code, refusal.message, line, "body.model")
                 continue
-            check.is_steered |= has_profile
+            check.is_steered |= profile is not None
             first = first or model
             if model.row.id != first.row.id:
                 why = f"all lines of a batch are for one model, and the first is for {first.name!r}"

@@ -272,6 +272,17 @@ def check_scoring(body: Mapping[str, object]) -> None:
         )
 
 
+def check_named_profile(profile: str | None, route: str, engine: str) -> None:
+    """Raises:
+    Refusal: FIELD_NOT_HONOURED for a name `model@profile` where nothing is steered.
+    """
+    if profile is None or (route != EMBEDDINGS and engine == CHECKPOINT):
+        return
+    what = "an embedding" if route == EMBEDDINGS else "a GGUF model"
+    why = f"model: {what} is never steered, so the name takes no profile"
+    raise Refusal("FIELD_NOT_HONOURED", why, param="model", fields=["model"])
+
+
 def unused(route: str, body: Mapping[str, object]) -> list[str]:
     """Locations of the fields that the route does not use."""
     used, has_logprobs = READ[route], "logprobs" in changing(body)
