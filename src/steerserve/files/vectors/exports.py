@@ -55,8 +55,8 @@ def gguf(vector: Vector, model_hint: str | None, suggested_value: float | None) 
 
 
 def safetensors(vector: Vector, model_hint: str | None, suggested_value: float | None) -> bytes:
-    """A safetensors file with a tensor `<site>.<layer>` for each direction. The operation and the suggested value are in
-    its metadata."""
+    """A safetensors file with a tensor `<site>.<layer>` for each direction. Its metadata have the operation and the
+    suggested value."""
     metadata = {"format": KIND, "operation": vector.operation, "name": vector.name}
     if suggested_value is not None:
         metadata[SUGGESTED] = repr(suggested_value)

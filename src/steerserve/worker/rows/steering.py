@@ -45,7 +45,8 @@ class RowSteering:
     """The steering of one row. `prompt` and `out` are the row's own lists of tokens, and `out` grows.
 
     With `counted`, it is counted where the edits of the row act; `counted` has the edits among the values that the plan
-    adds, and `listed` all edits that the row had at its start. The projections on the directions `watched` are read in each pass, at the last position of the row.
+    adds, and `listed` all edits that the row had at its start. The projections on the directions `watched` are read in
+    each pass, at the last position of the row.
     """
 
     def __init__(
