@@ -14,18 +14,10 @@ from datetime import datetime
 import structlog
 
 from steerserve import messages as m
-from steerserve.control.bus import (
-    Bus,
-    CircuitFired,
-    LoadComplete,
-    SaeAttached,
-    SaeDetached,
-    ServedCircuitsChanged,
-    UnloadComplete,
-)
+from steerserve.control.bus import Bus, CircuitFired, ServedCircuitsChanged
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.resident import Attachment
-from steerserve.control.sensing.arming import ArmedAt, SensingState
+from steerserve.control.sensing.arming import ArmedAt
 from steerserve.control.sensing.recorder import READ_SECONDS, Recorder
 from steerserve.control.sensing.sensing_views import (
     CircuitSensingChange,
@@ -35,6 +27,7 @@ from steerserve.control.sensing.sensing_views import (
     SensingIntent,
     edge_firing,
 )
+from steerserve.control.sensing.sensor import Sensor
 from steerserve.control.steering.steering import Steering
 from steerserve.database.circuits import CircuitStore, WholeCircuit
 from steerserve.errors import Refusal
@@ -63,8 +56,11 @@ class _Candidate:
 _Armed = ArmedAt[tuple[m.ArmedCircuit, ...], tuple[SensedCircuitReport, ...]]
 
 
-class CircuitSensing:
+class CircuitSensing(Sensor[tuple[m.ArmedCircuit, ...], tuple[SensedCircuitReport, ...]]):
     """Decides which circuits are armed."""
+
+    NOUN = "circuit sensing"
+    FOLLOWS = ServedCircuitsChanged
 
     def __init__(
         self,
@@ -75,23 +71,16 @@ class CircuitSensing:
         bus: Bus,
         recorder: Recorder,
     ) -> None:
+        super().__init__(conductor, bus, recorder)
         self._settings = settings
         self._store = store
         self._steering = steering
-        self._conductor = conductor
-        self.recorder = recorder
         recorder.publish(lambda row: bus.publish(CircuitFired(edge_facts(row))))
         self._thresholds = Thresholds(
             settings.circuit_sensing_epsilon, settings.circuit_sensing_theta_floor
         )
-        self._arming: SensingState[tuple[m.ArmedCircuit, ...], tuple[SensedCircuitReport, ...]] = (
-            SensingState(conductor, _send, self._listen)
-        )
-        self._overhead: float | None = None
         self._truncated: tuple[int, ...] = ()
         self._sensed = self._cut_off = 0
-        self._tasks: set[asyncio.Task[None]] = set()
-        bus.subscribe(self._notice)
 
     # ------------------------------------------------------------- reading
 
@@ -100,11 +89,6 @@ class CircuitSensing:
         """How many circuits an engine senses now."""
         armed = self._arming.now
         return len(armed.message) if armed is not None else 0
-
-    async def settled(self) -> None:
-        """What is armed has followed the circuits that serve."""
-        while self._tasks:
-            await asyncio.wait(self._tasks)
 
     async def status(self) -> CircuitSensingState:
         if self._tasks:
@@ -161,14 +145,7 @@ class CircuitSensing:
         """Raises:
         Refusal: CIRCUIT_SENSING_EVENT_NOT_FOUND.
         """
-        row = await self.recorder.get(event_id)
-        if row is None:
-            raise Refusal(
-                "CIRCUIT_SENSING_EVENT_NOT_FOUND",
-                f"no circuit sensing event has the id {event_id}; old events are deleted",
-                event_id=event_id,
-            )
-        return edge_record(row)
+        return edge_record(await self._row(event_id))
 
     # ------------------------------------------------------------- editing
 
@@ -270,21 +247,8 @@ class CircuitSensing:
 
     # ------------------------------------------------------------- events
 
-    def _notice(self, event: object) -> None:
-        """Called by the bus. Other circuits, another SAE or another model may change what is armed."""
-        if not isinstance(
-            event,
-            ServedCircuitsChanged | SaeAttached | SaeDetached | LoadComplete | UnloadComplete,
-        ):
-            return
-        task = asyncio.create_task(self._sync(), name="circuit-sensing-arm")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def close(self) -> None:
-        """Wait for the work in the background: what is armed follows the last event, and the firings are written."""
-        await self.settled()
-        await self.recorder.settled()
+    async def _send(self, engine: Engine, message: tuple[m.ArmedCircuit, ...] | None) -> None:
+        await engine.change(m.setting(circuits=message or ()))
 
     async def _sync(self) -> None:
         why = await self._arming.arm(self._wanted)
@@ -295,18 +259,10 @@ class CircuitSensing:
         engine.on_edges = self._take
 
     def _take(self, told: m.SensedEdges) -> None:
-        """Record what was sensed of one circuit in one choice."""
-        self._overhead = told.overhead_ms
         self._truncated = tuple(told.truncated_layers)
         self._sensed += 1
         self._cut_off += bool(told.truncated_layers)
-        fired = [edge_firing(told, edge) for edge in told.edges]
-        self.recorder.take(told.subject, fired, told.overhead_ms, told.label)
-
-
-async def _send(engine: Engine, circuits: tuple[m.ArmedCircuit, ...] | None) -> None:
-    """Let an engine sense the circuits."""
-    await engine.change(m.setting(circuits=circuits or ()))
+        self._record(told, [edge_firing(told, edge) for edge in told.edges])
 
 
 def attached_layers(circuit: Circuit, attached: Sequence[Attachment]) -> dict[int, AttachedLayer]:

@@ -6,7 +6,6 @@ record of a profile has the wish of the operator; this module follows it.
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 from dataclasses import dataclass
 from datetime import datetime
@@ -16,18 +15,10 @@ import structlog
 from msgspec import structs
 
 from steerserve import messages as m
-from steerserve.control.bus import (
-    ActiveProfileChanged,
-    Bus,
-    ClusterFired,
-    LoadComplete,
-    SaeAttached,
-    SaeDetached,
-    UnloadComplete,
-)
+from steerserve.control.bus import ActiveProfileChanged, Bus, ClusterFired
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.resident import Attachment
-from steerserve.control.sensing.arming import ArmedAt, SensingState
+from steerserve.control.sensing.arming import ArmedAt
 from steerserve.control.sensing.recorder import Recorder
 from steerserve.control.sensing.sensing_views import (
     ClusterFirings,
@@ -38,6 +29,7 @@ from steerserve.control.sensing.sensing_views import (
     SensingIntent,
     cluster_firing,
 )
+from steerserve.control.sensing.sensor import Sensor
 from steerserve.control.steering.serving import Serving
 from steerserve.database.documents import Documents, ProfileRow
 from steerserve.errors import Refusal
@@ -67,8 +59,11 @@ class ClusterFacts:
 _Armed = ArmedAt[m.ArmedCluster, ClusterFacts]
 
 
-class ClusterSensing:
+class ClusterSensing(Sensor[m.ArmedCluster, ClusterFacts]):
     """Decides which cluster is armed. `Serving.editing` is held while that is decided."""
+
+    NOUN = "sensing"
+    FOLLOWS = ActiveProfileChanged
 
     def __init__(
         self,
@@ -79,21 +74,14 @@ class ClusterSensing:
         bus: Bus,
         recorder: Recorder,
     ) -> None:
+        super().__init__(conductor, bus, recorder)
         self._settings = settings
         self._documents = documents
         self._serving = serving
-        self._conductor = conductor
-        self.recorder = recorder
         recorder.publish(lambda row: bus.publish(ClusterFired(cluster_facts(row))))
         self._thresholds = Thresholds(settings.sensing_epsilon, settings.sensing_theta_floor)
-        self._arming: SensingState[m.ArmedCluster, ClusterFacts] = SensingState(
-            conductor, self._send, self._listen
-        )
         self._armings = itertools.count(1)
-        self._overhead: float | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
         serving.follow(self._follow)
-        bus.subscribe(self._notice)
 
     # ------------------------------------------------------------- reading
 
@@ -141,14 +129,7 @@ class ClusterSensing:
         """Raises:
         Refusal: SENSING_EVENT_NOT_FOUND.
         """
-        row = await self.recorder.get(event_id)
-        if row is None:
-            raise Refusal(
-                "SENSING_EVENT_NOT_FOUND",
-                f"no sensing event has the id {event_id}; old events are deleted",
-                event_id=event_id,
-            )
-        return cluster_record(row)
+        return cluster_record(await self._row(event_id))
 
     # ------------------------------------------------------------- editing
 
@@ -243,11 +224,11 @@ class ClusterSensing:
         )
         return ArmedAt(engine, (attachment,), armed, ClusterFacts(row.name, plan))
 
-    async def _send(self, engine: Engine, cluster: m.ArmedCluster | None) -> None:
+    async def _send(self, engine: Engine, message: m.ArmedCluster | None) -> None:
         """Let an engine sense the cluster. What was reported under an earlier arming counts no more."""
-        if cluster is not None and self._settings.sensing_dedup_history:
-            cluster = structs.replace(cluster, history=next(self._armings))
-        await engine.change(m.setting(cluster=cluster))
+        if message is not None and self._settings.sensing_dedup_history:
+            message = structs.replace(message, history=next(self._armings))
+        await engine.change(m.setting(cluster=message))
 
     def _site(self, row: ProfileRow) -> Attachment:
         """The SAE that the cluster steers, or the first that fits it.
@@ -269,17 +250,6 @@ class ClusterSensing:
 
     # ------------------------------------------------------------- events
 
-    def _notice(self, event: object) -> None:
-        """Called by the bus. Another SAE, another model or another active profile may change what is armed."""
-        if not isinstance(
-            event,
-            ActiveProfileChanged | SaeAttached | SaeDetached | LoadComplete | UnloadComplete,
-        ):
-            return
-        task = asyncio.create_task(self._sync(), name="sensing-arm")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
     async def _sync(self) -> None:
         try:
             async with self._serving.editing:
@@ -291,16 +261,7 @@ class ClusterSensing:
         engine.on_spans = self._take
 
     def _take(self, told: m.SensedSpans) -> None:
-        """Record what was sensed in one choice."""
-        self._overhead = told.overhead_ms
-        fired = [cluster_firing(told, span) for span in told.spans]
-        self.recorder.take(told.subject, fired, told.overhead_ms, told.label)
-
-    async def close(self) -> None:
-        """Wait for the work in the background: what is armed follows the last event, and the firings are written."""
-        while self._tasks:
-            await asyncio.wait(self._tasks)
-        await self.recorder.settled()
+        self._record(told, [cluster_firing(told, span) for span in told.spans])
 
     # ------------------------------------------------------------- inside
 
