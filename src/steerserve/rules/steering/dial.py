@@ -33,7 +33,6 @@ from steerserve.rules.steering.live import (
     INTERVENTIONS,
     Live,
     Values,
-    at_intensity,
     total,
     without_interventions,
 )
@@ -175,10 +174,7 @@ def _planned(
     strength = resolved(intensity, scaled)
     if profile is None and not any(scaled.values.values()):
         return Plan()  # a dial alone does not switch steering on after an operator switched it off
-    overlay: Mapping[str, Values] = {
-        key: {index: at_intensity(value, strength) for index, value in values.items()}
-        for key, values in scaled.values.items()
-    }
+    overlay: Mapping[str, Values] = scaled_by(scaled.values, strength)
     edits: tuple[Edit, ...] = ()
     if profile is not None and profile.edits is not None:
         made = profile.edits.placed(attached, model)
@@ -258,10 +254,7 @@ def _own(
     strength = otherwise.echo
     if strength is None:
         strength = resolved(intensity, DialBase(asked.values, configured))
-    overlay: Mapping[str, Values] = {
-        key: {index: at_intensity(value, strength) for index, value in features.items()}
-        for key, features in asked.values.items()
-    }
+    overlay: Mapping[str, Values] = scaled_by(asked.values, strength)
     edits = tuple(at_strength(edit, strength) for edit in asked.edits)
     keeps_norm = own.keeps_norm
     if own.is_added:
