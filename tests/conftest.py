@@ -19,9 +19,6 @@ from msgspec import structs
 # the models in tests are tiny: with one thread each they are fastest, and several engines do not wait for a core
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TORCH_THREADS", "1")
-# modules are compiled once, and not by each process of each run
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-sys.dont_write_bytecode = False
 
 from steerserve import demo
 from steerserve.control.sensing import circuit_sensing, recorder
@@ -42,11 +39,14 @@ class Start(Protocol):
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let the files and folders that the command line names be collected from the outside in.
+    """Let the files and folders that the command line names be collected from the outside in, and let compiled modules
+    be kept, so that no process of a later run compiles them again.
 
     For a file that is named, pytest collects its folder anew. The folders inside are new objects then, and those that
     are collected later have lost the fixtures of their `conftest.py`.
     """
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
     config.args.sort(key=_depth)
 
 

@@ -156,6 +156,72 @@ def test_a_named_cluster_without_an_intensity_has_its_own() -> None:
 
 # ------------------------------------------------------------------ documents
 
+MINIMAL: dict[str, Any] = {
+    "kind": cluster.DEFINITION,
+    "schema_version": "1",
+    "name": "small",
+    "members": [{"feature_idx": 1, "strength": 3}],
+}
+
+
+def refused(body: bytes) -> Refusal:
+    with pytest.raises(Refusal) as raised:
+        cluster.parse(body)
+    return raised.value
+
+
+@pytest.mark.parametrize(
+    ("change", "place"),
+    [
+        ({"schema_version": 1}, ["schema_version"]),
+        ({"schema_version": "2"}, ["schema_version"]),
+        ({"name": ""}, ["name"]),
+        ({"name": "n" * 500}, ["name"]),
+        ({"name": None}, ["name"]),
+        ({"narrative": "x" * 10_001}, ["narrative"]),
+        ({"members": []}, ["members"]),
+        ({"members": [{"feature_idx": i, "strength": 1} for i in range(21)]}, ["members"]),
+        ({"members": [{"feature_idx": 1}]}, ["members", 0, "strength"]),
+        ({"members": {"1": 3}}, ["members"]),
+        ({"sae": {"layer": -1}}, ["sae", "layer"]),
+        ({"budget": {"intensity": 2.5}}, ["budget", "intensity"]),
+        ({"budget": []}, ["budget"]),
+        ({"provenance": {"source_note": "x" * 501}}, ["provenance", "source_note"]),
+        ({"model": {"hf_id": 3}}, ["model", "hf_id"]),
+    ],
+)
+def test_a_document_that_breaks_its_contract_is_refused(
+    change: dict[str, Any], place: list[Any]
+) -> None:
+    refusal = refused(json.dumps(MINIMAL | change).encode())
+    assert refusal.code == "VALIDATION_ERROR"
+    assert refusal.details["errors"][0]["loc"] == ["body", *place]
+
+
+def test_a_bundle_with_one_bad_definition_is_refused_as_a_whole() -> None:
+    definitions = [MINIMAL, *[MINIMAL | {"members": []}] * 30]
+    refusal = refused(json.dumps({"kind": cluster.BUNDLE, "definitions": definitions}).encode())
+    assert [error["loc"][2] for error in refusal.details["errors"]] == list(range(1, 11))
+
+
+@pytest.mark.parametrize("number", [b"NaN", b"-Infinity", b"1e999"])
+@pytest.mark.parametrize("place", [b'"budget":{"intensity":%s}', b'"unknown":[%s]'])
+def test_a_number_that_json_does_not_have_is_refused(number: bytes, place: bytes) -> None:
+    body = json.dumps(MINIMAL).encode()[:-1] + b"," + place % number + b"}"
+    assert refused(body).code == "VALIDATION_ERROR"
+
+
+@pytest.mark.parametrize("kind", ["mistudio.circuit-definition", "other", 3, None])
+def test_a_document_of_another_kind_is_refused(kind: Any) -> None:
+    document = MINIMAL | {"kind": kind, "saes": [], "edges": []}
+    assert refused(json.dumps(document).encode()).code == "UNKNOWN_KIND"
+
+
+def test_a_document_that_leaves_out_its_kind_is_recognised_by_its_parts() -> None:
+    bare = {key: value for key, value in MINIMAL.items() if key != "kind"}
+    assert not cluster.parse(json.dumps(bare).encode()).is_bundle
+    assert cluster.parse(json.dumps({"definitions": [bare]}).encode()).is_bundle
+
 
 def test_a_feature_that_stands_twice_counts_with_its_first_entry() -> None:
     raw = [{"feature_idx": 3, "strength": 1}, {"feature_idx": 3, "strength": 2}]
