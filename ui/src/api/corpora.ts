@@ -1,16 +1,31 @@
 // Corpora: what was read of many texts for the features of the attached SAEs.
 import { queryOptions, useQuery } from "@tanstack/react-query";
-import { request, type Body, type Data } from "./client";
-import { models, POLL } from "./queries";
+import { described, request, type Body, type Data } from "./client";
+import { BUSY_POLL, models, POLL } from "./queries";
 
-export type Corpora = Data<"/api/corpora">;
+export type Corpus = Data<"/api/corpora">["corpora"][number];
+export type CorpusBody = Body<"/api/corpora">;
 export type Rank = NonNullable<Body<"/api/monitoring/statistics/top">["rank"]>;
 
 export const corpora = queryOptions({
   queryKey: ["corpora"] as const,
   queryFn: ({ signal }) => request("get", "/api/corpora", { signal }),
-  staleTime: POLL,
+  refetchInterval: ({ state }) => (state.data?.corpora.some((one) => one.state === "reading") === true ? BUSY_POLL : POLL),
 });
+
+/** Begin to read a corpus. It goes on as a job, also where the page is left. */
+export async function readCorpus(body: CorpusBody): Promise<string> {
+  return (await request("post", "/api/corpora", { body })).job.id;
+}
+
+/** The same request, for people who want to copy it. */
+export function describedCorpus(body: CorpusBody) {
+  return described("post", "/api/corpora", { body });
+}
+
+export function removeCorpus(corpus_id: string) {
+  return request("delete", "/api/corpora/{corpus_id}", { path: { corpus_id } });
+}
 
 /** Whether a corpus was read of the SAE at this layer of the loaded model, so that its features can be ranked by it. */
 export function useCanRank(place: { sae_id: string; layer: number } | null): boolean {

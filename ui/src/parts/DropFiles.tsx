@@ -1,7 +1,8 @@
 // Files that are dropped anywhere on the page or chosen, and what became of each, beside its name.
-import { useEffect, useRef, useState } from "react";
+import { useState } from "react";
 import type { Imported } from "../rules/imported";
 import { ErrorNotice } from "./ErrorNotice";
+import { FileDrop } from "./FileDrop";
 
 interface Outcome {
   key: number;
@@ -44,37 +45,24 @@ export function DropFiles({
       tell({ documents: null, error });
     }
   };
-  const take = async (files: FileList | null | undefined) => {
-    for (const file of files ?? []) {
+  const take = async (files: FileList) => {
+    for (const file of files) {
       last += 1;
       const key = last;
       setOutcomes((before) => [{ key, file, documents: null }, ...before]);
       await one(key, file);
     }
   };
-  const isOver = useDroppedFiles((files) => void take(files));
   return (
     <div className="flow">
-      <label className="drop" data-over={isOver || undefined}>
-        <span>
-          <span className="strong">Import {what}</span>
-          <br />
-          Drop files here, or choose them.
-        </span>
-        <input
-          type="file"
-          multiple
-          accept={accept}
-          aria-label={`Import ${what} from files`}
-          onChange={(event) => {
-            const { files } = event.target;
-            void take(files).finally(() => {
-              // the same file can be chosen again
-              event.target.value = "";
-            });
-          }}
-        />
-      </label>
+      <FileDrop
+        title={`Import ${what}`}
+        says="Drop files here, or choose them."
+        label={`Import ${what} from files`}
+        accept={accept}
+        isMultiple
+        onFiles={take}
+      />
       <ul className="flow" aria-live="polite" aria-label="Imported files">
         {outcomes.map((outcome) => (
           <li key={outcome.key} className="imported">
@@ -149,38 +137,4 @@ function OneFile({
       ))}
     </>
   );
-}
-
-/** Takes files that are dropped on the page, so that the browser does not leave it for them. */
-function useDroppedFiles(take: (files: FileList) => void): boolean {
-  const [isOver, setOver] = useState(false);
-  const latest = useRef(take);
-  useEffect(() => {
-    latest.current = take;
-  });
-  useEffect(() => {
-    const over = (event: DragEvent) => {
-      if (event.dataTransfer?.types.includes("Files") !== true) return;
-      event.preventDefault();
-      setOver(true);
-    };
-    const leave = (event: DragEvent) => {
-      if (event.relatedTarget === null) setOver(false);
-    };
-    const drop = (event: DragEvent) => {
-      if (event.dataTransfer?.types.includes("Files") !== true) return;
-      event.preventDefault();
-      setOver(false);
-      latest.current(event.dataTransfer.files);
-    };
-    window.addEventListener("dragover", over);
-    window.addEventListener("dragleave", leave);
-    window.addEventListener("drop", drop);
-    return () => {
-      window.removeEventListener("dragover", over);
-      window.removeEventListener("dragleave", leave);
-      window.removeEventListener("drop", drop);
-    };
-  }, []);
-  return isOver;
 }

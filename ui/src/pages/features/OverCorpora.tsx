@@ -1,6 +1,7 @@
 // What corpora say about a feature: how often it fires, how strongly, and where.
 import { useState } from "react";
 import type { UseQueryResult } from "@tanstack/react-query";
+import { Link } from "react-router";
 import type { Feature } from "../../api/features";
 import { ExampleTokens } from "../../parts/ExampleTokens";
 import { Figure } from "../../parts/Figure";
@@ -31,7 +32,7 @@ export function OverCorpora({ query }: { query: UseQueryResult<Feature> }) {
       isEmpty={() => shown === undefined}
       empty={
         <>
-          No corpus was read for this SAE. Texts are read once with <code>POST /api/corpora</code>.
+          No corpus was read for this SAE. <Link to="/corpora">Read one.</Link>
         </>
       }
       actions={
