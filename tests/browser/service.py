@@ -49,7 +49,7 @@ class Demo:
         self._ready = threading.Event()
         self.process = subprocess.Popen(
             [sys.executable, "-m", "steerserve", "demo", "--port", str(self.port)],
-            env=os.environ | {"STEERSERVE_HOME": str(self.home)},
+            env=os.environ | {"STEERSERVE_HOME": str(self.home), "RECORD_RUNS": "true"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -173,6 +173,9 @@ class Demo:
                     self.data("DELETE", f"/api/{noun}/{row['id']}")
         for row in self.data("GET", "/api/vectors")["vectors"]:
             self.data("DELETE", f"/api/vectors/{row['id']}")
+        for row in self.data("GET", "/api/corpora")["corpora"]:
+            if row["id"] != demo.CORPUS_ID:
+                self.data("DELETE", f"/api/corpora/{row['id']}")
         self.data("DELETE", "/api/saes/steering")
         self.data("POST", "/api/monitoring/enable", {"enabled": False})
         self.data("DELETE", "/api/monitoring/history")

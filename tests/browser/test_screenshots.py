@@ -57,9 +57,24 @@ BEGIN: dict[str, tuple[str, Callable[[Visit], None]]] = {
 """What a picture of a page begins with: its link, and what a person does then."""
 
 
-@pytest.mark.skipif(
+asked = pytest.mark.skipif(
     "SCREENSHOTS" not in os.environ, reason="pictures are taken by `make screenshots`"
 )
+
+
+@asked
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_picture_of_a_feature_is_taken(tab: Tab, served: Demo, scheme: str) -> None:
+    proof, sae = demo.proof(), served.data("GET", "/api/saes/attachment")["sae_id"]
+    visit = tab(color_scheme=scheme).open(
+        f"/features/{sae}/{proof['layer']}/{proof['feature_idx']}"
+    )
+    expect(visit.page.get_by_role("list", name="Strongest examples")).to_be_visible()
+    visit.page.evaluate("document.fonts.ready")
+    keep(visit.page.screenshot(), f"feature-{scheme}.png")
+
+
+@asked
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("entry", entries(), ids=lambda entry: entry.path)
 def test_a_picture_is_taken(tab: Tab, served: Demo, entry: Entry, scheme: str) -> None:

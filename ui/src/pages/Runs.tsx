@@ -4,12 +4,12 @@ import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
 import { exportRuns, importRuns, runs, RUNS_MAXIMUM, type RunSummary } from "../api/runs";
 import { ErrorNotice } from "../parts/ErrorNotice";
 import { FileDrop } from "../parts/FileDrop";
-import { Clock } from "../parts/Moment";
 import { notifyError } from "../parts/Notices";
 import { Panel, QueryPanel } from "../parts/Panel";
 import { saveFile } from "../parts/saveFile";
 import { Shelf } from "../parts/Shelf";
 import { useLink } from "../parts/useLink";
+import { clock } from "../rules/age";
 import { bytes, count } from "../rules/bytes";
 import { text } from "../rules/link";
 import { kindOf } from "../rules/runs";
@@ -55,7 +55,7 @@ export default function Runs() {
                 label="Runs"
                 selected={opened}
                 onSelect={open}
-                items={all.map((one) => ({ id: one.request_id, name: one.request_id, isActive: false, facts: <Line run={one} /> }))}
+                items={all.map((one) => ({ id: one.request_id, name: nameOf(one), isActive: false, facts: factsOf(one) }))}
               />
               {total > all.length && limit < RUNS_MAXIMUM && (
                 <button type="button" className="small" onClick={() => setLimit(RUNS_MAXIMUM)}>
@@ -90,12 +90,16 @@ function Off() {
   );
 }
 
-function Line({ run }: { run: RunSummary }) {
-  const tokens = run.completion_tokens;
+function nameOf({ created_at, route }: RunSummary): string {
+  return `${clock(created_at, Date.now())}, ${kindOf(route)}`;
+}
+
+function factsOf({ request_id, model, completion_tokens: tokens, steering_state }: RunSummary) {
   return (
     <>
-      <Clock at={run.created_at} /> · {kindOf(run.route)} · {run.model} · {count(tokens)} {tokens === 1 ? "token" : "tokens"} ·{" "}
-      {run.steering_state === null ? "not steered" : "steered"}
+      {model} · {count(tokens)} {tokens === 1 ? "token" : "tokens"} · {steering_state === null ? "not steered" : "steered"}
+      <br />
+      {request_id}
     </>
   );
 }

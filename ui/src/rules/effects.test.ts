@@ -1,5 +1,5 @@
 import { expect, it } from "vitest";
-import { at, ladderOf, scaleOf, wordsIn } from "./effects";
+import { at, bringing, ladderOf, scaleOf, wordsIn } from "./effects";
 
 it("measures at parts and multiples of the typical strength, within the bounds of a feature", () => {
   expect(ladderOf(40)).toEqual([10, 20, 40, 80, 160]);
@@ -13,6 +13,12 @@ it("measures at parts and multiples of the typical strength, within the bounds o
 it("takes the words between commas, each once", () => {
   expect(wordsIn(" sea, boat ,, sea")).toEqual(["sea", "boat"]);
   expect(wordsIn(" ")).toEqual([]);
+});
+
+it("finds the smallest strength that brings the words into half of the texts", () => {
+  const rows = [[80, 1], [40, 0.5], [20, 0.4]].map(([strength, share_with_words]) => ({ strength: strength ?? 0, share_with_words: share_with_words ?? null }));
+  expect(bringing(rows)?.strength).toBe(40);
+  expect(bringing([{ strength: 20, share_with_words: null }])).toBeUndefined();
 });
 
 it("places points between the least and the most of all lines", () => {

@@ -11,6 +11,14 @@ export function ladderOf(typical: number | null): number[] {
   return [...new Set(steps)];
 }
 
+/** The least share of texts with the words at which a strength counts as one that brings them. */
+const HALF = 0.5;
+
+/** The row of the smallest strength at which at least half of the texts have the words; undefined where none has. */
+export function bringing<R extends { strength: number; share_with_words: number | null }>(rows: readonly R[]): R | undefined {
+  return [...rows].sort((a, b) => a.strength - b.strength).find(({ share_with_words }) => (share_with_words ?? 0) >= HALF);
+}
+
 /** The words of a field, which commas separate. */
 export function wordsIn(text: string): string[] {
   return [...new Set(text.split(",").map((word) => word.trim()))].filter((word) => word !== "");

@@ -38,6 +38,10 @@ export function Result({ id }: { id: string }) {
             95 % interval. <b>Held out</b> is the same on texts that had no part in the choice: the first of thousands look
             better than they are, and this figure does not.
           </p>
+          <p className="quiet">
+            The tokens under a name are what the feature promotes when it is turned up. A feature that fires with a concept may
+            write something else: to steer, take one whose tokens are of the concept.
+          </p>
         </>
       )}
     </Panel>

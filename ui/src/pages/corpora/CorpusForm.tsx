@@ -107,7 +107,6 @@ export function CorpusForm({ job, onBegun }: { job: string; onBegun: (job: strin
           <label className="number-field">
             Field of JSON Lines
             <input
-              className="text-field"
               value={place.text_field}
               maxLength={100}
               spellCheck={false}

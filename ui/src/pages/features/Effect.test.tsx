@@ -53,6 +53,9 @@ it("a link shows the curves of its job, and starts nothing", async () => {
   expect(curve.getAttribute("aria-label")).toContain("this feature: 0.00 at 0, 0.50 at 20, 1.50 at 40");
   expect(curve.getAttribute("aria-label")).toContain("random directions: 0.00 at 0, 0.10 at 20, 0.40 at 40");
   expect(screen.getByRole("img", { name: /a word begins/ }).getAttribute("aria-label")).toContain("words to compare");
+  expect(screen.getByText(/100 % of the texts have the words, without steering 0 %/)).toBeTruthy();
+  const words = screen.getByRole("link", { name: "Steer at 40.0" });
+  expect(decodeURIComponent(words.getAttribute("href") ?? "")).toContain("[[90,40,1,");
   const link = screen.getByRole("link", { name: "Steer at 30.0" });
   expect(decodeURIComponent(link.getAttribute("href") ?? "")).toContain("[[90,30,1,");
   const rows = within(screen.getByRole("group", { name: "Figures of each strength" })).getAllByRole("row");

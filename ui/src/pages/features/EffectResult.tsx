@@ -3,6 +3,7 @@ import { Link } from "react-router";
 import type { EffectRow, Effects } from "../../api/effects";
 import { Curves } from "../../parts/Curves";
 import { decimal, percent } from "../../rules/bytes";
+import { bringing } from "../../rules/effects";
 import { steerPath, type FeaturePlace } from "../../rules/places";
 
 const LEVEL = { value: 1, name: "1 nat" };
@@ -29,6 +30,7 @@ export function EffectResult({ found, place }: { found: Effects; place: FeatureP
           </>
         )}
       </p>
+      {target !== null && <Words found={found} place={place} />}
       <div className="columns">
         <Curves
           title="KL to the plain model, 95 % quantile"
@@ -67,6 +69,21 @@ export function EffectResult({ found, place }: { found: Effects; place: FeatureP
         </dl>
       </details>
     </div>
+  );
+}
+
+/** The strength at which the words that were looked for come. */
+function Words({ found: { rows, plain }, place }: { found: Effects; place: FeaturePlace & { layer: number } }) {
+  const row = bringing(rows);
+  if (row === undefined) return <p>At no strength do half of the texts have the words.</p>;
+  return (
+    <p>
+      At <strong>{decimal(row.strength, 1)}</strong> {percent(row.share_with_words)} of the texts have the words, without
+      steering {percent(plain.share_with_words)}.{" "}
+      <Link className="button" to={steerPath(place.sae, place.layer, place.index, row.strength)}>
+        Steer at {decimal(row.strength, 1)}
+      </Link>
+    </p>
   );
 }
 
