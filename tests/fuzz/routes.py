@@ -133,6 +133,7 @@ ROUTES: tuple[tuple[float, str, str, Any], ...] = (
     (1, "GET", "/api/runs?limit=5", None),
     (1, "GET", "/api/runs/{run}", None),
     (1, "POST", "/api/runs/{run}/replay", None),
+    (0.3, "DELETE", "/api/runs/cmpl-{unique}", None),
     (0.3, "GET", "/api/runs/export", None),
     (1, "POST", "/api/runs/import", {"runs": [RUN | {"request_id": "cmpl-{unique}"}]}),
     (

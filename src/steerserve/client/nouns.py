@@ -43,6 +43,7 @@ from steerserve.control.inference.effect_views import Effects
 from steerserve.control.inference.views import (
     Contrast,
     ContrastedFeature,
+    DeletedRun,
     ImportedRuns,
     JobList,
     JobRecord,
@@ -1170,6 +1171,9 @@ class Runs(Noun[Mode]):
 
     @route("GET", "/api/runs/{request_id}")
     def get(self, request_id: str) -> Run: ...
+
+    @route("DELETE", "/api/runs/{request_id}")
+    def delete(self, request_id: str) -> DeletedRun: ...
 
     @route("POST", "/api/runs/{request_id}/replay")
     def replay(self, request_id: str) -> Replayed:

@@ -108,6 +108,16 @@ class RunStore:
             found: str | None = await connection.scalar(wanted)
         return found
 
+    async def remove(self, request_id: str) -> bool:
+        """Delete one record, and return whether there was one.
+
+        Raises:
+            Refusal: DATABASE_UNAVAILABLE.
+        """
+        gone = delete(runs).where(runs.c.request_id == request_id, self._is_kept())
+        async with self._database.write(frees=True) as connection:
+            return (await connection.execute(gone)).rowcount > 0
+
     async def all(self) -> AsyncIterator[str]:
         """Every record as JSON, the oldest first.
 

@@ -78,6 +78,7 @@ ACTIONS: dict[tuple[str, str], str] = {
     ("POST", "/api/circuits/{circuit_id}/deactivate"): "circuit_deactivate",
     ("DELETE", "/api/circuits/{circuit_id}"): "circuit_delete",
     ("POST", "/api/runs/import"): "runs_import",
+    ("DELETE", "/api/runs/{request_id}"): "run_delete",
     ("DELETE", "/api/jobs/{job_id}"): "job_delete",
     ("POST", "/api/health/circuits/{name}/reset"): "breaker_reset",
 }

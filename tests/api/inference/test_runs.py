@@ -245,6 +245,19 @@ def test_nothing_is_recorded_by_default(shared: Running) -> None:
     assert (found["runs"], found["recording"]) == ([], False)
 
 
+def test_one_record_is_deleted_and_the_others_stay(live: Running) -> None:
+    live.complete("One day the", max_tokens=2)
+    kept = newest(live)["request_id"]
+    live.complete("One day the", max_tokens=2)
+    gone = newest(live)["request_id"]
+    stored = live.data("GET", "/api/runs")["stored_bytes"]
+    assert live.data("DELETE", f"/api/runs/{gone}") == {"request_id": gone}
+    assert newest(live)["request_id"] == kept
+    assert live.data("GET", "/api/runs")["stored_bytes"] < stored
+    for method in ("GET", "DELETE"):
+        assert live.error(method, f"/api/runs/{gone}")[:2] == (404, "RUN_NOT_FOUND")
+
+
 def test_a_record_is_read_as_it_was_written(live: Running) -> None:
     live.complete("One day the", max_tokens=2)
     run = newest(live)

@@ -11,7 +11,7 @@ from steerserve.api.answers import Answer
 from steerserve.api.envelope import NDJSON, import_body, media_of, success
 from steerserve.api.inference.tokens import client_of
 from steerserve.control.inference.runs import ReadAgain, Runs
-from steerserve.control.inference.views import ImportedRuns, RunList
+from steerserve.control.inference.views import DeletedRun, ImportedRuns, RunList
 from steerserve.http.disconnect import Disconnected, unless_disconnected
 from steerserve.rules.inference.runs import Replayed, Run
 from steerserve.settings import Settings
@@ -63,6 +63,11 @@ def router(runs: Runs, read: ReadAgain, settings: Settings) -> APIRouter:
     @routes.get("/{request_id}", response_model=Answer[Run])
     async def get_run(request_id: str) -> Response:
         return success(await runs.get(request_id))
+
+    @routes.delete("/{request_id}", response_model=Answer[DeletedRun])
+    async def delete_run(request_id: str) -> Response:
+        """Delete one recorded answer."""
+        return success(DeletedRun(await runs.remove(request_id)))
 
     @routes.post("/{request_id}/replay", response_model=Answer[Replayed])
     async def replay_run(request_id: str, request: Request) -> Response:

@@ -270,9 +270,19 @@ class Runs:
         await self.settled()
         text = await self._store.get(request_id)
         if text is None:
-            why = f"no answer of the id {request_id!r} is recorded"
-            raise Refusal("RUN_NOT_FOUND", why, request_id=request_id)
+            raise _unknown(request_id)
         return msgspec.json.decode(text, type=Run)
+
+    async def remove(self, request_id: str) -> str:
+        """Delete one record, and return its id.
+
+        Raises:
+            Refusal: RUN_NOT_FOUND, DATABASE_UNAVAILABLE.
+        """
+        await self.settled()
+        if not await self._store.remove(request_id):
+            raise _unknown(request_id)
+        return request_id
 
     async def lines(self) -> AsyncIterator[bytes]:
         """Every record as a line of JSON, the oldest first. The first is read at once.
@@ -412,6 +422,11 @@ def _parsed(body: bytes, *, is_lines: bool) -> list[NewRun]:
 
 class _RunsBody(msgspec.Struct):
     runs: list[msgspec.Raw]
+
+
+def _unknown(request_id: str) -> Refusal:
+    why = f"no answer of the id {request_id!r} is recorded"
+    return Refusal("RUN_NOT_FOUND", why, request_id=request_id)
 
 
 def _wrong(place: str, why: str) -> Refusal:

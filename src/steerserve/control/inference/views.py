@@ -166,3 +166,9 @@ class ImportedRuns(Form, frozen=True):
 
     imported: int
     known: int
+
+
+class DeletedRun(Form, frozen=True):
+    """The recorded answer that was deleted."""
+
+    request_id: str
