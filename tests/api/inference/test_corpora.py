@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections import defaultdict
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,8 @@ import pytest
 
 from steerserve import demo
 from steerserve.control.inference import corpora as owner
-from tests.service import Running
+from tests.conftest import Start
+from tests.service import Running, add_sae, load_demo
 
 PATH = "/api/corpora"
 CONTEXT = 16
@@ -254,3 +257,23 @@ def test_features_are_ranked_by_what_corpora_tell_of_them(live: Running) -> None
     assert len(top) == 5
     live.data("POST", "/api/monitoring/configure", {"enabled": False})
     live.data("DELETE", "/api/monitoring/history")
+
+
+def test_a_corpus_is_read_beside_requests_that_never_leave_a_slot_free(start: Start) -> None:
+    sae, is_over = demo.saes()[0], threading.Event()
+    with start(max_concurrent_requests=1) as live, ThreadPoolExecutor(3) as clients:
+        load_demo(live)
+        live.data("POST", f"/api/saes/{add_sae(live, sae)}/attach", {"layer": sae.layer})
+
+        def ask() -> None:
+            while not is_over.is_set():
+                live.complete("One day the", max_tokens=20)
+
+        asking = [clients.submit(ask) for _ in range(3)]
+        try:
+            found = read(live)
+        finally:
+            is_over.set()
+        for one in asking:
+            one.result()
+    assert found["counted"] > 0

@@ -380,31 +380,49 @@ class HeldPart:
         await soon(self.task)
 
 
-async def test_parts_of_jobs_come_after_every_request() -> None:
+async def test_free_slots_go_to_requests_before_parts_of_jobs() -> None:
     queue = Queue(1, 5, 50)
     first = HeldPart(queue)
     await until(lambda: first.has_slot)
-    second, request = HeldPart(queue), Held(queue)
-    await until(lambda: queue.counts().pending == 1)
+    request, beside, second = Held(queue), HeldPart(queue), HeldPart(queue)
+    await until(lambda: beside.has_slot)
     assert (request.has_slot, second.has_slot) == (False, False)
     await first.leave()
     await until(lambda: request.has_slot)
     assert not second.has_slot
-    third = HeldPart(queue)
     await request.leave()
     await until(lambda: second.has_slot)
-    assert not third.has_slot
+    await beside.leave()
     await second.leave()
-    await until(lambda: third.has_slot)
-    await third.leave()
     assert (queue.counts().pending, queue.counts().holding) == (0, 0)
+
+
+async def test_one_part_at_a_time_runs_beside_requests_that_never_leave_a_slot() -> None:
+    queue = Queue(1, 5, 50)
+    requests = [Held(queue), Held(queue)]
+    await until(lambda: requests[0].has_slot)
+    parts = [HeldPart(queue) for _ in range(3)]
+    for part, later in ((parts[0], parts[1:]), (parts[1], parts[2:])):
+        await until(lambda part=part: part.has_slot)
+        assert not any(other.has_slot for other in later)
+        await part.leave()
+    await until(lambda: parts[2].has_slot)
+    # a part beside the slots takes none from a request
+    await requests[0].leave()
+    await until(lambda: requests[1].has_slot)
+    await parts[2].leave()
+    await requests[1].leave()
 
 
 @pytest.mark.parametrize("comes_first", ["slot", "cancel"])
 async def test_a_cancelled_part_gives_its_slot_back(comes_first: str) -> None:
     queue = Queue(1, 5, 50)
-    first, second, third = HeldPart(queue), HeldPart(queue), HeldPart(queue)
+    first = HeldPart(queue)
     await until(lambda: first.has_slot)
+    beside = HeldPart(queue)
+    await until(lambda: beside.has_slot)
+    second, third = HeldPart(queue), HeldPart(queue)
+    await asyncio.sleep(0)
     if comes_first == "slot":
         first.task.cancel()
         await asyncio.sleep(0)  # the second part has the slot, and has not run yet
@@ -414,6 +432,7 @@ async def test_a_cancelled_part_gives_its_slot_back(comes_first: str) -> None:
         first.task.cancel()
     await until(lambda: third.has_slot)
     await third.leave()
+    await beside.leave()
     assert second.has_slot is False
     request = Held(queue)
     await until(lambda: request.has_slot)

@@ -351,13 +351,22 @@ class Corpora:
         done = Progress(row.parts, row.next_text, row.next_token, row.tokens, row.counted)
         async with aclosing(self._cuts(asked, done, resident, source())) as cuts:
             async for part in _parts(cuts):
-                read = await self._activations(part, resident, saes)
+                sizes = [len(cut.ids) - cut.context.skip for cut in part]
+
+                def told(count: int, before: int = done.tokens, sizes: list[int] = sizes) -> None:
+                    tokens = before + sum(sizes[:count])
+                    report(
+                        READ_SHARE * tokens / asked.max_tokens,
+                        f"{tokens} of at most {asked.max_tokens} tokens are read",
+                    )
+
+                read = await self._activations(part, resident, saes, told)
                 last = part[-1]
                 done = Progress(
                     done.parts + 1,
                     last.next_text,
                     last.next_token,
-                    done.tokens + sum(len(cut.ids) - cut.context.skip for cut in part),
+                    done.tokens + sum(sizes),
                     done.counted + sum(one.positions for one in read),
                 )
                 contexts = await asyncio.to_thread(packed, [cut.context for cut in part])
@@ -366,13 +375,13 @@ class Corpora:
                     for i in range(len(saes))
                 ]
                 await self._store.add_part(row.id, contexts, activations, done)
-                report(
-                    READ_SHARE * done.tokens / asked.max_tokens,
-                    f"{done.tokens} of at most {asked.max_tokens} tokens are read",
-                )
 
     async def _activations(
-        self, part: Sequence[_Cut], resident: Resident, saes: Sequence[Attachment]
+        self,
+        part: Sequence[_Cut],
+        resident: Resident,
+        saes: Sequence[Attachment],
+        told: Callable[[int], None],
     ) -> list[m.ActivationsRead]:
         keys = [one.key for one in saes]
         return await self._reader.read(
@@ -381,7 +390,7 @@ class Corpora:
             lambda prompts: m.ActivationsReading(prompts, keys, KIND),
             m.ActivationsRead,
             check=lambda: _check_held(resident, saes),
-            told=lambda _: None,
+            told=told,
             is_gentle=True,
         )
 

@@ -77,14 +77,16 @@ class _Part(_Revocable):
     """A part of a job, or a request that yields, which waits for a slot that nobody else wants.
 
     Attributes:
-        turn: done when it has a slot.
+        turn: done when it runs.
         yields: whether a request that waits gets its slot.
+        is_beside: whether it runs without a slot, beside all slots.
     """
 
     def __init__(self, *, yields: bool) -> None:
         super().__init__()
         self.turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.yields = yields
+        self.is_beside = False
 
 
 class Queue:
@@ -179,10 +181,11 @@ class Queue:
             self._give_back(place)
 
     @asynccontextmanager
-    async def spare(self, *, yields: bool = False) -> AsyncIterator[None]:
+    async def spare(self, *, yields: bool = False) -> AsyncIterator[_Part]:
         """A slot for a part of a job, or for a request that yields. It is given once a slot is free and no request
-        waits for one, to the part that has waited longest. Where the part yields and all slots are in use, the next
-        request gets its slot; the task in the block is then cancelled.
+        waits for one, to the part that has waited longest. A part of a job does not wait for that if no other part runs
+        beside the slots: then it does (`rules/inference/pacing.py`). Where the part yields and all slots are in use,
+        the next request gets its slot; the task in the block is then cancelled.
 
         Raises:
             Refusal: QUEUE_FULL where a request got the slot, and where `revoke` was called.
@@ -192,7 +195,7 @@ class Queue:
         self._hand_out()
         try:
             await part.turn
-            yield
+            yield part
         except asyncio.CancelledError:
             if part.is_only_refused():
                 assert part.refusal is not None
@@ -262,10 +265,11 @@ class Queue:
         waiting = sum(place.turn is not None and not place.turn.done() for place in self._places)
         if waiting:
             self._take_back(waiting)
-            return
         for part in [part for part in self._parts if not part.turn.done()]:
-            if self._free <= 0:
-                return
+            if waiting or self._free <= 0:
+                if part.yields or any(other.is_beside for other in self._parts_running):
+                    continue
+                part.is_beside = True
             self._parts.remove(part)
             self._parts_running.append(part)
             part.turn.set_result(None)
@@ -283,7 +287,8 @@ class Queue:
 
     @property
     def _free(self) -> int:
-        return self._max_concurrent - len(self._running) - len(self._parts_running)
+        in_slots = sum(not part.is_beside for part in self._parts_running)
+        return self._max_concurrent - len(self._running) - in_slots
 
     def _hand_out_to_requests(self) -> None:
         while self._free > 0:

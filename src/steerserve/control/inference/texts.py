@@ -1,4 +1,4 @@
-"""Texts that a job reads on the resident model, some at a time, in slots that no request waits for."""
+"""Texts that a job reads on the resident model, some at a time, in slots that no request waits for or beside them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ from steerserve.control.inference.queue import Queue
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.resident import Resident
 from steerserve.errors import Refusal
+from steerserve.rules.inference import pacing
 from steerserve.rules.inference.intent import Conversation
 from steerserve.rules.sensing import contrast
 
 TEXTS_AT_ONCE = 8
 """The texts of one part of a job, which run together in one slot."""
-GENTLE_REST = 4
-"""How many times as long as a part the pause after it is, where parts are to leave the time to requests."""
 _NOT_OF_TEXT = ("MODEL_NOT_LOADED", "MODEL_BUSY", "SAE_NOT_ATTACHED")
 
 Kind = TypeVar("Kind", m.Pooled, m.StatesRead, m.ActivationsRead, m.Diverged)
@@ -56,24 +55,34 @@ class TextReader:
         at_once: int = TEXTS_AT_ONCE,
     ) -> list[Kind]:
         """What is read of each text. `make` makes a request of some of them, whose events of the class `kind` are what
-        is read. `check` is asked before each part of `at_once` texts, and `told` gets the number of texts that are read
-        so far. With `is_gentle`, parts take a fifth of the time while requests run.
+        is read. `check` is asked before each part of at most `at_once` texts, and `told` gets the number of texts that
+        are read so far. With `is_gentle`, parts leave the time to requests that run (`rules/inference/pacing.py`).
 
         Raises:
             Refusal: those of `check`, and those of an inference request; of the first text that is refused, with its
                 name.
         """
         found: list[Kind] = []
+        pace = pacing.Pace()
         while len(found) < len(texts):
-            part = _alike(texts[len(found) : len(found) + at_once])
-            async with self._queue.spare(), self._conductor.in_flight(resident):
+            async with self._queue.spare() as part, self._conductor.in_flight(resident):
                 check()
+                is_paced = part.is_beside or (is_gentle and self._is_used)
+                most = pace.texts(at_once) if is_paced else at_once
+                some = _alike(texts[len(found) : len(found) + most])
                 begun = time.monotonic()
-                found += await _part(part, resident, make, kind)
-            if is_gentle and self._queue.counts().holding:
-                await asyncio.sleep(GENTLE_REST * (time.monotonic() - begun))
+                found += await _part(some, resident, make, kind)
+                seconds = time.monotonic() - begun
+            pace = pace.after(len(some), seconds)
             told(len(found))
+            if is_paced and self._is_used:
+                await asyncio.sleep(pacing.pause(seconds))
         return found
+
+    @property
+    def _is_used(self) -> bool:
+        """Whether a request runs."""
+        return self._queue.counts().holding > 0
 
 
 def _alike(texts: Sequence[NamedText]) -> list[NamedText]:
