@@ -51,6 +51,7 @@ TELLERS = {
     "database/corpora.py": "the times of corpora",
     "database/directions.py": "the times of vectors and probes",
     "database/documents.py": "the times of profiles",
+    "database/effects.py": "when an effect was measured",
     "database/files.py": "the times of files, and which have expired",
     "database/probes.py": "the times of probes",
     "database/promoted.py": "when the promoted tokens of an SAE were computed",

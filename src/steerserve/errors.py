@@ -176,8 +176,10 @@ _ROWS = (
         409,
         "the width or the layers of the vector do not fit the loaded model",
     ),
+    Row("INVALID_PROBE", 422, 422, "the file or the data of a probe cannot be read as one"),
     Row("PROBE_NOT_FOUND", 404, 404, "no probe has this id or name"),
     Row("PROBE_ALREADY_EXISTS", 409, 409, "a probe has this name"),
+    Row("EFFECT_NOT_FOUND", 404, 404, "no kept effects have this id"),
     Row("CORPUS_NOT_FOUND", 404, 404, "no corpus has this id"),
     Row(
         "CORPUS_ALREADY_EXISTS",

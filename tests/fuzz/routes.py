@@ -53,6 +53,12 @@ VECTOR = {
     "layer_offset": 0,
 }
 
+PROBE = {
+    "name": "q{unique}",
+    "source": "inline",
+    "weights": [{"layer": 2, "data": "AACAPwAAAEA=", "shape": [2], "bias": 0.5}],
+}
+
 CORPUS = {
     "name": "fuzzed",
     "source": "inline",
@@ -149,6 +155,11 @@ ROUTES: tuple[tuple[float, str, str, Any], ...] = (
             "random_directions": 1,
         },
     ),
+    (1, "GET", "/api/effects?limit=5&evidence_for={profile}", None),
+    (1, "GET", "/api/effects/{effects}", None),
+    (1, "PUT", "/api/effects/{effects}/evidence/{profile}", None),
+    (0.3, "DELETE", "/api/effects/{effects}/evidence/{profile}", None),
+    (0.3, "DELETE", "/api/effects/{effects}", None),
     (2, "POST", "/v1/embeddings", {"model": "{name}", "input": ["One day", "The sea"]}),
     (1, "POST", "/v1/embeddings", {"model": "{name}", "input": "Sea", "encoding_format": "base64"}),
     (
@@ -274,6 +285,9 @@ ROUTES: tuple[tuple[float, str, str, Any], ...] = (
     (0.3, "POST", "/api/corpora?wait=true", CORPUS | {"texts": None, "local_path": "/nowhere.txt"}),
     (1, "GET", "/api/corpora/{corpus}", None),
     (0.5, "DELETE", "/api/corpora/{corpus}", None),
+    (1, "POST", "/api/probes", PROBE),
+    (1, "GET", "/api/probes/{probe}", None),
+    (0.3, "DELETE", "/api/probes/{probe}", None),
     (1, "GET", "/api/vectors", None),
     (2, "POST", "/api/vectors", VECTOR),
     (0.3, "POST", "/api/vectors", VECTOR | {"operation": "project"}),

@@ -122,6 +122,10 @@ class World:
         for vector in self.data("GET", "/api/vectors")["vectors"]:
             if vector["name"] != VECTOR["name"]:
                 self._http.delete(f"/api/vectors/{vector['id']}")
+        for probe in self.data("GET", "/api/probes")["probes"]:
+            self._http.delete(f"/api/probes/{probe['id']}")
+        for effects in self.data("GET", "/api/effects")["effects"]:
+            self._http.delete(f"/api/effects/{effects['id']}")
         saes = self.data("GET", "/api/saes")["saes"]
         models = self.data("GET", "/api/models")["models"]
         for kind, rows in (("saes", saes), ("models", models)):
@@ -155,6 +159,8 @@ class World:
         if vector_id is None:
             vector_id = self.data("POST", "/api/vectors", VECTOR)["id"]
         corpora = self.data("GET", "/api/corpora")["corpora"]
+        effects = self.data("GET", "/api/effects")["effects"]
+        probes = self.data("GET", "/api/probes")["probes"]
         self.data("POST", "/api/runs/import", {"runs": [RUN]})
         files = self._http.get("/v1/files", params={"limit": 1}).json()["data"]
         file_id = files[0]["id"] if files else self._file()
@@ -169,6 +175,8 @@ class World:
             "sae": sae_id,
             "profile": profile_id,
             "vector": vector_id,
+            "effects": effects[0]["id"] if effects else "effect_nobody",
+            "probe": probes[0]["id"] if probes else "probe_nobody",
             "run": RUN["request_id"],
             "folder": self.folders[1],
             "sae_folder": self.sae_folder,

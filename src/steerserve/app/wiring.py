@@ -73,6 +73,7 @@ from steerserve.database.circuits import CircuitStore
 from steerserve.database.corpora import CorpusStore
 from steerserve.database.db import Database
 from steerserve.database.documents import Documents
+from steerserve.database.effects import EffectStore
 from steerserve.database.files import FileStore
 from steerserve.database.labels import Labels
 from steerserve.database.probes import ProbeStore
@@ -224,7 +225,7 @@ class Owners:
         self.documents = documents = Documents(around.database, room=self.room)
         vectors = VectorStore(around.database, room=self.room)
         self.vectors = Vectors(vectors, self.reader, around.hub, conductor, self.labels)
-        self.probes = Probes(ProbeStore(around.database, room=self.room))
+        self.probes = Probes(ProbeStore(around.database, room=self.room), self.reader, around.hub)
         # monitoring is made after the owners of steering
         self.corpus_store = CorpusStore(
             around.database, self.settings.corpora_max_mb, self.room, around.now
@@ -388,7 +389,13 @@ class Owners:
             self.jobs,
         )
         self.trainings = Trainings(self.conductor, self.texts, self.vectors, self.probes, self.jobs)
-        self.effects = EffectMeasurements(self.conductor, self.texts, self.edit_parts, self.jobs)
+        self.effects = EffectMeasurements(
+            self.conductor,
+            self.texts,
+            self.edit_parts,
+            self.jobs,
+            EffectStore(self.around.database, self.room, self.around.now),
+        )
 
     def _runs(self) -> Runs:
         settings, around = self.settings, self.around

@@ -90,6 +90,7 @@ class Service(Noun[Mode]):
         self.saes: nouns.Saes[Mode] = nouns.Saes(self)
         self.steering: nouns.Steering[Mode] = nouns.Steering(self)
         self.interventions: nouns.Interventions[Mode] = nouns.Interventions(self)
+        self.effects: nouns.KeptResults[Mode] = nouns.KeptResults(self)
         self.vectors: nouns.Vectors[Mode] = nouns.Vectors(self)
         self.probes: nouns.Probes[Mode] = nouns.Probes(self)
         self.corpora: nouns.Corpora[Mode] = nouns.Corpora(self)

@@ -39,7 +39,13 @@ from steerserve.control.health.views import (
     Readiness,
     ServiceVersion,
 )
-from steerserve.control.inference.effect_views import Effects
+from steerserve.control.inference.effect_views import (
+    DeletedEffects,
+    EffectList,
+    EffectRecord,
+    Effects,
+    KeptEffects,
+)
 from steerserve.control.inference.views import (
     Contrast,
     ContrastedFeature,
@@ -564,6 +570,29 @@ class Steering(Noun[Mode]):
         return job.result
 
 
+class KeptResults(Noun[Mode]):
+    """Kept results of measurements of effects, which are made by `steering.effects`."""
+
+    @route("GET", "/api/effects", items="effects")
+    def list(
+        self, *, limit: int = 200, offset: int = 0, evidence_for: str | None = None
+    ) -> Listing[EffectRecord, EffectList]:
+        """Without their figures, the newest first; with `evidence_for` those for one profile, cluster or circuit."""
+
+    @route("GET", "/api/effects/{effect_id}")
+    def get(self, effect_id: str) -> KeptEffects: ...
+
+    @route("DELETE", "/api/effects/{effect_id}")
+    def delete(self, effect_id: str) -> DeletedEffects: ...
+
+    @route("PUT", "/api/effects/{effect_id}/evidence/{document_id}")
+    def attach(self, effect_id: str, document_id: str) -> EffectRecord:
+        """Make a result evidence for a profile, a cluster or a circuit."""
+
+    @route("DELETE", "/api/effects/{effect_id}/evidence/{document_id}")
+    def detach(self, effect_id: str, document_id: str) -> EffectRecord: ...
+
+
 class Interventions(Noun[Mode]):
     """The edits of features and vectors that steer every request without steering of its own."""
 
@@ -582,6 +611,16 @@ class Interventions(Noun[Mode]):
 
     @route("DELETE", "/api/interventions")
     def clear(self) -> LiveInterventions: ...
+
+
+def form_call(
+    path: str, name: str, file: str | Path, metadata: str | Path | None, fields: Mapping[str, Any]
+) -> Call:
+    """A request whose form has a file of this machine, and the one beside it."""
+    paths = {"file": Path(file)} | ({} if metadata is None else {"metadata": Path(metadata)})
+    files = {field: (path.name, path.read_bytes()) for field, path in paths.items()}
+    texts = {field: str(value) for field, value in fields.items() if value is not None}
+    return Call("POST", path, body={"name": name} | texts, files=files)
 
 
 class Vectors(Noun[Mode]):
@@ -628,10 +667,7 @@ class Vectors(Noun[Mode]):
         Args:
             metadata: the `direction_metadata.json` of a refusal direction.
         """
-        paths = {"file": Path(file)} | ({} if metadata is None else {"metadata": Path(metadata)})
-        files = {field: (path.name, path.read_bytes()) for field, path in paths.items()}
-        texts = {field: str(value) for field, value in fields.items() if value is not None}
-        call = Call("POST", "/api/vectors", body={"name": name} | texts, files=files)
+        call = form_call("/api/vectors", name, file, metadata, fields)
         return data((yield from answered(call, self._runner.retries)), VectorRecord)
 
     @route("DELETE", "/api/vectors/{vector_id}")
@@ -681,6 +717,43 @@ class Probes(Noun[Mode]):
 
     @route("GET", "/api/probes/{probe_id}")
     def get(self, probe_id: str) -> ProbeWeights: ...
+
+    @route("POST", "/api/probes")
+    def add(
+        self,
+        name: str,
+        source: Literal["local", "huggingface", "inline"],
+        *,
+        local_path: str | None = None,
+        repository_id: str | None = None,
+        file_path: str | None = None,
+        revision: str | None = None,
+        hub_token: str | None = None,
+        weights: Sequence[Mapping[str, Any]] | None = None,
+        model_hint: str | None = None,
+        layer: int | None = None,
+        layer_convention: str | None = None,
+        layer_offset: int = 0,
+    ) -> ProbeRecord:
+        """Store a probe from a file of the service's machine, from the hub, or with its weights."""
+
+    @composed
+    def upload(
+        self,
+        /,
+        name: str,
+        file: str | Path,
+        *,
+        metadata: str | Path | None = None,
+        **fields: Any,
+    ) -> Steps[ProbeRecord]:
+        """Store a probe from a file of this machine. The other fields are those of `add`.
+
+        Args:
+            metadata: the JSON file beside the file of weights.
+        """
+        call = form_call("/api/probes", name, file, metadata, fields)
+        return data((yield from answered(call, self._runner.retries)), ProbeRecord)
 
     @route("POST", "/api/probes/train", query=("wait",), read=job_of)
     def train(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -14,8 +14,8 @@ from steerserve.database.directions import DirectionStore, split
 from steerserve.database.room import UNBOUNDED, DocumentRoom
 from steerserve.database.tables import probes
 from steerserve.database.vectors import MODEL_HINT
-from steerserve.rules.steering.probe import ID_PREFIX, Probe, ProbeLayer, digest
-from steerserve.rules.steering.vector import Direction
+from steerserve.rules.steering.probe import ID_PREFIX, Probe, ProbeLayer, ReadProbe, digest
+from steerserve.rules.steering.vector import Convention
 from steerserve.rules.text import storable
 
 
@@ -29,7 +29,11 @@ class ProbeRow:
     model_hint: str | None
     width: int
     layers: tuple[ProbeLayer, ...]
-    training: dict[str, Any]
+    source: dict[str, Any]
+    layer_convention: Convention
+    layer_offset: int
+    warnings: tuple[str, ...]
+    training: dict[str, Any] | None
     created_at: datetime
 
 
@@ -63,33 +67,33 @@ class ProbeStore(DirectionStore[ProbeRow]):
             row.content_digest,
             tuple(split(row.layers, row.width, data)),
             tuple(one.bias for one in row.layers),
-            row.training["best_layer"],
+            None if row.training is None else row.training["best_layer"],
         )
 
     async def add(
-        self,
-        name: str,
-        directions: Sequence[Direction],
-        biases: Sequence[float],
-        model_hint: str,
-        training: dict[str, Any],
+        self, name: str, read: ReadProbe, source: dict[str, Any], training: dict[str, Any] | None
     ) -> ProbeRow:
         """Store a probe under a new id.
 
         Raises:
             Refusal: PROBE_ALREADY_EXISTS, DOCUMENT_STORE_FULL, INSUFFICIENT_DISK.
         """
+        hint = read.model_hint
         row = ProbeRow(
             id=self._new_id(),
             name=name,
-            content_digest=digest(directions, biases),
-            model_hint=storable(model_hint)[:MODEL_HINT],
-            width=directions[0].width,
+            content_digest=digest(read.directions, read.biases),
+            model_hint=None if hint is None else storable(hint)[:MODEL_HINT],
+            width=read.directions[0].width,
             layers=tuple(
                 ProbeLayer(one.layer, one.site, one.norm, bias)
-                for one, bias in zip(directions, biases, strict=True)
+                for one, bias in zip(read.directions, read.biases, strict=True)
             ),
+            source=source,
+            layer_convention=read.layer_convention,
+            layer_offset=read.layer_offset,
+            warnings=read.warnings,
             training=training,
             created_at=self._now(),
         )
-        return await self._insert(row, directions)
+        return await self._insert(row, read.directions)

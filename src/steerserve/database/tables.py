@@ -29,6 +29,7 @@ from sqlalchemy.engine import Dialect
 from sqlalchemy.types import TypeDecorator
 
 from steerserve.rules.inference.batches import AttachedSae, LineFault
+from steerserve.rules.inference.effects import EffectSummary
 from steerserve.rules.inference.runs import RunSummary
 from steerserve.rules.sensing.firings import ClusterFiring, EdgeFiring
 from steerserve.rules.steering.binding import CircuitOutline
@@ -294,7 +295,11 @@ probes = Table(
     Column("width", Integer, nullable=False),
     Column("layers", Encoded(tuple[ProbeLayer, ...]), nullable=False),
     Column("data", LargeBinary, nullable=False),
-    Column("training", JsonObject, nullable=False),
+    Column("source", JsonObject, nullable=False),
+    Column("layer_convention", String(20), nullable=False),
+    Column("layer_offset", Integer, nullable=False),
+    Column("warnings", TextList, nullable=False),
+    Column("training", JsonObject),
     Column("created_at", UtcDateTime, nullable=False),
     Column("stored_bytes", Integer, nullable=False),
     UniqueConstraint("name", name="uq_probes_name"),
@@ -377,6 +382,35 @@ runs = Table(
     sqlite_autoincrement=True,
 )
 """`run` is the whole record as JSON."""
+
+effects = Table(
+    "effects",
+    metadata,
+    Column("id", String(19), primary_key=True),
+    Column("digest", String(71), nullable=False),
+    Column("summary", Encoded(EffectSummary), nullable=False),
+    Column("result", Text, nullable=False),
+    Column("created_at", UtcDateTime, nullable=False),
+    Column("stored_bytes", Integer, nullable=False),
+    UniqueConstraint("digest", name="uq_effects_digest"),
+    Index("ix_effects_listed", "created_at", "id"),
+    Index("ix_effects_stored_bytes", "stored_bytes"),
+)
+"""`result` is the whole result as JSON."""
+
+effect_evidence = Table(
+    "effect_evidence",
+    metadata,
+    Column("number", Integer, primary_key=True, autoincrement=True),
+    Column("effect_id", String(19), ForeignKey("effects.id", ondelete="CASCADE"), nullable=False),
+    Column("profile_id", String(17), ForeignKey("profiles.id", ondelete="CASCADE")),
+    Column("circuit_id", String(17), ForeignKey("circuits.id", ondelete="CASCADE")),
+    UniqueConstraint("effect_id", "profile_id", "circuit_id", name="uq_effect_evidence"),
+    Index("ix_effect_evidence_profile", "profile_id"),
+    Index("ix_effect_evidence_circuit", "circuit_id"),
+)
+"""Which profile (or cluster) or which circuit a result is evidence for."""
+
 files = Table(
     "files",
     metadata,

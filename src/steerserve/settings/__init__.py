@@ -112,11 +112,11 @@ class Settings(
     )
     max_stored_documents: Count = Field(
         default=2000,
-        description="Most profiles, clusters, circuits, vectors and probes that are stored, in all.",
+        description="Most profiles, clusters, circuits, vectors, probes and effects that are stored, in all.",
     )
     stored_documents_mb: Annotated[int, Field(ge=1, le=MIB_MAXIMUM)] = Field(
         default=256,
-        description="Most MiB that the stored profiles, clusters, circuits, vectors and probes have.",
+        description="Most MiB that the stored profiles, clusters, circuits, vectors, probes and effects have.",
     )
     hub_answer_wait_s: Patience = Field(
         default=0.7,

@@ -7,12 +7,15 @@ import base64
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from steerserve.database.effects import EffectStore
+from steerserve.errors import Refusal
 from tests.service import Running, add_model, running
 from tests.worker import models
 from tests.worker.rows.reference_streams import Reference, reference
@@ -193,3 +196,47 @@ def test_a_prompt_that_cannot_be_read_fails_the_job_by_its_place(served: Measure
     _, code, details = served.live.error("POST", f"{PATH}?wait=true", body)
     assert (code, details["param"]) == ("CONTEXT_LENGTH_EXCEEDED", "prompts[1]")
     assert details["job_id"].startswith("job_")
+
+
+def test_a_result_is_kept_and_is_evidence_for_a_profile_until_either_is_deleted(
+    served: Measured,
+) -> None:
+    live = served.live
+    found = served.effects(feature={"index": FEATURE}, **SHORT)
+    kept = live.data("GET", f"{PATH}/{found['id']}")
+    assert kept["result"] == found
+    assert (kept["digest"], kept["strengths"], kept["evidence_for"]) == (
+        found["digest"],
+        SHORT["strengths"],
+        [],
+    )
+    other = served.effects(vector="calm", **SHORT)
+    calm = live.data("POST", "/api/profiles", {"name": "calm", "steering": {"1": 2.0}}, 201)["id"]
+    record = live.data("PUT", f"{PATH}/{found['id']}/evidence/{calm}")
+    assert live.data("PUT", f"{PATH}/{found['id']}/evidence/{calm}") == record
+    assert record["evidence_for"] == [{"kind": "profile", "id": calm, "name": "calm"}]
+    listed = live.data("GET", f"{PATH}?evidence_for={calm}")
+    assert (listed["total"], [one["id"] for one in listed["effects"]]) == (1, [found["id"]])
+    detached = live.data("DELETE", f"{PATH}/{found['id']}/evidence/{calm}")
+    assert detached["evidence_for"] == []
+    again = live.error("DELETE", f"{PATH}/{found['id']}/evidence/{calm}")
+    assert again[:2] == (404, "PROFILE_NOT_FOUND")
+    live.data("PUT", f"{PATH}/{found['id']}/evidence/{calm}")
+    live.data("PUT", f"{PATH}/{other['id']}/evidence/{calm}")
+    assert live.data("DELETE", f"{PATH}/{other['id']}") == {"effect_id": other["id"]}
+    assert live.data("GET", f"{PATH}?evidence_for={calm}")["total"] == 1
+    live.data("DELETE", f"/api/profiles/{calm}")
+    assert live.data("GET", f"{PATH}/{found['id']}")["evidence_for"] == []
+    for nobody, code in (("prof_nobody", "PROFILE_NOT_FOUND"), ("circ_x", "CIRCUIT_NOT_FOUND")):
+        answer = live.error("PUT", f"{PATH}/{found['id']}/evidence/{nobody}")
+        assert answer[:2] == (404, code)
+    assert live.error("GET", f"{PATH}/{other['id']}")[:2] == (404, "EFFECT_NOT_FOUND")
+
+
+def test_a_result_for_which_there_is_no_room_is_answered_with_the_reason(
+    served: Measured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = Refusal("DOCUMENT_STORE_FULL", "the store is full")
+    monkeypatch.setattr(EffectStore, "add", AsyncMock(side_effect=full))
+    found = served.effects(feature={"index": FEATURE}, seed=9, **SHORT)
+    assert (found["id"], found["not_kept"]) == (None, "the store is full")

@@ -70,7 +70,9 @@ async def test_each_strength_has_the_lever_and_random_directions(world: World) -
 async def test_the_digest_is_that_of_the_result(world: World) -> None:
     await attached(world)
     first, again = await measured(world), await measured(world)
+    # equal results are kept once
     assert first == again
+    assert (first.id is not None, first.not_kept) == (True, None)
     assert (await measured(world, seed=1)).digest != first.digest
     assert first.digest.startswith("sha256=")
     assert first.steering_state is not None

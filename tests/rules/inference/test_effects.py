@@ -83,3 +83,19 @@ def test_a_ladder_that_ends_before_one_nat_says_so(ladder: list[tuple[float, flo
     found = rules.calibrated([row(*one) for one in ladder])
     assert (found.strength, found.between) == (None, None)
     assert found.reason
+
+
+@pytest.mark.parametrize(
+    ("ladder", "low", "value", "high"),
+    [
+        ([(-4.0, 2.0), (-2.0, 0.0), (2.0, 0.5), (4.0, 1.5)], -3.0, 3.0, 3.0),
+        ([(1.0, 0.2), (3.0, 0.4)], 0.0, None, 3.0),
+        ([(-2.0, 2.0)], -1.0, -1.0, 0.0),
+        ([(-5.0, 0.1), (0.0, 0.0), (2.0, 2.0)], -5.0, 1.0, 1.0),
+    ],
+)
+def test_the_dial_ends_where_the_text_breaks_or_where_the_ladder_does(
+    ladder: list[tuple[float, float]], low: float, value: float | None, high: float
+) -> None:
+    found = rules.suggested({"vector": "calm"}, [row(*one) for one in ladder])
+    assert (found.unit, found.low, found.value, found.high) == ("raw", low, value, high)

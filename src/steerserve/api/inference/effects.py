@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter, Depends, Query
 from pydantic import AfterValidator, Field, WithJsonSchema
 from starlette.requests import Request
 from starlette.responses import Response
 
 from steerserve.api.answers import Answer
 from steerserve.api.answers.jobs import BEGUN, Wait, answered
-from steerserve.api.envelope import RequestBody, unambiguous
+from steerserve.api.envelope import (
+    PAGE_MAXIMUM,
+    PageLimit,
+    PageOffset,
+    RequestBody,
+    success,
+    unambiguous,
+)
 from steerserve.api.inference.tokens import (
     Conversation,
     Id,
@@ -19,6 +26,12 @@ from steerserve.api.inference.tokens import (
     Written,
     client_of,
     text_or_chat,
+)
+from steerserve.control.inference.effect_views import (
+    DeletedEffects,
+    EffectList,
+    EffectRecord,
+    KeptEffects,
 )
 from steerserve.control.inference.effects import EffectMeasurements, EffectsRequest
 from steerserve.control.inference.views import JobAnswer
@@ -99,6 +112,37 @@ def router(effects: EffectMeasurements, settings: Settings) -> APIRouter:
         """Begin a job that measures what a lever does. Its result has the figures of each strength."""
         asked = _asked(body, client_of(request, settings))
         return await answered(await effects.start(asked), request, wait=wait)
+
+    @routes.get("/effects", response_model=Answer[EffectList])
+    async def list_effects(
+        limit: PageLimit = PAGE_MAXIMUM,
+        offset: PageOffset = 0,
+        evidence_for: Annotated[str | None, Query(min_length=1, max_length=40)] = None,
+    ) -> Response:
+        """Kept results without their figures, the newest first. `evidence_for` is the id of a profile, a cluster or a
+        circuit: then only the results that are evidence for it."""
+        return success(await effects.page(limit, offset, evidence_for))
+
+    @routes.get("/effects/{effect_id}", response_model=Answer[KeptEffects])
+    async def get_effects(effect_id: str) -> Response:
+        """A kept result, and the documents that it is evidence for."""
+        return success(await effects.get(effect_id))
+
+    @routes.delete("/effects/{effect_id}", response_model=Answer[DeletedEffects])
+    async def delete_effects(effect_id: str) -> Response:
+        """Delete a kept result. It is evidence no more."""
+        return success(DeletedEffects(await effects.remove(effect_id)))
+
+    @routes.put("/effects/{effect_id}/evidence/{document_id}", response_model=Answer[EffectRecord])
+    async def attach_evidence(effect_id: str, document_id: str) -> Response:
+        """Make a kept result evidence for the profile, cluster or circuit with this id. It changes no evidence rung."""
+        return success(await effects.attach(effect_id, document_id))
+
+    @routes.delete(
+        "/effects/{effect_id}/evidence/{document_id}", response_model=Answer[EffectRecord]
+    )
+    async def detach_evidence(effect_id: str, document_id: str) -> Response:
+        return success(await effects.detach(effect_id, document_id))
 
     return routes
 

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from datetime import datetime
 from typing import Any
 
 from steerserve.rules.form import Form
-from steerserve.rules.inference.effects import Calibrated, EffectRow
+from steerserve.rules.inference.effects import (
+    Calibrated,
+    EffectRow,
+    EffectSummary,
+    Suggested,
+    Supported,
+)
 
 
 class TargetWords(Form, frozen=True):
@@ -21,8 +29,11 @@ class Effects(Form, frozen=True, kw_only=True):
     `lever` is the lever as it was asked for, and `steering_state` the digest of its steering at the strength 1. `plain`
     has the texts of the model without steering. `rows` has the lever, in the order of the strengths asked for, and
     `random` has as many random directions of the same length in its place, all texts of a strength together;
-    `random_missing` says why there are none. `digest` is the SHA-256 of all other fields."""
+    `random_missing` says why there are none. `digest` is the SHA-256 of all fields but `digest`, `id` and `not_kept`.
+    `id` is that of the kept result; where it could not be kept, `not_kept` says why."""
 
+    id: str | None
+    not_kept: str | None
     digest: str
     model: str
     system_fingerprint: str
@@ -38,6 +49,34 @@ class Effects(Form, frozen=True, kw_only=True):
     plain: EffectRow
     rows: list[EffectRow]
     calibrated: Calibrated
+    suggested: Suggested
     random: list[EffectRow]
     random_calibrated: Calibrated | None
     random_missing: str | None
+
+
+class EffectRecord(EffectSummary, frozen=True, kw_only=True):
+    """A kept result without its figures, and the documents that it is evidence for."""
+
+    id: str
+    created_at: datetime
+    evidence_for: Sequence[Supported]
+
+
+class KeptEffects(EffectRecord, frozen=True, kw_only=True):
+    """A kept result."""
+
+    result: Effects
+
+
+class EffectList(Form, frozen=True):
+    """A page of the kept results, the newest first, and how many there are in all."""
+
+    effects: list[EffectRecord]
+    total: int
+
+
+class DeletedEffects(Form, frozen=True):
+    """The result that was deleted."""
+
+    effect_id: str

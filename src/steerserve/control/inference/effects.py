@@ -15,7 +15,13 @@ import msgspec
 from msgspec import structs
 
 from steerserve import messages as m
-from steerserve.control.inference.effect_views import Effects, TargetWords
+from steerserve.control.inference.effect_views import (
+    EffectList,
+    EffectRecord,
+    Effects,
+    KeptEffects,
+    TargetWords,
+)
 from steerserve.control.inference.generate import fingerprint
 from steerserve.control.inference.planning import state_of
 from steerserve.control.inference.texts import TEXTS_AT_ONCE, NamedText, TextReader, prompt_of
@@ -23,12 +29,14 @@ from steerserve.control.jobs import Job, Jobs, Report
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.resident import Attachment, Resident
 from steerserve.control.steering.interventions import EditParts, facts_of
+from steerserve.database.effects import EffectRow as KeptRow
+from steerserve.database.effects import EffectStore
 from steerserve.errors import Refusal
 from steerserve.messages.engine import no_layers
 from steerserve.messages.spelling import Spell
 from steerserve.rules.inference import effects as rules
 from steerserve.rules.inference import fields
-from steerserve.rules.inference.effects import EffectRow, Written
+from steerserve.rules.inference.effects import EffectRow, EffectSummary, Written
 from steerserve.rules.inference.intent import Conversation
 from steerserve.rules.models import architecture
 from steerserve.rules.steering import ladder
@@ -97,11 +105,17 @@ class _Ladder:
 
 
 class EffectMeasurements:
-    """Starts measurements on the resident model; it never loads one."""
+    """Starts measurements on the resident model, and keeps their results. It never loads a model."""
 
     def __init__(
-        self, conductor: Conductor, reader: TextReader, parts: EditParts, jobs: Jobs
+        self,
+        conductor: Conductor,
+        reader: TextReader,
+        parts: EditParts,
+        jobs: Jobs,
+        store: EffectStore,
     ) -> None:
+        self._store = store
         self._conductor = conductor
         self._reader = reader
         self._parts = parts
@@ -116,10 +130,12 @@ class EffectMeasurements:
             Refusal: MODEL_NOT_LOADED, TOO_MANY_JOBS; SAE_INCOMPATIBLE for a GGUF model; INVALID_PARAMETER for a model
                 that can only embed, for a strength beyond the bounds of the lever, and for too many texts; the refusals
                 of `rules/steering/placing.placed`; VECTOR_NOT_FOUND, PROBE_NOT_FOUND; INVALID_INTERVENTION for a lever
-                that changes nothing, and for roles in prompts without messages.
+                that changes nothing, and for roles in prompts without messages; DOCUMENT_STORE_FULL where the result
+                could not be kept.
         """
         resident = self._conductor.loaded()
         row = resident.row
+        await self._store.check_room()
         if row.engine == fields.GGUF:
             raise no_layers()
         architecture.check_generates(row.name, row.architecture, row.engine)
@@ -143,6 +159,48 @@ class EffectMeasurements:
             details: dict[str, Any] = {"texts": begun.texts, "maximum": TEXTS_MAXIMUM}
             raise Refusal("INVALID_PARAMETER", why, param="strengths", **details)
         return self._jobs.start(KIND, partial(self._run, begun))
+
+    # ------------------------------------------------------------- kept results
+
+    async def page(self, limit: int, offset: int, evidence_for: str | None) -> EffectList:
+        """Some of the kept results, the newest first; with `evidence_for` those for one document."""
+        rows, total = await self._store.page(limit, offset, evidence_for)
+        return EffectList([EffectRecord(**_record(row)) for row in rows], total)
+
+    async def get(self, effect_id: str) -> KeptEffects:
+        """Raises:
+        Refusal: EFFECT_NOT_FOUND.
+        """
+        row, text = await self._store.get(effect_id)
+        result = await asyncio.to_thread(msgspec.json.decode, text, type=Effects)
+        return KeptEffects(**_record(row), result=structs.replace(result, id=row.id))
+
+    async def remove(self, effect_id: str) -> str:
+        """Delete a kept result, and return its id.
+
+        Raises:
+            Refusal: EFFECT_NOT_FOUND.
+        """
+        await self._store.remove(effect_id)
+        return effect_id
+
+    async def attach(self, effect_id: str, document_id: str) -> EffectRecord:
+        """Make a kept result evidence for a profile, a cluster or a circuit.
+
+        Raises:
+            Refusal: EFFECT_NOT_FOUND, PROFILE_NOT_FOUND, CIRCUIT_NOT_FOUND.
+        """
+        await self._store.attach(effect_id, document_id)
+        return EffectRecord(**_record((await self._store.get(effect_id))[0]))
+
+    async def detach(self, effect_id: str, document_id: str) -> EffectRecord:
+        """Make a kept result no evidence for a document.
+
+        Raises:
+            Refusal: EFFECT_NOT_FOUND; PROFILE_NOT_FOUND or CIRCUIT_NOT_FOUND where it is none.
+        """
+        await self._store.detach(effect_id, document_id)
+        return EffectRecord(**_record((await self._store.get(effect_id))[0]))
 
     # ------------------------------------------------------------- inside
 
@@ -169,6 +227,8 @@ class EffectMeasurements:
         state = state_of(begun.resident, values, edits, keeps_norm=keeps_norm)
         is_missing = not others and asked.random_directions > 0
         result = Effects(
+            id=None,
+            not_kept=None,
             digest="",
             model=begun.resident.row.name,
             system_fingerprint=fingerprint(begun.resident),
@@ -184,11 +244,29 @@ class EffectMeasurements:
             plain=plain,
             rows=rows,
             calibrated=rules.calibrated(rows),
+            suggested=rules.suggested(asked.lever, rows),
             random=drawn,
             random_calibrated=rules.calibrated(drawn) if drawn else None,
             random_missing=NO_COUNTERPART if is_missing else None,
         )
-        return structs.replace(result, digest=_digest(result))
+        return await self._kept(structs.replace(result, digest=_digest(result)))
+
+    async def _kept(self, result: Effects) -> Effects:
+        """The result with the id under which it is kept, or with the reason why it is not."""
+        summary = EffectSummary(
+            digest=result.digest,
+            model=result.model,
+            steering_state=result.steering_state,
+            lever=result.lever,
+            strengths=[one.strength for one in result.rows],
+            calibrated=result.calibrated,
+            suggested=result.suggested,
+        )
+        try:
+            kept = await self._store.add(summary, msgspec.json.encode(result).decode())
+        except Refusal as refusal:
+            return structs.replace(result, not_kept=refusal.message)
+        return structs.replace(result, id=kept)
 
     async def _written(
         self,
@@ -337,8 +415,18 @@ def _of_lever(refusal: Refusal, asked: EffectsRequest) -> Refusal:
 
 
 def _digest(result: Effects) -> str:
-    """The SHA-256 of all fields but the digest, as JSON with sorted keys and without blanks."""
+    """The SHA-256 of all fields but the digest and those that say how the result is kept, as JSON with sorted keys and
+    without blanks."""
     document = msgspec.to_builtins(result)
-    del document["digest"]
+    for name in ("digest", "id", "not_kept"):
+        del document[name]
     text = msgspec.json.encode(document, order="deterministic")
     return f"sha256={hashlib.sha256(text).hexdigest()}"
+
+
+def _record(row: KeptRow) -> dict[str, Any]:
+    return structs.asdict(row.summary) | {
+        "id": row.id,
+        "created_at": row.created_at,
+        "evidence_for": row.supports,
+    }

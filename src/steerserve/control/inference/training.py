@@ -36,6 +36,7 @@ from steerserve.rules.models import architecture
 from steerserve.rules.sensing import training as rules
 from steerserve.rules.sensing.training import Examples, Judgement
 from steerserve.rules.steering.positions import Span
+from steerserve.rules.steering.probe import ReadProbe
 from steerserve.rules.steering.vector import Direction, ReadVector
 
 VECTOR, PROBE = "vector_training", "probe_training"
@@ -222,12 +223,14 @@ class Trainings:
     ) -> VectorRecord | ProbeRecord:
         directions = tuple(line.direction for line in lines)
         hint, told = resident.row.name, to_builtins(training)
-        if asked.is_probe:
-            biases = [line.bias for line in lines]
-            row = await self._probes.store.add(asked.name, directions, biases, hint, told)
-            return probes.record(row)
-        read = ReadVector(format=asked.method, directions=directions, model_hint=hint)
         source = VectorSource(kind="trained", format=asked.method)
+        if asked.is_probe:
+            biases = tuple(line.bias for line in lines)
+            probe = ReadProbe(
+                format=asked.method, directions=directions, biases=biases, model_hint=hint
+            )
+            return probes.record(await self._probes.add(asked.name, probe, source, told))
+        read = ReadVector(format=asked.method, directions=directions, model_hint=hint)
         return vectors.record(await self._vectors.add(asked.name, read, source, told))
 
 

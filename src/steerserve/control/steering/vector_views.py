@@ -16,8 +16,8 @@ SourceKind = Literal["local", "huggingface", "upload", "inline", "trained"]
 
 
 class VectorSource(Form, frozen=True, kw_only=True):
-    """Where a vector came from. `keys` are the tensors or fields of the file that became directions, in the order of
-    the file."""
+    """Where a vector or a probe came from. `keys` are the tensors or fields of the file that became directions, in the
+    order of the file."""
 
     kind: SourceKind
     format: str
@@ -139,7 +139,9 @@ class VectorDocument(Form, frozen=True, kw_only=True):
 
 
 class ProbeRecord(Form, frozen=True, kw_only=True):
-    """A stored probe. `layers` says where it reads, how long its weights are there, and its biases."""
+    """A stored probe. `layers` says where it reads, how long its weights are there, and its biases.
+    `layer_convention` and `layer_offset` were used to read the numbers of its layers. `training` is null for a probe of
+    another tool."""
 
     id: str
     name: str
@@ -147,7 +149,11 @@ class ProbeRecord(Form, frozen=True, kw_only=True):
     model_hint: str | None
     width: int
     layers: Sequence[ProbeLayer]
-    training: Training
+    source: VectorSource
+    layer_convention: str
+    layer_offset: int
+    warnings: Sequence[str]
+    training: Training | None
     created_at: datetime
 
 

@@ -14,6 +14,7 @@ from steerserve import messages as m
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.resident import Attachment
 from steerserve.control.steering.directions import Directions
+from steerserve.control.steering.hub_files import KEYS_KEPT, HubFile, fetched
 from steerserve.control.steering.reading import DocumentReader
 from steerserve.control.steering.vector_views import (
     NearFeature,
@@ -32,25 +33,8 @@ from steerserve.files.vectors import VectorFile, exports
 from steerserve.hub.client import Hub
 from steerserve.rules.steering import vector as rules
 from steerserve.rules.steering.vector import Direction, ReadOptions, ReadVector, Vector
-from steerserve.rules.text import shown
 
-__all__ = ["HubFile", "NewVector", "VectorFile", "VectorRow", "Vectors", "record"]
-
-HUB_FILE_MAXIMUM = 10 << 20
-"""The largest file in bytes that is read from the hub."""
-
-KEYS_KEPT = 128
-"""The most keys of a file that a record names."""
-
-
-@dataclass(frozen=True, slots=True)
-class HubFile:
-    """A file of a repository of the model hub. The token is sent to the hub and kept nowhere."""
-
-    repo_id: str
-    path: str
-    revision: str | None
-    token: str | None = field(default=None, repr=False)
+__all__ = ["NewVector", "VectorFile", "VectorRow", "Vectors", "record"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,31 +84,8 @@ class Vectors(Directions[VectorRow, Vector]):
                 `add_local`.
         """
         await self.check_name(new.name)
-        described = await self._hub.describe(wanted.repo_id, wanted.revision, wanted.token)
-        name = wanted.path.rpartition("/")[2]
-        sizes = {one.path: one.size for one in described.files}
-        if wanted.path not in sizes:
-            raise rules.invalid(shown(wanted.path), f"is no file of {described.repo_id}")
-        if (sizes[wanted.path] or 0) > HUB_FILE_MAXIMUM:
-            why = f"is larger than {HUB_FILE_MAXIMUM} bytes; download it, and give its local_path"
-            raise rules.invalid(name, why)
-        data = await self._hub.content(
-            described.repo_id, described.sha, wanted.path, HUB_FILE_MAXIMUM, wanted.token
-        )
-        beside = wanted.path.removesuffix(name) + files.METADATA
-        metadata = None
-        if name == files.DIRECTION and beside in sizes:
-            metadata = await self._hub.content(
-                described.repo_id, described.sha, beside, files.METADATA_MAXIMUM, wanted.token
-            )
-        return await self._add_file(
-            new,
-            VectorFile(name, data, metadata),
-            "huggingface",
-            path=wanted.path,
-            repository_id=described.repo_id,
-            revision=described.sha,
-        )
+        file, place = await fetched(self._hub, wanted, files.metadata_name)
+        return await self._add_file(new, file, "huggingface", **place)
 
     async def add_upload(self, new: NewVector, file: VectorFile) -> VectorRow:
         """Read a file that a client sent.
@@ -165,17 +126,12 @@ class Vectors(Directions[VectorRow, Vector]):
         new: NewVector,
         file: VectorFile,
         kind: SourceKind,
-        path: str | None = None,
+        /,
         **place: str,
     ) -> VectorRow:
         read = await self._reader.read(files.read, file, new.options)
-        source = VectorSource(
-            kind=kind,
-            format=read.format,
-            file=path or file.name,
-            keys=read.keys[:KEYS_KEPT],
-            **place,
-        )
+        named = {"file": file.name} | place
+        source = VectorSource(kind=kind, format=read.format, keys=read.keys[:KEYS_KEPT], **named)
         return await self._add(new, read, source)
 
     async def _add(self, new: NewVector, read: ReadVector, source: VectorSource) -> VectorRow:

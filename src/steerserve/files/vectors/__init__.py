@@ -5,7 +5,7 @@ layer stands in it. No network, and no tensor library.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,7 +47,8 @@ _SITE = re.compile(rf"({'|'.join(SITES)})\.([0-9]{{1,4}})")
 
 @dataclass(frozen=True, slots=True)
 class VectorFile:
-    """A file of directions: its name without a folder, its content, and the content of the file METADATA beside it."""
+    """A file of directions: its name without a folder, its content, and the content of the file beside it that
+    `metadata_name` names."""
 
     name: str
     data: bytes = field(repr=False)
@@ -69,20 +70,28 @@ class _Found:
     """Whether the file says the layers of its directions."""
 
 
-def load(named: str) -> tuple[Path, VectorFile]:
-    """The file that a client names on this machine.
+def metadata_name(name: str) -> str | None:
+    """The name of the file beside a file of directions that says more about it; None where there is none."""
+    return METADATA if name == DIRECTION else None
+
+
+def load(
+    named: str, metadata_name: Callable[[str], str | None] = metadata_name
+) -> tuple[Path, VectorFile]:
+    """The file that a client names on this machine, and the one beside it that `metadata_name` names.
 
     Raises:
         Refusal: INVALID_LOCAL_PATH for a path that is no file or is protected; INVALID_VECTOR for a file that is too
             large.
     """
     path = local.resolve_file(named)
-    metadata = path.with_name(METADATA)
+    name, beside = metadata_name(path.name), None
+    metadata = path.with_name(name or path.name)
     with local.reading(path.parent):
-        has_metadata = path.name == DIRECTION and metadata.is_file()
+        has_metadata = name is not None and metadata.is_file()
     if has_metadata:
         local.resolve_file(str(metadata))
-    beside = _content(metadata, METADATA_MAXIMUM) if has_metadata else None
+        beside = _content(metadata, METADATA_MAXIMUM)
     return path, VectorFile(path.name, _content(path, FILE_MAXIMUM), beside)
 
 

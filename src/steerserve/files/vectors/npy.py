@@ -12,6 +12,7 @@ MAGIC = b"\x93NUMPY"
 HEADER_MAXIMUM = 10_000
 _KEY = "array"
 _DTYPES = {"<f2": "float16", "<f4": "float32", "<f8": "float64"}
+_WHOLE = {"<i4": "<i", "<i8": "<q", "<u4": "<I", "<u8": "<Q"}
 
 
 def read(file: str, data: bytes) -> Numbers:
@@ -20,6 +21,32 @@ def read(file: str, data: bytes) -> Numbers:
     Raises:
         Refusal: INVALID_VECTOR for a damaged header, objects, and numbers that are no little-endian floats.
     """
+    dtype, shape, is_fortran, body = _parts(file, data)
+    if dtype not in _DTYPES:
+        why = (
+            "holds objects or numbers other than little-endian floats; save it with .astype('<f4')"
+        )
+        raise invalid(file, why)
+    if len(shape) > 8 or (is_fortran and len([n for n in shape if n != 1]) > 1):
+        raise invalid(file, "has an array in Fortran order, or of too many axes")
+    return numbers_of(file, _KEY, _DTYPES[dtype], shape, body)
+
+
+def whole(file: str, data: bytes) -> int:
+    """The whole number of a file, which has no other number.
+
+    Raises:
+        Refusal: INVALID_VECTOR for anything else.
+    """
+    dtype, shape, _, body = _parts(file, data)
+    form = _WHOLE.get(dtype)
+    if form is None or len(body) != struct.calcsize(form) or any(n != 1 for n in shape):
+        raise invalid(file, "is not one whole number")
+    return int(struct.unpack(form, body)[0])
+
+
+def _parts(file: str, data: bytes) -> tuple[str, tuple[int, ...], object, bytes]:
+    """The dtype, the shape, whether the order is that of Fortran, and the bytes of the numbers."""
     if len(data) < 12 or data[6] not in (1, 2, 3):
         raise invalid(file, "is not a complete .npy file of version 1 to 3")
     form, start = ("<H", 10) if data[6] == 1 else ("<I", 12)
@@ -32,13 +59,8 @@ def read(file: str, data: bytes) -> Numbers:
         is_fortran = header["fortran_order"]
     except (ValueError, SyntaxError, TypeError, KeyError, MemoryError, RecursionError):
         raise invalid(file, "has a damaged header") from None
-    if not isinstance(dtype, str) or dtype not in _DTYPES:
-        why = (
-            "holds objects or numbers other than little-endian floats; save it with .astype('<f4')"
-        )
-        raise invalid(file, why)
+    if not isinstance(dtype, str):
+        dtype = "a structure"
     if not isinstance(shape, tuple) or not all(type(n) is int and 0 <= n < 1 << 32 for n in shape):
         raise invalid(file, "has a damaged shape")
-    if len(shape) > 8 or (is_fortran and len([n for n in shape if n != 1]) > 1):
-        raise invalid(file, "has an array in Fortran order, or of too many axes")
-    return numbers_of(file, _KEY, _DTYPES[dtype], shape, data[start + length :])
+    return dtype, shape, is_fortran, data[start + length :]

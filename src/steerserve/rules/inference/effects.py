@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Literal
 
 from steerserve.rules.form import Form
 
@@ -17,6 +18,11 @@ TARGET_P95 = 1.0
 NGRAM = 4
 """The length of the runs of tokens whose repetition is counted (`seq-rep-4`, Welleck et al. 2020)."""
 SAMPLES = 2
+_UNITS: dict[str, Literal["activation", "raw", "intensity"]] = {
+    "feature": "activation",
+    "vector": "raw",
+    "edits": "intensity",
+}
 
 STOCK_TEXTS = (
     "In the morning",
@@ -84,6 +90,38 @@ class Calibrated(Form, frozen=True, kw_only=True):
     reason: str | None
 
 
+class Suggested(Form, frozen=True, kw_only=True):
+    """The dial of a lever. Between the strengths `low` and `high`, with 0 among them, `kl_p95` stays below its target,
+    as far as was measured. `value` is the strength at which it reaches the target, which is one of the two; null where
+    the ladder does not reach it. `unit` says what a strength is: the value of an added feature (`activation`) or of an
+    added vector (`raw`), or the `intensity` of edits."""
+
+    unit: Literal["activation", "raw", "intensity"]
+    value: float | None
+    low: float
+    high: float
+
+
+class Supported(Form, frozen=True):
+    """A stored document for which a result is evidence."""
+
+    kind: Literal["profile", "cluster", "circuit"]
+    id: str
+    name: str
+
+
+class EffectSummary(Form, frozen=True, kw_only=True):
+    """A result without its figures. `digest` is the SHA-256 of the result."""
+
+    digest: str
+    model: str
+    steering_state: str | None
+    lever: dict[str, Any]
+    strengths: list[float]
+    calibrated: Calibrated
+    suggested: Suggested
+
+
 def row(strength: float, texts: Sequence[Written], targets: Sequence[str]) -> EffectRow:
     """The figures of the texts of one strength."""
     divergences = sorted(value for text in texts for value in text.divergences)
@@ -105,11 +143,33 @@ def row(strength: float, texts: Sequence[Written], targets: Sequence[str]) -> Ef
     )
 
 
+def suggested(lever: Mapping[str, object], rows: Sequence[EffectRow]) -> Suggested:
+    """The dial of a lever, which has one of the fields `feature`, `vector` and `edits`."""
+    (name,) = lever
+    ends = []
+    for side in (_below(rows), _above(rows)):
+        found = _calibrated(side)
+        last = max((one.strength for one in side), key=abs, default=0.0)
+        ends.append(last if found.strength is None else found.strength)
+    return Suggested(unit=_UNITS[name], value=calibrated(rows).strength, low=ends[0], high=ends[1])
+
+
 def calibrated(rows: Sequence[EffectRow]) -> Calibrated:
     """Where the 95 % quantile reaches TARGET_P95 first, going from 0 upwards, or downwards where no strength is above
     0. At the strength 0 the quantile is 0."""
-    above = [one for one in rows if one.strength > 0]
-    side = above or [one for one in rows if one.strength < 0]
+    return _calibrated(_above(rows) or _below(rows))
+
+
+def _above(rows: Sequence[EffectRow]) -> list[EffectRow]:
+    return [one for one in rows if one.strength > 0]
+
+
+def _below(rows: Sequence[EffectRow]) -> list[EffectRow]:
+    return [one for one in rows if one.strength < 0]
+
+
+def _calibrated(side: Sequence[EffectRow]) -> Calibrated:
+    """Where the rows of one side of 0 reach TARGET_P95 first."""
     before, low = 0.0, 0.0
     for one in sorted(side, key=lambda one: abs(one.strength)):
         if one.kl_p95 >= TARGET_P95:

@@ -1,9 +1,9 @@
 """How parts of jobs, which read many texts, share the model with live requests.
 
-(1) A part takes a slot for which no request waits. (2) Where there is none, one part at a time is read beside the slots,
-so that a job goes on beside requests that never leave a slot free. (3) Such a part, and every part of a job that is to
-leave the time to requests, is followed by a pause, so that parts take at most SHARE of the time. The time of a part
-counts whole, though decode passes of live requests run in it too. (4) It has so many texts that it takes about
+(1) A part takes a slot for which no request waits. (2) Where there is none, one part at a time is read beside the
+slots, so that a job goes on beside requests that never leave a slot free. (3) Such a part, and every part of a job that
+is to leave the time to requests, is followed by a pause, so that parts take at most SHARE of the time. The time of a
+part counts whole, though decode passes of live requests run in it too. (4) It has so many texts that it takes about
 PART_SECONDS.
 """
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
 from steerserve.rules.form import Form
-from steerserve.rules.steering.vector import Direction, content_digest
+from steerserve.rules.steering.vector import Convention, Direction, content_digest
 
 ID_PREFIX = "probe_"
 
@@ -38,6 +39,21 @@ class Probe(msgspec.Struct, frozen=True):
     def projection(self, index: int, score: float) -> float:
         """The projection p = x · w / |w| at which the k-th reading is `score`."""
         return (score - self.biases[index]) / self.directions[index].norm
+
+
+class ReadProbe(msgspec.Struct, frozen=True, kw_only=True):
+    """What was read from a file of a probe: its weights in the order of layer and site, and a bias for each. `keys` are
+    the names of the tensors or fields that became weights. `training` is what a document of this service says."""
+
+    format: str
+    directions: tuple[Direction, ...]
+    biases: tuple[float, ...]
+    keys: tuple[str, ...] = ()
+    layer_convention: Convention = "resid_post"
+    layer_offset: int = 0
+    model_hint: str | None = None
+    warnings: tuple[str, ...] = ()
+    training: dict[str, Any] | None = None
 
 
 class ProbeLayer(Form, frozen=True):

@@ -1,0 +1,165 @@
+"""The bodies that bring directions of activations: JSON that names a file or has the numbers, and forms with a file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
+
+import msgspec
+from pydantic import Field, ValidationError
+
+from steerserve.api.envelope import RequestBody, check_source
+from steerserve.api.saes.saes import SaeHubBody
+from steerserve.control.steering.hub_files import HubFile
+from steerserve.control.steering.vectors import VectorFile
+from steerserve.errors import Refusal
+from steerserve.rules import field_faults, json_size
+from steerserve.rules.multipart import FormPart
+from steerserve.rules.steering import documents
+from steerserve.rules.steering.vector import LAYER_MAXIMUM, NAME_MAXIMUM, Convention
+from steerserve.rules.text import readable
+
+FILE_NAME_MAXIMUM = 255
+NUMBERS = ("layer", "layer_offset")
+"""The fields of a form that are whole numbers."""
+
+Source = Literal["local", "huggingface", "inline"]
+_WHOLE = re.compile(r"-?[0-9]{1,9}", re.ASCII)
+
+
+class DirectionsBody(RequestBody):
+    """What is said about every vector and probe. `layer` is the layer of a file with one direction that does not name
+    its layer. `layer_convention` replaces what the file says, and `layer_offset` is added to every layer."""
+
+    name: Annotated[str, Field(min_length=1, max_length=NAME_MAXIMUM)]
+    model_hint: Annotated[str, Field(min_length=1, max_length=200)] | None = None
+    layer: Annotated[int, Field(ge=0, le=LAYER_MAXIMUM)] | None = None
+    layer_convention: Convention | None = None
+    layer_offset: Annotated[int, Field(ge=-LAYER_MAXIMUM, le=LAYER_MAXIMUM)] = 0
+
+
+class InlineDirection(RequestBody):
+    """One direction: base64 of little-endian numbers, as an exported document has them."""
+
+    layer: Annotated[int, Field(ge=0, le=LAYER_MAXIMUM)]
+    site: Annotated[str, Field(min_length=1, max_length=50)] = "resid_post"
+    data: str
+    dtype: Literal["float32", "float16", "bfloat16", "float64"] = "float32"
+    shape: Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=8)] | None = None
+
+
+class PostedFile(SaeHubBody):
+    """Where the directions are: in a file of this machine, in a file of the model hub, or in the field
+    `content_field` of the body."""
+
+    content_field: ClassVar[str]
+    source: Source
+    local_path: Annotated[str, Field(min_length=1, max_length=500)] | None = None
+    repository_id: Annotated[str, Field(min_length=1, max_length=255)] | None = None
+
+    @property
+    def hub_file(self) -> HubFile | None:
+        if self.repository_id is None or self.file_path is None:
+            return None
+        return HubFile(self.repository_id, self.file_path, self.revision, self.token)
+
+    def check(self) -> None:
+        """Check that the fields are those of the source.
+
+        Raises:
+            Refusal: VALIDATION_ERROR naming the fields.
+        """
+        needed = {
+            "local": ("local_path",),
+            "huggingface": ("repository_id", "file_path"),
+            "inline": (self.content_field,),
+        }
+        optional = ("revision", "hub_token") if self.source == "huggingface" else ()
+        others = ("local_path", "repository_id", "revision", "file_path", "hub_token")
+        names = (*others, self.content_field)
+        check_source(self, self.source, needed[self.source], optional, names)
+
+
+Body = TypeVar("Body", bound=RequestBody)
+Posted = TypeVar("Posted", bound=PostedFile)
+
+
+def new_body(posted: type[PostedFile], form: type[DirectionsBody], metadata: str) -> dict[str, Any]:
+    """The description of a route that takes both kinds of body. `metadata` says what the second file of a form is."""
+    fields = _schema(form)
+    fields["properties"] |= {
+        "file": {"type": "string", "format": "binary"},
+        "metadata": {"type": "string", "format": "binary", "description": metadata},
+    }
+    fields["required"] = [*fields["required"], "file"]
+    return {
+        "requestBody": {
+            "required": True,
+            "content": {
+                "application/json": {"schema": _schema(posted)},
+                "multipart/form-data": {"schema": fields},
+            },
+        }
+    }
+
+
+def of_json(kind: type[Posted], body: bytes) -> Posted:
+    """Raises:
+    Refusal: VALIDATION_ERROR, PAYLOAD_TOO_LARGE.
+    """
+    if json_size.has_more_values(body, json_size.BODY_MAXIMUM):
+        most = json_size.BODY_MAXIMUM
+        raise Refusal("PAYLOAD_TOO_LARGE", f"the body has more than {most} values")
+    posted = _validated(kind, documents.read_json(body))
+    posted.check()
+    return posted
+
+
+def of_form(kind: type[Body], parts: Mapping[str, FormPart]) -> Body:
+    """The fields of a form without its files.
+
+    Raises:
+        Refusal: VALIDATION_ERROR.
+    """
+    fields: dict[str, object] = {}
+    for name, part in parts.items():
+        if name in ("file", "metadata"):
+            continue
+        try:
+            text = part.text
+        except UnicodeDecodeError:
+            raise documents.malformed(f"{name}: the text is not UTF-8", name) from None
+        fields[name] = int(text) if name in NUMBERS and _WHOLE.fullmatch(text) else text
+    return _validated(kind, fields)
+
+
+def form_file(parts: Mapping[str, FormPart]) -> VectorFile:
+    """Raises:
+    Refusal: VALIDATION_ERROR.
+    """
+    if "file" not in parts:
+        raise documents.malformed("file: is required", "file")
+    file, metadata = parts["file"], parts.get("metadata")
+    name = re.split(r"[/\\]", file.filename or "")[-1] or "file"
+    content = None if metadata is None else metadata.content
+    return VectorFile(readable(name)[:FILE_NAME_MAXIMUM], file.content, content)
+
+
+def _schema(body: type[RequestBody]) -> dict[str, Any]:
+    """The JSON schema of a body, without references."""
+    schema = body.model_json_schema()
+    parts = schema.pop("$defs", {})
+    text = msgspec.json.encode(schema).decode()
+    for name, part in parts.items():
+        text = text.replace(f'{{"$ref":"#/$defs/{name}"}}', msgspec.json.encode(part).decode())
+    whole: dict[str, Any] = msgspec.json.decode(text)
+    return whole
+
+
+def _validated(kind: type[Body], fields: object) -> Body:
+    try:
+        return kind.model_validate(fields)
+    except ValidationError as error:
+        faults = error.errors(include_url=False, include_input=False)
+        raise field_faults.refusal(faults, ["body"]) from None
