@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import torch
 from tokenizers.processors import TemplateProcessing
 from torch import Tensor
+from transformers import PreTrainedTokenizerFast
 
 from steerserve.errors import Refusal
 from steerserve.messages import (
@@ -128,7 +129,13 @@ def altered(source: Path, target: Path, **config: Any) -> Path:
 
 def with_bos(folder: Path, chat_template: str | None = None) -> Path:
     """The folder with a tokenizer that puts `<bos>` before every text, and perhaps a chat template."""
-    tokenizer = models.tokenizer()
+    return with_special(folder, models.tokenizer(), chat_template)
+
+
+def with_special(
+    folder: Path, tokenizer: PreTrainedTokenizerFast, chat_template: str | None = None
+) -> Path:
+    """The folder with this tokenizer, which then puts `<bos>`, its token 0, before every text."""
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
         single="<bos> $A", special_tokens=[("<bos>", 0)]
     )
