@@ -144,6 +144,19 @@ def _of_neighbours(part: Part) -> Iterator[Row]:
         yield aimed(f"beside a busy process over alone, tokens/s, {key}", values, BESIDE)
 
 
+BESIDE_BATCH = {"p50": Aim(1.15, is_least=False), "p99": Aim(1.5, is_least=False)}
+
+
+def _of_beside_batch(part: Part) -> Iterator[Row]:
+    for live, ratios in part["ratios"].items():
+        for key, values in ratios.items():
+            what, share = key.split(", ")
+            name = f"{what} of {live} beside a running batch over alone, {share}"
+            yield aimed(name, values, BESIDE_BATCH[share])
+    rate = spread(part["batch_alone_tokens_per_s"], 0)
+    yield Row("a batch without live requests, tokens/s", rate)
+
+
 def _of_mixed(part: Part) -> Iterator[Row]:
     yield Row(
         f"{part['clients']} requests with prompts of 20 to 2,000 and answers of 16 to 256 tokens, tokens/s",
@@ -331,6 +344,7 @@ ROWS: dict[str, Callable[[Part], Iterator[Row]]] = {
     "kept-beginnings": _of_kept_beginnings,
     "few-shot": _of_few_shot,
     "neighbours": _of_neighbours,
+    "beside-batch": _of_beside_batch,
     "mixed": _of_mixed,
     "step-times": _of_step_times,
     "step-watched": _of_step_watched,

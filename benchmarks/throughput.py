@@ -21,6 +21,7 @@ import platformdirs
 import torch
 
 from benchmarks import (
+    beside_batch,
     concurrency,
     few_shot,
     kept_beginnings,
@@ -65,6 +66,7 @@ PARTS: dict[str, Callable[[Plan], Awaitable[dict[str, Any]]]] = {
     "steered": lambda plan: steered.measure(plan, "91m"),
     "neighbours": neighbours.measure,
     "mixed": lambda plan: mixed.measure(plan, "91m"),
+    "beside-batch": lambda plan: beside_batch.measure(plan, "91m"),
     "concurrency-0.5b": lambda plan: concurrency.measure(plan, "0.5b"),
 }
 QUICK = [part for part in PARTS if part not in ("bandwidth", "concurrency-0.5b")]

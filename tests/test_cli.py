@@ -26,6 +26,15 @@ def test_doctor_says_what_the_machine_can_do(tmp_path: Path) -> None:
         assert fact in ran.stdout
     assert "cannot be reached" in ran.stdout
     assert not (tmp_path / "steerserve.db").exists()
+    told = json.loads(run(tmp_path, "doctor", "--json", HF_ENDPOINT="http://127.0.0.1:9").stdout)
+    assert {"steerserve", "cards", "memory", "replicas", "listens_on"} <= set(told)
+    assert "cannot be reached" in told["hub"]
+
+
+def test_doctor_names_a_wrong_setting(tmp_path: Path) -> None:
+    ran = run(tmp_path, "doctor", "--json", PORT="many")
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert "setting PORT" in ran.stderr
 
 
 def test_openapi_describes_every_route_without_starting_anything(tmp_path: Path) -> None:

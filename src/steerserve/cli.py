@@ -34,9 +34,13 @@ def demo_command(host: Host = None, port: Port = None) -> None:
 
 
 @main.command("doctor", rich_help_panel=SERVICE)
-def doctor_command() -> None:
+def doctor_command(
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the facts as a JSON object.")
+    ] = False,
+) -> None:
     """Say in plain words what this machine can do."""
-    typer.echo(_service().report())
+    typer.echo(_service().report(as_json=as_json))
 
 
 @main.command("openapi", rich_help_panel=SERVICE)

@@ -30,9 +30,12 @@ def run_demo(host: str | None, port: int | None) -> int:
     return run_service(host, port)
 
 
-def report() -> str:
-    """What this machine can do."""
-    return doctor.report(_settings())
+def report(*, as_json: bool) -> str:
+    """What this machine can do, for people or as a JSON object."""
+    if not as_json:
+        return doctor.report(_settings())
+    facts = doctor.facts(_settings()).items()
+    return json.dumps({name.replace(" ", "_"): told for name, told in facts}, indent=2)
 
 
 def description() -> str:

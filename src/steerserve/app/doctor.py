@@ -26,22 +26,28 @@ GIB = 1 << 30
 HUB_PATIENCE = 3.0
 
 
+def facts(settings: Settings) -> dict[str, str]:
+    """What this machine can do: a sentence for each fact, with its name. The fact of replicas has a line for each
+    node."""
+    asked: dict[str, Callable[[], str]] = {
+        "steerserve": lambda: f"{__version__}, Python {platform.python_version()}",
+        "cards": cards,
+        "processor": processor,
+        "memory": memory,
+        "disk": lambda: disk(settings.steerserve_home),
+        "engines": engines,
+        "replicas": lambda: "\n".join(doctor_cluster.replicas(settings)),
+        "hub": lambda: hub(settings.hf_endpoint),
+        "listens on": lambda: listens_on(settings),
+        "web page": web_page,
+        "secrets": lambda: secrets(settings),
+    }
+    return {name: say() for name, say in asked.items()}
+
+
 def report(settings: Settings) -> str:
-    """The report: one line for each fact, with its name."""
-    facts: list[tuple[str, Callable[[], str]]] = [
-        ("steerserve", lambda: f"{__version__}, Python {platform.python_version()}"),
-        ("cards", cards),
-        ("processor", processor),
-        ("memory", memory),
-        ("disk", lambda: disk(settings.steerserve_home)),
-        ("engines", engines),
-        ("replicas", lambda: "\n".join(doctor_cluster.replicas(settings))),
-        ("hub", lambda: hub(settings.hf_endpoint)),
-        ("listens on", lambda: listens_on(settings)),
-        ("web page", web_page),
-        ("secrets", lambda: secrets(settings)),
-    ]
-    return "\n".join(f"{name:>11}: {_indented(say())}" for name, say in facts)
+    """The facts for people: one line for each, with its name."""
+    return "\n".join(f"{name:>11}: {_indented(told)}" for name, told in facts(settings).items())
 
 
 def _indented(text: str) -> str:

@@ -6,13 +6,15 @@ The provider `openai` uses the responses API for a model that it does not know, 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from typing import Any
+from urllib.request import urlopen
 
 from inspect_ai import Task, eval
 from inspect_ai.dataset import Sample
 from inspect_ai.log import EvalLog
-from inspect_ai.model import GenerateConfig, get_model
+from inspect_ai.model import BatchConfig, GenerateConfig, get_model
 from inspect_ai.scorer import includes
 from inspect_ai.solver import generate
 from pages import run
@@ -67,6 +69,16 @@ def openai() -> None:
 def responses() -> None:
     log = evaluated(OPENAI)
     assert log.stats.model_usage[OPENAI].output_tokens == 16
+
+
+@calls.works("an evaluation of `openai/<model>` with `batch`, which calls the Batch API")
+def batch() -> None:
+    config = BatchConfig(send_delay=0.2, tick=0.2)
+    log = evaluated(OPENAI, batch=config)
+    assert log.stats.model_usage[OPENAI].output_tokens == 16
+    with urlopen(f"{BASE_URL}/batches") as listed:
+        told = json.load(listed)["data"][0]
+    assert told["request_counts"]["completed"] == 2
 
 
 @calls.works(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from typing import Literal
 
 from pydantic import BaseModel
@@ -13,6 +15,9 @@ calls = Calls("openai")
 client = openai.OpenAI(base_url=BASE_URL, api_key="any", max_retries=0)
 messages = [{"role": "user", "content": STORY}]
 chats = client.chat.completions
+ASKED = {"model": MODEL, "input": STORY, "max_output_tokens": 8, "temperature": 0}
+CHAT = "/v1/chat/completions"
+OVER = ("completed", "failed", "expired", "cancelled")
 
 
 class Weather(BaseModel):
@@ -103,16 +108,38 @@ def streamed_model() -> None:
         pass
 
 
-@calls.works("`responses.create`, streamed and not; `responses.parse` with a pydantic model")
+@calls.works("`responses.create`, streamed and not")
 def responses() -> None:
-    whole = client.responses.create(model=MODEL, input=STORY, max_output_tokens=8, temperature=0)
-    stream = client.responses.create(
-        model=MODEL, input=STORY, max_output_tokens=8, temperature=0, stream=True
-    )
+    whole = client.responses.create(**ASKED)
+    stream = client.responses.create(**ASKED, stream=True)
     deltas = [event.delta for event in stream if event.type == "response.output_text.delta"]
     assert "".join(deltas) == whole.output_text != ""
+
+
+@calls.works("`responses.stream` helper; `responses.parse` with a pydantic model")
+def responses_of_models() -> None:
+    with client.responses.stream(**ASKED) as events:
+        text = "".join(e.delta for e in events if e.type == "response.output_text.delta")
+        assert events.get_final_response().output_text == text != ""
     parsed = client.responses.parse(model=MODEL, input=STORY, text_format=Weather)
     assert isinstance(parsed.output_parsed, Weather)
+
+
+@calls.works("the same with `AsyncOpenAI`")
+def async_responses() -> None:
+    async def ask() -> None:
+        async with openai.AsyncOpenAI(base_url=BASE_URL, api_key="any", max_retries=0) as client:
+            responses = client.responses
+            whole = await responses.create(**ASKED)
+            stream = await responses.create(**ASKED, stream=True)
+            deltas = [e.delta async for e in stream if e.type == "response.output_text.delta"]
+            async with responses.stream(**ASKED) as events:
+                final = await events.get_final_response()
+            assert "".join(deltas) == whole.output_text == final.output_text != ""
+            parsed = await responses.parse(model=MODEL, input=STORY, text_format=Weather)
+            assert isinstance(parsed.output_parsed, Weather)
+
+    asyncio.run(ask())
 
 
 @calls.refused(
@@ -120,6 +147,82 @@ def responses() -> None:
 )
 def stored() -> None:
     client.responses.create(model=MODEL, input=STORY, store=True)
+
+
+@calls.works(
+    "`files.create`, `retrieve`, `list`, `content`, `delete`; "
+    "`batches.create`, `retrieve`, `list`, `cancel`, with the files of answers and of errors"
+)
+def batches() -> None:
+    lines = [line("good", max_tokens=2), line("bad", temperature=9)]
+    file = client.files.create(file=("lines.jsonl", jsonl(lines)), purpose="batch")
+    assert client.files.retrieve(file.id).bytes == len(jsonl(lines))
+    assert client.files.content(file.id).read() == jsonl(lines)
+    assert file.id in {one.id for one in client.files.list()}
+    batch = client.batches.create(
+        input_file_id=file.id, metadata={"run": "1"}, endpoint=CHAT, completion_window="24h"
+    )
+    while batch.status not in OVER:
+        batch = client.batches.retrieve(batch.id)
+    assert batch.status == "completed"
+    assert batch.metadata == {"run": "1"}
+    (good,) = client.files.content(batch.output_file_id).text.splitlines()
+    (bad,) = client.files.content(batch.error_file_id).text.splitlines()
+    assert json.loads(good)["response"]["body"]["choices"]
+    assert json.loads(bad)["response"]["status_code"] == 400
+    again = client.batches.create(
+        input_file_id=many(client).id, endpoint=CHAT, completion_window="24h"
+    )
+    assert again.id in {one.id for one in client.batches.list(limit=1)}
+    assert client.batches.cancel(again.id).status == "cancelling"
+    while again.status not in OVER:
+        again = client.batches.retrieve(again.id)
+    assert again.status == "cancelled"
+    assert client.files.delete(file.id).deleted
+
+
+@calls.works("the same with `AsyncOpenAI`")
+def async_batches() -> None:
+    async def ask() -> None:
+        async with openai.AsyncOpenAI(base_url=BASE_URL, api_key="any", max_retries=0) as client:
+            lines = jsonl([line("good", max_tokens=2), line("bad", temperature=9)])
+            file = await client.files.create(file=("lines.jsonl", lines), purpose="batch")
+            assert (await client.files.retrieve(file.id)).bytes == len(lines)
+            assert file.id in [one.id async for one in client.files.list()]
+            batch = await client.batches.create(
+                input_file_id=file.id, endpoint=CHAT, completion_window="24h"
+            )
+            while batch.status not in OVER:
+                batch = await client.batches.retrieve(batch.id)
+            good = await client.files.content(batch.output_file_id)
+            bad = await client.files.content(batch.error_file_id)
+            assert json.loads(good.text)["response"]["body"]["choices"]
+            assert json.loads(bad.text)["response"]["status_code"] == 400
+            again = await client.batches.create(
+                input_file_id=many(openai.OpenAI(base_url=BASE_URL, api_key="any")).id,
+                endpoint=CHAT,
+                completion_window="24h",
+            )
+            assert again.id in [one.id async for one in client.batches.list(limit=1)]
+            assert (await client.batches.cancel(again.id)).status == "cancelling"
+            assert (await client.files.delete(file.id)).deleted
+
+    asyncio.run(ask())
+
+
+def line(custom_id: str, **fields: object) -> dict[str, object]:
+    body = {"model": MODEL, "messages": messages, **fields}
+    return {"custom_id": custom_id, "method": "POST", "url": CHAT, "body": body}
+
+
+def jsonl(lines: list[dict[str, object]]) -> bytes:
+    return "".join(json.dumps(one) + "\n" for one in lines).encode()
+
+
+def many(client: openai.OpenAI) -> openai.types.FileObject:
+    """An input that takes long enough to be cancelled."""
+    lines = jsonl([line(str(n), max_tokens=500) for n in range(64)])
+    return client.files.create(file=("many.jsonl", lines), purpose="batch")
 
 
 calls.tell()

@@ -14,7 +14,7 @@ rows in the running batch as it has choices.
     with more running rows than there are slots does not get it. A client that is alone gets every slot.
 
 The rows that have a slot and wait for room in the batch follow (1) to (3) too. A turn is then when rows of the client
-join the batch.
+join the batch. (6) Rows of requests that yield, which are clients of their own, come after all others there.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+
+from steerserve.rules.clients import is_in_background
 
 RECENT_SECONDS = 300.0
 """How long the last free slot is kept for a client after its last request."""
@@ -61,6 +63,7 @@ def next_request(
             if rows_limit is None or running.get(request.client, 0) <= rows_limit
         ),
         key=lambda request: (
+            is_in_background(request.client),  # (6)
             running.get(request.client, 0),  # (1)
             max(request.number, turns.get(request.client, 0)),  # (2)
         ),

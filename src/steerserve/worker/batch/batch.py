@@ -3,17 +3,21 @@
 All rows share one group where the logits of a row do not depend on the other rows (`model/invariance.py`). Otherwise
 the rows of each seeded request are a group of their own, with passes of its own. Rows that the passes of the batch
 cannot serve (`model/plain.py`) are a group whose rows are stepped one at a time. The KV memory of all groups together
-stays within `kv_tokens`; rows that do not fit wait, and clients take turns at joining (`batch/waiting.py`).
+stays within `kv_tokens`; rows that do not fit wait, and clients take turns at joining (`batch/waiting.py`). Rows of
+requests that yield keep their place beside others, and rest in most steps (`rules/inference/yielding.py`).
 """
 
 from __future__ import annotations
 
+import math
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from torch import Tensor
 
 from steerserve.rules.inference import stepping
+from steerserve.rules.inference.yielding import QUIET_SECONDS, Sharing
 from steerserve.worker.batch.graphs import DecodeGraphs
 from steerserve.worker.batch.group import Group
 from steerserve.worker.batch.prefix import Prefixes
@@ -39,8 +43,12 @@ class Batch:
         shares_seeded: bool = False,
         step_seconds: float = stepping.STEP_SECONDS,
         graphs: DecodeGraphs | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._model = model
+        self._clock = clock
+        self._sharing = Sharing()
+        self._last_live = -math.inf
         self._graphs = graphs
         self._saes = saes
         self._observers = observers
@@ -57,6 +65,13 @@ class Batch:
     @property
     def is_idle(self) -> bool:
         return not self._waiting and all(group.is_empty for group in self._groups())
+
+    @property
+    def rest_seconds(self) -> float:
+        """How long there is nothing to do, because all rows yield to requests that may follow the last one."""
+        if self.is_idle or self._has_live():
+            return 0.0
+        return max(0.0, self._last_live + QUIET_SECONDS - self._clock())
 
     @property
     def kv_held(self) -> int:
@@ -91,11 +106,14 @@ class Batch:
     def step(self) -> list[Ending]:
         """Advance every group by one step. A request that was refused has no row left in the batch afterwards."""
         self._admit()
-        outcomes = [outcome for group in self._lasting() for outcome in group.step()]
-        for request, group in list(self._seeded.items()):
-            outcomes += group.step()
-            if group.is_empty:
-                del self._seeded[request]
+        rows = [row for group in self._groups() for row in group.all_rows()]
+        yielding = [row for row in rows if row.yields]
+        if len(yielding) < len(rows) or self._waiting.has_live:
+            self._last_live = self._clock()
+        if yielding and len(yielding) < len(rows) and not self._waiting.has_live:
+            outcomes = self._step_shared()
+        else:
+            outcomes = self._step_groups(set())
         outcomes, refused = settled(outcomes)
         for request in refused:
             self.cancel(request)
@@ -103,6 +121,39 @@ class Batch:
             if group.is_empty:
                 group.cache.release()
         return outcomes
+
+    def _step_groups(self, resting: set[BatchRow]) -> list[Ending]:
+        outcomes = [outcome for group in self._lasting() for outcome in group.step(resting)]
+        for request, group in list(self._seeded.items()):
+            outcomes += group.step(resting)
+            if group.is_empty:
+                del self._seeded[request]
+        return outcomes
+
+    def _step_shared(self) -> list[Ending]:
+        """A step beside live rows, in which most rows that yield rest."""
+        decoding = [row for group in self._groups() for row in group.rows]
+        joining = [row for group in self._groups() for row in group.joining]
+        shared = [row for row in decoding if row.yields][: self._sharing.rows]
+        live = [row for row in decoding if not row.yields]
+        read = [row for row in joining if not row.yields]
+        is_read = not read and self._sharing.may_read
+        if is_read:
+            read = joining
+        stepped = {*shared, *live, *read}
+        since = self._clock()
+        outcomes = self._step_groups({*decoding, *joining} - stepped)
+        seconds = None if read else self._clock() - since
+        self._sharing = self._sharing.stepped(
+            len(live), len(shared), seconds, has_read=is_read and bool(read)
+        )
+        return outcomes
+
+    def _has_live(self) -> bool:
+        """Whether a row is there that does not yield."""
+        return self._waiting.has_live or any(
+            not row.yields for group in self._groups() for row in group.all_rows()
+        )
 
     def _admit(self) -> None:
         """Let rows join, clients in turns, as long as there is room. Rows that have no room let no others overtake

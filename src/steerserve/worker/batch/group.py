@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -110,11 +110,16 @@ class Group:
             self.joining.append(row)
             self._reuse.join(row)
 
-    def step(self) -> list[Ending]:
+    def step(self, resting: Collection[BatchRow] = ()) -> list[Ending]:
         """One prefill pass if it is due, then one decode pass of the rows that decoded before; one of each row where
-        rows are stepped alone."""
-        decoding = list(self.rows)
-        outcomes = self._prefill()
+        rows are stepped alone. Rows that are `resting` take no part."""
+        decoding = [row for row in self.rows if row not in resting]
+        joining = [row for row in self.joining if row not in resting]
+        if len(decoding) < len(self.rows) and not self._model.is_alone:
+            # the rows that decode in every step stay before those that rest in some steps
+            decoding.sort(key=lambda row: row.yields)
+            self.cache.put_first([row.slot for row in decoding if row.slot is not None])
+        outcomes = self._prefill(joining, is_decoding=bool(decoding))
         for rows in [[row] for row in decoding] if self._model.is_alone else [decoding]:
             outcomes += self._decode([row for row in rows if row.slot is not None])
         return outcomes + self._read_states()
@@ -132,16 +137,17 @@ class Group:
     def _need(self, rows: list[BatchRow]) -> int:
         return sum(row.need + self._model.state_tokens for row in rows)
 
-    def _prefill(self) -> list[Ending]:
-        """The prefill pass of this step, if one is due."""
-        if not self.joining:
+    def _prefill(self, joining: list[BatchRow], *, is_decoding: bool) -> list[Ending]:
+        """The prefill pass of this step over rows of `joining`, if one is due. `is_decoding` says whether rows decode
+        in this step."""
+        if not joining:
             return []
         most = PREFILL_TOKENS
         if not self._model.takes_parts:
-            most = max(len(row.prompt) for row in self.joining)
-        elif self.rows and self._step_seconds is not None:
+            most = max(len(row.prompt) for row in joining)
+        elif is_decoding and self._step_seconds is not None:
             most = self._tempo.tokens(self._step_seconds, PREFILL_TOKENS)
-        rows = self._due(most)
+        rows = self._due(joining, most, is_decoding=is_decoding)
         if not rows:
             self._turn = replace(self._turn, rests=self._turn.rests + 1)
             return []
@@ -205,14 +211,14 @@ class Group:
                 row.goal.add(cast(Tensor, self._model.sums)[i])
         return logits
 
-    def _due(self, most: int) -> list[BatchRow]:
-        """The rows that the prefill pass of this step reads, with at most `most` tokens."""
-        ready = [row for row in self.joining if not self._reuse.must_wait(row)]
+    def _due(self, joining: list[BatchRow], most: int, *, is_decoding: bool) -> list[BatchRow]:
+        """The rows of `joining` that the prefill pass of this step reads, with at most `most` tokens."""
+        ready = [row for row in joining if not self._reuse.must_wait(row)]
         prompts = [
             Prompt(len(row.prompt), self._reuse.start(row), self._most([row], most))
             for row in ready
         ]
-        places = stepping.chosen(prompts, self._turn, is_decoding=bool(self.rows))
+        places = stepping.chosen(prompts, self._turn, is_decoding=is_decoding)
         rows = [ready[i] for i in places]
         return rows[:1] if self._model.is_alone else rows
 

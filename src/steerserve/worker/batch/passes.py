@@ -29,6 +29,11 @@ class Passes:
     def is_idle(self) -> bool:
         return not self._waiting
 
+    @property
+    def rest_seconds(self) -> float:
+        """No text rests here: a pass takes the texts of live requests first."""
+        return 0.0
+
     def add(self, rows: list[BatchRow], *, is_seeded: bool = False, client: str = "") -> None:
         for row in rows:
             self._waiting.add([row], client)

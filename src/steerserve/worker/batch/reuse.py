@@ -136,11 +136,14 @@ class Reuse:
     # ------------------------------------------------------------- inside
 
     def _follow(self, row: BatchRow) -> None:
-        """Have the row wait for the row before it that reads most of its prompt, where one does."""
+        """Have the row wait for the row before it that reads most of its prompt, where one does. A row that does not
+        yield waits for none that does."""
         its = self._rows[row]
         for other, whose in self._rows.items():
             if other is row:
                 return
+            if other.yields and not row.yields:
+                continue
             if other.filled == len(other.prompt) or its.text.form not in (None, whose.text.form):
                 continue
             alike = whose.text.signature.common(its.text.signature)

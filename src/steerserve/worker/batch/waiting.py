@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from steerserve.rules import clients
 from steerserve.rules.inference import queue
 from steerserve.rules.inference.queue import Request
 from steerserve.worker.rows.rows import BatchRow
@@ -34,13 +35,19 @@ class WaitingRows:
         return bool(self._of)
 
     @property
+    def has_live(self) -> bool:
+        """Whether a row waits that does not yield."""
+        return not all(map(clients.is_in_background, self._of))
+
+    @property
     def rows(self) -> list[BatchRow]:
         return [row for line in self._of.values() for joining in line for row in joining.rows]
 
     def add(self, rows: list[BatchRow], client: str, *, is_seeded: bool = False) -> None:
         """Add rows that join at once."""
+        yields = clients.is_in_background(client)
         for row in rows:
-            row.client = client
+            row.client, row.yields = client, yields
         request = Request(client, next(self._count), len(rows))
         self._of.setdefault(client, deque()).append(Joining(request, rows, is_seeded))
 

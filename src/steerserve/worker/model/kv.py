@@ -72,6 +72,17 @@ class Shelf:
         self.used = max(self.used, place + 1)
         return slot
 
+    def move(self, slot: CacheSlot, place: int) -> None:
+        """Let a row and the row at `place` change their places."""
+        other = self.slots[place]
+        if other is slot:
+            return
+        here, there = [slot.place, place], [place, slot.place]
+        for tensor in (*self.keys.values(), *self.values.values()):
+            tensor[here] = tensor[there]
+        self.slots[slot.place], self.slots[place] = other, slot
+        slot.place, other.place = place, slot.place
+
     def close(self, slot: CacheSlot) -> None:
         """Take a row out. The last row moves to its place."""
         last = self.slots.pop()
@@ -192,6 +203,15 @@ class KvCache:
         shelf.close(slot)
         if not shelf.slots:
             del self._shelves[slot.capacity]
+
+    def put_first(self, slots: Sequence[CacheSlot]) -> None:
+        """Move rows to the first places of their shelves, in this order. A pass reads a shelf up to its last row, so
+        that a pass over these rows then reads no others."""
+        counts: dict[int, int] = {}
+        for slot in slots:
+            place = counts.get(slot.capacity, 0)
+            self._shelves[slot.capacity].move(slot, place)
+            counts[slot.capacity] = place + 1
 
     def release(self) -> None:
         """Give all memory back; no row has room afterwards."""

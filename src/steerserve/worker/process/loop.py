@@ -65,10 +65,13 @@ class Worker:
         commands, batch = self.commands, self.commands.batch
         idle = batch is None or batch.is_idle
         wait = commands.release_after if self._may_release else None
-        if idle:
+        rest = 0.0 if batch is None else batch.rest_seconds
+        if rest:
+            wait = rest
+        if idle or rest:
             self._pulse.doing(Activity.IDLE)
             commands.threads.rested()
-        arrived = list(self._wire.receive(wait=idle, seconds=wait))
+        arrived = list(self._wire.receive(wait=idle or rest > 0, seconds=wait))
         taken_back = {command.id for command in arrived if isinstance(command, m.Cancel)}
         for command in arrived:
             self._pulse.doing(commands.activity(command))
@@ -80,7 +83,7 @@ class Worker:
         if taken_back:
             self._tell_observed()
         batch = commands.batch
-        if batch is not None and not batch.is_idle:
+        if batch is not None and not batch.is_idle and not batch.rest_seconds:
             self._step(batch)
             self._may_release = commands.release_after is not None
         elif idle and self._may_release and not arrived:

@@ -199,7 +199,9 @@ def reread(row: BatchRow, held: list[Ending]) -> BatchRow | None:
     goal = Rereading(1.0, None, None, str, is_echoed=True, written=written, held=list(held))
     # a choice of its own, because the observers know the finished row by its name
     name = row.request, -1 - row.choice
-    return BatchRow(*name, [*row.prompt, *row.out], Suppressed(), goal, client=row.client)
+    return BatchRow(
+        *name, [*row.prompt, *row.out], Suppressed(), goal, client=row.client, yields=row.yields
+    )
 
 
 def with_written(last: Ending, written: Written | None) -> Ending:
@@ -282,9 +284,9 @@ class BatchRow:
     """One row, from its prompt to its end. `version` is the version of the steering when its prefill began. `where`
     names its prompt in refusals of a request with several prompts. `label` names it in records of monitoring; a row
     without a label is not monitored. `slot` is its room in the cache, from its first pass to its end. `client` is the
-    client whose request it belongs to. `steering` is its plan, resolved for its tokens. With `may_reuse` it may begin
-    with keys and values that another row has computed; with `needs_exact` only with those that have the bits which it
-    would compute itself."""
+    client whose request it belongs to, and `yields` says that this request yields to others. `steering` is its plan,
+    resolved for its tokens. With `may_reuse` it may begin with keys and values that another row has computed; with
+    `needs_exact` only with those that have the bits which it would compute itself."""
 
     request: int
     choice: int
@@ -301,6 +303,7 @@ class BatchRow:
     version: int | None = None
     slot: CacheSlot | None = None
     client: str = ""
+    yields: bool = False
     steering: RowSteering = field(init=False)
 
     def __post_init__(self) -> None:
