@@ -9,6 +9,7 @@ import pytest
 
 from steerserve import messages as m
 from steerserve.engines.gguf.client import GgufEngine
+from steerserve.engines.gguf.gate import Gate
 from steerserve.errors import Refusal
 from steerserve.rules.models import gguf_header
 from tests import gguf as maker
@@ -55,6 +56,23 @@ async def test_a_prompt_that_is_given_up_keeps_its_slot_until_the_server_lets_go
             await reading
         await until_idle(engine)
         assert await busy_slots(engine) == 0
+
+
+async def test_a_row_that_yields_begins_only_beside_rows_like_it() -> None:
+    gate = Gate(pool=100, places=4)
+    running = await gate.enter([1], 10, yields=True)
+    beside = await gate.enter([2], 10, yields=True)
+    live = await gate.enter([3], 10)
+    waiting = asyncio.ensure_future(gate.enter([4], 10, yields=True))
+    later = await gate.enter([5], 10)  # overtakes the row that yields
+    gate.leave(running)
+    gate.leave(live)
+    gate.leave(later)
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    gate.leave(beside)
+    gate.leave(await waiting)
+    assert gate.is_idle
 
 
 async def test_closing_while_it_waits_takes_the_request_out_of_the_line(write: Write) -> None:

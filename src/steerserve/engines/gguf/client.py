@@ -52,6 +52,7 @@ from steerserve.messages.prompts import (
 from steerserve.messages.spelling import ReadBack, Spell
 from steerserve.messages.stops import StopStrings
 from steerserve.messages.tokenizing import Spelling
+from steerserve.rules import clients
 from steerserve.rules.models.gguf_header import Header
 from steerserve.rules.residency.heartbeat import SIGN_SECONDS
 from steerserve.rules.text_offsets import text_offsets
@@ -175,8 +176,8 @@ class GgufEngine(Engine):
     # ------------------------------------------------------------- requests
 
     async def run(self, request: m.Request) -> Answers:
-        """`client` has no effect, because llama.cpp serves rows in the order of their arrival; `label` and `plans` have
-        none, because they are about SAEs."""
+        """`client` says only whether the request yields, because llama.cpp serves other rows in the order of their
+        arrival; `label` and `plans` have no effect, because they are about SAEs."""
         match request:
             case m.Generation():
                 events = self._generate(request)
@@ -203,6 +204,8 @@ class GgufEngine(Engine):
         sampling = request.sampling
         rows = await self._rows(opened, request, opened.room.context, sampling)
         fields = sampling_fields(sampling, opened.room.context)
+        for row in rows:
+            row.yields = clients.is_in_background(request.client)
         number, events = next(self._ids), Events()
         try:
             yield m.Started(number, [len(row.tokens) for row in rows])
@@ -380,7 +383,8 @@ class GgufEngine(Engine):
         self, opened: Opened, row: LlamaRow, number: int, fields: dict[str, object], events: Events
     ) -> None:
         """Complete one prompt. The row keeps its slot until the server has stopped working on it."""
-        place = await self._gate.enter(row.tokens, len(row.tokens) + row.max_tokens)
+        need = len(row.tokens) + row.max_tokens
+        place = await self._gate.enter(row.tokens, need, yields=row.yields)
         row.is_sent = True
         stops, cached, is_over = StopStrings(row.stops), list(row.tokens), False
         completion = opened.server.complete(row.tokens, row.max_tokens, place.number, fields)

@@ -1,7 +1,8 @@
 """Decides who may use the llama.cpp server: rows that write share a pool of KV cells; an embedding has the server
 alone.
 
-First come, first served. Without the gate, the server would end every request when its pool runs out, and an embedding
+First come, first served; rows of requests that yield come last, and none of them begins beside a row of another request,
+or in the QUIET_SECONDS after it. Without the gate, the server would end every request when its pool runs out, and an embedding
 would wait as long as any row writes. The gate sends a row only when its cells are free.
 """
 
@@ -13,22 +14,26 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+from steerserve.rules.inference.yielding import QUIET_SECONDS
+
 
 @dataclass(slots=True, eq=False)
 class LlamaSlot:
     """One slot of the server. Its cache begins with `tokens`. `held` is the number of cells that its row may fill;
-    `turn` orders the slots by their last use."""
+    `turn` orders the slots by their last use; `yields` says whether its row is of a request that yields."""
 
     number: int
     tokens: Sequence[int] = ()
     held: int = 0
     turn: int = 0
+    yields: bool = False
 
 
 @dataclass(slots=True, eq=False)
 class _Waiter:
     tokens: Sequence[int]
     need: int
+    yields: bool = False
     admitted: asyncio.Future[LlamaSlot | None] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
@@ -46,6 +51,8 @@ class Gate:
         self._free = [LlamaSlot(number) for number in range(places)]
         self._running = 0
         self._held = 0
+        self._live = 0
+        self._quiet: asyncio.TimerHandle | None = None
         self._is_alone = False
         self._turns = 0
         self._waiting: deque[_Waiter] = deque()
@@ -59,10 +66,10 @@ class Gate:
         """The number of tokens of cache that the running rows may fill."""
         return self._held
 
-    async def enter(self, tokens: Sequence[int], need: int) -> LlamaSlot:
+    async def enter(self, tokens: Sequence[int], need: int, *, yields: bool = False) -> LlamaSlot:
         """A slot for a row with these prompt tokens that may fill `need` cells. The row keeps the slot until
         `leave`."""
-        place = await self._turn(_Waiter(tokens, need))
+        place = await self._turn(_Waiter(tokens, need, yields))
         assert place is not None
         return place
 
@@ -72,6 +79,10 @@ class Gate:
         self._turns += 1
         place.held, place.turn = 0, self._turns
         self._free.append(place)
+        if not place.yields:
+            self._live -= 1
+            if not self._live:
+                self._keep_quiet()
         self._admit()
 
     @asynccontextmanager
@@ -102,9 +113,26 @@ class Gate:
                 self._end_alone() if place is None else self.leave(place)
             raise
 
+    def _keep_quiet(self) -> None:
+        """Let rows that yield wait a moment, because the next live request often follows at once."""
+        if self._quiet is not None:
+            self._quiet.cancel()
+        self._quiet = asyncio.get_running_loop().call_later(QUIET_SECONDS, self._end_quiet)
+
+    def _end_quiet(self) -> None:
+        self._quiet = None
+        self._admit()
+
+    def _next(self) -> _Waiter | None:
+        """The waiter whose turn it is."""
+        live = next((waiter for waiter in self._waiting if not waiter.yields), None)
+        if live is not None or self._live or self._quiet is not None:
+            return live
+        return self._waiting[0] if self._waiting else None
+
     def _admit(self) -> None:
-        while self._waiting and self._fits(self._waiting[0]):
-            waiter = self._waiting.popleft()
+        while (waiter := self._next()) is not None and self._fits(waiter):
+            self._waiting.remove(waiter)
             if waiter.admitted.done():
                 continue
             if waiter.wants_all:
@@ -127,7 +155,8 @@ class Gate:
             self._free, key=lambda place: (_common(place.tokens, waiter.tokens), -place.turn)
         )
         self._free.remove(best)
-        best.held, best.tokens = waiter.need, waiter.tokens
+        best.held, best.tokens, best.yields = waiter.need, waiter.tokens, waiter.yields
+        self._live += not waiter.yields
         self._running += 1
         self._held += waiter.need
         return best

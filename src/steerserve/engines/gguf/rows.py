@@ -18,8 +18,8 @@ Events = asyncio.Queue[m.Outcome | Exception]
 
 @dataclass(slots=True, eq=False)
 class LlamaRow:
-    """One completion or one text to embed: its prompt's tokens, its most new tokens, and whether a client still waits
-    for it."""
+    """One completion or one text to embed: its prompt's tokens, its most new tokens, whether a client still waits for
+    it, and whether its request yields to others."""
 
     choice: int
     tokens: list[int]
@@ -27,6 +27,7 @@ class LlamaRow:
     stops: Sequence[str]
     is_wanted: bool = True
     is_sent: bool = False
+    yields: bool = False
     task: asyncio.Task[None] | None = None
 
     def drop(self) -> None:
