@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -13,8 +16,9 @@ from openai.types import Batch
 
 import openai
 from steerserve import demo
+from steerserve.rules.inference import batches as rules
 from tests.conftest import Start
-from tests.service import Running, load_demo, running
+from tests.service import Running, add_sae, load_demo, running
 
 MODEL = demo.MODEL_NAME
 CHAT = "/v1/chat/completions"
@@ -312,3 +316,71 @@ def _until_answered(client: openai.OpenAI, batch: Batch, count: int) -> None:
         assert now.request_counts is not None
         if now.request_counts.completed >= count:
             return
+
+
+def _expired(client: openai.OpenAI, batch: Batch, lines: list[dict[str, Any]]) -> None:
+    """The batch is over; what was done is kept, and each other line says that its time was over."""
+    batch = ended(client, batch)
+    assert (batch.status, batch.expired_at is not None) == ("expired", True)
+    answers, errors = read(client, batch.output_file_id), read(client, batch.error_file_id)
+    assert {line["response"]["status_code"] for line in answers} <= {200}
+    assert [line["error"]["code"] for line in errors] == ["batch_expired"] * len(errors)
+    assert [line["response"] for line in errors] == [None] * len(errors)
+    told = [line["custom_id"] for line in answers + errors]
+    assert sorted(told) == sorted(line["custom_id"] for line in lines)
+    assert batch.request_counts is not None
+    assert batch.request_counts.completed == len(answers)
+    with pytest.raises(openai.ConflictError):
+        client.batches.cancel(batch.id)
+
+
+LONG = [text("short"), *(text(f"long {i}", max_tokens=900) for i in range(64))]
+
+
+def test_a_batch_expires_while_its_lines_run(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    with start() as live, of(live) as client:
+        load_demo(live)
+        monkeypatch.setattr(rules, "WINDOW", timedelta(seconds=2))
+        batch = begun(client, LONG, TEXT)
+        assert batch.expires_at == batch.created_at + 2
+        _expired(client, batch, LONG)
+
+
+def test_a_batch_expires_while_the_service_is_off(start: Start) -> None:
+    with start() as live, of(live) as client:
+        load_demo(live)
+        batch = begun(client, LONG, TEXT)
+        _until_answered(client, batch, 1)
+    with closing(sqlite3.connect(live.home / "steerserve.db")) as database, database:
+        database.execute("update batches set expires_at = created_at")
+    with running(live.home) as live, of(live) as client:
+        _expired(client, batch, LONG)
+        answers = read(client, client.batches.retrieve(batch.id).output_file_id)
+        assert "short" in [line["custom_id"] for line in answers]
+
+
+def test_steered_lines_wait_for_an_sae_that_was_detached(start: Start) -> None:
+    proof = demo.proof()
+    steering = {str(proof["feature_idx"]): proof["strength"]}
+    own = {"features": [{"index": proof["feature_idx"], "value": -20.0}]}
+    with start() as live, of(live) as client:
+        load_demo(live)
+        (found,) = (one for one in demo.saes() if one.name == proof["sae"])
+        sae_id = add_sae(live, found)
+        live.data("POST", f"/api/saes/{sae_id}/attach", {"layer": found.layer})
+        live.data("POST", "/api/profiles", {"name": "sea", "steering": steering}, 201)
+        steered = ({"sae_steering": own}, {"profile": "sea"})
+        lines = [text(str(i), f"One day {i}", max_tokens=12, **steered[i % 2]) for i in range(60)]
+        batch = begun(client, lines, TEXT)
+        _until_answered(client, batch, 5)
+        live.data("POST", f"/api/saes/{sae_id}/detach")
+        live.complete("One day", max_tokens=12)
+        assert client.batches.retrieve(batch.id).status == "in_progress"
+        live.data("POST", f"/api/saes/{sae_id}/attach", {"layer": found.layer})
+        batch = ended(client, batch)
+        assert batch.status == "completed"
+        answers = read(client, batch.output_file_id)
+        assert len(answers) == len(lines)
+        for line, sent in zip(answers, lines, strict=True):
+            alone = live.post(TEXT, sent["body"]).json()
+            assert line["response"]["body"]["choices"] == alone["choices"]

@@ -1,9 +1,9 @@
 """Decides who may use the llama.cpp server: rows that write share a pool of KV cells; an embedding has the server
 alone.
 
-First come, first served; rows of requests that yield come last, and none of them begins beside a row of another request,
-or in the QUIET_SECONDS after it. Without the gate, the server would end every request when its pool runs out, and an embedding
-would wait as long as any row writes. The gate sends a row only when its cells are free.
+First come, first served; rows of requests that yield come last, and none of them begins beside a row of another
+request, or in the QUIET_SECONDS after it. Without the gate, the server would end every request when its pool runs
+out, and an embedding would wait as long as any row writes. The gate sends a row only when its cells are free.
 """
 
 from __future__ import annotations
