@@ -103,12 +103,15 @@ SAES = {
     "jumprelu": replace(SAE, activation="jumprelu", threshold=torch.full((D_SAE,), 1.5)),
     "gated": gated(),
     "topk": replace(SAE, activation="topk", k=6),
+    "abstopk": replace(SAE, activation="abstopk", k=16),
     "groupmax": replace(SAE, activation="groupmax", k=12),
     "layer_norm": replace(SAE, normalisation="layer_norm"),
     "constant_norm_rescale": replace(SAE, normalisation="constant_norm_rescale"),
     "input_scale": replace(SAE, input_scale=0.25),
     "subtract_b_dec": replace(SAE, subtract_b_dec=True),
     "decoder_norm": replace(SAE, scale_by_decoder_norm=True, activation="topk", k=6),
+    "chosen_by_decoder_norm": replace(SAE, select_by_decoder_norm=True, activation="topk", k=6),
+    "centred": replace(SAE, is_centred=True),
     "bfloat16": replace(SAE, W_enc=SAE.W_enc.bfloat16(), W_dec=SAE.W_dec.bfloat16()),
 }
 
@@ -122,6 +125,8 @@ def by_the_long_way(sae: Sae, x: Tensor, edits: Sequence[Edit]) -> Tensor:
         if isinstance(value := getattr(sae, name), Tensor)
     }
     row, scale = x.double(), torch.ones((), dtype=torch.float64)
+    if sae.is_centred:
+        row = row - row.mean(-1, keepdim=True)
     if sae.normalisation == "layer_norm":
         scale = row.std(-1, keepdim=True)
         row = (row - row.mean(-1, keepdim=True)) / (scale + 1e-5)
@@ -139,9 +144,12 @@ def by_the_long_way(sae: Sae, x: Tensor, edits: Sequence[Edit]) -> Tensor:
         acts = pre.relu()
         if sae.activation == "jumprelu":
             acts = acts * (pre > wide["threshold"])
-        if sae.activation == "topk":
+        if sae.activation in ("topk", "abstopk"):
             assert sae.k is not None
-            acts = acts * (pre >= pre.topk(sae.k).values[:, -1:])
+            ranked = pre * norms if sae.select_by_decoder_norm else pre
+            if sae.activation == "abstopk":
+                ranked, acts = ranked.abs(), pre
+            acts = acts * (ranked >= ranked.topk(sae.k).values[:, -1:])
         if sae.activation == "groupmax":
             assert sae.k is not None
             groups = acts.view(len(x), sae.k, -1)
@@ -149,7 +157,8 @@ def by_the_long_way(sae: Sae, x: Tensor, edits: Sequence[Edit]) -> Tensor:
 
     def decoded(features: Tensor) -> Tensor:
         raw = features / norms if sae.scale_by_decoder_norm else features
-        return (raw @ wide["W_dec"] + wide["b_dec"]) / sae.input_scale * scale
+        made = (raw @ wide["W_dec"] + wide["b_dec"]) / sae.input_scale * scale
+        return made - made.mean(-1, keepdim=True) if sae.is_centred else made
 
     change = torch.zeros_like(row)
     for one in edits:
@@ -177,7 +186,8 @@ def changed(
             continue
         if isinstance(one.at, Feature):
             assert sae is not None
-            y = y + one.target.offset * sae.W_dec[one.at.index].double() / sae.input_scale
+            row = sae.W_dec[one.at.index].double() / sae.input_scale
+            y = y + one.target.offset * (row - row.mean() if sae.is_centred else row)
         else:
             unit, raw = (
                 project(one.at),
