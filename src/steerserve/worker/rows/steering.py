@@ -45,8 +45,8 @@ class RowSteering:
     """The steering of one row. `prompt` and `out` are the row's own lists of tokens, and `out` grows.
 
     With `counted`, it is counted where the edits of the row act; `counted` has the edits among the values that the plan
-    adds, and `listed` all edits that the row had at its start. The projections on the directions `watched` are read in
-    each pass, at the last position of the row.
+    adds, and `begin` gets all others that the row has at its start. The projections on the directions `watched` are
+    read in each pass, at the last position of the row.
     """
 
     def __init__(
@@ -61,7 +61,9 @@ class RowSteering:
     ) -> None:
         self.plan = plan
         self.counted = counted
-        self.listed: tuple[Edit, ...] = counted or ()
+        self._listed: dict[Edit, int] = {}
+        self._same: dict[Edit, int] = {}
+        self.begin(())
         self.watched = tuple(watched)
         self._seen: dict[Direction, float] = {}
         self.epoch = 0
@@ -234,8 +236,10 @@ class RowSteering:
     # ------------------------------------------------------------- what acted
 
     def begin(self, edits: Sequence[Edit]) -> None:
-        """The row has these edits at its start, beside the values that are added."""
-        self.listed = (*(self.counted or ()), *edits)
+        """The row has these edits at its start, beside those among the values that are added."""
+        listed = (*(self.counted or ()), *edits)
+        self._listed = {edit: edit.number for edit in listed}
+        self._same = {edit.content: edit.number for edit in reversed(listed)}
 
     def count(self, edit: Edit, positions: Sequence[int], changes: Sequence[float]) -> None:
         """An edit was evaluated at these positions of this row, and changed the value x there by so many |x|. An edit
@@ -254,16 +258,14 @@ class RowSteering:
 
     def _number(self, edit: Edit) -> int | None:
         """The number of an edit in the list that the row had at its start; None where it was not there."""
-        if edit in self.listed:
-            return edit.number
-        same = (one.number for one in self.listed if one.content == edit.content)
-        return next(same, None)
+        number = self._listed.get(edit)
+        return self._same.get(edit.content) if number is None else number
 
     def acts(self) -> list[EditActs] | None:
         """Where the edits acted, by their numbers. None where it was not counted."""
         if self.counted is None:
             return None
-        numbers = {edit.number for edit in self.listed}
+        numbers = set(self._listed.values())
         return [_told(number, self._counts.get(number, ActCount())) for number in sorted(numbers)]
 
 
