@@ -23,8 +23,6 @@ from schemathesis.checks import CHECKS, load_all_checks
 from schemathesis.generation.meta import CoveragePhaseData, CoverageScenario
 
 from steerserve import demo
-from steerserve.app.service import Service
-from steerserve.settings import Settings
 from tests.loopback_hub import LoopbackHub
 from tests.recorded import RUN
 from tests.service import Running, add_sae, load_demo, running
@@ -399,12 +397,6 @@ CHECKS_OF_EVERY_ANSWER: list[Callable[..., Any]] = [
 
 
 @pytest.fixture(scope="module")
-def description() -> schemathesis.BaseSchema:
-    service = Service(Settings(_env_file=None))  # type: ignore[call-arg]
-    return schemathesis.openapi.from_dict(service.api.openapi())
-
-
-@pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     """A service to break. What was tried must have reached it: all but a few operations succeeded at least once."""
     home = tmp_path_factory.mktemp("described")
@@ -414,6 +406,12 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         made = World(live)
         yield made
         assert made.never_succeeded() <= NEVER_SUCCEED
+
+
+@pytest.fixture(scope="module")
+def description(world: World) -> schemathesis.BaseSchema:
+    """The description that the service has made of itself."""
+    return schemathesis.openapi.from_dict(world.live.http.get("/openapi.json").json())
 
 
 @pytest.mark.shows("endpoints.1", "envelope.1", "envelope.2", "envelope.3")
