@@ -82,8 +82,17 @@ STANDARD = (
     "allow_header_conformance",
 )
 MOST_TOKENS = 4
-METHODS = 4
-"""Of the methods that a path does not have, one in so many is tried in the default run."""
+ONE_IN = 4
+"""Of the methods that a path does not have, and of the valid requests that begin a job, one in so many is sent in the
+default run."""
+JOBS = {
+    "POST /api/corpora",
+    "POST /api/effects",
+    "POST /api/features/contrast",
+    "POST /api/probes/train",
+    "POST /api/saes/{sae_id}/labels/suggest",
+    "POST /api/vectors/train",
+}
 GENERATING = {"/v1/chat/completions", "/v1/completions", "/v1/responses"}
 """Routes whose fields are read by the same code. In the default run one of them breaks a rule of a field for all."""
 FEW = settings(
@@ -177,27 +186,28 @@ class World:
         """Like `answer`, but of the cases that break one rule of one field, or keep to it, only the first is sent, and
         no case whose aimed request was sent before."""
         rule = case.meta and case.meta.phase.data
-        if isinstance(rule, CoveragePhaseData):
-            if rule.scenario is CoverageScenario.UNSPECIFIED_HTTP_METHOD:
-                is_new = crc32(f"{case.method} {case.operation.path}".encode()) % METHODS == 0
-            else:
-                is_shared = (
-                    case.operation.path in GENERATING
-                    and rule.scenario is not CoverageScenario.DEFAULT_POSITIVE_TEST
-                )
-                route = "a generation" if is_shared else case.operation.label
-                place = (route, rule.parameter, rule.location)
-                kind = (*place, rule.scenario, rule.description)
-                is_new = kind not in self._kinds
-                self._kinds.add(kind)
-            if not is_new:
-                return
+        if isinstance(rule, CoveragePhaseData) and not self._is_new(case, rule):
+            return
         self._aim(case)
         request = (case.method, case.formatted_path, case.query, case.headers, case.body)
         content = sha256(repr(request).encode(errors="surrogatepass")).hexdigest()
         if content not in self._sent:
             self._sent.add(content)
             self._send(case)
+
+    def _is_new(self, case: schemathesis.Case, rule: CoveragePhaseData) -> bool:
+        label = case.operation.label
+        if rule.scenario is CoverageScenario.UNSPECIFIED_HTTP_METHOD:
+            return crc32(f"{case.method} {case.operation.path}".encode()) % ONE_IN == 0
+        if rule.scenario is not CoverageScenario.DEFAULT_POSITIVE_TEST:
+            begins_job = label in JOBS and not _is_negative(case)
+            if begins_job and crc32(rule.description.encode()) % ONE_IN:
+                return False
+            label = "a generation" if case.operation.path in GENERATING else label
+        kind = (label, rule.parameter, rule.location, rule.scenario, rule.description)
+        is_new = kind not in self._kinds
+        self._kinds.add(kind)
+        return is_new
 
     def _send(self, case: schemathesis.Case) -> None:
         body = case.body
@@ -273,7 +283,7 @@ class World:
                     body.pop(choice, None)
             else:
                 body["source"] = "local"
-        if not (case.meta and case.meta.generation.mode.is_negative):
+        if not _is_negative(case):
             self._aim_work(case.path, body)
         if case.path == "/v1/batches" and isinstance(body.get("input_file_id"), str):
             body["input_file_id"] = self.ids["file_id"]
@@ -304,6 +314,11 @@ class World:
                 body.pop(choice, None)
             short = {"strengths": [1.0], "tokens": 1, "random_directions": 0, "prompts": ["a"]}
             body |= short | {"feature": {"index": 1}}
+
+
+def _is_negative(case: schemathesis.Case) -> bool:
+    """Whether a case is made to break a rule."""
+    return case.meta is not None and case.meta.generation.mode.is_negative
 
 
 def _zeros_and_one(width: int) -> str:
