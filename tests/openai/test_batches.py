@@ -370,8 +370,8 @@ def test_steered_lines_wait_for_an_sae_that_was_detached(start: Start) -> None:
         live.data("POST", f"/api/saes/{sae_id}/attach", {"layer": found.layer})
         live.data("POST", "/api/profiles", {"name": "sea", "steering": steering}, 201)
         steered = ({"sae_steering": own}, {"profile": "sea"})
-        lines = [text(str(i), f"One day {i}", max_tokens=12, **steered[i % 2]) for i in range(60)]
-        batch = begun(client, lines, TEXT)
+        lines = [chat(str(i), max_tokens=12 + i // 2, **steered[i % 2]) for i in range(60)]
+        batch = begun(client, lines)
         _until_answered(client, batch, 5)
         live.data("POST", f"/api/saes/{sae_id}/detach")
         live.complete("One day", max_tokens=12)
@@ -380,7 +380,7 @@ def test_steered_lines_wait_for_an_sae_that_was_detached(start: Start) -> None:
         batch = ended(client, batch)
         assert batch.status == "completed"
         answers = read(client, batch.output_file_id)
-        assert len(answers) == len(lines)
+        assert read(client, batch.error_file_id) == []
         for line, sent in zip(answers, lines, strict=True):
-            alone = live.post(TEXT, sent["body"]).json()
+            alone = live.post(CHAT, sent["body"]).json()
             assert line["response"]["body"]["choices"] == alone["choices"]

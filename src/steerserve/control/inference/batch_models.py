@@ -10,6 +10,7 @@ import structlog
 
 from steerserve.control.bus import Bus, Event, LoadComplete, ModelLeaving, SaeAttached
 from steerserve.control.residency.conductor import Conductor
+from steerserve.control.residency.resident import Attachment
 from steerserve.control.saes.attachments import Attachments
 from steerserve.database.catalog import Catalog
 from steerserve.errors import Refusal
@@ -61,6 +62,14 @@ class BatchModels:
         """Return once the model serves with these SAEs."""
         while not await self._is_ready(model_id, saes):
             await self.pause()
+
+    def attachments(self, saes: Sequence[AttachedSae]) -> list[Attachment] | None:
+        """The attachments of these SAEs; None where one of them is not attached now."""
+        resident = self._conductor.resident
+        present = {} if resident is None else resident.attachments
+        if any(_key(one) not in present for one in saes):
+            return None
+        return [present[_key(one)] for one in saes]
 
     async def pause(self) -> None:
         """Wait until something about the model has changed, at most PAUSE_SECONDS."""

@@ -9,6 +9,7 @@ import secrets
 from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
+from operator import is_not
 from typing import Any, Protocol
 
 import msgspec
@@ -178,7 +179,11 @@ class BatchRun:
         while True:
             await parts.models.until_ready(row.model_id, self.row.attached or ())
             await self._note_attached()
+            before = parts.models.attachments(self.row.attached or ())
             answered = await parts.runner.answer(row.endpoint, line.body, row.client)
+            after = parts.models.attachments(self.row.attached or ())
+            if before is None or after is None or any(map(is_not, before, after)):
+                continue  # an SAE was away for a moment, so the line may have run without it
             refusal = answered.refusal
             if refusal is None:
                 return _answer(line, answered)
