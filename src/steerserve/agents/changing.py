@@ -24,7 +24,7 @@ class Changing:
         ],
         sae_id: SaeId = None,
         layer: Layer = None,
-    ) -> Any:
+    ) -> object:
         """Set live values of features, which steer every request without steering of its own. Values of other features
         stay."""
         return await self._client.steering.set(values, **given(sae_id=sae_id, layer=layer))
@@ -33,19 +33,19 @@ class Changing:
         self,
         edits: list[dict[str, Any]],
         preserve_norm: bool | None = None,
-    ) -> Any:
+    ) -> object:
         """Replace the live edits, which act on every request without steering of its own. An empty list ends them."""
         return await self._client.interventions.set(edits, **given(preserve_norm=preserve_norm))
 
-    async def clear_steering(self) -> Any:
+    async def clear_steering(self) -> object:
         """Clear all live values and edits."""
         return await self._client.steering.clear()
 
-    async def load_model(self, model: Model) -> Any:
+    async def load_model(self, model: Model) -> object:
         """Load a model in the place of the loaded one, and wait until it is loaded. Its SAEs are detached."""
         return await self._client.models.load(model, progress=False)
 
-    async def unload_model(self, model: Model) -> Any:
+    async def unload_model(self, model: Model) -> object:
         """Take a model out of memory."""
         return await self._client.models.unload(model)
 
@@ -56,7 +56,7 @@ class Changing:
             int | None, Field(description="By default the layer that it was trained on.")
         ] = None,
         beside: Annotated[bool, Field(description="Keep the SAEs that are attached.")] = False,
-    ) -> Any:
+    ) -> object:
         """Attach an SAE to the loaded model, in the place of those that are attached."""
         record = await self._client.saes.find(sae)
         at = record.trained_layer if layer is None else layer
@@ -66,19 +66,21 @@ class Changing:
             return await self._client.saes.attach_set([{"sae_id": record.id, "layer": at}])
         return await self._client.saes.attach(record.id, layer=at)
 
-    async def detach_sae(self, sae: Annotated[str, Field(description="Id, name or path.")]) -> Any:
+    async def detach_sae(
+        self, sae: Annotated[str, Field(description="Id, name or path.")]
+    ) -> object:
         """Detach an SAE. Its live values are cleared."""
         return await self._client.saes.detach((await self._client.saes.find(sae)).id)
 
-    async def save_profile(self, name: str, description: str | None = None) -> Any:
+    async def save_profile(self, name: str, description: str | None = None) -> object:
         """Save the live values as a profile."""
         return await self._client.profiles.save_current(name, **given(description=description))
 
-    async def activate_profile(self, profile_id: str) -> Any:
+    async def activate_profile(self, profile_id: str) -> object:
         """Let a saved profile steer every request without steering of its own."""
         return await self._client.profiles.activate(profile_id)
 
-    async def deactivate_profile(self, profile_id: str) -> Any:
+    async def deactivate_profile(self, profile_id: str) -> object:
         """End the active profile, and clear its values."""
         return await self._client.profiles.deactivate(profile_id)
 
@@ -88,7 +90,7 @@ class Changing:
         positives: list[str | list[Message]],
         negatives: list[str | list[Message]],
         layers: list[int] | None = None,
-    ) -> Any:
+    ) -> object:
         """Train a vector, the direction from the negative texts to the positive ones, and store it. The answer has its
         AUC on held-out texts for each layer."""
         begun = await self._client.vectors.train(
@@ -96,6 +98,6 @@ class Changing:
         )
         return (await self._client.jobs.wait(begun.id, progress=False)).result
 
-    async def delete_vector(self, vector: str) -> Any:
+    async def delete_vector(self, vector: str) -> object:
         """Forget a stored vector."""
         return await self._client.vectors.delete(vector)

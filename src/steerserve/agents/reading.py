@@ -64,11 +64,11 @@ class Reading:
             "active_profile": health.active_profile,
         }
 
-    async def list_models(self) -> Any:
+    async def list_models(self) -> object:
         """The registered models, and which is loaded."""
         return (await self._client.models.list()).answer
 
-    async def list_saes(self) -> Any:
+    async def list_saes(self) -> object:
         """The registered sparse autoencoders (SAEs), and which is attached."""
         return (await self._client.saes.list()).answer
 
@@ -78,7 +78,7 @@ class Reading:
         words: Annotated[str | None, Field(description="Only labels with these words.")] = None,
         limit: Limit = 50,
         offset: Annotated[int, Field(ge=0)] = 0,
-    ) -> Any:
+    ) -> object:
         """The labelled features of an SAE. Features without a label are found by search_features and text_features."""
         sae = await self._sae(sae_id)
         return (
@@ -97,7 +97,7 @@ class Reading:
         ] = "label",
         sae_id: SaeId = None,
         limit: Limit = 20,
-    ) -> Any:
+    ) -> object:
         """Find features of an SAE for a word or a topic."""
         sae, features = await self._sae(sae_id), self._client.features
         search = features.search if by == "label" else features.promoting
@@ -108,7 +108,7 @@ class Reading:
         index: int,
         sae_id: SaeId = None,
         tokens: Annotated[int, Field(ge=1, le=100)] = 10,
-    ) -> Any:
+    ) -> object:
         """One feature: its label, the tokens that it promotes and suppresses, and the value that is a typical strength
         for steering it."""
         return await self._client.features.get(await self._sae(sae_id), index, tokens=tokens)
@@ -145,7 +145,7 @@ class Reading:
         layer: Layer = None,
         top: Limit = 10,
         holdout: Annotated[float, Field(ge=0, le=0.9)] = 0.3,
-    ) -> Any:
+    ) -> object:
         """The features that tell two groups of texts apart best, by AUC, also on texts that were held out. A dozen
         texts in each group are a good start."""
         return (
@@ -238,7 +238,7 @@ class Reading:
         max_tokens: Annotated[int, Field(ge=1)] = 64,
         temperature: Temperature = 0.0,
         seed: int | None = None,
-    ) -> Any:
+    ) -> object:
         """One prompt completed at several intensities of the same steering, side by side. Without steering of its own
         the live steering is compared."""
         fields = given(
@@ -306,7 +306,7 @@ class Reading:
         sae_id: SaeId = None,
         layer: Layer = None,
         top: Limit = 20,
-    ) -> Any:
+    ) -> object:
         """What the active features at one position of a text add to the logit of a next token."""
         fields = given(
             text=text, messages=messages, against_token=against_token, sae_id=sae_id, layer=layer
@@ -315,11 +315,11 @@ class Reading:
             position=position, target_token=target_token, top=top, **fields
         )
 
-    async def list_vectors(self) -> Any:
+    async def list_vectors(self) -> object:
         """The stored vectors: directions of the activations that edits can add or take away."""
         return (await self._client.vectors.list()).answer
 
-    async def get_vector(self, vector: Annotated[str, Field(description="Id or name.")]) -> Any:
+    async def get_vector(self, vector: Annotated[str, Field(description="Id or name.")]) -> object:
         """One stored vector: its layers, where it came from, and how well it told held-out texts apart."""
         return await self._client.vectors.get(vector)
 
@@ -328,11 +328,11 @@ class Reading:
         vector: Annotated[str, Field(description="Id or name.")],
         layer: Annotated[int | None, Field(description="A layer of the vector.")] = None,
         limit: Limit = 10,
-    ) -> Any:
+    ) -> object:
         """The features and the other vectors that are nearest to a vector, by cosine."""
         return await self._client.vectors.neighbours(vector, limit=limit, **given(layer=layer))
 
-    async def list_profiles(self) -> Any:
+    async def list_profiles(self) -> object:
         """The saved profiles of steering, and which is active."""
         return (await self._client.profiles.list()).answer
 

@@ -64,7 +64,7 @@ class Call:
 
     verb: str
     path: str
-    query: Mapping[str, Any] = field(default_factory=dict)
+    query: Mapping[str, object] = field(default_factory=dict)
     body: Any = msgspec.UNSET
     headers: Mapping[str, str] = field(default_factory=dict)
     is_streamed: bool = False

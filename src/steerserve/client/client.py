@@ -51,7 +51,7 @@ TIMEOUT = 600.0
 RETRIES = 2
 """How often a request that was refused with 503 is sent again."""
 
-Messages = Sequence[Mapping[str, Any]]
+Messages = Sequence[Mapping[str, object]]
 Whole = TypeVar("Whole", covariant=True)
 Pieces = TypeVar("Pieces", covariant=True)
 
@@ -126,14 +126,14 @@ class Service(Noun[Mode]):
         steering: nouns.Values | None = None,
         sae_id: str | None = None,
         layer: int | None = None,
-        sae_steering: Mapping[str, Any] | None = None,
-        interventions: Mapping[str, Any] | None = None,
+        sae_steering: Mapping[str, object] | None = None,
+        interventions: Mapping[str, object] | None = None,
         profile: str | None = None,
         max_tokens: int = 64,
         temperature: float = 0.0,
         top_p: float = 1.0,
         seed: int | None = None,
-        activations: Mapping[str, Any] | None = None,
+        activations: Mapping[str, object] | None = None,
     ) -> Comparison:
         """One prompt, or one conversation, completed at several intensities of the same steering."""
 
@@ -247,7 +247,7 @@ class Service(Noun[Mode]):
             pieces = yield from self._pieces([p["token_id"] for p in block["positions"]], raw)
         return Answer(raw, reply.headers, pieces)
 
-    def _pieces(self, ids: Sequence[int], raw: Mapping[str, Any]) -> Steps[list[str] | None]:
+    def _pieces(self, ids: Sequence[int], raw: Mapping[str, object]) -> Steps[list[str] | None]:
         """The texts of tokens; None where another model is loaded meanwhile, or the tokenizer refuses."""
         call = Call("POST", "/api/detokenize", body={"ids": ids})
         try:

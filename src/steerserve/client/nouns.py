@@ -172,11 +172,11 @@ from steerserve.rules.sensing.ranking import Rank
 OnConflict = Literal["rename", "fail"]
 Values = Mapping[int, float]
 """Feature index -> value."""
-Text = str | Sequence[Mapping[str, Any]]
+Text = str | Sequence[Mapping[str, object]]
 """A text, or the messages of a conversation."""
 Read = Literal["last", "mean", "mean_completion"] | Mapping[str, int]
 """The positions of a text that are read; `{"index": -2}` is the last but one."""
-Document = Mapping[str, Any]
+Document = Mapping[str, object]
 """A JSON document, as it was exported."""
 # inside a noun with a method `list`, the name means the method
 OfferedPacks = list[OfferedPack]
@@ -227,7 +227,7 @@ class Models(Noun[Mode]):
         *,
         wait: bool = True,
         progress: bool = True,
-        **fields: Any,
+        **fields: object,
     ) -> Steps[ModelRecord]:
         """Register a repository of the hub, or a folder or file of the service's machine, which begins with `/`, `.`
         or `~`. The fields are those of `add`.
@@ -406,7 +406,7 @@ class Saes(Noun[Mode]):
         *,
         wait: bool = True,
         progress: bool = True,
-        **fields: Any,
+        **fields: object,
     ) -> Steps[SaeDetails]:
         """Register the SAE at `file_path` of a repository of the hub, all SAEs of the repository where it is left out,
         or a folder or file of the service's machine, which begins with `/`, `.` or `~`.
@@ -445,14 +445,14 @@ class Saes(Noun[Mode]):
         *,
         layer: int,
         dtype: str | None = None,
-        overrides: Mapping[str, Any] | None = None,
+        overrides: Mapping[str, object] | None = None,
         check: bool = True,
     ) -> NewAttachment:
         """Attach an SAE at a decoder layer of the loaded model, in the place of the attached ones."""
 
     @route("POST", "/api/saes/attach-set")
     def attach_set(
-        self, saes: Sequence[Mapping[str, Any]], *, dtype: str | None = None
+        self, saes: Sequence[Mapping[str, object]], *, dtype: str | None = None
     ) -> AttachedSet:
         """Attach SAEs beside the attached ones: `[{"sae_id": …, "layer": …}]`."""
 
@@ -538,9 +538,9 @@ class Steering(Noun[Mode]):
         self,
         strengths: Sequence[float],
         *,
-        feature: Mapping[str, Any] | None = None,
+        feature: Mapping[str, object] | None = None,
         vector: str | None = None,
-        edits: Sequence[Mapping[str, Any]] | None = None,
+        edits: Sequence[Mapping[str, object]] | None = None,
         preserve_norm: bool = False,
         prompts: Sequence[Text] | None = None,
         tokens: int = 40,
@@ -554,7 +554,7 @@ class Steering(Noun[Mode]):
 
     @composed
     def effects(
-        self, /, strengths: Sequence[float], *, progress: bool = True, **fields: Any
+        self, /, strengths: Sequence[float], *, progress: bool = True, **fields: object
     ) -> Steps[Effects]:
         """What a lever does at these strengths. The other fields are those of `begin_effects`.
 
@@ -602,7 +602,7 @@ class Interventions(Noun[Mode]):
     @route("PUT", "/api/interventions")
     def set(
         self,
-        edits: Sequence[Mapping[str, Any]],
+        edits: Sequence[Mapping[str, object]],
         *,
         mode: Literal["add", "replace"] | None = None,
         preserve_norm: bool | None = None,
@@ -614,7 +614,11 @@ class Interventions(Noun[Mode]):
 
 
 def form_call(
-    path: str, name: str, file: str | Path, metadata: str | Path | None, fields: Mapping[str, Any]
+    path: str,
+    name: str,
+    file: str | Path,
+    metadata: str | Path | None,
+    fields: Mapping[str, object],
 ) -> Call:
     """A request whose form has a file of this machine, and the one beside it."""
     paths = {"file": Path(file)} | ({} if metadata is None else {"metadata": Path(metadata)})
@@ -643,7 +647,7 @@ class Vectors(Noun[Mode]):
         file_path: str | None = None,
         revision: str | None = None,
         hub_token: str | None = None,
-        directions: Sequence[Mapping[str, Any]] | None = None,
+        directions: Sequence[Mapping[str, object]] | None = None,
         model_hint: str | None = None,
         layer: int | None = None,
         layer_convention: str | None = None,
@@ -660,7 +664,7 @@ class Vectors(Noun[Mode]):
         file: str | Path,
         *,
         metadata: str | Path | None = None,
-        **fields: Any,
+        **fields: object,
     ) -> Steps[VectorRecord]:
         """Store a vector from a file of this machine. The other fields are those of `add`.
 
@@ -694,7 +698,7 @@ class Vectors(Noun[Mode]):
         self,
         name: str,
         *,
-        pairs: Sequence[Mapping[str, Any]] | None = None,
+        pairs: Sequence[Mapping[str, object]] | None = None,
         positives: Sequence[Text] | None = None,
         negatives: Sequence[Text] | None = None,
         layers: Literal["all"] | Sequence[int] = "all",
@@ -729,7 +733,7 @@ class Probes(Noun[Mode]):
         file_path: str | None = None,
         revision: str | None = None,
         hub_token: str | None = None,
-        weights: Sequence[Mapping[str, Any]] | None = None,
+        weights: Sequence[Mapping[str, object]] | None = None,
         model_hint: str | None = None,
         layer: int | None = None,
         layer_convention: str | None = None,
@@ -745,7 +749,7 @@ class Probes(Noun[Mode]):
         file: str | Path,
         *,
         metadata: str | Path | None = None,
-        **fields: Any,
+        **fields: object,
     ) -> Steps[ProbeRecord]:
         """Store a probe from a file of this machine. The other fields are those of `add`.
 
@@ -760,7 +764,7 @@ class Probes(Noun[Mode]):
         self,
         name: str,
         *,
-        pairs: Sequence[Mapping[str, Any]] | None = None,
+        pairs: Sequence[Mapping[str, object]] | None = None,
         positives: Sequence[Text] | None = None,
         negatives: Sequence[Text] | None = None,
         layers: Literal["all"] | Sequence[int] = "all",
@@ -834,7 +838,7 @@ class Profiles(Noun[Mode]):
         sae_id: str | None = None,
         layer: int | None = None,
         intensity: float = 1.0,
-        edits: Sequence[Mapping[str, Any]] | None = None,
+        edits: Sequence[Mapping[str, object]] | None = None,
     ) -> ProfileRecord: ...
 
     @route("POST", "/api/profiles/save-current")
@@ -853,7 +857,7 @@ class Profiles(Noun[Mode]):
         sae_id: str | None = None,
         layer: int | None = None,
         intensity: float | None = None,
-        edits: Sequence[Mapping[str, Any]] | None = None,
+        edits: Sequence[Mapping[str, object]] | None = None,
     ) -> ProfileRecord:
         """Replace the fields that are given; None empties a field that may be empty."""
 
@@ -1148,7 +1152,7 @@ class Features(Noun[Mode]):
         negatives: Sequence[Text],
         *,
         progress: bool = True,
-        **fields: Any,
+        **fields: object,
     ) -> Steps[Listing[ContrastedFeature, Contrast]]:
         """The features that tell two groups of texts or conversations apart best. The other fields are those of
         `begin_contrast`.
@@ -1180,7 +1184,7 @@ class Features(Noun[Mode]):
     def add_labels(
         self,
         sae_id: str,
-        document: Mapping[str, Any] | Sequence[Mapping[str, Any]],
+        document: Mapping[str, object] | Sequence[Mapping[str, object]],
         *,
         replace: bool = False,
     ) -> ImportedLabels: ...
@@ -1190,7 +1194,7 @@ class Features(Noun[Mode]):
         self,
         sae_id: str,
         features: Sequence[int],
-        endpoint: Mapping[str, Any] | Literal["resident"],
+        endpoint: Mapping[str, object] | Literal["resident"],
         *,
         examples: int = 10,
         texts: Sequence[str] | None = None,
@@ -1257,7 +1261,7 @@ class Runs(Noun[Mode]):
         """Every record as JSON Lines."""
 
     @route("POST", "/api/runs/import")
-    def import_(self, document: Mapping[str, Any]) -> ImportedRuns:
+    def import_(self, document: Mapping[str, object]) -> ImportedRuns:
         """Store the records of `document`, which is `{"runs": [...]}`."""
 
 

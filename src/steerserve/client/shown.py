@@ -37,7 +37,7 @@ def cell(value: Any) -> str:
     return escape(text if len(text) <= CELL else f"{text[: CELL - 1]}…")
 
 
-def _are_tokens(value: Any) -> bool:
+def _are_tokens(value: object) -> bool:
     return (
         isinstance(value, list)
         and value != []
@@ -45,7 +45,7 @@ def _are_tokens(value: Any) -> bool:
     )
 
 
-def table(entries: Iterable[Any]) -> str:
+def table(entries: Iterable[object]) -> str:
     """A table with a row for each entry, without the columns in which no entry has anything."""
     rows = [facts(entry) for entry in entries]
     names = {name: None for row in rows for name, value in row.items() if value not in EMPTY}
@@ -57,7 +57,7 @@ def table(entries: Iterable[Any]) -> str:
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
-def card(title: str, entry: Any) -> str:
+def card(title: str, entry: object) -> str:
     """A card: a title, and a line for each fact that is known."""
     lines = "".join(
         f"<tr><th {_PLAIN}>{escape(name)}</th><td {_PLAIN}>{cell(value)}</td></tr>"
@@ -92,7 +92,7 @@ def tokens(pieces: Sequence[tuple[str, Mapping[str, float]]]) -> str:
     return f'<div style="white-space:pre-wrap">{"".join(spans)}</div>'
 
 
-def frame(entries: Iterable[Any]) -> Any:
+def frame(entries: Iterable[object]) -> Any:
     """A `pandas.DataFrame` with a row for each entry.
 
     Raises:

@@ -28,7 +28,7 @@ _SHARE = {"bar_format": "{l_bar}{bar}| {elapsed}"}
 
 
 @contextmanager
-def bar(title: str, form: Mapping[str, Any], *, is_shown: bool) -> Iterator[Seen]:
+def bar(title: str, form: Mapping[str, object], *, is_shown: bool) -> Iterator[Seen]:
     """A progress bar while the block runs. It appears with the first look at what is not done yet."""
     tqdm = _tqdm() if is_shown else None
     with ExitStack() as stack:

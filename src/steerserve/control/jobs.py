@@ -7,7 +7,6 @@ import secrets
 from collections.abc import Awaitable, Callable
 from datetime import datetime
 from functools import partial
-from typing import Any
 
 import structlog
 from msgspec.structs import replace
@@ -129,7 +128,7 @@ class Jobs:
             self._note(job, state="running", message="has begun")
             return await work(report)
 
-    def _note(self, job: Job, **changes: Any) -> None:
+    def _note(self, job: Job, **changes: object) -> None:
         job.facts = replace(job.facts, **changes)
         self._bus.publish(JobProgressed(job.facts))
 

@@ -33,7 +33,7 @@ class Steering:
         return model if self.profile is None else f"{model}@{self.profile}"
 
 
-def _object(name: str, value: Any) -> dict[str, Any]:
+def _object(name: str, value: object) -> dict[str, object]:
     if isinstance(value, str):
         try:
             value = json.loads(value)

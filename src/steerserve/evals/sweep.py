@@ -28,7 +28,7 @@ BOOTSTRAPS = 1000
 POLL_SECONDS = 1.0
 OVER = ("completed", "failed", "expired", "cancelled")
 
-Edits = Callable[[float], Mapping[str, Any]]
+Edits = Callable[[float], Mapping[str, object]]
 """The fields of a request at a strength."""
 
 
@@ -83,7 +83,7 @@ class _Rehearsed(SteerserveLM):
     def __init__(self, **arguments: Any) -> None:
         super().__init__(num_concurrent=1, **arguments)
         self.asked: dict[str, tuple[dict[str, Any], bool]] = {}
-        self.answers: Mapping[str, Any] | None = None
+        self.answers: Mapping[str, object] | None = None
 
     def model_call(
         self, messages: Any, *, generate: bool = True, gen_kwargs: Any = None, **others: Any
@@ -103,7 +103,7 @@ class _Rehearsed(SteerserveLM):
         return _placeholder(messages, generate)
 
 
-def _placeholder(messages: Any, generate: bool) -> dict[str, Any]:
+def _placeholder(messages: Any, generate: bool) -> dict[str, object]:
     """An answer in the form of a real one, whose content does not matter."""
     if generate:
         return {"choices": [{"index": i, "text": ""} for i in range(len(messages))]}
@@ -137,7 +137,7 @@ def sweep(
     lm = _Rehearsed(model=model, base_url=url, tokenizer=tokenizer)
     manager = TaskManager(include_path=include_path)
 
-    def scored() -> dict[str, Any]:
+    def scored() -> dict[str, object]:
         told = simple_evaluate(
             model=lm,
             tasks=[task],
@@ -170,7 +170,7 @@ def sweep(
 
 
 def _line(
-    custom_id: str, payload: Mapping[str, Any], fields: Mapping[str, Any], is_generated: bool
+    custom_id: str, payload: Mapping[str, object], fields: Mapping[str, object], is_generated: bool
 ) -> dict[str, Any]:
     scored = {} if is_generated else {"score_steered": True}
     body = {**payload, **fields, **scored}
@@ -178,7 +178,7 @@ def _line(
 
 
 def _batch(
-    url: str, lines: Sequence[Mapping[str, Any]], say: Callable[[str], None]
+    url: str, lines: Sequence[Mapping[str, object]], say: Callable[[str], None]
 ) -> tuple[str, dict[str, Any]]:
     """Run a batch; its id, and the bodies of its answers by their custom ids.
 
@@ -224,7 +224,7 @@ def _batch(
     return batch["id"], {line["custom_id"]: line["response"]["body"] for line in read}
 
 
-def _metric(found: Mapping[str, Any], wanted: str | None) -> str:
+def _metric(found: Mapping[str, object], wanted: str | None) -> str:
     """The name of the metric that is told: the wanted one, or the first.
 
     Raises:

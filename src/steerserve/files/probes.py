@@ -273,7 +273,9 @@ def _folded(file: str, stored: Mapping[str, Numbers]) -> tuple[bytes, float]:
         raise invalid(file, "has a number that float32 does not have", "coef") from None
 
 
-def _document(file: str, said: Mapping[str, Any], biases: Sequence[object], format: str) -> _Found:
+def _document(
+    file: str, said: Mapping[str, object], biases: Sequence[object], format: str
+) -> _Found:
     """A probe as `GET /api/probes/{id}` answers it."""
     weights = documents.of_export(file, {"directions": said["weights"]})
     if len(biases) != len(weights.found):
@@ -345,7 +347,7 @@ def _layer(
 # ------------------------------------------------------------- values
 
 
-def _metadata(file: VectorFile) -> dict[str, Any]:
+def _metadata(file: VectorFile) -> dict[str, object]:
     if file.metadata is None:
         beside = metadata_name(file.name) or "its JSON file"
         raise invalid(file.name, f"needs {beside} beside it; a form has it as `metadata`")

@@ -224,7 +224,7 @@ class InputReasoning(Body):
 _REASONING_ITEM, _MESSAGE_ITEM = "reasoning-item", "message-item"
 
 
-def _kind_of_item(value: Any) -> str:
+def _kind_of_item(value: object) -> str:
     kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
     return _REASONING_ITEM if kind == fields.REASONING else _MESSAGE_ITEM
 
@@ -284,7 +284,7 @@ class BatchBody(Body):
     output_expires_after: OutputExpiry | None = None
 
 
-def kind_of_prompt(value: Any) -> str:
+def kind_of_prompt(value: object) -> str:
     """Which of its forms a prompt has. A list has the form of its first item."""
     first = value[0] if isinstance(value, list) and value else None
     if isinstance(first, list):
@@ -381,7 +381,7 @@ def _location(parts: tuple[int | str, ...]) -> str:
 
 
 @cache
-def documented(kind: type[BaseModel]) -> dict[str, Any]:
+def documented(kind: type[BaseModel]) -> dict[str, object]:
     """The body and the headers of a route for the API description. The route itself reads both from the request."""
     return {
         **described(kind),
@@ -400,7 +400,7 @@ def described(kind: type[BaseModel]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": inline}}}}
 
 
-def _inlined(node: Any, definitions: dict[str, Any]) -> Any:
+def _inlined(node: object, definitions: dict[str, Any]) -> Any:
     if isinstance(node, dict):
         if "$ref" in node:
             return _inlined(definitions[node["$ref"].rpartition("/")[2]], definitions)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 
@@ -148,7 +147,7 @@ def _token(text: str, logprob: float) -> dict[str, object]:
     return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
 
 
-def _format(text: bodies.TextOptions | None) -> dict[str, Any]:
+def _format(text: bodies.TextOptions | None) -> dict[str, object]:
     wanted = text.format if text is not None else None
     if wanted is None:
         return {"type": "text"}

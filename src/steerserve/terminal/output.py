@@ -89,7 +89,7 @@ def show_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     put(shown)
 
 
-def show_facts(facts: Mapping[str, Any]) -> None:
+def show_facts(facts: Mapping[str, object]) -> None:
     """Print the facts that are known, one in a line."""
     known = {name: value for name, value in facts.items() if value not in (None, [], {}, "")}
     shown = Table(box=None, pad_edge=False, show_header=False)
@@ -112,7 +112,7 @@ def put(table: Table) -> None:
         typer.echo(line.rstrip())
 
 
-def cell(value: Any) -> str:
+def cell(value: object) -> str:
     """A value as a text of one line."""
     if value is None:
         return "-"

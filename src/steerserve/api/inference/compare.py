@@ -337,7 +337,7 @@ def _intent(body: CompareBody, settings: Settings, request: Request) -> Generate
     )
 
 
-def _own(steering: CompareSteering | None, raw: Any) -> RequestSteering | None:
+def _own(steering: CompareSteering | None, raw: object) -> RequestSteering | None:
     if raw is not None:
         made = interventions.parse(raw)
         if made.is_added:

@@ -141,7 +141,7 @@ class ProfileChanges(RequestBody):
 
     @field_validator("name", "steering", "intensity", mode="before")
     @classmethod
-    def not_null(cls, value: Any) -> Any:
+    def not_null(cls, value: object) -> Any:
         if value is None:
             raise ValueError("may not be null")
         return value
@@ -315,7 +315,7 @@ def router(profiles: Profiles, serving: Serving, reader: DocumentReader) -> APIR
     return routes
 
 
-def _checked(imported: ImportedProfile) -> dict[str, Any]:
+def _checked(imported: ImportedProfile) -> dict[str, object]:
     """The fields of an imported document, checked by the same bounds as those of a new profile.
 
     Raises:

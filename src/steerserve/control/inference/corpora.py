@@ -10,7 +10,6 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import Any
 
 import msgspec
 
@@ -80,7 +79,7 @@ class CorpusRequest:
     client: str
 
     @property
-    def lasting(self) -> dict[str, Any]:
+    def lasting(self) -> dict[str, object]:
         """What must be the same when a corpus is carried on, apart from its texts."""
         said = {"max_tokens": self.max_tokens, "context": self.context, "examples": self.examples}
         return {"source": msgspec.to_builtins(self.source), **said}

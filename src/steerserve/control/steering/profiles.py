@@ -169,7 +169,9 @@ class Profiles:
         names = (ModelOrigin(m.name, m.repo_id) for m in models if str(m.id) == row.model_id)
         return Origin(known.sae or sae, known.model or next(names, None))
 
-    async def _changed_origin(self, profile_id: str, changes: Mapping[str, Any]) -> dict[str, Any]:
+    async def _changed_origin(
+        self, profile_id: str, changes: Mapping[str, object]
+    ) -> dict[str, object]:
         """The change of the origin: it loses the SAE or the model that the changes replace. Empty for a profile without
         an origin."""
         origin = (await self._documents.profile(profile_id)).origin

@@ -194,7 +194,7 @@ def _refuse_hidden(name: object) -> None:
 class _Dicts:
     """The function `dict` of templates. The class `dict` itself would give a template access to its attributes."""
 
-    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+    def __call__(self, *args: object, **kwargs: object) -> dict[Any, Any]:
         return dict(*args, **kwargs)
 
     def fromkeys(self, *args: Any) -> dict[Any, Any]:

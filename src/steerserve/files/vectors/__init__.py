@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from steerserve.files import local
 from steerserve.files.vectors import documents, gguf, npy, pickles, tensors
@@ -300,7 +299,7 @@ def _placed(file: str, found: _Found, options: ReadOptions) -> ReadVector:
     )
 
 
-def inline(document: Mapping[str, Any], options: ReadOptions) -> ReadVector:
+def inline(document: Mapping[str, object], options: ReadOptions) -> ReadVector:
     """The vector in the body of a request, which has `directions` as an exported document has them.
 
     Raises:

@@ -69,7 +69,7 @@ def read(file: str, data: bytes) -> JsonVector:
     raise invalid(file, why)
 
 
-def parse(file: str, data: bytes) -> dict[str, Any]:
+def parse(file: str, data: bytes) -> dict[str, object]:
     """The object in a file.
 
     Raises:

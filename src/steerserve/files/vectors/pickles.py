@@ -166,13 +166,13 @@ class _Machine:
         elif code not in ("PROTO", "FRAME"):
             raise _Odd(f"is a pickle with the instruction {code}")
 
-    def stop(self, _: Any) -> None:
+    def stop(self, _: object) -> None:
         (self.result,) = self._stack
 
     def put(self, index: int) -> None:
         self._memo[index] = self._stack[-1]
 
-    def memoize(self, _: Any) -> None:
+    def memoize(self, _: object) -> None:
         self._memo[len(self._memo)] = self._stack[-1]
 
     def get(self, index: int) -> None:
@@ -188,7 +188,7 @@ class _Machine:
             above.append(top)
         return above[::-1]
 
-    def tuple_marked(self, _: Any) -> None:
+    def tuple_marked(self, _: object) -> None:
         self._stack.append(tuple(self.marked()))
 
     def append(self, items: list[Any]) -> None:
@@ -213,11 +213,11 @@ class _Machine:
             raise _Odd(f"is a pickle that names {shown(text)}")
         self._stack.append(_Name(text))
 
-    def stack_name(self, _: Any) -> None:
+    def stack_name(self, _: object) -> None:
         name, module = self._stack.pop(), self._stack.pop()
         self.name(f"{module}.{name}")
 
-    def persistent(self, _: Any) -> None:
+    def persistent(self, _: object) -> None:
         kind, storage, key, _, count = self._stack.pop()
         if kind != "storage" or not isinstance(storage, _Name) or not isinstance(key, str):
             raise _Odd("is a pickle that refers to something other than a storage")
@@ -227,7 +227,7 @@ class _Machine:
             raise _Odd(f"is a pickle that takes {name} for a storage")
         self._stack.append(_Storage(dtype, key))
 
-    def reduce(self, _: Any) -> None:
+    def reduce(self, _: object) -> None:
         arguments, name = self._stack.pop(), self._stack.pop()
         called = name.text if isinstance(name, _Name) else ""
         if called == _ORDERED and arguments == ():
@@ -239,7 +239,7 @@ class _Machine:
         else:
             raise _Odd(f"is a pickle that calls {shown(called) or 'a value'}")
 
-    def build(self, _: Any) -> None:
+    def build(self, _: object) -> None:
         """A dict of PyTorch may carry attributes (`_metadata`), which say nothing about its tensors."""
         self._stack.pop()
         if not isinstance(self._stack[-1], dict):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
 
 from steerserve.errors import Refusal
 from steerserve.rules.inference.intent import Conversation
@@ -75,7 +74,7 @@ def _text(value: object, number: int, field: str) -> str | Conversation:
     raise _bad(number, f"{shown(field)} is neither a text nor a list of messages")
 
 
-def _is_message(one: Any) -> bool:
+def _is_message(one: object) -> bool:
     return isinstance(one, Mapping) and all(
         isinstance(one.get(name), str) for name in ("role", "content")
     )

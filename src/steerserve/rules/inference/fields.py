@@ -189,7 +189,7 @@ def changing(body: Mapping[str, object], route: str = CHAT) -> tuple[str, ...]:
     )
 
 
-def read_fields(route: str, body: Mapping[str, Any]) -> dict[str, Any]:
+def read_fields(route: str, body: Mapping[str, object]) -> dict[str, object]:
     """The fields of a body that the route reads."""
     read = READ[route] | changing_fields(route).keys()
     return {name: value for name, value in body.items() if name in read and value is not None}

@@ -249,7 +249,7 @@ def not_replayable(run: Run, why: str) -> Refusal:
     )
 
 
-def replayed_body(run: Run) -> dict[str, Any]:
+def replayed_body(run: Run) -> dict[str, object]:
     """The body of the request again, without its steering and not streamed."""
     kept = {
         name: value

@@ -181,7 +181,7 @@ def _edge(row: FiringRow) -> dict[str, Any]:
     return _common(row) | own | {"circuit_id": row.subject}
 
 
-def _common(row: FiringRow) -> dict[str, Any]:
+def _common(row: FiringRow) -> dict[str, object]:
     measured = ("ambient_fired_count", "summary", "truncated")
     common = _named(row.firing, "request_id", "choice", "phase", *measured)
     return common | {"id": row.id, "created_at": row.created_at}

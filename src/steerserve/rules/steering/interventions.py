@@ -506,7 +506,7 @@ SHORT_SCHEMA: dict[str, Any] = {
 """The form in short."""
 
 
-def schema(deep: int = 1) -> dict[str, Any]:
+def schema(deep: int = 1) -> dict[str, object]:
     """The form as a JSON schema without references. Conditions are described to the depth `deep` of `any` and `all`;
     what is nested deeper is described as an object."""
     (whole,), parts = msgspec.json.schema_components([InterventionsPart])
@@ -514,7 +514,7 @@ def schema(deep: int = 1) -> dict[str, Any]:
     return described
 
 
-def _inlined(node: Any, parts: Mapping[str, Any], deep: int) -> Any:
+def _inlined(node: object, parts: Mapping[str, object], deep: int) -> Any:
     if isinstance(node, list):
         return [_inlined(one, parts, deep) for one in node]
     if not isinstance(node, dict):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -75,7 +74,7 @@ class Encoder(Transformer):
         weights = mask.float()[..., None]
         return (hidden * weights).sum(1) / weights.sum(1)
 
-    def _beat(self, *_: Any) -> None:
+    def _beat(self, *_: object) -> None:
         """Each layer of a pass is a heartbeat."""
         self.pulse.beat()
 

@@ -263,7 +263,7 @@ class PlainPasses:
         # some architectures ask for the last logits only, and a row may need all
         return {k: v for k, v in inputs.items() if k not in _LAST_ONLY} | {"return_dict": True}
 
-    def _beginning(self) -> dict[str, Any]:
+    def _beginning(self) -> dict[str, object]:
         """What the library carries into the first pass of a row."""
         carried: dict[str, Any] = {"use_cache": True}
         if "attention_mask" in self._takes:

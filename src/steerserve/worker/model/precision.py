@@ -52,7 +52,9 @@ def machine(devices: Sequence[torch.device]) -> Machine:
     )
 
 
-def load_options(held: Held, kind: Any, config: Any, *, trust_remote_code: bool) -> dict[str, Any]:
+def load_options(
+    held: Held, kind: Any, config: Any, *, trust_remote_code: bool
+) -> dict[str, object]:
     """The arguments of `from_pretrained` other than the dtype.
 
     Raises:
