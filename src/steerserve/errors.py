@@ -179,6 +179,8 @@ _ROWS = (
     Row("INVALID_PROBE", 422, 422, "the file or the data of a probe cannot be read as one"),
     Row("PROBE_NOT_FOUND", 404, 404, "no probe has this id or name"),
     Row("PROBE_ALREADY_EXISTS", 409, 409, "a probe has this name"),
+    Row("INVALID_LENS", 422, 422, "the file cannot be read as a trained lens"),
+    Row("LENS_MISMATCH", 409, 409, "the trained lens is of another checkpoint"),
     Row("EFFECT_NOT_FOUND", 404, 404, "no kept effects have this id"),
     Row("CORPUS_NOT_FOUND", 404, 404, "no corpus has this id"),
     Row(

@@ -343,10 +343,11 @@ class Bench:
         *,
         max_distributions: int = 4096,
         max_entries: int = 200_000,
+        path: str | None = None,
     ) -> BatchRow:
-        """Add a request for the logit lens of a text; its row."""
+        """Add a request for the lens of a text; its row."""
         prompted = [tokens(self.model, prompt)]
-        command = Lens(request, prompted, layers, top, max_distributions, max_entries)
+        command = Lens(request, prompted, layers, top, max_distributions, max_entries, path=path)
         rows = lens_rows(command, self.model, self.context, Unembedding(self.model))
         self.batch.add(rows, is_seeded=False)
         return rows[0]

@@ -145,9 +145,10 @@ class Service(Noun[Mode]):
         messages: Messages | None = None,
         layers: Sequence[int] | None = None,
         top: int = 5,
-        kind: Literal["logit"] = "logit",
+        kind: Literal["logit"] | Mapping[str, str] = "logit",
     ) -> LensAnswer:
-        """The next tokens that the residual stream of a text names after each layer."""
+        """The next tokens that the residual stream of a text names after each layer. `kind` is the logit lens, or
+        `{"local_path": ...}` of a trained lens on the machine of the service."""
 
     @route("POST", "/api/attribution")
     def attribution(

@@ -214,7 +214,8 @@ class Lens(Message, frozen=True):
     """Read the residual stream after each of `layers` at every token of the one prompt, unsteered, as the model's own
     unembedding reads it. The answer lists the `top` most probable next tokens of each position and layer; a `layers` of
     None means all. Positions times layers may be `max_distributions`, and these times `top` may be `max_entries`.
-    `client` is as in `Generate`."""
+    `client` is as in `Generate`. `path` is the folder or the file of a trained lens; a `layers` of None then means the
+    layers that it has, and the last one."""
 
     id: int
     prompts: list[Tokens]
@@ -223,6 +224,7 @@ class Lens(Message, frozen=True):
     max_distributions: int
     max_entries: int
     client: str = ""
+    path: str | None = None
 
 
 class Attribute(Message, frozen=True):

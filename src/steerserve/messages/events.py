@@ -427,6 +427,7 @@ class LensRead(Message, frozen=True):
     choice: int
     tokens: list[tuple[int, str]]
     layers: list[LensLayer]
+    kind: Literal["logit", "tuned", "jacobian"] = "logit"
 
 
 class FeatureContribution(Message, frozen=True):

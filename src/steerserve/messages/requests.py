@@ -145,6 +145,7 @@ class LensReading(Request):
     max_distributions: int
     max_entries: int
     client: str = ""
+    path: str | None = None
 
     @property
     def max_tokens(self) -> int | None:

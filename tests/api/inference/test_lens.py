@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from steerserve import demo
 from tests.conftest import Start
@@ -50,6 +53,27 @@ def test_layers_and_tokens_are_as_many_as_asked_for(shared: Running) -> None:
     found = lens(shared, text=TEXT, layers=[3, 1], top=2, kind="logit")
     assert found["layers"] == [whole["layers"][3], whole["layers"][1]]
     assert {len(at) for layer in found["layers"] for at in layer["positions"]} == {2}
+
+
+def test_a_trained_lens_is_read_from_its_files(shared: Running, tmp_path: Path) -> None:
+    plain = lens(shared, text=TEXT, layers=[1, 3], top=2)
+    refused = tmp_path / "other.pt"
+    torch.save({"J": {1: torch.eye(3)}}, refused)
+    body = {"text": TEXT, "kind": {"local_path": str(refused)}}
+    assert shared.error("POST", "/api/lens", body)[:2] == (409, "LENS_MISMATCH")
+    model = AutoModelForCausalLM.from_pretrained(demo.MODEL_DIR)
+    file = tmp_path / "same.pt"
+    torch.save({"J": {layer: torch.eye(model.config.hidden_size) for layer in (1, 3)}}, file)
+    # the identity maps nothing
+    found = lens(shared, text=TEXT, top=2, kind={"local_path": str(file)})
+    assert found["kind"] == "jacobian"
+    by_layer = {one["layer"]: one["positions"] for one in found["layers"]}
+    assert set(by_layer) == {1, 3, model.config.num_hidden_layers - 1}
+    for one in plain["layers"]:
+        for listed, same in zip(one["positions"], by_layer[one["layer"]], strict=True):
+            assert [at["token_id"] for at in listed] == [at["token_id"] for at in same]
+    nowhere = {"text": TEXT, "kind": {"local_path": str(tmp_path / "nowhere")}}
+    assert shared.error("POST", "/api/lens", nowhere)[1] == "INVALID_LOCAL_PATH"
 
 
 def test_a_conversation_is_read_as_a_chat_reads_it(shared: Running) -> None:
@@ -140,7 +164,7 @@ def test_a_lens_that_cannot_be_answered_is_refused(
     found = shared.error("POST", "/api/lens", body)
     assert found[:2] == (status, code)
     if "kind" in body:
-        assert found[2]["errors"][0]["loc"] == ["body", "kind"]
+        assert found[2]["errors"][0]["loc"][:2] == ["body", "kind"]
     assert param is None or found[2]["param"] == param
 
 

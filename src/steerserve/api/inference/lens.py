@@ -30,15 +30,22 @@ POSITION_MAXIMUM = 2**31 - 1
 Token = Id | Annotated[str, Field(min_length=1, max_length=200)]
 
 
+class LensFile(RequestBody):
+    """A trained lens: a folder of tuned-lens, or a file of jlens."""
+
+    local_path: Annotated[str, Field(min_length=1, max_length=500)]
+
+
 class LensBody(RequestBody):
     """A text, or the messages of a conversation, which is rendered as chat completions render it. `layers` are the
-    layers to read, all without it; `top` is the number of tokens to list for each position."""
+    layers to read, all without it; `top` is the number of tokens to list for each position. `kind` is the logit lens,
+    or a trained lens of this machine."""
 
     text: Written | None = None
     messages: Conversation | None = None
     layers: Annotated[list[Id], Field(min_length=1, max_length=LAYERS_MAXIMUM)] | None = None
     top: Annotated[int, Field(ge=1, le=TOP_MAXIMUM)] = 5
-    kind: Literal["logit"] = "logit"
+    kind: Literal["logit"] | LensFile = "logit"
 
 
 class AttributionBody(RequestBody):
@@ -66,6 +73,7 @@ def router(lenses: Lenses, settings: Settings) -> APIRouter:
             prompt=text_or_chat(body.text, body.messages),
             layers=None if body.layers is None else tuple(body.layers),
             top=body.top,
+            path=body.kind.local_path if isinstance(body.kind, LensFile) else None,
             may_load=False,
             client=client_of(request, settings),
         )

@@ -32,12 +32,13 @@ class LayerLens(Form, frozen=True):
 
 
 class LensAnswer(Form, frozen=True, kw_only=True):
-    """The residual stream after each layer, read as the next token by the model's own final norm and output embedding.
-    What the last layer has is the distribution of the model itself."""
+    """The residual stream after each layer, read as the next token by the model's own final norm and output embedding,
+    after the map of a trained lens where `kind` is not `logit`. What the last layer has is the distribution of the
+    model itself."""
 
     model: str
     system_fingerprint: str
-    kind: Literal["logit"]
+    kind: Literal["logit", "tuned", "jacobian"]
     tokens: list[TokenText]
     layers: list[LayerLens]
 

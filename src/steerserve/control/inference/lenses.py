@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
 from typing import TypeVar
 
 from msgspec import UNSET
@@ -21,6 +23,7 @@ from steerserve.control.models.served import ServedModel, ServedModels
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.sensing.features import Features
 from steerserve.errors import Refusal
+from steerserve.files import local
 from steerserve.messages.engine import no_layers
 from steerserve.rules.inference import fields
 from steerserve.rules.inference import lens as rules
@@ -51,16 +54,20 @@ class Lenses:
         """Raises:
         Refusal: every refusal of an inference request; SAE_INCOMPATIBLE for a GGUF model, and for an architecture whose
             logits are more than its final norm and output embedding over the residual stream; INVALID_PARAMETER for a
-            layer outside the model, and for an answer that would be too large.
+            layer outside the model or the trained lens, and for an answer that would be too large; INVALID_LOCAL_PATH,
+            INVALID_LENS, LENS_MISMATCH for a trained lens.
         """
         model = await self._model()
         rules.check_layers(intent.layers, self._layers())
+        if intent.path is not None:
+            path = await asyncio.to_thread(local.resolve_either, intent.path)
+            intent = replace(intent, path=str(path))
         async with self._generation.open(intent, model) as run:
             read = await _outcome(run, m.LensRead)
         return LensAnswer(
             model=run.model_name,
             system_fingerprint=run.fingerprint,
-            kind="logit",
+            kind=read.kind,
             tokens=[TokenText(*token) for token in read.tokens],
             layers=[
                 LayerLens(

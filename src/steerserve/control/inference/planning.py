@@ -111,6 +111,10 @@ class Planner:
             watched,
         )
 
+    @property
+    def _lens_limits(self) -> tuple[int, int]:
+        return self._settings.lens_max_distributions, self._settings.lens_max_entries
+
     def stream(
         self, intent: Intent, admitted: Admitted
     ) -> AsyncGenerator[m.Started | m.Outcome, None]:
@@ -134,11 +138,9 @@ class Planner:
                     )
                 )
             case LensIntent():
-                limits = self._settings.lens_max_distributions, self._settings.lens_max_entries
                 prompts = [_prompt(intent.prompt, intent.client)]
-                return engine.run(
-                    m.LensReading(prompts, intent.layers, intent.top, *limits, intent.client)
-                )
+                asked = intent.layers, intent.top, *self._lens_limits, intent.client, intent.path
+                return engine.run(m.LensReading(prompts, *asked))
             case AttributionIntent():
                 sae = admitted.tapped
                 assert sae is not None

@@ -192,9 +192,9 @@ class CheckpointEngine(Engine):
                 return m.Score(number, tokens, *asked)
             case m.Embedding(_, client):
                 return m.Embed(number, tokens, client)
-            case m.LensReading(_, layers, top, distributions, entries, client):
+            case m.LensReading(_, layers, top, distributions, entries, client, path):
                 read = None if layers is None else list(layers)
-                return m.Lens(number, tokens, read, top, distributions, entries, client)
+                return m.Lens(number, tokens, read, top, distributions, entries, client, path)
             case m.Attribution(_, position, target, against, key, layer, top, client):
                 wanted = position, target, against, key, layer, top
                 return m.Attribute(number, tokens, *wanted, client)

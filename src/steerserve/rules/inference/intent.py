@@ -180,11 +180,12 @@ class EmbedIntent(BaseIntent):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LensIntent(BaseIntent):
     """The residual stream of a prompt, read as the next token. `layers` are the layers to read, None for all; `top` is
-    the number of tokens to list for each position."""
+    the number of tokens to list for each position. `path` is the folder or the file of a trained lens."""
 
     prompt: Prompt
     layers: tuple[int, ...] | None = None
     top: int = 5
+    path: str | None = None
 
     @property
     def choices(self) -> int:

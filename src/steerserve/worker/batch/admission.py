@@ -25,6 +25,7 @@ from steerserve.worker.rows.attribution import Attribution
 from steerserve.worker.rows.constrain import RowConstraint
 from steerserve.worker.rows.divergence import Diverging
 from steerserve.worker.rows.lens import Lens
+from steerserve.worker.rows.lens_files import open_lens
 from steerserve.worker.rows.logprobs import Written
 from steerserve.worker.rows.rows import BatchRow, Pooling, Scoring, Writing
 from steerserve.worker.rows.states import States, counted, positions_read
@@ -179,11 +180,18 @@ def lens_rows(
 
     Raises:
         Refusal: CONTEXT_LENGTH_EXCEEDED, SAE_INCOMPATIBLE (the layers are not found); INVALID_PARAMETER for a text
-            without tokens, and where the answer would be too large.
+            without tokens, for a layer that the trained lens lacks, and where the answer would be too large;
+            INVALID_LENS, LENS_MISMATCH.
     """
     ids = _read(command.prompts[0], model, context)
     last = model.layers - 1
-    layers = range(model.layers) if command.layers is None else command.layers
+    trained = None if command.path is None else open_lens(command.path, model, unembedding)
+    known = range(model.layers) if trained is None else sorted({*trained.layers, last})
+    layers = known if command.layers is None else command.layers
+    for place, layer in enumerate(layers):
+        if layer not in known:
+            why = f"layers[{place}]: the lens has no map of the layer {layer}"
+            raise Refusal("INVALID_PARAMETER", why, param=f"layers[{place}]", layers=list(known))
     distributions = len(ids) * len(layers)
     for what, count, most in (
         ("distributions (tokens times layers)", distributions, command.max_distributions),
@@ -203,7 +211,7 @@ def lens_rows(
                 maximum=most,
             )
     sites = [find(model.model, model.layers, RESID_POST, layer) for layer in (*layers, last)]
-    goal = Lens(sites, layers, command.top, unembedding, model.decode_token)
+    goal = Lens(sites, layers, command.top, unembedding, model.decode_token, trained)
     return [BatchRow(command.id, 0, ids, m.Suppressed(), goal)]
 
 

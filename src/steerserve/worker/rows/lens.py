@@ -1,5 +1,5 @@
 """The logit lens: the residual stream after a layer, read as the model reads it after the last one (nostalgebraist,
-"interpreting GPT: the logit lens", 2020)."""
+"interpreting GPT: the logit lens", 2020); trained lenses map the stream before that."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import Tensor
 from steerserve.errors import Refusal
 from steerserve.messages import LensLayer, LensRead, LensToken, Refused
 from steerserve.worker.model.unembedding import Unembedding
+from steerserve.worker.rows.lens_files import TrainedLens
 from steerserve.worker.rows.rows import NOT_FINITE, BatchRow, StateReading
 from steerserve.worker.sae.sites import Site
 
@@ -23,8 +24,9 @@ logits less their mean. In bfloat16 it is about 0.005."""
 
 
 class Lens(StateReading):
-    """Reads the stream after each of `layers`. `sites` has the sites of these layers, and then the site of the last
-    layer, at which the unembedding is compared with the model's own logits."""
+    """Reads the stream after each of `layers`, as `trained` maps it where there is a trained lens. `sites` has the
+    sites of these layers, and then the site of the last layer, at which the unembedding is compared with the model's
+    own logits."""
 
     def __init__(
         self,
@@ -33,9 +35,11 @@ class Lens(StateReading):
         top: int,
         unembedding: Unembedding,
         text_of: Callable[[int], str],
+        trained: TrainedLens | None = None,
     ) -> None:
         super().__init__(sites)
         self._layers = layers
+        self._trained = trained
         self._top = top
         self._unembedding = unembedding
         self._text_of = text_of
@@ -53,7 +57,7 @@ class Lens(StateReading):
         """Read some positions of one layer.
 
         Raises:
-            Refusal: SAE_INCOMPATIBLE as `check_unembedding`.
+            Refusal: SAE_INCOMPATIBLE as `check_unembedding`, INVALID_LENS as `TrainedLens.translated`.
         """
         if not self._read:
             assert self._last is not None
@@ -65,7 +69,10 @@ class Lens(StateReading):
             self._parts[number] = [torch.cat(self._parts[number])]
         (stream,) = self._parts[number]
         size = max(1, STEP_LOGITS // self._unembedding.vocabulary)
-        logits = self._unembedding.logits(stream[len(found) : len(found) + size])
+        some = stream[len(found) : len(found) + size]
+        if self._trained is not None:
+            some = self._trained.translated(self._layers[number], some)
+        logits = self._unembedding.logits(some)
         if not bool((logits < torch.inf).all()):  # NaN compares false
             return row.refused(*NOT_FINITE)
         found.extend(self._listed(logits))
@@ -77,7 +84,8 @@ class Lens(StateReading):
             return None
         tokens = [(token, self._text_of(token)) for token in row.prompt]
         layers = [LensLayer(*read) for read in zip(self._layers, self._read, strict=True)]
-        return LensRead(row.request, row.choice, tokens, layers)
+        kind = "logit" if self._trained is None else self._trained.kind
+        return LensRead(row.request, row.choice, tokens, layers, kind)
 
     def _listed(self, logits: Tensor) -> list[list[LensToken]]:
         best = logits.softmax(-1).topk(min(self._top, logits.shape[-1]))

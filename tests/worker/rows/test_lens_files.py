@@ -1,0 +1,175 @@
+"""Trained lenses in files of tuned-lens and of jlens, against their formulas in float64."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from steerserve.errors import Refusal
+from steerserve.messages import LensRead
+from steerserve.worker.model.checkpoint import Checkpoint
+from steerserve.worker.rows.lens_files import unembed_hash
+from tests.worker.models import VOCABULARY
+from tests.worker.rows.reference_streams import Reference, reference, save
+from tests.worker.running import Bench, open_checkpoint, words
+
+TEXT = words(40)
+Pair = tuple[Checkpoint, Reference]
+
+
+@pytest.fixture(scope="module", params=["llama", "gemma2"])
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    folder = save(request.param, tmp_path_factory.mktemp("lens") / request.param)
+    return open_checkpoint(folder), reference(request.param, folder)
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    return open_checkpoint(save("llama", tmp_path_factory.mktemp("llama") / "model"))
+
+
+def printed_hash(weight: Tensor) -> str:
+    """The hash as tuned-lens computes it of the whole matrix."""
+    text = np.array_str(weight.detach().float().numpy(), precision=1)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def tuned(folder: Path, model: Checkpoint, **changes: Any) -> tuple[str, nn.ModuleList]:
+    """A folder as TunedLens.save writes it, with a map for the stream before each block."""
+    torch.manual_seed(3)
+    width = model.hidden_size
+    maps = nn.ModuleList([nn.Linear(width, width) for _ in range(model.layers)])
+    folder.mkdir()
+    torch.save(maps.state_dict(), folder / "params.pt")
+    config = {
+        "base_model_name_or_path": "tiny",
+        "d_model": width,
+        "num_hidden_layers": model.layers,
+        "bias": True,
+        "base_model_revision": None,
+        "unembed_hash": printed_hash(model.model.get_output_embeddings().weight),
+        "lens_type": "linear_tuned_lens",
+    }
+    (folder / "config.json").write_text(json.dumps(config | changes))
+    return str(folder), maps
+
+
+def jacobians(model: Checkpoint, layers: list[int]) -> dict[int, Tensor]:
+    draw = torch.Generator().manual_seed(4)
+    shape = model.hidden_size, model.hidden_size
+    return {layer: torch.randn(shape, generator=draw).half() for layer in layers}
+
+
+def looked(model: Checkpoint, path: str, layers: list[int] | None = None) -> LensRead:
+    bench = Bench(model)
+    bench.lens(1, TEXT, layers, VOCABULARY, path=path)
+    bench.run()
+    assert not bench.refused
+    return bench.lenses[1]
+
+
+def refused(model: Checkpoint, path: str, layers: list[int] | None = None) -> Refusal:
+    with pytest.raises(Refusal) as error:
+        Bench(model).lens(1, TEXT, layers, path=path)
+    return error.value
+
+
+def check(found: LensRead, number: int, expected: Tensor) -> None:
+    made = torch.zeros(len(found.tokens), VOCABULARY, dtype=torch.float64)
+    for at, listed in enumerate(found.layers[number].positions):
+        for one in listed:
+            made[at, one.token] = one.probability
+    torch.testing.assert_close(made, expected.softmax(-1), atol=3e-5, rtol=2e-3)
+
+
+def test_a_tuned_lens_maps_the_stream_before_a_block(pair: Pair, tmp_path: Path) -> None:
+    model, truth = pair
+    path, maps = tuned(tmp_path / "lens", model)
+    found = looked(model, path)
+    streams, _ = truth.streams(model.encode(TEXT, special=True))
+    assert found.kind == "tuned"
+    assert [one.layer for one in found.layers] == list(range(model.layers))
+    for layer, stream in enumerate(streams):
+        if layer + 1 < model.layers:
+            # the stream after a block is the one before the next block
+            with torch.no_grad():
+                stream = stream + maps[layer + 1].double()(stream)
+        check(found, layer, truth.logits(stream))
+
+
+@pytest.mark.parametrize("form", ["dict", "stacked", "parameters"])
+def test_a_jacobian_lens_maps_the_stream_after_a_block(
+    pair: Pair, tmp_path: Path, form: str
+) -> None:
+    model, truth = pair
+    maps = jacobians(model, list(range(model.layers - 1)))
+    stored: Any = {"J": maps}
+    if form == "stacked":
+        stored = {"J": torch.stack(list(maps.values()))}
+    if form == "parameters":
+        stored = {"parameters": {"jacobians": maps}, "n_prompts": 3}
+    file = tmp_path / "tiny_jacobian_lens.pt"
+    torch.save(stored, file)
+    found = looked(model, str(file))
+    streams, _ = truth.streams(model.encode(TEXT, special=True))
+    assert found.kind == "jacobian"
+    for layer, stream in enumerate(streams):
+        mapped = stream @ maps[layer].double().t() if layer in maps else stream
+        check(found, layer, truth.logits(mapped))
+
+
+def test_a_lens_has_the_layers_that_its_file_has(llama: Checkpoint, tmp_path: Path) -> None:
+    file = tmp_path / "lens.pt"
+    torch.save({"J": {}, "n": 1}, file)
+    assert refused(llama, str(file)).code == "INVALID_LENS"
+    few = jacobians(llama, [0])
+    torch.save({"J": few}, file)
+    last = llama.layers - 1
+    assert [one.layer for one in looked(llama, str(file)).layers] == sorted({0, last})
+    if last > 1:
+        error = refused(llama, str(file), [1])
+        assert (error.code, error.param) == ("INVALID_PARAMETER", "layers[0]")
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"unembed_hash": "0" * 64}, "LENS_MISMATCH"),
+        ({"d_model": 99}, "LENS_MISMATCH"),
+        ({"num_hidden_layers": 99}, "LENS_MISMATCH"),
+        ({"unembed_hash": None}, "INVALID_LENS"),
+        ({"lens_type": "other"}, "INVALID_LENS"),
+    ],
+)
+def test_a_lens_of_another_checkpoint_is_refused(
+    llama: Checkpoint, tmp_path: Path, changes: dict[str, Any], code: str
+) -> None:
+    path, _ = tuned(tmp_path / "lens", llama, **changes)
+    assert refused(llama, path).code == code
+
+
+def test_what_is_no_lens_is_refused(llama: Checkpoint, tmp_path: Path) -> None:
+    assert refused(llama, str(tmp_path)).code == "INVALID_LENS"
+    wide = tmp_path / "wide.pt"
+    torch.save({"J": {0: torch.ones(3, 3)}}, wide)
+    assert refused(llama, str(wide)).code == "LENS_MISMATCH"
+    deep = tmp_path / "deep.pt"
+    torch.save({"J": jacobians(llama, [99])}, deep)
+    assert refused(llama, str(deep)).code == "LENS_MISMATCH"
+    code = tmp_path / "code.pt"
+    torch.save({"J": print}, code)
+    assert refused(llama, str(code)).code == "INVALID_LENS"
+
+
+@pytest.mark.parametrize("shape", [(3, 4), (30, 34), (7, 200), (5, 300), (400, 6), (600, 700)])
+def test_the_hash_is_that_of_the_whole_matrix(shape: tuple[int, int]) -> None:
+    weight = torch.randn(shape, generator=torch.Generator().manual_seed(1)) * 30
+    for one in (weight, weight.bfloat16()):
+        assert unembed_hash(one) == printed_hash(one)
