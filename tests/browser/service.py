@@ -159,6 +159,13 @@ class Demo:
         body = {"name": name, "source": "inline", "model_hint": demo.MODEL_NAME}
         self.data("POST", "/api/vectors", body | {"directions": directions})
 
+    def train_probe(self) -> None:
+        """Train a probe of the sea."""
+        sea = ["The boat sailed", "A whale swam", "The sailor slept", "Waves at the shore"]
+        other = ["The farmer slept", "A knight rode", "The king sat", "Trains at the station"]
+        body = {"name": "sea or not", "positives": sea, "negatives": other, "layers": "all"}
+        self.data("POST", "/api/probes/train?wait=true", body)
+
     def reset(self) -> None:
         """Take back what a test may have changed: what serves and steers, what was imported, what is monitored."""
         for noun, own in (
@@ -173,6 +180,8 @@ class Demo:
                     self.data("DELETE", f"/api/{noun}/{row['id']}")
         for row in self.data("GET", "/api/vectors")["vectors"]:
             self.data("DELETE", f"/api/vectors/{row['id']}")
+        for row in self.data("GET", "/api/probes")["probes"]:
+            self.data("DELETE", f"/api/probes/{row['id']}")
         for row in self.data("GET", "/api/corpora")["corpora"]:
             if row["id"] != demo.CORPUS_ID:
                 self.data("DELETE", f"/api/corpora/{row['id']}")

@@ -40,6 +40,7 @@ def have_answers(served: Demo) -> None:
     served.data("POST", "/api/profiles/save-current", {"name": "calm sea"})
     served.store_vector("calm", [1, 2, 3, 4])
     served.store_vector("stormy", [2, 3])
+    served.train_probe()
 
 
 def compare_texts(visit: Visit) -> None:
@@ -69,7 +70,9 @@ def test_a_picture_of_a_feature_is_taken(tab: Tab, served: Demo, scheme: str) ->
     visit = tab(color_scheme=scheme).open(
         f"/features/{sae}/{proof['layer']}/{proof['feature_idx']}"
     )
-    expect(visit.page.get_by_role("list", name="Strongest examples")).to_be_visible()
+    panel = visit.page.get_by_role("region", name="Over a corpus")
+    expect(panel.get_by_role("list", name="Strongest examples")).to_be_visible()
+    panel.evaluate("panel => panel.scrollIntoView()")
     visit.page.evaluate("document.fonts.ready")
     keep(visit.page.screenshot(), f"feature-{scheme}.png")
 

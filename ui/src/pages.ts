@@ -19,6 +19,7 @@ export const PAGES: readonly PageEntry[] = [
   { path: "/profiles", title: "Profiles", key: "p", Page: lazy(() => import("./pages/Profiles")) },
   { path: "/clusters", title: "Clusters", key: "c", Page: lazy(() => import("./pages/Clusters")) },
   { path: "/vectors", title: "Vectors", key: "v", Page: lazy(() => import("./pages/Vectors")) },
+  { path: "/probes", title: "Probes", key: "b", Page: lazy(() => import("./pages/Probes")) },
   { path: "/circuits", title: "Circuits", key: "i", Page: lazy(() => import("./pages/Circuits")) },
   { path: "/sensing", title: "Sensing", key: "e", Page: lazy(() => import("./pages/Sensing")) },
   { path: "/runs", title: "Runs", key: "r", Page: lazy(() => import("./pages/Runs")) },

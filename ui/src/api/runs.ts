@@ -35,6 +35,10 @@ export function replay(request_id: string) {
   return request("post", "/api/runs/{request_id}/replay", { path: { request_id } });
 }
 
+export function removeRun(request_id: string) {
+  return request("delete", "/api/runs/{request_id}", { path: { request_id } });
+}
+
 /** All records, a line of JSON for each. */
 export async function exportRuns(): Promise<Blob> {
   return (await send(described("get", "/api/runs/export"))).blob();

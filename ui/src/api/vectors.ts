@@ -54,17 +54,22 @@ export interface Reading {
   layer_convention: string;
   layer_offset: string;
   operation: string;
-  /** The JSON beside the file of a refusal direction. */
+  /** The JSON beside the file of a refusal direction, or of the weights of a probe. */
   metadata: File | null;
 }
 
-export async function importVector(file: File, reading: Reading): Promise<Imported[]> {
+/** A file with what it does not say by itself. */
+export function formOf(file: File, reading: Reading): FormData {
   const form = new FormData();
   for (const [field, value] of Object.entries({ ...reading, name: reading.name.trim() || stem(file.name) })) {
     if (value !== null && value !== "") form.set(field, value);
   }
   form.set("file", file);
-  const { id, name, warnings } = await request("post", "/api/vectors", { form });
+  return form;
+}
+
+export async function importVector(file: File, reading: Reading): Promise<Imported[]> {
+  const { id, name, warnings } = await request("post", "/api/vectors", { form: formOf(file, reading) });
   return [{ id, name, warnings, error: null }];
 }
 

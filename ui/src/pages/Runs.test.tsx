@@ -86,6 +86,13 @@ it("says how answers are recorded where they are not, and still takes the runs o
   expect(await violations(container)).toEqual([]);
 });
 
+it("deletes a run after a question", async () => {
+  const { sent, user } = shown({ "DELETE /api/runs/cmpl-1": { request_id: "cmpl-1" } });
+  await user.click(await screen.findByRole("button", { name: "Delete" }));
+  await user.click(within(screen.getByRole("dialog")).getByRole("button", { name: "Delete" }));
+  await waitFor(() => expect(sent.some(({ method }) => method === "DELETE")).toBe(true));
+});
+
 it("saves all runs as a file", async () => {
   const made = vi.fn((_: Blob) => "blob:runs");
   vi.stubGlobal("URL", Object.assign(URL, { createObjectURL: made, revokeObjectURL: vi.fn() }));

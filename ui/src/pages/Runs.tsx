@@ -65,7 +65,7 @@ export default function Runs() {
             </>
           )}
         </QueryPanel>
-        <div className="documents-detail">{opened !== "" && <RunDetail key={opened} id={opened} />}</div>
+        <div className="documents-detail">{opened !== "" && <RunDetail key={opened} id={opened} onDeleted={() => open("")} />}</div>
         <div className="documents-more">
           <Import />
         </div>

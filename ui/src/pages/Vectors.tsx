@@ -32,7 +32,7 @@ export default function Vectors() {
       what="a vector"
       accept=".gguf,.safetensors,.pt,.pth,.bin,.svec,.json,.npy"
       read={read}
-      fields={<ReadingFields reading={reading} onChange={(part) => setReading({ ...reading, ...part })} />}
+      fields={<ReadingFields of="vector" reading={reading} onChange={(part) => setReading({ ...reading, ...part })} />}
     />
   );
 }

@@ -123,7 +123,7 @@ export function CorpusForm({ job, onBegun }: { job: string; onBegun: (job: strin
           may use the service can see them. They are in no log and in no live event.
         </p>
         <div className="row spread">
-          <span className="quiet">{why ?? "Requests go first: beside them the reading takes a fifth of the time."}</span>
+          <span className="quiet">{why ?? "Requests go first: beside them the reading takes at most 8 % of the time."}</span>
           <button type="submit" className="primary" disabled={!canRun}>
             {begin.isPending ? "Sending" : "Read them"}
           </button>

@@ -28,7 +28,7 @@ export function OverCorpora({ query }: { query: UseQueryResult<Feature> }) {
     <QueryPanel
       title="Over a corpus"
       query={query}
-      about="How often the feature fires, how strongly, and where."
+      about="How often the feature fires, how strongly where it does, and in which texts."
       isEmpty={() => shown === undefined}
       empty={
         <>
@@ -68,8 +68,8 @@ function One({ statistics }: { statistics: Statistics }) {
         <div className="figures">
           <Figure label="tokens" value={count(tokens)} />
           <Figure label="density" value={percent(density, 3)} />
-          <Figure label="median where it fires" value={decimal(quantiles["0.5"] ?? null)} />
-          <Figure label="99 % of its values, at most" value={decimal(quantiles["0.99"] ?? null)} />
+          <Figure label="median" value={decimal(quantiles["0.5"] ?? null)} />
+          <Figure label="99 % quantile" value={decimal(quantiles["0.99"] ?? null)} />
           <Figure label="largest" value={decimal(max)} />
         </div>
         <Histogram

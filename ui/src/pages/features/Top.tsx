@@ -62,7 +62,11 @@ function Ranked({ sae, layer, by }: { sae: string; layer: number | null; by: Met
     >
       {({ features, tokens, since, metric }) => (
         <>
-          {canRank && <RankChoice value={rank} onChange={choose} />}
+          {canRank && (
+            <div className="row">
+              <RankChoice value={rank} onChange={choose} />
+            </div>
+          )}
           <p className="quiet">
             Over {count(tokens)} tokens since {since === null ? "–" : <Clock at={since} />}.
           </p>

@@ -1,11 +1,14 @@
 // One recorded answer: its texts, what it was made from, and the comparison with the same answer made again.
-import { useMutation, useQuery } from "@tanstack/react-query";
+import { useState } from "react";
+import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
 import { Link } from "react-router";
-import { replay, replaying, run as asked, type Run } from "../../api/runs";
+import { removeRun, replay, replaying, run as asked, type Run } from "../../api/runs";
+import { Confirm } from "../../parts/Confirm";
 import { Copy } from "../../parts/Copy";
 import { CopyCode } from "../../parts/CopyCode";
 import { ErrorNotice } from "../../parts/ErrorNotice";
 import { Clock } from "../../parts/Moment";
+import { notifyError } from "../../parts/Notices";
 import { Answered, Panel } from "../../parts/Panel";
 import { count } from "../../rules/bytes";
 import { featurePath, placeName } from "../../rules/places";
@@ -13,14 +16,22 @@ import { kindOf, saidIn, valuesOf } from "../../rules/runs";
 import { FactList } from "../documents/FactList";
 import { Verdict } from "./Verdict";
 
-export function RunDetail({ id }: { id: string }) {
+export function RunDetail({ id, onDeleted }: { id: string; onDeleted: () => void }) {
   const query = useQuery(asked(id));
-  return <Answered query={query}>{(run) => <Whole run={run} />}</Answered>;
+  return <Answered query={query}>{(run) => <Whole run={run} onDeleted={onDeleted} />}</Answered>;
 }
 
-function Whole({ run }: { run: Run }) {
+function Whole({ run, onDeleted }: { run: Run; onDeleted: () => void }) {
   const id = run.request_id;
+  const client = useQueryClient();
   const again = useMutation({ mutationFn: () => replay(id) });
+  const remove = useMutation({
+    mutationFn: () => removeRun(id),
+    onError: notifyError,
+    onSuccess: onDeleted,
+    onSettled: () => client.invalidateQueries({ queryKey: ["runs", "list"] }),
+  });
+  const [isAsking, setAsking] = useState(false);
   return (
     <>
       <Panel
@@ -28,6 +39,9 @@ function Whole({ run }: { run: Run }) {
         actions={
           <>
             <Copy text={id} label="Copy the id" />
+            <button type="button" className="small danger" disabled={remove.isPending} onClick={() => setAsking(true)}>
+              Delete
+            </button>
             <button type="button" className="primary" disabled={again.isPending} onClick={() => again.mutate()}>
               {again.isPending ? "Writing" : "Make it again"}
             </button>
@@ -38,6 +52,18 @@ function Whole({ run }: { run: Run }) {
         {again.error !== null && <ErrorNotice error={again.error} />}
         {again.data !== undefined && <Verdict replayed={again.data} />}
         <CopyCode sent={replaying(id)} title="Make it again with curl or Python" />
+        <Confirm
+          title="Delete this run?"
+          action="Delete"
+          isDangerous
+          isOpen={isAsking}
+          onConfirm={() => remove.mutate()}
+          onClose={() => setAsking(false)}
+        >
+          <p>
+            <b>{id}</b> is deleted, and cannot be made again. Export it first if you may need it.
+          </p>
+        </Confirm>
       </Panel>
       <Panel title="Request and answer">
         <ol className="run-said" aria-label="Request">

@@ -1,4 +1,4 @@
-// What the file of a vector does not say by itself. The fields count for the next import.
+// What the file of a vector or of a probe does not say by itself. The fields count for the next import.
 import { CONVENTIONS, type Reading } from "../../api/vectors";
 
 export const UNSAID: Reading = {
@@ -16,7 +16,15 @@ const MEANINGS: Record<(typeof CONVENTIONS)[number], string> = {
   hf_hidden_states: "entry N of the hidden states",
 };
 
-export function ReadingFields({ reading, onChange }: { reading: Reading; onChange: (part: Partial<Reading>) => void }) {
+export function ReadingFields({
+  of,
+  reading,
+  onChange,
+}: {
+  of: "vector" | "probe";
+  reading: Reading;
+  onChange: (part: Partial<Reading>) => void;
+}) {
   return (
     <>
       <label className="field">
@@ -67,16 +75,18 @@ export function ReadingFields({ reading, onChange }: { reading: Reading; onChang
               onChange={(event) => onChange({ layer_offset: event.target.value })}
             />
           </label>
+          {of === "vector" && (
+            <label className="field">
+              Use
+              <select value={reading.operation} onChange={(event) => onChange({ operation: event.target.value })}>
+                <option value="">as the file says</option>
+                <option value="add">added</option>
+                <option value="project">projected out, and never added</option>
+              </select>
+            </label>
+          )}
           <label className="field">
-            Use
-            <select value={reading.operation} onChange={(event) => onChange({ operation: event.target.value })}>
-              <option value="">as the file says</option>
-              <option value="add">added</option>
-              <option value="project">projected out, and never added</option>
-            </select>
-          </label>
-          <label className="field">
-            The JSON beside a refusal direction
+            {of === "vector" ? "The JSON beside a refusal direction" : "The JSON beside the weights"}
             <input
               type="file"
               accept=".json,application/json"
