@@ -29,7 +29,7 @@ def test_the_chart_moves_with_every_answer_and_not_while_it_is_paused(
     expect(chart).to_be_visible()
     assert chart.screenshot() != before
     for rank in ("rarity", "value"):
-        page.get_by_text(rank, exact=True).click()
+        page.get_by_role("radio", name=rank).check(force=True)
         history = served.data("GET", f"/api/monitoring/history?limit=1&rank={rank}")
         first = history["records"][0]["top_k"][0]
         expect(bars.get_by_role("listitem").first).to_contain_text(f"{first['activation']:.2f}")
