@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,7 @@ class Bench:
         self.sensing = SensingObserver(self.model.decode)
         self.observers = Observers([self.monitor, Taps(), self.sensing])
         self.steering = HookedSaes(self.model.dtype, on_detach=self.observers.detached)
+        self._numbers = count(1)
 
     @torch.inference_mode()
     def decode_seconds(self, rows: int) -> list[float]:
@@ -120,9 +122,7 @@ class Bench:
 
     def _add(self, batch: Batch, rows: int, plan: m.Plan, prompt: str = PROMPT) -> None:
         sampling = m.Sampling(temperature=0.8, top_p=0.9, max_tokens=160)
-        command = m.Generate(
-            len(batch._waiting) + 1, [self.tokens(prompt)] * rows, 1, sampling, plan
-        )
+        command = m.Generate(next(self._numbers), [self.tokens(prompt)] * rows, 1, sampling, plan)
         context = self.model.model_max_context
         batch.add(rows_of(command, self.model, context, KV_TOKENS), is_seeded=False)
 

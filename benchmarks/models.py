@@ -84,7 +84,9 @@ def sized(size: str, folder: Path, tokens: int = 0) -> Path:
         dtype=torch.bfloat16,
     )
     torch.set_default_dtype(torch.bfloat16)
-    model = Qwen2ForCausalLM(config)
+    # a card draws billions of weights in a moment
+    with torch.device("cuda:0" if torch.cuda.is_available() else "cpu"):
+        model = Qwen2ForCausalLM(config)
     torch.set_default_dtype(torch.float32)
     model.save_pretrained(folder)
     _tokenizer(tokens or config.vocab_size).save_pretrained(folder)

@@ -175,12 +175,15 @@ def _features(number: int) -> list[dict[str, Any]]:
     return [{"index": FEATURES * number + i, "value": 1.0 + number / 8} for i in range(FEATURES)]
 
 
-async def measure(plan: Plan, size: str) -> dict[str, Any]:
+async def measure(
+    plan: Plan, size: str, *, most_seconds: float = MOST_SECONDS, **settings: str
+) -> dict[str, Any]:
     """Tokens per second of each kind, and their ratios to plain requests, pair by pair."""
     folder = plan.checkpoint(size)
     config = json.loads((folder / "config.json").read_text())
     room = {"MAX_CONCURRENT_REQUESTS": str(REQUESTS)}
-    async with service.running(plan.scratch / "steered", **room) as client:
+    home = plan.scratch / "-".join(("steered", size, *settings.values()))
+    async with service.running(home, **room | settings) as client:
         await service.load(client, folder, folder.name)
         steered = Steered(client, servers.served(client, folder.name))
         await steered.prepare(plan.scratch / "sae", config)
@@ -188,7 +191,7 @@ async def measure(plan: Plan, size: str) -> dict[str, Any]:
         pairs: dict[str, list[Pair]] = {name: [] for name in kinds}
         for kind in (PLAIN, *kinds.values()):
             await steered.load(kind, 4)
-        for turn in plan.turns(MOST_SECONDS, TIMES):
+        for turn in plan.turns(most_seconds, TIMES):
             for name, kind in kinds.items():
                 pair = await steered.pair(kind, plan.tokens, is_first=bool(turn % 2))
                 pairs[name].append(pair)

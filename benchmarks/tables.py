@@ -335,6 +335,63 @@ def _of_limit(part: Part) -> Iterator[Row]:
         )
 
 
+# ---------------------------------------------------------------- the parts of benchmarks.cards
+
+
+def _of_card_bandwidth(part: Part) -> Iterator[Row]:
+    yield Row("read bandwidth of the card, GB/s", spread(part["read_bytes_per_s"], 0, 1e-9))
+    yield Row("limit of one row by memory bandwidth, tokens/s", f"{part['limit_tokens_per_s']:.0f}")
+
+
+def _of_card_graphs(part: Part) -> Iterator[Row]:
+    state = part["decoding"]
+    yield Row(
+        "decode passes", f"{state['decoding']}: {'; '.join(part['given_up']) or state['reason']}"
+    )
+    for rows_, called in part["called_ms"].items():
+        shown = f"{spread(called)}, {spread(part['static_ms'][rows_])}"
+        yield Row(f"a step of {rows_} rows, called and recorded, ms", shown)
+    yield Row("one row over the bandwidth limit", f"{part['one_row_over_bandwidth_limit']:.2f}")
+    yield Row("64 rows over 1 row", f"{part['rows_64_over_1']:.1f}")
+
+
+def _of_card_http(part: Part) -> Iterator[Row]:
+    for name, cells in part["cells"].items():
+        for count, cell in cells.items():
+            yield Row(f"{count} at once, {name}, tokens/s", spread(cell["tokens_per_s"], 0))
+    for name, values in part["ratios"].items():
+        yield aimed(f"{name}, tokens/s", values, None)
+
+
+def _of_card_memory(part: Part) -> Iterator[Row]:
+    for name, one in part["mib"].items():
+        yield Row(
+            f"{name}, weights predicted and taken, all predicted and at the peak, left behind, MiB",
+            f"{one['predicted_weights']:,}, {one['loaded']:,}, {one['predicted_needed']:,}, "
+            f"{one['peak']:,}, {one['left']:,}",
+        )
+
+
+def _of_card_swaps(part: Part) -> Iterator[Row]:
+    yield Row(f"a load in place of another model, {part['swaps']} times, s", spread(part["load_s"]))
+    yield Row(
+        "memory of the card after the first loads and after the last, MiB",
+        f"{part['used_mib'][:2]}, {part['used_mib'][-2:]}",
+    )
+
+
+CARD: dict[str, Callable[[Part], Iterator[Row]]] = {
+    "bandwidth": _of_card_bandwidth,
+    "engine": _of_engine,
+    "graphs": _of_card_graphs,
+    "http": _of_card_http,
+    "steered": _of_steered,
+    "memory": _of_card_memory,
+    "swaps": _of_card_swaps,
+}
+"""The parts that are measured for each size of a model; `card-http-7b` is the part `http` of 7B."""
+CARD_SIZES = ("none", "tiny", "0.5b", "7b")
+
 ROWS: dict[str, Callable[[Part], Iterator[Row]]] = {
     "bandwidth": _of_bandwidth,
     "concurrency-91m": _of_concurrency,
@@ -359,4 +416,4 @@ ROWS: dict[str, Callable[[Part], Iterator[Row]]] = {
     "replicas-latency": _of_latency,
     "replicas-steering": _of_steering,
     "replicas-limit": _of_limit,
-}
+} | {f"card-{part}-{size}": made for size in CARD_SIZES for part, made in CARD.items()}

@@ -226,8 +226,10 @@ class Settings(
         "that the others change no bit, `apart` each for itself; `auto` is `shared` on the processor and `apart` on "
         "cards.",
     )
-    cuda_graphs: Literal["off", "on"] = Field(
-        default="off", description="Replay recorded decode passes on a card; never yet run on one."
+    cuda_graphs: Literal["auto", "off", "on"] = Field(
+        default="auto",
+        description="Whether decode passes are recorded on a card and then replayed: `auto` and `on` do so, `off` calls "
+        "each pass. `on` prepares passes for recording on a processor too, which gains nothing.",
     )
     enable_continuous_batching: bool = Field(
         default=False,

@@ -200,7 +200,10 @@ def test_the_backend_is_described(shared: Running) -> None:
     slots = 8 * len(processes(shared))
     assert body["queue"] == {"max_concurrent": slots, "max_pending": 64, "current_pending": 0}
     assert body["row_steps"]["are_batched"] is True
-    assert body["cuda_graphs"] == {"decoding": "called", "reason": "CUDA_GRAPHS says so"}
+    assert body["cuda_graphs"] == {
+        "decoding": "called",
+        "reason": "the model is on no card, and only cards record passes",
+    }
     assert body["limitations"] == []
 
 

@@ -156,6 +156,9 @@ def test_a_recorded_pass_has_one_of_few_numbers_of_rows(
         ("on", ["cuda:0"], True, False, "called", "attention"),
         ("on", ["cuda:0", "cuda:1"], True, True, "called", "more than one device"),
         ("on", ["cpu"], True, True, "static", "no card"),
+        ("auto", ["cpu"], True, True, "called", "no card"),
+        ("auto", ["cuda:0"], True, True, "replayed", "recorded"),
+        ("auto", ["cuda:0"], False, True, "called", "alone"),
         ("on", ["cuda:0"], True, True, "replayed", "recorded"),
     ],
 )

@@ -18,14 +18,16 @@ from torch import Tensor, nn
 from steerserve.messages import Overlay, Plan, Suppressed, Tap
 from steerserve.rules.inference import stepping
 from steerserve.rules.inference.stepping import Decoding
+from steerserve.rules.steering.edits import Condition
 from steerserve.rules.steering.live import Live
-from steerserve.worker.batch import group
+from steerserve.worker.batch import graphs, group
 from steerserve.worker.batch.graphs import DecodeGraphs
 from steerserve.worker.hooks import table
 from steerserve.worker.hooks.table import DirectionTable
 from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.sae.sites import Site
 from tests.worker.conftest import Folder, Loaded
+from tests.worker.hooks.test_edits import asked, direction, edit, of
 from tests.worker.hooks.test_steering import sites_of
 from tests.worker.running import Answer, Bench, alone, open_checkpoint, random_sae, words
 from tests.worker.tape import Tape
@@ -182,6 +184,66 @@ def test_each_number_of_rows_is_recorded_once_until_the_saes_change(
         assert graphs.recordings == 2 * passes
     assert decoded(5, PLANS[1]) == plain
     assert graphs.recordings == 3 * passes
+
+
+AT = direction(4, layer=1)
+EDITED: tuple[Plan, ...] = (
+    asked(edit("set", 3, 6.0), of("ablate", AT)),
+    Overlay(0, {KEY: {2: 3.0}}),
+    asked(edit("set", 5, 4.0, when=Condition(direction(5), above=0.0)), values={1: 2.0}),
+    Suppressed(),
+)
+
+
+@pytest.mark.parametrize("decoding", STATIC)
+def test_rows_that_edit_are_called_at_their_sites_between_recorded_pieces(
+    model: Checkpoint, decoding: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for how in ("plain", decoding):
+        monkeypatch.setattr(Bench, "decoding", how)
+        bench = Bench(model, 1 << 14)
+        with bench.attached(KEY, SAE, 0):
+            for number, plan in enumerate(EDITED):
+                bench.ask(number, words(12 + number), plan=plan, counted=(), max_tokens=12)
+            bench.run()
+            applied = bench.steering.applied
+        answers = [bench.answers[number, 0] for number in range(len(EDITED))]
+        acts = [answer.pieces[-1].acts for answer in answers]
+        found.append(([answer.tokens for answer in answers], acts, applied))
+    assert found[0] == found[1]
+    assert len({tuple(tokens) for tokens in found[0][0]}) == len(EDITED)
+    assert not bench.changes
+    assert bench.graphs is not None
+    recorded = decoding != "called"
+    assert bench.graphs.recordings == recorded
+    assert bench.graphs.replays == (11 - 1 - graphs.CALLED_FIRST) * recorded
+
+
+def test_a_replay_with_another_value_at_a_called_site_is_never_used(
+    loaded: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tape computes the norm of the first layer otherwise, so the value at the site differs."""
+
+    def inexact(call: Any) -> Any:
+        func, args, kwargs, returned = call
+        if func.overloadpacket.__name__ != "rsqrt":
+            return call
+        return (lambda *a: func(*a) * 1.00001), args, kwargs, returned
+
+    monkeypatch.setattr("tests.worker.running._recorder", lambda *_: Tape(inexact))
+    monkeypatch.setattr(graphs, "CALLED_FIRST", 0)
+    found = []
+    for how in ("plain", "taped"):
+        monkeypatch.setattr(Bench, "decoding", how)
+        bench = Bench(loaded("llama"))
+        with bench.attached(KEY, SAE, 0):
+            answer = bench.ask(1, words(12), plan=EDITED[0], counted=(), max_tokens=6)
+            bench.run()
+            found.append((answer.tokens, answer.pieces[-1].acts, bench.steering.applied))
+    assert found[0] == found[1]
+    (change,) = bench.changes
+    assert "other bits than a plain pass at resid_post" in change.reason
 
 
 def test_a_row_that_is_not_steered_keeps_every_bit_of_a_site() -> None:

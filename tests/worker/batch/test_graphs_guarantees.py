@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import pytest
 
+from steerserve.worker.batch import graphs
 from tests.worker.batch.test_batch import (
     test_a_row_cancelled_while_decoding_leaves_its_neighbours_unchanged,
     test_an_idle_batch_holds_no_memory,
@@ -17,6 +18,20 @@ from tests.worker.batch.test_batch import (
     test_rows_without_room_wait_and_all_finish_with_their_own_text,
 )
 from tests.worker.batch.test_seeds import test_a_seeded_text_is_the_same_alone_and_in_a_crowd
+from tests.worker.conftest import Loaded
+from tests.worker.hooks.test_edits import (
+    test_a_tap_after_steering_reads_the_edited_value,
+    test_added_values_are_counted_where_they_are_added,
+    test_edited_rows_of_a_batch_equal_their_own_runs,
+    test_random_rows_of_a_batch_equal_their_own_runs_byte_for_byte,
+    test_rows_that_follow_are_edited_by_the_live_edits_from_the_next_pass_on,
+)
+from tests.worker.hooks.test_edits import (
+    test_random_edits_at_positions_under_conditions_are_what_a_plain_model_does_by_hand as check_random_edits,
+)
+from tests.worker.hooks.test_readings import (
+    test_each_token_has_the_reading_at_the_position_that_it_was_drawn_from,
+)
 from tests.worker.hooks.test_steering import (
     test_32_requests_with_32_overlays_share_every_pass_and_write_what_each_writes_alone,
     test_a_disabled_live_state_takes_a_stale_overlay_along,
@@ -56,7 +71,9 @@ __all__ = [
     "test_a_row_cancelled_while_decoding_leaves_its_neighbours_unchanged",
     "test_a_seeded_text_is_the_same_alone_and_in_a_crowd",
     "test_a_suppressed_row_beside_steered_ones_is_unsteered",
+    "test_a_tap_after_steering_reads_the_edited_value",
     "test_a_tap_and_monitoring_read_the_same",
+    "test_added_values_are_counted_where_they_are_added",
     "test_an_idle_batch_holds_no_memory",
     "test_an_overlay_yields_to_live_values_after_the_epoch_moved",
     "test_an_sae_attached_anew_under_a_key_steers_by_its_own_rows",
@@ -64,9 +81,13 @@ __all__ = [
     "test_cancelling_a_request_takes_all_its_choices_and_memory",
     "test_detaching_while_a_row_runs_ends_its_steering",
     "test_each_row_of_a_shared_batch_has_its_own_firings",
+    "test_each_token_has_the_reading_at_the_position_that_it_was_drawn_from",
+    "test_edited_rows_of_a_batch_equal_their_own_runs",
+    "test_random_rows_of_a_batch_equal_their_own_runs_byte_for_byte",
     "test_readings_are_the_encoding_of_the_states_before_or_after_steering",
     "test_readings_beside_rows_of_other_lengths_are_the_rows_own",
     "test_rows_steered_at_different_layers_by_different_saes_share_a_pass",
+    "test_rows_that_follow_are_edited_by_the_live_edits_from_the_next_pass_on",
     "test_rows_that_join_and_leave_give_the_text_of_generate",
     "test_rows_without_room_wait_and_all_finish_with_their_own_text",
     "test_seeded_rows_are_steered_like_others",
@@ -99,4 +120,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def decoding(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """How the benches of a test run their decode passes."""
     monkeypatch.setattr(Bench, "decoding", request.param)
+    monkeypatch.setattr(graphs, "CALLED_FIRST", 0)
     return str(request.param)
+
+
+def test_random_edits_are_what_a_plain_model_does_by_hand(loaded: Loaded) -> None:
+    check_random_edits(loaded, "llama")

@@ -109,11 +109,13 @@ def cuda_graphs(
     """How decode passes are run: `asked` is the setting CUDA_GRAPHS, `devices` are the devices of the model, and
     `attends_by_library` says whether the model's code takes its attention from the library.
 
-    Off a card nothing can be recorded. The passes then run on the static buffers all the same, so that what does not
-    need a card can be tried without one.
+    Off a card nothing can be recorded. With `on` the passes then run on the static buffers all the same, so that what
+    does not need a card can be tried without one.
     """
-    if asked != "on":
+    if asked == "off":
         return CudaGraphs(Decoding.CALLED, "CUDA_GRAPHS says so")
+    if asked == "auto" and not devices[0].startswith("cuda"):
+        return CudaGraphs(Decoding.CALLED, "the model is on no card, and only cards record passes")
     if not are_batched:
         why = "each row is stepped alone, with passes of its own shape"
         return CudaGraphs(Decoding.CALLED, why)

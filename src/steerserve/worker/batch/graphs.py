@@ -8,6 +8,7 @@ called pass fails too, the pass runs as any other pass, steered by hooks.
 
 from __future__ import annotations
 
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,10 +16,10 @@ import structlog
 import torch
 from torch import Tensor
 
-from steerserve.messages import Plan
 from steerserve.rules.inference import stepping
 from steerserve.rules.inference.stepping import CudaGraphs, Decoding
 from steerserve.worker import memory
+from steerserve.worker.hooks.called_sites import PlaceName, Unlike, is_same
 from steerserve.worker.hooks.hooks import Catch, HookedSaes
 from steerserve.worker.model import recording
 from steerserve.worker.model.checkpoint import Checkpoint
@@ -33,8 +34,15 @@ DecodeInputs = tuple[KvCache, Sequence[CacheSlot], Sequence[int], Sequence[int]]
 """The cache, and for each row of a decode pass its slot, its token and its position."""
 
 
-class Unlike(Exception):
-    """A replayed pass did not do what a plain pass does."""
+Kind = tuple[int, frozenset[PlaceName]]
+"""The number of rows of a pass, and the sites at which what the rows do is called."""
+
+CALLED_FIRST = 3
+"""Passes of a kind with called sites that are called before one is recorded: a recording takes as long as several
+passes, and edits at some positions only make kinds that never come again."""
+
+RECORDED = 64
+"""The most passes that are held recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +72,8 @@ class DecodeGraphs:
         self._recorder = recorder
         self._is_off = False
         self._numbers: tuple[int, ...] = ()
-        self._recorded: dict[int, RecordedDecode] = {}
+        self._recorded: OrderedDict[Kind, RecordedDecode] = OrderedDict()
+        self._called_kinds: Counter[Kind] = Counter()
         most = stepping.GRAPH_ROWS[-1]
         self._inputs = torch.zeros(2, most, 1, dtype=torch.long, device=model.device)
         self.on_change: Callable[[CudaGraphs], None] = lambda _: None
@@ -89,12 +98,16 @@ class DecodeGraphs:
         """A decode pass as `Checkpoint.decode_step`, with the steering of `rows`. The functions of `catches` take the
         values of the sites."""
         while not self._is_off:
+            works = self._saes.works(rows, spans)
+            count = self._rows(len(tokens))
+            assert count is not None
             try:
-                with self._saes.by_table() as values:
-                    self._fill([row.plan for row in rows], tokens, positions)
+                with self._saes.by_table(rows, spans, works, catches, count) as values:
+                    self._fill(tokens, positions)
                     self._model.begin_decode(cache, slots, positions)
-                    logits, read = self._run(cache, len(tokens), values)
-                self._saes.tell(read, catches)
+                    kind = count, frozenset(works)
+                    logits, read = self._run(cache, kind, len(tokens), values)
+                    self._saes.tell(read, catches)
                 return logits
             except Exception as error:
                 # the same pass may run again, because it writes at the same positions
@@ -109,16 +122,15 @@ class DecodeGraphs:
     def _rows(self, count: int) -> int | None:
         return stepping.graph_rows(count, self._model.row_step)
 
-    def _fill(self, plans: Sequence[Plan], tokens: Sequence[int], positions: Sequence[int]) -> None:
-        """Write the tokens, the positions and the steering of the rows into their buffers. The other rows of the pass
-        have token 0 at position 0, and nobody reads what the model computes for them."""
-        self._saes.fill_tables(plans)
+    def _fill(self, tokens: Sequence[int], positions: Sequence[int]) -> None:
+        """Write the tokens and the positions of the rows into their buffers. The other rows of the pass have token 0 at
+        position 0, and nobody reads what the model computes for them."""
         new = torch.zeros(self._inputs.shape, dtype=torch.long)
         new[:, : len(tokens), 0] = torch.tensor([list(tokens), list(positions)])
         self._inputs.copy_(new)
 
     def _run(
-        self, cache: KvCache, count: int, values: dict[int, Tensor]
+        self, cache: KvCache, kind: Kind, count: int, values: dict[int, Tensor]
     ) -> tuple[Tensor, Mapping[int, Tensor]]:
         """The logits [count, vocabulary] of the pass, and the values of the sites. `values` gets the values of the
         sites in each pass that is not a replay.
@@ -126,23 +138,26 @@ class DecodeGraphs:
         Raises:
             Unlike.
         """
-        rows = self._rows(count)
-        assert rows is not None
+        rows, called = kind
         if self._recorder is None:
             return self._called(cache, rows)[:count], values
         if self._numbers != self._saes.numbers:
-            self._recorded.clear()
+            self._forget()
             self._numbers = self._saes.numbers
-        recorded = self._recorded.get(rows)
+        recorded = self._recorded.get(kind)
         if recorded is None:
-            return self._record(self._recorder, cache, rows, count, values)[:count], values
+            self._called_kinds[kind] += 1
+            if called and self._called_kinds[kind] <= CALLED_FIRST:
+                return self._called(cache, rows)[:count], values
+            return self._record(self._recorder, cache, kind, count, values)[:count], values
+        self._recorded.move_to_end(kind)
         logits = self._replayed(recorded, cache)
         self.replays += 1
         return logits[:count].clone(), recorded.values
 
     def _called(self, cache: KvCache, rows: int) -> Tensor:
         """A plain pass on the static buffers."""
-        self._saes.forget_counts()
+        self._saes.begin_pass()
         logits = self._forward(cache, rows)
         self._check_steering()
         return logits
@@ -151,7 +166,7 @@ class DecodeGraphs:
         return self._model.decode_pass(cache, self._inputs[0, :rows], self._inputs[1, :rows])
 
     def _replayed(self, recorded: RecordedDecode, cache: KvCache) -> Tensor:
-        self._saes.forget_counts()
+        self._saes.begin_pass()
         cache.beat = self._model.pulse.beat
         logits = recorded.made.replay(cache)
         self._check_steering()
@@ -165,30 +180,39 @@ class DecodeGraphs:
         self,
         recorder: PassRecorder,
         cache: KvCache,
-        rows: int,
+        kind: Kind,
         count: int,
         values: dict[int, Tensor],
     ) -> Tensor:
-        """Record the pass over so many rows, and replay it once. Then run it as a plain pass, whose logits are returned
-        and whose keys and values stay in the cache.
+        """Record the pass. Then run it as a plain pass, whose logits are returned, and replay it once.
 
         Raises:
             Unlike: the logits of the replay, or the values of a site, are not the bits of the plain pass.
         """
-        model = self._model
+        model, calls, (rows, _) = self._model, self._saes.calls, kind
         assert model.attention is not None
-        made = recording.record(
-            model.attention, cache, recorder, lambda: self._forward(cache, rows)
-        )
+        with calls.skipped():
+            made = recording.record(
+                model.attention, calls, cache, recorder, lambda: self._forward(cache, rows)
+            )
         recorded = RecordedDecode(made, dict(values))
-        replayed = self._replayed(recorded, cache)
-        logits = self._called(cache, rows)
+        with calls.noted():
+            logits = self._called(cache, rows)
+        with calls.checked():
+            replayed = self._replayed(recorded, cache)
         pairs = [(replayed, logits), *((recorded.values[n], values[n]) for n in values)]
-        if not all(_is_same(one[:count], other[:count]) for one, other in pairs):
+        if not all(is_same(one[:count], other[:count]) for one, other in pairs):
             raise Unlike("a replayed pass did not give the bits of a plain pass")
-        self._recorded[rows] = recorded
+        self._recorded[kind] = recorded
+        if len(self._recorded) > RECORDED:
+            self._recorded.popitem(last=False)
         self.recordings += 1
         return logits
+
+    def _forget(self) -> None:
+        """Give up all recorded passes."""
+        self._recorded.clear()
+        self._called_kinds.clear()
 
     def _fall_back(self, error: Exception) -> None:
         """From now on, record no passes. Where none was recorded anyway, run no passes on static buffers."""
@@ -196,7 +220,7 @@ class DecodeGraphs:
         log.warning("cuda_graphs_off", was_recorded=self._recorder is not None, why=why)
         if self._recorder is not None:
             self._recorder = None
-            self._recorded.clear()
+            self._forget()
             self.on_change(CudaGraphs(Decoding.STATIC, f"passes are not recorded any more: {why}"))
             return
         self._is_off = True
@@ -211,8 +235,3 @@ def decode_graphs(state: CudaGraphs, model: Checkpoint, saes: HookedSaes) -> Dec
         return None
     is_recorded = state.decoding is Decoding.REPLAYED
     return DecodeGraphs(model, saes, CardRecorder(model.device) if is_recorded else None)
-
-
-def _is_same(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors have the same bits."""
-    return torch.equal(*(tensor.contiguous().view(torch.uint8) for tensor in (one, other)))

@@ -52,9 +52,7 @@ class SteeredPasses:
             catches = self._observers.expect(rows, spans)
             tokens = spans[0][1] if self._model.is_alone else 0
             graphs = self._graphs
-            # a pass on static buffers only adds
-            is_static = graphs is not None and not self._saes.needs_call(steered)
-            if inputs and graphs is not None and is_static and graphs.takes(len(rows)):
+            if inputs and graphs is not None and graphs.takes(len(rows)):
                 logits = graphs.decode(*inputs, rows=steered, spans=spans, catches=catches)
             else:
                 with self._saes.of(steered, spans, catches, count=count, tokens=tokens):

@@ -25,11 +25,12 @@ from steerserve.messages import Follow, Overlay, Plan
 from steerserve.rules.steering import live as steering
 from steerserve.rules.steering.edits import Condition, Edit, Feature, conditions
 from steerserve.rules.steering.vector import Direction
+from steerserve.worker.hooks.called_sites import PlaceName, SiteCalls
 from steerserve.worker.hooks.edits import Directions, Part, Readings, SiteEdits, Span
 from steerserve.worker.hooks.table import DirectionTable
 from steerserve.worker.rows.steering import RowSteering, needs_record
 from steerserve.worker.sae.canonical import Sae
-from steerserve.worker.sae.sites import Handle, Moved, RowDeltas, Site
+from steerserve.worker.sae.sites import Called, Change, Handle, Moved, RowDeltas, Site
 
 _Item = TypeVar("_Item")
 
@@ -41,9 +42,6 @@ CheckRoom = Callable[[torch.device, int], None]
 
 FindSite = Callable[[str, int], Site]
 """The site of this name at this layer; refused where the model does not have it."""
-
-PlaceName = tuple[str, str]
-"""The path of a module, and the name of the site there."""
 
 Runs = tuple[tuple[float, Hashable], ...]
 """How the positions of a row are steered: the end of each run of positions, and a value that stands for their
@@ -153,7 +151,9 @@ class HookedSaes:
         self._live = steering.Live()
         self._tokens = 0
         self._sites: dict[int, Tensor] | None = None
-        self._filled: tuple[int, tuple[Plan, ...]] = (-1, ())
+        self._filled: tuple[int, frozenset[PlaceName], tuple[Plan, ...]] = (-1, frozenset(), ())
+        self._called: dict[PlaceName, Place] = {}
+        self.calls = SiteCalls()
         self.version = 0
         self._vectors: OrderedDict[tuple[str, frozenset[tuple[int, float]]], Tensor] = OrderedDict()
         self._spans: Sequence[tuple[int, int]] = ()
@@ -314,8 +314,8 @@ class HookedSaes:
                 return planned != self._live.epoch
         return False
 
-    def needs_call(self, rows: Sequence[RowSteering]) -> bool:
-        """Whether a row does more than adding, which a recorded pass does not do."""
+    def _do_more(self, rows: Sequence[RowSteering]) -> bool:
+        """Whether a row may do more than adding."""
         for row in rows:
             steered = self.steered(row.plan)
             if steered.edits or steered.keeps_norm or row.counted is not None or row.watched:
@@ -350,19 +350,21 @@ class HookedSaes:
         all where `tokens` is 0."""
         catches = catches or {}
         plans = [row.plan for row in rows]
-        works = self._works(rows, spans, tokens) if self.needs_call(rows) else {}
+        works = self.works(rows, spans, tokens)
         with ExitStack() as undo:
             undo.callback(self._end_pass)
             for key, attachment in self._attachments.items():
                 attachment.delta = self._delta(key, attachment, plans, max(count, len(rows)))
                 attachment.catches = catches.get(attachment.number, ())
-            for name, work in works.items():
-                place = self._places.get(name) or Place(self._found_at(name))
-                place.edits = work
-                if place.handle is None:
-                    undo.callback(place.site.hook(partial(self._act, place)).remove)
+            self._hook(works, undo)
             self._tokens, self._spans, self._readings = tokens, spans, Readings()
             yield
+
+    def works(
+        self, rows: Sequence[RowSteering], spans: Sequence[tuple[int, int]], tokens: int = 0
+    ) -> Mapping[PlaceName, SiteEdits]:
+        """What the rows do at each site in the coming pass beside adding; see `of` for the arguments."""
+        return self._works(rows, spans, tokens) if self._do_more(rows) else {}
 
     # ------------------------------------------------------------- passes on static buffers
 
@@ -371,58 +373,102 @@ class HookedSaes:
         """The numbers of the attached SAEs. A recorded pass has the hooks of these SAEs."""
         return tuple(attachment.number for attachment in self._attachments.values())
 
-    def fill_tables(self, plans: Sequence[Plan]) -> None:
-        """Have the passes of `by_table` that follow steer rows with these plans, and no other rows.
+    @contextmanager
+    def by_table(
+        self,
+        rows: Sequence[RowSteering],
+        spans: Sequence[tuple[int, int]],
+        works: Mapping[PlaceName, SiteEdits],
+        catches: Mapping[int, Sequence[Catch]],
+        count: int,
+    ) -> Iterator[dict[int, Tensor]]:
+        """While open, passes over one token of each of these rows are steered by the tables, and recorded passes read
+        the tables at each replay. At the sites of `works`, which are those of the rows, what the rows do is called. A
+        pass has `count` rows, and nobody reads what the model computes for those that are not in `rows`.
+
+        Gives the values [rows, 1, width] of the other sites in the last pass, by the number of the SAE.
 
         Raises:
             Refusal: INSUFFICIENT_MEMORY where there is no room for the table of an SAE.
         """
-        version, made_of = self._filled
-        same = version == self.version and len(made_of) == len(plans)
-        if same and all(a is b for a, b in zip(made_of, plans, strict=True)):
-            return
-        self._filled = (-1, ())
-        for key, attachment in self._attachments.items():
-            wanted = [frozenset(self._values(key, plan).items()) or None for plan in plans]
-            table = self._table(attachment)
-            table.fill(wanted, partial(self._direction, key, attachment, plans))
-        self._filled = (self.version, tuple(plans))
-
-    @contextmanager
-    def by_table(self) -> Iterator[dict[int, Tensor]]:
-        """While open, passes over one token of each row are steered by the tables, and recorded passes read the tables
-        at each replay. Gives the values [rows, 1, width] of the sites in the last pass, by the number of the SAE."""
-        self._sites = {}
-        try:
+        plans = [row.plan for row in rows]
+        with ExitStack() as undo:
+            undo.callback(self._end_pass)
+            self._called = self._hook(works, undo)
+            self._fill_tables(plans)
+            for key, attachment in self._attachments.items():
+                if _name(attachment.site) in works:
+                    attachment.delta = self._delta(key, attachment, plans, count)
+                    attachment.catches = catches.get(attachment.number, ())
+            self._tokens, self._spans = 0, spans
+            self._sites = {}
             yield self._sites
-        finally:
-            self._sites = None
 
-    def forget_counts(self) -> None:
-        """Count the steered rows from 0."""
-        for attachment in self._attachments.values():
+    def begin_pass(self) -> None:
+        """Count from 0 what the coming pass of `by_table` does."""
+        for attachment in self._by_table():
             self._table(attachment).steered.zero_()
+        self.calls.begin()
+        self._readings = Readings()
 
     def has_steered(self) -> bool:
-        """Whether one pass since `forget_counts` has steered all rows that it had to steer, at all sites."""
-        tables = [self._table(attachment) for attachment in self._attachments.values()]
+        """Whether one pass since `begin_pass` has steered all rows that it had to steer, at all sites."""
+        if sorted(self.calls.made) != sorted(self._called):
+            return False
+        tables = [self._table(attachment) for attachment in self._by_table()]
         if not tables:
             return True
         counts = torch.stack([table.steered for table in tables]).tolist()
         return bool(counts == [table.expected for table in tables])
 
     def tell(self, values: Mapping[int, Tensor], catches: Mapping[int, Sequence[Catch]]) -> None:
-        """Give the values of the sites in a pass to the functions that take them, and count the pass."""
+        """Give the values of the sites in a pass of `by_table` to the functions that take them, and count the pass. At
+        the called sites the functions had them within the pass."""
+        by_table = self._by_table()
         handed = [
             (attachment.number, self._table(attachment).deltas())
-            for attachment in self._attachments.values()
+            for attachment in by_table
             if attachment.number in catches
         ]
         for number, delta in handed:
             for catch in catches[number]:
                 catch(values[number], delta)
-        for attachment in self._attachments.values():
+        for attachment in by_table:
             attachment.applied += self._table(attachment).expected > 0
+        for place in self._called.values():
+            self._count(place)
+
+    def _by_table(self) -> list[HookedSae]:
+        """The SAEs that the tables steer in a pass of `by_table`."""
+        attachments = self._attachments.values()
+        return [one for one in attachments if _name(one.site) not in self._called]
+
+    def _fill_tables(self, plans: Sequence[Plan]) -> None:
+        version, called, made_of = self._filled
+        same = version == self.version and called == self._called.keys()
+        same = same and len(made_of) == len(plans)
+        if same and all(a is b for a, b in zip(made_of, plans, strict=True)):
+            return
+        self._filled = (-1, frozenset(), ())
+        for key, attachment in self._attachments.items():
+            if _name(attachment.site) in self._called:
+                continue
+            wanted = [frozenset(self._values(key, plan).items()) or None for plan in plans]
+            table = self._table(attachment)
+            table.fill(wanted, partial(self._direction, key, attachment, plans))
+        self._filled = (self.version, frozenset(self._called), tuple(plans))
+
+    def _hook(
+        self, works: Mapping[PlaceName, SiteEdits], undo: ExitStack
+    ) -> dict[PlaceName, Place]:
+        """Have the rows do this at the sites, each of which is hooked until `undo` is closed."""
+        places = {}
+        for name, work in works.items():
+            place = places[name] = self._places.get(name) or Place(self._found_at(name))
+            place.edits = work
+            if place.handle is None:
+                undo.callback(place.site.hook(partial(self._act, place)).remove)
+        return places
 
     # ------------------------------------------------------------- the edits of a pass
 
@@ -543,6 +589,7 @@ class HookedSaes:
         for place in self._places.values():
             place.edits = None
         self._readings = Readings()
+        self._called, self._sites = {}, None
 
     # ------------------------------------------------------------- sites
 
@@ -660,11 +707,32 @@ class HookedSaes:
             return steering.effective(self._live, plan.values, plan.epoch, key)
         return {}
 
-    def _act(self, place: Place, value: Tensor) -> Moved | None:
+    def _act(self, place: Place, value: Tensor) -> Moved | Called | None:
         """Called by the hook: give the site's value [rows, T, width] to the observers, and return what is done to the
         value."""
-        if self._sites is not None:
+        if self._sites is None:
+            moved = self._moved(place, value)
+            self._count(place)
+            return moved
+        name = _name(place.site)
+        if name not in self._called:
             return self._act_by_table(place, value)
+
+        def made(tensor: Tensor, changed: Callable[[Change], Tensor]) -> Tensor:
+            # at a replay, the rows are others than when the pass was recorded
+            return self.calls.at(
+                name, value, tensor, lambda: changed(self._moved(self._called[name], value))
+            )
+
+        return Called(made)
+
+    def _count(self, place: Place) -> None:
+        """Count a pass for each SAE of the place that steered in it."""
+        for key, attachment in place.saes.items():
+            edited = place.edits is not None and key in place.edits.written
+            attachment.applied += attachment.delta is not None or edited
+
+    def _moved(self, place: Place, value: Tensor) -> Moved | None:
         added = []
         seen: list[tuple[HookedSae, Tensor]] = []
         so_far = value
@@ -675,9 +743,6 @@ class HookedSaes:
                 if len(place.saes) > 1:
                     so_far = so_far + attachment.delta
         change = self._changed(place, value)
-        for key, attachment in place.saes.items():
-            edited = place.edits is not None and key in place.edits.written
-            attachment.applied += attachment.delta is not None or edited
         for attachment, before in seen:
             moved = attachment.delta
             if attachment.catches and change is not None:

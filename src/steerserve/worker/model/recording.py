@@ -2,7 +2,7 @@
 
 Only what lies between two calls of attention is recorded. Attention itself, and the writing of keys and values, are
 called at each replay. A recorded pass therefore depends on the number of its rows alone, and not on the lengths, the
-places or the memory of the rows in the cache.
+places or the memory of the rows in the cache. It is cut in the same way at the sites where rows do more than adding.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -41,26 +42,34 @@ class PassRecorder(Protocol):
 
 @dataclass(slots=True)
 class RecordedPass:
-    """The pieces of a pass. After each but the last one attention is called, and its result is copied to the tensor
-    that the next piece reads. The last piece leaves `logits` [rows, vocabulary]."""
+    """The pieces of a pass. After each but the last one attention is called, or the rows' edits at a site. The result
+    is copied to the tensor that the next piece reads. The last piece leaves `logits` [rows, vocabulary]."""
 
     pieces: list[PassPiece] = field(default_factory=list)
-    attentions: list[tuple[Between, Tensor]] = field(default_factory=list)
+    between: list[tuple[Between, Tensor]] = field(default_factory=list)
     logits: Tensor | None = None
 
     def replay(self, cache: KvCache) -> Tensor:
         """The logits for the values that are in the static buffers now."""
         assert self.logits is not None
-        for piece, (attend, out) in zip(self.pieces, self.attentions, strict=False):
+        for piece, (call, out) in zip(self.pieces, self.between, strict=False):
             piece.replay()
             cache.beat()
-            out.copy_(attend(cache))
+            out.copy_(call(cache))
         self.pieces[-1].replay()
         return self.logits
 
 
+class CutsPasses(Protocol):
+    """What is called between two pieces. `cut` gets the call, and a tensor of the shape of its result where that is
+    known without the call."""
+
+    cut: Callable[[Between, Tensor], Tensor] | None
+
+
 def record(
     attention: PartedAttention,
+    sites: CutsPasses,
     cache: KvCache,
     recorder: PassRecorder,
     forward: Callable[[], Tensor],
@@ -75,17 +84,18 @@ def record(
         piece.begin()
         made.pieces.append(piece)
 
-    def cut(attend: Between) -> Tensor:
+    def cut(call: Between, like: Tensor | None = None) -> Tensor:
         made.pieces[-1].end()
-        out = attend(cache).clone()
-        made.attentions.append((attend, out))
+        out = (call(cache) if like is None else like).clone()
+        made.between.append((call, out))
         begin()
         return out
 
     with recorder.recording():
         forward()
         try:
-            attention.cut, cache.is_recorded = cut, True
+            attention.cut = sites.cut = cut
+            cache.is_recorded = True
             begin()
             made.logits = forward()
         except BaseException:
@@ -93,7 +103,8 @@ def record(
                 made.pieces[-1].end()
             raise
         finally:
-            attention.cut, cache.is_recorded, cache.new = None, False, ()
+            attention.cut = sites.cut = None
+            cache.is_recorded, cache.new = False, ()
         made.pieces[-1].end()
     return made
 
@@ -105,7 +116,8 @@ class CardRecorder:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device)
-        self._pool = torch.cuda.graph_pool_handle()
+        self._graphs: WeakSet[_CardGraph] = WeakSet()
+        self._pool: Any = None
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -117,7 +129,13 @@ class CardRecorder:
         torch.cuda.synchronize(self._device)
 
     def piece(self) -> PassPiece:
-        return _CardGraph(self._pool)
+        if (
+            not self._graphs
+        ):  # the library gives up a pool with the last graph in it, and then refuses its handle
+            self._pool = torch.cuda.graph_pool_handle()
+        graph = _CardGraph(self._pool)
+        self._graphs.add(graph)
+        return graph
 
 
 class _CardGraph:

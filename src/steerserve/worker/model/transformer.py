@@ -63,6 +63,8 @@ class Transformer:
         if self.device.type == "cuda":
             # calls that act on the current card would open a context on the first card, which may hold no model
             torch.cuda.set_device(self.device)
+            # cuDNN plans attention anew for each shape, and starting it takes longer than the kernel itself
+            torch.backends.cuda.enable_cudnn_sdp(False)
         self.held = precision.held(quantization, config, used)
         with memory.bounded("reading the configuration and the tokenizer", PREPARATION_BYTES):
             _check_size(path, kind, config, trust_remote_code)

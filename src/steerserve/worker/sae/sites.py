@@ -47,7 +47,18 @@ class Moved:
     change: Tensor | None
 
 
-AtSite = Callable[[Tensor], Tensor | RowDeltas | Moved | None]
+Change = Tensor | RowDeltas | Moved | None
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """What is done to a value is known only when `run` is called, with the tensor of the site and a function that makes
+    the tensor of the site from what is done. `run` returns the tensor that is used instead."""
+
+    run: Callable[[Tensor, Callable[[Change], Tensor]], Tensor]
+
+
+AtSite = Callable[[Tensor], Change | Called]
 
 
 class Handle(Protocol):
@@ -86,8 +97,8 @@ class Site:
 
     def hook(self, edit: AtSite) -> Handle:
         """Hook the site. `edit` gets the value [rows, T, width] and returns a tensor to add to it, whose shape
-        broadcasts to the value's, such a tensor for some of the rows, the edits of rows, or None. `edit` must clone a
-        value that it keeps, because some layers write into the tensor later."""
+        broadcasts to the value's, such a tensor for some of the rows, the edits of rows, or None; or a `Called`, which
+        tells it later. `edit` must clone a value that it keeps, because some layers write into the tensor later."""
         residual: list[Tensor] = []
 
         def change(tensor: Tensor) -> Tensor | None:
@@ -121,9 +132,15 @@ class Site:
         value = shaped if self.scale == 1.0 else shaped * self.scale
         if self.has_residual and residual is not None:
             value = residual.to(value.device) + value
-        delta = edit(value)
+        change = edit(value)
+        if isinstance(change, Called):
+            return change.run(tensor, lambda told: self._moved(tensor, shaped, told))
+        return None if change is None else self._moved(tensor, shaped, change)
+
+    def _moved(self, tensor: Tensor, shaped: Tensor, delta: Change) -> Tensor:
+        """The tensor of the site after what is done to its value; the same tensor where nothing is done."""
         if delta is None:
-            return None
+            return tensor
         if isinstance(delta, Moved):
             added = shaped
             for one in delta.added:
