@@ -228,8 +228,8 @@ class Settings(
     )
     cuda_graphs: Literal["auto", "off", "on"] = Field(
         default="auto",
-        description="Whether decode passes are recorded on a card and then replayed: `auto` and `on` do so, `off` calls "
-        "each pass. `on` prepares passes for recording on a processor too, which gains nothing.",
+        description="Whether a card records decode passes and replays them. `on` prepares passes so on a processor too, "
+        "which gains nothing.",
     )
     enable_continuous_batching: bool = Field(
         default=False,
