@@ -228,8 +228,8 @@ class Settings(
     )
     cuda_graphs: Literal["auto", "off", "on"] = Field(
         default="auto",
-        description="Whether a card records decode passes and replays them. `on` prepares passes so on a processor too, "
-        "which gains nothing.",
+        description="Whether a card records decode passes and replays them. `on` prepares passes so on a processor "
+        "too, which gains nothing.",
     )
     enable_continuous_batching: bool = Field(
         default=False,
