@@ -72,7 +72,8 @@ def test_a_picture_of_a_feature_is_taken(tab: Tab, served: Demo, scheme: str) ->
     )
     panel = visit.page.get_by_role("region", name="Over a corpus")
     expect(panel.get_by_role("list", name="Strongest examples")).to_be_visible()
-    panel.evaluate("panel => panel.scrollIntoView()")
+    # below the strip
+    panel.evaluate("panel => (panel.scrollIntoView(), scrollBy(0, -72))")
     visit.page.evaluate("document.fonts.ready")
     keep(visit.page.screenshot(), f"feature-{scheme}.png")
 

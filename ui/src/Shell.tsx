@@ -40,6 +40,11 @@ export function Shell() {
     return () => document.removeEventListener("keydown", keys);
   }, [keys]);
 
+  // a narrow window scrolls the navigation
+  useEffect(() => {
+    document.querySelector("nav.pages [aria-current=page]")?.scrollIntoView?.({ block: "nearest", inline: "nearest" });
+  }, [pathname]);
+
   const page = PAGES.find(({ path }) => pathname === path || pathname.startsWith(`${path}/`));
   useEffect(() => {
     const mark = connection === "lost" ? "○ " : "";

@@ -80,7 +80,7 @@ it("takes a file in the place of what is written, and names the line that is wro
 it("names a file of the machine of the service", async () => {
   const { sent, user } = shown();
   await user.type(await screen.findByLabelText("Name"), "big");
-  await user.click(screen.getByRole("radio", { name: "File of the machine" }));
+  await user.click(screen.getByRole("radio", { name: "Local file" }));
   await user.type(screen.getByLabelText("File on the machine of the service"), "/data/a.jsonl");
   await user.clear(screen.getByLabelText("Field of JSON Lines"));
   await user.type(screen.getByLabelText("Field of JSON Lines"), "story");

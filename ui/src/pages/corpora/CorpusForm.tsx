@@ -21,8 +21,8 @@ import { TextsField, type Texts } from "./TextsField";
 
 const KINDS = [
   { value: "inline", label: "Texts" },
-  { value: "local", label: "File of the machine" },
-  { value: "huggingface", label: "Data set of the hub" },
+  { value: "local", label: "Local file", title: "A file on the machine of the service" },
+  { value: "huggingface", label: "Hub file", title: "A file of a repository of data sets of the model hub" },
 ] as const;
 const EMPTY = { local_path: "", repo_id: "", file_path: "", revision: "", text_field: "text" };
 /** The most texts of a request that is shown to copy. */

@@ -33,7 +33,7 @@ export function CorpusRow({ corpus }: { corpus: Corpus }) {
         </button>
       </div>
       <p className="quiet">
-        {placeOf(source)}, read by {model} since <Clock at={corpus.created_at} />.
+        {placeOf(source)}, read by {model}, begun at <Clock at={corpus.created_at} />.
       </p>
       {job_id !== null && <JobRow key={job_id} id={job_id} name={`The reading of ${name}`} onDone={() => void changed()} />}
       {state === "stopped" && (
