@@ -221,6 +221,30 @@ def _neighbours(_: str, figures: Part) -> Iterator[str]:
     yield table(("", "tokens/s alone", "beside", "beside over alone", "gap p99, ms"), lines)
 
 
+def _beside_batch(_: str, figures: Part) -> Iterator[str]:
+    yield prose(
+        f"Each live client asks again as soon as its answer of {figures['answer_tokens']} tokens is there. The batch has "
+        f"more lines than end meanwhile, and the service has {figures['slots']} slots. Without live requests a batch "
+        f"has {spread(figures['batch_alone_tokens_per_s'], 0)} tokens/s."
+    )
+    lines = [
+        (
+            f"{name}, {where}",
+            *(
+                ms(figures[where][name][kind][share], 1)
+                for kind in ("gap_s", "first_token_s")
+                for share in ("p50", "p99")
+            ),
+            spread(figures["batch_beside_tokens_per_s"][name], 0) if where == "beside" else "",
+        )
+        for name in figures["ratios"]
+        for where in ("alone", "beside")
+    ]
+    yield table(
+        ("", "gap p50, ms", "p99", "first token p50, ms", "p99", "tokens/s of the batch"), lines
+    )
+
+
 def _step_times(_: str, figures: Part) -> Iterator[str]:
     yield prose(
         f"The running batch decodes without HTTP, control plane and client (`python -m benchmarks.step_times`). The "
@@ -300,6 +324,7 @@ SECTIONS: Mapping[str, tuple[str, Callable[[str, Part], Iterator[str]]]] = {
     "kept-beginnings": ("The first token where the beginning is kept, 91M", _kept_beginnings),
     "few-shot": ("An evaluation after the same examples, 91M", _few_shot),
     "neighbours": ("Beside a busy process", _neighbours),
+    "beside-batch": ("Live requests beside a running batch, 91M", _beside_batch),
     "mixed": ("Requests of different lengths", _plain),
     "step-times": ("Where the time of a decode step goes, 91M", _step_times),
     "step-watched": ("What watching adds to a decode step, 91M", _step_watched),

@@ -72,6 +72,18 @@ def of_neighbours() -> dict[str, Any]:
     return {"alone": kinds, "beside": kinds, "ratios": {"demo, 1 at once": spread(0.9)}}
 
 
+def of_a_batch() -> dict[str, Any]:
+    return {
+        "answer_tokens": 96,
+        "slots": 64,
+        "batch_alone_tokens_per_s": spread(900),
+        "batch_beside_tokens_per_s": {"4 live": spread(30)},
+        "alone": {"4 live": cell(200)},
+        "beside": {"4 live": cell(190)},
+        "ratios": {"4 live": {"gap, p50": spread(1.1), "first token, p99": spread(1.4)}},
+    }
+
+
 def of_few_shot() -> dict[str, Any]:
     return {
         "examples": 1000,
@@ -102,6 +114,7 @@ THROUGHPUT = {
     "steered": of_steered(),
     "few-shot": of_few_shot(),
     "neighbours": of_neighbours(),
+    "beside-batch": of_a_batch(),
     "mixed": {"clients": 32, "cell": cell(150)},
     "step-times": {
         "size": "91m",

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from openai.types.responses import Response
 from pydantic import BaseModel
 
 import openai
@@ -53,6 +54,10 @@ def text_of(response: Any) -> str:
 
 
 # ---------------------------------------------------------------- answers
+
+
+def test_a_response_has_every_field_that_the_client_requires(shared: Running) -> None:
+    Response.model_validate(shared.post(PATH, ASK).json())
 
 
 def test_a_response_is_the_chat_of_its_instructions_and_input(shared: Running) -> None:

@@ -206,6 +206,9 @@ class Service(Noun[Mode]):
         }
 
     def _unreachable(self, error: httpx2.RequestError) -> ServiceUnreachable:
+        if isinstance(error, httpx2.UnsupportedProtocol):
+            why = "the address of a service begins with http:// or https://"
+            return ServiceUnreachable(f"{self.base_url!r} is no address of a service: {why}")
         if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout):
             return ServiceUnreachable(f"no service answers at {self.base_url}")
         why = str(error) or type(error).__name__

@@ -232,6 +232,7 @@ class CachedTokens(TypedDict):
     """Always 0: reused keys and values are not counted."""
 
     cached_tokens: int
+    cache_write_tokens: int
 
 
 class ReasoningTokens(TypedDict):

@@ -102,7 +102,7 @@ def shown(row: BatchRow) -> dict[str, object]:
         "metadata": row.metadata,
         "usage": {
             "input_tokens": row.input_tokens,
-            "input_tokens_details": {"cached_tokens": 0},
+            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
             "output_tokens": row.output_tokens,
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": row.input_tokens + row.output_tokens,

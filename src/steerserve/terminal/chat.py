@@ -39,7 +39,7 @@ class Chat:
         self._commands: dict[str, tuple[Callable[[str], None], str]] = {
             "/steer": (
                 self._steer,
-                "sea=+50 90=-5: set features by label or index; alone: what is set",
+                "sea=+50 7=-3: set features by label or index; alone: what is set",
             ),
             "/off": (self._off, "clear all values"),
             "/features": (self._features, "[words]: labelled features, or those with these words"),
