@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steerserve.errors import DocumentRefusal
+from steerserve.errors import DocumentRefusal, Refusal
 from steerserve.rules.steering import documents
 from steerserve.rules.steering.documents import DEPTH_MAXIMUM, DOCUMENT_BYTES
 
@@ -73,6 +73,29 @@ def test_a_number_that_json_lacks_is_refused_in_unknown_keys_too(bad: float) -> 
     with pytest.raises(DocumentRefusal) as raised:
         documents.check_numbers({"a": [1, {"b": bad}]})
     assert raised.value.details["errors"][0]["loc"] == ["body", "a", 1, "b"]
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (b"", "not JSON: Expecting value, at line 1, column 1"),
+        (b"{", "at line 1, column 2"),
+        (b"\xff", "byte 0 is not UTF-8"),
+        (b'{"a": %s}' % (b"9" * 5000), "too many digits"),
+        (b'{"a": 1, "b": 2, "a": 3}', "'a' stands twice"),
+    ],
+)
+def test_a_body_that_is_not_json_is_told_where(body: bytes, why: str) -> None:
+    with pytest.raises(Refusal, match=why) as raised:
+        documents.parse(body)
+    assert raised.value.code == "VALIDATION_ERROR"
+
+
+@pytest.mark.parametrize("body", [b"[]", b'"text"', b"null"])
+def test_a_body_that_is_no_object_is_refused(body: bytes) -> None:
+    with pytest.raises(DocumentRefusal) as raised:
+        documents.parse(body)
+    assert raised.value.details["errors"][0]["loc"] == ["body"]
 
 
 SHAPE = documents.fields(
