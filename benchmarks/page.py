@@ -102,6 +102,8 @@ def _aims(parts: Mapping[str, Measured]) -> Iterator[str]:
 
 
 def _size(part: str) -> str:
+    if part.startswith("card-"):
+        return f", {part.rpartition('-')[2].upper()} on a card"
     return {"concurrency-91m": ", 91M", "concurrency-0.5b": ", 0.5B"}.get(part, "")
 
 
@@ -315,6 +317,16 @@ def _plain(part: str, figures: Part) -> Iterator[str]:
     yield two_columns(rows(part, figures))
 
 
+CARD_TITLES = {
+    "bandwidth": "the bandwidth of its memory",
+    "graphs": "decode steps, called and recorded",
+    "engine": "the running batch without HTTP",
+    "http": "requests at once, called and recorded",
+    "steered": "32 requests, steered beside plain",
+    "memory": "memory predicted and taken",
+    "swaps": "two models that take turns",
+}
+
 SECTIONS: Mapping[str, tuple[str, Callable[[str, Part], Iterator[str]]]] = {
     "bandwidth": ("The bandwidth of the memory", _plain),
     "concurrency-91m": ("Requests at once, 91M", _concurrency),
@@ -342,6 +354,10 @@ SECTIONS: Mapping[str, tuple[str, Callable[[str, Part], Iterator[str]]]] = {
         replica_sections.steering,
     ),
     "replicas-limit": ("The limit of the control plane", replica_sections.limit),
+} | {
+    f"card-{part}-{size}": (f"On a card: {title}, {size.upper()}", _plain)
+    for size in tables.CARD_SIZES
+    for part, title in CARD_TITLES.items()
 }
 """The order of the page."""
 
