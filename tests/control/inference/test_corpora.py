@@ -13,7 +13,7 @@ import pytest
 from steerserve import demo
 from steerserve.control.inference.corpora import Corpora
 from steerserve.control.sensing.corpus_results import CorpusResults, corpus_of, file_of
-from steerserve.database.corpora import CorpusStore, Progress
+from steerserve.database.corpora import CorpusStore, Progress, ReadSae
 from steerserve.database.db import Database
 from steerserve.errors import Refusal
 from steerserve.settings import Settings
@@ -77,7 +77,8 @@ async def test_the_same_results_are_stored_once_and_others_replace_them(database
 
 async def test_results_whose_storing_was_cut_are_stored_anew(database: Database) -> None:
     owned = Owned(database)
-    row = await owned.store.add("stories of the demo", demo.MODEL_NAME, {}, [], ID)
+    read = [ReadSae(0, "a key", "sae_3", 3, "resid_post", 8)]
+    row = await owned.store.add("stories of the demo", demo.MODEL_NAME, {}, read, ID)
     await owned.store.add_part(row.id, b"cut", [], Progress(1))
     await owned.add()
     (record,) = (await owned.owner.all()).corpora
