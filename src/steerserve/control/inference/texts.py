@@ -55,25 +55,22 @@ class TextReader:
         at_once: int = TEXTS_AT_ONCE,
     ) -> list[Kind]:
         """What is read of each text. `make` makes a request of some of them, whose events of the class `kind` are what
-        is read. `check` is asked before each part of at most `at_once` texts, and `told` gets the number of texts that
-        are read so far. With `is_gentle`, parts leave the time to requests that run (`rules/inference/pacing.py`).
+        is read. `check` is asked before each part of `at_once` texts, and `told` gets the number of texts that are read
+        so far. With `is_gentle`, parts leave the time to requests that run (`rules/inference/pacing.py`).
 
         Raises:
             Refusal: those of `check`, and those of an inference request; of the first text that is refused, with its
                 name.
         """
         found: list[Kind] = []
-        pace = pacing.Pace()
         while len(found) < len(texts):
             async with self._queue.spare() as part, self._conductor.in_flight(resident):
                 check()
                 is_paced = part.is_beside or (is_gentle and self._is_used)
-                most = pace.texts(at_once) if is_paced else at_once
-                some = _alike(texts[len(found) : len(found) + most])
+                some = _alike(texts[len(found) : len(found) + at_once])
                 begun = time.monotonic()
                 found += await _part(some, resident, make, kind)
                 seconds = time.monotonic() - begun
-            pace = pace.after(len(some), seconds)
             told(len(found))
             if is_paced and self._is_used:
                 await asyncio.sleep(pacing.pause(seconds))
