@@ -78,7 +78,8 @@ class Planted:
         """Activations [T, d_sae] at the positions that count, in float64."""
         x = self.embeddings[self.ids(text)[0 if has_special else 1 :]]
         found: np.ndarray = np.maximum(x @ self.values["W_enc"] + self.values["b_enc"], 0)
-        return found
+        # one token has one value, whatever the last bits of products of other shapes are
+        return found.round(9)
 
     def contrast(self, **body: Any) -> dict[str, Any]:
         job = self.live.data("POST", f"{PATH}?wait=true", body)["job"]
