@@ -52,6 +52,7 @@ NAMING = {
     "/api/profiles/import",
     "/api/vectors",
     "/api/vectors/train",
+    "/api/probes",
     "/api/probes/train",
     "/api/corpora",
 }
@@ -123,6 +124,13 @@ SUGGEST = {
     "examples": 1,
     "texts": ["A whale swam near the ship"],
 }
+SHORT_EFFECT = {
+    "feature": {"index": 1},
+    "strengths": [1.0],
+    "tokens": 1,
+    "random_directions": 0,
+    "prompts": ["a"],
+}
 SMALL = {"name": "small", "members": [{"feature_idx": 1, "strength": 1.0}]}
 
 
@@ -165,6 +173,9 @@ class World:
         self.ids["file_id"] = self._file()
         batch = {"input_file_id": self.ids["file_id"], **BATCH}
         self.ids["batch_id"] = live.post("/v1/batches", batch).json()["id"]
+        self.ids["effect_id"], self._removed_effect = self._effect(1.0), self._effect(2.0)
+        proof = {"name": "proof", "steering": {"1": 2.0}}
+        self.ids["document_id"] = live.data("POST", "/api/profiles", proof, 201)["id"]
         self.answers: defaultdict[str, set[int]] = defaultdict(set)
         self.numbers = count()
         self._kinds: set[tuple[Any, ...]] = set()
@@ -231,6 +242,12 @@ class World:
         answer = self.live.http.post("/v1/files", files=sent, data={"purpose": "batch"})
         return str(answer.json()["id"])
 
+    def _effect(self, strength: float) -> str:
+        """The id of a kept result."""
+        body = SHORT_EFFECT | {"strengths": [strength]}
+        job = self.live.data("POST", "/api/effects?wait=true", body)["job"]
+        return str(job["result"]["id"])
+
     def _job(self) -> str:
         """The id of the newest job. Where there is none, one begins if an SAE is attached."""
         if not self.live.data("GET", "/api/jobs")["jobs"]:
@@ -250,6 +267,11 @@ class World:
             case.path_parameters["job_id"] = self._job()
         if case.method == "DELETE" and "file_id" in (case.path_parameters or {}):
             case.path_parameters["file_id"] = self._file()
+        if case.method == "DELETE" and case.path == "/api/effects/{effect_id}":
+            case.path_parameters["effect_id"] = self._removed_effect
+        if case.method == "DELETE" and "document_id" in (case.path_parameters or {}):
+            effect_id, document_id = self.ids["effect_id"], self.ids["document_id"]
+            self.live.data("PUT", f"/api/effects/{effect_id}/evidence/{document_id}")
         if "/features/" in case.path and "index" in (case.path_parameters or {}):
             case.path_parameters["index"] = 3
         if case.path.endswith("/labels") and isinstance(case.body, dict):
@@ -304,7 +326,11 @@ class World:
         if path == "/api/runs/import":
             body["runs"] = [RUN]
         if path == "/api/vectors" and isinstance(body.get("directions"), list):
-            _aim_vector(body, self.direction)
+            _aim_file(body)
+            body["directions"] = [self.direction]
+        if path == "/api/probes" and isinstance(body.get("weights"), list):
+            _aim_file(body)
+            body["weights"] = [self.direction | {"bias": 0.5}]
         if path.endswith(("/train", "/contrast")) and isinstance(body.get("positives"), list):
             for choice in ("pairs", "site", "read", "layers"):
                 body.pop(choice, None)
@@ -312,8 +338,7 @@ class World:
         if path == "/api/effects" and isinstance(body.get("strengths"), list):
             for choice in ("vector", "edits"):
                 body.pop(choice, None)
-            short = {"strengths": [1.0], "tokens": 1, "random_directions": 0, "prompts": ["a"]}
-            body |= short | {"feature": {"index": 1}}
+            body |= SHORT_EFFECT
 
 
 def _is_negative(case: schemathesis.Case) -> bool:
@@ -326,10 +351,11 @@ def _zeros_and_one(width: int) -> str:
     return base64.b64encode(struct.pack(f"<{width}f", 1, *[0] * (width - 1))).decode()
 
 
-def _aim_vector(body: dict[str, Any], direction: dict[str, Any]) -> None:
+def _aim_file(body: dict[str, Any]) -> None:
+    """Let the body have what it adds, and name no file."""
     for choice in ("repository_id", "revision", "file_path", "hub_token", "local_path", "layer"):
         body.pop(choice, None)
-    body |= {"source": "inline", "directions": [direction]}
+    body["source"] = "inline"
 
 
 def _aim_comparison(body: dict[str, Any]) -> None:
