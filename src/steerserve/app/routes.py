@@ -73,7 +73,9 @@ def _intake(owners: Owners) -> Intake:
 def management(owners: Owners) -> list[APIRouter]:
     """The routers of `/api`. Routes with fixed words come before routes that read the same part of the path as an
     id."""
-    attached = attachment_routes.Status(owners.conductor, owners.steering, owners.monitoring)
+    attached = attachment_routes.Status(
+        owners.conductor, owners.steering, owners.monitoring, owners.corpus_results
+    )
     return [
         model_routes.router(
             owners.models, owners.model_downloads, owners.conductor, owners.replicas

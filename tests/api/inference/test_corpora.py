@@ -259,6 +259,29 @@ def test_features_are_ranked_by_what_corpora_tell_of_them(live: Running) -> None
     live.data("DELETE", "/api/monitoring/history")
 
 
+def test_an_attached_sae_says_whether_its_features_can_be_ranked_by_a_corpus(
+    unattached: Running,
+) -> None:
+    live, sae = unattached, demo.saes()[0]
+    path, place = f"/api/saes/{add_sae(live, sae)}", {"layer": sae.layer}
+
+    def tell() -> tuple[Any, int]:
+        ranked = {"return_sae_activations": {"rank": "rarity"}, "max_tokens": 1}
+        body = {"model": demo.MODEL_NAME, "prompt": "The boat", **ranked}
+        (entry,) = live.data("GET", "/api/saes/attachments")["entries"]
+        return entry["has_corpus"], live.http.post("/v1/completions", json=body).status_code
+
+    live.data("POST", f"{path}/attach", place)
+    assert tell() == (False, 400)
+    corpus = read(live)["id"]
+    assert tell() == (True, 200)
+    live.data("POST", f"{path}/detach")
+    live.data("POST", f"{path}/attach", place | {"overrides": {"normalisation": "layer_norm"}})
+    assert tell() == (False, 400)
+    live.data("DELETE", f"{PATH}/{corpus}")
+    live.data("POST", f"{path}/detach")
+
+
 def test_a_corpus_is_read_beside_requests_that_never_leave_a_slot_free(start: Start) -> None:
     sae, is_over = demo.saes()[0], threading.Event()
     with start(max_concurrent_requests=1) as live, ThreadPoolExecutor(3) as clients:

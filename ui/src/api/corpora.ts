@@ -1,7 +1,7 @@
 // Corpora: what was read of many texts for the features of the attached SAEs.
 import { queryOptions, useQuery } from "@tanstack/react-query";
 import { described, request, type Body, type Data } from "./client";
-import { BUSY_POLL, models, POLL } from "./queries";
+import { attachments, BUSY_POLL, POLL, watched } from "./queries";
 
 export type Corpus = Data<"/api/corpora">["corpora"][number];
 export type CorpusBody = Body<"/api/corpora">;
@@ -27,15 +27,11 @@ export function removeCorpus(corpus_id: string) {
   return request("delete", "/api/corpora/{corpus_id}", { path: { corpus_id } });
 }
 
-/** Whether a corpus was read of the SAE at this layer of the loaded model, so that its features can be ranked by it. */
+/** Whether a corpus was read of the SAE as it is attached at this layer, so that its features can be ranked by it. */
 export function useCanRank(place: { sae_id: string; layer: number } | null): boolean {
-  const loaded = useQuery(models).data;
-  const model = loaded?.models.find(({ id }) => id === loaded.loaded_model_id)?.name;
-  const all = useQuery(corpora).data?.corpora ?? [];
-  return all.some(
-    (one) =>
-      one.state === "done" &&
-      one.model === model &&
-      one.saes.some(({ sae_id, layer }) => sae_id === place?.sae_id && layer === place.layer),
+  // no event tells of corpora
+  const entries = useQuery(watched(attachments)).data?.entries ?? [];
+  return entries.some(
+    ({ sae_id, layer, has_corpus }) => sae_id === place?.sae_id && layer === place.layer && has_corpus === true,
   );
 }

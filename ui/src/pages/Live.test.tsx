@@ -117,11 +117,7 @@ it("shows the newest record, and live events as they come", async () => {
 });
 
 it("ranks the newest record by rarity where a corpus was read, and never shows an event in its place", async () => {
-  const corpus = { id: "corpus_1", name: "stories", state: "done", model: "demo", saes: [{ sae_id: "sae_1", layer: 3 }] };
-  const more = {
-    "GET /api/models": { models: [{ id: 1, name: "demo" }], total: 1, loaded_model_id: 1 },
-    "GET /api/corpora": { corpora: [corpus], stored_bytes: 1, limit_mb: 1 },
-  };
+  const more = { "GET /api/saes/attachments": { entries: [{ sae_id: "sae_1", layer: 3, has_corpus: true }] } };
   const { sent, fire } = await shown({ more });
   const ranks = () => sent.filter(({ path }) => path.endsWith("/history")).map(({ query }) => query.get("rank"));
   await waitFor(() => expect(ranks()).toContain("rarity"));

@@ -23,12 +23,11 @@ const READ = {
 
 const FEATURES = { sae_id: "sae_a", layer: 3, positions: [{ position: 1, features: [{ index: 90, value: 3, weight: 2 }] }] };
 
-function served(model = {}, entries: object[] = [], corpora: object[] = []) {
+function served(model = {}, entries: object[] = [], hasFeatures = false) {
   return service({
     "GET /api/models": { models: [{ ...MODEL, ...model }], total: 1, loaded_model_id: 1 },
     "GET /api/saes/attachments": { count: entries.length, entries },
-    "GET /api/corpora": { corpora, stored_bytes: 0, limit_mb: 1 },
-    "POST /v1/completions": { ...READ, ...(corpora.length === 0 ? {} : { service: { sae_activations: FEATURES } }) },
+    "POST /v1/completions": { ...READ, ...(hasFeatures ? { service: { sae_activations: FEATURES } } : {}) },
     "POST /api/lens": LENS,
   });
 }
@@ -103,8 +102,7 @@ it("a link whose SAE is not attached offers to attach it, and reads no other one
 });
 
 it("ranks features by their rarity where a corpus was read of the SAE, until a person chooses otherwise", async () => {
-  const place = { sae_id: "sae_a", layer: 3 };
-  const sent = served({}, [place], [{ state: "done", model: MODEL.name, saes: [place] }]);
+  const sent = served({}, [{ sae_id: "sae_a", layer: 3, has_corpus: true }], true);
   showPage(<Tokens />, "/tokens?text=One%20day");
   const button = await screen.findByRole<HTMLButtonElement>("button", { name: "Read the text" });
   await waitFor(() => expect(button.disabled).toBe(false));

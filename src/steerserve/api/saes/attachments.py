@@ -30,6 +30,7 @@ from steerserve.control.saes.views import (
     ScaleOverrides,
     SetMember,
 )
+from steerserve.control.sensing.corpus_results import CorpusResults
 from steerserve.control.sensing.monitoring import Monitoring
 from steerserve.control.steering.steering import Steering
 from steerserve.rules.saes import sets as sae_set
@@ -93,12 +94,13 @@ class Status:
     conductor: Conductor
     steering: Steering
     monitoring: Monitoring
+    corpora: CorpusResults
 
-    def first(self) -> FirstAttachment | NoAttachment:
+    async def first(self) -> FirstAttachment | NoAttachment:
         """The first attached SAE, and whether it is steered and monitored. Without an attached SAE its fields are None,
         false or 0."""
-        attached = self.conductor.attachments()
-        if not attached:
+        entries = await self._entries()
+        if not entries:
             return NoAttachment(
                 is_attached=False,
                 sae_id=None,
@@ -108,19 +110,25 @@ class Status:
                 monitoring_enabled=False,
                 steering_apply_count=0,
             )
-        return FirstAttachment(is_attached=True, **self._entry(attached[0]))
+        return FirstAttachment(is_attached=True, **entries[0])
 
-    def entries(self) -> list[AttachmentEntry]:
+    async def entries(self) -> list[AttachmentEntry]:
         """Every attached SAE."""
-        return [AttachmentEntry(**self._entry(one)) for one in self.conductor.attachments()]
+        return [AttachmentEntry(**one) for one in await self._entries()]
 
-    def _entry(self, attachment: Attachment) -> dict[str, Any]:
+    async def _entries(self) -> list[dict[str, Any]]:
+        attached = self.conductor.attachments()
+        known = await self.corpora.are_known(attached)
+        return [self._entry(*one) for one in zip(attached, known, strict=True)]
+
+    def _entry(self, attachment: Attachment, has_corpus: bool | None) -> dict[str, Any]:
         resident = self.conductor.resident
         applied = resident.engine.passes.applied if resident and resident.engine else {}
         return _attached(attachment) | {
             "steering_enabled": self.steering.live.enabled,
             "monitoring_enabled": self.monitoring.key() == attachment.key,
             "steering_apply_count": applied.get(attachment.key, 0),
+            "has_corpus": has_corpus,
         }
 
 
@@ -162,13 +170,13 @@ def router(saes: Saes, attachments: Attachments, status: Status, settings: Setti
 
     @routes.get("/attachment", response_model=Answer[FirstAttachment | NoAttachment])
     async def get_attachment() -> Response:
-        return success(status.first())
+        return success(await status.first())
 
     @routes.get("/attachments", response_model=Answer[AttachmentList])
     async def get_attachments() -> Response:
         """Every attached SAE. `to_restore` lists the SAEs that were attached when an engine ended by itself: the next
         load of their model attaches them again."""
-        entries = status.entries()
+        entries = await status.entries()
         lost = [
             LostAttachment(order.model_id, order.sae_id, order.layer)
             for order in (attachment.order for attachment in conductor.reattaching.pending())

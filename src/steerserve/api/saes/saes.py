@@ -137,7 +137,7 @@ def router(saes: Saes, downloads: SaeDownloads, attached: Status) -> APIRouter:
 
     @routes.get("", response_model=Answer[SaeList])
     async def list_saes() -> Response:
-        rows, attachment = await saes.list(), attached.first()
+        rows, attachment = await saes.list(), await attached.first()
 
         def answer() -> Response:
             records = [record(row, downloads) for row in rows]

@@ -109,7 +109,8 @@ class AttachedPlace(Form, frozen=True, kw_only=True):
 
 class AttachmentEntry(AttachedPlace, frozen=True, kw_only=True):
     """An attached SAE, with the figures of its self-check. Its memory is in MiB. `steering_apply_count` counts the
-    passes in which it was steered."""
+    passes in which it was steered. `has_corpus` says whether a corpus was read of it as it is attached, so that its
+    features can be ranked by rarity and share; it is None where the database cannot be used."""
 
     sae_id: str
     layer: int
@@ -117,6 +118,7 @@ class AttachmentEntry(AttachedPlace, frozen=True, kw_only=True):
     steering_enabled: bool
     monitoring_enabled: bool
     steering_apply_count: int
+    has_corpus: bool | None
     warnings: Sequence[str]
     check: SaeCheck
 

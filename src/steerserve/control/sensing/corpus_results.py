@@ -19,6 +19,7 @@ from steerserve.control.sensing.corpus_views import (
     FeatureExample,
 )
 from steerserve.database.corpora import CorpusRow, CorpusStore, ReadSae
+from steerserve.errors import Refusal
 from steerserve.rules.sensing.corpus import FeatureSummary
 from steerserve.rules.sensing.ranking import Scales
 
@@ -115,6 +116,16 @@ class CorpusResults:
         """The corpora have changed."""
         self._held = None
         self._scales = {}
+
+    async def are_known(self, attached: Sequence[Attachment]) -> list[bool | None]:
+        """Whether a corpus was read of each of these attached SAEs, in this model and at their scale. It is None where
+        the database cannot be used, or the model has gone."""
+        try:
+            keys = {sae.key for _, sae in await self._all()}
+            resident = self._conductor.loaded()
+        except Refusal:
+            return [None] * len(attached)
+        return [content_key(resident, one) in keys for one in attached]
 
     async def of_feature(
         self, sae_id: str, attached: Attachment | None, index: int

@@ -14,7 +14,7 @@ import { JobRow } from "../jobs/JobRow";
 export function CorpusRow({ corpus }: { corpus: Corpus }) {
   const { id, name, state, source, model, texts, tokens, counted, context, examples, stored_bytes, job_id } = corpus;
   const client = useQueryClient();
-  const changed = () => Promise.all(["corpora", "features", "jobs"].map((noun) => client.invalidateQueries({ queryKey: [noun] })));
+  const changed = () => Promise.all(["corpora", "attachments", "features", "jobs"].map((noun) => client.invalidateQueries({ queryKey: [noun] })));
   const remove = useMutation({ mutationFn: () => removeCorpus(id), onError: notifyError, onSettled: changed });
   const [isAsking, setAsking] = useState(false);
   return (
