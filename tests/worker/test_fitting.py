@@ -7,6 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 
 from steerserve.messages import Fit, Fitted
 from steerserve.worker.fitting import fit
@@ -105,6 +108,9 @@ def test_a_probe_is_the_minimum_of_the_penalised_logistic_loss(count: int) -> No
     np.testing.assert_allclose(standard.T @ errors + weights, 0, atol=2e-5)
     assert errors.sum() == pytest.approx(0, abs=2e-5)
     assert weights[4] == pytest.approx(0, abs=1e-9)
+    regression = make_pipeline(StandardScaler(), LogisticRegression(C=1.0, tol=1e-9))
+    scores = regression.fit(x, targets).decision_function(x)
+    np.testing.assert_allclose(x @ direction(found) + found.bias, scores, atol=1e-4)
 
 
 def test_a_logistic_vector_has_the_direction_of_the_probe_and_the_length_1() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+from sklearn.metrics import roc_auc_score
 
 from tests.service import Running, add_model
 from tests.worker import models
@@ -20,6 +21,8 @@ from tests.worker.saes import Arrays, arrays, config_v6, write
 PATH = "/api/features/contrast"
 PLANTED, WIDTH = 11, 64
 CONCEPT = " fishermen"
+ROUNDING = 1e-5
+"""More than the error of float32 in an activation of the model."""
 WORDS = "the boats were coming home and other stood there with their baskets fin she".split()
 
 
@@ -125,9 +128,18 @@ def test_a_planted_concept_is_found_first(served: Planted) -> None:
     assert other["features"][1:] != found["features"][1:]
 
 
+def auc(positive: np.ndarray, negative: np.ndarray, rounding: float) -> float:
+    """The AUC of scikit-learn, with `rounding` added to the positive texts' values that are not 0."""
+    moved = np.where(positive > 0, positive + rounding, 0)
+    labels = [True] * len(positive) + [False] * len(negative)
+    return float(roc_auc_score(labels, np.concatenate([moved, negative])))
+
+
 @pytest.mark.parametrize("pool", ["max", "mean", "last"])
 def test_the_figures_are_those_of_the_activations(served: Planted, pool: str) -> None:
     pools = {"max": lambda a: a.max(0), "mean": lambda a: a.mean(0), "last": lambda a: a[-1]}
+    # whether two means of the same values are a tie depends on the last bits of their sums
+    rounding = ROUNDING if pool == "mean" else 0
     body = {**BOTH, "pool": pool, "holdout": 0, "top": 200, "min_share": 0.1}
     for has_special in (False, True):
         found = served.contrast(**body, special_tokens=has_special)
@@ -143,9 +155,8 @@ def test_the_figures_are_those_of_the_activations(served: Planted, pool: str) ->
         assert aucs == sorted(aucs, reverse=True)
         for one in found["features"]:
             x, y = positive[:, one["index"]], negative[:, one["index"]]
-            wins = (x[:, None] > y).mean() + (x[:, None] == y).mean() / 2
-            # values that are equal in float64 may differ in their last bits, and the other way round
-            assert one["auc"] == pytest.approx(wins, abs=1e-6)
+            least, most = auc(x, y, -rounding), auc(x, y, rounding)
+            assert least - 1e-9 <= one["auc"] <= most + 1e-9
             assert one["mean_positive"] == pytest.approx(fmean(x), rel=1e-3, abs=1e-4)
             assert one["mean_negative"] == pytest.approx(fmean(y), rel=1e-3, abs=1e-4)
             assert one["share_positive"] == pytest.approx((x > 0).mean())

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from sklearn.metrics import roc_auc_score
 
 from tests.conftest import Start
 from tests.service import Running, add_model, running
@@ -134,7 +135,7 @@ def test_figures_are_those_of_the_held_out_texts(served: Trained) -> None:
     for layer, told in enumerate(record["training"]["layers"]):
         x, y = (group[list(out), layer] @ found[layer] for group, out in held)
         won = wins(x, y)
-        auc = won.mean()
+        auc = roc_auc_score([True] * len(x) + [False] * len(y), np.concatenate([x, y]))
         spread = variance(won.mean(1)) / len(x) + variance(won.mean(0)) / len(y)
         half = NormalDist().inv_cdf(0.975) * math.sqrt(spread)
         assert told["auc_held_out"] == pytest.approx(auc)

@@ -7,6 +7,7 @@ import random
 from statistics import NormalDist, fmean, variance
 
 import pytest
+from sklearn.metrics import roc_auc_score
 
 from steerserve.rules.sensing.contrast import Comparison, Pooled, compare, contrast, held_out, holm
 
@@ -42,6 +43,8 @@ def test_auc_and_its_interval_are_those_of_all_pairs(
     found = compared(positives, negatives)
     auc = fmean(wins(x, y) for x in positives for y in negatives)
     assert found.auc == pytest.approx(auc)
+    labels = [True] * len(positives) + [False] * len(negatives)
+    assert found.auc == pytest.approx(roc_auc_score(labels, positives + negatives))
     of_positives = [fmean(wins(x, y) for y in negatives) for x in positives]
     of_negatives = [fmean(wins(x, y) for x in positives) for y in negatives]
     spread = variance(of_positives) / len(positives) + variance(of_negatives) / len(negatives)
