@@ -28,6 +28,23 @@ def array(width: int) -> dict[str, Any]:
     }
 
 
+def test_a_vector_is_trained_from_two_boxes_of_texts(tab: Tab, served: Demo) -> None:
+    visit = tab().open("/vectors")
+    page = visit.page
+    page.get_by_role("textbox", name="Name").first.fill("sea")
+    page.get_by_role("textbox", name="Layers").fill(str(LAYER))
+    visit.button("Train").click()
+    expect(page.get_by_role("heading", name="sea", exact=True)).to_be_visible()
+    rows = page.get_by_role("group", name="Figures of each layer").get_by_role("row")
+    expect(rows).to_have_count(2)
+    expect(rows.nth(1).get_by_role("cell").first).to_have_text("1.00")
+    (made,) = served.data("GET", "/api/vectors")["vectors"]
+    assert [one["layer"] for one in made["layers"]] == [LAYER]
+    assert not visit.violations()
+    page.set_viewport_size(NARROW)
+    assert visit.overflow() <= 0
+
+
 def test_a_vector_is_imported_and_steers(tab: Tab, served: Demo) -> None:
     (attached, *_) = served.data("GET", "/api/saes/attachments")["entries"]
     width = served.data("GET", f"/api/saes/{attached['sae_id']}")["d_in"]

@@ -8,8 +8,8 @@ import { Copy } from "../parts/Copy";
 import { CopyCode } from "../parts/CopyCode";
 import { ErrorNotice } from "../parts/ErrorNotice";
 import { Panel } from "../parts/Panel";
+import { TextBox } from "../parts/TextBox";
 import { useLink } from "../parts/useLink";
-import { count } from "../rules/bytes";
 import { CONTRAST, EXAMPLE, lacking, textsIn } from "../rules/contrast";
 import { keyOf } from "../rules/steer";
 import { useShortcut } from "../shortcuts";
@@ -48,20 +48,13 @@ export default function Contrast() {
   const canRun = why === null && !begin.isPending;
   useShortcut("send", () => begin.mutate(), canRun);
   const box = (name: "with" | "without", title: string, texts: readonly string[]) => (
-    <label className="field">
-      <span className="row spread">
-        <span>{title}</span>
-        <span className="quiet numbers">
-          {count(texts.length)} {texts.length === 1 ? "text" : "texts"}
-        </span>
-      </span>
-      <textarea
-        rows={8}
-        aria-label={title}
-        value={written[name]}
-        onChange={(event) => setDraft({ ...draft, [name]: event.target.value })}
-      />
-    </label>
+    <TextBox
+      title={title}
+      value={written[name]}
+      size={texts.length}
+      rows={8}
+      onChange={(value) => setDraft({ ...draft, [name]: value })}
+    />
   );
   return (
     <div className="page">

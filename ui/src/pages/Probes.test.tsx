@@ -1,4 +1,4 @@
-import { screen, within } from "@testing-library/react";
+import { fireEvent, screen, waitFor, within } from "@testing-library/react";
 import userEvent from "@testing-library/user-event";
 import { expect, it } from "vitest";
 import { violations } from "../test/axe";
@@ -20,14 +20,24 @@ const TRUTH = {
   },
 };
 
-function shown() {
-  const all: object[] = [TRUTH];
+const JOB = {
+  ...{ id: "job_1", kind: "probe_training", state: "running", progress: 0.25, message: "1 of 4 texts are read" },
+  ...{ error: null as object | null, result: null as object | null, created_at: "2026-01-05T10:00:00Z", finished_at: null },
+};
+const LOADED = { id: 1, name: "demo", quantization: "FP16", engine: "checkpoint", embedding_only: false };
+
+function shown(link = "/probes", { job = JOB as object, stored = [TRUTH] as object[] } = {}) {
+  const all = [...stored];
   const sent = service({
+    "GET /api/models": { models: [LOADED], total: 1, loaded_model_id: 1 },
+    "POST /api/probes/train": { job: JOB },
+    "GET /api/jobs/job_1": { job },
+    "DELETE /api/jobs/job_1": null,
     "GET /api/probes": () => ({ probes: [...all], total: all.length }),
     "POST /api/probes": ({ body }: Request) => ({ ...TRUTH, name: (body as { name: string }).name }),
     "DELETE /api/probes/probe_1": () => all.shift() && { probe_id: "probe_1" },
   });
-  return { sent, user: userEvent.setup(), ...showPage(<Probes />, "/probes") };
+  return { sent, user: userEvent.setup(), ...showPage(<Probes />, link) };
 }
 
 it("shows how well a probe tells held-out texts, and the features near to it", async () => {
@@ -55,4 +65,40 @@ it("imports the file of another tool with what it does not say, and deletes a pr
   await user.click(screen.getByRole("button", { name: "Delete" }));
   await user.click(within(screen.getByRole("dialog")).getByRole("button", { name: "Delete" }));
   expect(await screen.findByText(/No probe is stored yet/)).toBeTruthy();
+});
+
+it("trains a probe on two boxes of chats, shows how far it is, and cancels it", async () => {
+  const { sent, user, container } = shown("/probes", { stored: [] });
+  const box = await screen.findByRole("textbox", { name: "Texts with the concept" });
+  await user.click(screen.getByRole("radio", { name: "a chat" }));
+  expect(await screen.findByText(/Begin each chat with/)).toBeTruthy();
+  expect(screen.getByRole<HTMLButtonElement>("button", { name: "Train" }).disabled).toBe(true);
+  fireEvent.change(box, { target: { value: "user: The sea\nassistant: Waves\n\nuser: A ship" } });
+  fireEvent.change(screen.getByRole("textbox", { name: "Texts without it" }), { target: { value: "user: A cow\n\nuser: Bread" } });
+  fireEvent.change(screen.getByRole("textbox", { name: "Layers" }), { target: { value: "1-2" } });
+  expect(screen.getByText("Give it a name.")).toBeTruthy();
+  await user.type(screen.getAllByRole("textbox", { name: "Name" })[0] ?? document.body, "sea");
+  expect(await violations(container)).toEqual([]);
+  await user.click(screen.getByRole("button", { name: "Train" }));
+  expect(await screen.findByText("1 of 4 texts are read")).toBeTruthy();
+  expect(sent.find(({ method }) => method === "POST")?.body).toEqual({
+    positives: [
+      [{ role: "user", content: "The sea" }, { role: "assistant", content: "Waves" }],
+      [{ role: "user", content: "A ship" }],
+    ],
+    negatives: [[{ role: "user", content: "A cow" }], [{ role: "user", content: "Bread" }]],
+    ...{ name: "sea", method: "logistic", layers: [1, 2], read: "last", holdout: 0.3, seed: 0 },
+  });
+  await user.click(screen.getByRole("button", { name: "Cancel" }));
+  await waitFor(() => expect(sent.some(({ method }) => method === "DELETE")).toBe(true));
+});
+
+it("opens the probe that a job has trained, and says why a training failed", async () => {
+  const other = { ...TRUTH, id: "probe_0", name: "lies", training: null };
+  const { unmount } = shown("/probes?job=job_1", { job: { ...JOB, state: "done", result: TRUTH }, stored: [other, TRUTH] });
+  expect(await screen.findByRole("group", { name: "Figures of each layer" })).toBeTruthy();
+  unmount();
+  const error = { code: "INVALID_PARAMETER", message: "the examples of both groups are alike", details: {} };
+  shown("/probes?job=job_1", { job: { ...JOB, state: "failed", error } });
+  expect(await screen.findByText("the examples of both groups are alike")).toBeTruthy();
 });

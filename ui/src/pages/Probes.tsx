@@ -7,6 +7,7 @@ import { decimal } from "../rules/bytes";
 import { layersSaid } from "../rules/layers";
 import { Documents, useOpened } from "./documents/Documents";
 import { ProbeDetail } from "./probes/ProbeDetail";
+import { TrainPanel } from "./training/TrainPanel";
 import { ReadingFields, UNSAID } from "./vectors/ReadingFields";
 
 export default function Probes() {
@@ -29,12 +30,9 @@ export default function Probes() {
       all={all}
       {...shown}
       facts={factsOf}
-      empty={
-        <p>
-          No probe is stored yet. Drop the file of one, or train one with <code>POST /api/probes/train</code>.
-        </p>
-      }
+      empty={<p>No probe is stored yet. Train one from texts, or drop the file of one.</p>}
       detail={(probe) => <ProbeDetail key={probe.id} probe={probe} onDeleted={() => open("")} />}
+      before={<TrainPanel kind="probe" />}
       what="a probe"
       accept=".safetensors,.pt,.pth,.bin,.npz,.npy,.json"
       read={read}

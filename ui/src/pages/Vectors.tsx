@@ -1,9 +1,10 @@
-// Vectors: stored directions of a model's activations, read from files of many formats.
+// Vectors: stored directions of a model's activations, trained here or read from files of many formats.
 import { useState } from "react";
 import { useQuery } from "@tanstack/react-query";
 import { importVector, vectors, type Reading, type Vector } from "../api/vectors";
 import { layersSaid } from "../rules/layers";
 import { Documents, useOpened } from "./documents/Documents";
+import { TrainPanel } from "./training/TrainPanel";
 import { ReadingFields, UNSAID } from "./vectors/ReadingFields";
 import { VectorDetail } from "./vectors/VectorDetail";
 
@@ -27,8 +28,9 @@ export default function Vectors() {
       all={all}
       {...shown}
       facts={factsOf}
-      empty={<p>No vector is stored yet. Drop the file of one, such as a GGUF control vector or a tensor of PyTorch.</p>}
+      empty={<p>No vector is stored yet. Train one from texts, or drop the file of one, such as a GGUF control vector or a tensor of PyTorch.</p>}
       detail={(vector) => <VectorDetail key={vector.id} vector={vector} onOpen={open} onDeleted={() => open("")} />}
+      before={<TrainPanel kind="vector" />}
       what="a vector"
       accept=".gguf,.safetensors,.pt,.pth,.bin,.svec,.json,.npy"
       read={read}

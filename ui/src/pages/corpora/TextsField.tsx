@@ -2,6 +2,7 @@
 import { useState } from "react";
 import { FileDrop } from "../../parts/FileDrop";
 import { Segmented } from "../../parts/Segmented";
+import { TextBox } from "../../parts/TextBox";
 import { count } from "../../rules/bytes";
 import type { Split } from "../../rules/contrast";
 import { JSON_LINES, TEXT_FILES, textsOfFile, unreadable, type CorpusText } from "../../rules/corpus";
@@ -49,20 +50,13 @@ export function TextsField({
     <div className="flow">
       {texts.file === null ? (
         <>
-          <label className="field">
-            <span className="row spread">
-              <span>Texts</span>
-              <span className="quiet numbers">
-                {count(size)} {size === 1 ? "text" : "texts"}
-              </span>
-            </span>
-            <textarea
-              rows={6}
-              aria-label="Texts"
-              value={texts.written}
-              onChange={(event) => onChange({ ...texts, written: event.target.value })}
-            />
-          </label>
+          <TextBox
+            title="Texts"
+            value={texts.written}
+            size={size}
+            rows={6}
+            onChange={(written) => onChange({ ...texts, written })}
+          />
           <Segmented
             label="What a text is"
             options={SPLIT}

@@ -16,6 +16,7 @@ import { signed } from "../../rules/strength";
 import { FactList } from "../documents/FactList";
 import { Foot } from "../documents/Foot";
 import { useAction } from "../documents/actions";
+import { Trained } from "../training/Trained";
 import { VectorNeighbours } from "./VectorNeighbours";
 import { VectorWrites } from "./VectorWrites";
 
@@ -101,6 +102,7 @@ export function VectorDetail({
           ))}
         </Foot>
       </Panel>
+      {vector.training !== null && <Trained training={vector.training} />}
       <VectorWrites vector={vector} />
       <VectorNeighbours vector={vector} onOpen={onOpen} />
     </>

@@ -1,0 +1,186 @@
+// Trains a vector or a probe on two boxes of texts or chats.
+import { useState } from "react";
+import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
+import { models } from "../../api/queries";
+import { describedTraining, train, trainedBy, type Kind, type TrainingBody } from "../../api/training";
+import { CopyCode } from "../../parts/CopyCode";
+import { ErrorNotice } from "../../parts/ErrorNotice";
+import { notify } from "../../parts/Notices";
+import { NumberField } from "../../parts/NumberField";
+import { Panel } from "../../parts/Panel";
+import { Segmented } from "../../parts/Segmented";
+import { TextBox } from "../../parts/TextBox";
+import { useLink } from "../../parts/useLink";
+import { abilitiesOf } from "../../rules/abilities";
+import { EXAMPLE } from "../../rules/contrast";
+import { examplesIn, layersIn, missing, TRAINING, type Example } from "../../rules/training";
+import { JobRow } from "../jobs/JobRow";
+
+const FORMS = [
+  { value: "lines", label: "a line", title: "Each line is a text" },
+  { value: "blocks", label: "a block", title: "A text ends at an empty line" },
+  { value: "chats", label: "a chat", title: "A chat ends at an empty line" },
+] as const;
+const READ = [
+  { value: "last", label: "last token", title: "The values at the last token of a text" },
+  { value: "mean", label: "mean of tokens", title: "The mean of the values over the tokens of a text" },
+] as const;
+const METHODS = { mean_difference: "difference of the means", pca: "principal component", logistic: "logistic regression" };
+type Method = keyof typeof METHODS;
+
+export function TrainPanel({ kind }: { kind: Kind }) {
+  const [link, change] = useLink(TRAINING);
+  const [draft, setDraft] = useState<{ with?: string; without?: string; layers?: string }>({});
+  const [name, setName] = useState("");
+  const client = useQueryClient();
+  const loaded = useQuery(models).data;
+  const model = loaded?.models.find(({ id }) => id === loaded.loaded_model_id) ?? null;
+  const isEmpty = link.with === "" && link.without === "";
+  const written = { ...(isEmpty ? EXAMPLE : { with: link.with, without: link.without }), layers: link.layers, ...draft };
+  const sizes = [sizeOf(written.with, link.form), sizeOf(written.without, link.form)] as const;
+  const asked = bodyOf(written, link, name.trim());
+  const why =
+    loaded === undefined
+      ? "The models are being read."
+      : model === null
+        ? "Load a model first."
+        : (abilitiesOf(model).why ?? (typeof asked === "string" ? asked : null));
+  const body = typeof asked === "string" ? null : asked;
+  const begin = useMutation({
+    mutationFn: (sent: TrainingBody) => train(kind, sent),
+    onSuccess: (job) => {
+      change({ ...written, job }, { push: true });
+      setDraft({});
+      return client.invalidateQueries({ queryKey: ["jobs", "list"] });
+    },
+  });
+  return (
+    <Panel
+      title="Train from texts"
+      about={
+        kind === "vector"
+          ? "A direction from texts without the concept to texts with it, at each layer."
+          : "A classifier that tells texts with the concept from texts without it, at each layer."
+      }
+    >
+      <label className="field">
+        Name
+        <input value={name} maxLength={100} placeholder={`of the new ${kind}`} onChange={(event) => setName(event.target.value)} />
+      </label>
+      {(["with", "without"] as const).map((box, at) => (
+        <TextBox
+          key={box}
+          title={box === "with" ? "Texts with the concept" : "Texts without it"}
+          value={written[box]}
+          size={sizes[at] ?? 0}
+          rows={6}
+          onChange={(value) => setDraft({ ...draft, [box]: value })}
+        />
+      ))}
+      <Segmented label="An example is" isLabelShown options={FORMS} value={link.form} onChange={(form) => change({ form })} />
+      {link.form === "chats" && (
+        <p className="quiet">
+          A line that begins with <code>system:</code>, <code>user:</code> or <code>assistant:</code> begins a message.
+        </p>
+      )}
+      <Segmented
+        label="Of each example is read"
+        isLabelShown
+        options={READ}
+        value={link.read}
+        onChange={(read) => change({ read })}
+      />
+      {kind === "vector" && (
+        <label className="field">
+          Method
+          <select value={link.method} onChange={(event) => change({ method: event.target.value as Method })}>
+            {Object.entries(METHODS).map(([method, words]) => (
+              <option key={method} value={method}>
+                {words}
+              </option>
+            ))}
+          </select>
+        </label>
+      )}
+      <label className="field">
+        Layers
+        <input
+          value={written.layers}
+          placeholder="all, or 2, 5, 8-12"
+          onChange={(event) => setDraft({ ...draft, layers: event.target.value })}
+        />
+      </label>
+      <div className="row">
+        <NumberField
+          label="Held out"
+          title="The part of each group that shapes no direction, from 0 to 0.95"
+          value={link.holdout}
+          least={0}
+          most={0.95}
+          step={0.05}
+          onCommit={(holdout) => change({ holdout })}
+        />
+        <NumberField
+          label="Seed"
+          title="It decides which texts are held out"
+          value={link.seed}
+          least={0}
+          most={2 ** 32 - 1}
+          onCommit={(seed) => change({ seed })}
+        />
+      </div>
+      <div className="row spread">
+        <span className="quiet">{why ?? "Some fifteen texts in each box make the figures sure."}</span>
+        <button
+          type="button"
+          className="primary"
+          disabled={why !== null || body === null || begin.isPending}
+          onClick={() => body !== null && begin.mutate(body)}
+        >
+          Train
+        </button>
+      </div>
+      {begin.error !== null && <ErrorNotice error={begin.error} />}
+      {link.job !== "" && (
+        <JobRow
+          key={link.job}
+          id={link.job}
+          name="The training"
+          onDone={(job) => {
+            const made = trainedBy(job);
+            if (made === null) return;
+            notify(`The ${kind} ${made.name} is trained.`);
+            void client.invalidateQueries({ queryKey: [`${kind}s`] }).then(() => change({ id: made.id, job: "" }));
+          }}
+        />
+      )}
+      {why === null && body !== null && (
+        <CopyCode sent={describedTraining(kind, body)} title="This training as curl or Python" />
+      )}
+    </Panel>
+  );
+}
+
+type Settings = ReturnType<typeof useLink<typeof TRAINING>>[0];
+
+/** The request for what is written, or why there is none. */
+function bodyOf(written: { with: string; without: string; layers: string }, settings: Settings, name: string): TrainingBody | string {
+  const { form, method, read, holdout, seed } = settings;
+  let positives: Example[], negatives: Example[], layers: "all" | number[];
+  try {
+    positives = examplesIn(written.with, form);
+    negatives = examplesIn(written.without, form);
+    layers = layersIn(written.layers);
+  } catch (error) {
+    return error instanceof Error ? error.message : String(error);
+  }
+  const why = missing(positives, negatives);
+  if (why !== null) return why;
+  if (name === "") return "Give it a name.";
+  return { name, positives, negatives, method, layers, read, holdout, seed };
+}
+
+/** How many examples a box has, also where they are no chats yet. */
+function sizeOf(written: string, form: Settings["form"]): number {
+  return examplesIn(written, form === "chats" ? "blocks" : form).length;
+}
