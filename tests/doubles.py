@@ -328,6 +328,12 @@ class ScriptedEngine(Engine):
             for choice in range(len(request.prompts)):
                 yield m.StatesRead(1, choice, 1, bytes(4 * HIDDEN * len(request.layers)))
             return
+        if isinstance(request, m.ActivationsReading):
+            await self._read("activations")
+            yield m.Started(1, [3] * len(request.prompts))
+            for choice in range(len(request.prompts)):
+                yield m.ActivationsRead(1, choice, 3, [m.FeatureValues() for _ in request.keys])
+            return
         if isinstance(request, m.Generation) and request.divergence is not None:
             await self._read("diverge")
             yield m.Started(1, [3] * len(request.prompts))

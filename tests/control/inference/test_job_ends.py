@@ -1,0 +1,109 @@
+"""Jobs that read texts are cancelled, or lose their model to another one, at every step: a typed end, and nothing is
+left behind."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from steerserve.control.inference.corpora import CorpusRequest
+from steerserve.control.inference.texts import TEXTS_AT_ONCE
+from steerserve.control.jobs import Job
+from steerserve.control.sensing.corpus_views import CorpusSource
+from tests.control.conftest import refused
+from tests.control.inference import test_contrasts, test_effects, test_training
+from tests.control.inference.test_contrasts import attached
+from tests.doubles import World, soon
+
+CORPUS = CorpusRequest(
+    name="sea",
+    source=CorpusSource(kind="inline"),
+    texts=("abc",) * (TEXTS_AT_ONCE + 1),
+    hub_token=None,
+    max_tokens=100,
+    context=16,
+    examples=2,
+    client="",
+)
+
+
+async def contrast(world: World) -> Job:
+    return world.contrasts.start(test_contrasts.ASKED)
+
+
+async def training(world: World) -> Job:
+    return await world.trainings.start(test_training.ASKED)
+
+
+async def effects(world: World) -> Job:
+    return await world.effects.start(test_effects.ASKED)
+
+
+async def corpus(world: World) -> Job:
+    return await world.corpora.start(CORPUS)
+
+
+STEPS = pytest.mark.parametrize(
+    ("start", "step"),
+    [
+        (contrast, "pool"),
+        (contrast, "promote"),
+        (training, "states"),
+        (training, "fit"),
+        (training, "explore"),
+        (effects, "explore"),
+        (effects, "diverge"),
+        (corpus, "activations"),
+    ],
+)
+REQUESTS = ("pool", "states", "diverge", "activations")
+"""The steps for whose end a load waits. The others end with the engine."""
+Start = Callable[[World], Awaitable[Job]]
+
+
+async def check_nothing_is_left(world: World) -> None:
+    """No slot is held, and no result is stored. What a corpus has read is kept, so that it can go on."""
+    assert world.queue.counts().holding == 0
+    assert (await refused(world.vectors.get("calm"))).code == "VECTOR_NOT_FOUND"
+    assert (await world.effects.page(10, 0, None)).total == 0
+    states = [one.state for one in (await world.corpora.all()).corpora]
+    assert states in ([], ["stopped"])
+
+
+@STEPS
+async def test_a_cancelled_job_leaves_nothing_and_can_be_started_again(
+    world: World, start: Start, step: str
+) -> None:
+    await attached(world)
+    gate = world.launcher.hold(step)
+    job = await start(world)
+    await soon(gate.reached.wait())
+    await soon(world.jobs.drop(job.id))
+    assert (job.facts.state, job.result, job.facts.error) == ("cancelled", None, None)
+    gate.open.set()
+    await check_nothing_is_left(world)
+    again = await start(world)
+    await soon(again.over.wait())
+    assert (again.facts.state, again.facts.error) == ("done", None)
+
+
+@STEPS
+async def test_a_job_whose_model_is_swapped_ends_typed_and_leaves_nothing(
+    world: World, start: Start, step: str
+) -> None:
+    await attached(world)
+    other = await world.model("b")
+    gate = world.launcher.hold(step)
+    job = await start(world)
+    await soon(gate.reached.wait())
+    coming = await soon(world.conductor.load(other))
+    if step in REQUESTS:
+        gate.open.set()
+    await soon(coming.ready)
+    assert world.resident.row.id == other.id
+    await soon(job.over.wait())
+    assert (job.facts.state, job.result) == ("failed", None)
+    assert job.facts.error is not None
+    assert job.facts.error.code in {"MODEL_BUSY", "MODEL_NOT_LOADED", "ENGINE_UNAVAILABLE"}
+    await check_nothing_is_left(world)
