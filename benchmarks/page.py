@@ -354,6 +354,12 @@ SECTIONS: Mapping[str, tuple[str, Callable[[str, Part], Iterator[str]]]] = {
         replica_sections.steering,
     ),
     "replicas-limit": ("The limit of the control plane", replica_sections.limit),
+    "replicas-many": ("Many replicas behind one control plane", _plain),
+    "replicas-streams": ("Streams that are open at once", _plain),
+    "replicas-files": ("More streams than the service may open files", _plain),
+    "replicas-requests": ("Short requests to the control plane", _plain),
+    "replicas-live": ("Clients of live events", _plain),
+    "replicas-epochs": ("Changes of the steering per second", _plain),
 } | {
     f"card-{part}-{size}": (f"On a card: {title}, {size.upper()}", _plain)
     for size in tables.CARD_SIZES

@@ -27,7 +27,13 @@ HOSTS = 2
 """The most processes that simulated engines live in."""
 PROMPT = "One day"
 START_SECONDS = 120.0
-ROOM = {"MAX_CONCURRENT_REQUESTS": "1024", "MAX_PENDING_REQUESTS": "1024"}
+STEERING_PATH = "/api/saes/steering"
+ROOM = {
+    "MAX_CONCURRENT_REQUESTS": "1024",
+    "MAX_PENDING_REQUESTS": "1024",
+    "MAX_CONNECTIONS": "12000",
+    "MAX_LIVE_CLIENTS": "2000",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +58,20 @@ class Served:
     def engines(self) -> int:
         return max(1, self.replicas)
 
-    def request(self, tokens: int) -> Request:
+    @property
+    def port(self) -> int:
         port = self.client.base_url.port
         assert port is not None
+        return port
+
+    def memory(self) -> int:
+        """The resident memory of the service in bytes."""
+        resident: int = self.process.memory_info().rss
+        return resident
+
+    def request(self, tokens: int) -> Request:
         body = {"model": demo.MODEL_NAME, "prompt": PROMPT, "max_tokens": tokens}
-        return Request(port, servers.COMPLETIONS, body | servers.COUNTED)
+        return Request(self.port, servers.COMPLETIONS, body | servers.COUNTED)
 
     def numbered(self, number: int, tokens: int) -> Request:
         """Request `number` of many. The first answers have different lengths, so that not all end at once."""
@@ -66,7 +81,7 @@ class Served:
     async def steer(self, mark: int, marks: int) -> None:
         """Set the steering so that tokens have this mark."""
         change = {"feature_idx": 0, "value": mark / marks}
-        (await self.client.post("/api/saes/steering", json=change)).raise_for_status()
+        (await self.client.post(STEERING_PATH, json=change)).raise_for_status()
 
     def processor_seconds(self) -> tuple[float, float]:
         """What the service has taken so far: by itself, and in the system."""
@@ -109,8 +124,11 @@ async def recorded() -> Facts:
 
 
 @asynccontextmanager
-async def serving(folder: Path, facts: Path, replicas: int, steps: Steps) -> AsyncIterator[Served]:
-    """The service over so many replicas, with the demo model and an SAE."""
+async def serving(
+    folder: Path, facts: Path, replicas: int, steps: Steps, open_files: int | None = None
+) -> AsyncIterator[Served]:
+    """The service over so many replicas, with the demo model and an SAE. It may open `open_files` files, by default as
+    many as this process."""
     async with AsyncExitStack() as stack:
         count = min(HOSTS, max(1, replicas))
         sockets = [
@@ -120,6 +138,8 @@ async def serving(folder: Path, facts: Path, replicas: int, steps: Steps) -> Asy
         profile = folder / "profile.json"
         program = ["-m", "benchmarks.simulated_service", *sockets]
         options = ["--replicas", str(replicas), "--profile", str(profile)]
+        if open_files is not None:
+            options += ["--open-files", str(open_files)]
         running = service.running(folder / "home", [*program, *options], **ROOM)
         client = await stack.enter_async_context(running)
         process = servers.child_at(client.base_url.port or 0)

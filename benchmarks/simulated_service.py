@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import itertools
 import os
+import resource
 import socket
 import struct
 import sys
@@ -88,6 +89,7 @@ class SimulatedEngines:
             slots=settings.max_concurrent_requests,
             bounds=Bounds(settings.engine_stall_timeout, settings.load_timeout),
             drain_seconds=settings.graceful_unload_timeout,
+            wait_seconds=settings.replica_wait_s,
         )
 
 
@@ -107,7 +109,10 @@ def main() -> None:
     parser.add_argument("--replicas", type=int, default=0)
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--profile", type=Path, help="where shares of the processor time go")
+    parser.add_argument("--open-files", type=int, help="the most files that the service may open")
     given = parser.parse_args()
+    if given.open_files:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (given.open_files, given.open_files))
     if given.profile:
         Sampler(given.profile)
     os.environ["PORT"] = str(given.port)

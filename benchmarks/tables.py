@@ -335,6 +335,75 @@ def _of_limit(part: Part) -> Iterator[Row]:
         )
 
 
+def _in_ms(values: Part) -> str:
+    return f"{values['p50'] * 1e3:,.1f} ms, {values['p99'] * 1e3:,.1f} ms"
+
+
+def _of_many(part: Part) -> Iterator[Row]:
+    for name, cell in part["cells"].items():
+        yield Row(f"{name}, {cell['streams']:,} streams, tokens/s", spread(cell["tokens_per_s"], 0))
+        ways = " and ".join(ms(cell["way_s"][share], 1) for share in ("p50", "p99"))
+        yield Row(f"{name}: way of a token, p50 and p99, ms", ways)
+        yield Row(
+            f"{name}: processor time of the service for each token, \u00b5s",
+            spread(cell["service_us_per_token"], 1),
+        )
+        yield Row(f"{name}: a change of the steering, p50, p99", _in_ms(cell["change_alone_s"]))
+        yield Row(f"{name}: memory of the service", f"{cell['memory_bytes'] / 2**20:.0f} MiB")
+
+
+def _of_streams(part: Part) -> Iterator[Row]:
+    name = f"{part['streams']:,} open streams, {part['replicas']} replicas"
+    yield Row(f"{name}: streams opened per second", f"{part['streams'] / part['opening_s']:.0f}")
+    yield Row(f"{name}: tokens/s", f"{part['tokens_per_s']:,.0f}")
+    yield Row(f"{name}: way of a token, p50, p99", _in_ms(part["way_s"]))
+    yield Row(f"{name}: liveness, p50, p99", _in_ms(part["liveness_s"]))
+    yield Row(
+        f"{name}: share of a core that the service takes",
+        f"{part['service_share_of_a_core']:.2f}",
+    )
+    yield Row(f"{name}: memory for each stream", f"{part['bytes_per_stream'] / 1024:.0f} KiB")
+    yield Row(f"{name}: open files for the streams", f"{part['open_files']:,}")
+    yield Row(f"{name}: all clients leave, idle after", f"{part['idle_after_s']:.2f} s")
+
+
+def _of_files(part: Part) -> Iterator[Row]:
+    name = f"{part['streams']:,} streams to a service that may open {part['open_files']} files"
+    for end in ("answered", "refused", "cut", "hung", "other"):
+        yield Row(f"{name}: {end}", str(part[end]))
+    yield Row(f"{name}: liveness, p50, p99", _in_ms(part["liveness_s"]))
+
+
+def _of_requests(part: Part) -> Iterator[Row]:
+    for name, cell in part["cells"].items():
+        shown = f"requests of one token, {name}, {part['clients']} clients"
+        yield Row(f"{shown}: requests/s", f"{cell['per_s']:.0f}")
+        yield Row(f"{shown}: p50, p99", _in_ms(cell["time_s"]))
+        yield Row(f"{shown}: processor time of the service, \u00b5s", f"{cell['service_us']:.0f}")
+
+
+def _of_live(part: Part) -> Iterator[Row]:
+    for count, cell in part["cells"].items():
+        name = f"{int(count):,} live clients, {part['events_per_s']} events/s"
+        share = f"{cell['service_share_of_a_core']:.2f}"
+        yield Row(f"{name}: share of a core that the service takes", share)
+        if cell["sent"]:
+            yield Row(f"{name}: received of sent", f"{cell['received']:,} of {cell['sent']:,}")
+            yield Row(f"{name}: delay, p50, p99", _in_ms(cell["delay_s"]))
+            own = f"{cell['service_us_per_event']:.0f}"
+            yield Row(
+                f"{name}: processor time of the service for each event and client, \u00b5s", own
+            )
+        yield Row(f"{name}: liveness, p50, p99", _in_ms(cell["liveness_s"]))
+
+
+def _of_epochs(part: Part) -> Iterator[Row]:
+    for name, cells in part["cells"].items():
+        for clients, cell in cells.items():
+            shown = f"changes of the steering per second, {name}, clients: {clients}"
+            yield Row(shown, f"{cell['per_s']:.0f}")
+
+
 # ---------------------------------------------------------------- the parts of benchmarks.cards
 
 
@@ -416,4 +485,10 @@ ROWS: dict[str, Callable[[Part], Iterator[Row]]] = {
     "replicas-latency": _of_latency,
     "replicas-steering": _of_steering,
     "replicas-limit": _of_limit,
+    "replicas-many": _of_many,
+    "replicas-streams": _of_streams,
+    "replicas-files": _of_files,
+    "replicas-requests": _of_requests,
+    "replicas-live": _of_live,
+    "replicas-epochs": _of_epochs,
 } | {f"card-{part}-{size}": made for size in CARD_SIZES for part, made in CARD.items()}
