@@ -11,10 +11,13 @@ import re
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import asdict
+from typing import Any
 
+import engineio.packet
 import socketio
 import structlog
 from msgspec import to_builtins
+from socketio import packet
 
 from steerserve.control import bus as events
 from steerserve.control.bus import Bus
@@ -224,6 +227,25 @@ class System:
             await self._server.emit(SYSTEM, body, to=sid)
 
 
+class Sessions(socketio.AsyncManager):  # type: ignore[misc]
+    """The sessions of one Socket.IO server. An event for all clients is encoded once and put into the queue of each
+    session; the base class would start a task for each client. The base class sends all other events."""
+
+    async def emit(
+        self, event: str, data: object, namespace: str, room: object = None, **options: Any
+    ) -> None:
+        if room is not None or any(options.get(name) for name in ("to", "skip_sid", "callback")):
+            await super().emit(event, data, namespace, room, **options)
+            return
+        sent = packet.Packet(packet.EVENT, data=[event, data], namespace=namespace)
+        # sessions share the packet, which keeps its encoded form
+        shared = engineio.packet.Packet(engineio.packet.MESSAGE, sent.encode())
+        for _, session_id in self.get_participants(namespace, None):
+            session = self.server.eio.sockets.get(session_id)
+            if session is not None and not session.closed:
+                session.queue.put_nowait(shared)
+
+
 class LiveEvents:
     """Owner of the Socket.IO server. The service never waits until a client got an event. A client that missed events
     reads the state over the management API."""
@@ -231,7 +253,10 @@ class LiveEvents:
     def __init__(self, bus: Bus, settings: Settings, cards: CardReadings) -> None:
         # an empty list: `http/guards.py` checks the origins, and the CORS layer of the application writes the headers
         self.server = socketio.AsyncServer(
-            async_mode="asgi", cors_allowed_origins=[], max_http_buffer_size=10_000
+            async_mode="asgi",
+            client_manager=Sessions(),
+            cors_allowed_origins=[],
+            max_http_buffer_size=10_000,
         )
         self._emitting: set[asyncio.Task[None]] = set()
         self.system = System(self.server, cards)
