@@ -185,6 +185,8 @@ class Demo:
         for row in self.data("GET", "/api/corpora")["corpora"]:
             if row["id"] != demo.CORPUS_ID:
                 self.data("DELETE", f"/api/corpora/{row['id']}")
+        for row in self.data("GET", "/api/effects")["effects"]:
+            self.data("DELETE", f"/api/effects/{row['id']}")
         self.data("DELETE", "/api/saes/steering")
         self.data("POST", "/api/monitoring/enable", {"enabled": False})
         self.data("DELETE", "/api/monitoring/history")

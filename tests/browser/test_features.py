@@ -68,6 +68,35 @@ def test_the_effect_of_a_feature_is_measured_and_leads_to_its_strength(
     expect(visit.heading).to_contain_text("Steer")
 
 
+def test_a_kept_measurement_is_opened_and_becomes_evidence(tab: Tab, served: Demo) -> None:
+    index = demo.proof()["feature_idx"]
+    (sae, *_) = served.data("GET", "/api/saes/attachments")["entries"]
+    asked = {
+        "feature": {"index": index, "sae_id": sae["sae_id"], "layer": sae["layer"]},
+        "strengths": [20],
+        "prompts": ["The boats came back to the"],
+        "tokens": 4,
+        "random_directions": 0,
+    }
+    kept = served.data("POST", "/api/effects?wait=true", asked)["job"]["result"]["id"]
+    served.data("POST", "/api/profiles/save-current", {"name": "calm sea"})
+    visit = tab().open(f"/features/{sae['sae_id']}/{sae['layer']}/{index}")
+    page = visit.page
+    visit.button(f"Open the measurement {kept}").click()
+    expect(page.get_by_role("img", name="KL to the plain model")).to_be_visible()
+    page.get_by_role("combobox", name="Make it evidence for").select_option("calm sea")
+    expect(visit.button("Remove the evidence for calm sea")).to_be_visible()
+    (told,) = served.data("GET", "/api/effects")["effects"]
+    assert [one["name"] for one in told["evidence_for"]] == ["calm sea"]
+    assert not visit.violations()
+    page.set_viewport_size(NARROW)
+    assert visit.overflow() <= 0
+    visit.button(f"Delete the measurement {kept}").click()
+    page.get_by_role("dialog").get_by_role("button", name="Delete", exact=True).click()
+    expect(page.get_by_text("A measurement is kept here when it is done.")).to_be_visible()
+    assert served.data("GET", "/api/effects")["total"] == 0
+
+
 def test_a_measurement_is_begun_and_cancelled_on_the_page(tab: Tab, served: Demo) -> None:
     index = demo.proof()["feature_idx"]
     (sae, *_) = served.data("GET", "/api/saes/attachments")["entries"]

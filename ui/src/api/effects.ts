@@ -1,6 +1,9 @@
 // What a lever does at a ladder of strengths, measured by a job.
-import { described, request, type Body } from "./client";
+import { queryOptions } from "@tanstack/react-query";
+import { described, request, type Body, type Data } from "./client";
+import { everyPage } from "./documents";
 import type { Job } from "./jobs";
+import { POLL } from "./queries";
 
 export type EffectsBody = Body<"/api/effects">;
 export type Effects = Extract<NonNullable<Job["result"]>, { calibrated: unknown }>;
@@ -18,4 +21,36 @@ export function describedEffects(body: EffectsBody) {
 /** The result of a measurement; null for that of another kind of job. */
 export function effectsOf({ result }: Job): Effects | null {
   return result !== null && "calibrated" in result ? result : null;
+}
+
+export type KeptEffects = Data<"/api/effects">["effects"][number];
+
+/** The kept results without their figures, the newest first. */
+export const keptEffects = queryOptions({
+  queryKey: ["effects", "list"] as const,
+  queryFn: async ({ signal }) =>
+    (await everyPage((query) => request("get", "/api/effects", { signal, query }), ({ effects }) => effects)).rows,
+  // no event tells of kept results
+  refetchInterval: POLL,
+});
+
+/** A kept result with its figures. */
+export const keptEffect = (effect_id: string) =>
+  queryOptions({
+    queryKey: ["effects", "one", effect_id] as const,
+    queryFn: ({ signal }) => request("get", "/api/effects/{effect_id}", { signal, path: { effect_id } }),
+    staleTime: POLL,
+    retry: false,
+  });
+
+export function removeEffects(effect_id: string) {
+  return request("delete", "/api/effects/{effect_id}", { path: { effect_id } });
+}
+
+/** Make a kept result evidence for a profile, a cluster or a circuit, or no evidence any more. */
+export function setEvidence(effect_id: string, document_id: string, isEvidence: boolean) {
+  const path = { effect_id, document_id };
+  return isEvidence
+    ? request("put", "/api/effects/{effect_id}/evidence/{document_id}", { path })
+    : request("delete", "/api/effects/{effect_id}/evidence/{document_id}", { path });
 }

@@ -22,6 +22,7 @@ export type Noun =
   | "readings"
   | "features"
   | "vectors"
+  | "effects"
   | "jobs";
 
 export type Health = Data<"/api/health/detailed">;

@@ -51,6 +51,7 @@ function shown(link: string, feature = FEATURE, search: unknown = NEAREST) {
     "GET /api/saes/attachments": { entries: feature.layer === null ? [] : [{ sae_id: "sae_1", layer: 3 }] },
     "GET /api/monitoring": { enabled: false, sae_attached: true, sae_id: "sae_1", layer: 3, monitored_features: [] },
     "GET /api/monitoring/contexts": { sae_id: "sae_1", feature_idx: 90, size: 0, kept: 0, contexts: [] },
+    "GET /api/effects": { effects: [], total: 0 },
     "GET /api/monitoring/history": { records: [], total: 0 },
     "POST /api/monitoring/statistics/top": { features: [], metric: "mean", k: 20, tokens: 0, since: null },
     "GET /api/saes/sae_1/labels": ({ query }: { query: URLSearchParams }) => {

@@ -54,3 +54,28 @@ function spanOf(values: readonly number[]): readonly [number, number] {
 export function at({ x, y }: Scale, place: number, value: number): readonly [number, number] {
   return [(place - x[0]) / (x[1] - x[0]), 1 - (value - y[0]) / (y[1] - y[0])];
 }
+
+export interface EffectPlace {
+  sae: string;
+  layer: number;
+  index: number;
+}
+
+/** The feature that was measured; null for a lever that is none, or whose SAE and layer were not named. */
+export function featureOf(lever: Record<string, unknown>): EffectPlace | null {
+  const { feature } = lever;
+  if (typeof feature !== "object" || feature === null) return null;
+  const { sae_id, layer, index } = feature as Record<string, unknown>;
+  const isWhole = typeof sae_id === "string" && typeof layer === "number" && typeof index === "number";
+  return isWhole ? { sae: sae_id, layer, index } : null;
+}
+
+/** A lever in words. */
+export function leverSaid(lever: Record<string, unknown>): string {
+  const place = featureOf(lever);
+  if (place !== null) return `feature ${place.layer}:${place.index} of ${place.sae}`;
+  if (typeof lever.vector === "string") return `vector ${lever.vector}`;
+  if (Array.isArray(lever.edits)) return lever.edits.length === 1 ? "one edit" : `${lever.edits.length} edits`;
+  const { index } = (lever.feature ?? {}) as { index?: unknown };
+  return typeof index === "number" ? `feature ${index}` : "a lever";
+}

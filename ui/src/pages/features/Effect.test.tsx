@@ -19,16 +19,32 @@ function row(strength: number, kl: number, share: number | null) {
 }
 
 const RESULT = {
+  not_kept: null,
   ...{ plain: row(0, 0, 0), rows: [row(20, 0.5, 0.25), row(40, 1.5, 1)], random: [row(20, 0.1, 0), row(40, 0.4, 0)] },
   ...{ target: { words: ["sea"], control: ["farm"] }, calibrated: { kl_p95: 1, strength: 30, between: [20, 40], reason: null } },
 };
 const DONE = { ...JOB, state: "done", progress: 1, result: RESULT };
 
-function shown(link: string, job: object = JOB) {
+const CALM = { kind: "profile", id: "prof_1", name: "calm" };
+const KEPT = {
+  ...{ id: "eff_1", digest: "3f0c11aa22bb33", model: "demo", steering_state: null, strengths: [20, 40] },
+  ...{ lever: { feature: { index: 90, sae_id: "sae_1", layer: 3 } }, created_at: "2026-01-05T10:00:00Z" },
+  ...{ calibrated: RESULT.calibrated, evidence_for: [] as object[] },
+};
+
+function shown(link: string, job: object = JOB, kept: object[] = []) {
   const sent = service({
     "POST /api/effects": { job: JOB },
     "GET /api/jobs/job_1": { job },
     "DELETE /api/jobs/job_1": null,
+    "GET /api/effects": () => ({ effects: kept, total: kept.length }),
+    "GET /api/effects/eff_1": () => ({ ...kept[0], result: RESULT }),
+    "DELETE /api/effects/eff_1": () => kept.shift(),
+    "PUT /api/effects/eff_1/evidence/prof_1": () => (kept[0] = { ...KEPT, evidence_for: [CALM] }),
+    "DELETE /api/effects/eff_1/evidence/prof_1": () => (kept[0] = KEPT),
+    "GET /api/profiles": { profiles: [{ id: "prof_1", name: "calm" }], total: 1 },
+    "GET /api/clusters": { clusters: [], total: 0 },
+    "GET /api/circuits": { circuits: [], total: 0 },
   });
   return { sent, ...showPage(<Effect place={{ sae: "sae_1", layer: 3, index: 90 }} typical={40} />, link) };
 }
@@ -74,4 +90,31 @@ it("says where a ladder ends before the text breaks, and why a measurement faile
   const error = { code: "SAE_NOT_ATTACHED", message: "the SAE was detached while its job ran", details: {} };
   shown("/?effects=job_1", { ...JOB, state: "failed", error });
   expect(await screen.findByText("the SAE was detached while its job ran")).toBeTruthy();
+});
+
+it("opens a kept measurement, makes it evidence for a document and takes that back, and deletes it", async () => {
+  const other = { ...KEPT, id: "eff_2", lever: { vector: "calm" } };
+  const { sent, container } = shown("/features/sae_1/3/90", JOB, [KEPT, other]);
+  const user = userEvent.setup();
+  const own = await screen.findByRole("list", { name: "Kept measurements of this feature" });
+  expect(within(own).getAllByRole("listitem")).toHaveLength(1);
+  expect(own.textContent).toContain("feature 3:90 of sae_1 · demo · 2 strengths · breaks at 30.0");
+  expect(screen.getByText("1 of another lever")).toBeTruthy();
+  await user.click(screen.getByRole("button", { name: "Open the measurement eff_1" }));
+  expect(await screen.findByRole("img", { name: /KL to the plain model/ })).toBeTruthy();
+  await screen.findByRole("option", { name: "calm" });
+  await user.selectOptions(screen.getByRole("combobox", { name: "Make it evidence for" }), "calm");
+  await user.click(await screen.findByRole("button", { name: "Remove the evidence for calm" }));
+  expect(await screen.findByText(/Evidence changes no rung/)).toBeTruthy();
+  expect(await violations(container)).toEqual([]);
+  await user.click(screen.getByRole("button", { name: "Delete the measurement eff_1" }));
+  await user.click(within(screen.getByRole("dialog")).getByRole("button", { name: "Delete" }));
+  expect(await screen.findByText("None of this feature.")).toBeTruthy();
+  await waitFor(() => expect(screen.queryByRole("img", { name: /KL to the plain model/ })).toBeNull());
+  const changed = sent.filter(({ method }) => method !== "GET").map(({ method, path }) => `${method} ${path}`);
+  expect(changed).toEqual([
+    "PUT /api/effects/eff_1/evidence/prof_1",
+    "DELETE /api/effects/eff_1/evidence/prof_1",
+    "DELETE /api/effects/eff_1",
+  ]);
 });

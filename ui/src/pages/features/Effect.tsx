@@ -1,6 +1,6 @@
 // How far a feature can be turned: what it does at each strength, measured beside random directions of the same length.
 import { useState } from "react";
-import { useMutation, useQuery } from "@tanstack/react-query";
+import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
 import { describedEffects, effectsOf, measure, type Effects, type EffectsBody } from "../../api/effects";
 import { isEnded, job as asked } from "../../api/jobs";
 import type { FeaturePlace } from "../../rules/places";
@@ -13,8 +13,10 @@ import { text } from "../../rules/link";
 import { JobRow } from "../jobs/JobRow";
 import "../../css/effects.css";
 import { EffectResult } from "./EffectResult";
+import { Kept } from "./Kept";
+import { KeptResult } from "./KeptResult";
 
-const LINK = { effects: text(), words: text(), control: text() };
+const LINK = { effects: text(), kept: text(), words: text(), control: text() };
 
 export function Effect({ place, typical }: { place: FeaturePlace & { layer: number }; typical: number | null }) {
   const [link, change] = useLink(LINK);
@@ -29,7 +31,7 @@ export function Effect({ place, typical }: { place: FeaturePlace & { layer: numb
   const begin = useMutation({
     mutationFn: () => measure(body),
     onSuccess: (effects) => {
-      change({ ...written, effects }, { push: true });
+      change({ ...written, effects, kept: "" }, { push: true });
       setDraft({});
     },
   });
@@ -63,11 +65,14 @@ export function Effect({ place, typical }: { place: FeaturePlace & { layer: numb
         </button>
       </form>
       {begin.error !== null && <ErrorNotice error={begin.error} />}
-      {link.effects === "" ? (
+      {link.kept !== "" ? (
+        <KeptResult key={link.kept} id={link.kept} onClose={() => change({ kept: "" })} />
+      ) : link.effects === "" ? (
         <CopyCode sent={describedEffects(body)} title="This measurement as curl or Python" />
       ) : (
         <Measured key={link.effects} id={link.effects} place={place} />
       )}
+      <Kept place={place} shown={link.kept} onShow={(kept) => change({ kept }, { push: true })} />
     </Panel>
   );
 }
@@ -75,6 +80,14 @@ export function Effect({ place, typical }: { place: FeaturePlace & { layer: numb
 function Measured({ id, place }: { id: string; place: FeaturePlace & { layer: number } }) {
   const { data } = useQuery(asked(id));
   const found: Effects | null = data !== undefined && isEnded(data) ? effectsOf(data) : null;
-  if (found === null) return <JobRow id={id} name="The measurement" onDone={() => undefined} />;
-  return <EffectResult found={found} place={place} />;
+  const client = useQueryClient();
+  // the service keeps a result when it is done
+  const done = () => void client.invalidateQueries({ queryKey: ["effects"] });
+  if (found === null) return <JobRow id={id} name="The measurement" onDone={done} />;
+  return (
+    <>
+      <EffectResult found={found} place={place} />
+      {found.not_kept !== null && <p className="stale">This result is not kept: {found.not_kept}</p>}
+    </>
+  );
 }

@@ -6,9 +6,11 @@ import { decimal, percent } from "../../rules/bytes";
 import { bringing } from "../../rules/effects";
 import { steerPath, type FeaturePlace } from "../../rules/places";
 
+/** The feature that was measured; null for another lever. */
+type Measurable = (FeaturePlace & { layer: number }) | null;
 const LEVEL = { value: 1, name: "1 nat" };
 
-export function EffectResult({ found, place }: { found: Effects; place: FeaturePlace & { layer: number } }) {
+export function EffectResult({ found, place }: { found: Effects; place: Measurable }) {
   const { rows, random, plain, calibrated, target } = found;
   const line = (name: string, of: readonly EffectRow[], value: (row: EffectRow) => number | null) => ({
     name,
@@ -24,9 +26,7 @@ export function EffectResult({ found, place }: { found: Effects; place: FeatureP
           <>
             The text begins to break at <strong>{decimal(strength, 1)}</strong>, where KL reaches 1 nat at one token in
             twenty.{" "}
-            <Link className="button" to={steerPath(place.sae, place.layer, place.index, strength)}>
-              Steer at {decimal(Math.round(strength * 2) / 2, 1)}
-            </Link>
+            <SteerAt place={place} strength={strength} shown={Math.round(strength * 2) / 2} />
           </>
         )}
       </p>
@@ -36,7 +36,7 @@ export function EffectResult({ found, place }: { found: Effects; place: FeatureP
           title="KL to the plain model, 95 % quantile"
           unit="nats"
           lines={[
-            line("this feature", rows, (row) => row.kl_p95),
+            line(place === null ? "this lever" : "this feature", rows, (row) => row.kl_p95),
             ...(random.length > 0 ? [line("random directions", random, (row) => row.kl_p95)] : []),
           ]}
           level={LEVEL}
@@ -72,17 +72,24 @@ export function EffectResult({ found, place }: { found: Effects; place: FeatureP
   );
 }
 
+function SteerAt({ place, strength, shown }: { place: Measurable; strength: number; shown: number }) {
+  if (place === null) return null;
+  return (
+    <Link className="button" to={steerPath(place.sae, place.layer, place.index, strength)}>
+      Steer at {decimal(shown, 1)}
+    </Link>
+  );
+}
+
 /** The strength at which the words that were looked for come. */
-function Words({ found: { rows, plain }, place }: { found: Effects; place: FeaturePlace & { layer: number } }) {
+function Words({ found: { rows, plain }, place }: { found: Effects; place: Measurable }) {
   const row = bringing(rows);
   if (row === undefined) return <p>At no strength do half of the texts have the words.</p>;
   return (
     <p>
       At <strong>{decimal(row.strength, 1)}</strong> {percent(row.share_with_words)} of the texts have the words, without
       steering {percent(plain.share_with_words)}.{" "}
-      <Link className="button" to={steerPath(place.sae, place.layer, place.index, row.strength)}>
-        Steer at {decimal(row.strength, 1)}
-      </Link>
+      <SteerAt place={place} strength={row.strength} shown={row.strength} />
     </p>
   );
 }
