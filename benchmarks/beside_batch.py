@@ -17,7 +17,7 @@ from benchmarks.loads import SHARES, Load
 from benchmarks.machine import Spread, quantile
 from benchmarks.plans import Plan
 from benchmarks.servers import Server
-from benchmarks.streams import Answer, repeated, words
+from benchmarks.streams import Answer, repeated_for, words
 
 CLIENTS, ANSWER = (1, 4), 96
 """The numbers of live clients, each of which asks again as soon as it is answered, and the tokens of an answer."""
@@ -102,14 +102,9 @@ def _told(load: Load) -> str:
 
 
 async def _live(server: Server, count: int, turn: int, seconds: float) -> list[Answer]:
-    leaving = asyncio.Event()
-    timer = asyncio.get_running_loop().call_later(seconds, leaving.set)
-    try:
-        return await repeated(
-            lambda n: server.request(words(PROMPT, (turn, count, n)), ANSWER), count, leaving
-        )
-    finally:
-        timer.cancel()
+    return await repeated_for(
+        lambda n: server.request(words(PROMPT, (turn, count, n)), ANSWER), count, seconds
+    )
 
 
 async def _alone(client: httpx2.AsyncClient, server: Server, plan: Plan, turn: int) -> float:

@@ -12,7 +12,7 @@ from benchmarks import loads, servers
 from benchmarks.loads import Load
 from benchmarks.plans import Plan
 from benchmarks.servers import Server
-from benchmarks.streams import Answer, repeated, words
+from benchmarks.streams import Answer, repeated_for, words
 from steerserve import demo
 
 SECONDS = 6.0
@@ -64,14 +64,9 @@ async def _load(server: Server, count: int, turn: int, seconds: float, is_beside
 
 
 async def _asked(server: Server, count: int, turn: int, seconds: float) -> list[Answer]:
-    leaving = asyncio.Event()
-    timer = asyncio.get_running_loop().call_later(seconds, leaving.set)
-    try:
-        return await repeated(
-            lambda n: server.request(words(12, (turn, count, n)), 96), count, leaving
-        )
-    finally:
-        timer.cancel()
+    return await repeated_for(
+        lambda n: server.request(words(12, (turn, count, n)), 96), count, seconds
+    )
 
 
 @asynccontextmanager

@@ -247,6 +247,28 @@ def _beside_batch(_: str, figures: Part) -> Iterator[str]:
     )
 
 
+def _beside_jobs(_: str, figures: Part) -> Iterator[str]:
+    texts = figures["texts"]
+    yield prose(
+        f"Each live client asks again as soon as its answer of at most {figures['answer_tokens']} tokens is there. The "
+        f"service has {figures['slots']} slots and an SAE that is attached. The corpus has "
+        f"{figures['corpus_tokens']:,} tokens, the contrast twice {texts['a contrast']:,} texts, the training twice "
+        f"{texts['a training']:,}; the effects are those of 16 strengths with 16 random directions. The last column "
+        f"is the part of the job that is done in the {figures['seconds']:g} s of a round."
+    )
+    lines = [
+        (
+            f"{figures['streams'][name]} live, {'alone' if where == 'alone' else f'beside {name}'}",
+            *(ms(figures[where][name]["gap_s"][share], 1) for share in ("p50", "p99")),
+            spread(figures[where][name]["tokens_per_s"], 0),
+            f"{spread(figures['share_of_the_job'][name], 2, 100)} %" if where == "beside" else "",
+        )
+        for name in figures["ratios"]
+        for where in ("alone", "beside")
+    ]
+    yield table(("", "gap p50, ms", "p99", "tokens/s", "of the job"), lines)
+
+
 def _step_times(_: str, figures: Part) -> Iterator[str]:
     yield prose(
         f"The running batch decodes without HTTP, control plane and client (`python -m benchmarks.step_times`). The "
@@ -337,6 +359,7 @@ SECTIONS: Mapping[str, tuple[str, Callable[[str, Part], Iterator[str]]]] = {
     "few-shot": ("An evaluation after the same examples, 91M", _few_shot),
     "neighbours": ("Beside a busy process", _neighbours),
     "beside-batch": ("Live requests beside a running batch, 91M", _beside_batch),
+    "beside-jobs": ("Live streams beside jobs that read texts, the demo model", _beside_jobs),
     "mixed": ("Requests of different lengths", _plain),
     "step-times": ("Where the time of a decode step goes, 91M", _step_times),
     "step-watched": ("What watching adds to a decode step, 91M", _step_watched),

@@ -191,6 +191,18 @@ async def repeated(
     return answers
 
 
+async def repeated_for(
+    made: Callable[[int], Request], clients: int, seconds: float
+) -> list[Answer]:
+    """`repeated`, where the clients leave after these seconds."""
+    leaving = asyncio.Event()
+    timer = asyncio.get_running_loop().call_later(seconds, leaving.set)
+    try:
+        return await repeated(made, clients, leaving)
+    finally:
+        timer.cancel()
+
+
 def words(length: int, seed: object) -> str:
     """A prompt of `length` bytes, which are as many tokens for the checkpoints of `models`. No two seeds share a
     beginning."""

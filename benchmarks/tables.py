@@ -157,6 +157,16 @@ def _of_beside_batch(part: Part) -> Iterator[Row]:
     yield Row("a batch without live requests, tokens/s", rate)
 
 
+BESIDE_JOBS = Aim(1.1, is_least=False)
+
+
+def _of_beside_jobs(part: Part) -> Iterator[Row]:
+    for job, ratios in part["ratios"].items():
+        for share, values in ratios.items():
+            name = f"gap of {part['streams'][job]} live streams beside {job} over alone, {share}"
+            yield aimed(name, values, BESIDE_JOBS if share == "p50" else None)
+
+
 def _of_mixed(part: Part) -> Iterator[Row]:
     yield Row(
         f"{part['clients']} requests with prompts of 20 to 2,000 and answers of 16 to 256 tokens, tokens/s",
@@ -471,6 +481,7 @@ ROWS: dict[str, Callable[[Part], Iterator[Row]]] = {
     "few-shot": _of_few_shot,
     "neighbours": _of_neighbours,
     "beside-batch": _of_beside_batch,
+    "beside-jobs": _of_beside_jobs,
     "mixed": _of_mixed,
     "step-times": _of_step_times,
     "step-watched": _of_step_watched,

@@ -22,6 +22,7 @@ import torch
 
 from benchmarks import (
     beside_batch,
+    beside_jobs,
     concurrency,
     few_shot,
     kept_beginnings,
@@ -67,6 +68,7 @@ PARTS: dict[str, Callable[[Plan], Awaitable[dict[str, Any]]]] = {
     "neighbours": neighbours.measure,
     "mixed": lambda plan: mixed.measure(plan, "91m"),
     "beside-batch": lambda plan: beside_batch.measure(plan, "91m"),
+    "beside-jobs": beside_jobs.measure,
     "concurrency-0.5b": lambda plan: concurrency.measure(plan, "0.5b"),
 }
 QUICK = [part for part in PARTS if part not in ("bandwidth", "concurrency-0.5b")]

@@ -115,6 +115,18 @@ THROUGHPUT = {
     "few-shot": of_few_shot(),
     "neighbours": of_neighbours(),
     "beside-batch": of_a_batch(),
+    "beside-jobs": {
+        "answer_tokens": 96,
+        "slots": 32,
+        "seconds": 12.0,
+        "corpus_tokens": 1000000,
+        "texts": {"a contrast": 2000, "a training": 500},
+        "streams": {"a corpus": 8},
+        "share_of_the_job": {"a corpus": spread(0.02)},
+        "alone": {"a corpus": cell(100)},
+        "beside": {"a corpus": cell(95)},
+        "ratios": {"a corpus": {"p50": spread(1.05), "p99": spread(2.0)}},
+    },
     "mixed": {"clients": 32, "cell": cell(150)},
     "step-times": {
         "size": "91m",
