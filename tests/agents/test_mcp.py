@@ -162,10 +162,13 @@ async def test_changes_are_made_where_they_are_allowed(sailing: Running) -> None
         plain = await one.call("generate", prompt="One day", max_tokens=4, seed=1, plain=True)
         assert (live["steering_sources"], plain["steering_sources"]) == (["live"], [])
         saved = await one.call("save_profile", name="calm")
-        assert (await one.call("activate_profile", profile_id=saved["id"]))["feature_count"] == 1
+        assert (await one.call("activate_profile", profile="calm"))["feature_count"] == 1
         asked = await one.call("generate", prompt="One day", max_tokens=4, profile="calm")
         assert asked["steering_sources"] == [f"profile:{saved['id']}"]
-        await one.call("deactivate_profile", profile_id=saved["id"])
+        assert (await one.call("deactivate_profile"))["profile_id"] == saved["id"]
+        assert (await one.refusal("deactivate_profile"))["code"] == "PROFILE_NOT_FOUND"
+        missing = await one.refusal("activate_profile", profile="nope")
+        assert (missing["code"], missing["details"]) == ("PROFILE_NOT_FOUND", {"param": "profile"})
         edit = {"op": "ablate", "feature": {"index": SEA}}
         assert (await one.call("set_interventions", edits=[edit]))["edits"] == [edit]
         assert (await one.call("clear_steering"))["values"] == {}
@@ -186,6 +189,11 @@ async def test_changes_are_made_where_they_are_allowed(sailing: Running) -> None
         assert (await one.call("attach_sae", sae=sae.name))["layer"] == sae.layer
         assert (await one.call("load_model", model=demo.MODEL_NAME))["status"] == "loaded"
         assert (await one.refusal("unload_model", model="nope"))["code"] == "MODEL_NOT_FOUND"
+        await one.call("unload_model", model=demo.MODEL_NAME)
+        unloaded = await one.refusal("generate", prompt="One day")
+        assert (unloaded["code"], unloaded["message"]) == ("MODEL_NOT_LOADED", "no model is loaded")
+        await one.call("load_model", model=demo.MODEL_NAME)
+        await one.call("attach_sae", sae=sae.name)
     sailing.data("DELETE", f"/api/profiles/{saved['id']}")
 
 

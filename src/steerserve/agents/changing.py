@@ -6,7 +6,7 @@ from pydantic import Field
 
 from steerserve.agents.reading import Layer, Message, SaeId, given
 from steerserve.client import AsyncClient
-from steerserve.client.faults import InvalidParameter
+from steerserve.client.faults import InvalidParameter, ProfileNotFound
 
 Model = Annotated[int | str, Field(description="Id or name of a registered model.")]
 
@@ -76,13 +76,23 @@ class Changing:
         """Save the live values as a profile."""
         return await self._client.profiles.save_current(name, **given(description=description))
 
-    async def activate_profile(self, profile_id: str) -> object:
+    async def activate_profile(
+        self, profile: Annotated[str, Field(description="Id or name of a saved profile.")]
+    ) -> object:
         """Let a saved profile steer every request without steering of its own."""
-        return await self._client.profiles.activate(profile_id)
+        for one in await self._client.profiles.list():
+            if profile in (one.id, one.name):
+                return await self._client.profiles.activate(one.id)
+        raise ProfileNotFound(
+            f"no profile has the id or the name {profile!r}", details={"param": "profile"}
+        )
 
-    async def deactivate_profile(self, profile_id: str) -> object:
+    async def deactivate_profile(self) -> object:
         """End the active profile, and clear its values."""
-        return await self._client.profiles.deactivate(profile_id)
+        active = await self._client.profiles.active()
+        if active is None:
+            raise ProfileNotFound("no profile is active")
+        return await self._client.profiles.deactivate(active.id)
 
     async def train_vector(
         self,

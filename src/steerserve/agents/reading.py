@@ -353,14 +353,16 @@ class Reading:
             return (await self._client.tokenize(asked)).ids
         return (await self._client.tokenize(messages=asked)).ids
 
-    async def _model(self, profile: str | None) -> str | None:
-        """The name of the loaded model with a profile; None where no profile is asked for."""
-        if profile is None:
-            return None
+    async def _model(self, profile: str | None) -> str:
+        """The name of the loaded model, with the profile that is asked for.
+
+        Raises:
+            ServiceError: no model is loaded.
+        """
         loaded = (await self._client.health.detailed()).model_name
         if loaded is None:
             raise ModelNotLoaded("no model is loaded")
-        return f"{loaded}@{profile}"
+        return loaded if profile is None else f"{loaded}@{profile}"
 
     @staticmethod
     def _own(
