@@ -67,6 +67,23 @@ task = Task(dataset=[Sample(input="Tell me a story.")], solver=generate(), confi
 assert log.status == "success", log.error
 print(json.dumps(log.samples[0].output.completion))
 """
+SWEEP = """
+import sys
+from types import SimpleNamespace
+from steerserve.cli import main
+from steerserve.evals import sweep
+
+def stopped(_):
+    raise KeyboardInterrupt
+
+sweep.time = SimpleNamespace(sleep=stopped)
+sys.argv = ["steerserve", "eval", "sweep", *sys.argv[1:]]
+sys.stderr = sys.stdout
+try:
+    main()
+except SystemExit as end:
+    print(end.code)
+"""
 
 pytestmark = pytest.mark.timeout(400)  # the libraries are imported anew by each program
 
@@ -160,6 +177,25 @@ def test_a_sweep_writes_the_scores_of_a_task_at_each_strength(sea: Running, tmp_
     assert (tmp_path / "sweep" / "sweep.svg").read_text().startswith("<svg")
     batch = sea.http.get(f"/v1/batches/{curve['batch_id']}").json()
     assert batch["request_counts"] == {"total": 18, "completed": 18, "failed": 0}
+
+
+@needs_harness
+def test_a_sweep_that_is_stopped_cancels_its_batch(sea: Running, tmp_path: Path) -> None:
+    words = ["walks", "--feature", "90", "--include-path", ".", "--strengths"]
+    *_, said, code = ran(sea, tmp_path, "-c", SWEEP, *words, "0" + ",9" * 40).splitlines()
+    assert (said[:10], code) == ("the batch ", "130")
+    batch = sea.http.get(f"/v1/batches/{said.split()[2]}").json()
+    assert batch["status"] in ("cancelling", "cancelled")
+
+
+@needs_harness
+def test_a_sweep_of_an_unknown_task_names_it(sea: Running, tmp_path: Path) -> None:
+    words = ["nosuch", "--feature", "90", "--strengths", "0"]
+    *_, said, code = ran(sea, tmp_path, "-c", SWEEP, *words).splitlines()
+    assert (said, code) == (
+        "the harness has no task 'nosuch'; `--include-path` adds a folder of tasks",
+        "1",
+    )
 
 
 @needs_inspect

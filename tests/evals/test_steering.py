@@ -49,6 +49,7 @@ def test_a_plot_has_a_mark_for_each_score_and_a_line_for_each_interval() -> None
     ("words", "why"),
     [
         (["--strengths", "0,x", "--feature", "1"], "numbers"),
+        (["--strengths", "0,nan", "--feature", "1"], "numbers"),
         (["--strengths", "0"], "name one of"),
         (["--strengths", "0", "--feature", "1", "--vector", "v"], "name one of"),
         (["--strengths", "0", "--edit", "["], "JSON"),

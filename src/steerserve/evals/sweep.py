@@ -10,6 +10,7 @@ import copy
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import httpx2
 from lm_eval import simple_evaluate
 from lm_eval.tasks import TaskManager
 
+from steerserve.client import ServiceUnreachable
 from steerserve.evals.lm_eval_model import SteerserveLM
 from steerserve.evals.plot import drawn
 from steerserve.evals.steering import api_key, base_url
@@ -132,10 +134,15 @@ def sweep(
 
     Raises:
         ValueError: no such model, task or metric; the batch failed, or lines of it did.
-        steerserve.ServiceError, httpx2.HTTPError: the service does not answer.
+        steerserve.ServiceError: the service does not answer.
+        KeyboardInterrupt: the batch is cancelled then.
     """
     lm = _Rehearsed(model=model, base_url=url, tokenizer=tokenizer)
     manager = TaskManager(include_path=include_path)
+    if task not in manager.all_tasks:
+        raise ValueError(
+            f"the harness has no task {task!r}; `--include-path` adds a folder of tasks"
+        )
 
     def scored() -> dict[str, object]:
         told = simple_evaluate(
@@ -184,13 +191,19 @@ def _batch(
 
     Raises:
         ValueError: the batch did not complete, or a line was refused.
+        steerserve.ServiceError: the service does not answer.
+        KeyboardInterrupt: the batch is cancelled then.
     """
     content = "".join(json.dumps(line) + "\n" for line in lines).encode()
     headers = {"Authorization": f"Bearer {api_key()}"}
     with httpx2.Client(base_url=url, headers=headers, timeout=600) as http:
 
         def asked(method: str, path: str, **sent: Any) -> httpx2.Response:
-            answer = http.request(method, path, **sent)
+            try:
+                answer = http.request(method, path, **sent)
+            except httpx2.RequestError as error:
+                why = str(error) or type(error).__name__
+                raise ServiceUnreachable(f"the service at {url} does not answer: {why}") from None
             if answer.status_code >= 400:
                 raise ValueError(answer.json()["error"]["message"])
             return answer
@@ -204,13 +217,19 @@ def _batch(
         }
         batch = asked("POST", "/v1/batches", json=body).json()
         done = 0
-        while batch["status"] not in OVER:
-            time.sleep(POLL_SECONDS)
-            batch = asked("GET", f"/v1/batches/{batch['id']}").json()
-            counts = batch["request_counts"]
-            if counts["completed"] != done:
-                done = counts["completed"]
-                say(f"{done} of {counts['total']} lines are answered")
+        try:
+            while batch["status"] not in OVER:
+                time.sleep(POLL_SECONDS)
+                batch = asked("GET", f"/v1/batches/{batch['id']}").json()
+                counts = batch["request_counts"]
+                if counts["completed"] != done:
+                    done = counts["completed"]
+                    say(f"{done} of {counts['total']} lines are answered")
+        except KeyboardInterrupt:
+            with suppress(ValueError):  # the batch has just ended
+                asked("POST", f"/v1/batches/{batch['id']}/cancel")
+                say(f"the batch {batch['id']} is cancelled")
+            raise
         if batch["status"] != "completed":
             faults = (batch["errors"] or {"data": [{"message": ""}]})["data"]
             raise ValueError(f"the batch is {batch['status']}: {faults[0]['message']}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -30,7 +31,8 @@ def lm_command(context: typer.Context) -> None:
     _module("lm_eval_model")
     harness: Any = importlib.import_module("lm_eval.__main__")
     sys.argv = ["lm_eval", *_of_harness(context.args)]
-    harness.cli_evaluate()
+    with output.refusals():
+        harness.cli_evaluate()
 
 
 def _of_harness(arguments: list[str]) -> list[str]:
@@ -91,9 +93,12 @@ def sweep_command(
 
 def _strengths(text: str) -> list[float]:
     try:
-        return [float(part) for part in text.split(",")]
+        values = [float(part) for part in text.split(",")]
     except ValueError:
-        raise typer.BadParameter("--strengths takes numbers, separated by commas") from None
+        values = [math.nan]
+    if not all(map(math.isfinite, values)):
+        raise typer.BadParameter("--strengths takes numbers, separated by commas")
+    return values
 
 
 def _edits(
