@@ -47,12 +47,16 @@ BUSY = 512
 """The requests at once by which the limit of the control plane is measured."""
 MANY_COUNTS = (64, 256)
 MANY = Steps(milliseconds=160.0, rows=8)
+BEGIN_SECONDS = 0.01
+"""The time that each of many streams has to begin, before the window."""
 OPEN, QUICK_OPEN, OPENING = 10_000, 2000, 1000
 """The streams that are open at once, those of a quick run, and the most that are being opened at once."""
 OPEN_STEPS = Steps(milliseconds=2000.0, rows=40)
 OPEN_TOKENS = 256
 OWN_FILES, FILES, FILES_STREAMS = 500, 512, 1000
 """Files that a client needs besides its streams; the open files of a service that may have few; streams to it."""
+PACE_SECONDS = 0.002
+"""The time between two of these streams."""
 SHORT = Steps(milliseconds=1.0, rows=64)
 SHORT_CLIENTS = 64
 LIVE_COUNTS, EVENTS_PER_SECOND = (0, 100, 300, 1000), 10
@@ -285,7 +289,10 @@ class Measurement:
             async with self._serving(count, steps) as served:
                 start = time.perf_counter() - since
                 alone, _ = await self._edits(served)
-                window = await _window(served, count * steps.rows, seconds, ramp)
+                begun = count * steps.rows
+                window = await _window(served, begun, seconds, ramp + begun * BEGIN_SECONDS)
+                if not window.way:
+                    raise RuntimeError(f"no token of {begun} streams arrived in the window")
                 memory = served.memory()
             cells[_named(count)] = {
                 "start_s": start,
@@ -358,20 +365,23 @@ class Measurement:
         async with self._serving(LIMIT_REPLICAS, LATENCY, FILES) as served:
             leaving = asyncio.Event()
 
-            async def one() -> None:
+            async def one(number: int) -> None:
+                # of connections that come at one moment, the service closes those whose request is not read
+                await asyncio.sleep(number * PACE_SECONDS)
                 try:
                     async with asyncio.timeout(ANSWER_SECONDS):
                         await streams.ask(served.request(TOKENS), leaving)
                     ends["answered"] += 1
                 except Unanswered as refusal:
                     is_typed = "too_many_connections" in str(refusal).lower()
-                    ends["refused" if is_typed else "other"] += 1
+                    is_cut = str(refusal).endswith("has no end: ")
+                    ends["refused" if is_typed else "cut" if is_cut else "other"] += 1
                 except OSError:
                     ends["cut"] += 1
                 except TimeoutError:
                     ends["hung"] += 1
 
-            asking = asyncio.gather(*(one() for _ in range(FILES_STREAMS)))
+            asking = asyncio.gather(*(one(number) for number in range(FILES_STREAMS)))
             liveness = await _liveness(served, self._plan.seconds(2.0), until=asking)
             await asking
             after = await streams.ask(served.request(1))
