@@ -77,7 +77,7 @@ export default function Contrast() {
         <div className="row spread">
           <span className="quiet">{why ?? "The texts are read without steering, beside running requests."}</span>
           <button type="button" className="primary" disabled={!canRun} onClick={() => begin.mutate()}>
-            Compare
+            {begin.isPending ? "Sending" : "Compare"}
           </button>
         </div>
         {begin.error !== null && <ErrorNotice error={begin.error} />}

@@ -61,7 +61,7 @@ export function Effect({ place, typical }: { place: FeaturePlace & { layer: numb
         {field("words", "Words to look for")}
         {field("control", "Words to compare them with")}
         <button type="submit" className="primary" disabled={begin.isPending || (words.length === 0 && control.length > 0)}>
-          Measure
+          {begin.isPending ? "Sending" : "Measure"}
         </button>
       </form>
       {begin.error !== null && <ErrorNotice error={begin.error} />}

@@ -17,7 +17,7 @@ export function KeptResult({ id, onClose }: { id: string; onClose: () => void })
           <>
             <p className="quiet">
               The kept measurement of {leverSaid(lever)} at <Clock at={created_at} />, content{" "}
-              <code title={digest}>{digest.slice(0, 12)}…</code>.
+              <code title={digest}>{digest.slice(0, 19)}…</code>.
             </p>
             <EffectResult found={result} place={featureOf(lever)} />
             <Evidence id={id} supported={evidence_for} />

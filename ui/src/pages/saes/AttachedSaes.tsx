@@ -61,10 +61,10 @@ function AttachedSae({ entry, record, values }: { entry: Attached; record: Sae |
         <button
           type="button"
           disabled={away.isPending}
-          aria-label={`Detach ${name}`}
+          aria-label={`${away.isPending ? "Detaching" : "Detach"} ${name}`}
           onClick={() => (values > 0 ? setAsking(true) : away.mutate())}
         >
-          Detach
+          {away.isPending ? "Detaching" : "Detach"}
         </button>
       </div>
       <Facts

@@ -77,19 +77,19 @@ export function TrainPanel({ kind }: { kind: Kind }) {
           onChange={(value) => setDraft({ ...draft, [box]: value })}
         />
       ))}
-      <Segmented label="An example is" isLabelShown options={FORMS} value={link.form} onChange={(form) => change({ form })} />
+      <div className="field">
+        <span aria-hidden="true">An example is</span>
+        <Segmented label="An example is" options={FORMS} value={link.form} onChange={(form) => change({ form })} />
+      </div>
       {link.form === "chats" && (
         <p className="quiet">
           A line that begins with <code>system:</code>, <code>user:</code> or <code>assistant:</code> begins a message.
         </p>
       )}
-      <Segmented
-        label="Of each example is read"
-        isLabelShown
-        options={READ}
-        value={link.read}
-        onChange={(read) => change({ read })}
-      />
+      <div className="field">
+        <span aria-hidden="true">Of each example is read</span>
+        <Segmented label="Of each example is read" options={READ} value={link.read} onChange={(read) => change({ read })} />
+      </div>
       {kind === "vector" && (
         <label className="field">
           Method
@@ -137,7 +137,7 @@ export function TrainPanel({ kind }: { kind: Kind }) {
           disabled={why !== null || body === null || begin.isPending}
           onClick={() => body !== null && begin.mutate(body)}
         >
-          Train
+          {begin.isPending ? "Sending" : "Train"}
         </button>
       </div>
       {begin.error !== null && <ErrorNotice error={begin.error} />}

@@ -97,7 +97,7 @@ export function VectorDetail({
         >
           {FORMATS.map((format) => (
             <button key={format} type="button" disabled={save.isPending} onClick={() => save.mutate(format)}>
-              Export {NAMES[format]}
+              {save.isPending && save.variables === format ? "Exporting" : "Export"} {NAMES[format]}
             </button>
           ))}
         </Foot>
