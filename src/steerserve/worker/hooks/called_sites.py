@@ -1,6 +1,7 @@
-"""The sites of a pass on static buffers at which rows do more than adding: they read, clamp or ablate, under conditions
-and at positions that change from token to token. No recording has that, so it is called, in a recorded pass between two
-of its pieces."""
+"""The sites of a decode pass at which rows do more than adding: they read, clamp or ablate.
+
+What they do depends on conditions and positions, which change from token to token, so a CUDA graph cannot hold it. A
+recorded pass is cut at these sites, and the edits are called between two of its pieces."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ class SiteCalls:
 
     @contextmanager
     def skipped(self) -> Iterator[None]:
-        """While open, rows do nothing at the sites: a recording computes no values that they could read."""
+        """While open, rows do nothing at the sites, because a recording computes no values that they could read."""
         with self._in(_Mode.SKIP):
             yield
 
@@ -54,8 +55,8 @@ class SiteCalls:
 
     @contextmanager
     def checked(self) -> Iterator[None]:
-        """While open, each site must have the value that was noted. What was made of it then is used again, because
-        rows count what they do."""
+        """While open, each site must have the value that was noted. The tensor that was made of it then is used again:
+        if the edits ran a second time, rows would count them twice."""
         try:
             with self._in(_Mode.CHECK):
                 yield
