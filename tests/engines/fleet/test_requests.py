@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+from typing import Any
 
 import pytest
 
@@ -110,6 +112,27 @@ async def test_a_client_that_leaves_cancels_its_request(scene: Made) -> None:
     await stream.over.wait()
     assert stream.was_cancelled
     await until(lambda: one.fleet.replicas()[0].requests == 0)
+
+
+@pytest.mark.parametrize("turns", range(3))
+async def test_a_client_that_leaves_as_its_engine_ends_leaves_no_error_unread(
+    scene: Made, turns: int
+) -> None:
+    one = await scene(1)
+    errors: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
+    request = one.ask()
+    await one.stream(0)
+    one.engine(0).die()
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    request.task.cancel()
+    await asyncio.wait({request.task})
+    # an error that nobody reads is told when its task is collected
+    del request
+    await asyncio.sleep(0)
+    gc.collect()
+    assert not errors
 
 
 async def test_a_stalled_replica_gets_no_requests_until_it_wakes(scene: Made) -> None:

@@ -157,6 +157,8 @@ async def _unless_still(
             # the events can be closed only once nobody reads them
             event.cancel()
             await asyncio.wait({event})
+        if not event.cancelled():
+            event.exception()  # the engine may have ended when the request did
 
 
 def _gone(reason: str, *, has_outcome: bool) -> Refusal:
