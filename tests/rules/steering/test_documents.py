@@ -174,8 +174,21 @@ def test_a_whole_number_outside_its_bounds_is_told_the_bound(value: int, why: st
     assert [fault.why for fault in documents.whole()(value, ())] == [why]
 
 
-@pytest.mark.parametrize(("kind", "name"), [("other", "other"), (None, "NoneType"), ([], "list")])
-def test_an_unknown_kind_names_the_known_kinds(kind: Any, name: str) -> None:
-    refusal = documents.unknown_kind({"kind": kind}, ("a", "b"))
+@pytest.mark.parametrize(
+    ("document", "name", "has"),
+    [
+        ({"kind": "other"}, "other", "has the `kind` other"),
+        ({"kind": []}, "[]", "has the `kind` []"),
+        ({"kind": None}, None, "has no field `kind`"),
+        ({}, None, "has no field `kind`"),
+    ],
+)
+def test_an_unknown_kind_names_the_known_kinds(
+    document: dict[str, Any], name: str | None, has: str
+) -> None:
+    refusal = documents.unknown_kind(document, ("a", "b"))
     assert refusal.code == "UNKNOWN_KIND"
     assert refusal.details == {"kind": name, "known_kinds": ["a", "b"]}
+    assert refusal.message == (
+        f"this route imports documents of the kind a or b; this document {has}"
+    )

@@ -179,14 +179,20 @@ def _not_finite(document: object) -> Place:
 
 def unknown_kind(document: Mapping[str, object], known: Sequence[str]) -> DocumentRefusal:
     """The refusal of a document whose `kind` the route does not import."""
-    kind = document.get("kind")
-    name = shown(kind) if isinstance(kind, str) else type(kind).__name__
+    name = kind_of(document)
+    has = "has no field `kind`" if name is None else f"has the `kind` {name}"
     return DocumentRefusal(
         "UNKNOWN_KIND",
-        f"this route imports {' and '.join(known)}; the kind of this document is {name!r}",
+        f"this route imports documents of the kind {' or '.join(known)}; this document {has}",
         kind=name,
         known_kinds=list(known),
     )
+
+
+def kind_of(document: Mapping[str, object]) -> str | None:
+    """The `kind` of a document for a message: its text, or the JSON of another value. None where it has none."""
+    kind = document.get("kind")
+    return None if kind is None else shown(kind if isinstance(kind, str) else json.dumps(kind))
 
 
 def check(document: object, shape: Check) -> None:

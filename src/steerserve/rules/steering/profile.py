@@ -272,8 +272,7 @@ def _check_kind(body: dict[str, object]) -> None:
             import_path=CLUSTER_IMPORT,
         )
     if kind is not None:
-        kind_of = shown(kind) if isinstance(kind, str) else type(kind).__name__
-        raise invalid("kind", f"a profile has none, this document says {kind_of!r}")
+        raise invalid("kind", f"a profile has none, this document says {documents.kind_of(body)}")
 
 
 def _older(body: dict[str, Any], fields: dict[str, Any]) -> tuple[str, ...]:
