@@ -104,6 +104,7 @@ $(BENCH): $(STAMP)
 bench: $(BENCH) ## measure beside other servers; writes benchmarks/results/ and docs/performance.md (an hour on 2 cores)
 	$(BIN)/python -m benchmarks.run
 	$(BIN)/python -m benchmarks.throughput
+	$(BIN)/python -m benchmarks.evaluations
 	$(BIN)/python -m benchmarks.edit_steps
 	$(BIN)/python -m benchmarks.replicas
 	$(BIN)/python -m benchmarks.page

@@ -203,6 +203,29 @@ def _few_shot(_: str, figures: Part) -> Iterator[str]:
     yield table(("", "continuations/s", "ours over it"), lines)
 
 
+def _lm_eval(_: str, figures: Part) -> Iterator[str]:
+    yield prose(
+        f"`{figures['harness']}` answers {figures['questions']} questions of each task after {figures['shots']} "
+        "examples: with the model `steerserve` over HTTP, with its requests as lines of a batch, and with its model "
+        "`hf`, which is transformers in the process of the harness, with its defaults. The time is that of the calls "
+        f"of the model, with tokenizing. The service has {figures['slots']} slots, and the other settings are its "
+        "defaults. No two rounds have the same questions, and both must give the same answers. Transformers reads a "
+        "question once for choices of one token."
+    )
+    lines = [
+        (
+            task["about"] if at == 0 else "",
+            f"{task['prompt_tokens']:,}" if at == 0 else "",
+            name,
+            spread(rate, 1),
+            _ratio(task["ratios"].get(name)),
+        )
+        for task in figures["tasks"].values()
+        for at, (name, rate) in enumerate(task["per_s"].items())
+    ]
+    yield table(("", "tokens of a prompt", "", "requests/s", "over transformers"), lines)
+
+
 def _neighbours(_: str, figures: Part) -> Iterator[str]:
     yield "The neighbour is one process that keeps a core busy."
     lines = [
@@ -357,6 +380,7 @@ SECTIONS: Mapping[str, tuple[str, Callable[[str, Part], Iterator[str]]]] = {
     "steered": ("Steering, sensing and monitoring in a shared batch", _steered),
     "kept-beginnings": ("The first token where the beginning is kept, 91M", _kept_beginnings),
     "few-shot": ("An evaluation after the same examples, 91M", _few_shot),
+    "lm-eval": ("lm-evaluation-harness over HTTP and in process, 91M", _lm_eval),
     "neighbours": ("Beside a busy process", _neighbours),
     "beside-batch": ("Live requests beside a running batch, 91M", _beside_batch),
     "beside-jobs": ("Live streams beside jobs that read texts, the demo model", _beside_jobs),

@@ -7,7 +7,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import platformdirs
+
 from benchmarks import models
+
+CACHE = platformdirs.user_cache_path("steerserve-benchmarks")
+"""The folder of models and peers, where no other is named."""
 
 
 @dataclass(frozen=True, slots=True)

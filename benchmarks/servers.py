@@ -44,6 +44,10 @@ class Server:
     process: psutil.Process
     fields: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
     def request(self, prompt: str, tokens: int, **fields: Any) -> Request:
         """A text completion of exactly so many tokens: no model here ends a text by itself."""
         body = {"prompt": prompt, "max_tokens": tokens, **self.fields, **fields}

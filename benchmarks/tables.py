@@ -139,6 +139,16 @@ def _of_few_shot(part: Part) -> Iterator[Row]:
         yield aimed(f"an evaluation after the same examples, {what}, over {name}", values, aim)
 
 
+LM_EVAL = Aim(2.0)
+
+
+def _of_lm_eval(part: Part) -> Iterator[Row]:
+    for task in part["tasks"].values():
+        for name, values in task["ratios"].items():
+            what = f"lm-eval, {task['about']}, {name}, over transformers in process, requests/s"
+            yield aimed(what, values, LM_EVAL if name == part["aimed_at"] else None)
+
+
 def _of_neighbours(part: Part) -> Iterator[Row]:
     for key, values in part["ratios"].items():
         yield aimed(f"beside a busy process over alone, tokens/s, {key}", values, BESIDE)
@@ -479,6 +489,7 @@ ROWS: dict[str, Callable[[Part], Iterator[Row]]] = {
     "steered": _of_steered,
     "kept-beginnings": _of_kept_beginnings,
     "few-shot": _of_few_shot,
+    "lm-eval": _of_lm_eval,
     "neighbours": _of_neighbours,
     "beside-batch": _of_beside_batch,
     "beside-jobs": _of_beside_jobs,

@@ -17,7 +17,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import platformdirs
 import torch
 
 from benchmarks import (
@@ -34,13 +33,11 @@ from benchmarks import (
     servers,
     steered,
 )
-from benchmarks.plans import Plan
+from benchmarks.plans import CACHE, Plan
 
 SIZES = ("91m", "0.5b")
 PART_SECONDS = 1500.0
 """A part that takes longer is given up."""
-
-CACHE = platformdirs.user_cache_path("steerserve-benchmarks")
 
 
 async def bandwidth(plan: Plan) -> dict[str, Any]:

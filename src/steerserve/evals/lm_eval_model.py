@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+from itertools import chain
 from typing import Any
 
 from lm_eval.api.registry import register_model
 from lm_eval.models.openai_completions import LocalCompletionsAPI
 
 from steerserve.evals import steering
-
-REQUESTS_AT_ONCE = 8
 
 
 @register_model("steerserve")
@@ -23,6 +23,7 @@ class SteerserveLM(LocalCompletionsAPI):
         interventions, sae_steering: the fields of a request, as objects or as JSON.
         tokenizer: a folder or a repository; by default that of the model.
         max_length: tokens of a prompt with its continuation; by default the context of the model.
+        num_concurrent: requests at once; by default as many as the service has slots.
         add_bos_token: whether prompts begin with the token that begins every text; by default where the tokenizer has
             one.
 
@@ -39,7 +40,7 @@ class SteerserveLM(LocalCompletionsAPI):
         sae_steering: Any = None,
         tokenizer: str | None = None,
         max_length: int | None = None,
-        num_concurrent: int = REQUESTS_AT_ONCE,
+        num_concurrent: int | None = None,
         add_bos_token: bool | None = None,
         **others: Any,
     ) -> None:
@@ -57,7 +58,7 @@ class SteerserveLM(LocalCompletionsAPI):
             model=self._steering.named(record.name),
             tokenizer=where,
             max_length=int(max_length or record.context_length or 2048),
-            num_concurrent=int(num_concurrent),
+            num_concurrent=int(num_concurrent or steering.slots(url)),
             **others,
         )
         begins = bool(self.tokenizer("").input_ids)
@@ -74,6 +75,21 @@ class SteerserveLM(LocalCompletionsAPI):
             if not generate:
                 payload["score_steered"] = True
         return payload
+
+    def _loglikelihood_tokens(self, requests: Any, **others: Any) -> Any:
+        """The log-likelihoods of (names, context, continuation), in the order of the requests.
+
+        They are sent in the order of their tokens, and not of their lengths as the harness does: prompts that begin
+        alike follow each other, so what they begin with is read once while the service still keeps it."""
+        if self._concurrent <= 1:
+            return super()._loglikelihood_tokens(requests, **others)
+        order = sorted(range(len(requests)), key=lambda at: requests[at][1] + requests[at][2])
+        prompts, contexts, names = self.batch_loglikelihood_requests(
+            [[requests[at] for at in order]]
+        )
+        sent = self.get_batched_requests(prompts, names, generate=False, ctxlens=contexts)
+        found = dict(zip(order, chain.from_iterable(asyncio.run(sent)), strict=True))
+        return [found[at] for at in range(len(requests))]
 
     def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> Any:
         # the harness itself puts the token that begins every text before each window

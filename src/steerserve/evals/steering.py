@@ -68,3 +68,13 @@ def served(url: str, name: str | None) -> ModelRecord:
     known = ", ".join(model.name for model in models) or "none"
     what = "no model is loaded" if name is None else f"no model is named {name!r}"
     raise ValueError(f"{what}; registered: {known}")
+
+
+def slots(url: str) -> int:
+    """How many requests the service runs at once; 1 while it does not know.
+
+    Raises:
+        steerserve.ServiceError: the service does not answer.
+    """
+    with steerserve.Client(base_url=url) as client:
+        return client.health.detailed().inference.queue_max_concurrent or 1

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,7 +27,8 @@ from steerserve.evals.steering import api_key, base_url
 INTERVAL = 1.96
 """Standard errors on each side of a score in an interval of 95 %."""
 BOOTSTRAPS = 1000
-POLL_SECONDS = 1.0
+FIRST_POLL_SECONDS, POLL_SECONDS = 0.05, 1.0
+"""The pause before the first question after a batch, and the longest one; each is twice the one before."""
 OVER = ("completed", "failed", "expired", "cancelled")
 
 Edits = Callable[[float], Mapping[str, object]]
@@ -79,7 +80,7 @@ class Curve:
         return [folder / name for name in texts]
 
 
-class _Rehearsed(SteerserveLM):
+class Rehearsed(SteerserveLM):
     """A model that notes what it is asked, and answers from what a batch has answered."""
 
     def __init__(self, **arguments: Any) -> None:
@@ -137,7 +138,7 @@ def sweep(
         steerserve.ServiceError: the service does not answer.
         KeyboardInterrupt: the batch is cancelled then.
     """
-    lm = _Rehearsed(model=model, base_url=url, tokenizer=tokenizer)
+    lm = Rehearsed(model=model, base_url=url, tokenizer=tokenizer)
     manager = TaskManager(include_path=include_path)
     if task not in manager.all_tasks:
         raise ValueError(
@@ -159,32 +160,37 @@ def sweep(
         return found
 
     scored()
-    places = {key: number for number, key in enumerate(lm.asked)}
-    lines = [
-        _line(f"{at}-{places[key]}", payload, edits(strength), is_generated)
-        for at, strength in enumerate(strengths)
-        for key, (payload, is_generated) in lm.asked.items()
-    ]
-    say(f"{len(lines)} lines in one batch: {len(places)} requests at {len(strengths)} strengths")
-    batch_id, bodies = _batch(base_url(url), lines, say)
+    lines = batch_lines(lm.asked.values(), [edits(strength) for strength in strengths])
+    say(f"{len(lines)} lines in one batch: {len(lm.asked)} requests at {len(strengths)} strengths")
+    batch_id, bodies = batch_answers(base_url(url), lines, say)
     points = []
     for at, strength in enumerate(strengths):
-        lm.answers = {key: bodies[f"{at}-{place}"] for key, place in places.items()}
+        lm.answers = {key: bodies[f"{at}-{place}"] for place, key in enumerate(lm.asked)}
         found = scored()
         metric = _metric(found, metric)
         points.append(_point(strength, found, metric))
     return Curve(task, metric or "", lm.model, batch_id, tuple(points))
 
 
-def _line(
-    custom_id: str, payload: Mapping[str, object], fields: Mapping[str, object], is_generated: bool
-) -> dict[str, Any]:
-    scored = {} if is_generated else {"score_steered": True}
-    body = {**payload, **fields, **scored}
-    return {"custom_id": custom_id, "method": "POST", "url": "/v1/completions", "body": body}
+def batch_lines(
+    asked: Iterable[tuple[dict[str, Any], bool]], steering: Iterable[Mapping[str, object]]
+) -> list[dict[str, Any]]:
+    """The lines of a batch: each request with each steering. The custom id is the place of the steering, a hyphen and
+    the place of the request. Prompts that begin alike follow each other, so that what they begin with is read once."""
+    placed = sorted(enumerate(asked), key=lambda one: one[1][0]["prompt"])
+    return [
+        {
+            "custom_id": f"{at}-{place}",
+            "method": "POST",
+            "url": "/v1/completions",
+            "body": {**payload, **fields, **({} if is_generated else {"score_steered": True})},
+        }
+        for at, fields in enumerate(steering)
+        for place, (payload, is_generated) in placed
+    ]
 
 
-def _batch(
+def batch_answers(
     url: str, lines: Sequence[Mapping[str, object]], say: Callable[[str], None]
 ) -> tuple[str, dict[str, Any]]:
     """Run a batch; its id, and the bodies of its answers by their custom ids.
@@ -216,10 +222,11 @@ def _batch(
             "completion_window": "24h",
         }
         batch = asked("POST", "/v1/batches", json=body).json()
-        done = 0
+        done, pause = 0, FIRST_POLL_SECONDS
         try:
             while batch["status"] not in OVER:
-                time.sleep(POLL_SECONDS)
+                time.sleep(pause)
+                pause = min(2 * pause, POLL_SECONDS)
                 batch = asked("GET", f"/v1/batches/{batch['id']}").json()
                 counts = batch["request_counts"]
                 if counts["completed"] != done:
