@@ -37,6 +37,7 @@ DERIVED_DEFAULTS = {
     "steerserve_home": "`steerserve` in the user's data directory",
     "model_cache_dir": "`models` in `STEERSERVE_HOME`",
     "sae_cache_dir": "`saes` in `STEERSERVE_HOME`",
+    "lens_cache_dir": "`lenses` in `STEERSERVE_HOME`",
     "database_url": "`steerserve.db` in `STEERSERVE_HOME`",
 }
 """Defaults that depend on the machine, in words."""

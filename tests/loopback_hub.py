@@ -25,7 +25,15 @@ _ROUTES = (
     (re.compile(r"/api/models"), "search"),
     (re.compile(r"/api/models/(?P<repo>[^/]+(?:/[^/]+)?)/tree/(?P<rev>[^/]+)"), "tree"),
     (re.compile(r"/api/models/(?P<repo>[^/]+(?:/[^/]+)?)/revision/(?P<rev>[^/]+)"), "info"),
-    (re.compile(r"/(?P<repo>datasets/[^/]+/[^/]+)/resolve/(?P<rev>[^/]+)/(?P<path>.+)"), "file"),
+    (re.compile(r"/api/(?P<repo>spaces/[^/]+/[^/]+)/tree/(?P<rev>[^/]+)"), "tree"),
+    (re.compile(r"/api/(?P<repo>spaces/[^/]+/[^/]+)/revision/(?P<rev>[^/]+)"), "info"),
+    (re.compile(r"/api/(?P<repo>spaces/[^/]+/[^/]+)"), "info"),
+    (
+        re.compile(
+            r"/(?P<repo>(?:datasets|spaces)/[^/]+/[^/]+)/resolve/(?P<rev>[^/]+)/(?P<path>.+)"
+        ),
+        "file",
+    ),
     (re.compile(r"/(?P<repo>[^/]+(?:/[^/]+)?)/resolve/(?P<rev>[^/]+)/(?P<path>.+)"), "file"),
     (re.compile(r"/api/models/(?P<repo>[^/]+(?:/[^/]+)?)"), "info"),
     (re.compile(r"/blob/(?P<digest>[0-9a-f]{64})"), "blob"),
@@ -211,7 +219,7 @@ class _Answer(BaseHTTPRequestHandler):
             return
         facts = {
             "_id": "0",
-            "id": repo,
+            "id": repo.removeprefix("spaces/"),
             "modelId": repo,
             "sha": held.sha,
             "private": held.private,

@@ -181,6 +181,8 @@ _ROWS = (
     Row("PROBE_ALREADY_EXISTS", 409, 409, "a probe has this name"),
     Row("INVALID_LENS", 422, 422, "the file cannot be read as a trained lens"),
     Row("LENS_MISMATCH", 409, 409, "the trained lens is of another checkpoint"),
+    Row("LENS_NOT_FOUND", 404, 404, "no trained lens has this id or name"),
+    Row("LENS_ALREADY_EXISTS", 409, 409, "a trained lens has this name, or these files"),
     Row("EFFECT_NOT_FOUND", 404, 404, "no kept effects have this id"),
     Row("CORPUS_NOT_FOUND", 404, 404, "no corpus has this id"),
     Row(

@@ -23,7 +23,7 @@ SEA = 90
 STORY = [{"role": "user", "content": "Tell me a story."}]
 READS = {
     "status", "list_models", "list_saes", "list_features", "search_features", "get_feature",
-    "text_features", "contrast_features", "generate", "score", "compare", "lens", "attribution",
+    "text_features", "contrast_features", "generate", "score", "compare", "lens", "attribution", "list_lenses",
     "list_vectors", "get_vector", "vector_neighbours", "list_profiles",
 }  # fmt: skip
 

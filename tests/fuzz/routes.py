@@ -59,6 +59,8 @@ PROBE = {
     "weights": [{"layer": 2, "data": "AACAPwAAAEA=", "shape": [2], "bias": 0.5}],
 }
 
+LENS = {"name": "l{unique}", "source": "local", "local_path": "{folder}"}
+
 CORPUS = {
     "name": "fuzzed",
     "source": "inline",
@@ -130,6 +132,12 @@ ROUTES: tuple[tuple[float, str, str, Any], ...] = (
     (1, "POST", "/api/tokenize", {"messages": CHAT["messages"]}),
     (1, "POST", "/api/detokenize", {"ids": [1, 2, 3]}),
     (1, "POST", "/api/lens", {"text": "One day", "layers": [0], "top": 2}),
+    (0.3, "POST", "/api/lens", {"text": "One day", "kind": "{lens}"}),
+    (1, "GET", "/api/lenses", None),
+    (1, "GET", "/api/lenses/{lens}", None),
+    (0.3, "POST", "/api/lenses?wait=true", LENS),
+    (0.3, "POST", "/api/lenses", LENS | {"local_path": "/nowhere"}),
+    (0.3, "DELETE", "/api/lenses/{lens}", None),
     (
         1,
         "POST",

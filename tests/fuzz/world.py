@@ -177,6 +177,7 @@ class World:
             "vector": vector_id,
             "effects": effects[0]["id"] if effects else "effect_nobody",
             "probe": probes[0]["id"] if probes else "probe_nobody",
+            "lens": "lens_nobody",
             "run": RUN["request_id"],
             "folder": self.folders[1],
             "sae_folder": self.sae_folder,

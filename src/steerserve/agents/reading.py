@@ -265,10 +265,13 @@ class Reading:
         ] = -1,
         layers: Annotated[list[int] | None, Field(description="Without it all layers.")] = None,
         top: Annotated[int, Field(ge=1, le=100)] = 5,
+        kind: Annotated[
+            str, Field(description="logit, or the id or the name of a trained lens (list_lenses).")
+        ] = "logit",
     ) -> dict[str, Any]:
-        """The logit lens: which next tokens the residual stream of a text names after each layer, unsteered."""
+        """A lens: which next tokens the residual stream of a text names after each layer, unsteered."""
         seen = await self._client.lens(
-            **given(text=text, messages=messages, layers=layers), top=top
+            **given(text=text, messages=messages, layers=layers), top=top, kind=kind
         )
         places = range(len(seen.tokens))
         if position is not None:
@@ -314,6 +317,10 @@ class Reading:
         return await self._client.attribution(
             position=position, target_token=target_token, top=top, **fields
         )
+
+    async def list_lenses(self) -> object:
+        """The trained lenses, which `lens` reads with, each with the model that it was trained for."""
+        return (await self._client.lenses.list()).answer
 
     async def list_vectors(self) -> object:
         """The stored vectors: directions of the activations that edits can add or take away."""

@@ -11,6 +11,7 @@ from steerserve.api.inference import corpora as corpus_routes
 from steerserve.api.inference import effects as effect_routes
 from steerserve.api.inference import jobs as job_routes
 from steerserve.api.inference import lens as lens_routes
+from steerserve.api.inference import lenses as trained_lens_routes
 from steerserve.api.inference import runs as run_routes
 from steerserve.api.inference import suggestions as suggestion_routes
 from steerserve.api.inference import tokens as token_routes
@@ -94,6 +95,7 @@ def management(owners: Owners) -> list[APIRouter]:
         job_routes.router(owners.jobs),
         run_routes.router(owners.runs, _intake(owners).again, owners.settings),
         lens_routes.router(owners.lenses, owners.settings),
+        trained_lens_routes.router(owners.trained_lenses),
         contrast_routes.router(owners.contrasts, owners.settings),
         corpus_routes.router(owners.corpora, owners.settings),
         effect_routes.router(owners.effects, owners.settings),

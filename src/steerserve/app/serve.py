@@ -113,7 +113,7 @@ def run(settings: Settings) -> int:
         _check_extra(settings)
         connections = _allowed_connections(settings.max_connections)
         holding = _hold(settings.steerserve_home)
-        for name in ("model_cache_dir", "sae_cache_dir"):
+        for name in ("model_cache_dir", "sae_cache_dir", "lens_cache_dir"):
             _check_folder(getattr(settings, name), name.upper())
         listening = _listen(settings)
     except CannotStart as error:

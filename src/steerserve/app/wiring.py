@@ -28,6 +28,7 @@ from steerserve.control.inference.runs import Runs
 from steerserve.control.inference.spelling import Speller
 from steerserve.control.inference.suggestions import Suggestions
 from steerserve.control.inference.texts import TextReader
+from steerserve.control.inference.trained_lenses import TrainedLenses
 from steerserve.control.inference.training import Trainings
 from steerserve.control.jobs import Jobs
 from steerserve.control.metrics import Metrics
@@ -76,6 +77,7 @@ from steerserve.database.documents import Documents
 from steerserve.database.effects import EffectStore
 from steerserve.database.files import FileStore
 from steerserve.database.labels import Labels
+from steerserve.database.lenses import LensStore
 from steerserve.database.probes import ProbeStore
 from steerserve.database.promoted import PromotedStore
 from steerserve.database.room import DocumentRoom
@@ -351,8 +353,22 @@ class Owners:
         self.bus.subscribe(self.generation.took)
         self.runs = self._runs()
         self.speller = Speller(settings, self.conductor)
+        self.trained_lenses = TrainedLenses(
+            settings,
+            LensStore(self.around.database, self.room, self.around.now),
+            self.around.hub,
+            self.downloads,
+            self.conductor,
+            self.launcher,
+            self.jobs,
+        )
         self.lenses = Lenses(
-            self.generation, self.served, self.conductor, self.speller, self.features
+            self.generation,
+            self.served,
+            self.conductor,
+            self.speller,
+            self.features,
+            self.trained_lenses,
         )
         self.compare = Compare(
             self.generation,

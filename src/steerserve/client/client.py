@@ -94,6 +94,7 @@ class Service(Noun[Mode]):
         self.vectors: nouns.Vectors[Mode] = nouns.Vectors(self)
         self.probes: nouns.Probes[Mode] = nouns.Probes(self)
         self.corpora: nouns.Corpora[Mode] = nouns.Corpora(self)
+        self.lenses: nouns.Lenses[Mode] = nouns.Lenses(self)
         self.profiles: nouns.Profiles[Mode] = nouns.Profiles(self)
         self.clusters: nouns.Clusters[Mode] = nouns.Clusters(self)
         self.circuits: nouns.Circuits[Mode] = nouns.Circuits(self)
@@ -145,10 +146,10 @@ class Service(Noun[Mode]):
         messages: Messages | None = None,
         layers: Sequence[int] | None = None,
         top: int = 5,
-        kind: Literal["logit"] | Mapping[str, str] = "logit",
+        kind: str | Mapping[str, str] = "logit",
     ) -> LensAnswer:
-        """The next tokens that the residual stream of a text names after each layer. `kind` is the logit lens, or
-        `{"local_path": ...}` of a trained lens on the machine of the service."""
+        """The next tokens that the residual stream of a text names after each layer. `kind` is `logit`, the id or
+        the name of a trained lens, or `{"local_path": ...}` of one on the machine of the service."""
 
     @route("POST", "/api/attribution")
     def attribution(

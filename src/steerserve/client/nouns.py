@@ -46,6 +46,7 @@ from steerserve.control.inference.effect_views import (
     Effects,
     KeptEffects,
 )
+from steerserve.control.inference.lens_views import DeletedLens, LensList, LensRecord
 from steerserve.control.inference.views import (
     Contrast,
     ContrastedFeature,
@@ -813,6 +814,36 @@ class Corpora(Noun[Mode]):
 
     @route("DELETE", "/api/corpora/{corpus_id}")
     def delete(self, corpus_id: str) -> DeletedCorpus: ...
+
+
+class Lenses(Noun[Mode]):
+    """Registered trained lenses, which `client.lens` reads with. A `lens_id` may be the name of the lens."""
+
+    @route("GET", "/api/lenses", items="lenses")
+    def list(self, *, limit: int = 200, offset: int = 0) -> Listing[LensRecord, LensList]: ...
+
+    @route("GET", "/api/lenses/{lens_id}")
+    def get(self, lens_id: str) -> LensRecord: ...
+
+    @route("POST", "/api/lenses", query=("wait",), read=job_of)
+    def add(
+        self,
+        name: str,
+        source: Literal["local", "huggingface"],
+        *,
+        local_path: str | None = None,
+        repository_id: str | None = None,
+        repository_type: Literal["model", "dataset", "space"] | None = None,
+        file_path: str | None = None,
+        revision: str | None = None,
+        hub_token: str | None = None,
+        model_hint: str | None = None,
+        wait: bool = False,
+    ) -> JobRecord:
+        """Register a trained lens of the service's machine or of the hub. The job's result is the lens."""
+
+    @route("DELETE", "/api/lenses/{lens_id}")
+    def delete(self, lens_id: str) -> DeletedLens: ...
 
 
 class Profiles(Noun[Mode]):

@@ -96,4 +96,4 @@ class ProbeStore(DirectionStore[ProbeRow]):
             training=training,
             created_at=self._now(),
         )
-        return await self._insert(row, read.directions)
+        return await self._add(row, read.directions)

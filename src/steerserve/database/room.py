@@ -10,7 +10,7 @@ from pathlib import Path
 from sqlalchemy import Table, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from steerserve.database.tables import circuits, effects, probes, profiles, vectors
+from steerserve.database.tables import circuits, effects, lenses, probes, profiles, vectors
 from steerserve.errors import Refusal
 from steerserve.rules.units import MIB
 
@@ -33,8 +33,8 @@ class DocumentRoom:
         most: int,
         most_mb: int,
         reserve_mb: int,
-        tables: Sequence[Table] = (profiles, circuits, vectors, probes, effects),
-        kinds: str = "profiles, clusters, circuits, vectors, probes and effects",
+        tables: Sequence[Table] = (profiles, circuits, vectors, probes, effects, lenses),
+        kinds: str = "profiles, clusters, circuits, vectors, probes, effects and trained lenses",
     ) -> None:
         self._tables = tables
         self._kinds = kinds

@@ -308,6 +308,29 @@ probes = Table(
 )
 """`data` has the weights of the layers one after the other, as `vectors` has directions."""
 
+lenses = Table(
+    "lenses",
+    metadata,
+    Column("id", String(17), primary_key=True),
+    Column("name", String(120), nullable=False),
+    Column("kind", String(20), nullable=False),
+    Column("width", Integer, nullable=False),
+    Column("layers", Encoded(tuple[int, ...]), nullable=False),
+    Column("model_layers", Integer),
+    Column("model_hint", String(255)),
+    Column("unembed_hash", String(64)),
+    Column("source", JsonObject, nullable=False),
+    Column("path", String(4096), nullable=False),
+    Column("file_bytes", BigInteger, nullable=False),
+    Column("created_at", UtcDateTime, nullable=False),
+    Column("stored_bytes", Integer, nullable=False),
+    UniqueConstraint("name", name="uq_lenses_name"),
+    UniqueConstraint("path", name="uq_lenses_path"),
+    Index("ix_lenses_listed", "created_at", "id"),
+    Index("ix_lenses_stored_bytes", "stored_bytes"),
+)
+"""Trained lenses. `path` is the folder or the file on this machine."""
+
 corpora = Table(
     "corpora",
     metadata,

@@ -115,7 +115,7 @@ class VectorStore(DirectionStore[VectorRow]):
             training=training,
             created_at=self._now(),
         )
-        return await self._insert(row, read.directions)
+        return await self._add(row, read.directions)
 
 
 def _vector(row: VectorRow, data: bytes) -> Vector:

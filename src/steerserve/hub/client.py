@@ -34,7 +34,13 @@ from steerserve.hub.wire import (
 from steerserve.rules.models import breaker
 from steerserve.rules.models.breaker import Breaker, BreakerStatus, Limits
 from steerserve.rules.models.precision import StoredTensor
-from steerserve.rules.models.repository import RepoFile, check_paths, check_repo_id, check_revision
+from steerserve.rules.models.repository import (
+    RepoFile,
+    RepoType,
+    check_paths,
+    check_repo_id,
+    check_revision,
+)
 from steerserve.settings import Settings
 
 NAME = "huggingface"
@@ -94,7 +100,11 @@ class Hub:
         )
 
     async def describe(
-        self, repo_id: str, revision: str | None = None, token: str | None = None
+        self,
+        repo_id: str,
+        revision: str | None = None,
+        token: str | None = None,
+        repo_type: RepoType = "model",
     ) -> Repository:
         """The hub's description of a repository. Without a token, the operator's token is sent, if there is one.
 
@@ -105,7 +115,7 @@ class Hub:
         check_repo_id(repo_id)
         if revision is not None:
             check_revision(revision)
-        described = await self._answer(Describe(repo_id, revision), repo_id, token)
+        described = await self._answer(Describe(repo_id, revision, repo_type), repo_id, token)
         assert isinstance(described, Described)
         # long listings are checked beside the event loop
         return await asyncio.to_thread(repository, described, revision)
@@ -184,7 +194,7 @@ class Hub:
         check_repo_id(repo_id)
         check_revision(revision)
         check_paths([RepoFile(path, None)])
-        asked = ReadContent(repo_id, revision, path, max_bytes, is_dataset=True)
+        asked = ReadContent(repo_id, revision, path, max_bytes, "dataset")
         read = await self._answer(asked, repo_id, token)
         assert isinstance(read, ContentRead)
         return read.content

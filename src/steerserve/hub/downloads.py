@@ -260,7 +260,16 @@ class Downloads:
         return DownloaderTask(
             self._settings.hf_endpoint,
             usable(job.token, self._settings.hub_token),
-            Download(job.repo_id, job.sha, files, str(job.folder), use_xet, pace, reserve),
+            Download(
+                job.repo_id,
+                job.sha,
+                files,
+                str(job.folder),
+                use_xet,
+                pace,
+                reserve,
+                job.repo_type,
+            ),
         )
 
     def _advance(self, key: Key, run: _Run, present: int, *, is_over: bool = False) -> None:

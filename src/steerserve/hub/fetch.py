@@ -42,7 +42,7 @@ from steerserve.hub.wire import (
     Trouble,
     WantedFile,
 )
-from steerserve.rules.models.repository import check_repo_id
+from steerserve.rules.models.repository import RepoType, check_repo_id
 
 INFO_BYTES = 16 << 20
 LISTING_BYTES = 32 << 20
@@ -72,11 +72,12 @@ def describe(job: Describe, session: Session) -> Described:
     if not isinstance(sha, str) or not re.fullmatch(r"[0-9a-f]{40,64}", sha):
         raise Trouble(Kind.FAILED, "the hub names no commit of the repository")
     repo_id = _name(info.get("id"), job.repo_id)
-    files = _listing(repo_id, sha, session)
+    kind = job.repo_type
+    files = _listing(repo_id, sha, kind, session)
     is_gated = info.get("gated") not in (None, False)
     config = next((file for file in files if file.path == "config.json"), None)
     if is_gated and files:
-        _check_access(repo_id, sha, config or files[0], session)
+        _check_access(repo_id, sha, config or files[0], kind, session)
     card, weights, gguf = (_object(info.get(name)) for name in ("cardData", "safetensors", "gguf"))
     counts = list(_object(weights.get("parameters")).items())[:TAGS_MAXIMUM]
     dtypes = {name: n for k, n in counts if (name := _text(k)) and _count(n)}
@@ -86,7 +87,7 @@ def describe(job: Describe, session: Session) -> Described:
         is_gated=is_gated,
         is_private=info.get("private") is True,
         files=files,
-        config=_config(repo_id, sha, config, session),
+        config=_config(repo_id, sha, config, kind, session),
         downloads=_count(info.get("downloads")),
         likes=_count(info.get("likes")),
         tags=_texts(info.get("tags")),
@@ -102,7 +103,7 @@ def describe(job: Describe, session: Session) -> Described:
 
 
 def _info(job: Describe, session: Session) -> dict[str, object]:
-    url = f"{session.endpoint}/api/models/{job.repo_id}"
+    url = f"{session.endpoint}/api/{job.repo_type}s/{job.repo_id}"
     if job.revision is not None:
         url += f"/revision/{quote(job.revision, safe='')}"
     info, _ = session.json(url, INFO_BYTES)
@@ -118,9 +119,9 @@ def _name(named: object, asked: str) -> str:
     return asked
 
 
-def _listing(repo_id: str, sha: str, session: Session) -> list[WantedFile]:
+def _listing(repo_id: str, sha: str, kind: RepoType, session: Session) -> list[WantedFile]:
     """All files of a commit, in all folders. The listing is fetched page by page."""
-    url: str | None = f"{session.endpoint}/api/models/{repo_id}/tree/{sha}?recursive=true"
+    url: str | None = f"{session.endpoint}/api/{kind}s/{repo_id}/tree/{sha}?recursive=true"
     files: list[WantedFile] = []
     for _ in range(LISTING_PAGES):
         if url is None:
@@ -162,20 +163,22 @@ def _is_encodable(path: str) -> bool:
         return False
 
 
-def _check_access(repo_id: str, sha: str, file: WantedFile, session: Session) -> None:
+def _check_access(
+    repo_id: str, sha: str, file: WantedFile, kind: RepoType, session: Session
+) -> None:
     """Check that the token has access to a gated repository. The facts of such a repository are public, so one of its
     files is requested."""
-    url = hf_hub_url(repo_id, file.path, revision=sha, endpoint=session.endpoint)
+    url = _address(repo_id, sha, file, kind, session)
     get_hf_file_metadata(url, headers=session.headers, endpoint=session.endpoint, token=False)
 
 
 def _config(
-    repo_id: str, sha: str, file: WantedFile | None, session: Session
+    repo_id: str, sha: str, file: WantedFile | None, kind: RepoType, session: Session
 ) -> dict[str, object] | None:
     """The content of config.json. None if there is no such file, if it is too large, or if it is not a JSON object."""
     if file is None or (file.size or 0) > CONFIG_BYTES:
         return None
-    url = hf_hub_url(repo_id, file.path, revision=sha, endpoint=session.endpoint)
+    url = _address(repo_id, sha, file, kind, session)
     body = bytearray()
     with session.stream(url) as response:
         for chunk in response.iter_bytes():
@@ -188,6 +191,10 @@ def _config(
     except (ValueError, RecursionError):
         return None
     return config if isinstance(config, dict) else None
+
+
+def _address(repo_id: str, sha: str, file: WantedFile, kind: RepoType, session: Session) -> str:
+    return hf_hub_url(repo_id, file.path, repo_type=kind, revision=sha, endpoint=session.endpoint)
 
 
 def _object(value: object) -> dict[str, Any]:

@@ -52,9 +52,8 @@ def content(job: ReadContent, session: Session) -> ContentRead:
     Raises:
         Trouble: FAILED also for a file that is too large.
     """
-    kind = "dataset" if job.is_dataset else None
     url = hf_hub_url(
-        job.repo_id, job.path, repo_type=kind, revision=job.sha, endpoint=session.endpoint
+        job.repo_id, job.path, repo_type=job.repo_type, revision=job.sha, endpoint=session.endpoint
     )
     body = bytearray()
     with session.stream(url) as response:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from steerserve.files.folder import CommitFolder, free_bytes, missing_bytes
-from steerserve.rules.models.repository import RepoFile
+from steerserve.rules.models.repository import RepoFile, RepoType
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,7 @@ class Job:
     folder: Path
     token: str | None = field(default=None, repr=False)
     begun: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    repo_type: RepoType = "model"
 
 
 def disk_room(job: Job, others: Sequence[Job]) -> tuple[int, int, int]:

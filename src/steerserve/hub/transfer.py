@@ -98,7 +98,13 @@ class _Transfer:
         self.job, self.file, self.session, self.counter = job, file, session, counter
         self.part, self.whole = folder.part(file), folder.whole(file)
         self.begun = folder.begun(file)
-        self.url = hf_hub_url(job.repo_id, file.path, revision=job.sha, endpoint=session.endpoint)
+        self.url = hf_hub_url(
+            job.repo_id,
+            file.path,
+            repo_type=job.repo_type,
+            revision=job.sha,
+            endpoint=session.endpoint,
+        )
         self.size = 0
 
     def run(self) -> None:

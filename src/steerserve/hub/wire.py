@@ -7,6 +7,8 @@ from enum import StrEnum
 
 import msgspec
 
+from steerserve.rules.models.repository import RepoType
+
 
 class Kind(StrEnum):
     """The kinds of failures. Each kind is treated differently."""
@@ -36,6 +38,7 @@ class WantedFile(msgspec.Struct, frozen=True):
 class Describe(msgspec.Struct, frozen=True, tag="describe"):
     repo_id: str
     revision: str | None
+    repo_type: RepoType = "model"
 
 
 class Headers(msgspec.Struct, frozen=True, tag="headers"):
@@ -61,7 +64,7 @@ class ReadContent(msgspec.Struct, frozen=True, tag="read"):
     sha: str
     path: str
     max_bytes: int
-    is_dataset: bool = False
+    repo_type: RepoType = "model"
 
 
 class Download(msgspec.Struct, frozen=True, tag="download"):
@@ -75,6 +78,7 @@ class Download(msgspec.Struct, frozen=True, tag="download"):
     use_xet: bool
     pace_seconds: float = 60.0
     reserve_bytes: int = 0
+    repo_type: RepoType = "model"
 
 
 class DownloaderTask(msgspec.Struct, frozen=True):

@@ -13,6 +13,7 @@ from steerserve.messages.events import (
     Explored,
     Fitted,
     Inspected,
+    LensInspected,
     Measured,
     Promoted,
     Statistics,
@@ -83,6 +84,13 @@ class Inspect(Question[Inspected], frozen=True, kw_only=True):
     """Read the claims of an SAE checkpoint; no model is needed."""
 
     source: SaeSource
+
+
+class InspectLens(Question[LensInspected], frozen=True, kw_only=True):
+    """Read the facts of a trained lens from the headers of its files; no model is needed. `path` is its folder or its
+    file."""
+
+    path: str
 
 
 class Apply(Message, frozen=True):
@@ -282,6 +290,7 @@ Command = (
     Load
     | Measure
     | Inspect
+    | InspectLens
     | Apply
     | ReadStatistics
     | ReadContexts

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from steerserve.messages.sensing import SensedEdges, SensedSpans, Window
 from steerserve.messages.values import ChatTemplate, Message
+from steerserve.rules.inference.lens import LensKind
 from steerserve.rules.inference.stepping import CudaGraphs, RowSteps, SeededRows
 
 FinishReason = Literal["stop", "length"]
@@ -114,6 +115,21 @@ class Claims(Message, frozen=True):
 class Inspected(Message, frozen=True):
     id: int
     claims: Claims
+
+
+class LensInspected(Message, frozen=True, kw_only=True):
+    """The facts of a trained lens. `layers` are the layers whose stream it maps, and `width` is the width of the
+    stream. `model_layers` is the number of layers of the model, `model_name` its name, and `unembed_hash` the hash of
+    its output embedding; each is None where the files do not say it. `size_bytes` is the size of the tensors."""
+
+    id: int = 0
+    kind: LensKind
+    layers: list[int]
+    width: int
+    model_layers: int | None
+    model_name: str | None
+    unembed_hash: str | None
+    size_bytes: int
 
 
 class Attached(Message, frozen=True):
@@ -427,7 +443,7 @@ class LensRead(Message, frozen=True):
     choice: int
     tokens: list[tuple[int, str]]
     layers: list[LensLayer]
-    kind: Literal["logit", "tuned", "jacobian"] = "logit"
+    kind: Literal["logit"] | LensKind = "logit"
 
 
 class FeatureContribution(Message, frozen=True):
@@ -545,6 +561,7 @@ Event = (
     | Loaded
     | Measured
     | Inspected
+    | LensInspected
     | Applied
     | Statistics
     | Contexts

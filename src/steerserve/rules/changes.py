@@ -63,6 +63,8 @@ ACTIONS: dict[tuple[str, str], str] = {
     ("POST", "/api/probes"): "probe_add",
     ("POST", "/api/probes/train"): "probe_train",
     ("DELETE", "/api/probes/{probe_id}"): "probe_delete",
+    ("POST", "/api/lenses"): "lens_add",
+    ("DELETE", "/api/lenses/{lens_id}"): "lens_delete",
     ("POST", "/api/corpora"): "corpus_add",
     ("DELETE", "/api/corpora/{corpus_id}"): "corpus_delete",
     ("DELETE", "/api/sensing/events"): "sensing_delete",

@@ -54,7 +54,7 @@ class Settings(
 
     steerserve_home: Path = Field(
         default_factory=lambda: Path(platformdirs.user_data_dir("steerserve")),
-        description="Folder of all data: database, model cache, SAE cache.",
+        description="Folder of all data: database, model cache, SAE cache, lens cache.",
     )
     model_cache_dir: Path = Field(
         default=Path(),
@@ -63,6 +63,10 @@ class Settings(
     sae_cache_dir: Path = Field(
         default=Path(),
         description="Folder of SAE checkpoints; by default `saes` in STEERSERVE_HOME.",
+    )
+    lens_cache_dir: Path = Field(
+        default=Path(),
+        description="Folder of trained lenses from the hub; by default `lenses` in STEERSERVE_HOME.",
     )
     host: str = Field(
         default="127.0.0.1",
@@ -112,11 +116,13 @@ class Settings(
     )
     max_stored_documents: Count = Field(
         default=2000,
-        description="Most profiles, clusters, circuits, vectors, probes and effects that are stored, in all.",
+        description="Most profiles, clusters, circuits, vectors, probes, effects and trained lenses that are stored, "
+        "in all.",
     )
     stored_documents_mb: Annotated[int, Field(ge=1, le=MIB_MAXIMUM)] = Field(
         default=256,
-        description="Most MiB that the stored profiles, clusters, circuits, vectors, probes and effects have.",
+        description="Most MiB that the stored profiles, clusters, circuits, vectors, probes, effects and trained "
+        "lenses have.",
     )
     hub_answer_wait_s: Patience = Field(
         default=0.7,
@@ -359,7 +365,11 @@ class Settings(
     @model_validator(mode="after")
     def _derive(self) -> Settings:
         self.steerserve_home = self.steerserve_home.expanduser().absolute()
-        for name, folder in (("model_cache_dir", "models"), ("sae_cache_dir", "saes")):
+        for name, folder in (
+            ("model_cache_dir", "models"),
+            ("sae_cache_dir", "saes"),
+            ("lens_cache_dir", "lenses"),
+        ):
             named: Path = getattr(self, name)
             is_named = named != Path()
             place = named.expanduser().absolute() if is_named else self.steerserve_home / folder

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from steerserve.errors import Refusal
 from steerserve.messages import LensRead
 from steerserve.worker.model.checkpoint import Checkpoint
-from steerserve.worker.rows.lens_files import unembed_hash
+from steerserve.worker.rows.lens_files import inspect, unembed_hash
 from tests.worker.models import VOCABULARY
 from tests.worker.rows.reference_streams import Reference, reference, save
 from tests.worker.running import Bench, open_checkpoint, words
@@ -41,17 +41,24 @@ def printed_hash(weight: Tensor) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def tuned(folder: Path, model: Checkpoint, **changes: Any) -> tuple[str, nn.ModuleList]:
-    """A folder as TunedLens.save writes it, with a map for the stream before each block."""
+def tuned(
+    folder: Path,
+    model: Checkpoint,
+    width: int | None = None,
+    layers: int | None = None,
+    **changes: Any,
+) -> tuple[str, nn.ModuleList]:
+    """A folder as TunedLens.save writes it, with a map for the stream before each block. Without a width and a number
+    of layers these are the model's."""
     torch.manual_seed(3)
-    width = model.hidden_size
-    maps = nn.ModuleList([nn.Linear(width, width) for _ in range(model.layers)])
+    width, layers = width or model.hidden_size, layers or model.layers
+    maps = nn.ModuleList([nn.Linear(width, width) for _ in range(layers)])
     folder.mkdir()
     torch.save(maps.state_dict(), folder / "params.pt")
     config = {
         "base_model_name_or_path": "tiny",
         "d_model": width,
-        "num_hidden_layers": model.layers,
+        "num_hidden_layers": layers,
         "bias": True,
         "base_model_revision": None,
         "unembed_hash": printed_hash(model.model.get_output_embeddings().weight),
@@ -142,9 +149,14 @@ def test_a_lens_has_the_layers_that_its_file_has(llama: Checkpoint, tmp_path: Pa
     ("changes", "code"),
     [
         ({"unembed_hash": "0" * 64}, "LENS_MISMATCH"),
-        ({"d_model": 99}, "LENS_MISMATCH"),
-        ({"num_hidden_layers": 99}, "LENS_MISMATCH"),
+        ({"width": 9}, "LENS_MISMATCH"),
+        ({"layers": 9}, "LENS_MISMATCH"),
+        # the matrices are others than the configuration says
+        ({"d_model": 99}, "INVALID_LENS"),
+        ({"num_hidden_layers": 99}, "INVALID_LENS"),
         ({"unembed_hash": None}, "INVALID_LENS"),
+        ({"unembed_hash": "0"}, "INVALID_LENS"),
+        ({"d_model": "wide"}, "INVALID_LENS"),
         ({"lens_type": "other"}, "INVALID_LENS"),
     ],
 )
@@ -163,9 +175,27 @@ def test_what_is_no_lens_is_refused(llama: Checkpoint, tmp_path: Path) -> None:
     deep = tmp_path / "deep.pt"
     torch.save({"J": jacobians(llama, [99])}, deep)
     assert refused(llama, str(deep)).code == "LENS_MISMATCH"
+    mixed = tmp_path / "mixed.pt"
+    torch.save({"J": {0: torch.ones(3, 3), 1: torch.ones(4, 4)}}, mixed)
+    assert refused(llama, str(mixed)).code == "INVALID_LENS"
     code = tmp_path / "code.pt"
     torch.save({"J": print}, code)
     assert refused(llama, str(code)).code == "INVALID_LENS"
+
+
+def test_the_headers_say_what_a_lens_is_for(llama: Checkpoint, tmp_path: Path) -> None:
+    path, _ = tuned(tmp_path / "lens", llama)
+    facts, last = inspect(path), llama.layers - 1
+    assert (facts.kind, facts.layers) == ("tuned", list(range(last)))
+    assert (facts.width, facts.model_layers) == (llama.hidden_size, llama.layers)
+    assert facts.model_name == "tiny"
+    assert facts.unembed_hash == printed_hash(llama.model.get_output_embeddings().weight)
+    file = tmp_path / "lens.pt"
+    torch.save({"J": jacobians(llama, [1, 0])}, file)
+    facts = inspect(str(file))
+    assert (facts.kind, facts.layers, facts.width) == ("jacobian", [0, 1], llama.hidden_size)
+    assert (facts.model_layers, facts.model_name, facts.unembed_hash) == (None, None, None)
+    assert facts.size_bytes == 2 * 2 * llama.hidden_size**2
 
 
 @pytest.mark.parametrize("shape", [(3, 4), (30, 34), (7, 200), (5, 300), (400, 6), (600, 700)])

@@ -4,7 +4,7 @@ feature by feature."""
 from __future__ import annotations
 
 from collections.abc import Coroutine
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends
 from pydantic import Field
@@ -19,7 +19,9 @@ from steerserve.control.inference.lenses import Lenses
 from steerserve.http.disconnect import Disconnected, unless_disconnected
 from steerserve.rules.form import Form
 from steerserve.rules.inference.intent import AttributionIntent, LensIntent
+from steerserve.rules.inference.lens import LOGIT
 from steerserve.rules.saes.attachment import SaeChoice
+from steerserve.rules.steering.vector import NAME_MAXIMUM
 from steerserve.settings import Settings
 
 LAYERS_MAXIMUM = 1000
@@ -38,14 +40,14 @@ class LensFile(RequestBody):
 
 class LensBody(RequestBody):
     """A text, or the messages of a conversation, which is rendered as chat completions render it. `layers` are the
-    layers to read, all without it; `top` is the number of tokens to list for each position. `kind` is the logit lens,
-    or a trained lens of this machine."""
+    layers to read, all without it; `top` is the number of tokens to list for each position. `kind` is `logit` for the
+    logit lens, the id or the name of a trained lens, or the path of one on this machine."""
 
     text: Written | None = None
     messages: Conversation | None = None
     layers: Annotated[list[Id], Field(min_length=1, max_length=LAYERS_MAXIMUM)] | None = None
     top: Annotated[int, Field(ge=1, le=TOP_MAXIMUM)] = 5
-    kind: Literal["logit"] | LensFile = "logit"
+    kind: Annotated[str, Field(min_length=1, max_length=NAME_MAXIMUM)] | LensFile = LOGIT
 
 
 class AttributionBody(RequestBody):
@@ -69,10 +71,12 @@ def router(lenses: Lenses, settings: Settings) -> APIRouter:
 
     @routes.post("/lens", response_model=Answer[LensAnswer])
     async def lens(body: LensBody, request: Request) -> Response:
+        named = body.kind if isinstance(body.kind, str) and body.kind != LOGIT else None
         intent = LensIntent(
             prompt=text_or_chat(body.text, body.messages),
             layers=None if body.layers is None else tuple(body.layers),
             top=body.top,
+            lens=named,
             path=body.kind.local_path if isinstance(body.kind, LensFile) else None,
             may_load=False,
             client=client_of(request, settings),

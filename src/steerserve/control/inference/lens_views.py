@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Literal
 
 from msgspec import UNSET, UnsetType
 
 from steerserve.rules.form import Form
+from steerserve.rules.inference.lens import LensKind
+from steerserve.rules.models.repository import RepoType
 
 
 class TokenText(Form, frozen=True):
@@ -33,12 +36,13 @@ class LayerLens(Form, frozen=True):
 
 class LensAnswer(Form, frozen=True, kw_only=True):
     """The residual stream after each layer, read as the next token by the model's own final norm and output embedding,
-    after the map of a trained lens where `kind` is not `logit`. What the last layer has is the distribution of the
-    model itself."""
+    after the map of a trained lens where `kind` is not `logit`. `lens_id` is that of a registered lens, and null for
+    others. What the last layer has is the distribution of the model itself."""
 
     model: str
     system_fingerprint: str
-    kind: Literal["logit", "tuned", "jacobian"]
+    kind: Literal["logit"] | LensKind
+    lens_id: str | None
     tokens: list[TokenText]
     layers: list[LayerLens]
 
@@ -79,3 +83,46 @@ class AttributionAnswer(Form, frozen=True, kw_only=True):
     left_out: float
     explained: float | None
     direct_only: bool
+
+
+class LensSource(Form, frozen=True, kw_only=True):
+    """Where a trained lens came from. The fields that the kind does not have are null. `revision` is the commit of a
+    repository, and `file_path` the folder or the file in it; null is the repository's own folder."""
+
+    kind: Literal["local", "huggingface"]
+    local_path: str | None = None
+    repository_id: str | None = None
+    repository_type: RepoType | None = None
+    revision: str | None = None
+    file_path: str | None = None
+
+
+class LensRecord(Form, frozen=True, kw_only=True):
+    """One trained lens. `layers` are the layers after which it maps the stream, and `width` is the width of the stream.
+    `model_layers` is the number of layers of its model, `model_hint` the name of its model, and `unembed_hash` the hash
+    of the model's output embedding; each is null where nothing says it. `file_bytes` is the size of its matrices."""
+
+    id: str
+    name: str
+    kind: LensKind
+    width: int
+    layers: tuple[int, ...]
+    model_layers: int | None
+    model_hint: str | None
+    unembed_hash: str | None
+    source: LensSource
+    file_bytes: int
+    created_at: datetime
+
+
+class LensList(Form, frozen=True):
+    """A page of the trained lenses, and how many there are in all."""
+
+    lenses: list[LensRecord]
+    total: int
+
+
+class DeletedLens(Form, frozen=True):
+    """The trained lens that was deleted."""
+
+    lens_id: str

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TypeVar
 
@@ -19,6 +21,7 @@ from steerserve.control.inference.lens_views import (
     TokenText,
 )
 from steerserve.control.inference.spelling import Speller
+from steerserve.control.inference.trained_lenses import TrainedLenses
 from steerserve.control.models.served import ServedModel, ServedModels
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.sensing.features import Features
@@ -43,31 +46,34 @@ class Lenses:
         conductor: Conductor,
         speller: Speller,
         features: Features,
+        trained: TrainedLenses,
     ) -> None:
         self._generation = generation
         self._models = models
         self._conductor = conductor
         self._speller = speller
         self._features = features
+        self._trained = trained
 
     async def lens(self, intent: LensIntent) -> LensAnswer:
         """Raises:
         Refusal: every refusal of an inference request; SAE_INCOMPATIBLE for a GGUF model, and for an architecture whose
             logits are more than its final norm and output embedding over the residual stream; INVALID_PARAMETER for a
-            layer outside the model or the trained lens, and for an answer that would be too large; INVALID_LOCAL_PATH,
-            INVALID_LENS, LENS_MISMATCH for a trained lens.
+            layer outside the model or the trained lens, and for an answer that would be too large; LENS_NOT_FOUND,
+            INVALID_LOCAL_PATH, INVALID_LENS, LENS_MISMATCH for a trained lens.
         """
         model = await self._model()
         rules.check_layers(intent.layers, self._layers())
-        if intent.path is not None:
-            path = await asyncio.to_thread(local.resolve_either, intent.path)
-            intent = replace(intent, path=str(path))
-        async with self._generation.open(intent, model) as run:
+        async with (
+            self._located(intent) as (located, lens_id),
+            self._generation.open(located, model) as run,
+        ):
             read = await _outcome(run, m.LensRead)
         return LensAnswer(
             model=run.model_name,
             system_fingerprint=run.fingerprint,
             kind=read.kind,
+            lens_id=lens_id,
             tokens=[TokenText(*token) for token in read.tokens],
             layers=[
                 LayerLens(
@@ -138,6 +144,22 @@ class Lenses:
                 ids=spelled.ids,
             )
         return spelled.ids[0]
+
+    @asynccontextmanager
+    async def _located(self, intent: LensIntent) -> AsyncIterator[tuple[LensIntent, str | None]]:
+        """The request with the path of its lens on this machine, and the id of a registered lens.
+
+        Raises:
+            Refusal: LENS_NOT_FOUND, INVALID_LOCAL_PATH.
+        """
+        if intent.lens is not None:
+            async with self._trained.used(intent.lens) as row:
+                yield replace(intent, path=row.path), row.id
+        elif intent.path is not None:
+            path = await asyncio.to_thread(local.resolve_either, intent.path)
+            yield replace(intent, path=str(path)), None
+        else:
+            yield intent, None
 
     async def _model(self) -> ServedModel:
         """The model that texts are read with.

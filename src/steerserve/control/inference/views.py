@@ -7,6 +7,7 @@ from typing import Literal
 from msgspec import UNSET, UnsetType
 
 from steerserve.control.inference.effect_views import Effects
+from steerserve.control.inference.lens_views import LensRecord
 from steerserve.control.sensing.corpus_views import CorpusRecord
 from steerserve.control.sensing.feature_views import PromotedFeatures, SuggestedLabels
 from steerserve.control.steering.vector_views import ProbeRecord, VectorRecord
@@ -129,6 +130,7 @@ JobResult = (
     | VectorRecord
     | ProbeRecord
     | CorpusRecord
+    | LensRecord
     | SuggestedLabels
     | None
 )

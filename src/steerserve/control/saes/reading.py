@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 
 from steerserve import messages as m
 from steerserve.control.residency.conductor import Conductor
@@ -17,6 +18,23 @@ READ_SECONDS = 60.0
 
 ReadSae = m.Claims | Refusal
 """The claims of a checkpoint, or the refusal of the checkpoint."""
+
+
+@asynccontextmanager
+async def reading_engine(conductor: Conductor, launcher: Engines) -> AsyncIterator[Engine]:
+    """An engine process without a model, which reads untrusted files. It ends with the block, also where the block is
+    cancelled.
+
+    Raises:
+        Refusal: SHUTTING_DOWN.
+    """
+    if conductor.is_closing:
+        raise Refusal("SHUTTING_DOWN", "the service is shutting down")
+    launching = asyncio.ensure_future(launcher.launch())
+    try:
+        yield await asyncio.shield(launching)
+    finally:
+        await (await launching).stop()
 
 
 class SaeReader:
@@ -48,15 +66,9 @@ class SaeReader:
         """
         outcomes: deque[ReadSae] = deque()
         while len(outcomes) < len(sources):
-            if self._conductor.is_closing:
-                raise Refusal("SHUTTING_DOWN", "the service is shutting down")
-            launching = asyncio.ensure_future(self._launcher.launch())
-            try:
-                engine = await asyncio.shield(launching)
+            async with reading_engine(self._conductor, self._launcher) as engine:
                 while len(outcomes) < len(sources) and not engine.ended.done():
                     outcomes.append(await _read(engine, sources[len(outcomes)]))
-            finally:
-                await (await launching).stop()
         return tuple(outcomes)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
-from steerserve.database.directions import DirectionStore, Row
+from steerserve.database.directions import DirectionStore
+from steerserve.database.named import Row
 from steerserve.rules.steering.vector import Direction, check_name
 
 KEPT_BYTES = 64 << 20

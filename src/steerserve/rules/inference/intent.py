@@ -180,11 +180,13 @@ class EmbedIntent(BaseIntent):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LensIntent(BaseIntent):
     """The residual stream of a prompt, read as the next token. `layers` are the layers to read, None for all; `top` is
-    the number of tokens to list for each position. `path` is the folder or the file of a trained lens."""
+    the number of tokens to list for each position. A trained lens is named by its id or its name (`lens`), or by its
+    folder or file (`path`)."""
 
     prompt: Prompt
     layers: tuple[int, ...] | None = None
     top: int = 5
+    lens: str | None = None
     path: str | None = None
 
     @property

@@ -3,9 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from steerserve.errors import Refusal
 from steerserve.rules.saes.sites import MLP_OUT, RESID_POST
+from steerserve.rules.steering.documents import malformed
+from steerserve.rules.steering.vector import check_name
+from steerserve.rules.text import shown
+
+LensKind = Literal["tuned", "jacobian"]
+
+LOGIT = "logit"
+"""The lens that needs no training. No trained lens has this name."""
+ID_PREFIX = "lens_"
+TUNED_FILES = ("config.json", "params.pt")
+"""The files of a tuned lens, in one folder."""
+
+
+def check_lens_name(name: str) -> None:
+    """Raises:
+    Refusal: VALIDATION_ERROR for a name that no trained lens may have.
+    """
+    check_name(name, ID_PREFIX)
+    if name == LOGIT:
+        raise malformed(f"name: {LOGIT!r} names the lens that needs no training", "name")
+
+
+def lens_files(path: str | None, files: Sequence[str]) -> tuple[str, ...]:
+    """The files of the lens at `path` in a repository with these files: the file itself, or the files of a tuned lens
+    in the folder. A path of None is the repository's own folder.
+
+    Raises:
+        Refusal: INVALID_LENS where no lens is there.
+    """
+    if path in files:
+        assert path is not None
+        return (path,)
+    folder = "" if path is None else path.rstrip("/") + "/"
+    found = tuple(folder + name for name in TUNED_FILES)
+    missing = [name for name in found if name not in files]
+    if not missing:
+        return found
+    place = "the repository itself" if path is None else repr(shown(path))
+    why = (
+        f"{place} is neither a file of the repository nor a folder with {' and '.join(TUNED_FILES)}"
+    )
+    raise Refusal("INVALID_LENS", why, param="file_path", missing=missing)
 
 
 def check_layers(layers: Sequence[int] | None, count: int) -> None:

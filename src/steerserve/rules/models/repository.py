@@ -5,9 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from steerserve.errors import Refusal
 from steerserve.rules.text import name_fault
+
+RepoType = Literal["model", "dataset", "space"]
+"""The kinds of repositories of a hub. Each kind has names of its own."""
 
 REPO_ID_MAXIMUM = 255
 REVISION_MAXIMUM = 100

@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 import torch
+from msgspec import structs
 
 from steerserve import messages as m
 from steerserve.errors import Refusal
@@ -32,6 +33,7 @@ from steerserve.worker.model.budget import SaeRoom
 from steerserve.worker.process import changing, loading, processors
 from steerserve.worker.process.loading import LoadedEncoder, LoadedModel
 from steerserve.worker.process.thread_count import ThreadCount
+from steerserve.worker.rows import lens_files
 from steerserve.worker.rows.constrain import Grammar
 from steerserve.worker.rows.rows import BatchRow
 from steerserve.worker.sae import formats
@@ -137,6 +139,9 @@ class Commands:
 
     def inspect(self, command: m.Inspect) -> m.Inspected:
         return m.Inspected(command.id, formats.inspect(command.source))
+
+    def inspect_lens(self, command: m.InspectLens) -> m.LensInspected:
+        return structs.replace(lens_files.inspect(command.path), id=command.id)
 
     def explore(self, command: m.Explore) -> m.Explored:
         if command.key is not None:
@@ -280,6 +285,7 @@ METHODS: Mapping[type[m.Command], Callable[[Commands, Any], m.Event | None]] = M
         m.Load: Commands.load,
         m.Measure: Commands.measure,
         m.Inspect: Commands.inspect,
+        m.InspectLens: Commands.inspect_lens,
         m.Apply: Commands.apply,
         m.ReadStatistics: Commands.read_statistics,
         m.ReadContexts: Commands.read_contexts,

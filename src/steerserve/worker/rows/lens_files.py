@@ -13,24 +13,25 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from steerserve.errors import Refusal
+from steerserve.messages import LensInspected
+from steerserve.rules.inference.lens import TUNED_FILES, LensKind
 from steerserve.rules.text import shown
 from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.model.unembedding import Unembedding
 from steerserve.worker.sae.files import open_tensors, read_json
 from steerserve.worker.sae.stored import Tensors
 
-LensKind = Literal["tuned", "jacobian"]
+CONFIG, PARAMETERS = TUNED_FILES
 
-CONFIG, PARAMETERS = "config.json", "params.pt"
-"""The files of a tuned lens."""
-
+NAME_MAXIMUM = 200
+COUNT_MAXIMUM = 1 << 20
+_HASH = re.compile(r"[0-9a-f]{64}")
 _TUNED = "linear_tuned_lens"
 _JACOBIAN = re.compile(r"(?:J|parameters\.jacobians|jacobians)(?:\.([0-9]{1,4}))?")
 _EDGE = 3
@@ -89,63 +90,104 @@ class Map:
 
 
 def open_lens(path: str, model: Checkpoint, unembedding: Unembedding) -> TrainedLens:
-    """The lens in a folder of tuned-lens, or in a file of jlens. Nothing is executed, and no matrix is read yet.
+    """The lens in a folder of tuned-lens, or in a file of jlens, for this model. Nothing is executed, and no matrix is
+    read yet.
 
     Raises:
         Refusal: INVALID_LENS for a file that cannot be read as a lens; LENS_MISMATCH where the lens was trained for
             another checkpoint, as far as it says for which.
     """
+    lens, facts = _opened(path)
+    _check_shape(facts, model)
+    known = facts.unembed_hash
+    if known is not None and known != unembed_hash(unembedding.weight()):
+        why = "the lens was trained for another output embedding"
+        if facts.model_name is not None:
+            why += f", that of {facts.model_name}"
+        raise Refusal("LENS_MISMATCH", why, base_model=facts.model_name)
+    return lens
+
+
+def inspect(path: str) -> LensInspected:
+    """The facts of the lens in a folder of tuned-lens, or in a file of jlens. Nothing is executed, and no matrix is
+    read.
+
+    Raises:
+        Refusal: INVALID_LENS.
+    """
+    return _opened(path)[1]
+
+
+def _opened(path: str) -> tuple[TrainedLens, LensInspected]:
     place = Path(path)
     with _refused():
-        if place.is_dir():
-            return _tuned(place, model, unembedding)
-        return _jacobian(place, model)
+        return _tuned(place) if place.is_dir() else _jacobian(place)
 
 
-def _tuned(folder: Path, model: Checkpoint, unembedding: Unembedding) -> TrainedLens:
+def _tuned(folder: Path) -> tuple[TrainedLens, LensInspected]:
     config = read_json(folder / CONFIG)
     if config.get("lens_type", _TUNED) != _TUNED:
         raise _invalid(f"{CONFIG}: the lens_type is not {_TUNED}")
-    _check_shape(config.get("d_model"), config.get("num_hidden_layers"), model)
+    width, layers = (_count(config, name) for name in ("d_model", "num_hidden_layers"))
     known = config.get("unembed_hash")
-    if not isinstance(known, str):
+    if not isinstance(known, str) or not _HASH.fullmatch(known):
         raise _invalid(
             f"{CONFIG} has no unembed_hash, which says for which checkpoint it was trained"
         )
-    if known != unembed_hash(unembedding.weight()):
-        name = shown(str(config.get("base_model_name_or_path")))
-        why = f"the lens was trained for another output embedding, that of {name}"
-        raise Refusal("LENS_MISMATCH", why, base_model=name)
     tensors = open_tensors(folder / PARAMETERS)
     maps = {}
     # the map i is of the stream before block i, which is the stream after block i - 1; before block 0 are no layers
-    for block in range(1, model.layers):
+    for block in range(1, layers):
         weight, bias = f"{block}.weight", f"{block}.bias"
         if weight not in tensors.infos:
             raise _invalid(f"{PARAMETERS} has no tensor {weight}")
         maps[block - 1] = Map(weight, bias if bias in tensors.infos else None)
-        _check_square(tensors, weight, model.hidden_size, rows=None)
-    return TrainedLens("tuned", tensors, maps)
+        _check_shape_of(tensors, weight, (width, width))
+        if bias in tensors.infos:
+            _check_shape_of(tensors, bias, (width,))
+    name = config.get("base_model_name_or_path")
+    facts = LensInspected(
+        kind="tuned",
+        layers=sorted(maps),
+        width=width,
+        model_layers=layers,
+        model_name=shown(name, NAME_MAXIMUM) if isinstance(name, str) else None,
+        unembed_hash=known,
+        size_bytes=tensors.size_bytes,
+    )
+    return TrainedLens("tuned", tensors, maps), facts
 
 
-def _jacobian(file: Path, model: Checkpoint) -> TrainedLens:
+def _jacobian(file: Path) -> tuple[TrainedLens, LensInspected]:
     tensors = open_tensors(file)
-    maps = {}
+    maps: dict[int, Map] = {}
+    widths = set()
     for name, info in tensors.infos.items():
         match = _JACOBIAN.fullmatch(name)
-        if match is None:
+        if match is None or len(info.shape) != (3 if match[1] is None else 2):
             continue
+        width = info.shape[-1]
         if match[1] is not None:
-            _check_square(tensors, name, model.hidden_size, rows=None)
+            _check_shape_of(tensors, name, (width, width))
             maps[int(match[1])] = Map(name)
-        elif len(info.shape) == 3:
-            _check_square(tensors, name, model.hidden_size, rows=info.shape[0])
+        else:
+            _check_shape_of(tensors, name, (info.shape[0], width, width))
             maps |= {layer: Map(name, row=layer) for layer in range(info.shape[0])}
+        widths.add(width)
     if not maps:
         raise _invalid(f"{file.name} has no Jacobians: neither J nor parameters.jacobians")
-    if max(maps) >= model.layers:
-        _check_shape(model.hidden_size, max(maps) + 1, model)
-    return TrainedLens("jacobian", tensors, maps)
+    if len(widths) > 1:
+        raise _invalid(f"{file.name} has Jacobians of several widths: {sorted(widths)}")
+    facts = LensInspected(
+        kind="jacobian",
+        layers=sorted(maps),
+        width=widths.pop(),
+        model_layers=None,
+        model_name=None,
+        unembed_hash=None,
+        size_bytes=tensors.size_bytes,
+    )
+    return TrainedLens("jacobian", tensors, maps), facts
 
 
 def unembed_hash(weight: Tensor) -> str:
@@ -164,30 +206,43 @@ def unembed_hash(weight: Tensor) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _check_shape(width: object, layers: object, model: Checkpoint) -> None:
+def _check_shape(facts: LensInspected, model: Checkpoint) -> None:
     """Raises:
     Refusal: LENS_MISMATCH.
     """
-    if (width, layers) == (model.hidden_size, model.layers):
+    layers = facts.model_layers
+    if layers is None:  # a map of each layer but perhaps the last, or of some
+        layers = max(model.layers, facts.layers[-1] + 1)
+    if (facts.width, layers) == (model.hidden_size, model.layers):
         return
     raise Refusal(
         "LENS_MISMATCH",
-        f"the lens is of a model with the width {shown(str(width))} and {shown(str(layers))} layers; the loaded model "
-        f"has {model.hidden_size} and {model.layers}",
+        f"the lens is of a model with the width {facts.width} and {layers} layers; the loaded model has "
+        f"{model.hidden_size} and {model.layers}",
         width=model.hidden_size,
         layers=model.layers,
     )
 
 
-def _check_square(tensors: Tensors, name: str, width: int, rows: int | None) -> None:
+def _count(config: dict[str, object], name: str) -> int:
     """Raises:
-    Refusal: LENS_MISMATCH.
+    Refusal: INVALID_LENS.
+    """
+    value = config.get(name)
+    if type(value) is not int or not 0 < value <= COUNT_MAXIMUM:
+        raise _invalid(f"{CONFIG}: {name} is no count")
+    return value
+
+
+def _check_shape_of(tensors: Tensors, name: str, expected: tuple[int, ...]) -> None:
+    """Raises:
+    Refusal: INVALID_LENS.
     """
     shape = tuple(tensors.infos[name].shape)
-    expected = (width, width) if rows is None else (rows, width, width)
     if shape != expected:
-        why = f"{name} has the shape {list(shape)}; the loaded model needs {list(expected)}"
-        raise Refusal("LENS_MISMATCH", why, width=width)
+        raise _invalid(
+            f"{tensors.path.name}: {name} has the shape {list(shape)}, and must have {list(expected)}"
+        )
 
 
 @contextmanager

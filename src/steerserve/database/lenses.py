@@ -1,0 +1,73 @@
+"""Registered trained lenses: the rows, as frozen records."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from datetime import datetime
+from typing import Any
+
+import msgspec
+from sqlalchemy import select
+
+from steerserve.database.catalog import Clock, utc_now
+from steerserve.database.db import Database
+from steerserve.database.named import NamedStore
+from steerserve.database.room import UNBOUNDED, DocumentRoom
+from steerserve.database.tables import lenses
+from steerserve.rules.inference.lens import ID_PREFIX, LensKind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LensRow:
+    """One trained lens. `layers` are the layers whose stream it maps; `path` is its folder or its file on this machine,
+    and `file_bytes` the size of its tensors. `source` says where it came from."""
+
+    id: str
+    name: str
+    kind: LensKind
+    width: int
+    layers: tuple[int, ...]
+    model_layers: int | None
+    model_hint: str | None
+    unembed_hash: str | None
+    source: dict[str, Any]
+    path: str
+    file_bytes: int
+    created_at: datetime
+
+
+def new_lens_id() -> str:
+    return ID_PREFIX + secrets.token_hex(6)
+
+
+class LensStore(NamedStore[LensRow]):
+    """Reads and writes lenses. A lens is never changed."""
+
+    def __init__(
+        self,
+        database: Database,
+        room: DocumentRoom = UNBOUNDED,
+        now: Clock = utc_now,
+        new_id: Callable[[], str] = new_lens_id,
+    ) -> None:
+        super().__init__(database, lenses, LensRow, "lens", now, room)
+        self._new_id = new_id
+
+    async def add(self, **values: Any) -> LensRow:
+        """Store a lens under a new id. The values are those of the other fields of `LensRow`.
+
+        Raises:
+            Refusal: LENS_ALREADY_EXISTS, DOCUMENT_STORE_FULL, INSUFFICIENT_DISK.
+        """
+        row = LensRow(id=self._new_id(), created_at=self._now(), **values)
+        size = len(msgspec.json.encode({one.name: getattr(row, one.name) for one in fields(row)}))
+        return await self._insert(row, size)
+
+    async def at(self, path: str) -> LensRow | None:
+        """The lens whose files are at a path."""
+        async with self._database.read() as connection:
+            found = select(*self._read).where(lenses.c.path == path)
+            row = (await connection.execute(found)).mappings().first()
+        return None if row is None else self._record(row)
