@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from steerserve.client import AsyncClient, Client, ServiceError
@@ -12,7 +12,7 @@ __version__ = "0.1.0"
 __all__ = ["AsyncClient", "Client", "ServiceError", "__version__"]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """The client is imported when it is first used, because the service itself does not need it."""
     if name in __all__:
         return getattr(importlib.import_module("steerserve.client"), name)

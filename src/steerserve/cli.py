@@ -4,7 +4,8 @@ service only when they are used."""
 from __future__ import annotations
 
 import importlib
-from typing import Annotated, Any
+from types import ModuleType
+from typing import Annotated
 
 import typer
 
@@ -57,7 +58,7 @@ def mcp_command(
 ) -> None:
     """Serve tools for agents over the standard input and output (MCP), which ask the service at STEERSERVE_URL."""
     try:
-        server: Any = importlib.import_module("steerserve.agents.server")
+        server = importlib.import_module("steerserve.agents.server")
     except ModuleNotFoundError as error:
         if error.name not in ("mcp", "mcp_types"):
             raise
@@ -79,5 +80,5 @@ def root(
         raise typer.Exit
 
 
-def _service() -> Any:
+def _service() -> ModuleType:
     return importlib.import_module("steerserve.app.commands")

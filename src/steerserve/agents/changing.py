@@ -1,6 +1,6 @@
 """The tools that change the service for everybody who uses it. They are there with `--allow-changes` only."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 
@@ -31,7 +31,7 @@ class Changing:
 
     async def set_interventions(
         self,
-        edits: list[dict[str, Any]],
+        edits: list[dict[str, object]],
         preserve_norm: bool | None = None,
     ) -> object:
         """Replace the live edits, which act on every request without steering of its own. An empty list ends them."""

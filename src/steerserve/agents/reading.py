@@ -7,7 +7,7 @@ from pydantic import Field
 from steerserve.client import Answer, AsyncClient
 from steerserve.client.faults import InvalidParameter, ModelNotLoaded, SaeNotAttached
 
-Message = dict[str, Any]
+Message = dict[str, object]
 """A message of a conversation: `role` and `content`."""
 SaeId = Annotated[
     str | None, Field(description="Id of an SAE; without it the one that was attached first.")
@@ -28,7 +28,7 @@ Values = Annotated[
     ),
 ]
 Edits = Annotated[
-    list[dict[str, Any]] | None,
+    list[dict[str, object]] | None,
     Field(
         description="Steering of this request alone, in place of `steering`: edits such as {op: 'ablate', feature: "
         "{index: 90}}, {op: 'set', feature: {index: 90}, value: 40}, {op: 'add', vector: 'name', value: 2}. Ops: "
@@ -49,7 +49,7 @@ class Reading:
     def __init__(self, client: AsyncClient) -> None:
         self._client = client
 
-    async def status(self) -> dict[str, Any]:
+    async def status(self) -> dict[str, object]:
         """What is loaded, attached and set: the loaded model, the attached SAEs, the live steering that every request
         without steering of its own has, and the active profile."""
         health = await self._client.health.detailed()
@@ -122,7 +122,7 @@ class Reading:
             str | None, Field(description="Needed where several are attached.")
         ] = None,
         layer: Layer = None,
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         """The features of an attached SAE that are most active in a text, each with its largest activation and the
         token where it is. The text is read unsteered. The first position is left out, because SAEs are not trained on
         it."""
@@ -170,7 +170,7 @@ class Reading:
         max_tokens: Annotated[int, Field(ge=1)] = 100,
         temperature: Temperature = 1.0,
         seed: int | None = None,
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         """Let the model write: plain, with the live steering (the default), or with steering of this request alone. The
         answer says which steering it had; null is the model without steering. One seed gives one text."""
         own = self._own(steering, edits, profile, plain=plain)
@@ -195,7 +195,7 @@ class Reading:
         edits: Edits = None,
         profile: Profile = None,
         top: Annotated[int, Field(ge=1, le=20)] = 1,
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         """The log-probability (natural) of a continuation, in sum and for each token, with the `top` most probable
         tokens at each place. Without steering of its own it is scored plain: the live steering has no effect."""
         before = await self._ids(text, messages)
@@ -268,7 +268,7 @@ class Reading:
         kind: Annotated[
             str, Field(description="logit, or the id or the name of a trained lens (list_lenses).")
         ] = "logit",
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         """A lens: which next tokens the residual stream of a text names after each layer, unsteered."""
         seen = await self._client.lens(
             **given(text=text, messages=messages, layers=layers), top=top, kind=kind
@@ -374,7 +374,7 @@ class Reading:
     @staticmethod
     def _own(
         steering: dict[int, float] | None,
-        edits: list[dict[str, Any]] | None,
+        edits: list[dict[str, object]] | None,
         profile: str | None,
         *,
         plain: bool = False,
@@ -394,7 +394,7 @@ class Reading:
         return {}
 
 
-def given(**fields: Any) -> dict[str, Any]:
+def given(**fields: object) -> dict[str, Any]:
     """The fields that are not None."""
     return {name: value for name, value in fields.items() if value is not None}
 
@@ -410,7 +410,7 @@ def _either(text: str | None, messages: list[Message] | None) -> str | list[Mess
     raise InvalidParameter("give a text or messages, and not both")
 
 
-def _said(answer: Answer) -> dict[str, Any]:
+def _said(answer: Answer) -> dict[str, object]:
     """What an answer says about itself, beside its text."""
     return {
         "model": answer.model,

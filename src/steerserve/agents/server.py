@@ -30,7 +30,7 @@ class Tool:
     """A method as a tool: its name, the schema of its arguments, and its calls."""
 
     def __init__(self, method: Any, *, is_change: bool) -> None:
-        self._arguments: TypeAdapter[Any] = TypeAdapter(method)
+        self._arguments: TypeAdapter[Awaitable[object]] = TypeAdapter(method)
         self.described = types.Tool(
             name=method.__name__,
             description=inspect.getdoc(method),
@@ -40,7 +40,7 @@ class Tool:
             ),
         )
 
-    async def call(self, arguments: Mapping[str, Any]) -> types.CallToolResult:
+    async def call(self, arguments: Mapping[str, object]) -> types.CallToolResult:
         """Arguments that are missing, unknown or of another type are an error of the tool, as refusals are."""
         try:
             answer = await self._arguments.validate_python(ArgsKwargs((), dict(arguments)))
@@ -62,7 +62,7 @@ class Tool:
         return _result(msgspec.to_builtins(answer, str_keys=True))
 
 
-def _result(content: dict[str, Any], *, is_error: bool = False) -> types.CallToolResult:
+def _result(content: dict[str, object], *, is_error: bool = False) -> types.CallToolResult:
     text = msgspec.json.encode(content).decode()
     return types.CallToolResult(
         content=[types.TextContent(type="text", text=text)],
@@ -79,21 +79,21 @@ def tools(client: AsyncClient, *, allow_changes: bool) -> dict[str, Tool]:
     return {one.described.name: one for one in found}
 
 
-def _methods(source: object) -> list[Callable[..., Awaitable[Any]]]:
+def _methods(source: object) -> list[Callable[..., Awaitable[object]]]:
     return [getattr(source, name) for name in vars(type(source)) if not name.startswith("_")]
 
 
-def made(client: AsyncClient, *, allow_changes: bool) -> Server[Any]:
+def made(client: AsyncClient, *, allow_changes: bool) -> Server[object]:
     """The server for a client of a service."""
     known = tools(client, allow_changes=allow_changes)
 
     async def list_tools(
-        _: ServerRequestContext[Any], __: types.PaginatedRequestParams | None
+        _: ServerRequestContext[object], __: types.PaginatedRequestParams | None
     ) -> types.ListToolsResult:
         return types.ListToolsResult(tools=[one.described for one in known.values()])
 
     async def call_tool(
-        _: ServerRequestContext[Any], asked: types.CallToolRequestParams
+        _: ServerRequestContext[object], asked: types.CallToolRequestParams
     ) -> types.CallToolResult:
         tool = known.get(asked.name)
         if tool is None:

@@ -138,7 +138,7 @@ class Answer:
         block = (self.raw.get("service") or {}).get("sae_activations")
         if block is None:
             return None
-        arrays: Any = importlib.import_module("steerserve.client.arrays")
+        arrays = importlib.import_module("steerserve.client.arrays")
         read: Activations = arrays.Activations(block, self._pieces)
         return read
 

@@ -65,7 +65,7 @@ class Call:
     verb: str
     path: str
     query: Mapping[str, object] = field(default_factory=dict)
-    body: Any = msgspec.UNSET
+    body: object = msgspec.UNSET
     headers: Mapping[str, str] = field(default_factory=dict)
     is_streamed: bool = False
     files: Mapping[str, tuple[str, bytes]] = field(default_factory=dict)
@@ -73,12 +73,13 @@ class Call:
     @property
     def options(self) -> dict[str, Any]:
         """The options with which the HTTP client builds the request."""
-        options: dict[str, Any] = {"params": self.query, "headers": dict(self.headers)}
+        headers = dict(self.headers)
+        options: dict[str, Any] = {"params": self.query, "headers": headers}
         if self.files:
             return options | {"data": self.body, "files": self.files}
         if self.body is not msgspec.UNSET:
             options["content"] = msgspec.json.encode(self.body)
-            options["headers"]["content-type"] = "application/json"
+            headers["content-type"] = "application/json"
         return options
 
 
@@ -146,7 +147,7 @@ class Method(ABC, Generic[P, T]):
         return self.function
 
     @abstractmethod
-    def steps(self, noun: Noun[Any], *args: Any, **kwargs: Any) -> Steps[T]: ...
+    def steps(self, noun: Noun[Mode], *args: object, **kwargs: object) -> Steps[T]: ...
 
     @overload
     def __get__(self, noun: None, owner: object) -> Self: ...
@@ -157,7 +158,7 @@ class Method(ABC, Generic[P, T]):
     @overload
     def __get__(self, noun: Noun[Awaited], owner: object) -> Callable[P, Awaitable[T]]: ...
 
-    def __get__(self, noun: Noun[Any] | None, owner: object) -> Any:
+    def __get__(self, noun: Noun[Mode] | None, owner: object) -> object:
         if noun is None:
             return self
 
@@ -176,7 +177,7 @@ def _without_first(signature: inspect.Signature) -> inspect.Signature:
 class Composed(Method[P, T]):
     """A method of several steps, written as their generator."""
 
-    def steps(self, noun: Noun[Any], *args: Any, **kwargs: Any) -> Steps[T]:
+    def steps(self, noun: Noun[Mode], *args: object, **kwargs: object) -> Steps[T]:
         return cast("Steps[T]", self.function(noun, *args, **kwargs))
 
 
@@ -253,7 +254,7 @@ class Route(Method[P, T]):
         """The type of the answer."""
         return get_type_hints(self.function)["return"]
 
-    def steps(self, noun: Noun[Any], *args: Any, **kwargs: Any) -> Steps[T]:
+    def steps(self, noun: Noun[Mode], *args: object, **kwargs: object) -> Steps[T]:
         given = dict(self._signature.bind(noun, *args, **kwargs).arguments)
         retries = noun._runner.retries
         if isinstance(given.get("model_id"), str):
@@ -262,7 +263,7 @@ class Route(Method[P, T]):
         reply = yield from answered(self.call(given), retries)
         return cast("T", self.read(reply))
 
-    def call(self, given: Mapping[str, Any]) -> Call:
+    def call(self, given: Mapping[str, object]) -> Call:
         """The request for these arguments."""
         lease = given.get("lease")
         body: object = {name: given[name] for name in self.fields if name in given}
@@ -275,7 +276,7 @@ class Route(Method[P, T]):
             self.path.format_map({name: _part(given[name]) for name in self.named}),
             {name: given[name] for name in self.query if given.get(name) is not None},
             body,
-            {} if lease is None else {LEASE: lease},
+            {} if lease is None else {LEASE: str(lease)},
         )
 
     def read(self, reply: Reply) -> object:
@@ -299,12 +300,12 @@ def route(
     *,
     query: Sequence[str] = (),
     items: str | None = None,
-    read: Callable[[Reply], Any] | None = None,
+    read: Callable[[Reply], object] | None = None,
 ) -> Callable[[Callable[Concatenate[Any, P], T]], Route[P, T]]:
     """The method of a route, from a function whose body is never run. `items` names the list of the answer where the
     method returns a `Listing`. `read` reads an answer whose form the annotation cannot tell."""
 
-    def made(function: Callable[Concatenate[object, P], T]) -> Route[P, T]:
+    def made(function: Callable[Concatenate[Any, P], T]) -> Route[P, T]:
         return Route(verb, path, function, query, items, read)
 
     return made

@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import closing
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast, overload
 from urllib.parse import urlsplit
 
@@ -52,6 +53,7 @@ RETRIES = 2
 """How often a request that was refused with 503 is sent again."""
 
 Messages = Sequence[Mapping[str, object]]
+T = TypeVar("T")
 Whole = TypeVar("Whole", covariant=True)
 Pieces = TypeVar("Pieces", covariant=True)
 
@@ -111,7 +113,7 @@ class Service(Noun[Mode]):
         """Make the HTTP client."""
         raise NotImplementedError
 
-    def run(self, steps: Steps[Any]) -> Any:
+    def run(self, steps: Steps[T]) -> T | Awaitable[T]:
         raise NotImplementedError
 
     def __repr__(self) -> str:
@@ -182,14 +184,14 @@ class Service(Noun[Mode]):
 
     @composed
     def embed(
-        self, /, texts: str | Sequence[str], *, model: str | None = None, **body: Any
+        self, /, texts: str | Sequence[str], *, model: str | None = None, **body: object
     ) -> Steps[NDArray[np.float32]]:
         """The vectors of texts: float32 [texts, width]. They are never steered."""
-        one: Service[Any] = self
+        one: Service[Mode] = self
         named = yield from one._model(model)
         whole = {"model": named, "input": [texts] if isinstance(texts, str) else texts, **body}
         reply = yield from answered(Call("POST", "/v1/embeddings", body=whole), one.retries)
-        arrays: Any = importlib.import_module("steerserve.client.arrays")
+        arrays = importlib.import_module("steerserve.client.arrays")
         return cast("NDArray[np.float32]", arrays.vectors(json.loads(reply.body)))
 
     def _headers(self) -> dict[str, str]:
@@ -279,35 +281,35 @@ class Asking(Generic[Whole, Pieces]):
     @overload
     def __call__(
         self,
-        prompt: str | Sequence[Any],
+        prompt: str | Sequence[object],
         *,
         model: str | None = None,
         stream: Literal[False] = False,
         lease: str | None = None,
-        **body: Any,
+        **body: object,
     ) -> Whole: ...
 
     @overload
     def __call__(
         self,
-        prompt: str | Sequence[Any],
+        prompt: str | Sequence[object],
         *,
         model: str | None = None,
         stream: Literal[True],
         lease: str | None = None,
-        **body: Any,
+        **body: object,
     ) -> Pieces: ...
 
     def __call__(
         self,
-        prompt: str | Sequence[Any],
+        prompt: str | Sequence[object],
         *,
         model: str | None = None,
         stream: bool = False,
         lease: str | None = None,
-        **body: Any,
+        **body: object,
     ) -> Any:
-        asked: dict[str, Any] = {"prompt": prompt}
+        asked: dict[str, object] = {"prompt": prompt}
         if self._path == CHAT:
             one = [{"role": "user", "content": prompt}]
             asked = {"messages": one if isinstance(prompt, str) else prompt}
@@ -323,7 +325,7 @@ class Client(Service[Blocking]):
         self.chat: Asking[Answer, Stream] = Asking(self._text, CHAT)
         self.complete: Asking[Answer, Stream] = Asking(self._text, COMPLETIONS)
 
-    def openai(self, **options: Any) -> openai.OpenAI:
+    def openai(self, **options: object) -> openai.OpenAI:
         """The official client of the OpenAI API, for this service.
 
         Raises:
@@ -342,7 +344,7 @@ class Client(Service[Blocking]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def run(self, steps: Steps[Any]) -> Any:
+    def run(self, steps: Steps[T]) -> T:
         try:
             step = next(steps)
             while True:
@@ -353,7 +355,8 @@ class Client(Service[Blocking]):
                 else:
                     step = steps.send(made)
         except StopIteration as end:
-            return end.value
+            value: T = end.value
+            return value
 
     def _make(self, step: Call | Pause) -> Reply | None:
         if isinstance(step, Pause):
@@ -397,7 +400,7 @@ class AsyncClient(Service[Awaited]):
             self._text, COMPLETIONS
         )
 
-    def openai(self, **options: Any) -> openai.AsyncOpenAI:
+    def openai(self, **options: object) -> openai.AsyncOpenAI:
         """The official client of the OpenAI API, for this service.
 
         Raises:
@@ -416,7 +419,7 @@ class AsyncClient(Service[Awaited]):
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def run(self, steps: Steps[Any]) -> Any:
+    async def run(self, steps: Steps[T]) -> T:
         try:
             step = next(steps)
             while True:
@@ -427,7 +430,8 @@ class AsyncClient(Service[Awaited]):
                 else:
                     step = steps.send(made)
         except StopIteration as end:
-            return end.value
+            value: T = end.value
+            return value
 
     async def _make(self, step: Call | Pause) -> Reply | None:
         if isinstance(step, Pause):
@@ -464,7 +468,7 @@ class AsyncClient(Service[Awaited]):
             await response.aclose()
 
 
-def _openai() -> Any:
+def _openai() -> ModuleType:
     try:
         return importlib.import_module("openai")
     except ImportError:

@@ -36,7 +36,7 @@ class ServiceError(Exception):
         message: str,
         *,
         status: int | None = None,
-        details: Mapping[str, Any] | None = None,
+        details: Mapping[str, object] | None = None,
         retry_after: float | None = None,
     ) -> None:
         super().__init__(message)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Literal, overload
 
 import msgspec
 
@@ -416,7 +416,7 @@ class Saes(Noun[Mode]):
             wait: whether the answer waits for the download.
             progress: whether a bar shows the download meanwhile.
         """
-        where: dict[str, Any] = (
+        where: dict[str, object] = (
             {"local_path": repo_or_path}
             if repo_or_path[:1] in ("/", ".", "~")
             else {"repository_id": repo_or_path}
@@ -478,7 +478,7 @@ class _RawSaeList(msgspec.Struct):
 
     saes: list[SaeRecord]
     total: int
-    attachment: dict[str, Any]
+    attachment: dict[str, object]
 
 
 def _sae_list(reply: Reply) -> Listing[SaeRecord, SaeList]:
@@ -940,7 +940,7 @@ class Clusters(Noun[Mode]):
     def delete(self, cluster_id: str) -> DeletedProfile: ...
 
     @route("GET", "/api/clusters/{cluster_id}/export")
-    def export(self, cluster_id: str) -> dict[str, Any]: ...
+    def export(self, cluster_id: str) -> dict[str, object]: ...
 
     @route("GET", "/api/clusters/hub/search")
     def search_hub(
@@ -1008,7 +1008,7 @@ class Circuits(Noun[Mode]):
     def delete(self, circuit_id: str) -> DeletedCircuit: ...
 
     @route("GET", "/api/circuits/{circuit_id}/export")
-    def export(self, circuit_id: str) -> dict[str, Any]: ...
+    def export(self, circuit_id: str) -> dict[str, object]: ...
 
     @route("GET", "/api/circuits/claims")
     def claims(self) -> Listing[ClaimedLayer, ClaimedLayers]:
@@ -1305,7 +1305,7 @@ class Health(Noun[Mode]):
     @overload
     def __call__(self: Health[Awaited]) -> Awaitable[DetailedHealth]: ...
 
-    def __call__(self: Any) -> Any:
+    def __call__(self) -> object:
         return self.detailed()
 
     @route("GET", "/api/health")

@@ -18,7 +18,7 @@ _PLAIN = 'style="text-align:left;vertical-align:top"'
 _COLOUR = "255,140,0"
 
 
-def facts(entry: Any) -> dict[str, Any]:
+def facts(entry: object) -> dict[str, object]:
     """An entry as a row: its fields, or itself under the name `value`."""
     plain = msgspec.to_builtins(entry)
     return plain if isinstance(plain, dict) else {"value": plain}

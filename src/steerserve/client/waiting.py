@@ -121,7 +121,7 @@ def until_cached(sae_id: str, retries: int, *, progress: bool) -> Steps[SaeDetai
 class _RawJob(JobFacts, frozen=True, kw_only=True):
     """A job before it is known which form its result has."""
 
-    result: Any
+    result: object
 
 
 class _RawJobAnswer(msgspec.Struct):

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
 
 import structlog
 
@@ -41,7 +40,7 @@ class DownloadError:
     model_id: int
     code: str
     message: str
-    details: dict[str, Any]
+    details: dict[str, object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +228,7 @@ Unsent = ActiveProfileChanged | ServedCircuitsChanged | ModelLeaving | RequestsH
 """The events that only owners get."""
 
 Event = Sent | Unsent
-Subscriber = Callable[[Any], None]
+Subscriber = Callable[[Event], None]
 
 
 class Bus:

@@ -6,7 +6,6 @@ import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
-from typing import Any
 
 from sqlalchemy import delete, func, insert, select, update
 
@@ -168,7 +167,7 @@ class BatchStore:
             rows = await connection.execute(asked.order_by(batches.c.created_at, batches.c.id))
             return list(rows.scalars())
 
-    async def change(self, row: BatchRow, status: BatchStatus, **values: Any) -> BatchRow:
+    async def change(self, row: BatchRow, status: BatchStatus, **values: object) -> BatchRow:
         """Change a batch whose status is that of the row, and note the time where the status changes. Returns the batch
         as it is then."""
         times = dict(row.times)
@@ -240,7 +239,9 @@ class BatchStore:
             )
             await self._room.check(connection)
 
-    async def end(self, row: BatchRow, status: BatchStatus, keep: timedelta, **values: Any) -> None:
+    async def end(
+        self, row: BatchRow, status: BatchStatus, keep: timedelta, **values: object
+    ) -> None:
         """End a batch whose status is that of the row: write its files, for the time that it names or else for `keep`,
         and its status. A file without lines is not written."""
         now = self._now()

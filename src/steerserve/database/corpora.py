@@ -8,7 +8,8 @@ from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import delete, func, insert, select, update
+from sqlalchemy import ColumnElement, delete, func, insert, select, update
+from sqlalchemy.engine import RowMapping
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -324,7 +325,7 @@ class CorpusStore:
 
     # ------------------------------------------------------------- inside
 
-    async def _first(self, matches: Any) -> CorpusRow | None:
+    async def _first(self, matches: ColumnElement[bool]) -> CorpusRow | None:
         async with self._database.read() as connection:
             row = (await connection.execute(select(corpora).where(matches))).mappings().first()
         return None if row is None else _record(row)
@@ -365,10 +366,10 @@ async def _change(
         raise _unknown(corpus_id)
 
 
-def _record(row: Mapping[Any, Any]) -> CorpusRow:
+def _record(row: RowMapping) -> CorpusRow:
     return CorpusRow(**{f.name: row[f.name] for f in fields(CorpusRow)})
 
 
-def _sae(row: Mapping[Any, Any]) -> ReadSae:
+def _sae(row: RowMapping) -> ReadSae:
     values = {f.name: row[f.name] for f in fields(ReadSae)}
     return ReadSae(**values | {name: bytes(values[name]) for name in ("maxima", "counts")})

@@ -343,7 +343,7 @@ def _record(row: RowMapping) -> ProfileRow:
     return ProfileRow(**values)
 
 
-def _columns(values: Mapping[str, Any]) -> dict[str, Any]:
+def _columns(values: Mapping[str, Any]) -> dict[str, object]:
     origin = values.get("origin")
     return {**values, "origin": asdict(origin)} if origin is not None else dict(values)
 

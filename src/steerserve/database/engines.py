@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable
-from typing import Any
 
 from sqlalchemy import URL, Connection, event
+from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
 
@@ -65,10 +65,10 @@ def _naming(file: SqliteFile) -> Callable[..., None]:
     return name
 
 
-def _preparing(file: SqliteFile, busy_ms: int) -> Callable[[object, object], None]:
+def _preparing(file: SqliteFile, busy_ms: int) -> Callable[[DBAPIConnection, object], None]:
     """A function that sets up each new connection to a SQLite file."""
 
-    def prepare(connection: Any, _record: Any) -> None:
+    def prepare(connection: DBAPIConnection, _record: object) -> None:
         cursor = connection.cursor()
         cursor.execute("PRAGMA database_list")
         (_, _, opened), *_ = cursor.fetchall()

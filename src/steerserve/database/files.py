@@ -8,7 +8,8 @@ from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any, TypeVar
 
-from sqlalchemy import Table, and_, delete, func, insert, or_, select, tuple_, update
+from sqlalchemy import ColumnElement, Table, and_, delete, func, insert, or_, select, tuple_, update
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from steerserve.database.catalog import Clock, utc_now
 from steerserve.database.db import Database
@@ -184,7 +185,7 @@ class FileStore:
 
     # ------------------------------------------------------------- inside
 
-    async def _remove(self, connection: Any, row: FileRow) -> None:
+    async def _remove(self, connection: AsyncConnection, row: FileRow) -> None:
         done = await connection.execute(delete(files).where(files.c.id == row.id))
         if not done.rowcount:
             raise unknown(row.id)
@@ -201,7 +202,7 @@ class FileStore:
             .values(stored_bytes=batches.c.stored_bytes - gone)
         )
 
-    def _is_there(self) -> Any:
+    def _is_there(self) -> ColumnElement[bool]:
         in_use = select(batches.c.input_file_id).where(batches.c.status.in_(UNFINISHED))
         lasts = or_(files.c.expires_at.is_(None), files.c.expires_at > self._now())
         return or_(lasts, files.c.id.in_(in_use))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
-from sqlalchemy import Table, delete, func, insert, select
+from sqlalchemy import ColumnElement, Table, delete, func, insert, select
+from sqlalchemy.engine import RowMapping
 from sqlalchemy.exc import IntegrityError
 
 from steerserve.database.catalog import Clock, utc_now
@@ -104,7 +105,7 @@ class NamedStore(Generic[Row]):
             raise self._taken(row.name) from error
         return row
 
-    async def _first(self, id_or_name: str, columns: Sequence[Any]) -> Any:
+    async def _first(self, id_or_name: str, columns: Sequence[ColumnElement[object]]) -> RowMapping:
         row = None
         if not UNSTORABLE.search(id_or_name):
             # no name looks like an id, so that only one row can match
@@ -115,7 +116,7 @@ class NamedStore(Generic[Row]):
             raise self._unknown(id_or_name)
         return row
 
-    def _record(self, row: Any) -> Row:
+    def _record(self, row: RowMapping) -> Row:
         return self._kind(**{column.name: row[column.name] for column in self._read})
 
     def _unknown(self, id_or_name: str) -> Refusal:

@@ -29,7 +29,7 @@ class ProbeRow:
     model_hint: str | None
     width: int
     layers: tuple[ProbeLayer, ...]
-    source: dict[str, Any]
+    source: dict[str, object]
     layer_convention: Convention
     layer_offset: int
     warnings: tuple[str, ...]
@@ -71,7 +71,11 @@ class ProbeStore(DirectionStore[ProbeRow]):
         )
 
     async def add(
-        self, name: str, read: ReadProbe, source: dict[str, Any], training: dict[str, Any] | None
+        self,
+        name: str,
+        read: ReadProbe,
+        source: dict[str, object],
+        training: dict[str, object] | None,
     ) -> ProbeRow:
         """Store a probe under a new id.
 

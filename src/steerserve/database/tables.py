@@ -69,7 +69,7 @@ class FeatureValues(TypeDecorator[dict[int, float]]):
         return msgspec.json.decode(value, type=dict[int, float]) if value is not None else None
 
 
-class JsonObject(TypeDecorator[dict[str, Any]]):
+class JsonObject(TypeDecorator[dict[str, object]]):
     """A JSON object, stored as its text."""
 
     impl = Text
@@ -78,7 +78,7 @@ class JsonObject(TypeDecorator[dict[str, Any]]):
     def process_bind_param(self, value: dict[str, object] | None, dialect: Dialect) -> object:
         return json.dumps(value, allow_nan=False) if value is not None else None
 
-    def process_result_value(self, value: Any, dialect: Dialect) -> dict[str, Any] | None:
+    def process_result_value(self, value: str | None, dialect: Dialect) -> dict[str, object] | None:
         return json.loads(value) if value is not None else None
 
 
@@ -108,7 +108,7 @@ class Encoded(TypeDecorator[Any]):
     def process_bind_param(self, value: object, dialect: Dialect) -> object:
         return msgspec.json.encode(value).decode() if value is not None else None
 
-    def process_result_value(self, value: Any, dialect: Dialect) -> Any:
+    def process_result_value(self, value: str | None, dialect: Dialect) -> Any:
         return msgspec.json.decode(value, type=self.kind) if value is not None else None
 
 

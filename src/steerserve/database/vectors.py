@@ -6,7 +6,6 @@ import secrets
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 from sqlalchemy import select
 
@@ -41,11 +40,11 @@ class VectorRow:
     width: int
     layers: tuple[LayerNorm, ...]
     suggested_value: float | None
-    source: dict[str, Any]
+    source: dict[str, object]
     layer_convention: str
     layer_offset: int
     warnings: list[str]
-    training: dict[str, Any] | None
+    training: dict[str, object] | None
     created_at: datetime
 
 
@@ -91,8 +90,8 @@ class VectorStore(DirectionStore[VectorRow]):
         self,
         name: str,
         read: ReadVector,
-        source: dict[str, Any],
-        training: dict[str, Any] | None = None,
+        source: dict[str, object],
+        training: dict[str, object] | None = None,
     ) -> VectorRow:
         """Store a vector under a new id.
 

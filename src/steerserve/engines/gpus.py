@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from types import ModuleType
 from typing import Any, TypeVar
 
 import pynvml
@@ -18,7 +19,7 @@ HIDDEN = "the driver does not tell the memory of single processes"
 
 
 def read(
-    environ: Mapping[str, str] = os.environ, nvml: Any = pynvml
+    environ: Mapping[str, str] = os.environ, nvml: ModuleType = pynvml
 ) -> tuple[list[Card], str | None]:
     """Every card, and the reason why there are none or why some are missing. It blocks for milliseconds to seconds.
 
@@ -48,7 +49,7 @@ def torch_version() -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
-    nvml: Any
+    nvml: ModuleType
 
     def all(self, environ: Mapping[str, str]) -> tuple[list[Card], str | None]:
         uuids = [self._uuid(index) for index in range(self.nvml.nvmlDeviceGetCount())]

@@ -37,9 +37,9 @@ class SteerserveAPI(OpenAIAPI):
         config: GenerateConfig = GenerateConfig(),
         profile: str | None = None,
         steering_intensity: float | str | None = None,
-        interventions: Any = None,
-        sae_steering: Any = None,
-        **others: Any,
+        interventions: object = None,
+        sae_steering: object = None,
+        **others: object,
     ) -> None:
         of = steering.Steering.of(profile, interventions=interventions, sae_steering=sae_steering)
         self.body = dict(of.fields)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass
-from typing import Any
 
 import steerserve
 from steerserve.control.models.views import ModelRecord
@@ -16,16 +15,18 @@ class Steering:
     """The steering of an evaluation: a profile, or fields of a request."""
 
     profile: str | None
-    fields: dict[str, Any]
+    fields: dict[str, object]
 
     @classmethod
-    def of(cls, profile: str | None, **fields: Any) -> Steering:
+    def of(cls, profile: str | None, **fields: object) -> Steering:
         """The steering from arguments, whose values are objects, or JSON texts of objects.
 
         Raises:
             ValueError: naming the argument that is no object.
         """
-        read = {name: _object(name, value) for name, value in fields.items() if value is not None}
+        read: dict[str, object] = {
+            name: _object(name, value) for name, value in fields.items() if value is not None
+        }
         return cls(profile, read)
 
     def named(self, model: str) -> str:

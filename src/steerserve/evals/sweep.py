@@ -89,7 +89,12 @@ class Rehearsed(SteerserveLM):
         self.answers: Mapping[str, object] | None = None
 
     def model_call(
-        self, messages: Any, *, generate: bool = True, gen_kwargs: Any = None, **others: Any
+        self,
+        messages: Sequence[object],
+        *,
+        generate: bool = True,
+        gen_kwargs: object = None,
+        **others: Any,
     ) -> Any:
         payload = self._create_payload(
             self.create_message(messages),

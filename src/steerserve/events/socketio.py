@@ -11,7 +11,6 @@ import re
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import asdict
-from typing import Any
 
 import engineio.packet
 import socketio
@@ -232,7 +231,7 @@ class Sessions(socketio.AsyncManager):  # type: ignore[misc]
     session; the base class would start a task for each client. The base class sends all other events."""
 
     async def emit(
-        self, event: str, data: object, namespace: str, room: object = None, **options: Any
+        self, event: str, data: object, namespace: str, room: object = None, **options: object
     ) -> None:
         if room is not None or any(options.get(name) for name in ("to", "skip_sid", "callback")):
             await super().emit(event, data, namespace, room, **options)

@@ -92,7 +92,7 @@ class _Found:
     convention: Convention = "resid_post"
     model_hint: str | None = None
     warnings: list[str] = field(default_factory=list)
-    training: dict[str, Any] | None = None
+    training: dict[str, object] | None = None
     is_named: bool = True
 
 
@@ -328,7 +328,7 @@ def _placed(file: str, found: _Found, options: ReadOptions) -> ReadProbe:
 
 
 def _layer(
-    file: VectorFile, said: Mapping[str, Any], key: str, options: ReadOptions, found: _Found
+    file: VectorFile, said: Mapping[str, object], key: str, options: ReadOptions, found: _Found
 ) -> int:
     """The layer that the metadata say, or the client where they are not there."""
     if key in said:
@@ -422,6 +422,6 @@ def _whole(file: str, key: str, text: str) -> int:
     return int(text)
 
 
-def _text(said: Mapping[str, Any], key: str) -> str | None:
+def _text(said: Mapping[str, object], key: str) -> str | None:
     value = said.get(key)
     return value if isinstance(value, str) and value else None

@@ -18,6 +18,7 @@ from typing import Any, cast
 
 import httptools
 import uvicorn
+from uvicorn._types import ASGI3Application, ASGIApplication, HTTPScope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from steerserve.errors import Refusal
@@ -44,7 +45,7 @@ CLOSE_SECONDS = 2
 
 
 def configuration(
-    application: Any, settings: Settings, limit: int | None = None, **options: Any
+    application: ASGIApplication | str, settings: Settings, limit: int | None = None, **options: Any
 ) -> uvicorn.Config:
     """The web server of the application, with so many connections at most, by default MAX_CONNECTIONS."""
     connections = Connections(settings, limit)
@@ -207,7 +208,7 @@ class HttpLink(HttpToolsProtocol):
 
     # ------------------------------------------------------------- what an answer tells
 
-    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._answering = cycle
         super()._start_asgi_task(cycle, app)
 
@@ -284,13 +285,13 @@ class HttpLink(HttpToolsProtocol):
     def _cycle(self, refusal: Refusal) -> RequestResponseCycle:
         """An exchange whose request is the part that arrived, and whose answer is the refusal."""
         path = self.url.partition(b"?")[0].decode("latin-1") if self._is_arriving else "/"
-        scope: Any = {
+        scope: HTTPScope = {
             "type": "http",
             "asgi": {"version": self.asgi_version, "spec_version": "2.3"},
             "http_version": "1.1",
             "server": self.server,
             "client": self.client,
-            "scheme": self.scheme,
+            "scheme": self.scheme or "http",
             "root_path": self.root_path,
             "method": self.parser.get_method().decode("ascii"),
             "path": path,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
 import httpx2
 import msgspec
@@ -55,7 +54,7 @@ class ChatEndpoint:
         Raises:
             Refusal: LABEL_ENDPOINT_FAILED. No text of the endpoint is in it.
         """
-        body: dict[str, Any] = {
+        body: dict[str, object] = {
             "model": model,
             "messages": [{"role": "user", "content": text}],
             "max_tokens": max_tokens,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 from urllib.parse import urlencode
 
 from huggingface_hub import hf_hub_url
@@ -64,9 +63,9 @@ def content(job: ReadContent, session: Session) -> ContentRead:
     return ContentRead(bytes(body))
 
 
-def _repository(entry: Any) -> FoundRepository | None:
+def _repository(entry: object) -> FoundRepository | None:
     name = entry.get("id") if isinstance(entry, dict) else None
-    if not isinstance(name, str):
+    if not isinstance(entry, dict) or not isinstance(name, str):
         return None
     try:
         check_repo_id(name)

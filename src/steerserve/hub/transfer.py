@@ -18,7 +18,6 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import httpx2
 from huggingface_hub import get_hf_file_metadata, hf_hub_url
@@ -302,7 +301,7 @@ def _goes_on(response: httpx2.Response, have: int) -> bool:
     )
 
 
-def _hasher(digest: str | None, size: int) -> Any:
+def _hasher(digest: str | None, size: int) -> hashlib._Hash | None:
     """The hash function for a digest: SHA-256 of the content, or SHA-1 of the git blob. None for a digest of another
     form."""
     if digest is None or not re.fullmatch(r"[0-9a-f]+", digest):

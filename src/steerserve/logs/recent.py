@@ -16,7 +16,6 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 from steerserve.logs.lines import Level, LoggedException, LogLine, LogLines, Value
 from steerserve.logs.setup import printable, scrub
@@ -85,7 +84,7 @@ class RecentLines(logging.Handler):
 
 
 def _line(number: int, record: logging.LogRecord) -> LogLine:
-    facts: dict[str, Any] = {}
+    facts: dict[str, object] = {}
     if record.name.partition(".")[0] == _OURS and isinstance(record.msg, dict):
         facts = dict(scrub(None, "", dict(record.msg)))
     event = str(facts["event"]) if "event" in facts else _text_of_library(record)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from steerserve.messages.sensing import SensedEdges, SensedSpans, Window
 from steerserve.messages.values import ChatTemplate, Message
@@ -278,7 +278,7 @@ class Refused(Message, frozen=True):
     code: str
     message: str
     param: str | None = None
-    details: dict[str, Any] = {}
+    details: dict[str, object] = {}
 
 
 class Started(Message, frozen=True):

@@ -81,7 +81,7 @@ class Continuation:
             rendered = before
         return rendered + self._partial
 
-    def skeleton(self) -> list[dict[str, Any]]:
+    def skeleton(self) -> list[dict[str, object]]:
         """The messages with a mark in the place of each content. Rendered, they tell what the template writes around
         the contents."""
         return [

@@ -3,7 +3,7 @@ converted by them while the service runs."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, NotRequired
+from typing import Annotated, Literal, NotRequired
 
 from pydantic import ConfigDict, WithJsonSchema, with_config
 from typing_extensions import TypedDict
@@ -263,7 +263,7 @@ class AnswerFormat(TypedDict):
     type: Literal["text", "json_object", "json_schema"]
     name: NotRequired[str]
     strict: NotRequired[bool]
-    schema: NotRequired[dict[str, Any] | bool]
+    schema: NotRequired[dict[str, object] | bool]
 
 
 class AnswerText(TypedDict):
@@ -462,7 +462,7 @@ class Fault(TypedDict):
     type: str
     code: FaultCode
     param: str | None
-    details: NotRequired[dict[str, Any]]
+    details: NotRequired[dict[str, object]]
     retry_after: NotRequired[int]
 
 
@@ -473,12 +473,12 @@ class FaultBody(TypedDict):
     error: Fault
 
 
-def answered(kind: Any) -> dict[int | str, dict[str, Any]]:
+def answered(kind: object) -> dict[int | str, dict[str, object]]:
     """The answer of a route, for its declaration."""
     return {200: {"model": kind, "description": "the answer"}}
 
 
-def streamed(kind: Any) -> dict[int | str, dict[str, Any]]:
+def streamed(kind: object) -> dict[int | str, dict[str, object]]:
     """The answer of a route that can stream, for its declaration."""
     words = "the answer; with `stream: true` as server-sent events"
     return {200: {"model": kind, "description": words, "content": {"text/event-stream": {}}}}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
-from typing import Any, cast
+from typing import cast
 
 import structlog
 from fastapi import APIRouter, Request
@@ -66,7 +66,7 @@ def _refused(refusal: Refusal) -> Answered:
 
 
 def _request(endpoint: str, body: bytes, client: str) -> Request:
-    scope: MutableMapping[str, Any] = {
+    scope: MutableMapping[str, object] = {
         "type": "http",
         "method": "POST",
         "path": endpoint,
@@ -75,13 +75,15 @@ def _request(endpoint: str, body: bytes, client: str) -> Request:
         "client": None,
         CLIENT: clients.in_background(client),
     }
-    parts = [{"type": "http.request", "body": body}]
+    parts: list[MutableMapping[str, object]] = [{"type": "http.request", "body": body}]
 
-    async def receive() -> MutableMapping[str, Any]:
+    async def receive() -> MutableMapping[str, object]:
         if parts:
             return parts.pop()
         # nobody goes away before the answer
-        gone: asyncio.Future[MutableMapping[str, Any]] = asyncio.get_running_loop().create_future()
+        gone: asyncio.Future[MutableMapping[str, object]] = (
+            asyncio.get_running_loop().create_future()
+        )
         return await gone
 
     return Request(scope, receive)

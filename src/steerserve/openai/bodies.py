@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -64,7 +64,7 @@ class JsonSchema(Body):
 
     name: Annotated[str, Field(min_length=1, max_length=NAME_MAXIMUM)]
     strict: bool | None = None
-    schema_: Annotated[dict[str, Any] | bool, Field(alias="schema")]
+    schema_: Annotated[dict[str, object] | bool, Field(alias="schema")]
 
 
 class ResponseFormat(Body):
@@ -147,7 +147,7 @@ class Written(Body):
     presence_penalty: Annotated[Finite, Field(ge=-2, le=2)] | None = None
     seed: Annotated[int, Field(ge=0, le=SEED_MAXIMUM)] | None = None
     sae_steering: SaeSteeringBody | None = None
-    interventions: Annotated[Any, WithJsonSchema(_INTERVENTIONS)] = None
+    interventions: Annotated[object, WithJsonSchema(_INTERVENTIONS)] = None
     return_steering_report: bool | None = None
     return_logprobs: ReturnLogprobs | None = None
     return_readings: (
@@ -185,8 +185,8 @@ class Dialed(Body):
     """The fields of conversations: whose steering, how much of it, and the variables of the template."""
 
     profile: Annotated[str, Field(min_length=1)] | None = None
-    steering_intensity: Annotated[Any, WithJsonSchema(_INTENSITY)] = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    steering_intensity: Annotated[object, WithJsonSchema(_INTENSITY)] = None
+    chat_template_kwargs: dict[str, object] | None = None
 
 
 class ChatBody(Sampled, Dialed):
@@ -241,7 +241,7 @@ class TextFormat(Body):
     type: Literal["text", "json_object", "json_schema"]
     name: Annotated[str, Field(min_length=1, max_length=NAME_MAXIMUM)] | None = None
     strict: bool | None = None
-    schema_: Annotated[dict[str, Any] | bool | None, Field(alias="schema")] = None
+    schema_: Annotated[dict[str, object] | bool | None, Field(alias="schema")] = None
 
 
 class TextOptions(Body):
@@ -336,7 +336,7 @@ _HEADERS = (
 )
 
 
-def validated(kind: type[Kind], raw: dict[str, Any]) -> Kind:
+def validated(kind: type[Kind], raw: dict[str, object]) -> Kind:
     """The body of a request.
 
     Raises:
@@ -392,7 +392,7 @@ def documented(kind: type[BaseModel]) -> dict[str, object]:
     }
 
 
-def described(kind: type[BaseModel]) -> dict[str, Any]:
+def described(kind: type[BaseModel]) -> dict[str, object]:
     """The body of a route that reads it itself, for the API description."""
     schema = kind.model_json_schema(ref_template="#/components/schemas/{model}")
     definitions = schema.pop("$defs", {})
@@ -400,7 +400,7 @@ def described(kind: type[BaseModel]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": inline}}}}
 
 
-def _inlined(node: object, definitions: dict[str, Any]) -> Any:
+def _inlined(node: object, definitions: dict[str, object]) -> object:
     if isinstance(node, dict):
         if "$ref" in node:
             return _inlined(definitions[node["$ref"].rpartition("/")[2]], definitions)

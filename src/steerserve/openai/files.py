@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response, StreamingResponse
@@ -30,7 +30,7 @@ _WHOLE = re.compile(r"[0-9]{1,9}", re.ASCII)
 
 Purpose = Literal["batch", "batch_output"]
 
-_FORM: dict[str, Any] = {
+_FORM: dict[str, object] = {
     "requestBody": {
         "required": True,
         "content": {
@@ -53,7 +53,7 @@ _FORM: dict[str, Any] = {
         },
     }
 }
-_CONTENT: dict[int | str, dict[str, Any]] = {
+_CONTENT: dict[int | str, dict[str, object]] = {
     200: {
         "description": "the lines of the file",
         "content": {"application/jsonl": {"schema": {"type": "string", "format": "binary"}}},

@@ -240,7 +240,7 @@ class Intake:
             if name not in honoured or not fields.means_no_change(name, value, route)
         }
         prefix = _PREFIXES.get(route)
-        base = {
+        base: dict[str, Any] = {
             "answer_id": f"{prefix}{secrets.token_hex(12)}" if prefix else "",
             "ignored": tuple(ignored),
             "lease": arrived.lease,

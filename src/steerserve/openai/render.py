@@ -10,7 +10,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 import structlog
@@ -274,7 +273,7 @@ def _ending(
     return {"usage": usage, **steering(opened.run, intent, choices)}
 
 
-def failure(error: Exception, parts: AnswerParts) -> dict[str, Any]:
+def failure(error: Exception, parts: AnswerParts) -> dict[str, dict[str, object]]:
     """The error event of a stream which failed after its 200 was sent. An error that is no refusal is logged."""
     if isinstance(error, Refusal):
         refusal = error
@@ -368,7 +367,7 @@ def _usage(started: Started, choices: list[AnswerChoice]) -> dict[str, int]:
     }
 
 
-def error_body(refusal: Refusal) -> dict[str, Any]:
+def error_body(refusal: Refusal) -> dict[str, dict[str, object]]:
     """A refusal in the form of the OpenAI API. A refusal without details has no field `details`."""
     row = refusal.row
     error: dict[str, object] = {
@@ -386,7 +385,7 @@ def error_bytes(refusal: Refusal) -> bytes:
     return _json(error_body(refusal))
 
 
-def in_stream(refusal: Refusal, retry_after: int | None) -> dict[str, Any]:
+def in_stream(refusal: Refusal, retry_after: int | None) -> dict[str, dict[str, object]]:
     """The error event of a refusal inside a stream. The headers were sent before, so `retry_after` is a field here."""
     body = error_body(refusal)
     if retry_after is not None:

@@ -5,11 +5,17 @@ from __future__ import annotations
 from functools import cache, reduce
 from operator import or_
 from types import UnionType
-from typing import Any, NotRequired, Union, get_args, get_origin, get_type_hints
+from typing import Any, NotRequired, Protocol, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import UnsetType
 from typing_extensions import TypedDict
+
+
+class _Schemas(Protocol):
+    """What pydantic gives a class to describe itself with."""
+
+    def generate_schema(self, source: object) -> object: ...
 
 
 class Form(msgspec.Struct, frozen=True):
@@ -22,7 +28,7 @@ class Form(msgspec.Struct, frozen=True):
     """
 
     @classmethod
-    def __get_pydantic_core_schema__(cls, _source: Any, handler: Any) -> Any:
+    def __get_pydantic_core_schema__(cls, _source: object, handler: _Schemas) -> object:
         return handler.generate_schema(_described(cls))
 
 
@@ -30,7 +36,7 @@ class Form(msgspec.Struct, frozen=True):
 def _described(form: type[Form]) -> object:
     """The form as a TypedDict, which is what pydantic can describe."""
     types = get_type_hints(form, include_extras=True)
-    kinds: dict[str, Any] = {}
+    kinds: dict[str, object] = {}
     for field in msgspec.structs.fields(form):
         kind = _sent(types[field.name])
         kinds[field.name] = kind if field.required else NotRequired[kind]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime, timedelta
-from typing import Any, Literal
+from typing import Literal
 
 from steerserve.rules.form import Form
 
@@ -25,7 +25,7 @@ class JobError(Form, frozen=True):
 
     code: str
     message: str
-    details: dict[str, Any]
+    details: dict[str, object]
 
 
 class JobFacts(Form, frozen=True, kw_only=True):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any
 
 import typer
 from rich.table import Table
@@ -218,7 +217,7 @@ def show_steering(client: Client) -> None:
         wanted = ",".join(state.values)
         labels = client.features.labels(sae_id, features=wanted, limit=len(state.values))
         named = {one.feature_idx: one.label for one in labels}
-    rows: list[tuple[Any, ...]] = [
+    rows: list[tuple[object, ...]] = [
         (sae_id, index, named.get(int(index)), value) for index, value in state.values.items()
     ]
     others = state.others if isinstance(state.others, dict) else {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -17,6 +17,8 @@ from steerserve.terminal import chat, naming, output, starting
 from steerserve.terminal.completing import model_names, profile_names, sae_names
 from steerserve.terminal.output import megabytes, refusals, show_facts, show_json, show_table
 from steerserve.terminal.watching import logs, watch
+
+Shown = TypeVar("Shown")
 
 DEMO = ("demo", demo.MODEL_NAME)
 """Names of the bundled model."""
@@ -185,7 +187,7 @@ def show(
 ) -> None:
     """Show all facts of a model or an SAE."""
     with refusals(), Client() as client:
-        record: Any = (
+        record: SaeRecord | ModelRecord = (
             client.saes.get(client.saes.find(name).id)
             if sae
             else client.models.get(naming.model_id(name))
@@ -335,7 +337,7 @@ def add(main: typer.Typer) -> None:
         main.command(command.__name__, rich_help_panel="Models and steering")(command)
 
 
-def _show(answer: Any, as_json: bool, line: Callable[[Any], str]) -> None:
+def _show(answer: Shown, as_json: bool, line: Callable[[Shown], str]) -> None:
     if as_json:
         show_json(answer)
     else:

@@ -8,7 +8,8 @@ import math
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from types import ModuleType
+from typing import Annotated
 
 import typer
 
@@ -29,7 +30,7 @@ commands = typer.Typer(
 def lm_command(context: typer.Context) -> None:
     """Run lm-evaluation-harness with the model `steerserve`; takes the arguments of `lm_eval`."""
     _module("lm_eval_model")
-    harness: Any = importlib.import_module("lm_eval.__main__")
+    harness = importlib.import_module("lm_eval.__main__")
     sys.argv = ["lm_eval", *_of_harness(context.args)]
     with output.refusals():
         harness.cli_evaluate()
@@ -103,11 +104,11 @@ def _strengths(text: str) -> list[float]:
 
 def _edits(
     feature: int | None, vector: str | None, edit: str | None
-) -> Callable[[float], Mapping[str, Any]]:
+) -> Callable[[float], Mapping[str, object]]:
     """The fields of a request at a strength."""
     if sum(one is not None for one in (feature, vector, edit)) != 1:
         raise typer.BadParameter("name one of --feature, --vector and --edit")
-    named: dict[str, Any] = {"op": "add"}
+    named: dict[str, object] = {"op": "add"}
     if feature is not None:
         named["feature"] = {"index": feature}
     elif vector is not None:
@@ -120,7 +121,7 @@ def _edits(
     return lambda strength: {"interventions": {"edits": [{**named, "value": strength}]}}
 
 
-def _module(name: str) -> Any:
+def _module(name: str) -> ModuleType:
     """A module of `steerserve.evals`, which needs one of LIBRARIES."""
     try:
         return importlib.import_module(f"steerserve.evals.{name}")

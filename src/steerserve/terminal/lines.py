@@ -6,7 +6,6 @@ import importlib
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 KEPT = 1000
 """Lines of the history that are kept."""
@@ -17,7 +16,7 @@ def edited(history: Path, commands: Collection[str]) -> Iterator[None]:
     """While the block runs, lines can be edited and repeated, and the tabulator completes commands. Where Python has no
     `readline`, lines are read as they are."""
     try:
-        editor: Any = importlib.import_module("readline")
+        editor = importlib.import_module("readline")
     except ImportError:
         yield
         return

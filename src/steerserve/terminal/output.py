@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import msgspec
 import typer
@@ -63,23 +62,23 @@ def is_lively() -> bool:
     return sys.stderr.isatty()
 
 
-def facts(record: Any) -> dict[str, Any]:
+def facts(record: object) -> dict[str, object]:
     """The fields of a record."""
-    plain: dict[str, Any] = msgspec.to_builtins(record)
+    plain: dict[str, object] = msgspec.to_builtins(record)
     return plain
 
 
-def show_json(answer: Any) -> None:
+def show_json(answer: object) -> None:
     """Print what a route answers, as JSON."""
     plain = {k: _whole(v) for k, v in answer.items()} if isinstance(answer, dict) else answer
     typer.echo(msgspec.json.format(msgspec.json.encode(_whole(plain))).decode())
 
 
-def _whole(answer: Any) -> Any:
+def _whole(answer: object) -> object:
     return answer.answer if isinstance(answer, Listing) else answer
 
 
-def show_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+def show_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """Print a table without lines. Long cells go on in the next line where the terminal is narrow."""
     shown = Table(box=None, pad_edge=False, header_style="bold")
     for name in columns:

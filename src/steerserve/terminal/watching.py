@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 import typer
@@ -123,7 +123,7 @@ def _clock(at: datetime) -> str:
     return f"{at.astimezone():%H:%M:%S}"
 
 
-def _print(what: Any) -> None:
+def _print(what: object) -> None:
     """Print a line now, also where the output is a pipe."""
     text = what if isinstance(what, str) else msgspec.json.encode(what).decode()
     typer.echo(output.readable(text))

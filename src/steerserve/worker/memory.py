@@ -8,7 +8,6 @@ import re
 import resource
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import psutil
 import torch
@@ -59,7 +58,7 @@ def tensors_in(value: object, depth: int) -> Iterator[Tensor]:
         yield value
     elif depth and not isinstance(value, (nn.Module, str, type)):
         if isinstance(value, Mapping):
-            inner: Any = value.values()
+            inner: Iterable[object] = value.values()
         elif isinstance(value, (list, tuple)):
             inner = value
         else:

@@ -6,7 +6,7 @@ answer to them. All objects are closed, except documents of users.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Generic, Literal, TypeVar
+from typing import Annotated, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
@@ -25,7 +25,7 @@ class ErrorBody(BaseModel):
 
     code: ErrorCode
     message: str
-    details: dict[str, Any]
+    details: dict[str, object]
 
 
 class RefusedAnswer(BaseModel):

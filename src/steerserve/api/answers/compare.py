@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from msgspec import UNSET, UnsetType
 
 from steerserve.api.answers import ErrorCode
@@ -65,7 +63,7 @@ class CompareFailed(Form, frozen=True, kw_only=True):
 
     code: ErrorCode
     message: str
-    details: dict[str, Any]
+    details: dict[str, object]
     retry_after: int | UnsetType = UNSET
 
 

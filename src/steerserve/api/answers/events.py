@@ -5,7 +5,7 @@ Payloads of models, SAEs, steering and the state of monitoring have every name t
 
 from __future__ import annotations
 
-from typing import Any, NotRequired
+from typing import NotRequired
 
 from pydantic import BaseModel, ConfigDict
 from typing_extensions import TypedDict
@@ -126,7 +126,7 @@ class SteeringEvent(TypedDict):
     activeCount: int
     active_count: int
     others: NotRequired[dict[str, Values]]
-    interventions: NotRequired[list[dict[str, Any]]]
+    interventions: NotRequired[list[dict[str, object]]]
 
 
 class MonitoringStateEvent(TypedDict):
@@ -187,5 +187,5 @@ def components() -> dict[str, object]:
     """The schemas of the events for the description of the API: `LiveEvents`, `CompareEvents`, and their parts."""
     template = "#/components/schemas/{model}"
     schema = _Events.model_json_schema(mode="serialization", ref_template=template)
-    parts: dict[str, Any] = schema["$defs"]
+    parts: dict[str, object] = schema["$defs"]
     return parts

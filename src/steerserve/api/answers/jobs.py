@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, cast
+from typing import Annotated, cast
 
 from fastapi import Query
 from starlette.requests import Request
@@ -17,7 +17,7 @@ from steerserve.http.disconnect import Disconnected, unless_disconnected
 
 Wait = Annotated[bool, Query(description="Answer once the job is over.")]
 
-BEGUN: dict[int | str, dict[str, Any]] = {
+BEGUN: dict[int | str, dict[str, object]] = {
     202: {"model": Answer[JobAnswer], "description": "the work goes on as a job"}
 }
 """The description of the answer of a route that may begin a job."""

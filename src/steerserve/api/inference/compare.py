@@ -102,13 +102,13 @@ class CompareBody(RequestBody):
     sae_id: Annotated[str, Field(max_length=50)] | None = None
     layer: Annotated[int, Field(ge=0)] | None = None
     sae_steering: CompareSteering | None = None
-    interventions: Annotated[Any, WithJsonSchema(_INTERVENTIONS)] = None
+    interventions: Annotated[object, WithJsonSchema(_INTERVENTIONS)] = None
     profile: Annotated[str, Field(min_length=1, max_length=100)] | None = None
     max_tokens: Annotated[int, Field(ge=1, le=TOKENS_MAXIMUM)] = 64
     temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] = 0.0
     top_p: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 1.0
     seed: Annotated[int, Field(ge=0, le=SEED_MAXIMUM)] | None = None
-    activations: dict[str, Any] | None = None
+    activations: dict[str, object] | None = None
     stream: bool = False
 
 

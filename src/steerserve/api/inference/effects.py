@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query
 from pydantic import AfterValidator, Field, WithJsonSchema
@@ -90,7 +90,7 @@ class EffectsBody(RequestBody):
 
     feature: EffectFeature | None = None
     vector: Annotated[str, Field(min_length=1, max_length=1000)] | None = None
-    edits: Annotated[list[Any], WithJsonSchema(interventions.EDITS_SCHEMA)] | None = None
+    edits: Annotated[list[object], WithJsonSchema(interventions.EDITS_SCHEMA)] | None = None
     preserve_norm: bool = False
     strengths: Annotated[list[Strength], Field(min_length=1, max_length=STRENGTHS_MAXIMUM)]
     prompts: (
@@ -172,7 +172,7 @@ def _asked(body: EffectsBody, client: str) -> EffectsRequest:
     )
 
 
-def _lever(body: EffectsBody) -> tuple[dict[str, Any], RequestSteering]:
+def _lever(body: EffectsBody) -> tuple[dict[str, object], RequestSteering]:
     """The lever as JSON, and its edits at the strength 1."""
     given = {"feature": body.feature, "vector": body.vector, "edits": body.edits}
     named = [name for name, value in given.items() if value is not None]

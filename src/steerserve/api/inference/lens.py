@@ -4,7 +4,7 @@ feature by feature."""
 from __future__ import annotations
 
 from collections.abc import Coroutine
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Depends
 from pydantic import Field
@@ -101,7 +101,7 @@ def router(lenses: Lenses, settings: Settings) -> APIRouter:
     return routes
 
 
-async def _answered(request: Request, answer: Coroutine[Any, Any, Form]) -> Response:
+async def _answered(request: Request, answer: Coroutine[object, object, Form]) -> Response:
     """The answer. The work for it ends early when the client goes away."""
     try:
         return success(await unless_disconnected(request, answer))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response, StreamingResponse
@@ -18,7 +18,7 @@ from steerserve.settings import Settings
 
 PAGE_MAXIMUM = 1000
 
-_LINES: dict[int | str, dict[str, Any]] = {
+_LINES: dict[int | str, dict[str, object]] = {
     200: {"content": {NDJSON[0]: {"schema": {"type": "string"}}}}
 }
 _IMPORT = {

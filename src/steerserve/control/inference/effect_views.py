@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any
 
 from steerserve.rules.form import Form
 from steerserve.rules.inference.effects import (
@@ -37,7 +36,7 @@ class Effects(Form, frozen=True, kw_only=True):
     digest: str
     model: str
     system_fingerprint: str
-    lever: dict[str, Any]
+    lever: dict[str, object]
     steering_state: str | None
     prompts: int
     are_stock: bool

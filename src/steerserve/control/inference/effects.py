@@ -62,7 +62,7 @@ class EffectsRequest:
     has one edit, or `edits`. The `prompts` are those of the service where they are None. The target words are compared
     with the control words; both are empty where no words are asked for. `client` names who asks."""
 
-    lever: Mapping[str, Any]
+    lever: Mapping[str, object]
     steering: RequestSteering
     strengths: Sequence[float]
     prompts: Sequence[str | Conversation] | None
@@ -156,7 +156,7 @@ class EffectMeasurements:
         begun = _Ladder(asked, resident, made, model, prompts, used)
         if begun.texts > TEXTS_MAXIMUM:
             why = f"strengths: {begun.texts} texts would be written; at most {TEXTS_MAXIMUM} are"
-            details: dict[str, Any] = {"texts": begun.texts, "maximum": TEXTS_MAXIMUM}
+            details: dict[str, object] = {"texts": begun.texts, "maximum": TEXTS_MAXIMUM}
             raise Refusal("INVALID_PARAMETER", why, param="strengths", **details)
         return self._jobs.start(KIND, partial(self._run, begun))
 

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 import structlog
@@ -67,11 +67,11 @@ class SentRequest:
     its answer may be recorded."""
 
     route: str
-    body: Mapping[str, Any]
+    body: Mapping[str, object]
     may_keep: bool = True
 
 
-ReadAgain = Callable[[str, Mapping[str, Any], str], Awaitable[tuple[Written, ServedModel]]]
+ReadAgain = Callable[[str, Mapping[str, object], str], Awaitable[tuple[Written, ServedModel]]]
 """(route, body, client) -> the request that the body asks for, and its model."""
 
 

@@ -185,7 +185,7 @@ class ModelDownloads(RecordedDownloads[int, ModelPlan, dict[str, object]]):
 
     # ------------------------------------------------------------- the course of a download
 
-    async def _read(self, plan: ModelPlan) -> dict[str, object]:
+    async def _read(self, plan: ModelPlan) -> dict[str, Any]:
         try:
             return await asyncio.to_thread(_facts, plan)
         except Refusal as unusable:

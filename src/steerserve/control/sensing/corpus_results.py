@@ -7,7 +7,7 @@ import lzma
 import zlib
 from array import array
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -22,6 +22,8 @@ from steerserve.database.corpora import CorpusRow, CorpusStore, ReadSae
 from steerserve.errors import Refusal
 from steerserve.rules.sensing.corpus import FeatureSummary
 from steerserve.rules.sensing.ranking import Scales
+
+Kind = TypeVar("Kind")
 
 PART = 64
 """The contexts of one part of a corpus."""
@@ -99,7 +101,7 @@ def packed(value: object) -> bytes:
     return zlib.compress(msgspec.msgpack.encode(value), 1)
 
 
-def unpacked(data: bytes, kind: Any) -> Any:
+def unpacked(data: bytes, kind: type[Kind]) -> Kind:
     return msgspec.msgpack.decode(zlib.decompress(data), type=kind)
 
 

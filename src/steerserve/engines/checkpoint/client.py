@@ -85,7 +85,7 @@ class CheckpointEngine(Engine):
 
     # ------------------------------------------------------------- commands
 
-    async def load(self, report: Report, *_: Any, **fields: Any) -> m.Loaded:
+    async def load(self, report: Report, *_: object, **fields: Any) -> m.Loaded:
         """Raises:
         Refusal: the refusal of the engine, or ENGINE_UNAVAILABLE when the engine ended.
         """

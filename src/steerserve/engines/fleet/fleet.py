@@ -88,7 +88,7 @@ class Fleet(Engine):
 
     # ------------------------------------------------------------- life
 
-    async def load(self, report: Report, *_: Any, **fields: Any) -> m.Loaded:
+    async def load(self, report: Report, *_: object, **fields: Any) -> m.Loaded:
         """Load the model on all replicas. Those that fail are tried again later, while at least `least` have loaded.
 
         Raises:

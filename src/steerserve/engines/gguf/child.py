@@ -43,7 +43,7 @@ class Library:
 
     def __init__(self) -> None:
         # imported only here, because a process that runs a `llama-server` program does not need the library
-        self._xllamacpp: Any = importlib.import_module("xllamacpp")
+        self._xllamacpp = importlib.import_module("xllamacpp")
         self._server: Any = None
 
     def cards(self) -> LlamaCards:

@@ -14,12 +14,13 @@ import signal
 import socket
 from collections.abc import Awaitable
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import Any, NotRequired, TypedDict, TypeVar
 
 import msgspec
 import ray
 import ray.actor
 import ray.exceptions
+from ray.actor import ActorHandle
 from ray.job_config import JobConfig
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -27,6 +28,8 @@ import steerserve
 from steerserve.engines.ray import messages as m
 from steerserve.engines.ray.actor import ReplicaActor, node_facts
 from steerserve.messages import LENGTH
+
+T = TypeVar("T")
 
 SURVEY_SECONDS = 30.0
 """Seconds in which a node must have told its facts."""
@@ -131,8 +134,8 @@ class Placer:
         return NodeAffinitySchedulingStrategy(newest, soft=True, _spill_on_unavailable=True)
 
     async def _opened(
-        self, question: m.PlaceReplica, opening: Awaitable[object], wanted: ActorOptions
-    ) -> Any:
+        self, question: m.PlaceReplica, opening: Awaitable[T], wanted: ActorOptions
+    ) -> T:
         """What the actor answers, once the cluster has room for the actor.
 
         Raises:
@@ -151,7 +154,7 @@ class Placer:
             raise NotPlaced(f"no node of the cluster is large enough for a replica with {held}")
         return answer.result()
 
-    async def _follow(self, name: str, actor: Any) -> None:
+    async def _follow(self, name: str, actor: ActorHandle[ReplicaActor]) -> None:
         """Tell the service when Ray says that a replica has ended, unless the service has asked for the end."""
         try:
             why = str(await as_task(actor.ended.remote()))
@@ -262,7 +265,7 @@ def is_possible(wanted: ActorOptions, barred: list[str]) -> bool:
     )
 
 
-async def as_task(reference: Awaitable[Any]) -> Any:
+async def as_task(reference: Awaitable[T]) -> T:
     return await reference
 
 

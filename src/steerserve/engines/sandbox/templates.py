@@ -210,7 +210,7 @@ def _now(pattern: str) -> str:
 
 
 def _json(
-    value: Any,
+    value: object,
     ensure_ascii: bool = False,
     indent: int | None = None,
     separators: tuple[str, str] | None = None,

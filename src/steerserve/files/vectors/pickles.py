@@ -152,7 +152,7 @@ class _Machine:
 
     def __init__(self) -> None:
         self._stack: list[Any] = []
-        self._memo: dict[int, Any] = {}
+        self._memo: dict[int, object] = {}
         self.result: object = None
 
     def step(self, code: str, argument: Any) -> None:
@@ -181,9 +181,9 @@ class _Machine:
     def tuple_of(self, count: int) -> None:
         self._stack.append(tuple(self._stack.pop() for _ in range(count))[::-1])
 
-    def marked(self) -> list[Any]:
+    def marked(self) -> list[object]:
         """What stands above the last mark."""
-        above: list[Any] = []
+        above: list[object] = []
         while not isinstance(top := self._stack.pop(), _Mark):
             above.append(top)
         return above[::-1]
@@ -191,13 +191,13 @@ class _Machine:
     def tuple_marked(self, _: object) -> None:
         self._stack.append(tuple(self.marked()))
 
-    def append(self, items: list[Any]) -> None:
+    def append(self, items: list[object]) -> None:
         target = self._stack[-1]
         if not isinstance(target, list):
             raise _Odd("is a pickle that appends to something other than a list")
         target.extend(items)
 
-    def set_items(self, items: list[Any]) -> None:
+    def set_items(self, items: list[object]) -> None:
         target = self._stack[-1]
         if not isinstance(target, dict):
             raise _Odd("is a pickle that sets the items of something other than a dict")
@@ -259,7 +259,7 @@ def _counts(value: object) -> tuple[int, ...]:
     return value  # type: ignore[return-value]
 
 
-_PUSHED: Mapping[str, Callable[[Any], Any]] = {
+_PUSHED: Mapping[str, Callable[[object], object]] = {
     "MARK": lambda _: _Mark(),
     "EMPTY_DICT": lambda _: {},
     "EMPTY_LIST": lambda _: [],

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Any
 
 import msgspec
 
@@ -198,7 +197,7 @@ class InputCheck:
             self.fault("body_too_large", why, line, "body")
             return
         try:
-            fields: Any = msgspec.json.decode(body)
+            fields: object = msgspec.json.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             self.fault("invalid_json_line", f"the body is not valid JSON: {error}", line, "body")
             return

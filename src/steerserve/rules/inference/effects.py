@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from steerserve.rules.form import Form
 
@@ -116,7 +116,7 @@ class EffectSummary(Form, frozen=True, kw_only=True):
     digest: str
     model: str
     steering_state: str | None
-    lever: dict[str, Any]
+    lever: dict[str, object]
     strengths: list[float]
     calibrated: Calibrated
     suggested: Suggested

@@ -11,7 +11,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -67,7 +66,7 @@ class RunSae(Form, frozen=True, kw_only=True):
     revision: str | None
     file_path: str | None
     content_digest: str | None
-    overrides: dict[str, Any]
+    overrides: dict[str, object]
 
     @property
     def origin(self) -> SaeOrigin:
@@ -137,7 +136,7 @@ class Run(Form, frozen=True, kw_only=True):
     request_id: str
     created_at: datetime
     route: str
-    body: dict[str, Any]
+    body: dict[str, object]
     seed: int | None
     seed_chosen: bool
     model: RunModel

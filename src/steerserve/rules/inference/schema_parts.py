@@ -36,7 +36,7 @@ def children(keyword: str, value: object) -> Iterator[tuple[Path, object]]:
         yield (keyword,), value
 
 
-def parts(schema: Any, path: Path = ()) -> Iterator[tuple[Path, dict[str, Any]]]:
+def parts(schema: object, path: Path = ()) -> Iterator[tuple[Path, dict[str, Any]]]:
     """The schema and all its subschemas that are objects, in document order."""
     if isinstance(schema, dict):
         yield path, schema

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from steerserve.rules.models.precision import Scheme
+from steerserve.rules.models.precision import Held, Scheme
 from steerserve.worker import memory
 from steerserve.worker.model import plain
 from steerserve.worker.model.invariance import PassModel
@@ -50,7 +50,7 @@ BytesByDevice = dict[torch.device, int]
 class CheckedModel(PassModel, Host, Protocol):
     """What is needed of a checkpoint."""
 
-    held: Any
+    held: Held
     dtype: torch.dtype
 
 

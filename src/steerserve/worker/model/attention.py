@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
@@ -38,6 +39,9 @@ Masks = Sequence[Mapping[str, Tensor]]
 """For each part of a decode pass, the mask [n, 1, 1, capacity] of each type of layer."""
 
 
+Attend = Callable[..., tuple[Tensor, object]]
+"""An attention function of the library: its result, and the weights where they are asked for."""
+
 Between = Callable[[KvCache], Tensor]
 """A call of attention between two pieces of a recorded pass. It first writes the keys and values of the pass."""
 
@@ -61,15 +65,13 @@ class PartedAttention:
         key: Tensor,
         value: Tensor,
         attention_mask: Tensor | None,
-        *args: Any,
-        **kwargs: Any,
-    ) -> tuple[Tensor, Any]:
+        *args: object,
+        **kwargs: object,
+    ) -> tuple[Tensor, object]:
         cache = self.cache
         if cache is None or not cache.parts:
-            return cast(
-                tuple[Tensor, Any],
-                self._function(module)(module, query, key, value, attention_mask, *args, **kwargs),
-            )
+            attend = self._function(module)
+            return attend(module, query, key, value, attention_mask, *args, **kwargs)
         layer = cache.layer
         if self.cut is None:
             return self._parted(cache, layer, module, query, args, kwargs), None
@@ -87,8 +89,8 @@ class PartedAttention:
         layer: int,
         module: nn.Module,
         query: Tensor,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
     ) -> Tensor:
         """Attention over each shelf [rows, 1, heads, dim]."""
         attend = self._function(module)
@@ -107,15 +109,13 @@ class PartedAttention:
             found.append(found[0].new_zeros(missing, *found[0].shape[1:]))
         return found[0] if len(found) == 1 else torch.cat(found)
 
-    def _function(self, module: nn.Module) -> Callable[..., Any]:
+    def _function(self, module: nn.Module) -> Attend:
         if self.library == _EAGER:
-            return cast(
-                Callable[..., Any], sys.modules[type(module).__module__].eager_attention_forward
-            )
-        return cast(Callable[..., Any], ALL_ATTENTION_FUNCTIONS[self.library])
+            return cast(Attend, sys.modules[type(module).__module__].eager_attention_forward)
+        return cast(Attend, ALL_ATTENTION_FUNCTIONS[self.library])
 
 
-def layer_kinds(text: Any, layers: int) -> tuple[str, ...]:
+def layer_kinds(text: PreTrainedConfig, layers: int) -> tuple[str, ...]:
     """The kind of attention of each layer, by the configuration of the language model; none where passes over several
     rows cannot give right logits."""
     if text.model_type in _OWN_MASKS:
@@ -126,7 +126,7 @@ def layer_kinds(text: Any, layers: int) -> tuple[str, ...]:
     return tuple(types) if set(types) <= _KINDS else ()
 
 
-def install(model: Any, kinds: Sequence[str]) -> PartedAttention | None:
+def install(model: PreTrainedModel, kinds: Sequence[str]) -> PartedAttention | None:
     """Have the model use a `PartedAttention`; None where its code does not take its attention from the library.
 
     `kinds` has the type of each layer: FULL or SLIDING.
@@ -142,7 +142,7 @@ def install(model: Any, kinds: Sequence[str]) -> PartedAttention | None:
     return attention
 
 
-def uninstall(model: Any, attention: PartedAttention) -> None:
+def uninstall(model: PreTrainedModel, attention: PartedAttention) -> None:
     """Have the model use the library's own function again."""
     model.set_attn_implementation(attention.library)
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 _ROWS, _TOKENS = 3, 24
 
 
 @torch.inference_mode()
-def is_equal_with(model: Any, vocabulary: int, counts: Sequence[int]) -> bool:
+def is_equal_with(model: PreTrainedModel, vocabulary: int, counts: Sequence[int]) -> bool:
     """Whether a causal language model on the host gives the same bits with each of these numbers of threads: in a pass
     over prompts, and in a pass over the next tokens. A model that cannot run such passes counts as unequal. The number
     of threads is then the last of `counts`."""
@@ -33,7 +33,7 @@ def is_equal_with(model: Any, vocabulary: int, counts: Sequence[int]) -> bool:
         torch.set_num_threads(counts[-1])
 
 
-def _passes(model: Any, ids: Tensor) -> tuple[Tensor, Tensor]:
+def _passes(model: PreTrainedModel, ids: Tensor) -> tuple[Tensor, Tensor]:
     """The logits after the last token but one, and after the last token."""
     prompt = model(input_ids=ids[:, :-1], use_cache=True)
     new = model(input_ids=ids[:, -1:], past_key_values=prompt.past_key_values, use_cache=True)

@@ -214,7 +214,7 @@ class Checkpoint(Transformer):
         cache: KvCache,
         tokens: Tensor,
         positions: Tensor,
-        masks: Any,
+        masks: Tensor | dict[str, Tensor] | None,
         *,
         pick: Sequence[Tensor] | None,
         sizes: Tensor | None = None,
@@ -240,7 +240,7 @@ class Checkpoint(Transformer):
         return cast(Tensor, out.logits).to(self.device)
 
     def call(
-        self, *, pick: Sequence[Tensor] | None, sizes: Tensor | None = None, **inputs: Any
+        self, *, pick: Sequence[Tensor] | None, sizes: Tensor | None = None, **inputs: object
     ) -> Any:
         """What the model gives for these inputs. With `pick`, the rows [n] and places [n] of tokens, there are logits
         of these tokens only. With `sizes` [rows], `sums` is set."""
@@ -262,7 +262,7 @@ class Checkpoint(Transformer):
         rows, places = (index.to(hidden.device) for index in self._pick)
         return (hidden[rows, places][:, None],)
 
-    def _masks(self, positions: Tensor, length: int) -> Any:
+    def _masks(self, positions: Tensor, length: int) -> Tensor | dict[str, Tensor]:
         """Attention masks [rows, 1, T, length] for queries at `positions` [rows, T], one per layer type."""
         held = torch.arange(length, device=self.device)
         full = held[None, None] <= positions[:, :, None]

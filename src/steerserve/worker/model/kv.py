@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -280,7 +279,7 @@ class KvCache:
     # ------------------------------------------------------------- called by the model
 
     def update(
-        self, keys: Tensor, values: Tensor, layer_idx: int, *_: Any, **__: Any
+        self, keys: Tensor, values: Tensor, layer_idx: int, *_: object, **__: object
     ) -> tuple[Tensor, Tensor]:
         """Write this pass's keys and values [b, kv_heads, T, head_dim]. Returns the keys and values that attention
         reads; those of the pass itself where attention reads the parts."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -87,7 +87,7 @@ def _may_pack(layer: nn.Module) -> bool:
     """Whether this is a plain linear layer on the host, in a dtype for which the processor has kernels."""
     if type(layer) not in (nn.Linear, Conv1D) or "forward" in vars(layer):
         return False
-    weight: Any = layer.weight
+    weight = layer.weight
     return (
         type(weight) is nn.Parameter and weight.device.type == "cpu" and _has_kernels(weight.dtype)
     )

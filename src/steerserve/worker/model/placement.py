@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.models.auto.auto_factory import _BaseAutoModelClass
 
 from steerserve.errors import Refusal
 from steerserve.worker.model.layers import decoder_layers
 
 
 def device_map(
-    kind: Any, config: Any, devices: Sequence[str], first: torch.device, trust_remote_code: bool
+    kind: type[_BaseAutoModelClass],
+    config: PreTrainedConfig,
+    devices: Sequence[str],
+    first: torch.device,
+    trust_remote_code: bool,
 ) -> dict[str, str]:
     """Module path -> device; the empty path is the whole model.
 
@@ -29,7 +34,7 @@ def device_map(
     return {"": str(first)}
 
 
-def spread(model: Any, devices: Sequence[str]) -> dict[str, str]:
+def spread(model: PreTrainedModel, devices: Sequence[str]) -> dict[str, str]:
     """The device of each module, by path. Each layer is on its own device. The norm after the layers, and an output
     head that shares no weights with the embedding, go to the last device, where the hidden states arrive. All other
     modules outside the layers go to the first device.

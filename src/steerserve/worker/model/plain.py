@@ -173,7 +173,7 @@ class PlainPasses:
 
     def prefill(
         self,
-        cache: Any,
+        cache: object,
         slots: Sequence[CacheSlot],
         rows: Sequence[Sequence[int]],
         *,
@@ -193,7 +193,7 @@ class PlainPasses:
 
     def decode_step(
         self,
-        cache: Any,
+        cache: object,
         slots: Sequence[CacheSlot],
         tokens: Sequence[int],
         positions: Sequence[int],
@@ -265,7 +265,7 @@ class PlainPasses:
 
     def _beginning(self) -> dict[str, object]:
         """What the library carries into the first pass of a row."""
-        carried: dict[str, Any] = {"use_cache": True}
+        carried: dict[str, object] = {"use_cache": True}
         if "attention_mask" in self._takes:
             carried["attention_mask"] = None
         if self.memory is Memory.DYNAMIC:
@@ -275,11 +275,11 @@ class PlainPasses:
         return carried
 
 
-def whole(model: Any, tokens: Tensor) -> dict[str, Any]:
+def whole(model: nn.Module, tokens: Tensor) -> dict[str, object]:
     """The inputs of a pass over all tokens [1, T] without a cache."""
     takes = inspect.signature(model.forward).parameters
     has_rest = any(each.kind is each.VAR_KEYWORD for each in takes.values())
-    inputs: dict[str, Any] = {"input_ids": tokens, "return_dict": True}
+    inputs: dict[str, object] = {"input_ids": tokens, "return_dict": True}
     return {**inputs, "use_cache": False} if "use_cache" in takes or has_rest else inputs
 
 

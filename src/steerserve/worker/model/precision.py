@@ -10,11 +10,11 @@ import importlib.util
 import logging
 import os
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import nn
-from transformers import BitsAndBytesConfig
+from transformers import BitsAndBytesConfig, PreTrainedConfig
+from transformers.models.auto.auto_factory import _BaseAutoModelClass
 from transformers.pytorch_utils import Conv1D
 
 from steerserve.errors import Refusal
@@ -22,7 +22,7 @@ from steerserve.rules.models import precision
 from steerserve.rules.models.precision import Held, Machine, Scheme
 
 
-def held(quantization: str, config: Any, devices: Sequence[torch.device]) -> Held:
+def held(quantization: str, config: PreTrainedConfig, devices: Sequence[torch.device]) -> Held:
     """The form in which a checkpoint of this configuration is held on these devices.
 
     Raises:
@@ -53,7 +53,11 @@ def machine(devices: Sequence[torch.device]) -> Machine:
 
 
 def load_options(
-    held: Held, kind: Any, config: Any, *, trust_remote_code: bool
+    held: Held,
+    kind: type[_BaseAutoModelClass],
+    config: PreTrainedConfig,
+    *,
+    trust_remote_code: bool,
 ) -> dict[str, object]:
     """The arguments of `from_pretrained` other than the dtype.
 

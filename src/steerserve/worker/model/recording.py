@@ -11,7 +11,7 @@ import gc
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 from weakref import WeakSet
 
 import torch
@@ -117,7 +117,7 @@ class CardRecorder:
         self._device = device
         self._stream = torch.cuda.Stream(device)
         self._graphs: WeakSet[_CardGraph] = WeakSet()
-        self._pool: Any = None
+        self._pool: torch.cuda._POOL_HANDLE | None = None
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -141,7 +141,7 @@ class CardRecorder:
 class _CardGraph:
     """One CUDA graph."""
 
-    def __init__(self, pool: Any) -> None:
+    def __init__(self, pool: torch.cuda._POOL_HANDLE | None) -> None:
         self._pool = pool
         self._graph = torch.cuda.CUDAGraph()
 

@@ -10,7 +10,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.models.auto.auto_factory import _BaseAutoModelClass
 
 from steerserve.errors import Refusal
 from steerserve.messages import LOADING_WEIGHTS
@@ -47,15 +54,18 @@ class Transformer:
     def __init__(
         self,
         path: Path,
-        kind: Any,
-        config: Any,
+        kind: type[_BaseAutoModelClass],
+        config: PreTrainedConfig,
         *,
         quantization: str,
         devices: Sequence[str],
         trust_remote_code: bool,
         report: Report,
     ) -> None:
-        common: dict[str, Any] = {"trust_remote_code": trust_remote_code, "local_files_only": True}
+        common: dict[str, object] = {
+            "trust_remote_code": trust_remote_code,
+            "local_files_only": True,
+        }
         self.pulse = Pulse()
         self.config = config
         used = [torch.device(name) for name in devices] or [memory.device()]
@@ -72,7 +82,7 @@ class Transformer:
             report("loading_tokenizer", 5.0)
             self.tokenizer: PreTrainedTokenizerBase = open_tokenizer(path, trust_remote_code)
         report(LOADING_WEIGHTS, 10.0)
-        loaded: Any = kind.from_pretrained(
+        loaded = kind.from_pretrained(
             path,
             output_loading_info=True,
             dtype=getattr(torch, self.held.dtype),
@@ -80,7 +90,7 @@ class Transformer:
             **precision.load_options(self.held, kind, config, trust_remote_code=trust_remote_code),
             **common,
         )
-        self.model: Any = loaded[0]
+        self.model: PreTrainedModel = loaded[0]
         _check_whole(loaded[1])
         self.input_vocabulary = int(self.model.get_input_embeddings().weight.shape[0])
         report("moving_to_device", 80.0)
@@ -130,7 +140,7 @@ def decode(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], *, skip_speci
     return str(read(list(ids), skip_special_tokens=skip_special))
 
 
-def special_tokens(tokenizer: Any, ends: frozenset[int]) -> frozenset[int]:
+def special_tokens(tokenizer: PreTrainedTokenizerBase, ends: frozenset[int]) -> frozenset[int]:
     """The tokens that are not text, with `ends` among them. SAEs are not trained on the values of such tokens."""
     added = getattr(tokenizer, "added_tokens_decoder", None) or {}
     named = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id)
@@ -144,7 +154,9 @@ def special_tokens(tokenizer: Any, ends: frozenset[int]) -> frozenset[int]:
     )
 
 
-def _check_size(path: Path, kind: Any, config: Any, trust_remote_code: bool) -> None:
+def _check_size(
+    path: Path, kind: type[_BaseAutoModelClass], config: PreTrainedConfig, trust_remote_code: bool
+) -> None:
     """Check that the weight files can hold the parameters of the configuration, because the library makes memory for
     all parameters. A parameter takes at least 8 bits of a file, and 1 bit if it is quantized.
 
@@ -185,11 +197,12 @@ def _check_whole(loading_info: dict[str, Any]) -> None:
             )
 
 
-def configuration(path: Path, trust_remote_code: bool) -> Any:
+def configuration(path: Path, trust_remote_code: bool) -> PreTrainedConfig:
     """The configuration of a folder."""
-    return AutoConfig.from_pretrained(
+    config: PreTrainedConfig = AutoConfig.from_pretrained(
         path, trust_remote_code=trust_remote_code, local_files_only=True
     )
+    return config
 
 
 def first_line(error: Exception) -> str:

@@ -10,10 +10,11 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from functools import cached_property
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from steerserve.errors import Refusal
 from steerserve.worker.model.checkpoint import Checkpoint
@@ -45,7 +46,7 @@ class Unembedding:
     """
 
     def __init__(self, model: Checkpoint) -> None:
-        self.head: Any = model.model.get_output_embeddings()
+        self.head = model.model.get_output_embeddings()
         if int(self.head.in_features) != model.hidden_size:
             raise Refusal(
                 "SAE_INCOMPATIBLE",
@@ -55,9 +56,8 @@ class Unembedding:
         self.norm = _final_norm(model.model, model.layers)
         self.gain, self.is_centred = _linear_part(self.norm, model.hidden_size, self.device)
         self.scale, self.softcap = _constants(model.model)
-        self._tied = model.model.get_input_embeddings().weight
-        if not model.model.config.get_text_config(decoder=True).tie_word_embeddings:
-            self._tied = None
+        is_tied = model.model.config.get_text_config(decoder=True).tie_word_embeddings
+        self._tied = model.model.get_input_embeddings().weight if is_tied else None
 
     @property
     def device(self) -> torch.device:
@@ -180,7 +180,7 @@ def _linear_part(norm: nn.Module | None, width: int, device: torch.device) -> tu
     whose normalised form is known, so that every architecture's own form of its weight counts."""
     if norm is None:
         return torch.ones(width, device=device), False
-    tried: Any = copy.deepcopy(norm).to(device).float()
+    tried = copy.deepcopy(norm).to(device).float()
 
     def odd(stream: Tensor) -> Tensor:
         """Half the difference between the outputs of a stream and of its negative, which has no bias in it."""
@@ -197,12 +197,12 @@ def _linear_part(norm: nn.Module | None, width: int, device: torch.device) -> tu
     return (odd(stream) / normalised)[0].float(), is_centred
 
 
-def _plain(module: Any, stream: Tensor) -> Tensor:
+def _plain(module: nn.Module, stream: Tensor) -> Tensor:
     """The module's own computation, without what libraries put around it to move tensors between devices."""
     return cast(Tensor, type(module).forward(module, stream))
 
 
-def _constants(model: Any) -> tuple[float, float | None]:
+def _constants(model: PreTrainedModel) -> tuple[float, float | None]:
     """The scale and the softcap of the logits, where the architectures have them."""
     config = model.config.get_text_config(decoder=True)
     scale = float(getattr(model, "logit_scale", None) or 1.0)  # Cohere

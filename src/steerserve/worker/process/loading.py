@@ -171,7 +171,7 @@ def load(command: m.Load, report: Report) -> LoadedModel | LoadedEncoder:
         "report": report,
         "devices": command.devices,
     }
-    if is_embedding_only((config.architectures or [None])[0]):
+    if is_embedding_only(next(iter(config.architectures or ()), None)):
         return LoadedEncoder(Encoder(path, **options))
     return LoadedModel(Checkpoint(path, **options), command)
 

@@ -12,7 +12,6 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Lock
-from typing import Any
 
 import numpy as np
 import torch
@@ -229,7 +228,9 @@ def mask(
     return logits.index_copy(0, index, masked), refusals
 
 
-def _tokenizer(source: Any, n_vocab: int, end_tokens: frozenset[int]) -> LLTokenizer | Refusal:
+def _tokenizer(
+    source: PreTrainedTokenizerBase, n_vocab: int, end_tokens: frozenset[int]
+) -> LLTokenizer | Refusal:
     """The tokenizer in the form of the grammar engine, or the refusal where there is none.
 
     The grammar engine understands byte-level and byte-fallback tokenizers. It holds the interpreter lock while it reads

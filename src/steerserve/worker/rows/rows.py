@@ -11,7 +11,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from msgspec import structs
@@ -333,7 +332,7 @@ class BatchRow:
         """The tokens whose keys and values the cache holds once the row is prefilled."""
         return self.prompt + self.out[:-1]
 
-    def refused(self, code: str, message: str, **details: Any) -> Refused:
+    def refused(self, code: str, message: str, **details: object) -> Refused:
         named = f"{self.where}: {message}" if self.where else message
         return Refused(self.request, code, named, self.where, details)
 

@@ -6,7 +6,6 @@ import re
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from steerserve.errors import Refusal
 from steerserve.messages import SaeSource
@@ -77,7 +76,11 @@ class Fields:
         name, value = self._first(names)
         if value is None:
             return None
-        if type(value) not in (int, float) or not abs(value) < sys.float_info.max:
+        if (
+            not isinstance(value, int | float)
+            or isinstance(value, bool)
+            or not abs(value) < sys.float_info.max
+        ):
             raise self._wrong(name, value, "a finite number")
         return float(value)
 
@@ -95,7 +98,7 @@ class Fields:
             StatedSize(kind, self.file, name, value) for kind, name, value in stated if value
         )
 
-    def _first(self, names: tuple[str, ...]) -> tuple[str, Any]:
+    def _first(self, names: tuple[str, ...]) -> tuple[str, object]:
         for name in names:
             if self.values.get(name) is not None:
                 return name, self.values[name]
