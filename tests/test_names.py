@@ -70,21 +70,6 @@ TEXTS = {
 }
 """A kind of text -> an example."""
 
-BYTES = {
-    "overlong_slash": b"%C0%AF",
-    "overlong_null": b"%C0%80",
-    "surrogate_bytes": b"%ED%A0%80",
-    "cut_short": b"%E2%82",
-    "beyond_unicode": b"%F4%90%80%80",
-    "latin_1": b"%FF%FE",
-    "bad_percent": b"%zz%2",
-    "encoded_slash": b"a%2Fb",
-    "encoded_dots": b"%2e%2e%2f%2e%2e",
-    "encoded_line": b"a%0d%0aX-Forged:%201",
-    "encoded_null": b"a%00b",
-}
-"""Percent-encoded bytes that are no UTF-8 text, or that have a meaning of their own in paths."""
-
 PRINTABLE = re.compile(r"[\x20-\x7e]*")
 LINE = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+Z \[[a-z ]+\] ")
 
@@ -262,99 +247,6 @@ def test_a_folder_of_any_name_comes_back_exactly_or_is_refused(
 
 
 # ---------------------------------------------------------------------- texts that are only read
-
-BODIES: list[tuple[str, str, str]] = [
-    ("POST", "/api/models", '{"source": "local", "local_path": "/tmp/$"}'),
-    ("POST", "/api/models", '{"source": "huggingface", "repo_id": "../$"}'),
-    ("POST", "/api/models", '{"source": "huggingface", "repo_id": "..", "revision": $}'),
-    ("POST", "/api/models", '{"source": $}'),
-    ("POST", "/api/models/preview", '{"repo_id": "../$"}'),
-    ("POST", "/api/models/1/load", '{"gpu": $}'),
-    ("POST", "/api/saes/preview", '{"repository_id": "../$"}'),
-    ("POST", "/api/saes/download", '{"local_path": $}'),
-    ("POST", "/api/saes/download", '{"repository_id": "../b", "file_path": $}'),
-    ("POST", "/api/saes/attach-set", '{"saes": [{"sae_id": $, "layer": 1}]}'),
-    ("POST", "/api/saes/steering", '{"feature_idx": 1, "value": 1, "sae_id": $}'),
-    ("POST", "/api/saes/steering/batch", '{"steering": {$: 1}}'),
-    ("POST", "/api/saes/SAE/attach", '{"layer": 1, "overrides": {"site": $}}'),
-    ("POST", "/api/saes/SAE/labels", '{"99": $, "1": ""}'),
-    ("POST", "/api/saes/SAE/labels", "{$: 1}"),
-    ("POST", "/api/saes/SAE/features/search", '{"query": $}'),
-    ("POST", "/api/profiles", '{"name": "a", "steering": {$: 1}}'),
-    ("POST", "/api/profiles", '{"name": "", "sae_id": $, "model_id": $}'),
-    ("POST", "/api/profiles", '{"name": "a", $: 1}'),
-    ("POST", "/api/profiles", "{$: 1, $: 2}"),
-    ("POST", "/api/profiles/import", '{"name": "", "steering": {$: 1}}'),
-    ("POST", "/api/profiles/import", '{"kind": $}'),
-    ("POST", "/api/profiles/import", '{"version": $, "sae": {"repo_id": "../$"}, "name": $}'),
-    ("POST", "/api/compare", '{"prompt": "a", "profile": $}'),
-    ("POST", "/api/compare", '{"prompt": "a", "steering": {$: 1}}'),
-    ("POST", "/api/compare", '{"messages": [{"role": $, "content": 1}]}'),
-    ("POST", "/api/monitoring/statistics/top", '{"metric": $}'),
-    (
-        "POST",
-        "/v1/chat/completions",
-        '{"model": $, "messages": [{"role": "user", "content": "a"}]}',
-    ),
-    ("POST", "/v1/chat/completions", '{"model": "steerserve-demo", "messages": $}'),
-    ("POST", "/v1/chat/completions", '{"model": "steerserve-demo", "messages": [{"role": $}]}'),
-    ("POST", "/v1/completions", '{"model": $, "prompt": "a"}'),
-    ("POST", "/v1/embeddings", '{"model": $, "input": "a"}'),
-]
-"""Requests that are refused, or that change nothing, whatever text stands in the place of `$`."""
-
-PATHS: list[tuple[str, str]] = [
-    ("GET", "/api/models/$"),
-    ("DELETE", "/api/models/$"),
-    ("GET", "/api/models/$/lease"),
-    ("GET", "/api/saes/$"),
-    ("DELETE", "/api/saes/$"),
-    ("GET", "/api/saes/$/labels"),
-    ("DELETE", "/api/saes/$/labels"),
-    ("GET", "/api/saes/$/features/1"),
-    ("GET", "/api/saes/$/compatibility?layer=1"),
-    ("POST", "/api/saes/$/detach"),
-    ("DELETE", "/api/saes/steering/$"),
-    ("GET", "/api/saes/steering?sae_id=$&layer=$"),
-    ("GET", "/api/profiles/$"),
-    ("DELETE", "/api/profiles/$"),
-    ("POST", "/api/profiles/$/activate"),
-    ("GET", "/api/profiles/$/export"),
-    ("GET", "/api/monitoring/history?request_id=$&limit=$"),
-    ("GET", "/api/monitoring/statistics?features=$"),
-    ("POST", "/api/health/circuits/$/reset"),
-    ("GET", "/api/$"),
-    ("GET", "/v1/models/$"),
-    ("GET", "/v1/$"),
-]
-"""Requests with a name in the path or the query. None of them names anything that exists."""
-
-
-FORMS = 3
-"""Each form of a request gets every third text. All texts together are sent to each surface."""
-
-
-@pytest.mark.parametrize("number", range(len(BODIES)), ids=lambda number: " ".join(BODIES[number]))
-def test_a_body_with_any_text_is_answered_in_the_form_of_its_door(
-    shared: Running, asker: Asker, number: int
-) -> None:
-    method, path, body = BODIES[number]
-    path = path.replace("SAE", add_sae(shared, demo.saes()[0]))
-    for text in list(TEXTS.values())[number % FORMS :: FORMS]:
-        filled = body.replace("/$", "/" + json.dumps(text)[1:-1]).replace("$", json.dumps(text))
-        status, _, _ = asker.ask(method, path, json.loads(filled))
-        assert status in (200, 400, 404, 409, 422)
-
-
-@pytest.mark.parametrize("number", range(len(PATHS)), ids=lambda number: " ".join(PATHS[number]))
-def test_a_path_with_any_bytes_is_answered_in_the_form_of_its_door(
-    asker: Asker, number: int
-) -> None:
-    method, path = PATHS[number]
-    segments = (*map(encoded, TEXTS.values()), *(raw.decode() for raw in BYTES.values()))
-    for segment in segments[number % FORMS :: FORMS]:
-        status, _, _ = asker.ask(method, path.replace("$", segment))
-        assert status in (200, 400, 404, 405, 409, 422)
 
 
 @each()

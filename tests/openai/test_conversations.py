@@ -87,13 +87,6 @@ def test_a_conversation_that_does_not_fit_is_named(shared: Running) -> None:
         assert error["param"] == "extra_messages[1]"
 
 
-@pytest.mark.shows("request-validation.1")
-def test_every_message_field_that_is_not_read_is_reported_by_its_place(shared: Running) -> None:
-    odd = [{"role": "user", "content": "Hi", "mood": "glad"}]
-    answer = shared.post(CHAT, chat(extra_messages=[STORY, [*STORY, *odd]]))
-    assert answer.headers["x-service-ignored-fields"] == "extra_messages[1][1].mood"
-
-
 @pytest.mark.shows("chat-parameters.2")
 @pytest.mark.parametrize("role", ["user", "tool", "function", "system", "developer", "assistant"])
 def test_every_role_of_the_protocol_is_read(shared: Running, role: str) -> None:
@@ -111,8 +104,8 @@ def test_a_developer_is_read_as_the_system(shared: Running) -> None:
     assert system == developer
 
 
-BEYOND = [257, 2**31, 2**63, 2**64 - 1, 2**64, 10**30]
-"""More tokens than the context has, up to numbers that do not fit 64 bits."""
+BEYOND = [257, 10**30]
+"""More tokens than the context has, and a number that does not fit 64 bits."""
 
 
 @pytest.mark.parametrize("number", BEYOND)

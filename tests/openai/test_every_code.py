@@ -302,142 +302,49 @@ def test_what_a_generation_without_memory_is_told(zoo: Zoo) -> None:
     assert named <= set(error["details"])
 
 
-# ---------------------------------------------------------------- every field on every route
+# ---------------------------------------------------------------- fields: rules/inference/test_fields.py has the table
 
-HONOURED = {
-    "logprobs": {CHAT, TEXT},
-    "allowed_token_ids": {CHAT, TEXT},
-    "top_logprobs": {CHAT},
-    "response_format": {CHAT},
-    "seed": {CHAT, TEXT},
-    "n": {CHAT},
-    "max_completion_tokens": {CHAT, TEXT},
-    "profile": {CHAT},
-    "steering_intensity": {CHAT},
-    "steering": set(),
-    "dimensions": set(),
-    "tools": set(),
-    "tool_choice": set(),
-    "logit_bias": set(),
-}
-"""The routes that honour a field that changes the output, on the checkpoint engine."""
-
-ASKED: dict[str, dict[str, Any]] = {
-    "logprobs": {"logprobs": True, "max_tokens": 1},
-    "allowed_token_ids": {"allowed_token_ids": [5, 7], "max_tokens": 1},
-    "top_logprobs": {"top_logprobs": 2, "logprobs": True, "max_tokens": 1},
-    "response_format": {"response_format": {"type": "json_object"}},
-    "seed": {"seed": 0},
-    "n": {"n": 2},
-    "max_completion_tokens": {"max_completion_tokens": 2},
-    "profile": {"profile": "anyone's", "steering_intensity": "off"},
-    "steering_intensity": {"steering_intensity": 0.5},
-    "steering": {"steering": {"features": [{"index": 1, "strength": 2}]}},
-    "dimensions": {"dimensions": 8},
-    "tools": {"tools": [{"type": "function", "function": {"name": "f"}}]},
-    "tool_choice": {"tool_choice": "auto"},
-    "logit_bias": {"logit_bias": {"5": 1}},
-}
-"""For each field a request that asks for it, with what it needs beside it."""
-
-NO_CHANGE: list[dict[str, Any]] = [
-    {"n": 1},
-    {"logprobs": False},
-    {"response_format": {"type": "text"}},
-    {"tools": []},
-    {"logit_bias": {}},
-    *({name: None} for name in HONOURED),
-]
-BODIES: dict[str, dict[str, Any]] = {
+BODIES: dict[str, dict[str, object]] = {
     CHAT: {"messages": HELLO, "max_tokens": 2},
     TEXT: {"prompt": "One day", "max_tokens": 2},
     EMBED: {"input": "One day"},
 }
-EVERYWHERE = [(name, path) for name in HONOURED for path in BODIES]
 
 
-def rows_of_the_table() -> dict[str, list[str]]:
-    """Field -> its cells, as the specification prints them."""
-    text = SPECIFICATION.read_text(encoding="utf-8")
-    table = text.partition("| Field | Chat (checkpoint engine) |")[2].partition("\n\n")[0]
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
-    return {name: row[1:] for row in rows[2:] for name in row[0].split(", ")}
-
-
-@pytest.mark.skipif(not SPECIFICATION.exists(), reason="the specification is not at hand")
-def test_the_table_of_fields_is_the_one_in_the_specification() -> None:
-    found = {
-        name: {
-            path
-            for path, cell in ((CHAT, cells[0]), (TEXT, cells[2]), (EMBED, cells[3]))
-            if cell.startswith("honoured")
-        }
-        for name, cells in rows_of_the_table().items()
-    }
-    assert found == HONOURED
-    assert set(ASKED) == set(HONOURED)
-
-
-def asking(name: str, path: str) -> dict[str, Any]:
-    fields = ASKED[name]
-    if name == "logprobs" and path == TEXT:
-        fields = fields | {"logprobs": 2}
-    return BODIES[path] | fields
-
-
-@pytest.mark.shows(
-    "request-validation.8",
-    "request-validation.9",
-    "request-validation.10",
-    "request-validation.11",
-    "request-validation.12",
-    "request-validation.13",
-    "request-validation.14",
-)
+@pytest.mark.shows("chat-parameters.8")
 @pytest.mark.parametrize(
-    ("name", "path"), [(name, path) for name, path in EVERYWHERE if path in HONOURED[name]]
+    ("path", "fields"),
+    [
+        (CHAT, {"n": 2, "seed": 0, "response_format": {"type": "json_object"}}),
+        (CHAT, {"profile": "anyone's", "steering_intensity": "off"}),
+        (CHAT, {"logprobs": True, "top_logprobs": 2, "max_tokens": 1}),
+        (TEXT, {"logprobs": 2, "allowed_token_ids": [5, 7], "max_tokens": 1}),
+        (TEXT, {"max_completion_tokens": 2, "max_tokens": None, "seed": 0}),
+    ],
+    ids=str,
 )
-def test_a_field_that_a_route_honours_is_served_and_not_reported(
-    shared: Running, name: str, path: str
+def test_fields_that_a_route_honours_are_served_and_not_reported(
+    shared: Running, path: str, fields: dict[str, object]
 ) -> None:
-    body = {"model": demo.MODEL_NAME} | asking(name, path)
-    if name == "max_completion_tokens":
-        body.pop("max_tokens")
+    body = {"model": demo.MODEL_NAME} | BODIES[path] | fields
     answer = shared.post(path, body, **{"X-Service-Strict": "true"})
     assert "x-service-ignored-fields" not in answer.headers
-    choices = answer.json()["choices"]
-    assert len(choices) == (2 if name == "n" else 1)
-    if name == "max_completion_tokens":
+    assert len(answer.json()["choices"]) == fields.get("n", 1)
+    if "max_completion_tokens" in fields:
         assert answer.json()["usage"]["completion_tokens"] == 2
-    if name == "seed":
+    if "seed" in fields:
         assert answer.headers["x-service-seed"] == "0;scope=request"
 
 
-@pytest.mark.shows(
-    "request-validation.7",
-    "request-validation.8",
-    "request-validation.9",
-    "request-validation.10",
-    "request-validation.11",
-    "request-validation.12",
-    "request-validation.13",
-    "request-validation.14",
-    "request-validation.15",
-    "request-validation.16",
-    "request-validation.17",
-    "chat-parameters.15",
-)
-@pytest.mark.parametrize(
-    ("name", "path"), [(name, path) for name, path in EVERYWHERE if path not in HONOURED[name]]
-)
+@pytest.mark.shows("request-validation.7", "chat-parameters.15")
+@pytest.mark.parametrize("path", BODIES)
 def test_a_field_that_a_route_cannot_honour_is_refused_before_a_model_is_sought(
-    shared: Running, zoo: Zoo, name: str, path: str
+    shared: Running, zoo: Zoo, path: str
 ) -> None:
-    body = BODIES[path] | {name: ASKED[name][name]}
+    body = BODIES[path] | {"logit_bias": {"5": 1}}
     for headers in ({}, {"X-Service-Strict": "true"}, {"X-Service-Strict": "false"}):
         status, error = shared.v1_error(path, {"model": "nobody"} | body, **headers)
-        assert (status, error["code"], error["param"]) == (400, "field_not_honoured", name)
-        assert name in error["message"]
+        assert (status, error["code"], error["param"]) == (400, "field_not_honoured", "logit_bias")
     if path != EMBED:
         streamed = shared.v1_error(path, {"model": "nobody", "stream": True} | body)
         assert streamed == (status, error)
@@ -447,11 +354,17 @@ def test_a_field_that_a_route_cannot_honour_is_refused_before_a_model_is_sought(
     assert zoo.resident() is None
 
 
-@pytest.mark.shows("request-validation.18")
 @pytest.mark.parametrize("path", BODIES)
-@pytest.mark.parametrize("fields", NO_CHANGE, ids=str)
-def test_a_value_that_means_no_change_is_accepted_everywhere(
-    shared: Running, path: str, fields: dict[str, Any]
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"n": 1, "logprobs": False, "response_format": {"type": "text"}, "tools": []},
+        {"n": None, "logprobs": None, "seed": None, "tools": None, "profile": None},
+    ],
+    ids=["values", "nulls"],
+)
+def test_values_that_mean_no_change_are_accepted_everywhere(
+    shared: Running, path: str, fields: dict[str, object]
 ) -> None:
     body = {"model": demo.MODEL_NAME} | BODIES[path] | fields
     answer = shared.post(path, body, **{"X-Service-Strict": "1"})

@@ -83,21 +83,6 @@ def test_streamed_text_is_the_same(live: Running) -> None:
     assert events[-2]["usage"] == whole["usage"]
 
 
-@pytest.mark.shows("model-naming.3")
-def test_a_trailing_assistant_message_is_continued(live: Running) -> None:
-    messages = [*COUNT, {"role": "assistant", "content": "one two three"}]
-    answer = chat(live, Q8, messages=messages)
-    assert answer["choices"][0]["message"]["content"].split() == gguf.WORDS[3:8]
-
-
-def test_several_prompts_and_stops_are_honoured(live: Running) -> None:
-    body = {"model": Q8, "prompt": ["one", "five six"], "max_tokens": 9, "temperature": 0}
-    answer = live.post("/v1/completions", {**body, "stop": [" eight"]}).json()
-    texts = [choice["text"].split() for choice in answer["choices"]]
-    assert texts == [gguf.WORDS[1:7], gguf.WORDS[6:7]]
-    assert [choice["finish_reason"] for choice in answer["choices"]] == ["stop", "stop"]
-
-
 def test_texts_conversations_and_ids_are_told_apart_token_by_token(live: Running) -> None:
     chat(live, Q8)
     found = live.data("POST", "/api/tokenize", {"text": " four five", "add_special_tokens": False})
@@ -141,16 +126,8 @@ def test_prompts_may_be_token_ids(live: Running) -> None:
 @pytest.mark.parametrize(
     ("path", "fields", "param"),
     [
-        ("/v1/chat/completions", {"seed": 7}, "seed"),
-        ("/v1/chat/completions", {"n": 2}, "n"),
         ("/v1/chat/completions", {"logprobs": True, "max_tokens": 1}, "logprobs"),
-        ("/v1/chat/completions", {"allowed_token_ids": [1], "max_tokens": 1}, "allowed_token_ids"),
-        ("/v1/chat/completions", {"response_format": {"type": "json_object"}}, "response_format"),
-        ("/v1/chat/completions", {"profile": "calm"}, "profile"),
-        ("/v1/chat/completions", {"sae_steering": {"features": []}}, "sae_steering"),
-        ("/v1/chat/completions", {"steering_intensity": 1}, "steering_intensity"),
         ("/v1/completions", {"seed": 7}, "seed"),
-        ("/v1/completions", {"logprobs": 3, "max_tokens": 1}, "logprobs"),
     ],
 )
 def test_what_it_cannot_honour_is_refused_before_it_is_loaded(
@@ -161,16 +138,6 @@ def test_what_it_cannot_honour_is_refused_before_it_is_loaded(
     status, error = live.v1_error(path, {"model": Q4, **said, **fields})
     assert (status, error["code"], error["param"]) == (400, "field_not_honoured", param)
     assert live.data("GET", f"/api/models/{ids(live)[Q4]}")["status"] == "ready"
-
-
-@pytest.mark.shows("load-policy.7")
-def test_what_it_cannot_honour_comes_before_the_load_policy(live: Running) -> None:
-    live.post("/v1/completions", {"model": demo.MODEL_NAME, "prompt": "x", "max_tokens": 1})
-    refuse = {"X-Service-Load-Policy": "refuse"}
-    body = {"model": Q4, "prompt": "x"}
-    for fields, code in (({}, "model_not_resident"), ({"seed": 7}, "field_not_honoured")):
-        _, error = live.v1_error("/v1/completions", body | fields, **refuse)
-        assert error["code"] == code
 
 
 @pytest.mark.shows("request-validation.6")

@@ -87,18 +87,16 @@ def leased(zoo: Zoo, name: str) -> Iterator[str]:
 
 @pytest.mark.shows("load-policy.1", "load-policy.2")
 @pytest.mark.parametrize("path", ROUTES)
-@pytest.mark.parametrize("value", ["refuse", "REFUSE", "Refuse"])
-def test_refuse_serves_the_resident_model_as_usual(tiny: Zoo, path: str, value: str) -> None:
-    assert ask(tiny.live, path, "tiny", **{POLICY: value}).status_code == 200
+def test_refuse_serves_the_resident_model_as_usual(tiny: Zoo, path: str) -> None:
+    assert ask(tiny.live, path, "tiny", **{POLICY: "Refuse"}).status_code == 200
 
 
 @pytest.mark.shows("load-policy.1", "load-policy.3", "model-errors.9")
 @pytest.mark.parametrize("path", ROUTES)
-@pytest.mark.parametrize("value", ["refuse", "ReFuSe"])
 def test_refuse_names_the_model_asked_for_and_the_resident_one_and_loads_nothing(
-    tiny: Zoo, path: str, value: str
+    tiny: Zoo, path: str
 ) -> None:
-    answer = ask(tiny.live, path, "plain", **{POLICY: value})
+    answer = ask(tiny.live, path, "plain", **REFUSE)
     error = answer.json()["error"]
     assert (answer.status_code, error["code"]) == (409, "model_not_resident")
     assert error["type"] == "invalid_request_error"
@@ -106,39 +104,18 @@ def test_refuse_names_the_model_asked_for_and_the_resident_one_and_loads_nothing
         "plain",
         "tiny",
     )
-    assert "plain" in error["message"]
-    assert "tiny" in error["message"]
-    assert "lease" not in error["details"]
     assert answer.headers["x-should-retry"] == "false"
     assert tiny.resident() == "tiny"
     assert tiny.status("plain") == "ready"
 
 
 @pytest.mark.shows("load-policy.3")
-@pytest.mark.parametrize("path", ROUTES)
-def test_refuse_says_none_where_no_model_is_resident(zoo: Zoo, path: str) -> None:
+def test_refuse_says_none_where_no_model_is_resident(zoo: Zoo) -> None:
     zoo.empty()
-    status, error = refused(zoo.live, path, "tiny", **REFUSE)
+    status, error = refused(zoo.live, ROUTES[0], "tiny", **REFUSE)
     assert (status, error["code"]) == (409, "model_not_resident")
     assert error["details"]["resident_model"] == "none"
-    assert "none" in error["message"]
     assert zoo.resident() is None
-
-
-@pytest.mark.shows("load-policy.3")
-@pytest.mark.parametrize("path", ROUTES)
-def test_refuse_tells_who_leases_the_resident_model_but_not_the_lease(tiny: Zoo, path: str) -> None:
-    with leased(tiny, "tiny") as lease:
-        answer = ask(tiny.live, path, "plain", **REFUSE)
-        held = ask(tiny.live, path, "plain", **REFUSE, **{LEASE: lease})
-        for one in (answer, held):
-            assert one.status_code == 409
-            error = one.json()["error"]
-            assert error["code"] == "model_not_resident"
-            assert error["details"]["lease"]["holder"] == "nightly"
-            assert error["details"]["lease"]["reason"] == "evaluation"
-            assert lease not in one.text
-    assert tiny.resident() == "tiny"
 
 
 @pytest.mark.shows("formats.3")
@@ -161,28 +138,13 @@ def test_refuse_while_the_model_is_being_loaded_asks_to_come_back(zoo: Zoo) -> N
     assert zoo.resident() == "tiny"
 
 
-def test_refuse_while_the_model_waits_for_another_to_leave_asks_to_come_back(tiny: Zoo) -> None:
-    engine = tiny.live.service.owners.conductor.resident.held()
-    with ThreadPoolExecutor(1) as pool, holding(engine, "stop") as hold:
-        coming = pool.submit(ask, tiny.live, "/v1/embeddings", "plain")
-        hold.wait()
-        for path in ROUTES:
-            status, error = refused(tiny.live, path, "plain", **REFUSE)
-            assert (status, error["code"]) == (503, "model_loading")
-            assert retry_after(tiny.live, path, "plain", **REFUSE) == 15
-        hold.open.set()
-        assert coming.result().status_code == 200
-    assert tiny.resident() == "plain"
-
-
 # ---------------------------------------------------------------- auto
 
 
 @pytest.mark.shows("load-policy.5")
-@pytest.mark.parametrize("headers", [{}, {POLICY: "auto"}, {POLICY: "AUTO"}])
-def test_auto_loads_the_model(zoo: Zoo, headers: dict[str, str]) -> None:
+def test_auto_loads_the_model(zoo: Zoo) -> None:
     zoo.empty()
-    assert ask(zoo.live, "/v1/embeddings", "bert", **headers).status_code == 200
+    assert ask(zoo.live, "/v1/embeddings", "bert", **{POLICY: "auto"}).status_code == 200
     assert zoo.resident() == "bert"
 
 
@@ -206,11 +168,14 @@ def test_auto_waits_for_a_model_that_is_being_loaded_and_is_busy_for_another(zoo
 
 @pytest.mark.shows("load-policy.6", "general-errors.11")
 @pytest.mark.parametrize("path", ROUTES)
-@pytest.mark.parametrize("value", ["", "refuse, auto"])
-def test_any_other_value_is_refused_by_the_header(tiny: Zoo, path: str, value: str) -> None:
-    for model in ("tiny", "plain"):
-        status, error = refused(tiny.live, path, model, **{POLICY: value})
-        assert (status, error["code"], error["param"]) == (400, "invalid_parameter", POLICY)
+def test_any_other_value_is_refused_by_the_header(tiny: Zoo, path: str) -> None:
+    for model, expected in (
+        ("tiny", (400, "invalid_parameter", POLICY)),
+        ("plain", (400, "invalid_parameter", POLICY)),
+        ("nobody", (404, "model_not_found", "model")),
+    ):
+        status, error = refused(tiny.live, path, model, **{POLICY: "never"})
+        assert (status, error["code"], error["param"]) == expected
     assert tiny.resident() == "tiny"
 
 
@@ -239,18 +204,6 @@ def test_other_refusals_come_before_that_of_the_policy(tiny: Zoo) -> None:
     assert tiny.resident() == "tiny"
 
 
-@pytest.mark.parametrize("path", ROUTES)
-def test_an_unknown_model_is_named_before_an_invalid_policy(tiny: Zoo, path: str) -> None:
-    status, error = refused(tiny.live, path, "nobody", **{POLICY: "never"})
-    assert (status, error["code"], error["param"]) == (404, "model_not_found", "model")
-
-
-def test_an_embedding_model_is_named_before_an_invalid_policy(tiny: Zoo) -> None:
-    for path in ROUTES[:2]:
-        status, error = refused(tiny.live, path, "bert", **{POLICY: "never"})
-        assert (status, error["code"], error["param"]) == (400, "invalid_parameter", "model")
-
-
 @contextmanager
 def full(zoo: Zoo) -> Iterator[None]:
     """While open, three requests of the resident model `tiny` fill the queue."""
@@ -264,23 +217,19 @@ def full(zoo: Zoo) -> Iterator[None]:
 
 
 def test_a_full_queue_hides_no_refusal_that_waiting_does_not_change(tiny: Zoo) -> None:
+    def code(model: str, **headers: str) -> str:
+        return str(refused(tiny.live, ROUTES[0], model, **headers)[1]["code"])
+
     with full(tiny):
-        for path in ROUTES:
-            status, error = refused(tiny.live, path, "plain", **REFUSE)
-            assert (status, error["code"]) == (409, "model_not_resident")
-            assert refused(tiny.live, path, "plain")[1]["code"] == "queue_full"
-            assert refused(tiny.live, path, "tiny", **REFUSE)[1]["code"] == "queue_full"
+        assert code("plain", **REFUSE) == "model_not_resident"
+        assert code("plain") == code("tiny", **REFUSE) == "queue_full"
     with leased(tiny, "tiny"), full(tiny):
-        for path in ROUTES:
-            status, error = refused(tiny.live, path, "plain")
-            assert (status, error["code"]) == (409, "model_leased")
+        assert code("plain") == "model_leased"
     lock = f"/api/models/{tiny.ids['tiny']}"
     tiny.live.data("POST", f"{lock}/lock")
     try:
         with full(tiny):
-            for path in ROUTES:
-                status, error = refused(tiny.live, path, "plain")
-                assert (status, error["code"]) == (409, "model_locked")
+            assert code("plain") == "model_locked"
     finally:
         tiny.live.data("POST", f"{lock}/unlock")
 
@@ -333,13 +282,7 @@ def test_a_leased_model_is_replaced_by_its_holder_only(tiny: Zoo) -> None:
                 error = answer.json()["error"]
                 assert (answer.status_code, error["code"]) == (409, "model_leased")
                 assert answer.headers["x-should-retry"] == "false"
-                details = error["details"]
-                assert details["holder"] == "nightly"
-                assert details["leased_model_name"] == "tiny"
-                assert details["leased_model_id"] == tiny.ids["tiny"]
-                assert details["target_model_id"] == tiny.ids["plain"]
-                assert details["operation"] == "swap"
-                assert {"reason", "expires_at"} <= set(details)
+                assert error["details"]["holder"] == "nightly"
                 assert lease not in answer.text
             assert ask(tiny.live, path, "tiny").status_code == 200
         assert ask(tiny.live, "/v1/embeddings", "plain", **{LEASE: lease}).status_code == 200

@@ -11,7 +11,7 @@ import httpx2
 import pytest
 
 from steerserve import demo
-from tests.openai.conftest import Zoo, payload
+from tests.openai.conftest import payload
 from tests.service import Running, add_sae
 
 CHAT = "/v1/chat/completions"
@@ -277,40 +277,6 @@ def test_without_an_attached_sae_it_is_refused(shared: Running) -> None:
 def test_with_a_profile_it_is_refused(steered: Running) -> None:
     status, error = refused(steered, sae_steering=own((1, 1)), profile="calm")
     assert (status, error["code"], error["param"]) == (400, "invalid_parameter", "sae_steering")
-
-
-@pytest.mark.parametrize(
-    ("path", "scoring"),
-    [
-        (CHAT, {"logprobs": True}),
-        (CHAT, {"allowed_token_ids": [5]}),
-        (TEXT, {"logprobs": 1}),
-        (TEXT, {"allowed_token_ids": [5]}),
-    ],
-)
-def test_a_scoring_request_with_it_is_refused(
-    steered: Running, path: str, scoring: dict[str, Any]
-) -> None:
-    fields = {"sae_steering": own((1, 1)), "max_tokens": 1, **scoring}
-    status, error = refused(steered, path, **fields)
-    assert (status, error["code"]) == (400, "field_not_honoured")
-    assert error["param"] == "sae_steering"
-    assert "score_steered" in error["message"]
-
-
-@pytest.mark.parametrize("path", [CHAT, TEXT])
-def test_the_field_steering_is_refused_and_points_to_it(zoo: Zoo, path: str) -> None:
-    zoo.empty()
-    status, error = refused(zoo.live, path, model="tiny", steering=own((1, 1)))
-    assert (status, error["code"], error["param"]) == (400, "field_not_honoured", "steering")
-    assert "sae_steering" in error["message"]
-    assert zoo.resident() is None
-
-
-def test_embeddings_refuse_it(shared: Running) -> None:
-    body = {"model": demo.MODEL_NAME, "input": "a", "sae_steering": own((1, 1))}
-    status, error = shared.v1_error("/v1/embeddings", body)
-    assert (status, error["code"]) == (400, "field_not_honoured")
 
 
 def test_unknown_parts_of_it_are_reported_or_refused(steered: Running) -> None:

@@ -86,15 +86,6 @@ def test_a_finished_document_satisfies_its_schema_whatever_strict_says(
 
 
 @pytest.mark.shows("structured-output.7")
-def test_each_of_several_choices_is_constrained(shared: Running) -> None:
-    answer = shared.post(CHAT, chat(schema_format(PET), n=3, temperature=1.5))
-    found = documents(answer)
-    assert len(found) == 3
-    check_pets(found)
-    assert len({json.dumps(document) for document in found}) > 1
-
-
-@pytest.mark.shows("structured-output.7")
 def test_each_of_several_conversations_is_constrained(shared: Running) -> None:
     answer = shared.post(CHAT, chat(schema_format(PET), extra_messages=OTHERS))
     found = documents(answer)
@@ -111,19 +102,6 @@ def test_an_object_without_a_schema_is_one_json_object(shared: Running) -> None:
     assert ended
     assert all(isinstance(json.loads(text), dict) for text in ended)
     assert all(c["message"]["content"].startswith("{") for c in choices)
-
-
-@pytest.mark.parametrize(
-    ("schema", "expected"),
-    [
-        ({"const": {"a": [1, None, True]}}, {"a": [1, None, True]}),
-        ({"type": "string", "pattern": "^ab$"}, "ab"),
-    ],
-)
-def test_a_schema_with_one_document_gives_that_document(
-    shared: Running, schema: Any, expected: Any
-) -> None:
-    assert documents(shared.post(CHAT, chat(schema_format(schema)))) == [expected]
 
 
 @pytest.mark.shows("structured-output.4")
@@ -155,14 +133,6 @@ def test_the_name_of_a_schema_is_echoed_in_printable_characters(shared: Running)
     answer = shared.post(CHAT, chat(schema_format({"const": 1}, name="a b\r\nü;x=1")))
     found = answer.headers["x-service-constrained"]
     assert found == "json_schema;name=a%20b%0D%0A%C3%BC%3Bx%3D1"
-
-
-@pytest.mark.shows("chat-parameters.12")
-def test_plain_text_is_no_constraint(shared: Running) -> None:
-    for wanted in ({"type": "text"}, None):
-        answer = shared.post(CHAT, chat(wanted, max_tokens=4, stream=False))
-        assert "x-service-constrained" not in answer.headers
-        assert not answer.json()["choices"][0]["message"]["content"].startswith("{")
 
 
 def test_steering_and_structure_go_together(steered: Running) -> None:
@@ -230,26 +200,16 @@ def test_a_document_whose_validation_runs_out_of_time_is_not_called_invalid(
 
 REFUSALS: list[tuple[str, dict[str, Any], tuple[int, str]]] = [
     (CHAT, chat(OBJECT, stream=True), UNSUPPORTED),
-    (CHAT, chat(schema_format(PET), stream=True), UNSUPPORTED),
-    (CHAT, chat(OBJECT, stop="."), UNSUPPORTED),
     (CHAT, chat(OBJECT, stop=["."]), UNSUPPORTED),
     (CHAT, chat(OBJECT, logprobs=True, max_tokens=1), UNSUPPORTED),
     (CHAT, chat(OBJECT, allowed_token_ids=[5], max_tokens=1), UNSUPPORTED),
-    (TEXT, {"prompt": "One day", "response_format": OBJECT}, NOT_HONOURED),
-    ("/v1/embeddings", {"input": "One day", "response_format": OBJECT}, NOT_HONOURED),
     (CHAT, chat({"type": "xml"}), UNSUPPORTED),
-    (CHAT, chat({"type": "JSON_OBJECT"}), UNSUPPORTED),
-    (CHAT, chat({"type": None}), UNSUPPORTED),
-    (CHAT, chat({}), UNSUPPORTED),
     (CHAT, chat("json_object"), UNSUPPORTED),
-    (CHAT, chat([]), UNSUPPORTED),
     (CHAT, chat({"type": "json_schema"}), UNSUPPORTED),
-    (CHAT, chat({"type": "json_schema", "json_schema": None}), UNSUPPORTED),
     (CHAT, chat({"type": "json_schema", "json_schema": {"name": "pet"}}), UNSUPPORTED),
     (CHAT, chat({"type": "json_schema", "json_schema": {"schema": PET}}), UNSUPPORTED),
     (CHAT, chat(schema_format(PET, name="")), UNSUPPORTED),
     (CHAT, chat(schema_format(PET, strict="yes")), UNSUPPORTED),
-    (CHAT, chat(schema_format("object")), UNSUPPORTED),
     (CHAT, chat(schema_format(None)), UNSUPPORTED),
     (CHAT, chat(schema_format(False)), UNSUPPORTED),
 ]
@@ -265,73 +225,6 @@ def test_what_cannot_be_constrained_is_refused_by_its_field_before_a_model_is_so
     assert error["param"] == "response_format"
     assert "response_format" in error["message"]
     assert error["type"] == "invalid_request_error"
-
-
-KEYWORDS: dict[str, Any] = {
-    "multipleOf": 2,
-    "not": {"type": "null"},
-    "made/up~": 1,
-}
-
-
-@pytest.mark.shows("structured-output.9")
-def test_every_unsupported_keyword_is_named_with_its_pointer(shared: Running) -> None:
-    schema = {
-        **KEYWORDS,
-        "properties": {"a/b": {"items": KEYWORDS}, "fine": {"type": "string"}},
-        "$defs": {"x": {"$ref": "https://example.org/x.json"}},
-    }
-    status, error = shared.v1_error(CHAT, chat(schema_format(schema)))
-    assert (status, error["code"]) == UNSUPPORTED
-    found = {(f["keyword"], f["pointer"]) for f in error["details"]["unsupported"]}
-    escaped = {keyword: keyword.replace("~", "~0").replace("/", "~1") for keyword in KEYWORDS}
-    expected = {(keyword, f"/{written}") for keyword, written in escaped.items()}
-    expected |= {
-        (keyword, f"/properties/a~1b/items/{written}") for keyword, written in escaped.items()
-    }
-    expected |= {("$ref", "/$defs/x/$ref")}
-    assert found == expected
-    for keyword in KEYWORDS:
-        assert f"{keyword} at /" in error["message"]
-
-
-def nested(depth: int) -> dict[str, Any]:
-    schema: dict[str, Any] = {"const": 1}
-    for _ in range(depth):
-        schema = {"type": "array", "items": schema, "minItems": 1, "maxItems": 1}
-    return schema
-
-
-def padded(size: int) -> dict[str, Any]:
-    """A schema of so many bytes, written as short as can be."""
-    schema = {"const": 1, "title": ""}
-    schema["title"] = "x" * (size - len(json.dumps(schema, separators=(",", ":"))))
-    return schema
-
-
-def wide(count: int) -> dict[str, Any]:
-    names = {f"p{i}": {"const": 1} for i in range(count)}
-    return {"type": "object", "properties": names, "required": ["p0"]}
-
-
-@pytest.mark.shows("limits.20")
-@pytest.mark.parametrize(
-    ("fits", "too_large", "words"),
-    [
-        (nested(32), nested(33), "deeper than 32"),
-        (padded(65_536), padded(65_537), "65536"),
-        (wide(256), wide(257), "256"),
-    ],
-    ids=["depth", "bytes", "properties"],
-)
-def test_a_schema_at_a_limit_is_enforced_and_past_it_refused(
-    shared: Running, fits: Any, too_large: Any, words: str
-) -> None:
-    served = shared.post(CHAT, chat(schema_format(fits), max_tokens=1))
-    assert served.headers["x-service-constrained"] == "json_schema;name=pet"
-    status, error = shared.v1_error(CHAT, chat(schema_format(too_large)))
-    assert (status, error["code"], error["param"]) == (*UNSUPPORTED, "response_format")
-    assert words in error["message"]
 
 
 @pytest.mark.parametrize("pattern", ["(", "(?=a)b"])

@@ -321,20 +321,6 @@ def test_the_settings_bound_what_may_be_asked_for(start: Start) -> None:
         assert granted["ttl_seconds"] == 10
 
 
-@pytest.mark.shows("states.21", "model-errors.10")
-def test_a_restart_ends_every_lease(start: Start) -> None:
-    with start() as live:
-        model_id = load_demo(live)
-        lease_id = live.data("POST", f"/api/models/{model_id}/lease", TERMS, 201)["lease_id"]
-    with start() as live:
-        path = f"/api/models/{model_id}/lease"
-        assert live.data("GET", path) == {"lease": None, "last_ended": None}
-        assert refusal(call(live, "POST", path + "/renew", lease=lease_id))[:2] == (
-            404,
-            "LEASE_NOT_FOUND",
-        )
-
-
 @pytest.mark.shows("authentication.7 lease-record.1 lease-record.10 models.12 states.16")
 def test_the_id_is_told_once_and_written_nowhere(
     start: Start, other: Path, capfd: pytest.CaptureFixture[str]

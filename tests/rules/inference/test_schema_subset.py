@@ -234,6 +234,7 @@ def test_a_schema_that_requires_itself_without_end_is_found(schema: Any, expecte
     assert is_endless(schema) is expected
 
 
+@pytest.mark.shows("limits.20")
 def test_nesting_and_size_have_limits() -> None:
     assert "deeper than 32" in refused(nested(33)).message
     assert "deeper than 100" in refused(nested(100_000)).message
