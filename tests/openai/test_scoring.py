@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from steerserve import demo
 from tests.openai.conftest import Zoo
-from tests.service import Running
+from tests.service import Running, add_sae
 from tests.worker.models import CONTEXT, VOCABULARY
 
 CHAT = "/v1/chat/completions"
@@ -357,6 +357,29 @@ def test_scores_under_live_steering_are_those_without_and_count_no_application(
     assert attachment["steering_enabled"] is True
     generated = steered.post(TEXT, {**model, "prompt": "One day", "max_tokens": 1})
     assert "x-service-steering" not in generated.headers
+
+
+@pytest.mark.shows("scoring-mode.19", "embeddings.2")
+def test_every_attached_sae_is_left_out_of_scores_and_embeddings(steered: Running) -> None:
+    second = demo.saes()[1]
+    member = {"sae_id": add_sae(steered, second), "layer": second.layer}
+    asked = [
+        (TEXT, {"model": demo.MODEL_NAME, "prompt": "One day", "max_tokens": 1, "logprobs": 20}),
+        ("/v1/embeddings", {"model": demo.MODEL_NAME, "input": "One day"}),
+    ]
+    before = [steered.post(path, body).json() for path, body in asked]
+    words = steered.complete("One day", max_tokens=12, temperature=0)["choices"]
+    steered.data("POST", "/api/saes/attach-set", {"saes": [member]})
+    try:
+        steered.data("POST", "/api/saes/steering", {"feature_idx": 90, "value": 60, **member})
+        assert steered.complete("One day", max_tokens=12, temperature=0)["choices"] != words
+        steered.data("POST", "/api/saes/steering", {"feature_idx": 90, "value": 60})
+        after = [steered.post(path, body).json() for path, body in asked]
+    finally:
+        steered.data("POST", f"/api/saes/{member['sae_id']}/detach")
+    for one, other in zip(before, after, strict=True):
+        for part in ("choices", "data"):
+            assert one.get(part) == other.get(part)
 
 
 # ---------------------------------------------------------------- streamed
