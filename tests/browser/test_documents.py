@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import Locator, expect
 
 from steerserve import demo
-from tests.browser.conftest import Tab
+from tests.browser.conftest import NARROW, Tab
 from tests.browser.service import Demo, wait_for
 from tests.browser.visit import Visit
 
@@ -77,6 +77,44 @@ def test_a_circuit_is_imported_activated_and_dialled(tab: Tab, served: Demo) -> 
     expect(visit.page.get_by_role("main").get_by_text("0.99", exact=True).first).to_be_visible()
     visit.button("Deactivate").click()
     expect(visit.button("Activate")).to_be_visible()
+
+
+@pytest.mark.parametrize("kind", ["profiles", "clusters", "circuits"])
+def test_a_document_shows_the_measurements_that_are_evidence(
+    tab: Tab, served: Demo, kind: str
+) -> None:
+    proof = demo.proof()
+    (attached, *_) = served.data("GET", "/api/saes/attachments")["entries"]
+    index = proof["feature_idx"]
+    asked = {
+        "feature": {"index": index, "sae_id": attached["sae_id"], "layer": attached["layer"]},
+        "strengths": [proof["strength"]],
+        "tokens": 4,
+        "random_directions": 0,
+    }
+    kept = served.data("POST", "/api/effects?wait=true", asked)["job"]["result"]["id"]
+    if kind == "profiles":
+        document = served.data("POST", "/api/profiles/save-current", {"name": "calm sea"})
+    else:
+        file = demo.CLUSTER if kind == "clusters" else demo.CIRCUIT
+        content = json.loads(renamed(file, "calm sea")["buffer"])
+        served.data("POST", f"/api/{kind}/import", content)
+        rows = served.data("GET", f"/api/{kind}")[kind]
+        document = next(row for row in rows if row["name"] == "calm sea")
+    visit = tab().open(f"/{kind}?id={document['id']}")
+    expect(visit.page.get_by_text("No measurement is evidence for it")).to_be_visible()
+    served.data("PUT", f"/api/effects/{kept}/evidence/{document['id']}")
+    visit.page.reload()
+    listed = visit.page.get_by_role("list", name="Measurements that are evidence")
+    expect(listed.get_by_text(f"feature {attached['layer']}:{index}")).to_be_visible()
+    visit.button(f"Open the measurement {kept}").click()
+    expect(visit.page.get_by_role("img", name="KL to the plain model")).to_be_visible()
+    assert not visit.violations()
+    visit.page.set_viewport_size(NARROW)
+    # the edges of a circuit are drawn anew
+    wait_for(lambda: visit.overflow() <= 0)
+    visit.button("Remove the evidence for calm sea").click()
+    expect(visit.page.get_by_text("No measurement is evidence for it")).to_be_visible()
 
 
 def test_a_file_that_is_refused_says_why_beside_its_name(tab: Tab) -> None:

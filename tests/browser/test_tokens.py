@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+import torch
 from playwright.sync_api import expect
 
 from tests.browser.conftest import NARROW, Tab
@@ -28,3 +31,31 @@ def test_the_lens_shows_what_the_service_answers(tab: Tab, served: Demo, scheme:
     assert not visit.violations()
     page.set_viewport_size(NARROW)
     assert visit.overflow() <= 0
+
+
+def test_a_trained_lens_is_registered_and_read_with(tab: Tab, served: Demo, tmp_path: Path) -> None:
+    (sae, *_) = served.data("GET", "/api/saes")["saes"]
+    file = tmp_path / "lens.pt"
+    torch.save({"J": {layer: torch.eye(sae["d_in"]) for layer in (0, 2)}}, file)
+    visit = tab().open("/tokens")
+    page = visit.page
+    visit.button("Read the text").click()
+    page.get_by_text("Trained lenses", exact=True).click()
+    page.get_by_role("textbox", name="Name").fill("identity")
+    page.get_by_role("textbox", name="Folder or file on the machine").fill(str(file))
+    visit.button("Register").click()
+    expect(page.get_by_role("combobox", name="Lens")).to_contain_text("identity")
+    expect(page.get_by_role("heading", name="Trained lens", exact=True)).to_be_visible()
+    visit.button("Read the layers").click()
+    grid = page.get_by_role("group", name="The most probable next token after each layer")
+    rows = grid.get_by_role("rowheader")
+    expect(rows.first).to_be_visible()
+    last = len(served.data("POST", "/api/lens", {"text": "a", "top": 1})["layers"]) - 1
+    assert rows.all_text_contents() == [f"layer {layer}" for layer in (last, 2, 0)]
+    assert not visit.violations()
+    page.set_viewport_size(NARROW)
+    assert visit.overflow() <= 0
+    visit.button("Delete the lens identity").click()
+    page.get_by_role("dialog").get_by_role("button", name="Delete", exact=True).click()
+    expect(page.get_by_role("combobox", name="Lens")).to_have_count(0)
+    assert served.data("GET", "/api/lenses")["total"] == 0

@@ -45,6 +45,35 @@ def test_a_vector_is_trained_from_two_boxes_of_texts(tab: Tab, served: Demo) -> 
     assert visit.overflow() <= 0
 
 
+def test_a_vector_is_trained_from_pairs_that_continue_prompts(tab: Tab, served: Demo) -> None:
+    visit = tab().open("/vectors")
+    page = visit.page
+    page.get_by_role("textbox", name="Name").first.fill("harbour")
+    page.get_by_role("radio", name="pairs").check()
+    boxes = {
+        "Texts with the concept": ["the sea", "a ship", "the waves", "a sailor"],
+        "Texts without it": ["the farm", "a cow", "the bread", "a king"],
+        "Prompts of the pairs, if any": ["She saw", "He drew", "We heard", "I met"],
+    }
+    for name, lines in boxes.items():
+        page.get_by_role("textbox", name=name).fill("\n".join(lines))
+    page.get_by_role("combobox", name="Of each example").select_option("mean_completion")
+    page.get_by_role("combobox", name="Site").select_option("mlp_out")
+    page.get_by_role("textbox", name="Layers").fill(str(LAYER))
+    assert not visit.violations()
+    page.set_viewport_size(NARROW)
+    assert visit.overflow() <= 0
+    visit.button("Train").click()
+    expect(page.get_by_role("heading", name="harbour", exact=True)).to_be_visible()
+    (made,) = served.data("GET", "/api/vectors")["vectors"]
+    training = made["training"]
+    assert (training["pairs"], training["read"], training["site"]) == (
+        4,
+        "mean_completion",
+        "mlp_out",
+    )
+
+
 def test_a_vector_is_imported_and_steers(tab: Tab, served: Demo) -> None:
     (attached, *_) = served.data("GET", "/api/saes/attachments")["entries"]
     width = served.data("GET", f"/api/saes/{attached['sae_id']}")["d_in"]

@@ -34,6 +34,20 @@ export const keptEffects = queryOptions({
   refetchInterval: POLL,
 });
 
+/** The kept results that are evidence for a profile, a cluster or a circuit, the newest first. */
+export const evidenceFor = (document: string) =>
+  queryOptions({
+    queryKey: ["effects", "evidence", document] as const,
+    queryFn: async ({ signal }) =>
+      (
+        await everyPage(
+          (query) => request("get", "/api/effects", { signal, query: { ...query, evidence_for: document } }),
+          ({ effects }) => effects,
+        )
+      ).rows,
+    refetchInterval: POLL,
+  });
+
 /** A kept result with its figures. */
 export const keptEffect = (effect_id: string) =>
   queryOptions({

@@ -93,6 +93,40 @@ it("trains a probe on two boxes of chats, shows how far it is, and cancels it", 
   await waitFor(() => expect(sent.some(({ method }) => method === "DELETE")).toBe(true));
 });
 
+it("trains on pairs that continue prompts, at another site, and reads the completions or one token", async () => {
+  const { sent, user, container } = shown("/probes", { stored: [] });
+  const fill = (name: string, value: string) => fireEvent.change(screen.getByRole("textbox", { name }), { target: { value } });
+  await screen.findByRole("textbox", { name: "Texts with the concept" });
+  await user.type(screen.getAllByRole("textbox", { name: "Name" })[0] ?? document.body, "sea");
+  await user.click(screen.getByRole("radio", { name: "pairs" }));
+  fill("Texts with the concept", "waves\nships");
+  fill("Texts without it", "cows");
+  expect(screen.getByText(/A pair has one of each/)).toBeTruthy();
+  fill("Texts without it", "cows\nbread");
+  await user.selectOptions(screen.getByRole("combobox", { name: "Of each example is read" }), "mean_completion");
+  expect(screen.getByText(/A completion needs prompts/)).toBeTruthy();
+  fill("Prompts of the pairs, if any", "He sees\nShe likes");
+  await user.selectOptions(screen.getByRole("combobox", { name: "Site" }), "mlp_out");
+  expect(await violations(container)).toEqual([]);
+  await user.click(screen.getByRole("button", { name: "Train" }));
+  const body = () => sent.filter(({ method }) => method === "POST").at(-1)?.body;
+  await waitFor(() =>
+    expect(body()).toEqual({
+      pairs: [
+        { prompt: "He sees", positive: " waves", negative: " cows" },
+        { prompt: "She likes", positive: " ships", negative: " bread" },
+      ],
+      ...{ name: "sea", method: "logistic", layers: "all", site: "mlp_out", read: "mean_completion", holdout: 0.3, seed: 0 },
+    }),
+  );
+  await user.selectOptions(screen.getByRole("combobox", { name: "Of each example is read" }), "index");
+  const token = screen.getByRole("spinbutton", { name: "Token" });
+  await user.clear(token);
+  await user.type(token, "-3{Enter}");
+  await user.click(screen.getByRole("button", { name: "Train" }));
+  await waitFor(() => expect(body()).toMatchObject({ read: { index: -3 } }));
+});
+
 it("opens the probe that a job has trained, and says why a training failed", async () => {
   const other = { ...TRUTH, id: "probe_0", name: "lies", training: null };
   const { unmount } = shown("/probes?job=job_1", { job: { ...JOB, state: "done", result: TRUTH }, stored: [other, TRUTH] });

@@ -33,6 +33,7 @@ function answers(live: Record<string, number>) {
     "GET /api/saes/sae_a/labels": { labels: [{ feature_idx: 90, label: "sea" }] },
     "PATCH /api/profiles/prof_1": ({ body }: Request) => Object.assign(profile, body),
     "POST /api/profiles/prof_1/activate": () => ({ warnings: [] }),
+    "GET /api/effects": { effects: [], total: 0 },
   };
   return table;
 }
@@ -67,4 +68,28 @@ it("does not replace values that were changed by hand, and says what differs", a
     expect(last("GET /api/profiles")).toBeGreaterThan(saved);
   });
   expect(changes(sent)).toEqual(["PATCH /api/profiles/prof_1"]);
+});
+
+it("shows the kept measurements that are evidence for a profile, and that it is being activated", async () => {
+  const one = {
+    ...{ id: "effect_1", digest: "sha256:0", model: "demo", lever: { feature: { sae_id: "sae_a", layer: 3, index: 90 } } },
+    ...{ strengths: [10, 20], calibrated: { strength: 15 }, created_at: "2026-01-05T10:00:00Z", evidence_for: [] },
+  };
+  let finish = () => {};
+  const sent = service({
+    ...answers({}),
+    "GET /api/profiles": { profiles: [{ ...PROFILE, is_active: false }], total: 1, active_profile_id: null },
+    "GET /api/effects": { effects: [one], total: 1 },
+    "POST /api/profiles/prof_1/activate": () => new Promise((resolve) => (finish = () => resolve({ warnings: [] }))),
+  });
+  const { container } = showPage(<Profiles />);
+  const list = await screen.findByRole("list", { name: "Measurements that are evidence" });
+  expect(within(list).getByText("feature 3:90 of sae_a · demo · 2 strengths · breaks at 15.0")).toBeTruthy();
+  const asked = sent.find(({ path }) => path === "/api/effects");
+  expect(asked?.query.get("evidence_for")).toBe("prof_1");
+  expect(await violations(container)).toEqual([]);
+  await userEvent.click(screen.getByRole("button", { name: "Activate" }));
+  expect((await screen.findByRole<HTMLButtonElement>("button", { name: "Activating" })).disabled).toBe(true);
+  finish();
+  expect(await screen.findByRole("button", { name: "Activate" })).toBeTruthy();
 });

@@ -23,12 +23,23 @@ const READ = {
 
 const FEATURES = { sae_id: "sae_a", layer: 3, positions: [{ position: 1, features: [{ index: 90, value: 3, weight: 2 }] }] };
 
-function served(model = {}, entries: object[] = [], hasFeatures = false) {
+const TUNED = {
+  ...{ id: "lens_1", name: "tuned", kind: "tuned", width: 64, layers: [0, 1], model_layers: 3, model_hint: "tiny" },
+  ...{ unembed_hash: "00", file_bytes: 49_152, created_at: "2026-01-05T10:00:00Z", source: { kind: "huggingface" } },
+};
+const JOB = {
+  ...{ id: "job_1", kind: "lens", state: "done", progress: 1, message: "is done", error: null, result: TUNED },
+  ...{ created_at: "2026-01-05T10:00:00Z", finished_at: "2026-01-05T10:00:01Z" },
+};
+
+function served(model = {}, entries: object[] = [], hasFeatures = false, more: Record<string, unknown> = {}) {
   return service({
     "GET /api/models": { models: [{ ...MODEL, ...model }], total: 1, loaded_model_id: 1 },
     "GET /api/saes/attachments": { count: entries.length, entries },
     "POST /v1/completions": { ...READ, ...(hasFeatures ? { service: { sae_activations: FEATURES } } : {}) },
     "POST /api/lens": LENS,
+    "GET /api/lenses": { lenses: [], total: 0 },
+    ...more,
   });
 }
 
@@ -68,6 +79,46 @@ it("the logit lens shows after each layer which token comes next, when a person 
     "layer 0 sea 25.0 % x 1.0 %",
   ]);
   expect(await violations(container)).toEqual([]);
+});
+
+it("a trained lens is registered, read with, and deleted after a question", async () => {
+  const stored: object[] = [];
+  const sent = served({}, [], false, {
+    "GET /api/lenses": () => ({ lenses: [...stored], total: stored.length }),
+    "POST /api/lenses": () => {
+      stored.push(TUNED);
+      return { job: JOB };
+    },
+    "GET /api/jobs/job_1": { job: JOB },
+    "DELETE /api/lenses/lens_1": () => stored.pop() && { lens_id: "lens_1" },
+  });
+  const { container } = showPage(<Tokens />, "/tokens?text=One%20day");
+  const user = userEvent.setup();
+  await waitFor(() => expect(screen.getByRole<HTMLButtonElement>("button", { name: "Read the text" }).disabled).toBe(false));
+  await user.click(screen.getByRole("button", { name: "Read the text" }));
+  await user.click(await screen.findByText("Trained lenses"));
+  await user.type(screen.getByRole("textbox", { name: "Name" }), "tuned");
+  await user.click(screen.getByRole("radio", { name: "Hub" }));
+  await user.selectOptions(screen.getByRole("combobox", { name: "Kind of the repository" }), "space");
+  await user.type(screen.getByRole("textbox", { name: "Repository" }), "acme/lenses");
+  await user.type(screen.getByRole("textbox", { name: "Folder or file in it" }), "lens/tiny");
+  expect(await violations(container)).toEqual([]);
+  await user.click(screen.getByRole("button", { name: "Register" }));
+  const posts = () => sent.filter(({ method, path }) => method === "POST" && path.startsWith("/api/lens"));
+  await waitFor(() =>
+    expect(posts()[0]?.body).toEqual({
+      ...{ name: "tuned", source: "huggingface", repository_type: "space" },
+      ...{ repository_id: "acme/lenses", file_path: "lens/tiny" },
+    }),
+  );
+  expect(await screen.findByRole("combobox", { name: "Lens" })).toHaveProperty("value", "lens_1");
+  expect(screen.getByText("tuned · of tiny · 2 layers · 48.0 KiB")).toBeTruthy();
+  await user.selectOptions(screen.getByRole("combobox", { name: "Layers to read" }), "2");
+  await user.click(screen.getByRole("button", { name: "Read the layers" }));
+  await waitFor(() => expect(posts()[1]?.body).toEqual({ text: "One day", top: 5, layers: [0, 2], kind: "lens_1" }));
+  await user.click(screen.getByRole("button", { name: "Delete the lens tuned" }));
+  await user.click(within(screen.getByRole("dialog")).getByRole("button", { name: "Delete" }));
+  await waitFor(() => expect(screen.queryByRole("combobox", { name: "Lens" })).toBeNull());
 });
 
 it.each([

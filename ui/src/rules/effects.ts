@@ -1,4 +1,5 @@
 // The strengths at which a feature is measured, and its curves as points of a drawing.
+import { decimal } from "./bytes";
 
 /** The largest value of a feature. */
 const MOST = 200;
@@ -78,4 +79,21 @@ export function leverSaid(lever: Record<string, unknown>): string {
   if (Array.isArray(lever.edits)) return lever.edits.length === 1 ? "one edit" : `${lever.edits.length} edits`;
   const { index } = (lever.feature ?? {}) as { index?: unknown };
   return typeof index === "number" ? `feature ${index}` : "a lever";
+}
+
+/** A kept measurement in a line, with the documents of `supported`. */
+export function measurementSaid(
+  one: {
+    lever: Record<string, unknown>;
+    model: string;
+    strengths: readonly number[];
+    calibrated: { strength: number | null };
+  },
+  supported: readonly { name: string }[] = [],
+): string {
+  const { lever, model, strengths, calibrated } = one;
+  const ladder = strengths.length === 1 ? `strength ${strengths[0]}` : `${strengths.length} strengths`;
+  const breaks = calibrated.strength === null ? [] : [`breaks at ${decimal(calibrated.strength, 1)}`];
+  const evidence = supported.length === 0 ? [] : [`evidence for ${supported.map(({ name }) => name).join(", ")}`];
+  return [leverSaid(lever), model, ladder, ...breaks, ...evidence].join(" · ");
 }

@@ -10,3 +10,8 @@ export function everyNth(layers: number | null, step: number): number[] | null {
   for (let layer = layers - 1; layer >= 0; layer -= step) chosen.unshift(layer);
   return chosen;
 }
+
+/** Of the chosen layers those that a trained lens maps, and the last one; null for all that it maps. */
+export function mapped(chosen: readonly number[] | null, maps: readonly number[], layers: number | null): number[] | null {
+  return chosen === null ? null : chosen.filter((layer) => maps.includes(layer) || layer + 1 === layers);
+}

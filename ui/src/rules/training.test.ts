@@ -1,5 +1,5 @@
 import { expect, it } from "vitest";
-import { examplesIn, layersIn, missing } from "./training";
+import { examplesIn, layersIn, missing, pairsOf } from "./training";
 
 it("a chat is read message by message, and must begin with a role", () => {
   const written = "system: Be kind.\nuser: Hello:\nare you there?\nAssistant: Yes\n\nuser: Go";
@@ -19,6 +19,17 @@ it("layers are numbers and spans of numbers; nothing means all", () => {
   expect(layersIn(" ")).toBe("all");
   expect(layersIn("12, 2-4,3")).toEqual([2, 3, 4, 12]);
   for (const wrong of ["4-2", "x", "-1", "2-", "99999"]) expect(() => layersIn(wrong)).toThrow("is no layer");
+});
+
+it("pairs are the examples at the same place, behind the prompt at this place", () => {
+  const [positives, negatives] = [["a", "b"], ["c", "d"]];
+  expect(pairsOf(positives, negatives, [])).toEqual([
+    { positive: "a", negative: "c" },
+    { positive: "b", negative: "d" },
+  ]);
+  expect(pairsOf(positives, negatives, ["x", "y"])[1]).toEqual({ positive: " b", negative: " d", prompt: "y" });
+  expect(() => pairsOf(positives, ["c"], [])).toThrow("2 examples and the other 1");
+  expect(() => pairsOf(positives, negatives, ["x"])).toThrow("2 pairs and 1 prompts");
 });
 
 it("too few and too many examples are named", () => {

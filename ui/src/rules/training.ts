@@ -1,6 +1,6 @@
 // The examples and the settings of a training, as a person writes them.
 import { textsIn } from "./contrast";
-import { choice, number, text } from "./link";
+import { choice, flag, number, text } from "./link";
 
 export const EXAMPLES_MINIMUM = 2;
 export const EXAMPLES_MAXIMUM = 500;
@@ -10,14 +10,34 @@ const LAYER_MAXIMUM = 10_000;
 export const EXAMPLE_FORMS = ["lines", "blocks", "chats"] as const;
 export type ExampleForm = (typeof EXAMPLE_FORMS)[number];
 
+/** The sites of a layer, the usual one first. */
+export const SITES = {
+  resid_post: "stream after the layer",
+  resid_pre: "stream before the layer",
+  resid_mid: "stream between attention and MLP",
+  attn_out: "what attention adds",
+  mlp_out: "what the MLP adds",
+  hook_z: "heads before their projection",
+  mlp_in: "input of the MLP",
+  mlp_neurons: "neurons of the MLP",
+} as const;
+export type Site = keyof typeof SITES;
+
 export const TRAINING = {
   /** The vector or the probe that is open. */
   id: text(),
   with: text(),
   without: text(),
+  /** Whether the n-th example of one box and the n-th of the other one are a pair. */
+  pairs: flag(),
+  /** What the texts of each pair continue. */
+  prompts: text(),
   form: choice(EXAMPLE_FORMS),
   method: choice(["mean_difference", "pca", "logistic"]),
-  read: choice(["last", "mean"]),
+  read: choice(["last", "mean", "mean_completion", "index"]),
+  /** The token that is read with `index`. */
+  index: number(-2, -100_000, 100_000),
+  site: choice(Object.keys(SITES) as [Site, ...Site[]]),
   layers: text(),
   holdout: number(0.3, 0, 0.95),
   seed: number(0, 0, 2 ** 32 - 1),
@@ -75,6 +95,37 @@ export function layersIn(written: string): "all" | number[] {
     for (let layer = from; layer <= to; layer += 1) layers.add(layer);
   }
   return layers.size === 0 ? "all" : [...layers].sort((a, b) => a - b);
+}
+
+export interface Pair {
+  positive: Example;
+  negative: Example;
+  prompt?: string;
+}
+
+/**
+ * The pairs of two boxes: the n-th example of one and the n-th of the other. With prompts, the texts of the n-th pair
+ * continue the n-th prompt, behind a space.
+ *
+ * Throws: Error, where the boxes do not fit each other.
+ */
+export function pairsOf(positives: readonly Example[], negatives: readonly Example[], prompts: readonly string[]): Pair[] {
+  if (positives.length !== negatives.length) {
+    throw new Error(`One box has ${positives.length} examples and the other ${negatives.length}. A pair has one of each.`);
+  }
+  if (prompts.length === 0) return positives.map((positive, at) => ({ positive, negative: negatives[at] ?? "" }));
+  if (prompts.length !== positives.length) {
+    throw new Error(`There are ${positives.length} pairs and ${prompts.length} prompts. Write a prompt for each pair, or none.`);
+  }
+  return positives.map((positive, at) => ({
+    positive: continued(positive),
+    negative: continued(negatives[at] ?? ""),
+    prompt: prompts[at] ?? "",
+  }));
+}
+
+function continued(example: Example): Example {
+  return typeof example === "string" ? ` ${example}` : example;
 }
 
 /** Why nothing can be trained on these examples; null where it can. */

@@ -20,7 +20,7 @@ export function refused(error: Refused): Refused & { isRefused: true } {
   return { ...error, isRefused: true };
 }
 
-/** Args: `answers` has `GET /api/…` -> the data, or a function that answers the data. Others answer null. */
+/** Args: `answers` has `GET /api/…` -> the data, or a function that answers the data, perhaps later. Others answer null. */
 export function service(answers: Record<string, unknown>): Request[] {
   const sent: Request[] = [];
   vi.stubGlobal("fetch", async (url: string, init: { method: string; body?: string | FormData | null }) => {
@@ -33,7 +33,7 @@ export function service(answers: Record<string, unknown>): Request[] {
     };
     sent.push(request);
     const answer = answers[`${init.method} ${pathname}`];
-    const data: unknown = typeof answer === "function" ? (answer as Handler)(request) : (answer ?? null);
+    const data: unknown = typeof answer === "function" ? await (answer as Handler)(request) : (answer ?? null);
     if (isRefused(data)) {
       const { code, message, details = {}, status = 200 } = data;
       return new Response(JSON.stringify({ success: false, data: null, error: { code, message, details } }), { status });

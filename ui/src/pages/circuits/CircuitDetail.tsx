@@ -10,6 +10,7 @@ import { Panel, QueryPanel } from "../../parts/Panel";
 import { Rung } from "../../parts/Rung";
 import { Active } from "../../parts/Shelf";
 import { Warnings } from "../../parts/Warnings";
+import { Evidence } from "../documents/Evidence";
 import { FactList } from "../documents/FactList";
 import { Foot } from "../documents/Foot";
 import { useAction, useExport } from "../documents/actions";
@@ -114,6 +115,7 @@ export function CircuitDetail({
       </QueryPanel>
       {(detail.data?.hazards.length ?? 0) > 0 && <Hazards hazards={detail.data?.hazards ?? []} />}
       <Layers layers={record.per_sae_warnings} />
+      <Evidence key={id} id={id} name={name} />
       {detail.data !== undefined && <LiveByLayer circuit={detail.data} />}
     </>
   );

@@ -44,6 +44,7 @@ export function Serve({
       onError: (error) => (error instanceof ApiError && ASKED.has(error.code) ? setAsked({ error, allowed }) : notifyError(error)),
     });
   const isPending = isBusy || activate.isPending || end.isPending;
+  const working = activate.isPending ? "Activating" : end.isPending ? "Deactivating" : null;
   const close = () => setAsked(null);
   // the circuit adds its values to those of a profile and to those that were set by hand
   const count = useUnclaimedCount();
@@ -53,11 +54,11 @@ export function Serve({
     <>
       {circuit.is_active ? (
         <button type="button" disabled={isPending} onClick={() => end.mutate(undefined)}>
-          Deactivate
+          {working ?? "Deactivate"}
         </button>
       ) : (
         <button type="button" className="primary" disabled={isPending} onClick={() => (count > 0 ? setBeside(true) : start(NOTHING))}>
-          Activate
+          {working ?? "Activate"}
         </button>
       )}
       <Confirm

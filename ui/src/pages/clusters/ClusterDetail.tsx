@@ -14,6 +14,7 @@ import { Warnings } from "../../parts/Warnings";
 import { count, decimal } from "../../rules/bytes";
 import { Activate } from "../documents/Activate";
 import { Edit } from "../documents/Edit";
+import { Evidence } from "../documents/Evidence";
 import { FactList } from "../documents/FactList";
 import { Foot } from "../documents/Foot";
 import { LiveDifference } from "../documents/LiveDifference";
@@ -66,6 +67,7 @@ export function ClusterDetail({ cluster, onDeleted }: { cluster: Cluster; onDele
               name={name}
               isActive={cluster.is_active}
               isPending={isPending}
+              working={activate.isPending ? "Activating" : end.isPending ? "Deactivating" : null}
               onActivate={() => activate.mutate(undefined)}
               onDeactivate={() => end.mutate(undefined)}
             />
@@ -130,6 +132,7 @@ export function ClusterDetail({ cluster, onDeleted }: { cluster: Cluster; onDele
         </Foot>
       </Panel>
       <LiveDifference what={name} intensity={cluster.intensity} compared={compared} labels={named} />
+      <Evidence key={id} id={id} name={name} />
     </>
   );
 }

@@ -10,12 +10,15 @@ export function Activate({
   name,
   isActive,
   isPending,
+  working,
   onActivate,
   onDeactivate,
 }: {
   name: string;
   isActive: boolean;
   isPending: boolean;
+  /** What is being done, where something is. */
+  working: string | null;
   onActivate: () => void;
   onDeactivate: () => void;
 }) {
@@ -28,7 +31,7 @@ export function Activate({
   if (isActive) {
     return (
       <button type="button" disabled={isPending} onClick={onDeactivate}>
-        Deactivate
+        {working ?? "Deactivate"}
       </button>
     );
   }
@@ -40,7 +43,7 @@ export function Activate({
         disabled={isPending}
         onClick={() => (held.length > 0 || isByHand ? setAsking(true) : onActivate())}
       >
-        Activate
+        {working ?? "Activate"}
       </button>
       <Confirm title={`Activate ${name}?`} action="Activate" isOpen={isAsking} onConfirm={onActivate} onClose={() => setAsking(false)}>
         <p>

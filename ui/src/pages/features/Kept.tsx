@@ -6,8 +6,8 @@ import { Confirm } from "../../parts/Confirm";
 import { Clock } from "../../parts/Moment";
 import { notifyError } from "../../parts/Notices";
 import { Answered } from "../../parts/Panel";
-import { count, decimal } from "../../rules/bytes";
-import { featureOf, leverSaid, type EffectPlace } from "../../rules/effects";
+import { count } from "../../rules/bytes";
+import { featureOf, leverSaid, measurementSaid, type EffectPlace } from "../../rules/effects";
 
 type Open = { shown: string; onShow: (id: string) => void };
 
@@ -63,7 +63,7 @@ function Rows({ label, rows, shown, onShow }: Open & { label: string; rows: read
             <span className="strong">
               <Clock at={one.created_at} />
             </span>
-            <span className="says quiet">{said(one)}</span>
+            <span className="says quiet">{measurementSaid(one, one.evidence_for)}</span>
             <button type="button" className="small" aria-label={`Open the measurement ${one.id}`} onClick={() => onShow(one.id)}>
               Open
             </button>
@@ -97,11 +97,4 @@ function Rows({ label, rows, shown, onShow }: Open & { label: string; rows: read
       </Confirm>
     </>
   );
-}
-
-function said({ lever, model, strengths, calibrated, evidence_for }: KeptEffects): string {
-  const ladder = strengths.length === 1 ? `strength ${strengths[0]}` : `${strengths.length} strengths`;
-  const breaks = calibrated.strength === null ? [] : [`breaks at ${decimal(calibrated.strength, 1)}`];
-  const evidence = evidence_for.length === 0 ? [] : [`evidence for ${evidence_for.map(({ name }) => name).join(", ")}`];
-  return [leverSaid(lever), model, ladder, ...breaks, ...evidence].join(" · ");
 }

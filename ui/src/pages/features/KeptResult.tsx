@@ -47,7 +47,7 @@ function Evidence({ id, supported }: { id: string; supported: KeptEffects["evide
   });
   const isThere = (document: string) => supported.some((one) => one.id === document);
   return (
-    <section className="flow" aria-label="Evidence">
+    <section className="flow" aria-label="Evidence for">
       <h3>Evidence for</h3>
       {supported.length === 0 ? (
         <p className="quiet">No profile, cluster or circuit yet. Evidence changes no rung.</p>

@@ -13,6 +13,7 @@ import { Warnings } from "../../parts/Warnings";
 import { notify } from "../../parts/Notices";
 import { Activate } from "../documents/Activate";
 import { Edit } from "../documents/Edit";
+import { Evidence } from "../documents/Evidence";
 import { FactList } from "../documents/FactList";
 import { Foot } from "../documents/Foot";
 import { LiveDifference } from "../documents/LiveDifference";
@@ -62,6 +63,7 @@ export function ProfileDetail({ profile, onDeleted }: { profile: Profile; onDele
               name={name}
               isActive={profile.is_active}
               isPending={isPending}
+              working={activate.isPending ? "Activating" : end.isPending ? "Deactivating" : null}
               onActivate={() => activate.mutate(undefined)}
               onDeactivate={() => end.mutate(undefined)}
             />
@@ -82,7 +84,7 @@ export function ProfileDetail({ profile, onDeleted }: { profile: Profile; onDele
           <div className="stale">
             <p>The live values were changed since the activation. The dial is saved, and counts with the next activation.</p>
             <button type="button" disabled={isPending} onClick={() => activate.mutate(undefined)}>
-              Activate again
+              {activate.isPending ? "Activating" : "Activate again"}
             </button>
           </div>
         )}
@@ -109,6 +111,7 @@ export function ProfileDetail({ profile, onDeleted }: { profile: Profile; onDele
         </Foot>
       </Panel>
       <LiveDifference what={name} intensity={profile.intensity} compared={compared} labels={named} />
+      <Evidence key={id} id={id} name={name} />
     </>
   );
 }

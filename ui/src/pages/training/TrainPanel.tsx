@@ -13,7 +13,7 @@ import { TextBox } from "../../parts/TextBox";
 import { useLink } from "../../parts/useLink";
 import { abilitiesOf } from "../../rules/abilities";
 import { EXAMPLE } from "../../rules/contrast";
-import { examplesIn, layersIn, missing, TRAINING, type Example } from "../../rules/training";
+import { examplesIn, layersIn, missing, pairsOf, SITES, TRAINING, type Example, type Pair, type Site } from "../../rules/training";
 import { JobRow } from "../jobs/JobRow";
 
 const FORMS = [
@@ -21,22 +21,33 @@ const FORMS = [
   { value: "blocks", label: "a block", title: "A text ends at an empty line" },
   { value: "chats", label: "a chat", title: "A chat ends at an empty line" },
 ] as const;
-const READ = [
-  { value: "last", label: "last token", title: "The values at the last token of a text" },
-  { value: "mean", label: "mean of tokens", title: "The mean of the values over the tokens of a text" },
+const READ = {
+  last: "its last token",
+  mean: "the mean of its tokens",
+  mean_completion: "the mean of its completion: the text behind the prompt, or the last answer",
+  index: "one token",
+};
+type ReadPosition = keyof typeof READ;
+const GROUPS = [
+  { value: "groups", label: "two groups", title: "Any texts with the concept, and any texts without it" },
+  { value: "pairs", label: "pairs", title: "The first of one box belongs to the first of the other one, and so on" },
 ] as const;
 const METHODS = { mean_difference: "difference of the means", pca: "principal component", logistic: "logistic regression" };
 type Method = keyof typeof METHODS;
 
 export function TrainPanel({ kind }: { kind: Kind }) {
   const [link, change] = useLink(TRAINING);
-  const [draft, setDraft] = useState<{ with?: string; without?: string; layers?: string }>({});
+  const [draft, setDraft] = useState<Partial<Written>>({});
   const [name, setName] = useState("");
   const client = useQueryClient();
   const loaded = useQuery(models).data;
   const model = loaded?.models.find(({ id }) => id === loaded.loaded_model_id) ?? null;
   const isEmpty = link.with === "" && link.without === "";
-  const written = { ...(isEmpty ? EXAMPLE : { with: link.with, without: link.without }), layers: link.layers, ...draft };
+  const written: Written = {
+    ...(isEmpty ? EXAMPLE : { with: link.with, without: link.without }),
+    ...{ layers: link.layers, prompts: link.prompts },
+    ...draft,
+  };
   const sizes = [sizeOf(written.with, link.form), sizeOf(written.without, link.form)] as const;
   const asked = bodyOf(written, link, name.trim());
   const why =
@@ -78,6 +89,30 @@ export function TrainPanel({ kind }: { kind: Kind }) {
         />
       ))}
       <div className="field">
+        <span aria-hidden="true">The boxes are</span>
+        <Segmented
+          label="The boxes are"
+          options={GROUPS}
+          value={link.pairs ? "pairs" : "groups"}
+          onChange={(groups) => change({ pairs: groups === "pairs" })}
+        />
+      </div>
+      {link.pairs && (
+        <p className="quiet">
+          A pair is a text with the concept and the same text without it: the first of one box with the first of the other one, and
+          so on. Both are held out together. A prompt stands before both texts of a pair.
+        </p>
+      )}
+      {link.pairs && link.form !== "chats" && (
+        <TextBox
+          title="Prompts of the pairs, if any"
+          value={written.prompts}
+          size={sizeOf(written.prompts, link.form)}
+          rows={3}
+          onChange={(prompts) => setDraft({ ...draft, prompts })}
+        />
+      )}
+      <div className="field">
         <span aria-hidden="true">An example is</span>
         <Segmented label="An example is" options={FORMS} value={link.form} onChange={(form) => change({ form })} />
       </div>
@@ -86,10 +121,36 @@ export function TrainPanel({ kind }: { kind: Kind }) {
           A line that begins with <code>system:</code>, <code>user:</code> or <code>assistant:</code> begins a message.
         </p>
       )}
-      <div className="field">
-        <span aria-hidden="true">Of each example is read</span>
-        <Segmented label="Of each example is read" options={READ} value={link.read} onChange={(read) => change({ read })} />
-      </div>
+      <label className="field">
+        Of each example is read
+        <select value={link.read} onChange={(event) => change({ read: event.target.value as ReadPosition })}>
+          {Object.entries(READ).map(([read, words]) => (
+            <option key={read} value={read}>
+              {words}
+            </option>
+          ))}
+        </select>
+      </label>
+      {link.read === "index" && (
+        <NumberField
+          label="Token"
+          title="0 is the first token of a text, −1 the last"
+          value={link.index}
+          least={-100_000}
+          most={100_000}
+          onCommit={(index) => change({ index })}
+        />
+      )}
+      <label className="field">
+        Site
+        <select value={link.site} onChange={(event) => change({ site: event.target.value as Site })}>
+          {Object.entries(SITES).map(([site, words]) => (
+            <option key={site} value={site}>
+              {site}: {words}
+            </option>
+          ))}
+        </select>
+      </label>
       {kind === "vector" && (
         <label className="field">
           Method
@@ -161,23 +222,36 @@ export function TrainPanel({ kind }: { kind: Kind }) {
   );
 }
 
+interface Written {
+  with: string;
+  without: string;
+  layers: string;
+  prompts: string;
+}
 type Settings = ReturnType<typeof useLink<typeof TRAINING>>[0];
 
 /** The request for what is written, or why there is none. */
-function bodyOf(written: { with: string; without: string; layers: string }, settings: Settings, name: string): TrainingBody | string {
-  const { form, method, read, holdout, seed } = settings;
-  let positives: Example[], negatives: Example[], layers: "all" | number[];
+function bodyOf(written: Written, settings: Settings, name: string): TrainingBody | string {
+  const { form, method, index, site, holdout, seed } = settings;
+  const read = settings.read === "index" ? { index } : settings.read;
+  const prompts = settings.pairs && form !== "chats" ? examplesIn(written.prompts, form) : [];
+  let positives: Example[], negatives: Example[], layers: "all" | number[], pairs: Pair[] | null;
   try {
     positives = examplesIn(written.with, form);
     negatives = examplesIn(written.without, form);
     layers = layersIn(written.layers);
+    pairs = settings.pairs ? pairsOf(positives, negatives, prompts as string[]) : null;
   } catch (error) {
     return error instanceof Error ? error.message : String(error);
   }
   const why = missing(positives, negatives);
   if (why !== null) return why;
+  if (read === "mean_completion" && form !== "chats" && prompts.length === 0) {
+    return "A completion needs prompts for pairs, or chats that end with the assistant.";
+  }
   if (name === "") return "Give it a name.";
-  return { name, positives, negatives, method, layers, read, holdout, seed };
+  const examples = pairs === null ? { positives, negatives } : { pairs };
+  return { name, ...examples, method, layers, ...(site === "resid_post" ? {} : { site }), read, holdout, seed };
 }
 
 /** How many examples a box has, also where they are no chats yet. */
