@@ -101,9 +101,9 @@ class Activations:
         Raises:
             ImportError: pandas is not installed.
         """
-        rows: list[dict[str, Any]] = []
+        rows: list[dict[str, object]] = []
         for at in range(len(self.positions)):
-            row: dict[str, Any] = {
+            row: dict[str, object] = {
                 "position": int(self.positions[at]),
                 "token_id": int(self.token_ids[at]),
             }

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import fields
-from typing import Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from sqlalchemy import Table, select
 from sqlalchemy.engine import RowMapping
@@ -15,6 +15,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from steerserve.database.db import Database
 from steerserve.errors import Refusal
+
+if TYPE_CHECKING:
+    from _typeshed import SupportsRichComparison
 
 _AT_ONCE = 100
 """Rows that are handled at once. Between two such chunks the event loop can do other work."""
@@ -36,7 +39,7 @@ class KeptRecords(Generic[Record]):
         kind: type[Record],
         table: Table,
         id_of: Callable[[Record], int | str],
-        order: Callable[[Record], Any],
+        order: Callable[[Record], SupportsRichComparison],
     ) -> None:
         self._kind = kind
         self._table = table

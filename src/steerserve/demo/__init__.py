@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TypedDict, cast
 
 DATA = Path(__file__).parent / "data"
 MODEL_DIR = DATA / "model"
@@ -49,9 +49,9 @@ def labels(sae: DemoSae) -> dict[int, dict[str, object]]:
     return {int(index): entry for index, entry in entries.items()}
 
 
-def report() -> dict[str, Any]:
+def report() -> dict[str, object]:
     """The figures measured when the data was built."""
-    figures: dict[str, Any] = json.loads((DATA / "report.json").read_text(encoding="utf-8"))
+    figures: dict[str, object] = json.loads((DATA / "report.json").read_text(encoding="utf-8"))
     return figures
 
 
@@ -69,5 +69,4 @@ class Proof(TypedDict):
 
 
 def proof() -> Proof:
-    proven: Proof = report()["proof"]
-    return proven
+    return cast("Proof", report()["proof"])

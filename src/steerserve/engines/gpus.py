@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Protocol, TypeVar
 
 import pynvml
 
@@ -45,6 +45,14 @@ def torch_version() -> str | None:
     with suppress(PackageNotFoundError):
         return version("torch")
     return None
+
+
+class Memory(Protocol):
+    """The memory of a card in bytes."""
+
+    total: int
+    used: int
+    free: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +102,14 @@ class _Reader:
             capability=None if capability is None else (capability[0], capability[1]),
         )
 
-    def _memory(self, handle: Any) -> Any:
+    def _memory(self, handle: object) -> Memory:
         """Memory in bytes. The second version of the call leaves the driver's own memory out of `used`, as the driver's
         own tool does."""
         memory = self._try(
             self.nvml.nvmlDeviceGetMemoryInfo, handle, version=self.nvml.nvmlMemory_v2
         )
-        return memory or self.nvml.nvmlDeviceGetMemoryInfo(handle)
+        found: Memory = memory or self.nvml.nvmlDeviceGetMemoryInfo(handle)
+        return found
 
     def _processes(self, handle: object) -> tuple[tuple[CardProcess, ...] | None, str | None]:
         try:

@@ -22,7 +22,7 @@ from steerserve.control.models.served import ServedModel, ServedModels
 from steerserve.control.steering.profiles import Profiles
 from steerserve.errors import Refusal
 from steerserve.openai import bodies, counts, response_body, response_shape, shape, values
-from steerserve.openai.values import invalid
+from steerserve.openai.values import IntentBase, invalid
 from steerserve.rules import clients, json_size
 from steerserve.rules.inference import activations, fields
 from steerserve.rules.inference.intent import (
@@ -240,7 +240,7 @@ class Intake:
             if name not in honoured or not fields.means_no_change(name, value, route)
         }
         prefix = _PREFIXES.get(route)
-        base: dict[str, Any] = {
+        base: IntentBase = {
             "answer_id": f"{prefix}{secrets.token_hex(12)}" if prefix else "",
             "ignored": tuple(ignored),
             "lease": arrived.lease,
@@ -281,7 +281,7 @@ class _Opened:
     intent has."""
 
     body: dict[str, object]
-    base: dict[str, Any]
+    base: IntentBase
     model: ServedModel | Refusal
     policy: str | None
     sent: SentRequest

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, TypedDict, cast
 
 import msgspec
 
@@ -15,6 +15,16 @@ from steerserve.rules.saes.attachment import SaeChoice
 from steerserve.rules.steering import interventions, readings
 from steerserve.rules.steering import request as sae_steering
 from steerserve.settings import Settings
+
+
+class IntentBase(TypedDict):
+    """The values that an intent of any kind has from the request and not from its body."""
+
+    answer_id: str
+    ignored: tuple[str, ...]
+    lease: str | None
+    client: str
+
 
 COLDEST_SCORING = 0.001
 """The least temperature above 0 that a scoring request may ask for."""
@@ -39,7 +49,7 @@ def generate(
     raw: dict[str, object],
     *,
     prompts: tuple[intent.Prompt, ...],
-    base: dict[str, Any],
+    base: IntentBase,
     n: int = 1,
     special: bool = True,
     profile: str | None = None,
@@ -116,7 +126,7 @@ def score(
     *,
     prompts: tuple[intent.Prompt, ...],
     top: int | None,
-    base: dict[str, Any],
+    base: IntentBase,
     special: bool = True,
     template: Mapping[str, object] | None = None,
     is_echoed: bool = False,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache, reduce
 from operator import or_
 from types import UnionType
-from typing import Any, NotRequired, Protocol, Union, get_args, get_origin, get_type_hints
+from typing import NotRequired, Protocol, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import UnsetType
@@ -40,7 +40,7 @@ def _described(form: type[Form]) -> object:
     for field in msgspec.structs.fields(form):
         kind = _sent(types[field.name])
         kinds[field.name] = kind if field.required else NotRequired[kind]
-    described: Any = TypedDict(form.__name__, kinds)  # type: ignore[misc]
+    described: type = TypedDict(form.__name__, kinds)  # type: ignore[misc]
     described.__doc__, described.__module__ = form.__doc__, form.__module__
     return described
 

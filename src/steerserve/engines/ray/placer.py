@@ -200,7 +200,7 @@ async def _seen(node: dict[str, Any], question: m.Survey) -> m.NodeSeen:
     amounts = {name: float(amount) for name, amount in node["Resources"].items()}
     home, name, address = node["NodeID"], node["NodeManagerHostname"], node["NodeManagerAddress"]
     where = NodeAffinitySchedulingStrategy(home, soft=False)
-    read: Any = ray.remote(node_facts)
+    read = ray.remote(node_facts)
     try:
         async with asyncio.timeout(SURVEY_SECONDS):
             asked = read.options(num_cpus=0, max_retries=0, scheduling_strategy=where)

@@ -90,7 +90,7 @@ class FiringRow:
     id: int
     subject: str
     created_at: datetime
-    firing: Any = field(repr=False)
+    firing: Firing = field(repr=False)
 
 
 class FiringFacts(Form, frozen=True, kw_only=True):

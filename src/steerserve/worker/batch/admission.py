@@ -320,8 +320,8 @@ def _read(prompt: m.Tokens, model: Checkpoint, context: int) -> list[int]:
 
 
 def shortest_first(rows: list[BatchRow]) -> list[BatchRow]:
-    """The rows of a scoring or embedding request, ordered by length so that passes have little padding. Any order is
-    right, because each answer has the number of its choice."""
+    """The rows of a scoring or embedding request, ordered by length so that passes have little padding. The
+    order is free, because each answer has the number of its choice."""
     return sorted(rows, key=lambda row: len(row.prompt))
 
 

@@ -120,7 +120,7 @@ class Site:
         if self.layer is None:
             return first
 
-        def keep(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        def keep(_: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
             residual[:] = [args[0] if args else kwargs["hidden_states"]]
 
         return _Both(first, self.layer.register_forward_pre_hook(keep, with_kwargs=True))
@@ -296,8 +296,8 @@ def _lacks(model: nn.Module, site: str, layer: int, why: str) -> Refusal:
 
 
 def _with_input(
-    change: Callable[[Tensor], Tensor | None], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+    change: Callable[[Tensor], Tensor | None], args: tuple[Tensor, ...], kwargs: dict[str, Tensor]
+) -> tuple[tuple[Tensor, ...], dict[str, Tensor]] | None:
     if args:
         changed = change(args[0])
         return None if changed is None else ((changed, *args[1:]), kwargs)
