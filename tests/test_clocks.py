@@ -34,34 +34,6 @@ READERS = {
 }
 """File -> what it needs the time of day for."""
 
-TELLERS = {
-    "app/wiring.py": "gives the clock to the owners below",
-    "control/jobs.py": "the times of jobs, which are kept for a day",
-    "control/inference/runs.py": "the times of recorded answers",
-    "control/sensing/monitoring.py": "the times of records and of the statistics",
-    "control/residency/conductor.py": "gives the clock to the leases",
-    "control/residency/leases.py": "the times of a lease, which are moved when the clock is set",
-    "control/residency/loading.py": "`loaded_at` of a model",
-    "control/health/gpus.py": "`read_at` of a reading of the cards",
-    "control/health/gauges.py": "the time of the metrics",
-    "control/health/health.py": "the time of an answer about health",
-    "database/batches.py": "the times of batches, which end a day after they were made",
-    "database/catalog.py": "the times of records",
-    "database/circuits.py": "the times of circuits and claims",
-    "database/corpora.py": "the times of corpora",
-    "database/directions.py": "the times of vectors and probes",
-    "database/documents.py": "the times of profiles",
-    "database/effects.py": "when an effect was measured",
-    "database/files.py": "the times of files, and which have expired",
-    "database/probes.py": "the times of probes",
-    "database/promoted.py": "when the promoted tokens of an SAE were computed",
-    "database/runs.py": "when an answer was recorded here",
-    "database/sensing.py": "the times of events",
-    "database/suggestions.py": "when a label was suggested",
-    "database/vectors.py": "the times of vectors",
-}
-"""File that uses `utc_now` -> what it tells with the time. None of them measures how long something takes."""
-
 
 @cache
 def trees() -> dict[str, ast.AST]:
@@ -83,16 +55,6 @@ def test_the_time_of_day_is_read_in_few_places() -> None:
         and ast.unparse(node).endswith(OF_DAY)
     }
     assert readers == set(READERS)
-
-
-def test_the_time_of_day_is_only_told_and_measures_nothing() -> None:
-    tellers = {
-        file
-        for file, tree in trees().items()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Name) and node.id == "utc_now"
-    }
-    assert tellers == set(TELLERS)
 
 
 def test_only_leases_and_batches_subtract_times_of_day() -> None:

@@ -66,31 +66,6 @@ SPECIFIED: dict[str, tuple[int | None, int | None]] = {
     "NON_FINITE_LOGITS": (None, 500),
     "INVALID_PARAMETER": (None, 400),
 }
-V1_CODES = {
-    "model_not_found",
-    "queue_full",
-    "field_not_honoured",
-    "unused_fields_refused",
-    "response_format_unsupported",
-    "no_chat_template",
-    "constrained_output_invalid",
-    "invalid_scoring_request",
-    "non_finite_logits",
-    "invalid_parameter",
-    "invalid_feature_index",
-    "unsupported_quantization",
-    "insufficient_memory",
-    "model_load_failed",
-    "model_busy",
-    "model_not_loaded",
-    "model_locked",
-    "model_leased",
-    "model_not_resident",
-    "model_loading",
-    "profile_not_found",
-    "context_length_exceeded",
-    "AMBIGUOUS_MODEL_NAME",
-}
 RETRY = {
     "QUEUE_FULL": Retry.QUEUE,
     "MODEL_BUSY": Retry.LOAD,
@@ -113,11 +88,6 @@ def test_a_specified_code_has_its_statuses(code: str) -> None:
     row = TABLE[code]
     assert api in (None, row.api)
     assert v1 in (None, row.v1)
-
-
-@pytest.mark.shows("versioning.3")
-def test_every_specified_code_of_the_compatible_surface_can_be_answered() -> None:
-    assert {row.v1_code for row in TABLE.values()} >= V1_CODES
 
 
 @pytest.mark.parametrize("code", RETRY)

@@ -73,11 +73,12 @@ MODEL: dict[str, Check] = {
     "envelope.8 model-record.1 model-record.2 model-record.3 model-record.4 model-record.5",
     "model-record.6 model-record.7 model-record.8 model-record.9 model-record.10",
     "model-record.11 model-record.12 model-record.13 model-record.14 model-record.15",
-    "model-record.16 models.1",
+    "model-record.16 models.1 models.4",
 )
 def test_a_loaded_model_has_each_field_with_its_type(shared: Running) -> None:
     listed = shared.data("GET", "/api/models")
     (loaded,) = [model for model in listed["models"] if model["status"] == "loaded"]
+    assert shared.data("GET", f"/api/models/{loaded['id']}") == loaded
     check_fields(loaded, MODEL)
     assert (loaded["id"], loaded["name"]) == (listed["loaded_model_id"], demo.MODEL_NAME)
     assert (loaded["architecture"], loaded["device"]) == ("LlamaForCausalLM", "cpu")

@@ -337,13 +337,13 @@ def _expired(client: openai.OpenAI, batch: Batch, lines: list[dict[str, Any]]) -
 LONG = [text("short"), *(text(f"long {i}", max_tokens=900) for i in range(64))]
 
 
-def test_a_batch_expires_while_its_lines_run(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    with start() as live, of(live) as client:
-        load_demo(live)
-        monkeypatch.setattr(rules, "WINDOW", timedelta(seconds=2))
-        batch = begun(client, LONG, TEXT)
-        assert batch.expires_at == batch.created_at + 2
-        _expired(client, batch, LONG)
+def test_a_batch_expires_while_its_lines_run(
+    client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rules, "WINDOW", timedelta(seconds=2))
+    batch = begun(client, LONG, TEXT)
+    assert batch.expires_at == batch.created_at + 2
+    _expired(client, batch, LONG)
 
 
 def test_a_batch_expires_while_the_service_is_off(start: Start) -> None:

@@ -256,7 +256,7 @@ def test_every_request_during_an_unload_is_told_to_come_back_soon(zoo: Zoo) -> N
     assert ask(zoo.live, "/v1/embeddings", "tiny").status_code == 200
 
 
-@pytest.mark.shows("inference.6")
+@pytest.mark.shows("inference.6", "overview.10", "states.5")
 def test_a_locked_model_is_not_replaced_and_serves(tiny: Zoo) -> None:
     path = f"/api/models/{tiny.ids['tiny']}"
     tiny.live.data("POST", f"{path}/lock")

@@ -165,30 +165,14 @@ def test_the_features_of_readings_have_their_labels(steered: Running) -> None:
     [
         ({"steering": {"99999": 1.0}}, 400, "INVALID_FEATURE_INDEX"),
         ({"steering": {"1": 201}}, 422, "VALIDATION_ERROR"),
-        ({"steering": {"one": 1}}, 400, "INVALID_FEATURE_INDEX"),
         ({"steering": {"1": 1.0}, "sae_id": "sae_none"}, 400, "SAE_NOT_ATTACHED"),
         ({"steering": {"1": 1.0}, "profile": "calm"}, 422, "VALIDATION_ERROR"),
-        (
-            {"steering": {"1": 1.0}, "messages": [{"role": "user", "content": "a"}]},
-            422,
-            "VALIDATION_ERROR",
-        ),
         ({"steering": {"1": 1.0}, "prompt": None}, 422, "VALIDATION_ERROR"),
         ({"steering": {"1": 1.0}, "intensities": [3]}, 422, "VALIDATION_ERROR"),
-        ({"steering": {"1": 1.0}, "intensities": []}, 422, "VALIDATION_ERROR"),
-        ({"steering": {"1": 1.0}, "max_tokens": 100_000}, 400, "CONTEXT_LENGTH_EXCEEDED"),
         ({"steering": {"1": 1.0}, "activations": {"top_k": 1000}}, 400, "SAE_ACTIVATIONS_REFUSED"),
         ({"sae_id": "sae_none"}, 422, "VALIDATION_ERROR"),
-        ({"steering": {str(i): 1.0 for i in range(1001)}}, 422, "VALIDATION_ERROR"),
-        ({"sae_steering": {"features": [{"index": 1, "value": 201}]}}, 422, "VALIDATION_ERROR"),
         ({"sae_steering": OWN, "steering": {"1": 1.0}}, 422, "VALIDATION_ERROR"),
-        ({"sae_steering": OWN, "profile": "calm"}, 422, "VALIDATION_ERROR"),
-        ({"sae_steering": OWN, "layer": 2}, 422, "VALIDATION_ERROR"),
         ({"sae_steering": OWN | {"mode": "add"}}, 422, "VALIDATION_ERROR"),
-        ({"sae_steering": {"features": OWN["features"] * 2}}, 400, "INVALID_PARAMETER"),
-        ({"sae_steering": {"features": OWN["features"] * 1001}}, 422, "VALIDATION_ERROR"),
-        ({"interventions": {"edits": [ABLATED]}, "sae_steering": OWN}, 422, "VALIDATION_ERROR"),
-        ({"interventions": {"edits": [ABLATED], "mode": "add"}}, 422, "VALIDATION_ERROR"),
         ({"interventions": {"edits": [{"op": "set"}]}}, 422, "INVALID_INTERVENTION"),
     ],
 )
@@ -274,10 +258,8 @@ def test_the_activations_of_each_token_come_with_it(steered: Running) -> None:
 @pytest.mark.parametrize(
     ("body", "status", "code"),
     [
-        ({"steering": {"99999": 1.0}}, 400, "INVALID_FEATURE_INDEX"),
         ({"steering": {"1": 1.0}, "max_tokens": 100_000}, 400, "CONTEXT_LENGTH_EXCEEDED"),
         ({"steering": {"1": 1.0}, "stream": "yes"}, 422, "VALIDATION_ERROR"),
-        ({"max_tokens": 2**64, "activations": {"top_k": 2}}, 422, "VALIDATION_ERROR"),
     ],
 )
 def test_a_stream_that_cannot_be_is_refused_with_a_status(

@@ -16,7 +16,6 @@ import torch
 from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score
 
-from tests.conftest import Start
 from tests.service import Running, add_model, running
 from tests.worker import models
 from tests.worker.rows.reference_streams import Reference, reference
@@ -405,8 +404,6 @@ def test_what_cannot_be_trained_is_refused_with_its_place(
     assert served.live.error("GET", "/api/vectors/refused")[:2] == (404, "VECTOR_NOT_FOUND")
 
 
-def test_a_training_needs_a_model(start: Start) -> None:
-    with start() as live:
-        body = {"name": "calm", **GROUPS}
-        assert live.error("POST", TRAIN, body)[:2] == (400, "MODEL_NOT_LOADED")
-        assert live.data("GET", PROBES) == {"probes": [], "total": 0}
+def test_a_training_needs_a_model(bare: Running) -> None:
+    assert bare.error("POST", TRAIN, {"name": "calm", **GROUPS})[:2] == (400, "MODEL_NOT_LOADED")
+    assert bare.data("GET", PROBES) == {"probes": [], "total": 0}
