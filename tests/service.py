@@ -16,13 +16,14 @@ from typing import Any
 
 import httpx2
 import socketio
-import uvicorn
 
 from steerserve import demo
 from steerserve.app.service import Service
 from steerserve.app.wiring import surroundings
 from steerserve.control.residency.cluster import EngineCluster
 from steerserve.http import protocol as protocols
+from steerserve.http.accepting import Server
+from steerserve.http.connections import Connections
 from steerserve.settings import Settings
 from tests.blank import DATABASE, lay
 from tests.described import Held
@@ -149,7 +150,8 @@ def running(home: Path, cluster: EngineCluster | None = None, **settings: Any) -
     if "database_url" not in settings:
         lay(home / DATABASE)
     service = Service(made, surroundings(made, cluster))
-    server = uvicorn.Server(protocols.configuration(service, made))
+    connections = Connections(made)
+    server = Server(protocols.configuration(service, connections), connections)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     started = _Started(server)
     thread.start()
@@ -169,7 +171,7 @@ def running(home: Path, cluster: EngineCluster | None = None, **settings: Any) -
 class _Started:
     """Waits until a server has started, and knows its event loop."""
 
-    def __init__(self, server: uvicorn.Server) -> None:
+    def __init__(self, server: Server) -> None:
         self._event = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         startup = server.startup

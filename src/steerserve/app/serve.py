@@ -18,11 +18,11 @@ from typing import TextIO
 
 import psutil
 import structlog
-import uvicorn
 
 from steerserve.errors import CannotStart
+from steerserve.http import accepting
 from steerserve.http import protocol as protocols
-from steerserve.http.connections import RESERVED
+from steerserve.http.connections import RESERVED, Connections
 from steerserve.settings import Settings
 from steerserve.settings import replicas as setting_replicas
 from steerserve.settings.checks import unknown_names
@@ -44,12 +44,10 @@ _MMAP_THRESHOLD, _TRIM_THRESHOLD, _ARENA_MAX = -3, -1, -8
 """Options of `mallopt` in glibc."""
 
 
-class Server(uvicorn.Server):
+class Server(accepting.Server):
     """A server that finishes its requests after the first signal to stop, and ends at once after the second. A signal
-    before the server listens ends the start, with the exit code 0. `connections` is the number of connections that
-    clients may have open."""
+    before the server listens ends the start, with the exit code 0."""
 
-    connections: int | None = None
     _loop: asyncio.AbstractEventLoop | None = None
     _draining: asyncio.Task[None] | None = None
 
@@ -64,11 +62,11 @@ class Server(uvicorn.Server):
         """
         settings = self.config.loaded_app.settings
         _warn_of_unknown_settings()
-        if self.connections is not None and self.connections < settings.max_connections:
+        if self.connections.limit < settings.max_connections:
             log.warning(
                 "too_few_open_files",
                 open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
-                connections=self.connections,
+                connections=self.connections.limit,
                 max_connections=settings.max_connections,
             )
         for name, file in settings.open_secret_files:
@@ -111,7 +109,7 @@ def run(settings: Settings) -> int:
     give_back_freed()
     try:
         _check_extra(settings)
-        connections = _allowed_connections(settings.max_connections)
+        connections = Connections(settings, _allowed_connections(settings.max_connections))
         holding = _hold(settings.steerserve_home)
         for name in ("model_cache_dir", "sae_cache_dir", "lens_cache_dir"):
             _check_folder(getattr(settings, name), name.upper())
@@ -119,8 +117,7 @@ def run(settings: Settings) -> int:
     except CannotStart as error:
         print(error, file=sys.stderr)
         return 1
-    server = Server(protocols.configuration(APPLICATION, settings, connections, factory=True))
-    server.connections = connections
+    server = Server(protocols.configuration(APPLICATION, connections, factory=True), connections)
     with holding:
         try:
             server.run(sockets=[listening])

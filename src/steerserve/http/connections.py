@@ -22,6 +22,8 @@ RESERVED = 64
 """Connections above the limit that are answered: probes get their answer, other requests a 503."""
 UNREAD_BYTES = 256 << 20
 """The most bytes of answers that all clients together may leave unread in this process."""
+FRESH_SECONDS = 1.0
+"""How long a new connection has its place for its first request, which may be on its way."""
 WARNING_SECONDS = 60.0
 """The least time between two warnings that all connections are taken."""
 
@@ -31,7 +33,6 @@ class Place(Enum):
 
     ANY = "every request is served"
     PROBES = "only probes are served"
-    NONE = "the connection is cut"
 
 
 class Link(Protocol):
@@ -48,17 +49,18 @@ class Link(Protocol):
 class Connections:
     """Owner of the open connections of one server.
 
-    Above the limit the connection that waits longest without a request is closed for the new one. Where every
-    connection has a request, the new one gets a reserved place. `limit` is MAX_CONNECTIONS, or fewer where this process
-    may not have so many files open.
+    Above the limit the connection that waits longest without a request is closed for the new one, unless it came in the
+    last FRESH_SECONDS and has made no request yet. Where no connection may be closed, the new one gets a reserved
+    place. `limit` is MAX_CONNECTIONS, or fewer where this process may not have so many files open.
     """
 
     def __init__(self, settings: Settings, limit: int | None = None) -> None:
         self.settings = settings
         self.limit = limit or settings.max_connections
         self._open: dict[asyncio.Transport, Link] = {}
-        self._waiting: dict[asyncio.Transport, None] = {}
-        """Connections without the whole head of a request, the longest waiting first."""
+        self._waiting: dict[asyncio.Transport, float] = {}
+        """Connections without the whole head of a request, the longest waiting first -> when they may be closed for
+        another one."""
         self._stuck: dict[asyncio.Transport, tuple[int, float]] = {}
         """Connections whose client must read -> the bytes that it must read, and the time since it read nothing."""
         self._held_up: dict[asyncio.Transport, None] = {}
@@ -66,18 +68,26 @@ class Connections:
         self._watching: asyncio.TimerHandle | None = None
         self._warned: float | None = None
 
+    def has_place(self, entering: int, now: float) -> bool:
+        """Whether one more connection may enter, beside those that have been accepted and have not entered yet."""
+        if len(self._open) + entering < self.limit + RESERVED:
+            return True
+        if entering == 0 and self._closable(now) is not None:
+            return True
+        self.warn(now)
+        return False
+
     def enter(self, link: Link, loop: asyncio.AbstractEventLoop) -> Place:
         """Give a new connection its place."""
         limit = self.limit
+        now = loop.time()
         if len(self._open) >= limit:
-            self._make_room()
+            self._make_room(now)
         count = len(self._open)
         if count >= limit:
-            self._warn(loop.time())
-        if count >= limit + RESERVED:
-            return Place.NONE
+            self.warn(now)
         self._open[link.transport] = link
-        self._waiting[link.transport] = None
+        self._waiting[link.transport] = now + FRESH_SECONDS
         self._watch(loop)
         return Place.ANY if count < limit else Place.PROBES
 
@@ -96,7 +106,7 @@ class Connections:
     def wait(self, transport: asyncio.Transport) -> None:
         """The connection has no request any more."""
         if transport in self._open:
-            self._waiting[transport] = None
+            self._waiting[transport] = 0.0
 
     def hold_up(self, transport: asyncio.Transport) -> None:
         """The answer cannot go on before the client reads. If the clients leave more than UNREAD_BYTES unread, the
@@ -115,20 +125,26 @@ class Connections:
         """The client has read."""
         self._held_up.pop(transport, None)
 
-    # ------------------------------------------------------------- inside
-
-    def _make_room(self) -> None:
-        """Close the connection that waits longest. A connection whose last answer is not read to its end stays."""
-        for transport in self._waiting:
-            if not transport.get_write_buffer_size():
-                self.leave(transport)
-                transport.close()
-                return
-
-    def _warn(self, now: float) -> None:
+    def warn(self, now: float) -> None:
+        """Log that all connections are in use, at most once in WARNING_SECONDS."""
         if self._warned is None or now - self._warned >= WARNING_SECONDS:
             self._warned = now
             log.warning("connections_full", max_connections=self.limit)
+
+    # ------------------------------------------------------------- inside
+
+    def _closable(self, now: float) -> asyncio.Transport | None:
+        """The connection that waits longest and may be closed. One whose last answer is not read to its end stays."""
+        for transport, closable in self._waiting.items():
+            if closable <= now and not transport.get_write_buffer_size():
+                return transport
+        return None
+
+    def _make_room(self, now: float) -> None:
+        transport = self._closable(now)
+        if transport is not None:
+            self.leave(transport)
+            transport.close()
 
     def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._watching is None:

@@ -25,7 +25,6 @@ from steerserve.errors import Refusal
 from steerserve.http.connections import Connections, Place
 from steerserve.http.guards import PROBES
 from steerserve.http.live_link import LIVE_MESSAGE_BYTES, WebSocketLink
-from steerserve.settings import Settings
 
 HEAD_BYTES = 65_536
 """Largest head of a request (its first line and its headers)."""
@@ -45,10 +44,9 @@ CLOSE_SECONDS = 2
 
 
 def configuration(
-    application: ASGIApplication | str, settings: Settings, limit: int | None = None, **options: Any
+    application: ASGIApplication | str, connections: Connections, **options: Any
 ) -> uvicorn.Config:
-    """The web server of the application, with so many connections at most, by default MAX_CONNECTIONS."""
-    connections = Connections(settings, limit)
+    """The configuration of the web server of the application."""
     return uvicorn.Config(
         application,
         http=cast("type[asyncio.Protocol]", partial(HttpLink, connections)),
@@ -98,11 +96,7 @@ class HttpLink(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._place = self._connections.enter(self, self.loop)
-        if self._place is Place.NONE:
-            self._is_over = True
-            transport.abort()
-        else:
-            self._wait(self._settings.request_headers_timeout, self._on_late_head)
+        self._wait(self._settings.request_headers_timeout, self._on_late_head)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
