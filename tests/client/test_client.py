@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import struct
@@ -9,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -19,6 +20,7 @@ from steerserve.client import calls, faults
 from steerserve.client.calls import Call, Pause, Reply
 from steerserve.client.faults import ModelNotFound, QueueFull, SaeNotFound, ValidationError
 from steerserve.errors import TABLE
+from tests.client.awaiting import Awaiting
 from tests.conftest import Start
 from tests.service import Running, add_sae
 
@@ -26,12 +28,16 @@ SEA = 90
 STORY = "Tell me a story."
 
 
-@pytest.fixture
-def client(steered: Running) -> Iterator[Client]:
-    """A client of the shared service, with an SAE attached."""
-    with Client(steered.url) as one:
+@pytest.fixture(params=[Client, AsyncClient])
+def client(request: pytest.FixtureRequest, steered: Running) -> Iterator[Client]:
+    """A client of the shared service, with an SAE attached: the blocking one, and the asynchronous one whose answers
+    are awaited."""
+    with asyncio.Runner() as runner:
+        made = request.param(steered.url)
+        one = made if request.param is Client else cast("Client", Awaiting(made, runner))
         yield one
         one.steering.clear()
+        one.close()
 
 
 def test_the_import_is_light() -> None:

@@ -369,6 +369,9 @@ class AsyncStream(_Streamed):
     def __aiter__(self) -> AsyncIterator[str]:
         return self._pieces
 
+    async def __anext__(self) -> str:
+        return await anext(self._pieces)
+
     async def close(self) -> None:
         """End the answer. The service stops writing it."""
         self._is_over = True
