@@ -69,6 +69,7 @@ FLOORS: dict[str, set[str]] = {
     "http": set(),
     "http.guards": {"errors", "settings", "rules"},  # runs before every route
     "http.connections": {"settings"},
+    "http.accepting": {"http.connections"},
     "http.live_link": {"http.connections"},
     "http.protocol": {"errors", "settings", "http"},
     "events": set(),

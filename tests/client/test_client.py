@@ -341,7 +341,7 @@ def test_a_service_that_is_not_there_is_said_with_its_address() -> None:
         client.models.list()
     assert error.value.code == "SERVICE_UNREACHABLE"
     assert error.value.status is None
-    assert "http://127.0.0.1:9" in str(error.value)
+    assert "no service answers at http://127.0.0.1:9; `steerserve demo`" in str(error.value)
 
 
 def test_the_address_and_the_key_come_from_the_environment(

@@ -198,14 +198,18 @@ class Service(Noun[Mode]):
         key = {} if self._key is None else {"authorization": f"Bearer {self._key}"}
         return key | self._own_headers
 
+    @property
+    def _is_here(self) -> bool:
+        """Whether the service is one of this machine."""
+        return urlsplit(self.base_url).hostname in ("127.0.0.1", "localhost", "::1")
+
     def _options(self) -> dict[str, Any]:
         """The options of the HTTP client. A service of this machine is not asked through a proxy."""
-        is_here = urlsplit(self.base_url).hostname in ("127.0.0.1", "localhost", "::1")
         return {
             "base_url": self.base_url,
             "headers": self._headers(),
             "timeout": self._timeout,
-            "trust_env": not is_here,
+            "trust_env": not self._is_here,
         }
 
     def _unreachable(self, error: httpx2.RequestError) -> ServiceUnreachable:
@@ -213,7 +217,8 @@ class Service(Noun[Mode]):
             why = "the address of a service begins with http:// or https://"
             return ServiceUnreachable(f"{self.base_url!r} is no address of a service: {why}")
         if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout):
-            return ServiceUnreachable(f"no service answers at {self.base_url}")
+            start = "; `steerserve demo` or `steerserve serve` starts one" if self._is_here else ""
+            return ServiceUnreachable(f"no service answers at {self.base_url}{start}")
         why = str(error) or type(error).__name__
         return ServiceUnreachable(f"the connection to {self.base_url} ended: {why}")
 
