@@ -36,7 +36,7 @@ export default function Runs() {
           <p className="quiet">Recorded answers with all that they were made from, so that each can be made again and compared.</p>
         </div>
         <button type="button" disabled={all.length === 0 || save.isPending} onClick={() => save.mutate()}>
-          Export all
+          {save.isPending ? "Exporting" : "Export all"}
         </button>
       </header>
       {list.data?.recording === false && <Off />}

@@ -87,6 +87,8 @@ export function CircuitDetail({
           name={name}
           isActive={record.is_active}
           isPending={remove.isPending}
+          isExporting={save.isPending}
+          isDeleting={remove.isPending}
           sent={described("post", "/api/circuits/{circuit_id}/activate", { path })}
           onExport={() => save.mutate({ id, name })}
           onDelete={() => remove.mutate(undefined)}

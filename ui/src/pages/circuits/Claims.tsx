@@ -58,7 +58,7 @@ export function Claims({ onOpen }: { onOpen: (id: string) => void }) {
                       aria-label={`Release the layers of ${claim.circuit_name}`}
                       onClick={() => setAsked(claim)}
                     >
-                      Release
+                      {release.isPending && release.variables === claim.circuit_id ? "Releasing" : "Release"}
                     </button>
                   </td>
                 </tr>

@@ -124,6 +124,8 @@ export function ClusterDetail({ cluster, onDeleted }: { cluster: Cluster; onDele
           name={name}
           isActive={cluster.is_active}
           isPending={isPending}
+          isExporting={save.isPending}
+          isDeleting={remove.isPending}
           sent={described("post", "/api/clusters/{cluster_id}/activate", { path })}
           onExport={() => save.mutate({ id, name })}
           onDelete={() => remove.mutate(undefined)}

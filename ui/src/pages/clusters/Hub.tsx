@@ -97,7 +97,7 @@ function Definitions({ repo, onOpen }: { repo: string; onOpen: (id: string) => v
                 aria-label={`Import ${name ?? file}`}
                 onClick={() => add.mutate(file)}
               >
-                Import
+                {add.isPending && add.variables === file ? "Importing" : "Import"}
               </button>
               {add.variables === file && add.error !== null && <ErrorNotice error={add.error} />}
               {add.variables === file && refused && <p className="notice notice-bad">{refused}</p>}

@@ -10,6 +10,8 @@ export function Foot({
   sent,
   sentTitle = "Activate it with curl or Python",
   isPending,
+  isExporting = false,
+  isDeleting,
   onExport,
   onDelete,
   children,
@@ -19,7 +21,10 @@ export function Foot({
   /** The request that activates or uses the document. */
   sent: Sent;
   sentTitle?: string;
+  /** Whether something is being done that lets the document not be deleted now. */
   isPending: boolean;
+  isExporting?: boolean;
+  isDeleting: boolean;
   /** Left out where a document has several formats, whose buttons are children. */
   onExport?: () => void;
   onDelete: () => void;
@@ -31,13 +36,13 @@ export function Foot({
     <>
       <div className="row document-foot">
         {onExport !== undefined && (
-          <button type="button" onClick={onExport}>
-            Export
+          <button type="button" disabled={isExporting} onClick={onExport}>
+            {isExporting ? "Exporting" : "Export"}
           </button>
         )}
         {children}
         <button type="button" className="danger" disabled={isPending} onClick={() => setAsking(true)}>
-          Delete
+          {isDeleting ? "Deleting" : "Delete"}
         </button>
       </div>
       <CopyCode sent={sent} title={sentTitle} />

@@ -52,6 +52,7 @@ export function ProbeDetail({ probe, onDeleted }: { probe: Probe; onDeleted: () 
           name={name}
           isActive={false}
           isPending={remove.isPending}
+          isDeleting={remove.isPending}
           sent={reading(id)}
           sentTitle="Read an answer with it, with curl or Python"
           onDelete={() => remove.mutate()}

@@ -103,6 +103,8 @@ export function ProfileDetail({ profile, onDeleted }: { profile: Profile; onDele
           name={name}
           isActive={profile.is_active}
           isPending={isPending}
+          isExporting={save.isPending}
+          isDeleting={remove.isPending}
           sent={described("post", "/api/profiles/{profile_id}/activate", { path })}
           onExport={() => save.mutate({ id, name })}
           onDelete={() => remove.mutate(undefined)}

@@ -56,7 +56,7 @@ export function SaveCurrent({ taken, onSaved }: { taken: readonly string[]; onSa
           </label>
           {save.error !== null && <ErrorNotice error={save.error} />}
           <button type="submit" disabled={save.isPending}>
-            Save {count} {count === 1 ? "value" : "values"}
+            {save.isPending ? "Saving" : `Save ${count} ${count === 1 ? "value" : "values"}`}
           </button>
         </form>
       )}

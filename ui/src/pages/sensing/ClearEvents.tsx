@@ -37,7 +37,7 @@ export function ClearEvents({
   return (
     <>
       <button type="button" className="danger" disabled={total === 0 || clear.isPending} onClick={() => setAsking(true)}>
-        Delete events
+        {clear.isPending ? "Deleting" : "Delete events"}
       </button>
       <Confirm
         title={`Delete ${count(total)} ${total === 1 ? "event" : "events"}?`}

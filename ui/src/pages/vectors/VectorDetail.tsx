@@ -85,6 +85,7 @@ export function VectorDetail({
           name={name}
           isActive={false}
           isPending={remove.isPending}
+          isDeleting={remove.isPending}
           sent={described("post", "/v1/chat/completions", {
             body: {
               model: "MODEL",
