@@ -25,6 +25,7 @@ from steerserve.rules.steering import dial, interventions, live
 from steerserve.rules.steering.edits import AllOf, AnyOf, Edit, Feature, When
 from steerserve.rules.steering.live import Live
 from steerserve.rules.steering.members import Range
+from steerserve.rules.steering.placed import INTERVENTIONS
 from steerserve.rules.steering.placing import ModelFacts, placed, standing_of
 from steerserve.rules.steering.positions import EVERY, Positions, Selection
 from steerserve.rules.steering.vector import Direction
@@ -256,14 +257,8 @@ class Round:
         sent = written(case)
         own = interventions.parse({"edits": sent, "preserve_norm": case.keeps_norm}, "")
         made = placed(own, [Attached()], self._facts)
-        self._live = live.intervene(
-            self._live,
-            standing_of(own, sent, made),
-            made.values,
-            made.edits,
-            keeps_norm=own.keeps_norm,
-            replaces=False,
-        )
+        put = replace(made, standing=standing_of(own, sent, made), keeps_norm=own.keeps_norm)
+        self._live = live.give(self._live, INTERVENTIONS, put)
         self._standing = case if sent else Case([])
         self._bench.steering.set_live(self._live)
         self._counts["changes of the operator"] += 1

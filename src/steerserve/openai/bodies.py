@@ -19,7 +19,7 @@ from steerserve.errors import Refusal
 from steerserve.rules import field_faults
 from steerserve.rules.inference import activations, fields
 from steerserve.rules.steering import interventions, readings
-from steerserve.rules.steering import live as steering
+from steerserve.rules.steering import placed as steering
 from steerserve.rules.steering import request as sae_steering
 
 SEED_MAXIMUM = 2**32 - 1

@@ -281,7 +281,7 @@ async def test_a_claim_that_came_between_is_contention(
         world.claims._taking.add(first)
         return await original(self, circuit_id, wanted)
 
-    await world.circuit_serving.deactivate(world.steering.live.circuits[0].circuit_id)
+    await world.circuit_serving.deactivate(world.steering.live.circuits[0].id)
     monkeypatch.setattr(CircuitStore, "claim", late)
     assert (await refused(activate(world, second))).code == "CIRCUIT_LAYER_CONTENTION"
     assert await claims(world) == [(first, 1)]

@@ -17,9 +17,10 @@ from steerserve.control.steering.clusters import ImportOptions
 from steerserve.database.documents import ProfileRow
 from steerserve.errors import Refusal
 from steerserve.rules.steering import cluster as rules
-from steerserve.rules.steering.live import MANUAL
 from steerserve.rules.steering.members import NAME_TRIES
+from steerserve.rules.steering.placed import MANUAL
 from tests.doubles import WIDTH, World, soon, until
+from tests.rules.steering.owners import owned
 
 CLUSTER: dict[str, Any] = {
     "kind": "mistudio.cluster-definition",
@@ -49,9 +50,9 @@ def live(world: World) -> dict[str, dict[int, float]]:
 
 async def test_an_activation_is_one_step_that_takes_the_values_of_circuits(world: World) -> None:
     await attached(world)
-    owned = {MANUAL: {KEY: {7: 1.0}}, "circuit:circ_1": {KEY: {3: 9.0, 8: 1.0}}}
+    others = owned({MANUAL: {KEY: {7: 1.0}}, "circuit:circ_1": {KEY: {3: 9.0, 8: 1.0}}})
     await world.steering.act(
-        lambda now, _: replace(now, owned=owned, enabled=True, epoch=now.epoch + 1)
+        lambda now, _: replace(now, owned=others, enabled=True, epoch=now.epoch + 1)
     )
     displaced: list[int] = []
 

@@ -14,7 +14,8 @@ from steerserve.control.residency.engine_state import Return
 from steerserve.control.steering.steering import Steering
 from steerserve.errors import Refusal
 from steerserve.rules.steering import live as rules
-from steerserve.rules.steering.live import MANUAL, Live
+from steerserve.rules.steering.live import Live
+from steerserve.rules.steering.placed import MANUAL, Placed
 from tests.doubles import WIDTH, World, soon, until
 
 KEY = "sae_a@1"
@@ -248,7 +249,7 @@ CIRCUIT = "circuit:circ_1"
 
 async def own(world: World, values: dict[str, dict[int, float]], owner: str = CIRCUIT) -> None:
     """What an owner steers becomes these values."""
-    await world.steering.act(lambda live, _: rules.replace_all(live, owner, values))
+    await world.steering.act(lambda live, _: rules.give(live, owner, Placed(values)))
 
 
 async def restored(world: World, live: Live) -> None:

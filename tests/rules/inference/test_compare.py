@@ -9,7 +9,8 @@ import pytest
 from steerserve.rules.inference import compare
 from steerserve.rules.inference.compare import Sweep
 from steerserve.rules.saes.attachment import SaeChoice
-from steerserve.rules.steering.placing import ModelFacts, Placed
+from steerserve.rules.steering.placed import Placed
+from steerserve.rules.steering.placing import ModelFacts
 from steerserve.rules.steering.request import RequestSteering, SteeredFeature
 from tests.refusals import refusal_of
 

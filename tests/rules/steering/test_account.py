@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,9 +11,11 @@ from steerserve.rules.steering import account, dial, interventions
 from steerserve.rules.steering import live as steering
 from steerserve.rules.steering.activation import activate, adopt
 from steerserve.rules.steering.dial import Profile, Range
-from steerserve.rules.steering.live import MANUAL, Live
+from steerserve.rules.steering.live import Live
+from steerserve.rules.steering.placed import INTERVENTIONS, MANUAL
 from steerserve.rules.steering.placing import ModelFacts, placed, standing_of
 from steerserve.rules.steering.request import RequestSteering, SteeredFeature
+from tests.rules.steering.owners import owned
 from tests.rules.steering.saes import Sae
 
 SAE = Sae("sae_a", 1)
@@ -20,7 +23,7 @@ KEY = SAE.key
 FRESH = Live()
 LIVE = Live(epoch=7, enabled=True, values={KEY: {1: 5.0, 2: 0.0}})
 OFF = Live(epoch=7, values={KEY: {1: 5.0}})
-SHARED = Live(enabled=True, owned={MANUAL: {KEY: {1: 4.0}}, "circuit:c1": {KEY: {3: 1.0}}})
+SHARED = Live(enabled=True, owned=owned({MANUAL: {KEY: {1: 4.0}}, "circuit:c1": {KEY: {3: 1.0}}}))
 CALM = Profile("calm", {4: 2.0}, id="prof_1")
 ACTIVE = activate(FRESH, "prof_1", CALM, (SAE,))
 OWN = RequestSteering((SteeredFeature(4, 7.0),))
@@ -127,14 +130,8 @@ def test_edits_that_a_request_follows_are_listed_in_the_order_in_which_they_were
     ]
     own = interventions.parse({"edits": sent}, "")
     put = placed(own, (SAE,), ModelFacts())
-    live = steering.intervene(
-        FRESH,
-        standing_of(own, sent, put),
-        put.values,
-        put.edits,
-        keeps_norm=False,
-        replaces=False,
-    )
+    put = replace(put, standing=standing_of(own, sent, put))
+    live = steering.give(FRESH, INTERVENTIONS, put)
     assert [edit.number for edit in live.edits] != [0, 1, 2]
     assert entries(made(live)) == [
         (0, "live", "set", None),

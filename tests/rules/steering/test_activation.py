@@ -9,9 +9,12 @@ import pytest
 
 from steerserve.errors import Refusal
 from steerserve.rules.steering import activation as serving
+from steerserve.rules.steering import interventions
 from steerserve.rules.steering import live as steering
-from steerserve.rules.steering.live import MANUAL, Live
-from steerserve.rules.steering.profile import Profile
+from steerserve.rules.steering.live import Live
+from steerserve.rules.steering.placed import MANUAL
+from steerserve.rules.steering.profile import Profile, ProfileEdits
+from tests.rules.steering.owners import owned, values_of
 from tests.rules.steering.saes import Sae
 
 FIRST, SECOND = Sae("sae_a", 1), Sae("sae_b", 2, 20)
@@ -57,7 +60,7 @@ def test_an_activation_replaces_all_values_and_enables_in_one_step(
     assert after.epoch == before.epoch + (adds or before is STEERED)
     assert after.by(MANUAL) == values
     assert after.active is not None
-    assert after.active.profile_id == ID
+    assert after.active.id == ID
 
 
 @pytest.mark.parametrize("before", [FRESH, STEERED, OFF, Live(epoch=3, enabled=True)])
@@ -69,7 +72,7 @@ def test_activating_an_empty_profile_clears_and_needs_no_sae(
     assert (after.values, after.enabled) == ({}, False)
     assert after.epoch == before.epoch + (before is STEERED)
     assert after.active is not None
-    assert after.active.profile_id == ID
+    assert after.active.id == ID
 
 
 @pytest.mark.parametrize(
@@ -119,30 +122,31 @@ def test_another_profile_takes_the_place_of_the_active_one() -> None:
     after = serving.activate(once, "prof_2", CALM, BOTH)
     assert after.epoch == once.epoch  # the same values are added
     assert after.active is not None
-    assert after.active.profile_id == "prof_2"
+    assert after.active.id == "prof_2"
 
 
 def test_an_activation_takes_the_values_of_every_owner_in_the_same_step() -> None:
     circuits = {A: {4: 1.0}, B: {3: 7.0}}
-    live = Live(enabled=True, owned={MANUAL: {A: {1: 5.0}}, "circuit:1": circuits})
+    live = Live(enabled=True, owned=owned({MANUAL: {A: {1: 5.0}}, "circuit:1": circuits}))
     active = serving.activate(live, ID, CALM, BOTH)
-    assert (active.owned, active.epoch) == ({MANUAL: {A: {4: 2.0, 9: -1.0}}}, live.epoch + 1)
+    assert values_of(active) == {MANUAL: {A: {4: 2.0, 9: -1.0}}}
+    assert active.epoch == live.epoch + 1
 
 
 def test_a_deactivation_and_another_intensity_leave_the_values_of_other_owners() -> None:
     circuits = {B: {3: 7.0}}
     active = serving.activate(FRESH, ID, CALM, BOTH)
-    live = replace(active, owned={**active.owned, "circuit:1": circuits})
-    redialed = serving.redial(live, ID, replace(CALM, intensity=2.0))
-    assert redialed.owned == {MANUAL: {A: {4: 4.0, 9: -2.0}}, "circuit:1": circuits}
+    live = replace(active, owned={**active.owned, **owned({"circuit:1": circuits})})
+    redialed = steering.redial(live, ID, 2.0)
+    assert values_of(redialed) == {MANUAL: {A: {4: 4.0, 9: -2.0}}, "circuit:1": circuits}
     assert redialed.epoch == live.epoch + 1
-    after = serving.deactivate(redialed, ID, clears=True)
+    after = steering.end(redialed, ID)
     assert (after.values, after.enabled) == (circuits, True)
 
 
 def test_another_intensity_does_not_switch_steering_on() -> None:
     off = steering.disable(serving.activate(FRESH, ID, CALM, BOTH))
-    redialed = serving.redial(off, ID, replace(CALM, intensity=2.0))
+    redialed = steering.redial(off, ID, 2.0)
     assert (redialed.enabled, redialed.by(MANUAL)) == (False, {A: {4: 4.0, 9: -2.0}})
 
 
@@ -150,7 +154,7 @@ def test_another_intensity_of_a_profile_that_does_not_serve_changes_nothing() ->
     adopted = serving.adopt(STEERED, ID, CALM)
     other = serving.activate(FRESH, "prof_2", CALM, BOTH)
     for live in (FRESH, adopted, other):
-        assert serving.redial(live, ID, CALM) is live
+        assert steering.redial(live, ID, 1.0) is live
 
 
 def test_adopting_a_profile_changes_no_steering() -> None:
@@ -166,7 +170,7 @@ def test_a_changed_profile_changes_what_is_dialed_and_is_no_step() -> None:
     assert (after.values, after.enabled, after.epoch) == (active.values, True, active.epoch)
     assert serving.dialed(active, BOTH) == {A: {4: 2.0, 9: -1.0}}
     assert serving.dialed(after, BOTH) == {B: {3: 7.0}}
-    assert serving.deactivate(after, ID, clears=True).values == {}
+    assert steering.end(after, ID).values == {}
     assert serving.amend(after, ID, new) is after
     assert serving.amend(active, "prof_2", new) is active
     assert serving.amend(STEERED, ID, new) is STEERED
@@ -231,10 +235,10 @@ def test_the_dial_stays_at_the_sae_that_got_the_values() -> None:
 
 def test_deactivating_clears_the_values_in_one_step_or_keeps_them() -> None:
     active = serving.activate(STEERED, ID, CALM, BOTH)
-    cleared = serving.deactivate(active, ID, clears=True)
+    cleared = steering.end(active, ID)
     assert (cleared.values, cleared.enabled, cleared.active) == ({}, False, None)
     assert cleared.epoch == active.epoch + 1
-    kept = serving.deactivate(active, ID, clears=False)
+    kept = steering.end(active, ID, clears=False)
     assert (kept.values, kept.enabled, kept.active) == (active.values, True, None)
     assert kept.epoch == active.epoch
 
@@ -243,13 +247,23 @@ def test_deactivating_clears_the_values_in_one_step_or_keeps_them() -> None:
 def test_deactivating_what_is_not_active_changes_nothing(clears: bool) -> None:
     active = serving.activate(STEERED, ID, CALM, BOTH)
     for live in (active, STEERED):
-        assert serving.deactivate(live, "prof_2", clears=clears) is live
+        assert steering.end(live, "prof_2", clears=clears) is live
 
 
 def test_a_profile_whose_values_an_operator_deleted_takes_none_of_his_later_ones_along() -> None:
     live = serving.activate(FRESH, ID, CALM, BOTH)
     live = steering.set_values(steering.clear(live), A, 10, {1: 1.0})
-    assert serving.deactivate(live, ID, clears=True) is live
+    assert steering.end(live, ID) is live
+
+
+def test_a_profile_that_loses_its_last_value_takes_its_edits_along() -> None:
+    sent = [{"op": "set", "feature": {"index": 3, "sae_id": "sae_a"}, "value": 1}]
+    edits = ProfileEdits(interventions.parse({"edits": sent}, ""), sent)
+    made = Profile("one", {4: 2.0}, edits=edits)
+    live = serving.activate(FRESH, ID, made, (FIRST,))
+    assert (len(live.edits), live.is_intervened_by_profile) == (1, True)
+    after = steering.remove(live, A, 10, 4)
+    assert (after.active, after.edits, after.enabled) == (None, (), False)
 
 
 # ------------------------------------------------------------------ saving what steers

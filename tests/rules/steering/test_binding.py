@@ -11,6 +11,7 @@ from steerserve.errors import Refusal
 from steerserve.rules.steering import binding, circuit
 from steerserve.rules.steering.circuit import Circuit
 from steerserve.rules.steering.live import key_of
+from steerserve.rules.steering.placed import scaled
 
 
 @dataclass(frozen=True)
@@ -134,5 +135,5 @@ def test_values_go_to_the_sae_of_their_layer_and_are_clamped_after_the_intensity
     authored = binding.values_at(made, bindings)
     # a negative strength has its direction already, so its sign does not count
     assert authored == {"sae_2@2": {3: -4.0}, "sae_3@3": {3: -4.0}}
-    assert binding.scaled(authored, 0.5) == {"sae_2@2": {3: -2.0}, "sae_3@3": {3: -2.0}}
-    assert binding.scaled(authored, 100) == {"sae_2@2": {3: -200.0}, "sae_3@3": {3: -200.0}}
+    assert scaled(authored, 0.5) == {"sae_2@2": {3: -2.0}, "sae_3@3": {3: -2.0}}
+    assert scaled(authored, 100) == {"sae_2@2": {3: -200.0}, "sae_3@3": {3: -200.0}}

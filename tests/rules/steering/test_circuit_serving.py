@@ -10,17 +10,19 @@ import pytest
 from steerserve.rules.steering import activation as serving
 from steerserve.rules.steering import circuit_serving, served
 from steerserve.rules.steering import live as steering
-from steerserve.rules.steering.live import MANUAL, Live
+from steerserve.rules.steering.live import Live
+from steerserve.rules.steering.placed import MANUAL
 from steerserve.rules.steering.profile import Profile
 from steerserve.rules.steering.served import ServedCircuit
+from tests.rules.steering.owners import moved, values_of, whole
 from tests.rules.steering.saes import Sae
 
 LOW, HIGH, OTHER = Sae("sae_a", 2), Sae("sae_b", 3), Sae("sae_c", 4)
 ALL = (LOW, HIGH, OTHER)
 A, B, C = LOW.key, HIGH.key, OTHER.key
-RAIN = ServedCircuit("circ_1", "rain", 2, (2, 3), {A: {1: 8.0}, B: {5: -150.0}})
-SNOW = ServedCircuit("circ_2", "snow", 2, (4,), {C: {6: 1.0}})
-SLICE = ServedCircuit("circ_3", "fog", 2, (2,), profile_id="prof_1")
+RAIN = whole("circ_1", "rain", 2, (2, 3), {A: {1: 8.0}, B: {5: -150.0}})
+SNOW = whole("circ_2", "snow", 2, (4,), {C: {6: 1.0}})
+SLICE = ServedCircuit("circ_3", name="fog", rung=2, layers=(2,), cluster_id="prof_1")
 CLUSTER = Profile("fog [L2 slice]", {7: 3.0}, layer=2)
 
 FRESH = Live(epoch=3)
@@ -36,7 +38,7 @@ def activate(live: Live, *circuits: ServedCircuit) -> Live:
 
 def with_slice(live: Live = FRESH) -> Live:
     live = serving.activate(live, "prof_1", CLUSTER, ALL)
-    return circuit_serving.serve_slice(live, SLICE)
+    return circuit_serving.activate(live, SLICE, ALL)
 
 
 # ------------------------------------------------------------------ activating
@@ -64,11 +66,11 @@ def test_circuits_on_disjoint_layers_serve_together() -> None:
 
 
 def test_circuits_on_one_layer_are_added_and_the_layer_is_composed() -> None:
-    beside = ServedCircuit("circ_2", "snow", 2, (3,), {B: {6: 1.0}})
+    beside = whole("circ_2", "snow", 2, (3,), {B: {6: 1.0}})
     after = activate(FRESH, RAIN, beside)
     assert after.of(B) == {5: -150.0, 6: 1.0}
     assert served.composed(after.circuits) == {3}
-    left = circuit_serving.end(after, "circ_1")
+    left = steering.end(after, "circ_1")
     assert served.composed(left.circuits) == frozenset()
 
 
@@ -78,9 +80,9 @@ def test_a_second_activation_of_the_same_circuit_is_no_step() -> None:
 
 
 def test_an_activation_on_other_saes_replaces_the_values_of_the_first_one() -> None:
-    moved = replace(RAIN, layers=(4,), authored={C: {1: 2.0}})
-    after = activate(FRESH, RAIN, moved)
-    assert (after.values, after.circuits) == ({C: {1: 2.0}}, (moved,))
+    elsewhere = replace(RAIN, layers=(4,), parts=moved(RAIN, {C: {1: 2.0}}))
+    after = activate(FRESH, RAIN, elsewhere)
+    assert (after.values, after.circuits) == ({C: {1: 2.0}}, (elsewhere,))
 
 
 def test_an_activation_switches_on_steering_that_was_switched_off() -> None:
@@ -121,9 +123,9 @@ def test_the_cluster_of_another_slice_stays_where_the_overlap_is_allowed() -> No
 
 
 def test_a_circuit_that_serves_whole_replaces_its_own_slice() -> None:
-    whole = replace(RAIN, circuit_id="circ_3")
-    after = activate(with_slice(), whole)
-    assert (after.circuits, after.active, after.by(MANUAL)) == ((whole,), None, {})
+    fog = whole("circ_3", "fog", 2, (2, 3), RAIN.authored)
+    after = activate(with_slice(), fog)
+    assert (after.circuits, after.active, after.by(MANUAL)) == ((fog,), None, {})
 
 
 def test_activating_a_profile_ends_every_circuit_in_the_same_step() -> None:
@@ -145,7 +147,7 @@ def test_a_new_intensity_is_absolute() -> None:
     # at 2 a value is clamped, and at 0 all values are 0: neither may be the base of the next intensity
     live = activate(FRESH, RAIN)
     for intensity in (2.0, 0.0, 0.5):
-        live = circuit_serving.redial(live, "circ_1", intensity)
+        live = steering.redial(live, "circ_1", intensity)
     assert live.by(RAIN.owner) == {A: {1: 4.0}, B: {5: -75.0}}
     assert live.circuits[0].intensity == 0.5
     assert live.epoch == 7
@@ -153,14 +155,14 @@ def test_a_new_intensity_is_absolute() -> None:
 
 def test_a_new_intensity_leaves_the_switch_as_it_is() -> None:
     off = steering.disable(activate(FRESH, RAIN))
-    after = circuit_serving.redial(off, "circ_1", 0.5)
+    after = steering.redial(off, "circ_1", 0.5)
     assert (after.enabled, after.of(A)) == (False, {1: 4.0})
 
 
 @pytest.mark.parametrize("circuit_id", ["circ_3", "circ_9"])
 def test_a_slice_and_an_unknown_circuit_take_no_intensity(circuit_id: str) -> None:
     live = with_slice()
-    assert circuit_serving.redial(live, circuit_id, 0.5) is live
+    assert steering.redial(live, circuit_id, 0.5) is live
 
 
 @pytest.mark.shows("steering-dial.6")
@@ -197,19 +199,19 @@ def test_an_intensity_is_held_at_both_ends_and_only_0_is_honoured_below(
 
 def test_ending_a_circuit_removes_only_its_own_values() -> None:
     before = activate(BY_HAND, RAIN, SNOW)
-    after = circuit_serving.end(before, "circ_1")
+    after = steering.end(before, "circ_1")
     assert (after.circuits, after.epoch) == ((SNOW,), before.epoch + 1)
-    assert after.owned == {MANUAL: BY_HAND.values, SNOW.owner: SNOW.authored}
-    assert circuit_serving.end(after, "circ_1") is after
+    assert values_of(after) == {MANUAL: BY_HAND.values, SNOW.owner: SNOW.authored}
+    assert steering.end(after, "circ_1") is after
 
 
 def test_ending_the_last_values_switches_steering_off() -> None:
-    assert not circuit_serving.end(activate(FRESH, RAIN), "circ_1").enabled
+    assert not steering.end(activate(FRESH, RAIN), "circ_1").enabled
 
 
 def test_ending_a_slice_ends_its_cluster() -> None:
     before = activate(with_slice(), SNOW)
-    after = circuit_serving.end(before, "circ_3")
+    after = steering.end(before, "circ_3")
     assert (after.circuits, after.active, after.by(MANUAL)) == ((SNOW,), None, {})
     assert after.epoch == before.epoch + 1
 
@@ -237,7 +239,7 @@ def test_a_circuit_that_loses_a_layer_ends_whole(edit: Any) -> None:
         steering.clear,
         lambda live: steering.clear_one(live, A),
         lambda live: steering.leave(live, A),
-        lambda live: serving.deactivate(live, "prof_1", clears=False),
+        lambda live: steering.end(live, "prof_1", clears=False),
         lambda live: serving.activate(live, "prof_2", CLUSTER, ALL),
     ],
     ids=["clear", "clear_one", "detach", "deactivate the cluster", "activate another profile"],
@@ -247,12 +249,12 @@ def test_a_slice_ends_with_its_cluster(edit: Any) -> None:
 
 
 def test_a_member_removed_by_hand_leaves_a_circuit_that_is_not_whole() -> None:
-    pair = replace(SNOW, authored={C: {6: 1.0, 7: 2.0}})
+    pair = replace(SNOW, parts=moved(SNOW, {C: {6: 1.0, 7: 2.0}}))
     after = steering.remove(activate(FRESH, pair), C, 10, 7)
     assert after.circuits == (pair,)
     assert not pair.is_whole(after.by(pair.owner))
     # a new intensity serves every member again
-    again = circuit_serving.redial(after, "circ_2", 0.5)
+    again = steering.redial(after, "circ_2", 0.5)
     assert pair.is_whole(again.by(pair.owner))
 
 
@@ -261,8 +263,8 @@ def test_a_member_removed_by_hand_leaves_a_circuit_that_is_not_whole() -> None:
     [
         (activate(FRESH, RAIN), True),
         (steering.disable(activate(FRESH, RAIN)), False),
-        (circuit_serving.redial(activate(FRESH, RAIN), "circ_1", 0.0), False),
-        (activate(FRESH, replace(RAIN, authored={A: {1: 0.0}, B: {5: 0.0}})), False),
+        (steering.redial(activate(FRESH, RAIN), "circ_1", 0.0), False),
+        (activate(FRESH, replace(RAIN, parts=moved(RAIN, {A: {1: 0.0}, B: {5: 0.0}}))), False),
     ],
 )
 def test_a_circuit_steers_while_steering_is_on_and_a_value_is_not_0(

@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 from steerserve.errors import Refusal
 from steerserve.rules.steering import dial
 from steerserve.rules.steering import live as steering
-from steerserve.rules.steering.activation import activate, adopt, deactivate
+from steerserve.rules.steering.activation import activate, adopt
 from steerserve.rules.steering.dial import Intensity, Plan, Profile, Range
-from steerserve.rules.steering.live import MANUAL, Live, Values
+from steerserve.rules.steering.live import Live
+from steerserve.rules.steering.placed import MANUAL, Values
+from tests.rules.steering.owners import owned
 from tests.rules.steering.saes import Sae
 
 FIRST = Sae("sae_a", 1)
@@ -342,7 +344,7 @@ def test_values_set_by_hand_since_the_activation_are_no_part_of_the_base() -> No
 @pytest.mark.shows("steering-dial.1")
 def test_without_the_profile_the_values_set_by_hand_are_the_base_again() -> None:
     live = steering.set_values(CALMED, A, 10, {5: 3.0})
-    ended = deactivate(live, "prof_1", clears=False)
+    ended = steering.end(live, "prof_1", clears=False)
     assert planned(0.5, live=ended) == Plan({A: {4: 100.0, 9: -0.75, 5: 1.5}}, 0.5)
 
 
@@ -380,7 +382,7 @@ def test_a_value_beyond_the_bounds_is_clamped_after_it_was_scaled() -> None:
 
 
 def test_values_of_other_owners_are_in_the_base_that_the_operator_made() -> None:
-    live = Live(enabled=True, owned={MANUAL: {A: {1: 4.0}}, "circuit:1": {A: {1: 2.0}}})
+    live = Live(enabled=True, owned=owned({MANUAL: {A: {1: 4.0}}, "circuit:1": {A: {1: 2.0}}}))
     assert planned(0.5, live=live).overlay == {A: {1: 3.0}}
 
 

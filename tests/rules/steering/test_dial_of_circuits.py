@@ -17,16 +17,15 @@ from steerserve.rules.steering.live import Live
 from steerserve.rules.steering.members import AuthoredMember
 from steerserve.rules.steering.request import RequestSteering, SteeredFeature
 from steerserve.rules.steering.served import ServedCircuit
+from tests.rules.steering.owners import moved, whole
 from tests.rules.steering.saes import Sae
 
 LOW, HIGH, OTHER = Sae("sae_a", 2), Sae("sae_b", 3), Sae("sae_c", 4)
 ALL = (LOW, HIGH, OTHER)
 A, B, C = LOW.key, HIGH.key, OTHER.key
 LIMITS = Range(0.5, 1.5)
-RAIN = ServedCircuit(
-    "circ_1", "rain", 2, (2, 3), {A: {1: 8.0}, B: {5: -150.0}}, 1.0, intensity_range=(0.2, 1.4)
-)
-SNOW = ServedCircuit("circ_2", "snow", 3, (4,), {C: {6: 1.0}})
+RAIN = whole("circ_1", "rain", 2, (2, 3), {A: {1: 8.0}, B: {5: -150.0}}, intensity_range=(0.2, 1.4))
+SNOW = whole("circ_2", "snow", 3, (4,), {C: {6: 1.0}})
 CALM = Profile("calm", {7: 3.0}, layer=4)
 FRESH = Live(epoch=3)
 
@@ -68,7 +67,7 @@ def test_a_number_is_held_within_the_range_at_both_ends(
 @pytest.mark.shows("steering-dial.6")
 @pytest.mark.parametrize("applied", [0.0, 0.5, 2.0])
 def test_the_dial_is_absolute_whatever_intensity_the_operator_set(applied: float) -> None:
-    live = circuit_serving.redial(serve(RAIN), "circ_1", applied)
+    live = steering.redial(serve(RAIN), "circ_1", applied)
     assert planned(1.0, live) == Plan(RAIN.authored, 1.0, 2)
 
 
@@ -98,7 +97,7 @@ def test_a_dial_does_not_switch_on_what_an_operator_switched_off(
 
 
 def test_a_circuit_of_strengths_of_0_steers_nothing_and_reports_no_rung() -> None:
-    still = replace(RAIN, authored={A: {1: 0.0}, B: {5: 0.0}})
+    still = replace(RAIN, parts=moved(RAIN, {A: {1: 0.0}, B: {5: 0.0}}))
     assert planned(None, serve(still)) == Plan()
     assert planned(1.0, serve(still)).rung is None
 
@@ -106,7 +105,7 @@ def test_a_circuit_of_strengths_of_0_steers_nothing_and_reports_no_rung() -> Non
 def test_of_a_circuit_without_all_its_members_the_live_values_are_dialed_and_no_rung_is_reported() -> (
     None
 ):
-    pair = replace(SNOW, authored={C: {6: 1.0, 7: 2.0}})
+    pair = replace(SNOW, parts=moved(SNOW, {C: {6: 1.0, 7: 2.0}}))
     live = steering.remove(serve(pair), C, 10, 7)
     assert planned(None, live) == Plan()
     assert planned(0.5, live) == Plan({C: {6: 0.5}}, 0.5)
@@ -115,7 +114,7 @@ def test_of_a_circuit_without_all_its_members_the_live_values_are_dialed_and_no_
 # ------------------------------------------------------------------ several circuits
 
 
-SHARED = ServedCircuit("circ_2", "snow", 3, (3,), {B: {6: 1.0}})
+SHARED = whole("circ_2", "snow", 3, (3,), {B: {6: 1.0}})
 
 
 @pytest.mark.shows("steering-dial.1")
@@ -178,8 +177,8 @@ def test_a_slice_follows_the_rule_of_clusters_with_their_floor() -> None:
     facts = Cluster((AuthoredMember(7, 3.0),))
     cluster = Profile("fog", {7: 3.0}, cluster=facts)
     live = serving.activate(FRESH, "prof_1", cluster, ALL)
-    cut = ServedCircuit("circ_3", "fog", 2, (2,), profile_id="prof_1")
-    live = circuit_serving.serve_slice(live, cut)
+    cut = ServedCircuit("circ_3", name="fog", rung=2, layers=(2,), cluster_id="prof_1")
+    live = circuit_serving.activate(live, cut, ALL)
     assert planned(None, live) == Plan()
     assert planned("min", live) == Plan({A: {7: 1.5}}, 0.5)
     assert planned(0.1, live) == Plan({A: {7: 0.3}}, 0.1)

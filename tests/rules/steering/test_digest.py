@@ -14,11 +14,13 @@ import pytest
 from steerserve.rules.saes.provenance import SaeOrigin
 from steerserve.rules.steering import dial, interventions
 from steerserve.rules.steering.digest import SteeredModel, SteeredSite, applied, digest
-from steerserve.rules.steering.live import MANUAL, Live, Values
+from steerserve.rules.steering.live import Live
 from steerserve.rules.steering.members import Range
+from steerserve.rules.steering.placed import MANUAL, Values
 from steerserve.rules.steering.placing import ModelFacts
 from steerserve.rules.steering.probe import Probe
 from steerserve.rules.steering.vector import Direction, Vector
+from tests.rules.steering.owners import owned
 from tests.rules.steering.saes import Sae
 
 A, B = "sae_a@1", "sae_b@2"
@@ -117,7 +119,7 @@ def test_an_sae_of_unknown_origin_is_named_by_its_id() -> None:
 
 
 LIVE = Live(
-    epoch=3, enabled=True, owned={MANUAL: {A: {1: 5.0, 2: 0.0}}, "circuit:1": {B: {7: 1.0}}}
+    epoch=3, enabled=True, owned=owned({MANUAL: {A: {1: 5.0, 2: 0.0}}, "circuit:1": {B: {7: 1.0}}})
 )
 
 

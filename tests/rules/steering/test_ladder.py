@@ -10,7 +10,7 @@ import pytest
 from steerserve.errors import Refusal
 from steerserve.rules.steering import ladder
 from steerserve.rules.steering.edits import Edit, Feature, Target
-from steerserve.rules.steering.placing import Placed
+from steerserve.rules.steering.placed import Placed
 from steerserve.rules.steering.positions import Positions, Selection
 from steerserve.rules.steering.vector import Direction, packed
 

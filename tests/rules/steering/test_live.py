@@ -11,7 +11,10 @@ from hypothesis import strategies as st
 
 from steerserve.errors import Refusal
 from steerserve.rules.steering import live as steering
-from steerserve.rules.steering.live import MANUAL, Active, Live
+from steerserve.rules.steering.live import Live
+from steerserve.rules.steering.placed import MANUAL, Placed
+from steerserve.rules.steering.served import ServedProfile
+from tests.rules.steering.owners import owned, values_of
 
 KEY = "sae_a@1"
 OTHER = "sae_b@2"
@@ -167,7 +170,9 @@ CIRCUIT = "circuit:circ_1"
 BOTH_OWNERS = Live(
     epoch=7,
     enabled=True,
-    owned={MANUAL: {KEY: {1: 5.0, 2: -3.0}}, CIRCUIT: {KEY: {1: 2.0, 4: 1.0}, OTHER: {3: 7.0}}},
+    owned=owned(
+        {MANUAL: {KEY: {1: 5.0, 2: -3.0}}, CIRCUIT: {KEY: {1: 2.0, 4: 1.0}, OTHER: {3: 7.0}}}
+    ),
 )
 
 
@@ -189,10 +194,9 @@ def test_the_values_are_the_sum_over_the_owners() -> None:
 def test_a_sum_is_held_within_the_bounds_and_the_parts_are_kept(
     parts: tuple[float, ...], total: float
 ) -> None:
-    owned = {f"owner {i}": {KEY: {1: part}} for i, part in enumerate(parts)}
-    live = Live(owned=owned)
+    live = Live(owned={f"owner {i}": Placed({KEY: {1: part}}) for i, part in enumerate(parts)})
     assert live.of(KEY) == {1: total}
-    assert [live.by(owner)[KEY][1] for owner in owned] == list(parts)
+    assert [live.by(owner)[KEY][1] for owner in live.owned] == list(parts)
 
 
 def test_values_given_without_an_owner_are_the_operators_own() -> None:
@@ -200,20 +204,12 @@ def test_values_given_without_an_owner_are_the_operators_own() -> None:
     assert STEERED.by(CIRCUIT) == {}
 
 
-CIRCUITS = BOTH_OWNERS.owned[CIRCUIT]
+CIRCUITS = BOTH_OWNERS.by(CIRCUIT)
 BY_OWNER = [
     (
         "setting writes into one owner's own",
         put({1: 9.0}),
         {MANUAL: {KEY: {1: 9.0, 2: -3.0}}, CIRCUIT: CIRCUITS},
-    ),
-    (
-        "another owner sets its own",
-        lambda live: steering.set_values(live, KEY, WIDTH, {1: 1.0}, CIRCUIT),
-        {
-            MANUAL: {KEY: {1: 5.0, 2: -3.0}},
-            CIRCUIT: {KEY: {1: 1.0, 4: 1.0}, OTHER: {3: 7.0}},
-        },
     ),
     (
         "removing takes the feature from every owner",
@@ -223,23 +219,25 @@ BY_OWNER = [
     ("an SAE that leaves is taken from every owner", wipe, {CIRCUIT: {OTHER: {3: 7.0}}}),
     (
         "replacing leaves the other owners alone",
-        lambda live: steering.replace_all(live, MANUAL, {OTHER: {0: 1.0}}),
+        lambda live: steering.give(live, MANUAL, Placed({OTHER: {0: 1.0}})),
         {MANUAL: {OTHER: {0: 1.0}}, CIRCUIT: CIRCUITS},
     ),
     (
         "an owner goes with all it set",
-        lambda live: steering.replace_all(live, CIRCUIT, {}),
+        lambda live: steering.give(live, CIRCUIT, Placed()),
         {MANUAL: {KEY: {1: 5.0, 2: -3.0}}},
     ),
 ]
 
 
-@pytest.mark.parametrize(("edit", "owned"), [c[1:] for c in BY_OWNER], ids=[c[0] for c in BY_OWNER])
+@pytest.mark.parametrize(
+    ("edit", "expected"), [c[1:] for c in BY_OWNER], ids=[c[0] for c in BY_OWNER]
+)
 def test_an_edit_knows_whose_values_it_touches(
-    edit: Edit, owned: dict[str, dict[str, dict[int, float]]]
+    edit: Edit, expected: dict[str, dict[str, dict[int, float]]]
 ) -> None:
     after = edit(BOTH_OWNERS)
-    assert after.owned == owned
+    assert values_of(after) == expected
     assert (after.enabled, after.epoch) == (True, 8)
 
 
@@ -269,7 +267,7 @@ def test_a_replacement_is_one_step_of_the_epoch(
     enabled: bool,
     expected: dict[str, dict[int, float]] | None,
 ) -> None:
-    after = steering.replace_all(before, MANUAL, values)
+    after = steering.give(before, MANUAL, Placed(values))
     assert after.epoch == before.epoch + (added(after) != added(before))
     assert after.enabled == enabled
     assert after.values == (values if expected is None else expected)
@@ -277,16 +275,17 @@ def test_a_replacement_is_one_step_of_the_epoch(
 
 def test_taking_an_owners_values_never_turns_on_what_the_operator_turned_off() -> None:
     off = steering.disable(BOTH_OWNERS)
-    assert not steering.replace_all(off, MANUAL, {}).enabled
-    assert not steering.replace_all(off, CIRCUIT, {}).enabled
+    assert not steering.give(off, MANUAL, Placed()).enabled
+    assert not steering.give(off, CIRCUIT, Placed()).enabled
 
 
 @pytest.mark.parametrize(
     "edit",
     [
-        lambda live: steering.replace_all(live, MANUAL, live.by(MANUAL)),
-        lambda live: steering.replace_all(live, "circuit:circ_2", {}),
-        lambda live: steering.mark(live, live, None),
+        lambda live: steering.give(live, MANUAL, live.owned[MANUAL]),
+        lambda live: steering.give(live, "circuit:circ_2", Placed()),
+        lambda live: steering.end(live, "circ_2"),
+        lambda live: steering.redial(live, "circ_2", 0.5),
     ],
 )
 def test_an_owners_edit_that_changes_nothing_is_the_same_value(edit: Edit) -> None:
@@ -295,8 +294,8 @@ def test_an_owners_edit_that_changes_nothing_is_the_same_value(edit: Edit) -> No
 
 # ------------------------------------------------------------------ the active profile
 
-PROFILE = Active("prof_1", {1: 10.0}, is_applied=True, key=KEY, left={KEY: {1: 5.0}})
-ACTIVE = Live(epoch=7, enabled=True, owned={MANUAL: {KEY: {1: 5.0}}}, active=PROFILE)
+PROFILE = ServedProfile("prof_1", owned({MANUAL: {KEY: {1: 10.0}}}), 0.5, authored={1: 10.0})
+ACTIVE = Live(epoch=7, enabled=True, owned=owned({MANUAL: {KEY: {1: 5.0}}}), served=(PROFILE,))
 ENDINGS = [
     ("a value set by hand", put({2: 1.0}), True),
     ("its value changed by hand", put({1: 1.0}), True),
@@ -305,8 +304,8 @@ ENDINGS = [
     ("its last value removed", drop(1), False),
     ("its SAE leaves", wipe, False),
     ("all cleared", steering.clear, False),
-    ("its owner's values gone", lambda live: steering.replace_all(live, MANUAL, {}), False),
-    ("moved elsewhere", lambda live: steering.replace_all(live, MANUAL, {OTHER: {1: 1.0}}), False),
+    ("its owner's values gone", lambda live: steering.give(live, MANUAL, Placed()), False),
+    ("moved elsewhere", lambda live: steering.give(live, MANUAL, Placed({OTHER: {1: 1.0}})), False),
 ]
 
 
@@ -316,19 +315,19 @@ def test_a_profile_is_active_while_values_stand_at_its_sae(edit: Edit, stays: bo
 
 
 def test_a_profile_that_applied_nothing_outlives_every_edit() -> None:
-    bare = steering.mark(ACTIVE, ACTIVE, Active("prof_2"))
+    bare = steering.serve(ACTIVE, ServedProfile("prof_2"), ACTIVE.owned)
     for edit in (put({2: 1.0}), wipe, steering.clear, steering.disable):
         after = edit(bare).active
         assert after is not None
-        assert after.profile_id == "prof_2"
+        assert after.id == "prof_2"
 
 
-def test_marking_a_profile_is_part_of_the_same_step() -> None:
-    after = steering.mark(ONE, steering.replace_all(ONE, MANUAL, {KEY: {2: 1.0}}), PROFILE)
-    assert (after.epoch, after.values, after.active) == (8, {KEY: {2: 1.0}}, PROFILE)
-    marked = steering.mark(ONE, ONE, PROFILE)
-    assert (marked.epoch, marked.active) == (7, PROFILE)
-    assert steering.mark(ACTIVE, ACTIVE, PROFILE) is ACTIVE
+def test_serving_a_profile_is_one_step() -> None:
+    after = steering.serve(ONE, PROFILE, {})
+    assert (after.epoch, after.values, after.active) == (7, {KEY: {1: 5.0}}, PROFILE)
+    after = steering.serve(TWO_SAES, PROFILE, {})
+    assert (after.epoch, after.values, after.active) == (8, {KEY: {1: 5.0}}, PROFILE)
+    assert steering.serve(ACTIVE, PROFILE, ACTIVE.owned) is ACTIVE
 
 
 # ------------------------------------------------------------------ what a row gets

@@ -17,7 +17,8 @@ from steerserve.rules.steering.edits import (
     Feature,
     Target,
 )
-from steerserve.rules.steering.placing import ModelFacts, Placed, placed
+from steerserve.rules.steering.placed import Placed
+from steerserve.rules.steering.placing import ModelFacts, placed
 from steerserve.rules.steering.positions import Positions, Selection
 from steerserve.rules.steering.probe import Probe
 from steerserve.rules.steering.vector import PROJECT, Direction, Vector

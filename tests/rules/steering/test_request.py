@@ -14,13 +14,15 @@ from steerserve.rules.steering import live as steering
 from steerserve.rules.steering import request as sae_steering
 from steerserve.rules.steering.activation import activate, adopt
 from steerserve.rules.steering.dial import Intensity, Plan, Profile, Range
-from steerserve.rules.steering.live import MANUAL, Live, Values
+from steerserve.rules.steering.live import Live
+from steerserve.rules.steering.placed import MANUAL, Values
 from steerserve.rules.steering.placing import ModelFacts, placed
 from steerserve.rules.steering.request import (
     FEATURES_MAXIMUM,
     RequestSteering,
     SteeredFeature,
 )
+from tests.rules.steering.owners import owned
 from tests.rules.steering.saes import Sae
 
 FIRST, SECOND, THIRD = Sae("sae_a", 1), Sae("sae_b", 2, 20), Sae("sae_b", 3, 20)
@@ -29,7 +31,9 @@ A, B = FIRST.key, SECOND.key
 FRESH = Live()
 LIVE = Live(epoch=7, enabled=True, values={A: {1: 5.0, 2: -3.0}})
 OFF = Live(epoch=7, enabled=False, values={A: {1: 5.0, 2: -3.0}})
-SHARED = Live(enabled=True, owned={MANUAL: {A: {1: 4.0}}, "circuit:1": {A: {1: 2.0, 3: 1.0}}})
+SHARED = Live(
+    enabled=True, owned=owned({MANUAL: {A: {1: 4.0}}, "circuit:1": {A: {1: 2.0, 3: 1.0}}})
+)
 CALM = Profile("calm", {4: 2.0, 9: -1.0}, intensity=1.5)
 
 

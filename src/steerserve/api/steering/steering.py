@@ -20,7 +20,8 @@ from steerserve.control.metrics import note_object
 from steerserve.control.steering.steering import Steering
 from steerserve.control.steering.views import SteeringState
 from steerserve.rules.saes.attachment import FIRST_SAE, SaeChoice
-from steerserve.rules.steering.live import BATCH_MAXIMUM, MAXIMUM, MINIMUM, plain_indices
+from steerserve.rules.steering.live import BATCH_MAXIMUM, plain_indices
+from steerserve.rules.steering.placed import MAXIMUM, MINIMUM
 
 NOTED = 8
 """Most values that the line of a change names. The line always has their number."""

@@ -41,7 +41,8 @@ from steerserve.rules.inference.intent import Conversation
 from steerserve.rules.models import architecture
 from steerserve.rules.steering import ladder
 from steerserve.rules.steering.edits import Feature
-from steerserve.rules.steering.placing import ModelFacts, Placed, placed
+from steerserve.rules.steering.placed import Placed
+from steerserve.rules.steering.placing import ModelFacts, placed
 from steerserve.rules.steering.request import RequestSteering
 
 KIND = "effects"

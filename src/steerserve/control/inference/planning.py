@@ -29,8 +29,9 @@ from steerserve.rules.steering import digest as steering_state
 from steerserve.rules.steering.account import Account
 from steerserve.rules.steering.digest import SteeredModel, SteeredSite
 from steerserve.rules.steering.edits import Edit
-from steerserve.rules.steering.live import Live, Values
-from steerserve.rules.steering.placing import Largest, at_strength
+from steerserve.rules.steering.live import Live
+from steerserve.rules.steering.placed import Values, at_strength
+from steerserve.rules.steering.placing import Largest
 from steerserve.rules.steering.readings import Watched
 from steerserve.settings import Settings
 

@@ -42,7 +42,7 @@ from steerserve.rules.inference.runs import (
     RunSteering,
 )
 from steerserve.rules.steering import digest
-from steerserve.rules.steering.live import Values
+from steerserve.rules.steering.placed import Values
 from steerserve.settings import Settings
 
 log = structlog.get_logger(__name__)

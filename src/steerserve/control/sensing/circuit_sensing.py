@@ -186,12 +186,12 @@ class CircuitSensing(Sensor[tuple[m.ArmedCircuit, ...], tuple[SensedCircuitRepor
     # ------------------------------------------------------------- arming
 
     def _serving_ids(self) -> set[str]:
-        return {circuit.circuit_id for circuit in self._steering.live.circuits}
+        return {circuit.id for circuit in self._steering.live.circuits}
 
     async def _wanted(self) -> _Armed | None:
         """What is to be armed: the circuits that serve, whose sensing is enabled, and of which an edge can be
         observed."""
-        served = [circuit.circuit_id for circuit in self._steering.live.circuits]
+        served = [circuit.id for circuit in self._steering.live.circuits]
         rows = await self._store.stored(served)
         sensed = (self._candidate(row) for row in rows if row.sensing_enabled)
         candidates = [one for one in sensed if one.plan.edges]

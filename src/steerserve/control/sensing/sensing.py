@@ -238,7 +238,7 @@ class ClusterSensing(Sensor[m.ArmedCluster, ClusterFacts]):
         """
         attached = self._conductor.attachments()
         active = self._serving.live.active
-        key = active.key if active is not None and active.profile_id == row.id else None
+        key = active.key if active is not None and active.id == row.id else None
         steered = next((one for one in attached if one.key == key), None)
         if steered is not None:
             return steered

@@ -27,10 +27,12 @@ from steerserve.errors import DocumentRefusal, Refusal
 from steerserve.rules.steering import binding, evidence, hazards
 from steerserve.rules.steering import circuit as documents
 from steerserve.rules.steering import circuit_serving as rules
+from steerserve.rules.steering import live as live_rules
 from steerserve.rules.steering.circuit import Circuit
 from steerserve.rules.steering.claims import Wanted
 from steerserve.rules.steering.live import Live
-from steerserve.rules.steering.served import ServedCircuit
+from steerserve.rules.steering.placed import Placed
+from steerserve.rules.steering.served import ServedCircuit, owner_of
 
 
 class CircuitServing:
@@ -107,9 +109,14 @@ class CircuitServing:
             bindings = binding.bind(binding.declared(circuit), attached)
             if not binding.is_serveable(bindings):
                 raise binding.incomplete(circuit, bindings, "an SAE of the circuit is not attached")
-            authored = binding.values_at(circuit, bindings)
             served = ServedCircuit(
-                row.id, row.name, row.rung, circuit.layers, authored, intensity, limits
+                row.id,
+                {owner_of(row.id): Placed(binding.values_at(circuit, bindings))},
+                intensity,
+                name=row.name,
+                rung=row.rung,
+                layers=circuit.layers,
+                intensity_range=limits,
             )
             made[:] = [served]
             return rules.activate(live, served, attached)
@@ -127,18 +134,18 @@ class CircuitServing:
         wanted = Wanted(row.id, row.name, {layer: circuit.features[layer]}, is_slice=True)
         async with self._claims.taking(wanted, allows_overlap=allows_overlap) as shared:
             intensity, limits = self._circuits.intensity(row), self._circuits.limits(row)
-            profile_id, warnings = await self._slices.serve(row, circuit, layer, intensity)
+            cluster_id, warnings = await self._slices.serve(row, circuit, layer, intensity)
             served = ServedCircuit(
                 row.id,
-                row.name,
-                row.rung,
-                (layer,),
                 intensity=intensity,
+                cluster_id=cluster_id,
+                name=row.name,
+                rung=row.rung,
+                layers=(layer,),
                 intensity_range=limits,
-                profile_id=profile_id,
             )
-            await self._steering.act(lambda live, _: rules.serve_slice(live, served))
-        note = f"only layer {layer} of the circuit is served, by the cluster {profile_id}"
+            await self._steering.act(lambda live, attached: rules.activate(live, served, attached))
+        note = f"only layer {layer} of the circuit is served, by the cluster {cluster_id}"
         return served, shared, (note, *rules.outside(row.intensity, limits), *warnings)
 
     # ------------------------------------------------------------- ending
@@ -190,7 +197,7 @@ class CircuitServing:
         """
         async with self._serving.editing:
             circuit = self._only()
-            row = await self._store.circuit(circuit.circuit_id)
+            row = await self._store.circuit(circuit.id)
             if not (circuit.is_slice or acknowledged):
                 _check_evidence(row)
             limits = self._circuits.limits(row)
@@ -206,7 +213,7 @@ class CircuitServing:
             results: list[Live] = []
 
             def step(live: Live) -> Live:
-                results.append(rules.redial(live, row.id, wanted))
+                results.append(live_rules.redial(live, row.id, wanted))
                 return results[-1]
 
             try:
@@ -230,7 +237,7 @@ class CircuitServing:
             raise Refusal(
                 "AMBIGUOUS_ACTIVE_CIRCUIT",
                 f"{len(circuits)} circuits are active; deactivate all but one",
-                active_circuits=[{"id": one.circuit_id, "name": one.name} for one in circuits],
+                active_circuits=[{"id": one.id, "name": one.name} for one in circuits],
             )
         return circuits[0]
 
@@ -261,7 +268,7 @@ class CircuitServing:
 
     async def _end(self, circuit_id: str) -> bool:
         """End a circuit if it serves, here or in an engine that will be restored. The caller holds `editing`."""
-        was_serving = await self._steering.everywhere(lambda live: rules.end(live, circuit_id))
+        was_serving = await self._steering.everywhere(lambda live: live_rules.end(live, circuit_id))
         await self._claims.tidy()
         return was_serving
 
@@ -272,7 +279,7 @@ class CircuitServing:
 
     async def _after_release(self, circuit_id: str, layers: Sequence[int]) -> tuple[str, ...]:
         """What is remarkable about a release of claims."""
-        if any(one.circuit_id == circuit_id for one in self._steering.circuits):
+        if any(one.id == circuit_id for one in self._steering.circuits):
             return (
                 "the circuit is active: it goes on steering, and does not hold its layers any more",
             )

@@ -66,12 +66,12 @@ class Circuits:
                 if binding.is_serveable(binding.bind(outline.needs, attached)) is is_serveable
             ]
             rows, total = await self._store.some(ids[offset : offset + limit]), len(ids)
-        active = next((circuit.circuit_id for circuit in self._steering.circuits), None)
+        active = next((circuit.id for circuit in self._steering.circuits), None)
         return CircuitPage(tuple(map(self._described, rows)), total, active)
 
     async def active(self) -> Sequence[CircuitView]:
         """The circuits that serve, in the order of their activation."""
-        rows = await self._store.stored([one.circuit_id for one in self._steering.circuits])
+        rows = await self._store.stored([one.id for one in self._steering.circuits])
         return [self.described(row) for row in rows]
 
     async def detail(self, circuit_id: str) -> CircuitDetail:
@@ -155,6 +155,6 @@ class Circuits:
     # ------------------------------------------------------------- inside
 
     def _described(self, row: CircuitRow) -> CircuitView:
-        serving = (one for one in self._steering.circuits if one.circuit_id == row.id)
+        serving = (one for one in self._steering.circuits if one.id == row.id)
         bindings = binding.bind(row.outline.needs, self._conductor.attachments())
         return CircuitView(row, self.intensity(row), bindings, next(serving, None))

@@ -180,7 +180,7 @@ class LayerClaims:
             self._fault = None
 
     def _take(self, claims: Sequence[LayerClaim]) -> None:
-        slices = {circuit.circuit_id for circuit in self._steering.circuits if circuit.is_slice}
+        slices = {circuit.id for circuit in self._steering.circuits if circuit.is_slice}
         self._held = tuple(replace(claim, is_slice=claim.circuit_id in slices) for claim in claims)
 
     def _hear(self, event: Event) -> None:
@@ -197,7 +197,7 @@ class LayerClaims:
 
     def _ended(self) -> list[LayerClaim]:
         """The claims that are held by circuits that do not serve."""
-        serving = {circuit.circuit_id for circuit in self._steering.circuits} | self._taking
+        serving = {circuit.id for circuit in self._steering.circuits} | self._taking
         return [claim for claim in self._held if claim.circuit_id not in serving]
 
     def _unreleased(self) -> list[str]:
@@ -216,5 +216,5 @@ class LayerClaims:
             f"circuit {circuit.name!r} steers layer {layer} and does not hold it; activate it again, or deactivate it"
             for circuit in self._steering.circuits
             for layer in circuit.layers
-            if (circuit.circuit_id, layer) not in held
+            if (circuit.id, layer) not in held
         ]

@@ -19,6 +19,7 @@ from steerserve.rules.steering import interventions as rules
 from steerserve.rules.steering import live as live_rules
 from steerserve.rules.steering import readings
 from steerserve.rules.steering.live import Live
+from steerserve.rules.steering.placed import INTERVENTIONS, Placed
 from steerserve.rules.steering.placing import Largest, ModelFacts, placed, standing_of
 from steerserve.rules.steering.probe import Probe
 from steerserve.rules.steering.readings import Watched
@@ -130,7 +131,7 @@ class Interventions:
         live = self._steering.live
         return LiveInterventions(
             edits=[dict(one.sent) for one in live.standing],
-            mode="replace" if live.replaces else "add",
+            mode="replace" if live.interventions.replaces else "add",
             preserve_norm=live.keeps_norm,
             enabled=live.enabled,
             epoch=live.epoch,
@@ -153,14 +154,13 @@ class Interventions:
 
         def step(live: Live, attached: Sequence[Attachment]) -> Live:
             made = placed(own, attached, facts_of(self._conductor.loaded(), largest))
-            return live_rules.intervene(
-                live,
-                standing_of(own, sent, made),
-                made.values,
-                made.edits,
+            put = replace(
+                made,
+                standing=standing_of(own, sent, made),
                 keeps_norm=own.keeps_norm,
                 replaces=not own.is_added,
             )
+            return live_rules.give(live, INTERVENTIONS, put)
 
         await self._steering.act(step)
         return self.state()
@@ -171,9 +171,7 @@ class Interventions:
         Raises:
             Refusal: a refusal of the engine. Nothing has changed then.
         """
-        await self._steering.everywhere(
-            lambda live: live_rules.intervene(live, (), {}, (), keeps_norm=False, replaces=False)
-        )
+        await self._steering.everywhere(lambda live: live_rules.give(live, INTERVENTIONS, Placed()))
         return self.state()
 
 

@@ -24,6 +24,7 @@ from steerserve.database.documents import Documents, ProfileRow
 from steerserve.errors import Refusal
 from steerserve.rules.steering import activation as rules
 from steerserve.rules.steering import cluster, interventions
+from steerserve.rules.steering import live as live_rules
 from steerserve.rules.steering.live import Live
 from steerserve.rules.steering.members import Range
 from steerserve.rules.steering.profile import Profile, ProfileEdits
@@ -102,7 +103,7 @@ class Serving:
     def profile_id(self) -> str | None:
         """The id of the active profile."""
         active = self.live.active
-        return active.profile_id if active else None
+        return active.id if active else None
 
     @property
     def feature_count(self) -> int:
@@ -208,10 +209,9 @@ class Serving:
         Raises:
             Refusal: ENGINE_UNAVAILABLE, in which case the old values are still live.
         """
-        profile = await self.applicable(row, with_edits=False)
-        await self._steering.everywhere(lambda live: rules.redial(live, row.id, profile))
+        await self._steering.everywhere(lambda live: live_rules.redial(live, row.id, row.intensity))
         active = self.live.active
-        return active is not None and active.profile_id == row.id and active.is_applied
+        return active is not None and active.id == row.id and active.is_applied
 
     async def deactivate(self, profile_id: str, *, clears: bool = True) -> bool:
         """End a profile, and return whether its values were cleared. If the profile is not active, nothing changes.
@@ -232,7 +232,7 @@ class Serving:
             Refusal: ENGINE_UNAVAILABLE, in which case the profile is still active.
         """
         was_active = await self._steering.everywhere(
-            lambda live: rules.deactivate(live, profile_id, clears=clears)
+            lambda live: live_rules.end(live, profile_id, clears=clears)
         )
         if was_active:
             await self._tell(None)

@@ -20,7 +20,8 @@ from steerserve.messages.engine import Engine
 from steerserve.rules.residency.swap import Phase
 from steerserve.rules.saes.attachment import FIRST_SAE, SaeChoice
 from steerserve.rules.steering import live as rules
-from steerserve.rules.steering.live import Live, Values
+from steerserve.rules.steering.live import Live
+from steerserve.rules.steering.placed import Values
 from steerserve.rules.steering.served import ServedCircuit
 
 Step = Callable[[Live, Sequence[Attachment]], Live]
@@ -47,7 +48,7 @@ class Steering(EngineState[Live]):
     def circuits(self) -> tuple[ServedCircuit, ...]:
         """The circuits that serve, and those that serve again once their model is loaded again after a crash."""
         lost = (circuit for _, loss in self._losses.items() for circuit in loss.circuits)
-        by_id = {circuit.circuit_id: circuit for circuit in (*lost, *self._live.circuits)}
+        by_id = {circuit.id: circuit for circuit in (*lost, *self._live.circuits)}
         return tuple(by_id.values())
 
     def state(self, choice: SaeChoice = FIRST_SAE) -> tuple[bool, dict[int, float]]:
@@ -224,7 +225,7 @@ class Steering(EngineState[Live]):
         if _profile_of(before) != _profile_of(live):
             self._bus.publish(ActiveProfileChanged(_profile_of(live)))
         if before.circuits != live.circuits:
-            served = tuple(circuit.circuit_id for circuit in live.circuits)
+            served = tuple(circuit.id for circuit in live.circuits)
             self._bus.publish(ServedCircuitsChanged(served))
 
 
@@ -235,7 +236,7 @@ async def _push(engine: Engine, live: Live) -> None:
 
 
 def _profile_of(live: Live) -> str | None:
-    return None if live.active is None else live.active.profile_id
+    return None if live.active is None else live.active.id
 
 
 def _plain(values: Values) -> dict[str, float]:

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 from steerserve.errors import Refusal
 from steerserve.rules.saes.attachment import AttachedSae
-from steerserve.rules.steering.binding import scaled
 from steerserve.rules.steering.dial import HIGHEST
-from steerserve.rules.steering.live import Values, check_index, check_value, total
-from steerserve.rules.steering.placing import ModelFacts, Placed, placed
+from steerserve.rules.steering.live import check_index, check_value
+from steerserve.rules.steering.placed import Placed, Values, scaled, total
+from steerserve.rules.steering.placing import ModelFacts, placed
 from steerserve.rules.steering.request import RequestSteering
 
 INTENSITIES_MAXIMUM = 16

@@ -21,7 +21,8 @@ from steerserve.rules.form import Form
 from steerserve.rules.inference import fields
 from steerserve.rules.saes.provenance import SaeOrigin
 from steerserve.rules.steering.edits import AllOf, AnyOf, Condition, Edit, Feature, When, conditions
-from steerserve.rules.steering.live import Values, check_index, check_value
+from steerserve.rules.steering.live import check_index, check_value
+from steerserve.rules.steering.placed import Values
 from steerserve.rules.steering.vector import Direction
 
 ROUTES = {

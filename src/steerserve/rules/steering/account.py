@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from steerserve.rules.steering.dial import Plan, Profile
 from steerserve.rules.steering.edits import ADD, Edit, Feature, Target
-from steerserve.rules.steering.live import INTERVENTIONS, MANUAL, Live, Values
+from steerserve.rules.steering.live import Live
+from steerserve.rules.steering.placed import INTERVENTIONS, MANUAL, Values
 from steerserve.rules.steering.request import RequestSteering
 from steerserve.rules.steering.served import OWNER
 
@@ -92,8 +93,10 @@ def _followed(
         Edit(Feature(key, index), Target(offset=value), number=number)
         for number, (key, index, value) in enumerate(_flat(values), first + len(ops))
     ]
+    active = live.active
+    applied = active.applied if active is not None else {}
     listed = [
-        Listed(named or _owner(live, edit.at.key, edit.at.index), ADD, edit.number)
+        Listed(named or _owner(live, applied, edit.at.key, edit.at.index), ADD, edit.number)
         for edit in counted
         if isinstance(edit.at, Feature)
     ]
@@ -111,27 +114,26 @@ def _flat(values: Mapping[str, Values]) -> Iterator[tuple[str, int, float]]:
                 yield key, index, value
 
 
-def _owner(live: Live, key: str, index: int) -> str:
-    """Whose live value a feature has. A circuit's comes before a value that was set by hand or by a profile."""
+def _owner(live: Live, applied: Mapping[str, Values], key: str, index: int) -> str:
+    """Whose live value a feature has. A circuit's comes before a value that was set by hand or by a profile. `applied`
+    are the values of the active profile, where it was applied."""
     for owner, held in live.owned.items():
-        if owner.startswith(OWNER) and index in held.get(key, {}):
+        if owner.startswith(OWNER) and index in held.values.get(key, {}):
             return owner
     active = live.active
     if active is None:
         return LIVE
     if live.is_intervened_by_profile and index in live.by(INTERVENTIONS).get(key, {}):
         return _of_active(live)
-    authored = active.left if active.is_applied else {active.key or key: active.authored}
+    authored = applied.get(key, {}) if active.is_applied else active.authored
     set_by_hand = live.by(MANUAL).get(key, {}).get(index)
-    is_changed = active.is_applied and authored.get(key, {}).get(index) != set_by_hand
-    if is_changed or index not in authored.get(key, {}):
-        return LIVE
-    return _of_active(live)
+    is_changed = active.is_applied and authored.get(index) != set_by_hand
+    return LIVE if is_changed or index not in authored else _of_active(live)
 
 
 def _of_active(live: Live) -> str:
     assert live.active is not None
-    return profile_source(live.active.profile_id, is_cluster=live.active.is_cluster)
+    return profile_source(live.active.id, is_cluster=live.active.is_cluster)
 
 
 def _standing_ops(live: Live) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""The active profile: how activating and ending a profile edits the live values, and which values the dial scales.
+"""The active profile: how activating a profile edits the live values, and which values the dial scales.
 
 Each edit changes the live values and the active profile together, in one step of the epoch.
 """
@@ -12,10 +12,11 @@ from steerserve.errors import Refusal
 from steerserve.rules.saes.attachment import AttachedSae, ClusterChoice, Sae
 from steerserve.rules.steering import cluster
 from steerserve.rules.steering import live as steering
-from steerserve.rules.steering.binding import scaled
-from steerserve.rules.steering.live import MANUAL, Active, Live, Values
-from steerserve.rules.steering.placing import ModelFacts, at_strength, standing_of
+from steerserve.rules.steering.live import Live
+from steerserve.rules.steering.placed import INTERVENTIONS, MANUAL, MAXIMUM, Placed, Values
+from steerserve.rules.steering.placing import ModelFacts, standing_of
 from steerserve.rules.steering.profile import Profile, site
+from steerserve.rules.steering.served import Owned, ServedProfile
 
 
 def activate(
@@ -35,49 +36,17 @@ def activate(
     Raises:
         Refusal: what `gate` raises; what `placing.placed` raises of its edits.
     """
-    take = steering.take_over if displaces else steering.replace_all
-    if not profile.values:
-        after = take(live, MANUAL, {})
-        active = replace(_active(profile_id, profile, is_applied=True), authored={})
-    else:
-        at = gate(profile_id, profile, attached)  # (1)
-        values = scaled_values(profile)  # (2)
-        after = take(live, MANUAL, {at.key: values})  # (3)
-        active = _active(profile_id, profile, is_applied=True)
-        active = replace(active, key=at.key, left=after.by(MANUAL))
+    values = {}
+    if profile.values:
+        values = {gate(profile_id, profile, attached).key: profile.values}  # (1)
+    parts = {MANUAL: Placed(values)}
     if profile.edits is not None:
         made = profile.edits.placed(attached, model or ModelFacts())
         standing = standing_of(profile.edits.own, profile.edits.sent, made)
-        active = replace(active, standing=standing, added=made.values, edits=made.edits)
-        after = _intervened(after, active, profile.intensity)  # (4)
-    return steering.mark(live, after, active)
-
-
-def _intervened(live: Live, active: Active, intensity: float) -> Live:
-    """The live steering with the edits of a profile as its interventions."""
-    values = scaled(active.added, intensity)
-    edits = tuple(at_strength(edit, intensity) for edit in active.edits)
-    return steering.intervene(
-        live, active.standing, values, edits, keeps_norm=False, replaces=False
-    )
-
-
-def redial(live: Live, profile_id: str, profile: Profile) -> Live:
-    """Give the active profile another intensity. Its values replace those of MANUAL, and its edits are made with it.
-    Values of other owners stay, and so does the switch. Nothing changes where the profile is not active or its values
-    were not applied."""
-    active = live.active
-    if active is None or active.profile_id != profile_id:
-        return live
-    if active.key is None and not live.is_intervened_by_profile:
-        return live
-    after = live
-    if active.key is not None:
-        after = steering.replace_all(live, MANUAL, {active.key: scaled_values(profile)})
-    if live.is_intervened_by_profile:
-        after = _intervened(after, active, profile.intensity)
-    after = replace(after, enabled=live.enabled)
-    return steering.mark(live, after, replace(active, left=after.by(MANUAL)))
+        parts[INTERVENTIONS] = replace(made, standing=standing)  # (4)
+    active = replace(_served(profile_id, profile), parts=parts)
+    kept: Owned = {} if displaces else live.owned
+    return steering.serve(live, active, kept)  # (2), (3)
 
 
 def gate(profile_id: str, profile: Profile, attached: Sequence[Sae]) -> Sae:
@@ -102,23 +71,18 @@ def gate(profile_id: str, profile: Profile, attached: Sequence[Sae]) -> Sae:
     return at
 
 
-def scaled_values(profile: Profile) -> dict[int, float]:
-    """The values of a profile at its own intensity, each clamped."""
-    return {i: steering.at_intensity(v, profile.intensity) for i, v in profile.values.items()}
-
-
 def clamped_features(profile: Profile) -> list[int]:
     """The features whose values at the profile's own intensity are clamped."""
-    return [i for i, v in profile.values.items() if abs(v * profile.intensity) > steering.MAXIMUM]
+    return [i for i, v in profile.values.items() if abs(v * profile.intensity) > MAXIMUM]
 
 
-def _active(profile_id: str, profile: Profile, *, is_applied: bool = False) -> Active:
+def _served(profile_id: str, profile: Profile) -> ServedProfile:
     declared = profile.cluster.declared_range if profile.cluster is not None else None
-    return Active(
+    return ServedProfile(
         profile_id,
-        dict(profile.values),
-        profile.choice,
-        is_applied,
+        intensity=profile.intensity,
+        authored=dict(profile.values),
+        choice=profile.choice,
         is_cluster=profile.cluster is not None,
         declared_range=declared,
     )
@@ -128,7 +92,7 @@ def cleared(before: Live, after: Live) -> dict[str, list[int]]:
     """SAE key -> the features of that SAE that an operator had set by hand, and that activating a profile for another
     SAE has cleared. Values that an earlier activation had set are not listed."""
     active = before.active
-    applied = active.left if active is not None else {}
+    applied = active.applied if active is not None else {}
     return {
         key: sorted(values)
         for key, values in before.by(MANUAL).items()
@@ -159,30 +123,18 @@ def adopt(live: Live, profile_id: str, profile: Profile) -> Live:
     """Make a profile the active one without changing the live values. If steering is off and values are kept, an
     operator has switched steering off, and the profile is muted."""
     is_muted = not live.enabled and bool(live.values)
-    active = replace(_active(profile_id, profile), is_muted=is_muted)
-    return steering.mark(live, live, active)
+    active = replace(_served(profile_id, profile), is_muted=is_muted)
+    return steering.serve(live, active, live.owned)
 
 
 def amend(live: Live, profile_id: str, profile: Profile) -> Live:
     """Give the dial the new values of a saved profile that was changed while active. The live values and the epoch do
     not change."""
     active = live.active
-    if active is None or active.profile_id != profile_id:
+    if active is None or active.id != profile_id:
         return live
     changed = replace(active, authored=dict(profile.values), choice=profile.choice)
-    return live if changed == active else replace(live, active=changed)
-
-
-def deactivate(live: Live, profile_id: str, *, clears: bool) -> Live:
-    """End the profile if it is the active one, and with `clears` forget the values of MANUAL and its edits."""
-    if live.active is None or live.active.profile_id != profile_id:
-        return live
-    after = live
-    if clears and live.is_intervened_by_profile:
-        after = steering.intervene(after, (), {}, (), keeps_norm=False, replaces=False)
-    if clears:
-        after = steering.replace_all(after, MANUAL, {})
-    return steering.mark(live, after, None)
+    return live if changed == active else steering.note(live, changed)
 
 
 def dialed(live: Live, attached: Sequence[AttachedSae]) -> Mapping[str, Values]:
@@ -200,7 +152,7 @@ def dialed(live: Live, attached: Sequence[AttachedSae]) -> Mapping[str, Values]:
     return _authored(active, attached)  # (2)
 
 
-def _authored(active: Active, attached: Sequence[AttachedSae]) -> Mapping[str, Values]:
+def _authored(active: ServedProfile, attached: Sequence[AttachedSae]) -> Mapping[str, Values]:
     """The profile's values at the SAE that was steered at the activation, or else at the first SAE that fits."""
     fitting = active.choice.among(attached)
     sae = next((one for one in fitting if one.key == active.key), next(iter(fitting), None))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from steerserve.errors import Refusal
 from steerserve.rules.saes.attachment import AttachedSae
 from steerserve.rules.steering.circuit import Circuit
-from steerserve.rules.steering.live import Values, at_intensity
+from steerserve.rules.steering.placed import Values
 
 Verdict = Literal["bind", "warn", "block", "unbound"]
 BIND: Verdict = "bind"
@@ -148,14 +148,6 @@ def values_at(circuit: Circuit, bindings: Sequence[LayerBinding]) -> dict[str, V
         binding.key: {member.feature_idx: member.value for member in circuit.members[binding.layer]}
         for binding in bindings
         if binding.key is not None and binding.layer in circuit.members
-    }
-
-
-def scaled(authored: Mapping[str, Values], intensity: float) -> dict[str, Values]:
-    """The values at an intensity, each held within [-200, 200]."""
-    return {
-        key: {index: at_intensity(value, intensity) for index, value in values.items()}
-        for key, values in authored.items()
     }
 
 

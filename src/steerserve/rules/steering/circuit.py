@@ -15,8 +15,8 @@ from steerserve.rules.steering import documents, members
 from steerserve.rules.steering.circuit_shape import KIND, LAYERS_MAXIMUM, SHAPE
 from steerserve.rules.steering.documents import DocumentFault, Place, as_number, part_of
 from steerserve.rules.steering.evidence import rung_of
-from steerserve.rules.steering.live import MAXIMUM as VALUE_MAXIMUM
 from steerserve.rules.steering.members import AuthoredMember, SaeReference, SensingOverrides
+from steerserve.rules.steering.placed import MAXIMUM as VALUE_MAXIMUM
 from steerserve.rules.text import storable
 
 _LISTED = 20

@@ -27,17 +27,11 @@ from steerserve.errors import Refusal
 from steerserve.rules.saes.attachment import AttachedSae
 from steerserve.rules.steering import circuit_serving, members
 from steerserve.rules.steering.activation import dialed
-from steerserve.rules.steering.binding import scaled as scaled_by
 from steerserve.rules.steering.edits import Edit
-from steerserve.rules.steering.live import (
-    INTERVENTIONS,
-    Live,
-    Values,
-    total,
-    without_interventions,
-)
+from steerserve.rules.steering.live import Live, without_interventions
 from steerserve.rules.steering.members import Range as Range
-from steerserve.rules.steering.placing import ModelFacts, Placed, arranged, at_strength, placed
+from steerserve.rules.steering.placed import INTERVENTIONS, Placed, Values, scaled, total
+from steerserve.rules.steering.placing import ModelFacts, arranged, placed
 from steerserve.rules.steering.profile import Profile as Profile
 from steerserve.rules.steering.profile import site
 from steerserve.rules.steering.request import RequestSteering
@@ -170,16 +164,15 @@ def _planned(
     circuit = _only_circuit(live)
     if profile is None and live.active is None and live.enabled and circuit is not None:
         return _circuit(circuit, intensity, live)  # (8)
-    scaled = _dial_base(profile, live, attached, configured)
-    strength = resolved(intensity, scaled)
-    if profile is None and not any(scaled.values.values()):
+    base = _dial_base(profile, live, attached, configured)
+    strength = resolved(intensity, base)
+    if profile is None and not any(base.values.values()):
         return Plan()  # a dial alone does not switch steering on after an operator switched it off
-    overlay: Mapping[str, Values] = scaled_by(scaled.values, strength)
+    overlay: Mapping[str, Values] = scaled(base.values, strength)
     edits: tuple[Edit, ...] = ()
     if profile is not None and profile.edits is not None:
-        made = profile.edits.placed(attached, model)
-        overlay = total([overlay, scaled_by(made.values, strength)])
-        edits = tuple(at_strength(edit, strength) for edit in made.edits)
+        made = profile.edits.placed(attached, model).at(strength)
+        overlay, edits = total([overlay, made.values]), made.edits
     is_dialed = intensity is not None and (any(overlay.values()) or bool(edits))
     if profile is None and live.active is not None and live.enabled and _whole_circuits(live):
         beside = [live.by(circuit.owner) for circuit in _whole_circuits(live)]
@@ -192,22 +185,24 @@ def _intervened(
 ) -> Plan:
     """The steering of a request with an intensity, beside live interventions."""
     bare = without_interventions(live)
-    base = Plan() if live.replaces else plan(intensity, False, None, bare, attached, configured)
+    base = (
+        Plan()
+        if live.interventions.replaces
+        else plan(intensity, False, None, bare, attached, configured)
+    )
     strength = base.echo
     if strength is None:
         strength = resolved(intensity, DialBase({}, configured))
-    standing = _standing(live)
-    values = scaled_by(standing.values, strength)
-    edits = tuple(at_strength(edit, strength) for edit in standing.edits)
-    overlay = total([base.overlay or {}, values])
-    return Plan(overlay, strength, base.rung, edits, keeps_norm=live.keeps_norm)
+    standing = _standing(live).at(strength)
+    overlay = total([base.overlay or {}, standing.values])
+    return Plan(overlay, strength, base.rung, standing.edits, keeps_norm=live.keeps_norm)
 
 
 def _standing(live: Live) -> Placed:
     """The live interventions at intensity 1."""
     if live.active is not None and live.is_intervened_by_profile:
-        return Placed(live.active.added, live.active.edits)
-    return Placed(live.by(INTERVENTIONS), live.edits)
+        return live.active.parts[INTERVENTIONS]
+    return live.interventions
 
 
 def _circuit(circuit: ServedCircuit, intensity: Intensity | None, live: Live) -> Plan:
@@ -217,8 +212,8 @@ def _circuit(circuit: ServedCircuit, intensity: Intensity | None, live: Live) ->
     strength = circuit_serving.held(wanted, circuit.intensity_range)
     if strength == 0.0:
         return Plan({}, 0.0)  # the same as `off`
-    others = [values for owner, values in live.owned.items() if owner != circuit.owner]
-    values = scaled_by(circuit.authored, strength)
+    others = [held.values for owner, held in live.owned.items() if owner != circuit.owner]
+    values = scaled(circuit.authored, strength)
     is_steered = any(value for features in values.values() for value in features.values())
     return Plan(total([*others, values]), strength, circuit.rung if is_steered else None)
 
@@ -254,8 +249,8 @@ def _own(
     strength = otherwise.echo
     if strength is None:
         strength = resolved(intensity, DialBase(asked.values, configured))
-    overlay: Mapping[str, Values] = scaled_by(asked.values, strength)
-    edits = tuple(at_strength(edit, strength) for edit in asked.edits)
+    made = asked.at(strength)
+    overlay, edits = made.values, made.edits
     keeps_norm = own.keeps_norm
     if own.is_added:
         kept, beside = (live.values, live.edits) if live.enabled else ({}, ())
@@ -278,7 +273,7 @@ def _own(
         edits,
         is_own=True,
         keeps_norm=keeps_norm,
-        added=tuple(at_strength(edit, strength) for edit in asked.added),
+        added=made.added,
     )
 
 
@@ -316,7 +311,9 @@ def swept(
         return Placed(total([values, made.values]), made.edits), beside
     standing = _standing(live)
     values, beside = (
-        ({}, {}) if live.replaces else _swept(None, without_interventions(live), attached)
+        ({}, {})
+        if live.interventions.replaces
+        else _swept(None, without_interventions(live), attached)
     )
     return Placed(total([values, standing.values]), standing.edits), beside
 
@@ -338,7 +335,7 @@ def _swept(
     if live.active is None:
         if circuit is None:
             return values, {}  # (10)
-        others = [held for owner, held in live.owned.items() if owner != circuit.owner]
+        others = [held.values for owner, held in live.owned.items() if owner != circuit.owner]
         return circuit.authored, total(others)  # (8)
     return values, total(live.by(one.owner) for one in circuits)  # (9)
 
@@ -399,15 +396,15 @@ def _site(profile: Profile, attached: Sequence[AttachedSae]) -> str:
     return sae.key
 
 
-def resolved(intensity: Intensity | None, scaled: DialBase) -> float:
+def resolved(intensity: Intensity | None, base: DialBase) -> float:
     """The number that the values of a base are multiplied by."""
     match intensity:
         case None:
-            return scaled.own
+            return base.own
         case "min":
-            return scaled.limits.lowest
+            return base.limits.lowest
         case "max":
-            return scaled.limits.highest
+            return base.limits.highest
         case _:
             number = float(intensity)
-            return min(number, scaled.limits.highest) if scaled.is_capped else number  # (7)
+            return min(number, base.limits.highest) if base.is_capped else number  # (7)

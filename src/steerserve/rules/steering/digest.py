@@ -21,7 +21,8 @@ from msgspec import structs
 
 from steerserve.rules.saes.provenance import SaeOrigin
 from steerserve.rules.steering.edits import RAW, AllOf, Condition, Edit, Feature, When
-from steerserve.rules.steering.live import Live, Values, effective
+from steerserve.rules.steering.live import Live, effective
+from steerserve.rules.steering.placed import Values
 from steerserve.rules.steering.positions import EVERY, Selection
 from steerserve.rules.steering.vector import Direction
 

@@ -9,8 +9,8 @@ from msgspec import structs
 
 from steerserve.errors import Refusal
 from steerserve.rules.steering.edits import Edit, Feature
-from steerserve.rules.steering.live import MAXIMUM, MINIMUM, Values
-from steerserve.rules.steering.placing import Place, Placed, at_strength
+from steerserve.rules.steering.placed import MAXIMUM, MINIMUM, Placed, Values, at_strength
+from steerserve.rules.steering.placing import Place
 from steerserve.rules.steering.request import is_finite32
 from steerserve.rules.steering.vector import Direction, packed
 

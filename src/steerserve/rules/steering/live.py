@@ -1,4 +1,5 @@
-"""The live steering values: their owners, their bounds, the switch, the epoch, and the values of a row of the batch.
+"""The live steering: what each owner adds and edits, what serves, the switch, the epoch, and the values of a row of the
+batch.
 
 A key names one attached SAE (`sae_id@layer`). Each value belongs to an owner, and the values of all owners are added.
 Every edit returns a new `Live`. The epoch grows by one when an edit changes what is added to a request that follows the
@@ -10,121 +11,98 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from msgspec import structs
-
 from steerserve.errors import Refusal
-from steerserve.rules.saes.attachment import FIRST_SAE, ClusterChoice, SaeChoice
-from steerserve.rules.steering import served
 from steerserve.rules.steering.edits import Edit
-from steerserve.rules.steering.served import ServedCircuit
+from steerserve.rules.steering.placed import (
+    INTERVENTIONS,
+    MANUAL,
+    MAXIMUM,
+    MINIMUM,
+    Placed,
+    Standing,
+    Values,
+    total,
+)
+from steerserve.rules.steering.served import (
+    NOTHING,
+    Owned,
+    Served,
+    ServedCircuit,
+    ServedProfile,
+    left,
+)
 from steerserve.rules.text import shown
 
-MINIMUM = -200.0
-MAXIMUM = 200.0
 BATCH_MAXIMUM = 1000
-
-_DIGITS = 15
-"""The significant digits that every decimal number keeps as a float."""
-
-MANUAL = "manual"
-"""The owner of the values that the steering routes and the profiles set."""
-
-INTERVENTIONS = "interventions"
-"""The owner of the values that the live interventions add."""
 
 _INDEX = re.compile(r"0|-?[1-9][0-9]{0,63}")
 """A whole number in its only plain form. Negative numbers match, so that the check of the index refuses them by
 number."""
 
-Values = Mapping[int, float]
-Owned = Mapping[str, Mapping[str, Values]]
-"""Owner -> key -> values. None of these maps is empty."""
-
-
-@dataclass(frozen=True, slots=True)
-class Active:
-    """The profile that was activated last.
-
-    Attributes:
-        authored: the values of the profile as saved now, before any intensity.
-        choice: the SAE that the profile was made for.
-        is_applied: whether the values of the profile became live values when it was activated.
-        key: the SAE that got these values; None where the profile has no values or was not applied.
-        left: all values of MANUAL right after the activation.
-        is_muted: for a profile that was not applied: an operator has switched steering off, so the dial does not switch
-            it on.
-        is_cluster: whether the profile is a cluster.
-        declared_range: the range of the intensity that the cluster declares.
-        standing: the live interventions that the profile brought when it was activated.
-        added, edits: what these interventions do at intensity 1.
-    """
-
-    profile_id: str
-    authored: Values = field(default_factory=dict)
-    choice: SaeChoice | ClusterChoice = FIRST_SAE
-    is_applied: bool = False
-    key: str | None = None
-    left: Mapping[str, Values] = field(default_factory=dict)
-    is_muted: bool = False
-    is_cluster: bool = False
-    declared_range: tuple[float, float] | None = None
-    standing: tuple[Standing, ...] = ()
-    added: Mapping[str, Values] = field(default_factory=dict)
-    edits: tuple[Edit, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """One live intervention: the JSON with which it was sent, its op, and the attached SAEs that it reads or edits."""
-
-    sent: Mapping[str, object]
-    op: str
-    keys: frozenset[str] = frozenset()
-
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """The values that steer every request without an overlay of its own.
+    """What steers every request without an overlay of its own.
 
-    `values` has the sums over the owners, each clamped to [-200, 200]. In a `Live` that is made from `values` alone,
-    all values belong to MANUAL. `circuits` are the circuits that serve, in the order of their activation.
-
-    The live interventions are `standing`, in their order. Those of them that add a feature everywhere are values of the
-    owner INTERVENTIONS. All others are `edits`, in the order in which they are made; the number of an edit is its place
-    in `standing`. With `keeps_norm` the values of sites keep their norms. With `replaces` the values of other owners
-    are not added.
+    `owned` has what each owner adds and edits, and nothing that is empty. `values` are the sums over the owners, each
+    clamped to [-200, 200], or the values of the owner that replaces those of all others. In a `Live` that is made from
+    `values`, `edits` and `keeps_norm` alone, all of these belong to MANUAL. `served` has the profile and the circuits
+    that serve, in the order of their activation.
     """
 
     epoch: int = 0
     enabled: bool = False
     values: Mapping[str, Values] = field(default_factory=dict)
     owned: Owned = field(default_factory=dict)
-    active: Active | None = None
-    circuits: tuple[ServedCircuit, ...] = ()
+    served: tuple[Served, ...] = ()
     edits: tuple[Edit, ...] = ()
     keeps_norm: bool = False
-    standing: tuple[Standing, ...] = ()
-    replaces: bool = False
 
     def __post_init__(self) -> None:
         if self.owned:
-            added = [self.by(INTERVENTIONS)] if self.replaces else self.owned.values()
+            parts = self.owned.values()
+            added = [one.values for one in parts if one.replaces] or [one.values for one in parts]
             object.__setattr__(self, "values", total(added))
-        elif self.values:
-            object.__setattr__(self, "owned", {MANUAL: self.values})
+            object.__setattr__(self, "edits", tuple(edit for one in parts for edit in one.edits))
+            object.__setattr__(self, "keeps_norm", any(one.keeps_norm for one in parts))
+        elif self.values or self.edits:
+            own = Placed(self.values, self.edits, keeps_norm=self.keeps_norm)
+            object.__setattr__(self, "owned", {MANUAL: own})
+
+    @property
+    def active(self) -> ServedProfile | None:
+        """The profile that was activated last."""
+        return next((one for one in self.served if isinstance(one, ServedProfile)), None)
+
+    @property
+    def circuits(self) -> tuple[ServedCircuit, ...]:
+        """The circuits that serve."""
+        return tuple(one for one in self.served if isinstance(one, ServedCircuit))
+
+    @property
+    def interventions(self) -> Placed:
+        """The live interventions."""
+        return self.owned.get(INTERVENTIONS, NOTHING)
+
+    @property
+    def standing(self) -> tuple[Standing, ...]:
+        return self.interventions.standing
 
     @property
     def is_intervened_by_profile(self) -> bool:
         """Whether the live interventions are those that the active profile brought."""
+        active = self.active
         return (
-            self.active is not None
-            and bool(self.standing)
-            and self.standing == self.active.standing
+            active is not None and bool(self.standing) and INTERVENTIONS in active.own(self.owned)
         )
+
+    def serving(self, served_id: str) -> Served | None:
+        """The profile or the circuit with this id, if it serves."""
+        return next((one for one in self.served if one.id == served_id), None)
 
     def of(self, key: str) -> Values:
         """Feature -> value at one attachment, summed over the owners."""
@@ -132,28 +110,12 @@ class Live:
 
     def by(self, owner: str) -> Mapping[str, Values]:
         """Key -> values of one owner."""
-        return self.owned.get(owner, {})
+        return self.owned.get(owner, NOTHING).values
 
 
 def key_of(sae_id: str, layer: int) -> str:
     """The name of one attachment."""
     return f"{sae_id}@{layer}"
-
-
-def clamped(value: float) -> float:
-    """The value, held within [-200, 200]. A zero has no sign."""
-    return min(MAXIMUM, max(MINIMUM, value)) + 0.0
-
-
-def at_intensity(value: float, intensity: float) -> float:
-    """A value times an intensity, clamped. At intensity 1 it is the value itself."""
-    return clamped(value if intensity == 1.0 else _rounded(value * intensity))
-
-
-def _rounded(value: float) -> float:
-    """A product or a sum without the noise of binary fractions: 3 x 1.2 is 3.6 and not 3.5999999999999996. A decimal
-    number of 15 digits stays as it is. The engine applies values in single precision, which has 7 digits."""
-    return float(f"{value:.{_DIGITS}g}")
 
 
 def check_index(index: int, d_sae: int) -> None:
@@ -186,8 +148,8 @@ def check_value(value: float) -> None:
         )
 
 
-def set_values(live: Live, key: str, d_sae: int, edits: Values, owner: str = MANUAL) -> Live:
-    """Set some features of one SAE, merged into the values of this owner. Setting any value switches steering on.
+def set_values(live: Live, key: str, d_sae: int, edits: Values) -> Live:
+    """Set some features of one SAE, merged into the values of MANUAL. Setting any value switches steering on.
 
     One bad index or value raises, and nothing changes.
     """
@@ -196,56 +158,72 @@ def set_values(live: Live, key: str, d_sae: int, edits: Values, owner: str = MAN
         check_value(value)
     if not edits:
         return live
-    held = live.by(owner)
-    merged = {**held, key: {**held.get(key, {}), **edits}}
-    return _step(live, {**live.owned, owner: merged}, enabled=True)
+    held = live.by(MANUAL)
+    merged = Placed({**held, key: {**held.get(key, {}), **edits}})
+    return _step(live, {**live.owned, MANUAL: merged}, enabled=True)
 
 
-def replace_all(live: Live, owner: str, values: Mapping[str, Values]) -> Live:
-    """Replace all values of an owner by these. Any value switches steering on. Where no owner has a value left,
-    steering is off."""
-    owned = {**live.owned, owner: values}
-    return _step(live, owned, enabled=live.enabled or any(values.values()))
+def give(live: Live, owner: str, placed: Placed) -> Live:
+    """Replace all that an owner has. Anything given switches steering on. Where no owner has anything left, steering is
+    off."""
+    owned = _given(live.owned, {owner: placed})
+    enabled = live.enabled or not placed.is_empty
+    return _step(live, owned, enabled=enabled, served=live.served)
 
 
-def take_over(live: Live, owner: str, values: Mapping[str, Values]) -> Live:
-    """Replace the values of every owner by these values of one owner, and end the interventions. Any value switches
-    steering on."""
-    owned = {owner: values}
-    return _step(live, owned, enabled=live.enabled or any(values.values()), ends_edits=True)
-
-
-def intervene(
-    live: Live,
-    standing: tuple[Standing, ...],
-    values: Mapping[str, Values],
-    edits: tuple[Edit, ...],
-    *,
-    keeps_norm: bool,
-    replaces: bool,
-) -> Live:
-    """Replace the live interventions, and switch steering on. Without any the live interventions end. The values of
-    other owners stay."""
-    others = {owner: held for owner, held in live.owned.items() if owner != INTERVENTIONS}
-    owned = _without_empty({**others, INTERVENTIONS: values})
-    is_any = bool(standing)
-    after = replace(
+def serve(live: Live, one: Served, kept: Owned) -> Live:
+    """Let a profile or a circuit serve in the place of what served for its owner: what it has at its intensity is given
+    to its owners, beside what is `kept`, and steering is switched on. What has no parts changes no live value. Serving
+    again changes only what is different."""
+    parts = {owner: part.at(one.intensity) for owner, part in one.parts.items()}
+    owned = _given(kept, parts)
+    full, still = left(_without_empty(owned), live.served)
+    others = tuple(other for other in live.served if other in still or other.owner == one.owner)
+    return _step(
         live,
-        values={},
-        owned=owned,
-        enabled=is_any or (live.enabled and bool(owned)),
-        edits=edits,
-        keeps_norm=keeps_norm and is_any,
-        standing=standing,
-        replaces=replaces and is_any,
+        {owner: held for owner, held in owned.items() if owner in full or owner in parts},
+        enabled=live.enabled or not all(part.is_empty for part in parts.values()),
+        served=_with(others, one),
+        is_kept=not parts,
     )
-    return live if after == live else counted(live, after)
+
+
+def note(live: Live, one: Served) -> Live:
+    """Note what is known of a profile or a circuit that serves, without a change of what is added."""
+    return replace(live, served=_with(live.served, one))
+
+
+def redial(live: Live, served_id: str, intensity: float) -> Live:
+    """Give what serves another intensity. All that is its own is made from its values at intensity 1 anew. The steering
+    switch stays as it is."""
+    one = live.serving(served_id)
+    own = one.own(live.owned) if one is not None else {}
+    parts = {owner: part.at(intensity) for owner, part in own.items() if not part.is_empty}
+    if one is None or not parts:
+        return live
+    served = _with(live.served, replace(one, intensity=intensity))
+    owned = _given(live.owned, parts)
+    return _step(live, owned, enabled=live.enabled, served=served, is_kept=True)
+
+
+def end(live: Live, served_id: str, *, clears: bool = True) -> Live:
+    """End a profile or a circuit if it serves, and with `clears` forget what its owner has and what else is its own. A
+    cluster that serves one layer of a circuit ends with the circuit."""
+    one = live.serving(served_id)
+    if one is None:
+        return live
+    if one.cluster_id is not None:
+        return end(live, one.cluster_id)
+    gone = (one.owner, *one.own(live.owned)) if clears else ()
+    owned = {owner: held for owner, held in live.owned.items() if owner not in gone}
+    others = tuple(other for other in live.served if other is not one)
+    return _step(live, owned, enabled=live.enabled, served=others, is_kept=not clears)
 
 
 def without_interventions(live: Live) -> Live:
     """The live steering as it would be without interventions, in the same epoch."""
-    bare = intervene(live, (), {}, (), keeps_norm=False, replaces=False)
-    return replace(bare, epoch=live.epoch, enabled=live.enabled)
+    others = {owner: held for owner, held in live.owned.items() if owner != INTERVENTIONS}
+    return _owning(live, others)
 
 
 def enable(live: Live) -> Live:
@@ -272,8 +250,8 @@ def remove(live: Live, key: str, d_sae: int, index: int) -> Live:
 
 
 def clear(live: Live) -> Live:
-    """Forget every feature of every SAE and every owner, and all interventions, and disable."""
-    return _step(live, {}, enabled=False, mutes=True, ends_edits=True)
+    """Forget what every owner has, interventions too, and disable."""
+    return _step(live, {}, enabled=False, mutes=True)
 
 
 def clear_one(live: Live, key: str) -> Live:
@@ -284,43 +262,9 @@ def clear_one(live: Live, key: str) -> Live:
 def leave(live: Live, key: str) -> Live:
     """Forget every feature of an SAE that was detached, and the interventions that read or edit it. Steering stays on
     or off as it is."""
-    active = live.active
-    if active is not None and active.standing:
-        standing, added, edits = _left(active.standing, active.added, active.edits, key)
-        active = replace(active, standing=standing, added=added, edits=edits)
-    standing, held, edits = _left(live.standing, live.by(INTERVENTIONS), live.edits, key)
-    owned = {**_without(live, key), INTERVENTIONS: held}
-    made = replace(live, active=active, standing=standing, edits=edits)
-    after = _step(made, owned, enabled=live.enabled, is_kept=True)
-    if not after.standing:
-        after = replace(without_interventions(after), epoch=after.epoch)
-    return live if replace(after, epoch=live.epoch) == live else counted(live, after)
-
-
-def _left(
-    standing: tuple[Standing, ...],
-    values: Mapping[str, Values],
-    edits: tuple[Edit, ...],
-    key: str,
-) -> tuple[tuple[Standing, ...], Mapping[str, Values], tuple[Edit, ...]]:
-    """The interventions that neither read nor edit the SAE `key`."""
-    kept = [place for place, one in enumerate(standing) if key not in one.keys]
-    return (
-        tuple(standing[place] for place in kept),
-        {k: of for k, of in values.items() if k != key},
-        tuple(
-            structs.replace(edit, number=kept.index(edit.number))
-            for edit in edits
-            if edit.number in kept
-        ),
-    )
-
-
-def mark(before: Live, after: Live, active: Active | None) -> Live:
-    """Combine the edit that led from `before` to `after` with a change of the active profile into one step."""
-    circuits = served.still(after.circuits, after.owned, active.profile_id if active else None)
-    marked = counted(before, replace(after, active=active, circuits=circuits))
-    return before if replace(marked, epoch=before.epoch) == before else marked
+    owned = {owner: held.without(key) for owner, held in live.owned.items()}
+    served = tuple(one.without(key) for one in live.served)
+    return _step(live, owned, enabled=live.enabled, served=served, is_kept=True)
 
 
 def counted(before: Live, after: Live) -> Live:
@@ -354,17 +298,6 @@ def effective(
     return {i: v for i, v in chosen.items() if v != 0.0}
 
 
-def total(parts: Iterable[Mapping[str, Values]]) -> dict[str, Values]:
-    """The sums of several maps from key to values, each clamped."""
-    sums: dict[str, dict[int, float]] = {}
-    for part in parts:
-        for key, values in part.items():
-            there = sums.setdefault(key, {})
-            for index, value in values.items():
-                there[index] = _rounded(there[index] + value) if index in there else value
-    return {key: {i: clamped(v) for i, v in values.items()} for key, values in sums.items()}
-
-
 def plain_indices(values: Mapping[str, float], d_sae: int | None = None) -> dict[int, float]:
     """The values of one SAE with integer keys.
 
@@ -385,17 +318,16 @@ def plain_indices(values: Mapping[str, float], d_sae: int | None = None) -> dict
 
 
 def _without(live: Live, key: str, index: int | None = None) -> Owned:
-    """The values of all owners without the feature `index` at `key`. Without an index, every feature there is left
-    out. The values of interventions stay."""
+    """What the owners have without the feature `index` at `key`. Without an index, every feature there is left out. The
+    values of interventions stay."""
 
     def left(values: Values) -> Values:
         return {} if index is None else {i: v for i, v in values.items() if i != index}
 
     return {
-        owner: {
-            k: left(values) if k == key and owner != INTERVENTIONS else values
-            for k, values in held.items()
-        }
+        owner: held
+        if owner == INTERVENTIONS
+        else replace(held, values={k: left(v) if k == key else v for k, v in held.values.items()})
         for owner, held in live.owned.items()
     }
 
@@ -405,46 +337,41 @@ def _step(
     owned: Owned,
     *,
     enabled: bool,
+    served: tuple[Served, ...] | None = None,
     is_kept: bool = False,
     mutes: bool = False,
-    ends_edits: bool = False,
 ) -> Live:
-    """The `Live` after an edit, or `live` itself when the edit changed nothing. Where no value is left, steering is
-    switched off, unless `is_kept`. `mutes` says that an operator switches steering off, and `ends_edits` that the
-    interventions end too."""
-    made = (
-        replace(live, edits=(), standing=(), keeps_norm=False, replaces=False)
-        if ends_edits
-        else live
-    )
-    full = _without_empty(owned)
-    circuits = served.still(live.circuits, full, live.active.profile_id if live.active else None)
-    ended = {circuit.owner for circuit in live.circuits} - {circuit.owner for circuit in circuits}
-    # a circuit that lost a layer loses its other layers too
-    full = {owner: held for owner, held in full.items() if owner not in ended}
-    enabled = enabled and (is_kept or bool(full) or bool(made.standing))
-    active = _still_active(live.active, full, enabled=enabled, mutes=mutes)
-    circuits = served.still(circuits, full, active.profile_id if active else None)
-    if active is None and made.is_intervened_by_profile:
-        # the profile has ended, and takes its interventions with it
-        made = replace(made, edits=(), standing=(), keeps_norm=False, replaces=False)
-        full = {owner: held for owner, held in full.items() if owner != INTERVENTIONS}
-    after = replace(made, enabled=enabled, values={}, owned=full, active=active, circuits=circuits)
+    """The `Live` after an edit, or `live` itself when the edit changed nothing. Where no owner has anything left,
+    steering is switched off, unless `is_kept`. An edit that activates, dials or ends something says what is `served`
+    then, and mutes nothing. `mutes` says that an operator switches steering off."""
+    full, still = left(_without_empty(owned), live.served if served is None else served)
+    enabled = enabled and (is_kept or bool(full))
+    if served is None:
+        still = tuple(one.switched(enabled=enabled, mutes=mutes) for one in still)
+    after = _owning(live, full, enabled=enabled, served=still)
     return live if after == live else counted(live, after)
 
 
+def _owning(live: Live, owned: Owned, **changes: Any) -> Live:
+    """The same `Live` with other owners, whose sums are made anew."""
+    return replace(live, values={}, edits=(), keeps_norm=False, owned=owned, **changes)
+
+
 def _without_empty(owned: Owned) -> Owned:
-    full = {o: {k: v for k, v in held.items() if v} for o, held in owned.items()}
-    return {owner: held for owner, held in full.items() if held}
+    full = {
+        o: replace(p, values={k: v for k, v in p.values.items() if v}) for o, p in owned.items()
+    }
+    return {owner: held for owner, held in full.items() if not held.is_empty}
 
 
-def _still_active(
-    active: Active | None, owned: Owned, *, enabled: bool, mutes: bool
-) -> Active | None:
-    """The active profile after an edit. A profile whose values were applied ends when its SAE has no values of MANUAL
-    any more."""
-    if active is None or (active.key is not None and active.key not in owned.get(MANUAL, {})):
-        return None
-    if active.is_applied:
-        return active
-    return replace(active, is_muted=(active.is_muted or mutes) and not enabled)
+def _given(owned: Owned, parts: Owned) -> Owned:
+    """What the owners have, with other parts for some of them. New interventions come last."""
+    kept = {owner: held for owner, held in owned.items() if owner not in {INTERVENTIONS} & {*parts}}
+    return {**kept, **parts}
+
+
+def _with(served: tuple[Served, ...], one: Served) -> tuple[Served, ...]:
+    """What serves, with this one in the place of what served for its owner, or at the end."""
+    if one.owner not in [other.owner for other in served]:
+        return (*served, one)
+    return tuple(one if other.owner == one.owner else other for other in served)

@@ -8,8 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from msgspec import structs
-
 from steerserve.errors import Refusal
 from steerserve.rules.saes.attachment import Sae, SaeChoice
 from steerserve.rules.saes.sites import EMBED, ORDER, RESID_POST
@@ -24,7 +22,7 @@ from steerserve.rules.steering.edits import (
     When,
     ordered,
 )
-from steerserve.rules.steering.live import MAXIMUM, MINIMUM, Standing, Values, at_intensity
+from steerserve.rules.steering.placed import MAXIMUM, MINIMUM, Placed, Standing
 from steerserve.rules.steering.positions import Positions
 from steerserve.rules.steering.probe import Probe
 from steerserve.rules.steering.request import (
@@ -74,21 +72,6 @@ class ModelFacts:
     def place(self, sae: Sae) -> Place:
         """Where an attached SAE reads and writes."""
         return sae.layer, self.sites.get(sae.key, RESID_POST)
-
-
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """The edits of a request at the attached SAEs and the sites of the model.
-
-    Attributes:
-        values: the sums of the edits that add a feature everywhere, by attachment.
-        edits: all other edits that change anything, in the order in which they are made.
-        added: the edits that `values` are the sums of, each with its place in the request as its number.
-    """
-
-    values: Mapping[str, Values]
-    edits: tuple[Edit, ...] = ()
-    added: tuple[Edit, ...] = ()
 
 
 def placed(steering: RequestSteering, attached: Sequence[Sae], model: ModelFacts) -> Placed:
@@ -146,18 +129,6 @@ def standing_of(
         Standing(dict(raw), edit.op, keys.get(place, frozenset()))
         for place, (raw, edit) in enumerate(zip(sent, own.edits, strict=True))
     )
-
-
-def at_strength(edit: Edit, strength: float) -> Edit:
-    """An edit at an intensity: what is added is multiplied by the intensity, and any other edit goes that part of its
-    way."""
-    if strength == 1.0:
-        return edit
-    if not edit.is_added:
-        return structs.replace(edit, strength=strength)
-    offset = edit.target.offset
-    scaled = at_intensity(offset, strength) if isinstance(edit.at, Feature) else offset * strength
-    return structs.replace(edit, target=structs.replace(edit.target, offset=scaled))
 
 
 def arranged(edits: Sequence[Edit], attached: Sequence[Sae], model: ModelFacts) -> tuple[Edit, ...]:

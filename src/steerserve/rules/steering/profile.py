@@ -18,9 +18,10 @@ from steerserve.rules.saes.provenance import Origin
 from steerserve.rules.steering import cluster, documents, interventions
 from steerserve.rules.steering.cluster import Cluster
 from steerserve.rules.steering.documents import DOCUMENT_BYTES
-from steerserve.rules.steering.live import BATCH_MAXIMUM, Values
+from steerserve.rules.steering.live import BATCH_MAXIMUM
 from steerserve.rules.steering.members import Range
-from steerserve.rules.steering.placing import Largest, ModelFacts, Placed, placed
+from steerserve.rules.steering.placed import Placed, Values
+from steerserve.rules.steering.placing import Largest, ModelFacts, placed
 from steerserve.rules.steering.request import RequestSteering
 from steerserve.rules.text import shown
 

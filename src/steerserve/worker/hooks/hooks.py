@@ -24,6 +24,7 @@ from steerserve.errors import Refusal
 from steerserve.messages import Follow, Overlay, Plan
 from steerserve.rules.steering import live as steering
 from steerserve.rules.steering.edits import Condition, Edit, Feature, conditions
+from steerserve.rules.steering.placed import Values
 from steerserve.rules.steering.vector import Direction
 from steerserve.worker.hooks.called_sites import PlaceName, SiteCalls
 from steerserve.worker.hooks.edits import Directions, Part, Readings, SiteEdits, Span
@@ -700,7 +701,7 @@ class HookedSaes:
                 self._vectors.popitem(last=False)
         return vector
 
-    def _values(self, key: str, plan: Plan) -> steering.Values:
+    def _values(self, key: str, plan: Plan) -> Values:
         if isinstance(plan, Follow):
             return steering.effective(self._live, None, 0, key)
         if isinstance(plan, Overlay):

@@ -1,0 +1,138 @@
+"""Edits at attached SAEs and sites of a model, at an intensity: the one form of all that steers.
+
+The live values, a profile, a cluster, a circuit, the live interventions and the steering of a request each are a
+`Placed`. They differ in who owns it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from msgspec import structs
+
+from steerserve.rules.steering.edits import Edit, Feature
+
+MANUAL = "manual"
+"""The owner of the values that the steering routes and the profiles set."""
+
+INTERVENTIONS = "interventions"
+"""The owner of the live interventions."""
+
+MINIMUM = -200.0
+MAXIMUM = 200.0
+
+_DIGITS = 15
+"""The significant digits that every decimal number keeps as a float."""
+
+Values = Mapping[int, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """One live intervention: the JSON with which it was sent, its op, and the attached SAEs that it reads or edits."""
+
+    sent: Mapping[str, object]
+    op: str
+    keys: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Edits at the attached SAEs and the sites of the model.
+
+    Attributes:
+        values: the values of features that are added everywhere, by attachment.
+        edits: all other edits that change anything, in the order in which they are made.
+        added: the edits that `values` are the sums of, each with its place in the request as its number.
+        standing: for edits that steer everyone, each edit as it was sent; the number of an edit is its place here.
+        keeps_norm: whether the values of sites keep their norms.
+        replaces: whether the values of other owners are not added.
+    """
+
+    values: Mapping[str, Values] = field(default_factory=dict)
+    edits: tuple[Edit, ...] = ()
+    added: tuple[Edit, ...] = ()
+    standing: tuple[Standing, ...] = ()
+    keeps_norm: bool = False
+    replaces: bool = False
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.edits or self.standing or any(self.values.values()))
+
+    def at(self, intensity: float) -> Placed:
+        """The same at an intensity: values are multiplied and clamped, and any other edit goes that part of its way."""
+        return replace(
+            self,
+            values=scaled(self.values, intensity),
+            edits=tuple(at_strength(edit, intensity) for edit in self.edits),
+            added=tuple(at_strength(edit, intensity) for edit in self.added),
+        )
+
+    def without(self, key: str) -> Placed:
+        """What neither reads nor edits the SAE `key`."""
+        kept = [place for place, one in enumerate(self.standing) if key not in one.keys]
+        return replace(
+            self,
+            values={k: values for k, values in self.values.items() if k != key},
+            edits=_numbered(self.edits, kept),
+            added=_numbered(self.added, kept),
+            standing=tuple(self.standing[place] for place in kept),
+        )
+
+
+def _numbered(edits: Iterable[Edit], kept: list[int]) -> tuple[Edit, ...]:
+    """The edits whose numbers are kept, with their places among the kept ones as numbers."""
+    return tuple(
+        structs.replace(edit, number=kept.index(edit.number))
+        for edit in edits
+        if edit.number in kept
+    )
+
+
+def clamped(value: float) -> float:
+    """The value, held within [-200, 200]. A zero has no sign."""
+    return min(MAXIMUM, max(MINIMUM, value)) + 0.0
+
+
+def at_intensity(value: float, intensity: float) -> float:
+    """A value times an intensity, clamped. At intensity 1 it is the value itself."""
+    return clamped(value if intensity == 1.0 else _rounded(value * intensity))
+
+
+def at_strength(edit: Edit, strength: float) -> Edit:
+    """An edit at an intensity: what is added is multiplied by the intensity, and any other edit goes that part of its
+    way."""
+    if strength == 1.0:
+        return edit
+    if not edit.is_added:
+        return structs.replace(edit, strength=strength)
+    offset = edit.target.offset
+    moved = at_intensity(offset, strength) if isinstance(edit.at, Feature) else offset * strength
+    return structs.replace(edit, target=structs.replace(edit.target, offset=moved))
+
+
+def scaled(authored: Mapping[str, Values], intensity: float) -> dict[str, Values]:
+    """The values at an intensity, each held within [-200, 200]."""
+    return {
+        key: {index: at_intensity(value, intensity) for index, value in values.items()}
+        for key, values in authored.items()
+    }
+
+
+def total(parts: Iterable[Mapping[str, Values]]) -> dict[str, Values]:
+    """The sums of several maps from key to values, each clamped."""
+    sums: dict[str, dict[int, float]] = {}
+    for part in parts:
+        for key, values in part.items():
+            there = sums.setdefault(key, {})
+            for index, value in values.items():
+                there[index] = _rounded(there[index] + value) if index in there else value
+    return {key: {i: clamped(v) for i, v in values.items()} for key, values in sums.items()}
+
+
+def _rounded(value: float) -> float:
+    """A product or a sum without the noise of binary fractions: 3 x 1.2 is 3.6 and not 3.5999999999999996. A decimal
+    number of 15 digits stays as it is. The engine applies values in single precision, which has 7 digits."""
+    return float(f"{value:.{_DIGITS}g}")
