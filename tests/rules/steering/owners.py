@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from steerserve.rules.steering import live as steering
 from steerserve.rules.steering.live import Live
-from steerserve.rules.steering.placed import Placed, Values
+from steerserve.rules.steering.placed import Placed, Values, not_zero
 from steerserve.rules.steering.served import ServedCircuit, owner_of
 
 
@@ -18,6 +19,14 @@ def owned(values: Mapping[str, Mapping[str, Values]]) -> dict[str, Placed]:
 def values_of(live: Live) -> dict[str, Mapping[str, Values]]:
     """The values of each owner."""
     return {owner: held.values for owner, held in live.owned.items()}
+
+
+def effective(
+    live: Live, overlay: Mapping[str, Values] | None, planned_on: int | None, key: str
+) -> dict[int, float]:
+    """The values of a row of the batch at one attachment."""
+    own = None if overlay is None else Placed(overlay)
+    return not_zero(steering.effective(live, own, planned_on).values.get(key, {}))
 
 
 def whole(

@@ -18,7 +18,7 @@ from steerserve.rules.steering.activation import activate, adopt
 from steerserve.rules.steering.dial import Intensity, Plan, Profile, Range
 from steerserve.rules.steering.live import Live
 from steerserve.rules.steering.placed import MANUAL, Values
-from tests.rules.steering.owners import owned
+from tests.rules.steering.owners import effective, owned
 from tests.rules.steering.saes import Sae
 
 FIRST = Sae("sae_a", 1)
@@ -55,7 +55,7 @@ def planned(
 
 def applied(plan: Plan, live: Live, key: str) -> Values:
     """What the rows of the request get at one SAE."""
-    return steering.effective(live, plan.overlay, live.epoch, key)
+    return effective(live, plan.overlay, live.epoch, key)
 
 
 # ------------------------------------------------------------------ what the dial may be
@@ -543,8 +543,8 @@ def test_a_change_by_the_operator_wins_over_the_plan(
 ) -> None:
     plan = planned(intensity, profile, live, (FIRST, SECOND))
     changed = Live(live.epoch + 1, later.enabled, later.values)
-    found = steering.effective(changed, plan.overlay, live.epoch, A)
-    assert found == steering.effective(changed, None, live.epoch, A)
+    found = effective(changed, plan.overlay, live.epoch, A)
+    assert found == effective(changed, None, live.epoch, A)
 
 
 # ------------------------------------------------------------------ the echo's form

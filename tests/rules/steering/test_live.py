@@ -14,7 +14,7 @@ from steerserve.rules.steering import live as steering
 from steerserve.rules.steering.live import Live
 from steerserve.rules.steering.placed import MANUAL, Placed
 from steerserve.rules.steering.served import ServedProfile
-from tests.rules.steering.owners import owned, values_of
+from tests.rules.steering.owners import effective, owned, values_of
 
 KEY = "sae_a@1"
 OTHER = "sae_b@2"
@@ -48,7 +48,7 @@ ZERO = Live(epoch=7, enabled=True, values={KEY: {1: 5.0, 4: 0.0}})
 
 def added(live: Live) -> dict[tuple[str, int], float]:
     """What is added at KEY and at OTHER to a request that follows the live values."""
-    both = [(key, steering.effective(live, None, 0, key)) for key in (KEY, OTHER)]
+    both = [(key, effective(live, None, 0, key)) for key in (KEY, OTHER)]
     return {(key, index): value for key, there in both for index, value in there.items()}
 
 
@@ -355,13 +355,13 @@ def test_effective_steering_of_a_row(
     planned_on: int,
     expected: dict[int, float],
 ) -> None:
-    assert steering.effective(live, overlay, planned_on, KEY) == expected
+    assert effective(live, overlay, planned_on, KEY) == expected
 
 
 def test_values_of_zero_are_left_out_of_what_a_row_gets() -> None:
     live = Live(epoch=1, enabled=True, values={KEY: {1: 0.0, 2: -0.0, 3: 1.0}})
-    assert steering.effective(live, None, 0, KEY) == {3: 1.0}
-    assert steering.effective(live, {KEY: {5: 0.0, 6: 2.0}}, 1, KEY) == {6: 2.0}
+    assert effective(live, None, 0, KEY) == {3: 1.0}
+    assert effective(live, {KEY: {5: 0.0, 6: 2.0}}, 1, KEY) == {6: 2.0}
 
 
 EDITS = st.one_of(

@@ -22,7 +22,7 @@ from steerserve.rules.steering.request import (
     RequestSteering,
     SteeredFeature,
 )
-from tests.rules.steering.owners import owned
+from tests.rules.steering.owners import effective, owned
 from tests.rules.steering.saes import Sae
 
 FIRST, SECOND, THIRD = Sae("sae_a", 1), Sae("sae_b", 2, 20), Sae("sae_b", 3, 20)
@@ -182,7 +182,7 @@ def test_no_values_are_no_steering_and_are_not_echoed(
     intensity: Intensity | None, attached: tuple[Sae, ...]
 ) -> None:
     plan = planned(own({}), intensity, attached=attached)
-    assert steering.effective(LIVE, plan.overlay, LIVE.epoch, A) == {}
+    assert effective(LIVE, plan.overlay, LIVE.epoch, A) == {}
     assert plan.echo is None
 
 
@@ -193,7 +193,7 @@ def test_no_added_values_are_the_steering_without_them(
 ) -> None:
     alone = dial.plan(intensity, False, None, live, (FIRST,), Range())
     added = planned(own({}, "add"), intensity, live)
-    assert steering.effective(live, added.overlay, live.epoch, A) == steering.effective(
+    assert effective(live, added.overlay, live.epoch, A) == effective(
         live, alone.overlay, live.epoch, A
     )
     assert added.echo == alone.echo
@@ -241,7 +241,7 @@ def test_off_is_not_echoed_where_nothing_would_have_steered() -> None:
 
 def test_values_of_0_switch_the_live_steering_off_for_the_request() -> None:
     plan = planned(own({4: 0.0}))
-    assert steering.effective(LIVE, plan.overlay, LIVE.epoch, A) == {}
+    assert effective(LIVE, plan.overlay, LIVE.epoch, A) == {}
 
 
 @pytest.mark.parametrize(
@@ -253,7 +253,7 @@ def test_an_operators_change_does_not_touch_the_values_of_the_request(
     plan = planned(own({4: 7.0}, mode))
     changed = steering.set_values(LIVE, A, 10, {5: 1.0})
     assert plan.is_own
-    assert steering.effective(changed, plan.overlay, None, A) == values
+    assert effective(changed, plan.overlay, None, A) == values
 
 
 @pytest.mark.parametrize("mode", ["replace", "add"])

@@ -242,10 +242,8 @@ class Planner:
         """Which steering a request with this plan has."""
         live = self._serving.live
         added = steering_state.applied(live, plan.overlay, resident.attachments)
-        edits, keeps_norm = plan.edits, plan.keeps_norm
-        if plan.overlay is None:
-            edits, keeps_norm = (live.edits, live.keeps_norm) if live.enabled else ((), False)
-        return state_of(resident, added, edits, keeps_norm=keeps_norm)
+        made = plan.placed or live.applied
+        return state_of(resident, added, made.edits, keeps_norm=made.keeps_norm)
 
     def _told(self, plan: dial.Plan) -> m.Plan:
         """The plan as the engine gets it."""

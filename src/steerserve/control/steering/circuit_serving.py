@@ -6,7 +6,7 @@ that the layers are claimed first. If a later step fails, they are released.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.resident import Attachment
@@ -95,11 +95,9 @@ class CircuitServing:
     async def _serve_whole(
         self, row: CircuitRow, circuit: Circuit, allows_overlap: bool
     ) -> tuple[ServedCircuit, tuple[int, ...], tuple[str, ...]]:
-        limits = self._circuits.limits(row)
-        intensity = self._circuits.intensity(row)
         warnings = [
-            *documents.warnings(circuit, intensity),
-            *rules.outside(row.intensity, limits),
+            *documents.warnings(circuit, self._circuits.intensity(row)),
+            *rules.outside(row.intensity, self._circuits.limits(row)),
         ]
         before = await self._serving.active()
         made: list[ServedCircuit] = []
@@ -109,17 +107,9 @@ class CircuitServing:
             bindings = binding.bind(binding.declared(circuit), attached)
             if not binding.is_serveable(bindings):
                 raise binding.incomplete(circuit, bindings, "an SAE of the circuit is not attached")
-            served = ServedCircuit(
-                row.id,
-                {owner_of(row.id): Placed(binding.values_at(circuit, bindings))},
-                intensity,
-                name=row.name,
-                rung=row.rung,
-                layers=circuit.layers,
-                intensity_range=limits,
-            )
-            made[:] = [served]
-            return rules.activate(live, served, attached)
+            parts = {owner_of(row.id): Placed(binding.values_at(circuit, bindings))}
+            made[:] = [self._served(row, circuit.layers, parts)]
+            return rules.activate(live, made[0], attached)
 
         wanted = Wanted(row.id, row.name, circuit.features)
         async with self._claims.taking(wanted, allows_overlap=allows_overlap) as shared:
@@ -135,18 +125,28 @@ class CircuitServing:
         async with self._claims.taking(wanted, allows_overlap=allows_overlap) as shared:
             intensity, limits = self._circuits.intensity(row), self._circuits.limits(row)
             cluster_id, warnings = await self._slices.serve(row, circuit, layer, intensity)
-            served = ServedCircuit(
-                row.id,
-                intensity=intensity,
-                cluster_id=cluster_id,
-                name=row.name,
-                rung=row.rung,
-                layers=(layer,),
-                intensity_range=limits,
-            )
+            served = self._served(row, (layer,), {}, cluster_id)
             await self._steering.act(lambda live, attached: rules.activate(live, served, attached))
         note = f"only layer {layer} of the circuit is served, by the cluster {cluster_id}"
         return served, shared, (note, *rules.outside(row.intensity, limits), *warnings)
+
+    def _served(
+        self,
+        row: CircuitRow,
+        layers: tuple[int, ...],
+        parts: Mapping[str, Placed],
+        cluster_id: str | None = None,
+    ) -> ServedCircuit:
+        return ServedCircuit(
+            row.id,
+            parts,
+            self._circuits.intensity(row),
+            cluster_id,
+            name=row.name,
+            rung=row.rung,
+            layers=layers,
+            intensity_range=self._circuits.limits(row),
+        )
 
     # ------------------------------------------------------------- ending
 

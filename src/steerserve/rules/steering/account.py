@@ -44,14 +44,11 @@ def of(plan: Plan, own: RequestSteering | None, profile: Profile | None, live: L
     request names."""
     if own is not None and plan.is_own:
         return _own(plan, own, live)
-    if plan.overlay is None:
-        values, edits = (live.values, live.edits) if live.enabled else ({}, ())
-    else:
-        values, edits = plan.overlay, plan.edits
+    made = plan.placed or live.applied
     if profile is None:
-        return _followed(values, edits, None, live, _standing_ops(live))
+        return _followed(made.values, made.edits, None, live, _standing_ops(live))
     ops = () if profile.edits is None else tuple(edit.op for edit in profile.edits.own.edits)
-    return _followed(values, edits, _source(profile), live, ops)
+    return _followed(made.values, made.edits, _source(profile), live, ops)
 
 
 def _own(plan: Plan, own: RequestSteering, live: Live) -> Account:

@@ -84,6 +84,13 @@ class Plan:
     keeps_norm: bool = False
     added: tuple[Edit, ...] = field(default=(), compare=False)
 
+    @property
+    def placed(self) -> Placed | None:
+        """What a request gets that does not follow the live steering; None for one that does."""
+        if self.overlay is None:
+            return None
+        return Placed(self.overlay, self.edits, keeps_norm=self.keeps_norm)
+
 
 def parse(raw: Any) -> Intensity | None:
     """The value of the request's `steering_intensity`; None where the request has no such field.
@@ -253,18 +260,12 @@ def _own(
     overlay, edits = made.values, made.edits
     keeps_norm = own.keeps_norm
     if own.is_added:
-        kept, beside = (live.values, live.edits) if live.enabled else ({}, ())
-        keeps_norm = keeps_norm or (live.enabled and live.keeps_norm)
-        if otherwise.overlay is not None:
-            kept, beside, keeps_norm = (
-                otherwise.overlay,
-                otherwise.edits,
-                own.keeps_norm or otherwise.keeps_norm,
-            )
-        overlay = total([kept, overlay])  # (6)
+        kept = otherwise.placed or live.applied
+        overlay = total([kept.values, overlay])  # (6)
         count = len(own.edits)
-        others = (structs.replace(edit, number=count + edit.number) for edit in beside)
+        others = (structs.replace(edit, number=count + edit.number) for edit in kept.edits)
         edits = arranged((*others, *edits), attached, model)
+        keeps_norm = keeps_norm or kept.keeps_norm
     is_dialed = intensity is not None and (any(overlay.values()) or bool(edits))
     return Plan(
         overlay,

@@ -21,8 +21,8 @@ from msgspec import structs
 
 from steerserve.rules.saes.provenance import SaeOrigin
 from steerserve.rules.steering.edits import RAW, AllOf, Condition, Edit, Feature, When
-from steerserve.rules.steering.live import Live, effective
-from steerserve.rules.steering.placed import Values
+from steerserve.rules.steering.live import Live
+from steerserve.rules.steering.placed import Values, not_zero
 from steerserve.rules.steering.positions import EVERY, Selection
 from steerserve.rules.steering.vector import Direction
 
@@ -54,7 +54,8 @@ def applied(
 ) -> dict[str, Values]:
     """Key -> the values, none of them 0, that are added to a request with this overlay, or without one, in the epoch of
     `live`."""
-    by_key = {key: effective(live, overlay, live.epoch, key) for key in keys}
+    chosen = live.applied.values if overlay is None else overlay
+    by_key = {key: not_zero(chosen.get(key, {})) for key in keys}
     return {key: values for key, values in by_key.items() if values}
 
 

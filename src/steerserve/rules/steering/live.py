@@ -13,7 +13,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from steerserve.errors import Refusal
 from steerserve.rules.steering.edits import Edit
@@ -22,19 +22,14 @@ from steerserve.rules.steering.placed import (
     MANUAL,
     MAXIMUM,
     MINIMUM,
+    NOTHING,
     Placed,
     Standing,
     Values,
+    not_zero,
     total,
 )
-from steerserve.rules.steering.served import (
-    NOTHING,
-    Owned,
-    Served,
-    ServedCircuit,
-    ServedProfile,
-    left,
-)
+from steerserve.rules.steering.served import Owned, Served, ServedCircuit, ServedProfile, left
 from steerserve.rules.text import shown
 
 BATCH_MAXIMUM = 1000
@@ -51,7 +46,7 @@ class Live:
     `owned` has what each owner adds and edits, and nothing that is empty. `values` are the sums over the owners, each
     clamped to [-200, 200], or the values of the owner that replaces those of all others. In a `Live` that is made from
     `values`, `edits` and `keeps_norm` alone, all of these belong to MANUAL. `served` has the profile and the circuits
-    that serve, in the order of their activation.
+    that serve, in the order of their activation. `applied` is what a request that follows the live steering gets.
     """
 
     epoch: int = 0
@@ -61,6 +56,7 @@ class Live:
     served: tuple[Served, ...] = ()
     edits: tuple[Edit, ...] = ()
     keeps_norm: bool = False
+    applied: Placed = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.owned:
@@ -72,6 +68,8 @@ class Live:
         elif self.values or self.edits:
             own = Placed(self.values, self.edits, keeps_norm=self.keeps_norm)
             object.__setattr__(self, "owned", {MANUAL: own})
+        made = Placed(self.values, self.edits, keeps_norm=self.keeps_norm)
+        object.__setattr__(self, "applied", made if self.enabled else NOTHING)
 
     @property
     def active(self) -> ServedProfile | None:
@@ -276,26 +274,19 @@ def counted(before: Live, after: Live) -> Live:
 def _added(live: Live) -> tuple[Mapping[str, Values], tuple[Edit, ...], bool]:
     """What is added to a request that follows the live values, the edits of such a request, and whether norms are
     kept."""
-    by_key = {key: effective(live, None, live.epoch, key) for key in live.values}
-    values = {key: values for key, values in by_key.items() if values}
-    made = live.edits if live.enabled else ()
-    keeps_norm = live.keeps_norm and bool(values or made)
-    return values, tuple(edit.content for edit in made), keeps_norm
+    made = live.applied
+    values = {key: added for key, of in made.values.items() if (added := not_zero(of))}
+    edits = tuple(edit.content for edit in made.edits)
+    return values, edits, made.keeps_norm and bool(values or edits)
 
 
-def effective(
-    live: Live, overlay: Mapping[str, Values] | None, planned_on: int | None, key: str
-) -> Values:
-    """The values of one row of the batch at `key`: those of the row's overlay while the epoch is still `planned_on`,
-    else the live values. With None as `planned_on` the overlay holds whatever the epoch is.
+Own = TypeVar("Own")
 
-    Values of 0 are left out, so that an SAE whose values are all 0 leaves the output unchanged, bit for bit.
-    """
-    if overlay is not None and planned_on in (None, live.epoch):
-        chosen: Values = overlay.get(key, {})
-    else:
-        chosen = live.of(key) if live.enabled else {}
-    return {i: v for i, v in chosen.items() if v != 0.0}
+
+def effective(live: Live, own: Own | None, planned_on: int | None) -> Own | Placed:
+    """What one row of the batch gets: what is its own while the epoch is still `planned_on`, else the live steering.
+    With None as `planned_on` its own holds whatever the epoch is."""
+    return own if own is not None and planned_on in (None, live.epoch) else live.applied
 
 
 def plain_indices(values: Mapping[str, float], d_sae: int | None = None) -> dict[int, float]:

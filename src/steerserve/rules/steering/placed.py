@@ -82,6 +82,9 @@ class Placed:
         )
 
 
+NOTHING = Placed()
+
+
 def _numbered(edits: Iterable[Edit], kept: list[int]) -> tuple[Edit, ...]:
     """The edits whose numbers are kept, with their places among the kept ones as numbers."""
     return tuple(
@@ -89,6 +92,11 @@ def _numbered(edits: Iterable[Edit], kept: list[int]) -> tuple[Edit, ...]:
         for edit in edits
         if edit.number in kept
     )
+
+
+def not_zero(values: Values) -> dict[int, float]:
+    """The values that are not 0. An SAE whose values are all 0 leaves the output unchanged, bit for bit."""
+    return {i: v for i, v in values.items() if v != 0.0}
 
 
 def clamped(value: float) -> float:

@@ -6,12 +6,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from steerserve.rules.saes.attachment import FIRST_SAE, ClusterChoice, SaeChoice
-from steerserve.rules.steering.placed import INTERVENTIONS, MANUAL, Placed, Values
+from steerserve.rules.steering.placed import INTERVENTIONS, MANUAL, NOTHING, Placed, Values
 
 OWNER = "circuit:"
 """The owner of the live values of a circuit is this prefix and the id of the circuit."""
 
-NOTHING = Placed()
 Owned = Mapping[str, Placed]
 """Owner -> what it adds and edits."""
 

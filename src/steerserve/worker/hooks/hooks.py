@@ -24,7 +24,7 @@ from steerserve.errors import Refusal
 from steerserve.messages import Follow, Overlay, Plan
 from steerserve.rules.steering import live as steering
 from steerserve.rules.steering.edits import Condition, Edit, Feature, conditions
-from steerserve.rules.steering.placed import Values
+from steerserve.rules.steering.placed import NOTHING, Placed, Values, not_zero
 from steerserve.rules.steering.vector import Direction
 from steerserve.worker.hooks.called_sites import PlaceName, SiteCalls
 from steerserve.worker.hooks.edits import Directions, Part, Readings, SiteEdits, Span
@@ -326,7 +326,7 @@ class HookedSaes:
     def steered(self, plan: Plan) -> Steered:
         """What the edits of a plan are now."""
         edits = tuple(self._edits(plan))
-        name = edits, self._keeps_norm(plan)
+        name = edits, self._now(plan).keeps_norm
         known = self._steered.get(name)
         if known is None:
             known = self._steered[name] = self._resolved(*name)
@@ -475,25 +475,19 @@ class HookedSaes:
 
     def _edits(self, plan: Plan) -> Sequence[Edit]:
         """The edits of a plan that may change something."""
+        edits = self._now(plan).edits
+        if not any(edit.is_idle for edit in edits):
+            return edits
+        return [edit for edit in edits if not edit.is_idle]
+
+    def _now(self, plan: Plan) -> Placed | Overlay:
+        """What a plan stands for now."""
         match plan:
             case Follow():
-                edits = self._live.edits if self._live.enabled else ()
-            case Overlay() as own if own.epoch in (None, self._live.epoch):
-                edits = own.edits
+                return self._live.applied
             case Overlay():
-                edits = self._live.edits if self._live.enabled else ()
-            case _:
-                edits = ()
-        return (
-            edits
-            if all(not edit.is_idle for edit in edits)
-            else [e for e in edits if not e.is_idle]
-        )
-
-    def _keeps_norm(self, plan: Plan) -> bool:
-        if isinstance(plan, Overlay) and plan.epoch in (None, self._live.epoch):
-            return plan.keeps_norm
-        return isinstance(plan, Follow | Overlay) and self._live.enabled and self._live.keeps_norm
+                return steering.effective(self._live, plan, plan.epoch)
+        return NOTHING
 
     def _resolved(self, edits: tuple[Edit, ...], keeps_norm: bool) -> Steered:
         places = {self._name_of(edit.at) for edit in edits}
@@ -702,11 +696,7 @@ class HookedSaes:
         return vector
 
     def _values(self, key: str, plan: Plan) -> Values:
-        if isinstance(plan, Follow):
-            return steering.effective(self._live, None, 0, key)
-        if isinstance(plan, Overlay):
-            return steering.effective(self._live, plan.values, plan.epoch, key)
-        return {}
+        return not_zero(self._now(plan).values.get(key, {}))
 
     def _act(self, place: Place, value: Tensor) -> Moved | Called | None:
         """Called by the hook: give the site's value [rows, T, width] to the observers, and return what is done to the
