@@ -156,7 +156,7 @@ _ROWS = (
         "DOCUMENT_STORE_FULL",
         507,
         507,
-        "no room for further profiles, clusters, circuits and vectors, or for further files and batches",
+        "no room for further documents (profiles, circuits, vectors and others), or for further files and batches",
     ),
     Row("PAYLOAD_TOO_LARGE", 413, 413, "the request body is too large"),
     Row("NO_ACTIVE_CLUSTER", 200, 400, "no cluster is active"),

@@ -147,6 +147,8 @@ def test_a_lens_of_a_space_is_fetched_and_its_files_go_with_it(
         409,
         "LENS_ALREADY_EXISTS",
     )
+    said = live.http.get("/api/jobs").text + live.http.get(LENSES).text
+    assert SENTINEL not in said
     live.data("DELETE", f"{LENSES}/{lens['id']}")
     assert left(live) == []
     assert not any(live.service.settings.lens_cache_dir.rglob("*--*"))
