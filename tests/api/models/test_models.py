@@ -98,6 +98,7 @@ def test_a_load_of_another_model_unloads_the_locked_one_first_whatever_the_polic
     again = bare.data("POST", f"/api/models/{second}/unlock")
     assert again["message"] == "the model was not locked"
     assert bare.complete("One day", max_tokens=1)["model"] == demo.MODEL_NAME
+    bare.data("POST", f"/api/models/{first}/lock")
     answer = bare.http.post(f"/api/models/{first}/unload", headers=refuse)
     assert (answer.status_code, answer.json()["data"]["status"]) == (200, "ready")
 
