@@ -115,6 +115,7 @@ def test_anything_else_is_refused_naming_the_part(raw: Any, part: str) -> None:
 
 def test_top_k_over_the_servers_maximum_is_refused_with_the_maximum() -> None:
     assert "from 1 to 8" in refusal_of({"top_k": 9}, 8).message
+    assert "more than 8 features" in refusal_of({"features": list(range(9))}, 8).message
 
 
 # ------------------------------------------------------------------ the SAE meant
