@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Depends
 from pydantic import RootModel, WithJsonSchema
@@ -16,7 +16,7 @@ from steerserve.control.steering.views import LiveInterventions
 from steerserve.rules.steering import interventions as rules
 
 
-class InterventionsBody(RootModel[Annotated[dict[str, Any], WithJsonSchema(rules.schema())]]):
+class InterventionsBody(RootModel[Annotated[dict[str, object], WithJsonSchema(rules.schema())]]):
     """Edits in the form that the requests of `/v1` have them."""
 
 

@@ -68,7 +68,7 @@ def without(fault_of: Callable[[str], str | None]) -> AfterValidator:
     return AfterValidator(check)
 
 
-def as_text(model_id: Any) -> Any:
+def as_text(model_id: object) -> object:
     """A model id as text. Other routes answer model ids as integers, and a profile keeps text."""
     return str(model_id) if type(model_id) is int else model_id
 
@@ -97,7 +97,7 @@ FeatureMap = Annotated[
 ]
 """Feature index -> value, as numbers or as texts that are numbers; `rules/steering/profile` converts both."""
 Layer = Annotated[int, Field(ge=0, le=LARGEST_INTEGER)]
-Edits = Annotated[list[Any], WithJsonSchema(interventions.EDITS_SCHEMA)]
+Edits = Annotated[list[object], WithJsonSchema(interventions.EDITS_SCHEMA)]
 """Edits in the form that `interventions` of requests has; `rules/steering/interventions` reads them."""
 
 
@@ -141,7 +141,7 @@ class ProfileChanges(RequestBody):
 
     @field_validator("name", "steering", "intensity", mode="before")
     @classmethod
-    def not_null(cls, value: object) -> Any:
+    def not_null(cls, value: object) -> object:
         if value is None:
             raise ValueError("may not be null")
         return value
@@ -168,7 +168,7 @@ _DOCUMENT = {
         "content": {"application/json": {"schema": ProfileDocument.model_json_schema()}},
     }
 }
-_NO_DOCUMENT: dict[int | str, dict[str, Any]] = {
+_NO_DOCUMENT: dict[int | str, dict[str, object]] = {
     200: {
         "model": RefusedAnswer,
         "description": "a document that is no profile; `error.code` says why",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query
 from pydantic import Field
@@ -65,7 +65,7 @@ class PostedVector(VectorBody, PostedFile):
 
 
 _NEW = new_body(PostedVector, VectorBody, "the direction_metadata.json of a refusal direction")
-_FILES: dict[int | str, dict[str, Any]] = {
+_FILES: dict[int | str, dict[str, object]] = {
     200: {
         "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
     }

@@ -55,7 +55,7 @@ class ClusterPacks:
         self._clusters = clusters
         self._reader = reader
         self._seconds = seconds
-        self._cache: dict[tuple[Any, ...], tuple[float, Any]] = {}
+        self._cache: dict[tuple[object, ...], tuple[float, Any]] = {}
 
     async def search(self, query: str, base_model: str | None, limit: int) -> Sequence[OfferedPack]:
         """The packs that match a text, and that are made for a model if one is named.
@@ -134,12 +134,12 @@ class ClusterPacks:
         files = (file.path for file in pack.files if file.path.endswith(SUFFIX))
         return [PackedDefinition(path) for path in files][:LISTED_MAXIMUM]
 
-    def _cached(self, key: tuple[Any, ...]) -> Any:
+    def _cached(self, key: tuple[object, ...]) -> Any:
         """The answer of a moment ago; None where there is none."""
         until, answer = self._cache.get(key, (0.0, None))
         return answer if self._seconds() < until else None
 
-    def _kept(self, key: tuple[Any, ...], answer: Known) -> Known:
+    def _kept(self, key: tuple[object, ...], answer: Known) -> Known:
         self._cache.pop(key, None)
         self._cache[key] = self._seconds() + self._settings.cluster_hub_cache_ttl_s, answer
         if len(self._cache) > CACHED_MAXIMUM:
@@ -181,7 +181,7 @@ def _entry(line: bytes) -> PackedDefinition | None:
     )
 
 
-def _text(value: Any) -> str | None:
+def _text(value: object) -> str | None:
     return storable(value[:TEXT_MAXIMUM]) if isinstance(value, str) else None
 
 

@@ -41,7 +41,7 @@ class Probes(Directions[ProbeRow, Probe]):
         self._hub = hub
 
     async def add(
-        self, name: str, read: ReadProbe, source: VectorSource, training: dict[str, Any] | None
+        self, name: str, read: ReadProbe, source: VectorSource, training: dict[str, object] | None
     ) -> ProbeRow:
         """Store a probe. `training` says how it was trained.
 
@@ -82,7 +82,7 @@ class Probes(Directions[ProbeRow, Probe]):
         await self.check_name(new.name)
         return await self._add_file(new, file, "upload")
 
-    async def add_inline(self, new: NewVector, document: dict[str, Any]) -> ProbeRow:
+    async def add_inline(self, new: NewVector, document: dict[str, object]) -> ProbeRow:
         """Read weights that a request has in its body.
 
         Raises:

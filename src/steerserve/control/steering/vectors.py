@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import msgspec
 from msgspec import structs
@@ -96,7 +95,7 @@ class Vectors(Directions[VectorRow, Vector]):
         await self.check_name(new.name)
         return await self._add_file(new, file, "upload")
 
-    async def add_inline(self, new: NewVector, document: dict[str, Any]) -> VectorRow:
+    async def add_inline(self, new: NewVector, document: dict[str, object]) -> VectorRow:
         """Read directions in the form in which `document` of an export has them.
 
         Raises:
@@ -111,7 +110,7 @@ class Vectors(Directions[VectorRow, Vector]):
         name: str,
         read: ReadVector,
         source: VectorSource,
-        training: dict[str, Any] | None = None,
+        training: dict[str, object] | None = None,
     ) -> VectorRow:
         """Store a vector. `training` says how it was trained here.
 

@@ -488,13 +488,13 @@ def _text(text: str, where: str) -> str:
 # ------------------------------------------------------------- the description
 
 
-EDITS_SCHEMA: dict[str, Any] = {
+EDITS_SCHEMA: dict[str, object] = {
     "type": "array",
     "maxItems": EDITS_MAXIMUM,
     "items": {"type": "object", "description": "an edit, as in PUT /api/interventions"},
 }
 """Edits in short, for the description of bodies that have them beside much else."""
-SHORT_SCHEMA: dict[str, Any] = {
+SHORT_SCHEMA: dict[str, object] = {
     "type": "object",
     "required": ["edits"],
     "properties": {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 
@@ -53,7 +52,7 @@ class ReadProbe(msgspec.Struct, frozen=True, kw_only=True):
     layer_offset: int = 0
     model_hint: str | None = None
     warnings: tuple[str, ...] = ()
-    training: dict[str, Any] | None = None
+    training: dict[str, object] | None = None
 
 
 class ProbeLayer(Form, frozen=True):
