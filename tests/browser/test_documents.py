@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Locator, expect
+from playwright.sync_api import Locator, Route, expect
 
 from steerserve import demo
 from tests.browser.conftest import NARROW, Tab
@@ -42,7 +42,11 @@ def turn(visit: Visit, name: str, key: str) -> Locator:
 def test_a_cluster_is_imported_activated_and_dialled(tab: Tab, served: Demo) -> None:
     visit = tab().open("/clusters")
     import_file(visit, "Import a cluster or a bundle from files", renamed(demo.CLUSTER, "harbour"))
+    held: list[Route] = []
+    visit.page.route("**/activate", lambda route: held.append(route))
     visit.button("Activate").click()
+    expect(visit.button("Activating")).to_be_disabled()
+    held[0].continue_()
     expect(visit.button("Deactivate")).to_be_visible()
     expect(visit.strip.get_by_text("cluster harbour λ 1.00")).to_be_visible()
     before = served.data("GET", "/api/saes/steering")["values"]

@@ -59,7 +59,7 @@ PROBE = {
     "weights": [{"layer": 2, "data": "AACAPwAAAEA=", "shape": [2], "bias": 0.5}],
 }
 
-LENS = {"name": "l{unique}", "source": "local", "local_path": "{folder}"}
+LENS = {"name": "l{unique}", "source": "local", "local_path": "{lens_file}"}
 
 CORPUS = {
     "name": "fuzzed",

@@ -13,6 +13,8 @@ from random import Random
 from typing import Any
 
 import httpx2
+import numpy as np
+from safetensors.numpy import save_file
 
 from steerserve import demo
 from tests.app.test_lifecycle import Process, serving
@@ -35,6 +37,7 @@ VECTOR = {
     "directions": [{"layer": 2, "data": "AACAPwAAAEA="}],
 }
 BATCH = {"endpoint": "/v1/completions", "completion_window": "24h"}
+LENS = "identity"
 FOLDERS = ("one", "two", "three")
 KEPT = "own "
 """Names that begin so belong to a sequence that still runs."""
@@ -61,6 +64,9 @@ class World:
         self.sae = demo.saes()[0]
         self.folders = [str(root / "models" / name) for name in FOLDERS]
         self.sae_folder = str(root / "saes" / self.sae.name)
+        self.lens_file = str(root / "lens.safetensors")
+        width = json.loads((demo.MODEL_DIR / "config.json").read_bytes())["hidden_size"]
+        save_file({"J.1": np.eye(width, dtype=np.float32)}, self.lens_file)
         self._http = served.http
         self._ids: dict[str, Any] = {}
 
@@ -124,6 +130,10 @@ class World:
                 self._http.delete(f"/api/vectors/{vector['id']}")
         for probe in self.data("GET", "/api/probes")["probes"]:
             self._http.delete(f"/api/probes/{probe['id']}")
+        self._settled(self._registers_no_lens, "no lens is being registered")
+        for lens in self.data("GET", "/api/lenses")["lenses"]:
+            if lens["name"] != LENS:
+                self._http.delete(f"/api/lenses/{lens['id']}")
         for effects in self.data("GET", "/api/effects")["effects"]:
             self._http.delete(f"/api/effects/{effects['id']}")
         saes = self.data("GET", "/api/saes")["saes"]
@@ -136,6 +146,10 @@ class World:
                     # the resident model and an attached SAE stay for now
                     self._http.delete(f"/api/{kind}/{row['id']}")
         self._ids = self._named()
+
+    def _registers_no_lens(self) -> bool:
+        jobs = self.data("GET", "/api/jobs")["jobs"]
+        return all(job["finished_at"] for job in jobs if job["kind"] == "lens")
 
     def _named(self) -> dict[str, Any]:
         """The ids of the model, the SAE and the profile that always exist; what is missing is made."""
@@ -161,6 +175,12 @@ class World:
         corpora = self.data("GET", "/api/corpora")["corpora"]
         effects = self.data("GET", "/api/effects")["effects"]
         probes = self.data("GET", "/api/probes")["probes"]
+        lenses = self.data("GET", "/api/lenses")["lenses"]
+        lens_id = next((one["id"] for one in lenses if one["name"] == LENS), None)
+        if lens_id is None:
+            lens = {"name": LENS, "source": "local", "local_path": self.lens_file}
+            job = self.data("POST", "/api/lenses?wait=true", lens)["job"]
+            lens_id = job["result"]["id"]
         self.data("POST", "/api/runs/import", {"runs": [RUN]})
         files = self._http.get("/v1/files", params={"limit": 1}).json()["data"]
         file_id = files[0]["id"] if files else self._file()
@@ -177,7 +197,8 @@ class World:
             "vector": vector_id,
             "effects": effects[0]["id"] if effects else "effect_nobody",
             "probe": probes[0]["id"] if probes else "probe_nobody",
-            "lens": "lens_nobody",
+            "lens": lens_id,
+            "lens_file": self.lens_file,
             "run": RUN["request_id"],
             "folder": self.folders[1],
             "sae_folder": self.sae_folder,
