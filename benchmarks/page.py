@@ -210,7 +210,7 @@ def _lm_eval(_: str, figures: Part) -> Iterator[str]:
         "`hf`, which is transformers in the process of the harness, with its defaults. The time is that of the calls "
         f"of the model, with tokenizing. The service has {figures['slots']} slots, and the other settings are its "
         "defaults. No two rounds have the same questions, and both must give the same answers. Transformers reads a "
-        "question once for choices of one token."
+        f"question once for choices of one token. The model is in {figures['dtype']}."
     )
     lines = [
         (
