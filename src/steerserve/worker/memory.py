@@ -8,6 +8,8 @@ import re
 import resource
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import cast
 
 import psutil
 import torch
@@ -52,6 +54,20 @@ def measured(devices: Sequence[torch.device]) -> dict[str, tuple[int, int]]:
     }
 
 
+@dataclass(frozen=True)
+class Native:
+    """Memory of the host that a library holds outside of tensors: `nbytes` bytes."""
+
+    nbytes: int
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu")
+
+
+Held = Tensor | Native
+
+
 def tensors_in(value: object, depth: int) -> Iterator[Tensor]:
     """The tensors within a value, in its lists, mappings and fields, at most `depth` levels deep."""
     if isinstance(value, Tensor):
@@ -67,14 +83,14 @@ def tensors_in(value: object, depth: int) -> Iterator[Tensor]:
             yield from tensors_in(each, depth - 1)
 
 
-def bytes_by_device(tensors: Iterable[Tensor]) -> dict[torch.device, int]:
-    """The bytes of the tensors on each device. Of tensors that begin at the same address, the largest counts."""
+def bytes_by_device(held: Iterable[Held]) -> dict[torch.device, int]:
+    """The bytes that are held on each device. Of tensors that begin at the same address, the largest counts."""
     largest: dict[tuple[torch.device, int], int] = {}
-    for tensor in tensors:
+    for each in held:
+        is_plain = isinstance(each, Tensor) and each.layout == torch.strided
         # a weight in the layout of the processor's kernels has no address
-        has_address = tensor.layout == torch.strided
-        place = tensor.device, tensor.data_ptr() if has_address else id(tensor)
-        largest[place] = max(tensor.nbytes, largest.get(place, 0))
+        place = each.device, cast(Tensor, each).data_ptr() if is_plain else id(each)
+        largest[place] = max(each.nbytes, largest.get(place, 0))
     sizes: dict[torch.device, int] = {}
     for (where, _), size in largest.items():
         sizes[where] = sizes.get(where, 0) + size

@@ -18,12 +18,9 @@ from tests.worker import models
 from tests.worker.running import hooked, next_logits, open_checkpoint, site_of
 
 ROOM = 1 << 40
-BFLOAT16 = pytest.param(
-    torch.bfloat16,
-    marks=pytest.mark.skipif(
-        not torch.ops.mkldnn._is_mkldnn_bf16_supported(),
-        reason="this processor has no bfloat16 kernels",
-    ),
+DTYPES = [dtype for dtype in (torch.float32, torch.bfloat16) if packing.can_pack(dtype)]
+HALF = pytest.mark.skipif(
+    "fbgemm" not in torch.backends.quantized.supported_engines, reason="FBGEMM is for x86"
 )
 
 
@@ -37,7 +34,7 @@ def rows(dtype: torch.dtype, *shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(1)).to(dtype)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, BFLOAT16])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("has_bias", [True, False])
 @torch.inference_mode()
 def test_a_packed_layer_gives_the_plain_product(dtype: torch.dtype, has_bias: bool) -> None:
@@ -59,7 +56,7 @@ def test_a_packed_layer_gives_the_plain_product(dtype: torch.dtype, has_bias: bo
         torch.testing.assert_close(layer(value).float(), exact, rtol=off, atol=off)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, BFLOAT16])
+@pytest.mark.parametrize("dtype", DTYPES)
 @torch.inference_mode()
 def test_the_packed_layer_of_gpt2_gives_the_plain_product(dtype: torch.dtype) -> None:
     layer = Conv1D(50, 96).to(dtype)
@@ -70,13 +67,65 @@ def test_the_packed_layer_of_gpt2_gives_the_plain_product(dtype: torch.dtype) ->
     assert type(layer) is packing.PackedConv1D
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
 @torch.inference_mode()
-def test_the_weight_of_a_packed_layer_can_still_be_read() -> None:
-    for layer in (nn.Linear(96, 50), Conv1D(50, 96)):
+def test_the_weight_of_a_packed_layer_can_still_be_read(dtype: torch.dtype) -> None:
+    for layer in (nn.Linear(96, 50).to(dtype), Conv1D(50, 96).to(dtype)):
         weight = layer.weight.detach().clone()
         packed(layer)
         assert torch.equal(layer.weight, weight)
-        assert sum(held.numel() for held in layer.parameters()) == weight.numel() + 50
+        held = [*layer.parameters(), *packing.half_weights(layer)]
+        assert sum(each.nbytes for each in held) == pytest.approx(
+            (weight.numel() + 50) * weight.element_size(), rel=0.05
+        )
+
+
+@HALF
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@torch.inference_mode()
+def test_half_weights_are_held_as_they_are_whatever_their_size(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packing, "_BLOCK_ELEMENTS", 64 * 20)
+    powers = torch.tensor([2.0 ** (n - 24) for n in range(39)])
+    weight = rows(torch.float32, 50, 64)
+    weight[:39] *= powers[:, None]
+    weight[40] = 0
+    weight[41, :25] *= powers[:25]
+    weight = weight.to(dtype)
+    held = packing.HalfWeight.of(weight)
+    assert held is not None
+    assert len(held.blocks) == 3
+    assert torch.equal(held.to_dense(), weight)
+    given, bias = rows(torch.float32, 5, 64), rows(torch.float32, 50)
+    exact = given.double() @ weight.double().t()
+    off = (held.multiply(given, None).double() - exact).abs()
+    assert (off <= 64 * 2**-23 * (given.double().abs() @ weight.double().abs().t())).all()
+    torch.testing.assert_close(held.multiply(given, bias), held.multiply(given, None) + bias)
+
+
+@HALF
+def test_a_half_weight_that_is_not_finite_is_left_as_it_is() -> None:
+    for value in (float("nan"), float("inf")):
+        layer = nn.Linear(8, 8).bfloat16()
+        layer.weight.data[3, 4] = value
+        assert packing.HalfWeight.of(layer.weight.data) is None
+        if not packing._has_kernels(torch.bfloat16):
+            assert type(packed(layer)) is nn.Linear
+
+
+@HALF
+@pytest.mark.skipif(
+    torch.backends.cpu.get_cpu_capability() != "AVX2", reason="these are the kernels for AVX2"
+)
+@torch.inference_mode()
+def test_the_bits_of_a_row_do_not_depend_on_the_rows_beside_it() -> None:
+    held = packing.HalfWeight.of(rows(torch.bfloat16, 300, 1000))
+    assert held is not None
+    given = rows(torch.bfloat16, 300, 1000)
+    alone = torch.cat([held.multiply(row[None], None) for row in given])
+    for count in range(1, 301):
+        assert torch.equal(held.multiply(given[:count], None), alone[:count]), count
 
 
 def test_layers_of_other_kinds_and_dtypes_stay_plain() -> None:

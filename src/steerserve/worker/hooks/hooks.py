@@ -26,6 +26,7 @@ from steerserve.rules.steering import live as steering
 from steerserve.rules.steering.edits import Condition, Edit, Feature, conditions
 from steerserve.rules.steering.placed import NOTHING, Placed, Values, not_zero
 from steerserve.rules.steering.vector import Direction
+from steerserve.worker import memory
 from steerserve.worker.hooks.called_sites import PlaceName, SiteCalls
 from steerserve.worker.hooks.edits import Directions, Part, Readings, SiteEdits, Span
 from steerserve.worker.hooks.table import DirectionTable
@@ -170,12 +171,12 @@ class HookedSaes:
         """By key, the number of forward passes since the SAE was attached in which its delta was added."""
         return {key: attachment.applied for key, attachment in self._attachments.items()}
 
-    def tensors(self) -> Iterator[Tensor]:
-        """The tensors of the attached SAEs, with the copies that reading activations needs."""
+    def held_memory(self) -> Iterator[memory.Held]:
+        """What the attached SAEs hold in memory, with the copies that reading activations needs."""
         for attachment in self._attachments.values():
-            yield from attachment.sae.tensors()
+            yield from attachment.sae.held_memory()
             if attachment.reader is not None:
-                yield from attachment.reader.tensors()
+                yield from attachment.reader.held_memory()
 
     def attach(self, key: str, sae: Sae, site: Site) -> None:
         """Hook the SAE to its site. An SAE that is at `key` already is detached first."""

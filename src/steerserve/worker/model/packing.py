@@ -1,32 +1,109 @@
 """Linear layers on the processor whose weights are laid out for its matrix kernels once, at the load.
 
-A plain product lays out its weight again in each call, which takes most of a pass over few rows. On processors with
-AVX-512, the packed product of two rows or more also gives each row the same bits, however many rows and threads take
-part. Only floating-point weights of plain layers are packed, never quantized ones.
+A plain product lays out its weight again in each call, which takes most of a pass over few rows. The usual kernels are
+those of oneDNN. On processors with AVX-512, their product of two rows or more also gives each row the same bits,
+however many rows and threads take part. oneDNN has no kernels for bfloat16 where the processor has no AVX-512; there
+the kernels of FBGEMM are used, which hold a weight as float16 numbers and compute in float32 (`HalfWeight`).
+
+Only floating-point weights of plain layers are packed, never quantized ones.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import cast
 
 import torch
-from torch import Tensor, nn
+from torch import ScriptObject, Tensor, nn
+from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
+
+from steerserve.worker import memory
 
 _TIED_SHARE = 8
 """A weight that is also the token embedding is held twice once it is packed. It is packed where the copy takes at most
 one part in this many of the free memory."""
 
+_BLOCK_ELEMENTS = 1 << 25
+"""The most numbers of a weight that are widened to float32 at once while it is laid out for FBGEMM."""
+
+_LARGEST_EXPONENT = 15
+"""The largest number of each row of a `HalfWeight` is below 2 to this power, and not below half of it."""
+
+_WHOLE_ROWS = 3
+"""FBGEMM's kernels for AVX2 take up to 6 rows. Those for 1 and 2 rows sum in another order than those for 3 to 6, and
+the rows that are left after blocks of 6 are never 1 or 2 where the number of rows is a multiple of this."""
+
 _lay_out = torch.ops.mkldnn._reorder_linear_weight
 _product = torch.ops.mkldnn._linear_pointwise
+_lay_out_half = torch.ops.quantized.linear_prepack_fp16.default
+_half_product = torch.ops.quantized.linear_dynamic_fp16.default
+
+
+@dataclass(frozen=True)
+class HalfWeight(memory.Native):
+    """A weight [out, in] in the layout of FBGEMM, as float16 numbers.
+
+    Each row is divided by a power of two, so that float16 has room for its numbers: numbers of bfloat16 are held exactly
+    down to 2^-31 of the largest of their row, and smaller ones within 2^-39 of it. Float32, in which the products are
+    summed, rounds by more.
+
+    Attributes:
+        blocks: parts of the rows, one after the other.
+        scale: float32 [out], what each row was divided by.
+        dtype: the dtype of the weight that was laid out.
+    """
+
+    blocks: tuple[ScriptObject, ...]
+    scale: Tensor
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, weight: Tensor) -> HalfWeight | None:
+        """The weight [out, in] in this layout; None where a number of it is not finite."""
+        largest = weight.abs().amax(1).float()
+        if not bool(largest.isfinite().all()):
+            return None
+        exponents = (largest.frexp().exponent - _LARGEST_EXPONENT).clamp_min(-126)
+        scale = torch.ldexp(torch.ones_like(largest), exponents)
+        step = max(1, _BLOCK_ELEMENTS // weight.shape[1])
+        blocks = [
+            _lay_out_half(part.float() / its[:, None], None)
+            for part, its in zip(weight.split(step), scale.split(step), strict=True)
+        ]
+        return cls(weight.numel() * 2 + scale.nbytes, tuple(blocks), scale, weight.dtype)
+
+    def multiply(self, rows: Tensor, bias: Tensor | None) -> Tensor:
+        """`rows` [..., in] times the weight, plus the bias, as [..., out] in the dtype of the rows. The bits of a row do
+        not depend on the other rows."""
+        flat = rows.reshape(-1, rows.shape[-1])
+        count = len(flat)
+        wide = flat.expand(_WHOLE_ROWS, -1).float() if count == 1 else flat.float()
+        if len(wide) % _WHOLE_ROWS:
+            wide = functional.pad(wide, (0, 0, 0, -count % _WHOLE_ROWS))
+        products = [_half_product(wide, block) for block in self.blocks]
+        found = products[0] if len(products) == 1 else torch.cat(products, -1)
+        found = found[:count].mul_(self.scale)
+        if bias is not None:
+            found += bias
+        return found.to(rows.dtype).view(*rows.shape[:-1], -1)
+
+    def to_dense(self) -> Tensor:
+        """The weight [out, in] in its usual layout and dtype."""
+        parts = [torch.ops.quantized.linear_unpack_fp16(block)[0] for block in self.blocks]
+        return (torch.cat(parts) * self.scale[:, None]).to(self.dtype)
+
+
+Packed = Tensor | HalfWeight
+"""A weight [out, in] in the layout of the kernels of oneDNN, or of FBGEMM."""
 
 
 class PackedLinear(nn.Linear):
     """A linear layer that holds its weight [out_features, in_features] in the layout of the kernels, as `packed`."""
 
-    packed: nn.Parameter
+    packed: Packed
 
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
@@ -40,7 +117,7 @@ class PackedLinear(nn.Linear):
 class PackedConv1D(Conv1D):
     """GPT-2's linear layer, whose weight [nx, nf] is held as [nf, nx] in the layout of the kernels, as `packed`."""
 
-    packed: nn.Parameter
+    packed: Packed
 
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
@@ -51,16 +128,20 @@ class PackedConv1D(Conv1D):
         return multiply(x, self.packed, self.bias)
 
 
-def laid_out(weight: Tensor) -> Tensor | None:
-    """The weight [out, in] in the layout of the kernels; None where it is not on the host, or where the processor has
-    no kernels for its dtype."""
-    if weight.device.type != "cpu" or not _has_kernels(weight.dtype):
+def laid_out(weight: Tensor, rows: torch.dtype) -> Packed | None:
+    """The weight [out, in] in the layout of the kernels that multiply it with rows of the dtype `rows`; None where it
+    is not on the host, or where there are no such kernels."""
+    if weight.device.type != "cpu":
         return None
-    return cast(Tensor, _lay_out(weight, None))
+    if weight.dtype == rows and _has_kernels(rows):
+        return cast(Tensor, _lay_out(weight, None))
+    return HalfWeight.of(weight) if _is_half(weight.dtype) else None
 
 
-def multiply(rows: Tensor, packed: Tensor, bias: Tensor | None = None) -> Tensor:
+def multiply(rows: Tensor, packed: Packed, bias: Tensor | None = None) -> Tensor:
     """`rows` [..., in] times a weight that is laid out, plus the bias, as [..., out]."""
+    if isinstance(packed, HalfWeight):
+        return packed.multiply(rows, bias)
     return cast(Tensor, _product(rows, packed, bias, "none", [], ""))
 
 
@@ -78,9 +159,14 @@ def pack(model: nn.Module, free: Callable[[], int]) -> int:
         is_shared = holders[id(weight)] > 1
         if is_shared and weight.nbytes * _TIED_SHARE > free():
             continue
-        _pack(layer, weight)
-        packed += 1
+        packed += _pack(layer, weight)
     return packed
+
+
+def half_weights(model: nn.Module) -> Iterator[HalfWeight]:
+    """The packed weights of a model that are no parameters."""
+    held = (getattr(layer, "packed", None) for layer in model.modules())
+    return (each for each in held if isinstance(each, HalfWeight))
 
 
 def _may_pack(layer: nn.Module) -> bool:
@@ -88,12 +174,16 @@ def _may_pack(layer: nn.Module) -> bool:
     if type(layer) not in (nn.Linear, Conv1D) or "forward" in vars(layer):
         return False
     weight = layer.weight
-    return (
-        type(weight) is nn.Parameter and weight.device.type == "cpu" and _has_kernels(weight.dtype)
-    )
+    return type(weight) is nn.Parameter and weight.device.type == "cpu" and can_pack(weight.dtype)
+
+
+def can_pack(dtype: torch.dtype) -> bool:
+    """Whether there are kernels for a weight of this dtype on this processor."""
+    return _has_kernels(dtype) or _is_half(dtype)
 
 
 def _has_kernels(dtype: torch.dtype) -> bool:
+    """Whether oneDNN has kernels for this dtype on this processor."""
     if not torch.backends.mkldnn.is_available():
         return False
     if dtype == torch.bfloat16:
@@ -101,9 +191,22 @@ def _has_kernels(dtype: torch.dtype) -> bool:
     return dtype == torch.float32
 
 
-def _pack(layer: nn.Module, weight: nn.Parameter) -> None:
+def _is_half(dtype: torch.dtype) -> bool:
+    """Whether FBGEMM multiplies weights of this dtype on this processor."""
+    is_there = "fbgemm" in torch.backends.quantized.supported_engines
+    return is_there and dtype in (torch.bfloat16, torch.float16)
+
+
+def _pack(layer: nn.Module, weight: nn.Parameter) -> bool:
+    """Replace the weight by its packed form; False where it has none."""
     is_linear = type(layer) is nn.Linear
     plain = weight.data if is_linear else weight.data.t().contiguous()
+    packed = laid_out(plain, plain.dtype)
+    if packed is None:
+        return False
     del layer.weight
     layer.__class__ = PackedLinear if is_linear else PackedConv1D
-    layer.packed = nn.Parameter(_lay_out(plain, None), requires_grad=False)
+    if isinstance(packed, Tensor):
+        packed = nn.Parameter(packed, requires_grad=False)
+    cast(PackedLinear, layer).packed = packed
+    return True

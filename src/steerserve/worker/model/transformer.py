@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import (
     AutoConfig,
     AutoTokenizer,
@@ -112,12 +112,13 @@ class Transformer:
     def weights(self) -> dict[torch.device, int]:
         """By device, the bytes of the parameters and buffers as they are held, with the scales of quantized
         parameters. Measured once, because they stay as they are."""
-        return memory.bytes_by_device(self._tensors())
+        return memory.bytes_by_device(self._held())
 
-    def _tensors(self) -> Iterator[Tensor]:
+    def _held(self) -> Iterator[memory.Held]:
         for tensor in (*self.model.parameters(), *self.model.buffers()):
             yield tensor
             yield from memory.tensors_in(vars(tensor), _SCALES_DEPTH)
+        yield from packing.half_weights(self.model)
 
     def encode(self, text: str, *, special: bool) -> list[int]:
         """The tokens of a text of the service itself. Texts of clients are tokenized in a process of their own."""

@@ -105,7 +105,7 @@ class LoadedModel:
 
     def memory_parts(self) -> list[m.DeviceMemory]:
         """The memory of the model on its devices and on the host, measured now."""
-        return _measured(self.model, self.batch.cache_tensors(), self.saes.tensors())
+        return _measured(self.model, self.batch.cache_tensors(), self.saes.held_memory())
 
     def _check_room(self, device: torch.device, size: int) -> None:
         self.room.check(device, size)
@@ -177,7 +177,7 @@ def load(command: m.Load, report: Report) -> LoadedModel | LoadedEncoder:
 
 
 def _measured(
-    model: Checkpoint | Encoder, cache: Iterable[Tensor], saes: Iterable[Tensor]
+    model: Checkpoint | Encoder, cache: Iterable[Tensor], saes: Iterable[memory.Held]
 ) -> list[m.DeviceMemory]:
     cached, attached = memory.bytes_by_device(cache), memory.bytes_by_device(saes)
     return [

@@ -86,7 +86,7 @@ class Sae:
     select_by_decoder_norm: bool = False
     is_centred: bool = False
     is_calibrated: bool = True
-    packed: Tensor | None = field(default=None, repr=False, compare=False)
+    packed: packing.Packed | None = field(default=None, repr=False, compare=False)
     _norms: list[Tensor] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @property
@@ -114,9 +114,11 @@ class Sae:
         held = [self.W_enc, self.b_enc, self.b_dec, self.threshold, *gate]
         return sum(_bytes(t) for t in held if t is not None)
 
-    def tensors(self) -> Iterator[Tensor]:
-        """All tensors that are held, with the packed copy of W_enc."""
-        return memory.tensors_in({f.name: getattr(self, f.name) for f in fields(self)}, 2)
+    def held_memory(self) -> Iterator[memory.Held]:
+        """All that is held in memory, with the packed copy of W_enc."""
+        yield from memory.tensors_in({f.name: getattr(self, f.name) for f in fields(self)}, 2)
+        if isinstance(self.packed, memory.Native):
+            yield self.packed
 
     # ------------------------------------------------------------ devices
 
@@ -137,12 +139,12 @@ class Sae:
     @property
     def may_pack(self) -> bool:
         """Whether encoding can be faster with a second copy of the encoder's matrix."""
-        return self.packed is None and self.W_enc.dtype == torch.float32
+        return self.packed is None and packing.can_pack(self.W_enc.dtype)
 
     def packed_encoder(self) -> Sae:
         """This SAE with a second copy of W_enc, with which `encode` takes less than half the time on a processor. It is
-        the same SAE where the processor has no kernels for that."""
-        packed = packing.laid_out(self.W_enc.t().contiguous())
+        the same SAE where there are no kernels for its dtype."""
+        packed = packing.laid_out(self.W_enc.t().contiguous(), torch.float32)
         return replace(self, packed=packed)._with_norms(self._norms)
 
     def _with_norms(self, norms: Iterable[Tensor]) -> Sae:
