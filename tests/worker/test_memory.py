@@ -332,7 +332,7 @@ async def test_the_parts_of_the_memory_are_measured_where_they_lie(
     (loaded,) = (await engine.ask(m.Measure())).parts
     stored = load_file(demo.MODEL_DIR / "model.safetensors")
     head = stored["model.embed_tokens.weight"].nbytes * HEADS_AGAIN
-    assert loaded.weights == pytest.approx(sum(t.nbytes for t in stored.values()) + head, rel=0.01)
+    assert loaded.weights == pytest.approx(sum(t.nbytes for t in stored.values()) + head, abs=1024)
     assert (loaded.device, loaded.cache, loaded.saes) == ("cpu", 0, 0)
     assert loaded.process is not None
     assert loaded.process >> 20 == pytest.approx(facts.memory_mb, rel=0.2)

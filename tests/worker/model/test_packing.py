@@ -81,27 +81,30 @@ def test_the_weight_of_a_packed_layer_can_still_be_read(dtype: torch.dtype) -> N
 
 
 @HALF
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("dtype", "size"),
+    [(torch.float16, 2.0**-8), (torch.float16, 2.0**15)]
+    + [(torch.bfloat16, 2.0**power) for power in (-100, -3, 0, 20, 80)],
+)
 @torch.inference_mode()
 def test_half_weights_are_held_as_they_are_whatever_their_size(
-    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype, size: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(packing, "_BLOCK_ELEMENTS", 64 * 20)
-    powers = torch.tensor([2.0 ** (n - 24) for n in range(39)])
-    weight = rows(torch.float32, 50, 64)
-    weight[:39] *= powers[:, None]
-    weight[40] = 0
-    weight[41, :25] *= powers[:25]
-    weight = weight.to(dtype)
-    held = packing.HalfWeight.of(weight)
+    weight = (rows(torch.float32, 50, 64).clamp(-1, 1) * size).to(dtype)
+    weight[3, 5], weight[40] = size, 0
+    tiny = (rows(torch.float32, 64) * size * 2.0**-60).to(dtype)
+    held = packing.HalfWeight.of(torch.cat([weight, tiny[None]]))
     assert held is not None
     assert len(held.blocks) == 3
-    assert torch.equal(held.to_dense(), weight)
-    given, bias = rows(torch.float32, 5, 64), rows(torch.float32, 50)
-    exact = given.double() @ weight.double().t()
-    off = (held.multiply(given, None).double() - exact).abs()
-    assert (off <= 64 * 2**-23 * (given.double().abs() @ weight.double().abs().t())).all()
-    torch.testing.assert_close(held.multiply(given, bias), held.multiply(given, None) + bias)
+    kept = held.to_dense()
+    assert torch.equal(kept[:50], weight)
+    assert (kept[50] - tiny).abs().max() <= size * 2.0**-39
+    given, bias = rows(torch.float32, 5, 64), rows(torch.float32, 51)
+    found = held.multiply(given, None)
+    bound = 64 * 2**-23 * (given.double().abs() @ weight.double().abs().t())
+    assert ((found[:, :50].double() - given.double() @ weight.double().t()).abs() <= bound).all()
+    torch.testing.assert_close(held.multiply(given, bias), found + bias)
 
 
 @HALF

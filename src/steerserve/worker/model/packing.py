@@ -30,7 +30,7 @@ _BLOCK_ELEMENTS = 1 << 25
 """The most numbers of a weight that are widened to float32 at once while it is laid out for FBGEMM."""
 
 _LARGEST_EXPONENT = 15
-"""The largest number of each row of a `HalfWeight` is below 2 to this power, and not below half of it."""
+"""The largest number of a `HalfWeight` is below 2 to this power, and not below half of it."""
 
 _WHOLE_ROWS = 3
 """FBGEMM's kernels for AVX2 take up to 6 rows. Those for 1 and 2 rows sum in another order than those for 3 to 6, and
@@ -46,13 +46,13 @@ _half_product = torch.ops.quantized.linear_dynamic_fp16.default
 class HalfWeight(memory.Native):
     """A weight [out, in] in the layout of FBGEMM, as float16 numbers.
 
-    Each row is divided by a power of two, so that float16 has room for its numbers: numbers of bfloat16 are held exactly
-    down to 2^-31 of the largest of their row, and smaller ones within 2^-39 of it. Float32, in which the products are
+    The weight is divided by a power of two, so that float16 has room for its numbers: numbers of bfloat16 are held
+    exactly down to 2^-31 of the largest, and smaller ones within 2^-39 of it. Float32, in which the products are
     summed, rounds by more.
 
     Attributes:
         blocks: parts of the rows, one after the other.
-        scale: float32 [out], what each row was divided by.
+        scale: float32 [1], what the weight was divided by.
         dtype: the dtype of the weight that was laid out.
     """
 
@@ -63,29 +63,26 @@ class HalfWeight(memory.Native):
     @classmethod
     def of(cls, weight: Tensor) -> HalfWeight | None:
         """The weight [out, in] in this layout; None where a number of it is not finite."""
-        largest = weight.abs().amax(1).float()
-        if not bool(largest.isfinite().all()):
+        largest = weight.abs().amax().float()[None]
+        if not bool(largest.isfinite()):
             return None
-        exponents = (largest.frexp().exponent - _LARGEST_EXPONENT).clamp_min(-126)
-        scale = torch.ldexp(torch.ones_like(largest), exponents)
+        exponent = (largest.frexp().exponent - _LARGEST_EXPONENT).clamp_min(-126)
+        scale = torch.ldexp(torch.ones(1), exponent)
         step = max(1, _BLOCK_ELEMENTS // weight.shape[1])
-        blocks = [
-            _lay_out_half(part.float() / its[:, None], None)
-            for part, its in zip(weight.split(step), scale.split(step), strict=True)
-        ]
-        return cls(weight.numel() * 2 + scale.nbytes, tuple(blocks), scale, weight.dtype)
+        blocks = tuple(_lay_out_half(part.float() / scale, None) for part in weight.split(step))
+        return cls(weight.numel() * 2, blocks, scale, weight.dtype)
 
     def multiply(self, rows: Tensor, bias: Tensor | None) -> Tensor:
         """`rows` [..., in] times the weight, plus the bias, as [..., out] in the dtype of the rows. The bits of a row do
         not depend on the other rows."""
         flat = rows.reshape(-1, rows.shape[-1])
         count = len(flat)
-        wide = flat.expand(_WHOLE_ROWS, -1).float() if count == 1 else flat.float()
+        # times a tensor of one number, rows become float32 by the same call
+        wide = (flat.expand(_WHOLE_ROWS, -1) if count == 1 else flat) * self.scale
         if len(wide) % _WHOLE_ROWS:
             wide = functional.pad(wide, (0, 0, 0, -count % _WHOLE_ROWS))
         products = [_half_product(wide, block) for block in self.blocks]
-        found = products[0] if len(products) == 1 else torch.cat(products, -1)
-        found = found[:count].mul_(self.scale)
+        found = (products[0] if len(products) == 1 else torch.cat(products, -1))[:count]
         if bias is not None:
             found += bias
         return found.to(rows.dtype).view(*rows.shape[:-1], -1)
@@ -93,7 +90,7 @@ class HalfWeight(memory.Native):
     def to_dense(self) -> Tensor:
         """The weight [out, in] in its usual layout and dtype."""
         parts = [torch.ops.quantized.linear_unpack_fp16(block)[0] for block in self.blocks]
-        return (torch.cat(parts) * self.scale[:, None]).to(self.dtype)
+        return (torch.cat(parts) * self.scale).to(self.dtype)
 
 
 Packed = Tensor | HalfWeight
