@@ -84,9 +84,7 @@ def processor() -> str:
     elif "avx512_bf16" in flags:
         speed = "bfloat16 in hardware (AVX-512)"
     else:
-        speed = (
-            "no bfloat16 instructions found: float32 checkpoints may run faster than bfloat16 ones"
-        )
+        speed = "no bfloat16 in hardware, bfloat16 checkpoints are computed in float32"
     return f"{cores} cores, {speed}"
 
 

@@ -108,6 +108,24 @@ def test_half_weights_are_held_as_they_are_whatever_their_size(
 
 
 @HALF
+@torch.inference_mode()
+def test_numbers_of_float16_in_float32_are_held_as_float16_only_where_each_of_them_fits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(packing, "_reads_half_faster", lambda dtype: dtype == torch.float32)
+    given = rows(torch.float32, 5, 64)
+    for off in (0.0, 2.0**-14):
+        layer = nn.Linear(64, 50)
+        layer.weight.data = rows(torch.float16, 50, 64).float()
+        layer.weight.data[7, 9] = 1 + off
+        plain = layer(given)
+        packed(layer)
+        assert isinstance(layer.packed, packing.HalfWeight) == (off == 0)
+        assert layer.weight[7, 9] == 1 + off
+        torch.testing.assert_close(layer(given), plain)
+
+
+@HALF
 def test_a_half_weight_that_is_not_finite_is_left_as_it_is() -> None:
     for value in (float("nan"), float("inf")):
         layer = nn.Linear(8, 8).bfloat16()

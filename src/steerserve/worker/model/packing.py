@@ -36,6 +36,8 @@ _WHOLE_ROWS = 3
 """FBGEMM's kernels for AVX2 take up to 6 rows. Those for 1 and 2 rows sum in another order than those for 3 to 6, and
 the rows that are left after blocks of 6 are never 1 or 2 where the number of rows is a multiple of this."""
 
+_HAS_FBGEMM = "fbgemm" in torch.backends.quantized.supported_engines
+
 _lay_out = torch.ops.mkldnn._reorder_linear_weight
 _product = torch.ops.mkldnn._linear_pointwise
 _lay_out_half = torch.ops.quantized.linear_prepack_fp16.default
@@ -61,14 +63,17 @@ class HalfWeight(memory.Native):
     dtype: torch.dtype
 
     @classmethod
-    def of(cls, weight: Tensor) -> HalfWeight | None:
-        """The weight [out, in] in this layout; None where a number of it is not finite."""
+    def of(cls, weight: Tensor, *, is_exact: bool = False) -> HalfWeight | None:
+        """The weight [out, in] in this layout; None where a number of it is not finite, or, with `is_exact`, where
+        float16 has no room for one of its numbers."""
         largest = weight.abs().amax().float()[None]
         if not bool(largest.isfinite()):
             return None
         exponent = (largest.frexp().exponent - _LARGEST_EXPONENT).clamp_min(-126)
         scale = torch.ldexp(torch.ones(1), exponent)
         step = max(1, _BLOCK_ELEMENTS // weight.shape[1])
+        if is_exact and not all(_fits(part / scale) for part in weight.split(step)):
+            return None
         blocks = tuple(_lay_out_half(part.float() / scale, None) for part in weight.split(step))
         return cls(weight.numel() * 2, blocks, scale, weight.dtype)
 
@@ -131,7 +136,8 @@ def laid_out(weight: Tensor, rows: torch.dtype) -> Packed | None:
     if weight.device.type != "cpu":
         return None
     if weight.dtype == rows and _has_kernels(rows):
-        return cast(Tensor, _lay_out(weight, None))
+        half = HalfWeight.of(weight, is_exact=True) if _reads_half_faster(rows) else None
+        return half or cast(Tensor, _lay_out(weight, None))
     return HalfWeight.of(weight) if _is_half(weight.dtype) else None
 
 
@@ -190,8 +196,18 @@ def _has_kernels(dtype: torch.dtype) -> bool:
 
 def _is_half(dtype: torch.dtype) -> bool:
     """Whether FBGEMM multiplies weights of this dtype on this processor."""
-    is_there = "fbgemm" in torch.backends.quantized.supported_engines
-    return is_there and dtype in (torch.bfloat16, torch.float16)
+    return _HAS_FBGEMM and dtype in (torch.bfloat16, torch.float16)
+
+
+def _reads_half_faster(dtype: torch.dtype) -> bool:
+    """Whether a weight of this dtype may be held as float16: its product then reads half the bytes. A checkpoint in
+    float16 is computed in float32 on a processor, and its numbers are those of float16. Where oneDNN has kernels for
+    AVX-512, the bits of a row were seen to be its own only with them."""
+    return _HAS_FBGEMM and dtype == torch.float32 and not _has_kernels(torch.bfloat16)
+
+
+def _fits(numbers: Tensor) -> bool:
+    return torch.equal(numbers.half().to(numbers.dtype), numbers)
 
 
 def _pack(layer: nn.Module, weight: nn.Parameter) -> bool:
