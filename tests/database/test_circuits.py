@@ -14,10 +14,10 @@ from steerserve.database.circuits import (
     CircuitRow,
     CircuitStore,
     LayerTaken,
-    NameTaken,
     WholeCircuit,
 )
 from steerserve.database.db import Database
+from steerserve.database.stored import NameTaken
 from steerserve.rules.steering import binding
 from steerserve.rules.steering import circuit as rules
 from steerserve.rules.steering.claims import LayerClaim

@@ -95,7 +95,7 @@ async def test_documents_are_deleted_on_a_full_disk(url: str, disk: Path) -> Non
     with pytest.raises(Refusal):
         await documents.add_profile(name="one too many", steering=LARGE)
     for row in rows:
-        await documents.remove_profile(row.id)
+        await documents.remove(row.id)
     await circuits.remove(circuit.id)
     assert (await documents.page(200))[1] == (await circuits.page(200))[1] == 0
     await database.close()

@@ -106,7 +106,7 @@ async def test_what_is_no_number_is_never_stored(documents: Documents, value: fl
 async def test_a_name_is_given_once_until_its_profile_is_removed(documents: Documents) -> None:
     first = await documents.add_profile(**PROFILE)
     assert await code_of(documents.add_profile(**PROFILE)) == "PROFILE_ALREADY_EXISTS"
-    await documents.remove_profile(first.id)
+    await documents.remove(first.id)
     assert (await documents.add_profile(**PROFILE)).id != first.id
 
 
@@ -131,8 +131,8 @@ async def test_names_are_compared_exactly(documents: Documents) -> None:
 async def test_of_two_that_remove_a_profile_the_second_is_told(documents: Documents) -> None:
     kept = await documents.add_profile(name="kept", steering={})
     made = await documents.add_profile(**PROFILE)
-    await documents.remove_profile(made.id)
-    assert await code_of(documents.remove_profile(made.id)) == "PROFILE_NOT_FOUND"
+    await documents.remove(made.id)
+    assert await code_of(documents.remove(made.id)) == "PROFILE_NOT_FOUND"
     assert (await documents.page(200))[0] == [kept]
 
 
@@ -142,7 +142,7 @@ async def test_an_id_or_a_name_that_no_profile_has_is_not_found(
 ) -> None:
     await documents.add_profile(**PROFILE)
     assert await code_of(documents.profile(unknown)) == "PROFILE_NOT_FOUND"
-    assert await code_of(documents.remove_profile(unknown)) == "PROFILE_NOT_FOUND"
+    assert await code_of(documents.remove(unknown)) == "PROFILE_NOT_FOUND"
     refusal = await refused(documents.profile_named(unknown))
     assert (refusal.code, refusal.param) == ("PROFILE_NOT_FOUND", "profile")
     assert len((await documents.page(200))[0]) == 1

@@ -177,7 +177,7 @@ async def test_events_go_with_their_cluster_and_none_comes_after(
 ) -> None:
     subject = await cluster(database)
     await store.add(subject, [firing()])
-    await Documents(database).remove_profile(subject)
+    await Documents(database).remove(subject)
     assert await store.newest(10) == ([], 0)
     assert await store.add(subject, [firing()]) == []
 

@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
-from sqlalchemy import ColumnElement, Select, delete, func, insert, select, update
+from sqlalchemy import ColumnElement, delete, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from steerserve.database.catalog import Clock, utc_now
 from steerserve.database.db import Database
 from steerserve.database.room import UNBOUNDED, DocumentRoom
+from steerserve.database.stored import NameTaken, StoredRows
 from steerserve.database.tables import circuit_claims, circuits, profiles
-from steerserve.errors import Refusal
 from steerserve.rules.steering import binding
 from steerserve.rules.steering import claims as claim_rules
 from steerserve.rules.steering.binding import CircuitOutline
 from steerserve.rules.steering.circuit import Circuit, ImportedCircuit
 from steerserve.rules.steering.claims import LayerClaim
-from steerserve.rules.text import UNSTORABLE, shown
-
-_AT_ONCE = 20
-"""Circuits that are read at once."""
+from steerserve.rules.text import UNSTORABLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,23 +47,23 @@ class WholeCircuit(CircuitRow):
     circuit: Circuit
 
 
-class NameTaken(Exception):
-    """Another circuit has the name."""
+@dataclass(frozen=True, slots=True)
+class OutlinedCircuit:
+    """One imported circuit with its outline alone."""
+
+    id: str
+    outline: CircuitOutline
 
 
 class LayerTaken(Exception):
     """Another claim leads one of the layers since the claims were read."""
 
 
-_LISTED = [circuits.c[field.name] for field in fields(CircuitRow)]
-_READ = [circuits.c[field.name] for field in fields(WholeCircuit)]
-
-
 def new_circuit_id() -> str:
     return "circ_" + secrets.token_hex(6)
 
 
-class CircuitStore:
+class CircuitStore(StoredRows[WholeCircuit]):
     """Reads and writes circuits and claims."""
 
     def __init__(
@@ -78,10 +73,7 @@ class CircuitStore:
         new_id: Callable[[], str] = new_circuit_id,
         room: DocumentRoom = UNBOUNDED,
     ) -> None:
-        self._database = database
-        self._room = room
-        self._now = now
-        self._new_id = new_id
+        super().__init__(database, circuits, WholeCircuit, "circuit", now, new_id, room)
 
     # ------------------------------------------------------------- circuits
 
@@ -90,66 +82,42 @@ class CircuitStore:
     ) -> tuple[list[CircuitRow], int]:
         """Some of the circuits from a rung on, newest first, and how many there are."""
         is_wanted = circuits.c.rung >= min_rung
-        page = _newest(select(*_LISTED).where(is_wanted)).limit(limit).offset(offset)
-        counted = select(func.count()).select_from(circuits).where(is_wanted)
-        async with self._database.read() as connection:
-            return await _listed(connection, page), int(await connection.scalar(counted) or 0)
+        return await self._page(CircuitRow, limit, offset, is_wanted, is_newest_first=True)
 
     async def some(self, circuit_ids: Sequence[str]) -> list[CircuitRow]:
         """The circuits with these ids, newest first."""
-        async with self._database.read() as connection:
-            return await _listed(
-                connection, _newest(select(*_LISTED).where(circuits.c.id.in_(circuit_ids)))
-            )
+        return await self._newest(circuits.c.id.in_(circuit_ids))
 
-    async def outlines(self, min_rung: int = 0) -> list[tuple[str, CircuitOutline]]:
+    async def outlines(self, min_rung: int = 0) -> list[OutlinedCircuit]:
         """The id and the outline of every circuit from a rung on, newest first."""
-        wanted = _newest(select(circuits.c.id, circuits.c.outline))
-        outlines: list[tuple[str, CircuitOutline]] = []
+        wanted = self._select(OutlinedCircuit, circuits.c.rung >= min_rung, is_newest_first=True)
         async with self._database.read() as connection:
-            rows = await connection.execute(wanted.where(circuits.c.rung >= min_rung))
-            while chunk := rows.fetchmany(_AT_ONCE):
-                outlines += [(circuit_id, outline) for circuit_id, outline in chunk]
-                await asyncio.sleep(0)
-        return outlines
+            return await self._listed(connection, OutlinedCircuit, wanted)
 
     async def sensed(self) -> list[CircuitRow]:
         """The circuits whose sensing is enabled, newest first."""
-        async with self._database.read() as connection:
-            return await _listed(
-                connection, _newest(select(*_LISTED).where(circuits.c.sensing_enabled))
-            )
+        return await self._newest(circuits.c.sensing_enabled)
 
     async def circuit(self, circuit_id: str) -> WholeCircuit:
         """Raises:
         Refusal: CIRCUIT_NOT_FOUND.
         """
-        async with self._database.read() as connection:
-            return await _known(connection, circuit_id)
+        rows = await self.stored([circuit_id])
+        if not rows:
+            raise self._unknown(circuit_id)
+        return rows[0]
 
     async def stored(self, circuit_ids: Sequence[str]) -> list[WholeCircuit]:
         """The circuits with these ids, in this order. An id without a circuit is left out."""
+        known = [circuit_id for circuit_id in circuit_ids if not UNSTORABLE.search(circuit_id)]
         async with self._database.read() as connection:
-            rows = [await _found(connection, circuit_id) for circuit_id in circuit_ids]
+            rows = [await self._found(connection, self._is(circuit_id)) for circuit_id in known]
         return [row for row in rows if row is not None]
 
-    async def document(self, circuit_id: str) -> str:
-        """The JSON text of the document of a circuit, as it came.
-
-        Raises:
-            Refusal: CIRCUIT_NOT_FOUND.
-        """
-        async with self._database.read() as connection:
-            row = await _known(connection, circuit_id)
-            wanted = select(circuits.c.document).where(circuits.c.id == row.id)
-            document: str = (await connection.execute(wanted)).scalar_one()
+    async def document(self, row_id: str) -> str:
+        document = await super().document(row_id)
+        assert document is not None
         return document
-
-    async def taken_names(self, names: Sequence[str]) -> set[str]:
-        """Those of the names that circuits have."""
-        wanted = select(circuits.c.name).where(circuits.c.name.in_(names))
-        async with self._database.read() as connection:
-            return set((await connection.execute(wanted)).scalars())
 
     async def add(
         self,
@@ -164,10 +132,7 @@ class CircuitStore:
             NameTaken: another circuit has exactly this name.
             Refusal: DOCUMENT_STORE_FULL, INSUFFICIENT_DISK.
         """
-        await self._room.check_disk(len(imported.document))
-        circuit_id, now = own_id or self._new_id(), self._now()
         new = {
-            "id": circuit_id,
             "name": name,
             "rung": imported.circuit.rung,
             "circuit": imported.circuit,
@@ -175,19 +140,8 @@ class CircuitStore:
             "document": imported.document,
             "description": imported.circuit.narrative,
             "outline": binding.outline(imported.circuit),
-            "created_at": now,
-            "updated_at": now,
         }
-        try:
-            async with self._database.write() as connection:
-                await connection.execute(insert(circuits).values(**new))
-                size = func.length(circuits.c.circuit) + func.length(circuits.c.document)
-                counted = update(circuits).where(_is(circuit_id)).values(stored_bytes=size)
-                await connection.execute(counted)
-                await self._room.check(connection)
-                return await _known(connection, circuit_id)
-        except IntegrityError as error:
-            raise NameTaken(name) from error
+        return await self._save(new, own_id)
 
     async def change(self, circuit_id: str, **changes: object) -> WholeCircuit:
         """Replace columns of one circuit.
@@ -195,24 +149,26 @@ class CircuitStore:
         Raises:
             Refusal: CIRCUIT_NOT_FOUND.
         """
-        async with self._database.write() as connection:
-            await _known(connection, circuit_id)
-            new = {**changes, "updated_at": self._now()}
-            await connection.execute(update(circuits).where(_is(circuit_id)).values(**new))
-            return await _known(connection, circuit_id)
+        return await self._change(circuit_id, changes)
 
-    async def remove(self, circuit_id: str) -> None:
-        """Delete a circuit, and with it its claims. Clusters that were made of its layers are slices no more.
+    async def _removed(self, connection: AsyncConnection, row_id: str) -> None:
+        """The claims of the circuit are gone with it. Clusters that were made of its layers are slices no more."""
+        of_it = update(profiles).where(profiles.c.slice_of == row_id)
+        await connection.execute(of_it.values(slice_of=None, slice_layer=None))
+        await _appoint(connection)
 
-        Raises:
-            Refusal: CIRCUIT_NOT_FOUND.
-        """
-        async with self._database.write(frees=True) as connection:
-            await _known(connection, circuit_id)
-            of_it = update(profiles).where(profiles.c.slice_of == circuit_id)
-            await connection.execute(of_it.values(slice_of=None, slice_layer=None))
-            await connection.execute(delete(circuits).where(_is(circuit_id)))
-            await _appoint(connection)
+    async def _newest(self, where: ColumnElement[bool]) -> list[CircuitRow]:
+        wanted = self._select(CircuitRow, where, is_newest_first=True)
+        async with self._database.read() as connection:
+            return await self._listed(connection, CircuitRow, wanted)
+
+    def _size(self) -> ColumnElement[int]:
+        return func.length(circuits.c.circuit) + func.length(circuits.c.document)
+
+    def _taken(self, name: object) -> NameTaken:
+        why = f"a circuit is named {name!r}"
+        errors = [{"loc": ["body", "name"], "msg": why}]
+        return NameTaken("VALIDATION_ERROR", why, name=name, errors=errors)
 
     # ------------------------------------------------------------- claims
 
@@ -278,39 +234,3 @@ async def _claims(connection: AsyncConnection) -> list[LayerClaim]:
     )
     rows = (await connection.execute(claimed)).mappings()
     return [LayerClaim(**row) for row in rows]
-
-
-def _newest(wanted: Select[Any]) -> Select[Any]:
-    return wanted.order_by(circuits.c.created_at.desc(), circuits.c.id)
-
-
-async def _listed(connection: AsyncConnection, wanted: Select[object]) -> list[CircuitRow]:
-    records: list[CircuitRow] = []
-    rows = (await connection.execute(wanted)).mappings()
-    while chunk := rows.fetchmany(_AT_ONCE):
-        records += [CircuitRow(**row) for row in chunk]
-        await asyncio.sleep(0)
-    return records
-
-
-async def _known(connection: AsyncConnection, circuit_id: str) -> WholeCircuit:
-    """Raises:
-    Refusal: CIRCUIT_NOT_FOUND.
-    """
-    row = await _found(connection, circuit_id)
-    if row is None:
-        unknown = shown(circuit_id)
-        raise Refusal("CIRCUIT_NOT_FOUND", f"no circuit has the id {unknown!r}", circuit_id=unknown)
-    return row
-
-
-async def _found(connection: AsyncConnection, circuit_id: str) -> WholeCircuit | None:
-    if UNSTORABLE.search(circuit_id):
-        return None
-    matching = await connection.execute(select(*_READ).where(_is(circuit_id)))
-    row = matching.mappings().first()
-    return None if row is None else WholeCircuit(**row)
-
-
-def _is(circuit_id: str) -> ColumnElement[bool]:
-    return circuits.c.id == circuit_id

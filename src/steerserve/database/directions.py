@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
-from steerserve.database.named import NamedStore, Row
+from steerserve.database.named import NamedStore
+from steerserve.database.stored import Row
 from steerserve.rules.steering.vector import Direction
 
 

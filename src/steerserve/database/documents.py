@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Text, delete, func, insert, select, type_coerce, update
+from sqlalchemy import ColumnElement, Text, func, select, type_coerce
 from sqlalchemy.engine import RowMapping
-from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from steerserve.database.catalog import Clock, utc_now
 from steerserve.database.db import Database
 from steerserve.database.room import UNBOUNDED, DocumentRoom
+from steerserve.database.stored import Kind, StoredRows
 from steerserve.database.tables import profiles
 from steerserve.errors import Refusal
 from steerserve.rules.saes import provenance
 from steerserve.rules.saes.provenance import Origin
 from steerserve.rules.steering.cluster import Cluster, ImportedCluster
-from steerserve.rules.text import UNSTORABLE, shown
-
-_AT_ONCE = 10
-"""Profiles that are read at once, each with up to a thousand values. Between two such chunks the event loop can do
-other work."""
+from steerserve.rules.text import UNSTORABLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +67,6 @@ class ProfileRow:
     edits: list[dict[str, object]] | None = None
 
 
-_READ = [profiles.c[field.name] for field in fields(ProfileRow)]
-"""The columns of a record. The document of a cluster, which may be large, is read only for an export."""
-
-
 def new_profile_id() -> str:
     return "prof_" + secrets.token_hex(6)
 
@@ -84,8 +75,8 @@ _RECENT = 64
 """How many profiles are kept in memory."""
 
 
-class Documents:
-    """Reads and writes profiles. Two names are equal only if every character is equal.
+class Documents(StoredRows[ProfileRow]):
+    """Reads and writes profiles. The document of a cluster, which may be large, is read only for an export.
 
     The profiles that were read or written last are kept in memory for requests that come while the database has a
     fault.
@@ -98,10 +89,7 @@ class Documents:
         new_id: Callable[[], str] = new_profile_id,
         room: DocumentRoom = UNBOUNDED,
     ) -> None:
-        self._database = database
-        self._room = room
-        self._now = now
-        self._new_id = new_id
+        super().__init__(database, profiles, ProfileRow, "profile", now, new_id, room)
         self._recent: dict[str, ProfileRow] = {}
         self._writes = 0
 
@@ -109,18 +97,8 @@ class Documents:
         self, limit: int, offset: int = 0, *, only_clusters: bool = False
     ) -> tuple[list[ProfileRow], int]:
         """Some of the profiles, or of those that are clusters, oldest first, and how many there are."""
-        at = profiles.c
-        scope = [at.source_kind == "cluster"] if only_clusters else []
-        page = select(*_READ).where(*scope).order_by(at.created_at, at.id)
-        counted = select(func.count()).select_from(profiles).where(*scope)
-        records: list[ProfileRow] = []
-        async with self._database.read() as connection:
-            rows = (await connection.execute(page.limit(limit).offset(offset))).mappings()
-            while chunk := rows.fetchmany(_AT_ONCE):
-                records += [_record(row) for row in chunk]
-                await asyncio.sleep(0)
-            total = int(await connection.scalar(counted) or 0)
-        return records, total
+        scope = [profiles.c.source_kind == "cluster"] if only_clusters else []
+        return await self._page(ProfileRow, limit, offset, *scope)
 
     async def sensed(self) -> list[tuple[str, str]]:
         """The id and the name of each cluster whose sensing is enabled, oldest first."""
@@ -146,20 +124,8 @@ class Documents:
         """
         row = await self._find(profiles.c.id == profile_id, profile_id)
         if row is None:
-            raise _unknown(profile_id)
+            raise self._unknown(profile_id)
         return row
-
-    async def document(self, profile_id: str) -> str | None:
-        """The JSON text of the document that a cluster was imported from, as it came; None for other profiles.
-
-        Raises:
-            Refusal: PROFILE_NOT_FOUND.
-        """
-        await self.profile(profile_id)
-        wanted = select(profiles.c.document).where(profiles.c.id == profile_id)
-        async with self._database.read() as connection:
-            document: str | None = (await connection.execute(wanted)).scalar()
-        return document
 
     async def profile_named(self, name: str) -> ProfileRow:
         """The profile that a request names. While the database has a fault, a profile that was in use before.
@@ -185,27 +151,7 @@ class Documents:
         Raises:
             Refusal: PROFILE_ALREADY_EXISTS, DOCUMENT_STORE_FULL, INSUFFICIENT_DISK.
         """
-        await self._room.check_disk(len(values.get("document") or ""))
-        profile_id, now = own_id or self._new_id(), self._now()
-        try:
-            async with self._writing() as connection:
-                await connection.execute(
-                    insert(profiles).values(
-                        **_columns(values), id=profile_id, created_at=now, updated_at=now
-                    )
-                )
-                row = await self._counted(connection, profiles.c.id == profile_id)
-        except IntegrityError as error:
-            raise _taken(values["name"]) from error
-        assert row is not None
-        self._keep(row)
-        return row
-
-    async def taken_names(self, names: Sequence[str]) -> set[str]:
-        """Those of the names that profiles have now."""
-        wanted = select(profiles.c.name).where(profiles.c.name.in_(names))
-        async with self._database.read() as connection:
-            return set((await connection.execute(wanted)).scalars())
+        return self._keep(await self._save(_columns(values), own_id))
 
     async def add_cluster(
         self,
@@ -244,11 +190,10 @@ class Documents:
     async def slices(self, circuit_id: str, layer: int | None = None) -> list[ProfileRow]:
         """The clusters that were made of the layers of a circuit, or of one of its layers."""
         at = profiles.c
-        wanted = select(*_READ).where(at.slice_of == circuit_id)
-        if layer is not None:
-            wanted = wanted.where(at.slice_layer == layer)
+        scope = [] if layer is None else [at.slice_layer == layer]
+        wanted = self._select(ProfileRow, at.slice_of == circuit_id, *scope)
         async with self._database.read() as connection:
-            return [_record(row) for row in (await connection.execute(wanted)).mappings()]
+            return await self._listed(connection, ProfileRow, wanted)
 
     async def change_profile(self, profile_id: str, changes: Mapping[str, object]) -> ProfileRow:
         """Replace the columns of one profile that `changes` names. Without changes, nothing is written.
@@ -258,57 +203,24 @@ class Documents:
         """
         if not changes:
             return await self.profile(profile_id)
-        row = None
-        if not UNSTORABLE.search(profile_id):
-            is_it = profiles.c.id == profile_id
-            new = {**_columns(changes), "updated_at": self._now()}
-            try:
-                async with self._writing() as connection:
-                    await connection.execute(update(profiles).where(is_it).values(**new))
-                    is_larger = not {"steering", "edits"}.isdisjoint(changes)
-                    found = self._counted if is_larger else _first
-                    row = await found(connection, is_it)
-            except IntegrityError as error:
-                raise _taken(changes.get("name")) from error
-        if row is None:
-            raise _unknown(profile_id)
-        self._keep(row)
-        return row
+        is_larger = not {"steering", "edits"}.isdisjoint(changes)
+        return self._keep(await self._change(profile_id, _columns(changes), counts=is_larger))
 
-    async def remove_profile(self, profile_id: str) -> None:
-        """Raises:
-        Refusal: PROFILE_NOT_FOUND, also if another call has just removed the profile.
-        """
-        removed = 0
-        if not UNSTORABLE.search(profile_id):
-            async with self._writing(frees=True) as connection:
-                done = await connection.execute(delete(profiles).where(profiles.c.id == profile_id))
-                removed = done.rowcount
-            self._recent.pop(profile_id, None)
-        if not removed:
-            raise _unknown(profile_id)
+    async def remove(self, row_id: str) -> None:
+        await super().remove(row_id)
+        self._recent.pop(row_id, None)
 
-    async def _counted(
-        self, connection: AsyncConnection, is_it: ColumnElement[bool]
-    ) -> ProfileRow | None:
-        """The profile that was just written, once its size is counted and there is room for it.
-
-        Raises:
-            Refusal: DOCUMENT_STORE_FULL.
-        """
+    def _size(self) -> ColumnElement[int]:
         at = profiles.c
         size = func.length(at.steering) + func.length(func.coalesce(at.document, ""))
-        size += func.length(func.coalesce(at.edits, type_coerce("", Text)))
-        await connection.execute(update(profiles).where(is_it).values(stored_bytes=size))
-        await self._room.check(connection)
-        return await _first(connection, is_it)
+        return size + func.length(func.coalesce(at.edits, type_coerce("", Text)))
 
     async def _find(self, matches: ColumnElement[bool], wanted: str) -> ProfileRow | None:
         if UNSTORABLE.search(wanted):
             return None
         writes = self._writes
         async with self._database.read() as connection:
-            row = await _first(connection, matches)
+            row = await self._found(connection, matches)
         if row is not None and writes == self._writes:
             self._keep(row)
         return row
@@ -322,36 +234,20 @@ class Documents:
         finally:
             self._writes += 1
 
-    def _keep(self, row: ProfileRow) -> None:
+    def _keep(self, row: ProfileRow) -> ProfileRow:
         self._recent.pop(row.id, None)
         self._recent[row.id] = row
         if len(self._recent) > _RECENT:
             del self._recent[next(iter(self._recent))]
+        return row
 
-
-async def _first(connection: AsyncConnection, matches: ColumnElement[bool]) -> ProfileRow | None:
-    found = await connection.execute(select(*_READ).where(matches))
-    row = found.mappings().first()
-    return _record(row) if row is not None else None
-
-
-def _record(row: RowMapping) -> ProfileRow:
-    values = {field.name: row[field.name] for field in fields(ProfileRow)}
-    origin = values["origin"]
-    values["origin"] = None if origin is None else provenance.read(origin)
-    values["warnings"] = tuple(values["warnings"] or ())
-    return ProfileRow(**values)
+    def _made(self, kind: type[Kind], row: RowMapping) -> Kind:
+        made = super()._made(kind, row)
+        assert isinstance(made, ProfileRow)
+        origin = None if row["origin"] is None else provenance.read(row["origin"])
+        return replace(made, origin=origin, warnings=tuple(row["warnings"] or ()))
 
 
 def _columns(values: Mapping[str, Any]) -> dict[str, object]:
     origin = values.get("origin")
     return {**values, "origin": asdict(origin)} if origin is not None else dict(values)
-
-
-def _taken(name: object) -> Refusal:
-    return Refusal("PROFILE_ALREADY_EXISTS", f"a profile is named {name!r}", name=name)
-
-
-def _unknown(profile_id: str) -> Refusal:
-    unknown = shown(profile_id)
-    return Refusal("PROFILE_NOT_FOUND", f"no profile has the id {unknown!r}", profile_id=unknown)

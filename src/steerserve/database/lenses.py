@@ -52,8 +52,7 @@ class LensStore(NamedStore[LensRow]):
         now: Clock = utc_now,
         new_id: Callable[[], str] = new_lens_id,
     ) -> None:
-        super().__init__(database, lenses, LensRow, "lens", now, room)
-        self._new_id = new_id
+        super().__init__(database, lenses, LensRow, "lens", now, new_id, room)
 
     async def add(self, **values: Any) -> LensRow:
         """Store a lens under a new id. The values are those of the other fields of `LensRow`.

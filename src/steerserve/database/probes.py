@@ -51,8 +51,7 @@ class ProbeStore(DirectionStore[ProbeRow]):
         new_id: Callable[[], str] = new_probe_id,
         room: DocumentRoom = UNBOUNDED,
     ) -> None:
-        super().__init__(database, probes, ProbeRow, "probe", now, room)
-        self._new_id = new_id
+        super().__init__(database, probes, ProbeRow, "probe", now, new_id, room)
 
     async def probe(self, id_or_name: str) -> Probe:
         """A probe with its weights.

@@ -62,8 +62,7 @@ class VectorStore(DirectionStore[VectorRow]):
         new_id: Callable[[], str] = new_vector_id,
         room: DocumentRoom = UNBOUNDED,
     ) -> None:
-        super().__init__(database, vectors, VectorRow, "vector", now, room)
-        self._new_id = new_id
+        super().__init__(database, vectors, VectorRow, "vector", now, new_id, room)
 
     async def vector(self, id_or_name: str) -> Vector:
         """A vector with its directions.

@@ -60,14 +60,14 @@ class CircuitSlices:
         The caller holds `editing`."""
         for row in await self._documents.slices(circuit_id):
             if row.id != self._serving.profile_id:
-                await self._documents.remove_profile(row.id)
+                await self._documents.remove(row.id)
 
     async def _earlier(self, circuit_id: str, layer: int, document: str) -> ProfileRow | None:
         """The saved cluster of the layer with exactly this document. One with another document is deleted."""
         for row in await self._documents.slices(circuit_id, layer):
             if await self._clusters.document(row.id) == document:
                 return row
-            await self._documents.remove_profile(row.id)
+            await self._documents.remove(row.id)
         return None
 
 

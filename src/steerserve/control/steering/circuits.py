@@ -10,8 +10,7 @@ from steerserve.control.residency.conductor import Conductor
 from steerserve.control.steering.circuit_state import CircuitDetail, CircuitView
 from steerserve.control.steering.reading import DocumentReader
 from steerserve.control.steering.steering import Steering
-from steerserve.database.circuits import CircuitRow, CircuitStore, NameTaken
-from steerserve.errors import Refusal
+from steerserve.database.circuits import CircuitRow, CircuitStore
 from steerserve.rules.steering import binding, circuit_serving, hazards, served
 from steerserve.rules.steering import circuit as rules
 from steerserve.rules.steering.circuit import ImportedCircuit
@@ -61,9 +60,9 @@ class Circuits:
         else:
             attached = self._conductor.attachments()
             ids = [
-                circuit_id
-                for circuit_id, outline in await self._store.outlines(min_rung)
-                if binding.is_serveable(binding.bind(outline.needs, attached)) is is_serveable
+                one.id
+                for one in await self._store.outlines(min_rung)
+                if binding.is_serveable(binding.bind(one.outline.needs, attached)) is is_serveable
             ]
             rows, total = await self._store.some(ids[offset : offset + limit]), len(ids)
         active = next((circuit.id for circuit in self._steering.circuits), None)
@@ -139,18 +138,12 @@ class Circuits:
         circuit = imported.circuit
         intensity = circuit_serving.INTENSITY if circuit.intensity is None else circuit.intensity
         names = names_to_try(circuit.name, NAME_MAXIMUM, may_rename=on_conflict == "rename")
-        taken = await self._store.taken_names(names)
-        for name in [name for name in names if name not in taken]:
-            try:
-                row = await self._store.add(name, imported, intensity, own_id)
-            except NameTaken:
-                continue  # another import has just taken the name
-            limits = self.limits(row)
-            warnings = rules.warnings(circuit, limits[1])
-            return self._described(row), warnings + circuit_serving.outside(intensity, limits)
-        why = f"a circuit is named {circuit.name!r}"
-        errors = [{"loc": ["body", "name"], "msg": why}]
-        raise Refusal("VALIDATION_ERROR", why, name=circuit.name, errors=errors)
+        row = await self._store.first_free(
+            names, lambda name: self._store.add(name, imported, intensity, own_id)
+        )
+        limits = self.limits(row)
+        warnings = rules.warnings(circuit, limits[1])
+        return self._described(row), warnings + circuit_serving.outside(intensity, limits)
 
     # ------------------------------------------------------------- inside
 

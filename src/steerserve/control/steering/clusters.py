@@ -13,6 +13,7 @@ from steerserve.control.steering.reading import DocumentReader
 from steerserve.control.steering.serving import ActivationReport, Serving
 from steerserve.control.steering.views import HubReference, ImportedItem, IntensityReport
 from steerserve.database.documents import Documents, ProfileRow, SliceOf
+from steerserve.database.stored import NameTaken
 from steerserve.errors import Refusal
 from steerserve.rules.steering import cluster as rules
 from steerserve.rules.steering.cluster import ImportedCluster, ReadClusters
@@ -116,10 +117,8 @@ class Clusters:
         )
         try:
             row = await self._saved(imported, binding.sae_id, warnings, options, hub_ref)
-        except Refusal as refusal:
-            if refusal.code != "PROFILE_ALREADY_EXISTS":
-                raise
-            return ImportedItem(imported.name, "error", error=refusal.message)
+        except NameTaken as taken:
+            return ImportedItem(imported.name, "error", error=taken.message)
         if options.activate:
             warnings += await self._activated(row)
         status: Literal["imported", "imported_unbound"] = (
@@ -136,30 +135,21 @@ class Clusters:
         hub_ref: HubReference | None,
     ) -> ProfileRow:
         """Raises:
-        Refusal: PROFILE_ALREADY_EXISTS.
+        NameTaken: other profiles have all names that the document may have.
         """
         may_rename = options.on_conflict == "rename"
-        names = names_to_try(imported.name, rules.NAME_MAXIMUM, may_rename=may_rename)
-        taken = await self._documents.taken_names(names)
-        refused: Refusal | None = None
-        # where all names are taken, the refusal comes from the last one
-        for name in [name for name in names if name not in taken] or names[-1:]:
-            try:
-                return await self._documents.add_cluster(
-                    imported,
-                    name,
-                    sae_id,
-                    warnings,
-                    None if hub_ref is None else asdict(hub_ref),
-                    options.own_id,
-                    options.slice_of,
-                )
-            except Refusal as refusal:
-                if refusal.code != "PROFILE_ALREADY_EXISTS":
-                    raise
-                refused = refusal  # another import has just taken the name
-        assert refused is not None
-        raise refused
+        return await self._documents.first_free(
+            names_to_try(imported.name, rules.NAME_MAXIMUM, may_rename=may_rename),
+            lambda name: self._documents.add_cluster(
+                imported,
+                name,
+                sae_id,
+                warnings,
+                None if hub_ref is None else asdict(hub_ref),
+                options.own_id,
+                options.slice_of,
+            ),
+        )
 
     async def _activated(self, row: ProfileRow) -> tuple[str, ...]:
         """Activate an imported cluster, and return warnings."""

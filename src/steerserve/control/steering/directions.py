@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from steerserve.database.directions import DirectionStore
-from steerserve.database.named import Row
+from steerserve.database.stored import Row
 from steerserve.rules.steering.vector import Direction, check_name
 
 KEPT_BYTES = 64 << 20

@@ -135,7 +135,7 @@ class Profiles:
         async with self._serving.editing:
             await self._documents.profile(profile_id)
             was_active = await self._serving.end(profile_id, clears=True)
-            await self._documents.remove_profile(profile_id)
+            await self._documents.remove(profile_id)
         return was_active
 
     async def add_document(
