@@ -298,6 +298,8 @@ class Queue:
                 for place in self._places
                 if place.turn is not None and not place.turn.done()
             }
+            if not line:
+                return
             running, slots = self._running_rows(), self._max_concurrent
             since = self._clock() - rules.RECENT_SECONDS
             recent = (client for client, ended in self._recent.items() if ended > since)
