@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import msgspec
 from pydantic import Field, ValidationError
+from starlette.requests import Request
 
-from steerserve.api.envelope import RequestBody, check_source
+from steerserve.api.envelope import RequestBody, check_source, import_body
 from steerserve.api.saes.saes import SaeHubBody
+from steerserve.control.steering.directions import Directions, NewVector, Row
 from steerserve.control.steering.hub_files import HubFile
 from steerserve.control.steering.vectors import VectorFile
 from steerserve.errors import Refusal
-from steerserve.rules import field_faults, json_size
+from steerserve.rules import field_faults, json_size, multipart
 from steerserve.rules.multipart import FormPart
 from steerserve.rules.steering import documents
-from steerserve.rules.steering.vector import LAYER_MAXIMUM, NAME_MAXIMUM, Convention
+from steerserve.rules.steering.vector import LAYER_MAXIMUM, NAME_MAXIMUM, Convention, ReadOptions
 from steerserve.rules.text import readable
 
 FILE_NAME_MAXIMUM = 255
@@ -37,6 +40,14 @@ class DirectionsBody(RequestBody):
     layer: Annotated[int, Field(ge=0, le=LAYER_MAXIMUM)] | None = None
     layer_convention: Convention | None = None
     layer_offset: Annotated[int, Field(ge=-LAYER_MAXIMUM, le=LAYER_MAXIMUM)] = 0
+
+    @property
+    def options(self) -> ReadOptions:
+        return ReadOptions(self.layer, self.layer_convention, self.layer_offset)
+
+    @property
+    def new(self) -> NewVector:
+        return NewVector(self.name, self.options, self.model_hint)
 
 
 class InlineDirection(RequestBody):
@@ -59,10 +70,20 @@ class PostedFile(SaeHubBody):
     repository_id: Annotated[str, Field(min_length=1, max_length=255)] | None = None
 
     @property
+    def new(self) -> NewVector:
+        raise NotImplementedError
+
+    @property
     def hub_file(self) -> HubFile | None:
         if self.repository_id is None or self.file_path is None:
             return None
         return HubFile(self.repository_id, self.file_path, self.revision, self.token)
+
+    @property
+    def inline(self) -> dict[str, object]:
+        """The document of the directions in the body."""
+        directions: list[RequestBody] = getattr(self, self.content_field) or []
+        return {self.content_field: [one.model_dump() for one in directions]}
 
     def check(self) -> None:
         """Check that the fields are those of the source.
@@ -85,6 +106,29 @@ Body = TypeVar("Body", bound=RequestBody)
 Posted = TypeVar("Posted", bound=PostedFile)
 
 
+async def add_posted(
+    owner: Directions[Row, Any, Any],
+    request: Request,
+    posted: type[Posted],
+    form: type[DirectionsBody],
+) -> Row:
+    """Store what a request brings in one of its two kinds of body.
+
+    Raises:
+        Refusal: VALIDATION_ERROR, PAYLOAD_TOO_LARGE; what the owner raises.
+    """
+    kind = request.headers.get("content-type", "")
+    if multipart.is_form(kind):
+        parts = await asyncio.to_thread(multipart.parts, kind, await request.body())
+        return await owner.add_upload(_of_form(form, parts).new, _form_file(parts))
+    body = await asyncio.to_thread(_of_json, posted, await import_body(request))
+    if body.local_path is not None:
+        return await owner.add_local(body.new, body.local_path)
+    if (wanted := body.hub_file) is not None:
+        return await owner.add_from_hub(body.new, wanted)
+    return await owner.add_inline(body.new, body.inline)
+
+
 def new_body(posted: type[PostedFile], form: type[DirectionsBody], metadata: str) -> dict[str, Any]:
     """The description of a route that takes both kinds of body. `metadata` says what the second file of a form is."""
     fields = _schema(form)
@@ -104,7 +148,7 @@ def new_body(posted: type[PostedFile], form: type[DirectionsBody], metadata: str
     }
 
 
-def of_json(kind: type[Posted], body: bytes) -> Posted:
+def _of_json(kind: type[Posted], body: bytes) -> Posted:
     """Raises:
     Refusal: VALIDATION_ERROR, PAYLOAD_TOO_LARGE.
     """
@@ -116,7 +160,7 @@ def of_json(kind: type[Posted], body: bytes) -> Posted:
     return posted
 
 
-def of_form(kind: type[Body], parts: Mapping[str, FormPart]) -> Body:
+def _of_form(kind: type[Body], parts: Mapping[str, FormPart]) -> Body:
     """The fields of a form without its files.
 
     Raises:
@@ -134,7 +178,7 @@ def of_form(kind: type[Body], parts: Mapping[str, FormPart]) -> Body:
     return _validated(kind, fields)
 
 
-def form_file(parts: Mapping[str, FormPart]) -> VectorFile:
+def _form_file(parts: Mapping[str, FormPart]) -> VectorFile:
     """Raises:
     Refusal: VALIDATION_ERROR.
     """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Annotated
 
 from fastapi import APIRouter
@@ -11,36 +10,27 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from steerserve.api.answers import Answer
-from steerserve.api.envelope import PAGE_MAXIMUM, PageLimit, PageOffset, import_body, success
+from steerserve.api.envelope import PAGE_MAXIMUM, PageLimit, PageOffset, success
 from steerserve.api.steering.direction_bodies import (
     DirectionsBody,
     InlineDirection,
     PostedFile,
-    form_file,
+    add_posted,
     new_body,
-    of_form,
-    of_json,
 )
 from steerserve.control.metrics import note_object
-from steerserve.control.steering.probes import ProbeRow, Probes, record, weights
+from steerserve.control.steering.probes import Probes, record, weights
 from steerserve.control.steering.vector_views import (
     DeletedProbe,
     ProbeList,
     ProbeRecord,
     ProbeWeights,
 )
-from steerserve.control.steering.vectors import NewVector
-from steerserve.rules import multipart
-from steerserve.rules.steering.vector import DIRECTIONS_MAXIMUM, ReadOptions
+from steerserve.rules.steering.vector import DIRECTIONS_MAXIMUM
 
 
 class ProbeBody(DirectionsBody):
     """What is said about every probe."""
-
-    @property
-    def new(self) -> NewVector:
-        options = ReadOptions(self.layer, self.layer_convention, self.layer_offset)
-        return NewVector(self.name, options, self.model_hint)
 
 
 class InlineWeights(InlineDirection):
@@ -75,13 +65,7 @@ def router(probes: Probes) -> APIRouter:
     async def add_probe(request: Request) -> Response:
         """Store a probe: from a file of this machine or of the model hub, with its weights in the body, or with the
         file in a form."""
-        kind = request.headers.get("content-type", "")
-        if multipart.is_form(kind):
-            parts = await asyncio.to_thread(multipart.parts, kind, await request.body())
-            row = await probes.add_upload(of_form(ProbeBody, parts).new, form_file(parts))
-        else:
-            body = await asyncio.to_thread(of_json, PostedProbe, await import_body(request))
-            row = await _add(probes, body)
+        row = await add_posted(probes, request, PostedProbe, ProbeBody)
         note_object(probe_id=row.id)
         return success(record(row), 201)
 
@@ -96,12 +80,3 @@ def router(probes: Probes) -> APIRouter:
         return success(DeletedProbe(await probes.remove(probe_id)))
 
     return routes
-
-
-async def _add(probes: Probes, body: PostedProbe) -> ProbeRow:
-    if body.local_path is not None:
-        return await probes.add_local(body.new, body.local_path)
-    if (wanted := body.hub_file) is not None:
-        return await probes.add_from_hub(body.new, wanted)
-    weights = [one.model_dump() for one in body.weights or ()]
-    return await probes.add_inline(body.new, {"weights": weights})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query
@@ -11,15 +10,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from steerserve.api.answers import Answer
-from steerserve.api.envelope import PAGE_MAXIMUM, PageLimit, PageOffset, import_body, success
+from steerserve.api.envelope import PAGE_MAXIMUM, PageLimit, PageOffset, success
 from steerserve.api.steering.direction_bodies import (
     DirectionsBody,
     InlineDirection,
     PostedFile,
-    form_file,
+    add_posted,
     new_body,
-    of_form,
-    of_json,
 )
 from steerserve.control.metrics import note_object
 from steerserve.control.steering.vector_views import (
@@ -29,8 +26,7 @@ from steerserve.control.steering.vector_views import (
     VectorNeighbours,
     VectorRecord,
 )
-from steerserve.control.steering.vectors import NewVector, VectorRow, Vectors, record
-from steerserve.rules import multipart
+from steerserve.control.steering.vectors import Vectors, record
 from steerserve.rules.steering.vector import (
     DIRECTIONS_MAXIMUM,
     LAYER_MAXIMUM,
@@ -49,9 +45,8 @@ class VectorBody(DirectionsBody):
     operation: Operation | None = None
 
     @property
-    def new(self) -> NewVector:
-        options = ReadOptions(self.layer, self.layer_convention, self.layer_offset, self.operation)
-        return NewVector(self.name, options, self.model_hint)
+    def options(self) -> ReadOptions:
+        return ReadOptions(self.layer, self.layer_convention, self.layer_offset, self.operation)
 
 
 class PostedVector(VectorBody, PostedFile):
@@ -85,13 +80,7 @@ def router(vectors: Vectors) -> APIRouter:
     async def add_vector(request: Request) -> Response:
         """Store a vector: from a file of this machine or of the model hub, with its numbers in the body, or with the
         file in a form."""
-        kind = request.headers.get("content-type", "")
-        if multipart.is_form(kind):
-            parts = await asyncio.to_thread(multipart.parts, kind, await request.body())
-            row = await vectors.add_upload(of_form(VectorBody, parts).new, form_file(parts))
-        else:
-            body = await asyncio.to_thread(of_json, PostedVector, await import_body(request))
-            row = await _add(vectors, body)
+        row = await add_posted(vectors, request, PostedVector, VectorBody)
         note_object(vector_id=row.id)
         return success(record(row), 201)
 
@@ -125,12 +114,3 @@ def router(vectors: Vectors) -> APIRouter:
         return success(await vectors.neighbours(vector_id, limit, layer))
 
     return routes
-
-
-async def _add(vectors: Vectors, body: PostedVector) -> VectorRow:
-    if body.local_path is not None:
-        return await vectors.add_local(body.new, body.local_path)
-    if (wanted := body.hub_file) is not None:
-        return await vectors.add_from_hub(body.new, wanted)
-    directions = [one.model_dump() for one in body.directions or ()]
-    return await vectors.add_inline(body.new, {"directions": directions})

@@ -1,13 +1,25 @@
-"""Stored vectors and probes: what requests do with both, and those that requests named lately, in memory."""
+"""Stored vectors and probes: how files become either, what requests do with both, and those that requests named lately,
+in memory."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
+from msgspec import structs
+
+from steerserve.control.steering.hub_files import KEYS_KEPT, HubFile
+from steerserve.control.steering.reading import DocumentReader
+from steerserve.control.steering.vector_views import SourceKind, VectorSource
 from steerserve.database.directions import DirectionStore
-from steerserve.database.stored import Row
-from steerserve.rules.steering.vector import Direction, check_name
+from steerserve.database.stored import Row as Row
+from steerserve.files.vectors import VectorFile
+from steerserve.hub.client import Hub
+from steerserve.rules.steering.probe import ReadProbe
+from steerserve.rules.steering.vector import Direction, ReadOptions, ReadVector, check_name
 
 KEPT_BYTES = 64 << 20
 """The most bytes of directions that are kept in memory for requests, of one kind."""
@@ -25,22 +37,52 @@ class Named(Protocol):
 
 
 Kind = TypeVar("Kind", bound=Named)
+Read = TypeVar("Read", bound=ReadVector | ReadProbe)
 
 
-class Directions(Generic[Row, Kind]):
+@dataclass(frozen=True, slots=True)
+class NewVector:
+    """What a client says about a vector or a probe. `model_hint` replaces what the file says."""
+
+    name: str
+    options: ReadOptions = field(default_factory=ReadOptions)
+    model_hint: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reading(Generic[Read]):
+    """How vectors, or probes, are read: `load` and `fetch` get a file of this machine and of the hub, `read` reads a
+    file, and `inline` the body of a request."""
+
+    load: Callable[[str], tuple[Path, VectorFile]]
+    fetch: Callable[[Hub, HubFile], Awaitable[tuple[VectorFile, dict[str, str]]]]
+    read: Callable[[VectorFile, ReadOptions], Read]
+    inline: Callable[[dict[str, object], ReadOptions], Read]
+
+
+class Directions(Generic[Row, Kind, Read]):
     """Owner of the vectors, or of the probes, that are kept in memory. All are records of `store`.
 
     Args:
-        read: reads one from the database, with its directions.
+        find: reads one from the database, with its directions.
         prefix: the beginning of all ids, with which no name begins.
     """
 
     def __init__(
-        self, store: DirectionStore[Row], read: Callable[[str], Awaitable[Kind]], prefix: str
+        self,
+        store: DirectionStore[Row],
+        find: Callable[[str], Awaitable[Kind]],
+        prefix: str,
+        reading: Reading[Read],
+        reader: DocumentReader,
+        hub: Hub,
     ) -> None:
         self._rows = store
-        self._read = read
+        self._find = find
         self._prefix = prefix
+        self._reading = reading
+        self._reader = reader
+        self._hub = hub
         self._kept: dict[str, Kind] = {}
         self._ids: dict[str, str] = {}
         self._bytes = 0
@@ -67,7 +109,7 @@ class Directions(Generic[Row, Kind]):
         kept = self._kept.get(self._ids.get(id_or_name, id_or_name))
         if kept is None:
             removals = self._removals
-            kept = await self._read(id_or_name)
+            kept = await self._find(id_or_name)
             if removals != self._removals:
                 return kept  # it may be the one that was removed meanwhile
         self._forget(kept.id)
@@ -76,6 +118,78 @@ class Directions(Generic[Row, Kind]):
         while self._bytes > KEPT_BYTES:
             self._forget(next(iter(self._kept)))
         return kept
+
+    async def add_local(self, new: NewVector, local_path: str) -> Row:
+        """Read a file of this machine.
+
+        Raises:
+            Refusal: VALIDATION_ERROR for the name; INVALID_LOCAL_PATH; INVALID_VECTOR or INVALID_PROBE;
+                DOCUMENT_STORE_FULL, INSUFFICIENT_DISK; VECTOR_ALREADY_EXISTS or PROBE_ALREADY_EXISTS.
+        """
+        await self.check_name(new.name)
+        path, file = await asyncio.to_thread(self._reading.load, local_path)
+        return await self._add_file(new, file, "local", local_path=str(path))
+
+    async def add_from_hub(self, new: NewVector, wanted: HubFile) -> Row:
+        """Read a file of a repository of the hub.
+
+        Raises:
+            Refusal: what `Hub.describe` raises; and as `add_local`, also for a file that is not there or is too large.
+        """
+        await self.check_name(new.name)
+        file, place = await self._reading.fetch(self._hub, wanted)
+        return await self._add_file(new, file, "huggingface", **place)
+
+    async def add_upload(self, new: NewVector, file: VectorFile) -> Row:
+        """Read a file that a client sent.
+
+        Raises:
+            Refusal: as `add_local`.
+        """
+        await self.check_name(new.name)
+        return await self._add_file(new, file, "upload")
+
+    async def add_inline(self, new: NewVector, document: dict[str, object]) -> Row:
+        """Read the directions that a request has in its body, in the form of an exported document.
+
+        Raises:
+            Refusal: as `add_local`.
+        """
+        await self.check_name(new.name)
+        read = await self._reader.read(self._reading.inline, document, new.options)
+        return await self._add_read(new, read, VectorSource(kind="inline", format=read.format))
+
+    async def add(
+        self, name: str, read: Read, source: VectorSource, training: dict[str, object] | None = None
+    ) -> Row:
+        """Store what was read, or trained here. `training` says how it was trained.
+
+        Raises:
+            Refusal: VALIDATION_ERROR for the name; DOCUMENT_STORE_FULL, INSUFFICIENT_DISK; VECTOR_ALREADY_EXISTS or
+                PROBE_ALREADY_EXISTS.
+        """
+        raise NotImplementedError
+
+    async def _add_file(
+        self, new: NewVector, file: VectorFile, kind: SourceKind, /, **place: str
+    ) -> Row:
+        read = await self._reader.read(self._reading.read, file, new.options)
+        named = {"file": file.name} | place
+        source = VectorSource(kind=kind, format=read.format, keys=read.keys[:KEYS_KEPT], **named)
+        return await self._add_read(new, read, source)
+
+    async def _add_read(self, new: NewVector, read: Read, source: VectorSource) -> Row:
+        if new.model_hint is not None:
+            read = structs.replace(read, model_hint=new.model_hint)
+        return await self.add(new.name, read, source, self._training(read, source))
+
+    def _training(self, read: Read, source: VectorSource) -> dict[str, object] | None:
+        """How a file says that it was trained.
+
+        Raises:
+            Refusal: INVALID_PROBE.
+        """
+        return None
 
     async def check_name(self, name: str) -> None:
         """Refuse a name before a file is read or a text.

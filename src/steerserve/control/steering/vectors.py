@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
 import msgspec
 from msgspec import structs
@@ -12,13 +10,12 @@ from msgspec import structs
 from steerserve import messages as m
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.resident import Attachment
-from steerserve.control.steering.directions import Directions
-from steerserve.control.steering.hub_files import KEYS_KEPT, HubFile, fetched
+from steerserve.control.steering.directions import Directions, NewVector, Reading
+from steerserve.control.steering.hub_files import HubFile, fetched
 from steerserve.control.steering.reading import DocumentReader
 from steerserve.control.steering.vector_views import (
     NearFeature,
     NearVector,
-    SourceKind,
     Training,
     VectorNeighbours,
     VectorRecord,
@@ -31,21 +28,12 @@ from steerserve.files import vectors as files
 from steerserve.files.vectors import VectorFile, exports
 from steerserve.hub.client import Hub
 from steerserve.rules.steering import vector as rules
-from steerserve.rules.steering.vector import Direction, ReadOptions, ReadVector, Vector
+from steerserve.rules.steering.vector import Direction, ReadVector, Vector
 
 __all__ = ["NewVector", "VectorFile", "VectorRow", "Vectors", "record"]
 
 
-@dataclass(frozen=True, slots=True)
-class NewVector:
-    """What a client says about a vector. `model_hint` replaces what the file says."""
-
-    name: str
-    options: ReadOptions = field(default_factory=ReadOptions)
-    model_hint: str | None = None
-
-
-class Vectors(Directions[VectorRow, Vector]):
+class Vectors(Directions[VectorRow, Vector, ReadVector]):
     """All vectors, and where they come from."""
 
     def __init__(
@@ -56,54 +44,11 @@ class Vectors(Directions[VectorRow, Vector]):
         conductor: Conductor,
         labels: Labels,
     ) -> None:
-        super().__init__(store, store.vector, rules.ID_PREFIX)
+        reading = Reading(files.load, _fetched, files.read, files.inline)
+        super().__init__(store, store.vector, rules.ID_PREFIX, reading, reader, hub)
         self._store = store
-        self._reader = reader
-        self._hub = hub
         self._conductor = conductor
         self._labels = labels
-
-    # ------------------------------------------------------------- adding
-
-    async def add_local(self, new: NewVector, local_path: str) -> VectorRow:
-        """Read a file of this machine.
-
-        Raises:
-            Refusal: INVALID_LOCAL_PATH, INVALID_VECTOR, VECTOR_ALREADY_EXISTS, and what `add` raises.
-        """
-        await self.check_name(new.name)
-        path, file = await asyncio.to_thread(files.load, local_path)
-        return await self._add_file(new, file, "local", local_path=str(path))
-
-    async def add_from_hub(self, new: NewVector, wanted: HubFile) -> VectorRow:
-        """Read a file of a repository of the hub.
-
-        Raises:
-            Refusal: what `Hub.describe` raises; INVALID_VECTOR for a file that is not there or is too large, and as
-                `add_local`.
-        """
-        await self.check_name(new.name)
-        file, place = await fetched(self._hub, wanted, files.metadata_name)
-        return await self._add_file(new, file, "huggingface", **place)
-
-    async def add_upload(self, new: NewVector, file: VectorFile) -> VectorRow:
-        """Read a file that a client sent.
-
-        Raises:
-            Refusal: INVALID_VECTOR, and what `add` raises.
-        """
-        await self.check_name(new.name)
-        return await self._add_file(new, file, "upload")
-
-    async def add_inline(self, new: NewVector, document: dict[str, object]) -> VectorRow:
-        """Read directions in the form in which `document` of an export has them.
-
-        Raises:
-            Refusal: INVALID_VECTOR, and what `add` raises.
-        """
-        await self.check_name(new.name)
-        read = await self._reader.read(files.inline, document, new.options)
-        return await self._add(new, read, VectorSource(kind="inline", format=read.format))
 
     async def add(
         self,
@@ -112,31 +57,8 @@ class Vectors(Directions[VectorRow, Vector]):
         source: VectorSource,
         training: dict[str, object] | None = None,
     ) -> VectorRow:
-        """Store a vector. `training` says how it was trained here.
-
-        Raises:
-            Refusal: VALIDATION_ERROR for the name, VECTOR_ALREADY_EXISTS, DOCUMENT_STORE_FULL, INSUFFICIENT_DISK.
-        """
         rules.check_name(name)
         return await self._store.add(name, read, structs.asdict(source), training)
-
-    async def _add_file(
-        self,
-        new: NewVector,
-        file: VectorFile,
-        kind: SourceKind,
-        /,
-        **place: str,
-    ) -> VectorRow:
-        read = await self._reader.read(files.read, file, new.options)
-        named = {"file": file.name} | place
-        source = VectorSource(kind=kind, format=read.format, keys=read.keys[:KEYS_KEPT], **named)
-        return await self._add(new, read, source)
-
-    async def _add(self, new: NewVector, read: ReadVector, source: VectorSource) -> VectorRow:
-        if new.model_hint is not None:
-            read = structs.replace(read, model_hint=new.model_hint)
-        return await self.add(new.name, read, source)
 
     # ------------------------------------------------------------- exporting
 
@@ -224,6 +146,10 @@ class Vectors(Directions[VectorRow, Vector]):
             if near is not None:
                 found.append(near)
         return sorted(found, key=lambda one: -one.cosine)
+
+
+async def _fetched(hub: Hub, wanted: HubFile) -> tuple[VectorFile, dict[str, str]]:
+    return await fetched(hub, wanted, files.metadata_name)
 
 
 def record(row: VectorRow) -> VectorRecord:
