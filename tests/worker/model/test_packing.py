@@ -136,6 +136,33 @@ def test_a_half_weight_that_is_not_finite_is_left_as_it_is() -> None:
 
 
 @HALF
+@pytest.mark.parametrize("has_bias", [True, False])
+@torch.inference_mode()
+def test_layers_that_read_the_same_rows_give_the_products_that_each_gives_alone(
+    has_bias: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packing, "_has_kernels", lambda dtype: False)
+    model = nn.Module()
+    for name, width in (("q_proj", 12), ("k_proj", 6), ("v_proj", 9)):
+        model.add_module(name, nn.Linear(32, width, bias=has_bias).bfloat16())
+    layers = list(model.children())
+    weights = [layer.weight.detach().clone() for layer in layers]
+    one, other = rows(torch.bfloat16, 2, 4, 32), rows(torch.bfloat16, 2, 4, 32) * 2
+    plain = {given: [layer(given) for layer in layers] for given in (one, other)}
+    packed(model)
+    for calls in (
+        [(one, 0), (one, 1), (one, 2), (other, 0), (other, 1), (other, 2)],
+        [(one, 0), (other, 1), (one, 2), (one, 1), (one, 1), (other, 2), (one, 0), (other, 0)],
+    ):
+        for given, place in calls:
+            torch.testing.assert_close(layers[place](given), plain[given][place])
+    for layer, weight in zip(layers, weights, strict=True):
+        assert isinstance(layer.packed, packing.HalfPart)
+        assert torch.equal(layer.weight, weight)
+    assert sum(held.nbytes for held in packing.half_weights(model)) == 27 * 32 * 2
+
+
+@HALF
 @pytest.mark.skipif(
     torch.backends.cpu.get_cpu_capability() != "AVX2", reason="these are the kernels for AVX2"
 )

@@ -11,7 +11,7 @@ Only floating-point weights of plain layers are packed, never quantized ones.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -35,6 +35,9 @@ _LARGEST_EXPONENT = 15
 _WHOLE_ROWS = 3
 """FBGEMM's kernels for AVX2 take up to 6 rows. Those for 1 and 2 rows sum in another order than those for 3 to 6, and
 the rows that are left after blocks of 6 are never 1 or 2 where the number of rows is a multiple of this."""
+
+_READ_THE_SAME = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+"""Linear layers of a module that read the same rows."""
 
 _HAS_FBGEMM = "fbgemm" in torch.backends.quantized.supported_engines
 
@@ -98,7 +101,44 @@ class HalfWeight(memory.Native):
         return (torch.cat(parts) * self.scale).to(self.dtype)
 
 
-Packed = Tensor | HalfWeight
+@dataclass(slots=True, eq=False)
+class _Joint:
+    """The weights of layers that read the same rows, one below the other, and their biases. `products` are those of
+    `rows`, until the last layer has taken its own."""
+
+    weight: HalfWeight
+    sizes: list[int]
+    bias: Tensor | None
+    rows: Tensor | None = None
+    products: tuple[Tensor, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class HalfPart:
+    """The weight of one layer of a `_Joint`. The first layer that is called with some rows multiplies them for all of
+    the joint, because a call takes as long as the product of a small weight with one row."""
+
+    joint: _Joint
+    place: int
+
+    def multiply(self, rows: Tensor, bias: Tensor | None) -> Tensor:
+        """As `HalfWeight.multiply`, with the same bits."""
+        joint = self.joint
+        if self.place == 0 or joint.rows is not rows:
+            found = joint.weight.multiply(rows, joint.bias)
+            joint.rows, joint.products = rows, torch.split(found, joint.sizes, -1)
+        product = joint.products[self.place]
+        if self.place == len(joint.sizes) - 1:
+            joint.rows, joint.products = None, ()
+        return product
+
+    def to_dense(self) -> Tensor:
+        """The weight [out, in] in its usual layout and dtype."""
+        parts = torch.split(self.joint.weight.to_dense(), self.joint.sizes)
+        return parts[self.place]
+
+
+Packed = Tensor | HalfWeight | HalfPart
 """A weight [out, in] in the layout of the kernels of oneDNN, or of FBGEMM."""
 
 
@@ -143,9 +183,9 @@ def laid_out(weight: Tensor, rows: torch.dtype) -> Packed | None:
 
 def multiply(rows: Tensor, packed: Packed, bias: Tensor | None = None) -> Tensor:
     """`rows` [..., in] times a weight that is laid out, plus the bias, as [..., out]."""
-    if isinstance(packed, HalfWeight):
-        return packed.multiply(rows, bias)
-    return cast(Tensor, _product(rows, packed, bias, "none", [], ""))
+    if isinstance(packed, Tensor):
+        return cast(Tensor, _product(rows, packed, bias, "none", [], ""))
+    return packed.multiply(rows, bias)
 
 
 def pack(model: nn.Module, free: Callable[[], int]) -> int:
@@ -163,13 +203,35 @@ def pack(model: nn.Module, free: Callable[[], int]) -> int:
         if is_shared and weight.nbytes * _TIED_SHARE > free():
             continue
         packed += _pack(layer, weight)
+    for module in model.modules():
+        for names in _READ_THE_SAME:
+            _join([getattr(module, name, None) for name in names])
     return packed
 
 
 def half_weights(model: nn.Module) -> Iterator[HalfWeight]:
     """The packed weights of a model that are no parameters."""
-    held = (getattr(layer, "packed", None) for layer in model.modules())
-    return (each for each in held if isinstance(each, HalfWeight))
+    for layer in model.modules():
+        held = getattr(layer, "packed", None)
+        if isinstance(held, HalfWeight):
+            yield held
+        elif isinstance(held, HalfPart) and held.place == 0:
+            yield held.joint.weight
+
+
+def _join(layers: Sequence[object]) -> None:
+    """Have layers that read the same rows share one product, where all are held as `HalfWeight`."""
+    linear = [layer for layer in layers if isinstance(layer, PackedLinear)]
+    held = [each for layer in linear if isinstance(each := layer.packed, HalfWeight)]
+    biases: list[Tensor] = [layer.bias for layer in linear if layer.bias is not None]
+    if len(held) < len(layers) or len(biases) not in (0, len(layers)):
+        return
+    weight = HalfWeight.of(torch.cat([each.to_dense() for each in held]))
+    assert weight is not None  # all its numbers are finite
+    sizes = [layer.out_features for layer in linear]
+    joint = _Joint(weight, sizes, torch.cat(biases) if biases else None)
+    for place, layer in enumerate(linear):
+        layer.packed = HalfPart(joint, place)
 
 
 def _may_pack(layer: nn.Module) -> bool:
