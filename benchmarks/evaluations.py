@@ -120,6 +120,9 @@ TASKS = (
         "default",
         is_written=True,
     ),
+    Task(
+        "written-same", f"written answers of {WRITTEN} tokens, the same examples", "first_n", True
+    ),
 )
 
 
