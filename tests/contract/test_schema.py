@@ -12,13 +12,16 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from hashlib import sha256
 from itertools import count
+from pathlib import Path
 from typing import Any
 from zlib import crc32
 
+import numpy as np
 import pytest
 import requests
 import schemathesis
 from hypothesis import HealthCheck, settings
+from safetensors.numpy import save_file
 from schemathesis.checks import CHECKS, load_all_checks
 from schemathesis.generation.meta import CoveragePhaseData, CoverageScenario
 
@@ -55,6 +58,7 @@ NAMING = {
     "/api/probes",
     "/api/probes/train",
     "/api/corpora",
+    "/api/lenses",
 }
 REFUSES_WITH_200 = {
     "/api/profiles/import",
@@ -90,6 +94,7 @@ JOBS = {
     "POST /api/corpora",
     "POST /api/effects",
     "POST /api/features/contrast",
+    "POST /api/lenses",
     "POST /api/probes/train",
     "POST /api/saes/{sae_id}/labels/suggest",
     "POST /api/vectors/train",
@@ -131,13 +136,14 @@ SHORT_EFFECT = {
     "random_directions": 0,
     "prompts": ["a"],
 }
+HUB_FILE = ("repository_id", "revision", "file_path", "hub_token")
 SMALL = {"name": "small", "members": [{"feature_idx": 1, "strength": 1.0}]}
 
 
 class World:
     """What exists in a service, and how it answered each operation."""
 
-    def __init__(self, live: Running) -> None:
+    def __init__(self, live: Running, folder: Path) -> None:
         self.live = live
         self.sae = demo.saes()[0]
         self.ids: dict[str, Any] = {
@@ -163,6 +169,11 @@ class World:
         self.ids["vector_id"] = live.data("POST", "/api/vectors", vector, 201)["id"]
         probe = live.data("POST", "/api/probes/train?wait=true", {"name": "calm", **GROUPS})
         self.ids["probe_id"] = probe["job"]["result"]["id"]
+        self.lens_file = str(folder / "lens.safetensors")
+        save_file({"J.1": np.eye(width, dtype=np.float32)}, self.lens_file)
+        lens = {"name": "calm", "source": "local", "local_path": self.lens_file}
+        lens = live.data("POST", "/api/lenses?wait=true", lens)
+        self.ids["lens_id"] = lens["job"]["result"]["id"]
         corpus = {"name": "calm", "source": "inline", "texts": ["a b c"]}
         corpus = live.data("POST", "/api/corpora?wait=true", corpus)
         self.ids["corpus_id"] = corpus["job"]["result"]["id"]
@@ -319,6 +330,10 @@ class World:
             for choice in ("local_path", "repo_id", "file_path", "revision", "hub_token"):
                 body.pop(choice, None)
             body |= {"source": "inline", "texts": ["a b c"]}
+        if path == "/api/lenses":
+            for choice in ("repository_type", *HUB_FILE):
+                body.pop(choice, None)
+            body |= {"source": "local", "local_path": self.lens_file}
         if path.endswith("/labels/suggest") and "texts" in body:
             body |= SUGGEST
         if path.endswith("/labels/accept"):
@@ -353,7 +368,7 @@ def _zeros_and_one(width: int) -> str:
 
 def _aim_file(body: dict[str, Any]) -> None:
     """Let the body have what it adds, and name no file."""
-    for choice in ("repository_id", "revision", "file_path", "hub_token", "local_path", "layer"):
+    for choice in (*HUB_FILE, "local_path", "layer"):
         body.pop(choice, None)
     body["source"] = "inline"
 
@@ -444,7 +459,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     with LoopbackHub() as hub, running(home, hf_endpoint=hub.url, disk_reserve_mb=0) as live:
         packed = json.dumps(SMALL).encode()
         hub.add(REPO, {"config.json": b"{}", "model.safetensors": b"", PACKED: packed})
-        made = World(live)
+        made = World(live, tmp_path_factory.mktemp("files"))
         yield made
         assert made.never_succeeded() <= NEVER_SUCCEED
 

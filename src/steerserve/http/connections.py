@@ -22,7 +22,7 @@ RESERVED = 64
 """Connections above the limit that are answered: probes get their answer, other requests a 503."""
 UNREAD_BYTES = 256 << 20
 """The most bytes of answers that all clients together may leave unread in this process."""
-FRESH_SECONDS = 1.0
+FRESH_SECONDS = 0.25
 """How long a new connection has its place for its first request, which may be on its way."""
 WARNING_SECONDS = 60.0
 """The least time between two warnings that all connections are taken."""

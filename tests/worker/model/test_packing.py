@@ -75,9 +75,10 @@ def test_the_weight_of_a_packed_layer_can_still_be_read(dtype: torch.dtype) -> N
         packed(layer)
         assert torch.equal(layer.weight, weight)
         held = [*layer.parameters(), *packing.half_weights(layer)]
-        assert sum(each.nbytes for each in held) == pytest.approx(
-            (weight.numel() + 50) * weight.element_size(), rel=0.05
-        )
+        assert sum(each.nbytes for each in held) == (weight.numel() + 50) * weight.element_size()
+        assert {(each.device, each.dtype) for each in layer.parameters()} == {
+            (weight.device, dtype)
+        }
 
 
 @HALF
@@ -105,6 +106,14 @@ def test_half_weights_are_held_as_they_are_whatever_their_size(
     bound = 64 * 2**-23 * (given.double().abs() @ weight.double().abs().t())
     assert ((found[:, :50].double() - given.double() @ weight.double().t()).abs() <= bound).all()
     torch.testing.assert_close(held.multiply(given, bias), found + bias)
+
+
+@HALF
+@torch.inference_mode()
+def test_a_layer_without_a_bias_tells_its_device_and_its_dtype() -> None:
+    layer = packed(nn.Linear(8, 8, bias=False).bfloat16())
+    own = next(layer.parameters())
+    assert (own.device.type, own.dtype) == ("cpu", torch.bfloat16)
 
 
 @HALF

@@ -283,5 +283,7 @@ def _pack(layer: nn.Module, weight: nn.Parameter) -> bool:
     layer.__class__ = PackedLinear if is_linear else PackedConv1D
     if isinstance(packed, Tensor):
         packed = nn.Parameter(packed, requires_grad=False)
+    else:  # for code that asks a module for the device or the dtype of its parameters
+        layer.like = nn.Parameter(plain.new_empty(0), requires_grad=False)
     cast(PackedLinear, layer).packed = packed
     return True

@@ -56,17 +56,13 @@ class Unembedding:
         self.norm = _final_norm(model.model, model.layers)
         self.gain, self.is_centred = _linear_part(self.norm, model.hidden_size, self.device)
         self.scale, self.softcap = _constants(model.model)
-        self._dtype = model.dtype
         is_tied = model.model.config.get_text_config(decoder=True).tie_word_embeddings
         self._tied = model.model.get_input_embeddings().weight if is_tied else None
 
     @property
     def device(self) -> torch.device:
         """The device of the output embedding."""
-        own = next(self.head.parameters(), None)
-        return (
-            torch.device("cpu") if own is None else own.device
-        )  # a packed head may be no parameter
+        return next(self.head.parameters()).device
 
     @property
     def vocabulary(self) -> int:
@@ -119,7 +115,8 @@ class Unembedding:
 
     def _normalised(self, stream: Tensor) -> Tensor:
         """What the head reads of a stream [..., hidden], in the dtype of the head."""
-        stream = stream.to(self.device, self._dtype)
+        own = next(self.head.parameters())
+        stream = stream.to(own.device, own.dtype)
         return stream if self.norm is None else cast(Tensor, self.norm(stream))
 
     def pull(self, directions: Tensor) -> Tensor:
