@@ -41,6 +41,7 @@ def quantile(values: Sequence[float], share: float) -> float:
 def describe() -> dict[str, Any]:
     return {
         "processor": _cpu_name(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
         "cores": psutil.cpu_count(logical=False),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "card": torch.cuda.get_device_name() if torch.cuda.is_available() else None,

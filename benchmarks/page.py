@@ -24,6 +24,8 @@ PAGE = ROOT / "docs" / "performance.md"
 PLOTS = ROOT / "docs" / "performance"
 BEGIN = "<!-- Written by `python -m benchmarks.page` from benchmarks/results/; edit the code instead. -->"
 END = "<!-- End of the written part. -->"
+NARROW = "-without-avx-512"
+"""The end of the names of parts that were measured on a processor without AVX-512."""
 DRAWN = {
     "concurrency-91m": ("throughput", "Tokens per second against the requests at once, 91M"),
     "concurrency-0.5b": ("throughput", "Tokens per second against the requests at once, 0.5B"),
@@ -46,17 +48,23 @@ class Measured:
         return hashlib.sha256(json.dumps(self.figures, sort_keys=True).encode()).hexdigest()
 
     @property
+    def is_narrow(self) -> bool:
+        """Whether the processor has no AVX-512. Runs that do not say so had it."""
+        return self.machine.get("instructions") == "AVX2"
+
+    @property
     def source(self) -> str:
         of = self.machine
         card = of["card"] or "no card"
+        kind = ", without AVX-512" if self.is_narrow else ""
         return prose(
-            f"From [{self.file}](../benchmarks/results/{self.file}): {of['processor']}, {of['cores']} cores, "
+            f"From [{self.file}](../benchmarks/results/{self.file}): {of['processor']}{kind}, {of['cores']} cores, "
             f"{of['memory_gib']} GiB, {card}; torch {of['torch']}, transformers {of['transformers']}."
         )
 
 
 def measured(results: Path = RESULTS) -> dict[str, Measured]:
-    """The newest figures of each part."""
+    """The newest figures of each part. Processors without AVX-512 have parts of their own, which end with NARROW."""
     newest: dict[str, Measured] = {}
     for file in sorted(results.glob("*.json")):
         whole = json.loads(file.read_text(encoding="utf-8"))
@@ -64,7 +72,8 @@ def measured(results: Path = RESULTS) -> dict[str, Measured]:
             continue
         for part in tables.ROWS:
             if part in whole and "failed" not in whole[part]:
-                newest[part] = Measured(file.name, whole["machine"], whole[part])
+                one = Measured(file.name, whole["machine"], whole[part])
+                newest[part + NARROW * one.is_narrow] = one
     return newest
 
 
@@ -75,6 +84,11 @@ def written(parts: Mapping[str, Measured]) -> str:
         if part in parts:
             text = "\n\n".join(section(part, parts[part].figures))
             sections.append(f"## {title}\n\n{parts[part].source}\n\n{text}")
+        narrow = parts.get(part + NARROW)
+        if narrow is not None:
+            texts = [text for text in section(part, narrow.figures) if not text.startswith("![")]
+            text = "\n\n".join([narrow.source, *texts])
+            sections.append(f"## {title}, without AVX-512\n\n{text}")
     return "\n\n".join([BEGIN, *sections, END])
 
 
@@ -93,7 +107,7 @@ def _aims(parts: Mapping[str, Measured]) -> Iterator[str]:
     found = [
         (_size(part), row)
         for part, one in parts.items()
-        for row in rows(part, one.figures)
+        for row in rows(part.removesuffix(NARROW), one.figures)
         if row.aim
     ]
     if found:
@@ -104,7 +118,9 @@ def _aims(parts: Mapping[str, Measured]) -> Iterator[str]:
 def _size(part: str) -> str:
     if part.startswith("card-"):
         return f", {part.rpartition('-')[2].upper()} on a card"
-    return {"concurrency-91m": ", 91M", "concurrency-0.5b": ", 0.5B"}.get(part, "")
+    size = {"concurrency-91m": ", 91M", "concurrency-0.5b": ", 0.5B"}
+    kind = ", without AVX-512" if part.endswith(NARROW) else ""
+    return size.get(part.removesuffix(NARROW), "") + kind
 
 
 def _concurrency(part: str, figures: Part) -> Iterator[str]:

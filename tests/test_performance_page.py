@@ -46,6 +46,20 @@ def test_the_newest_whole_run_of_each_part_counts(tmp_path: Path) -> None:
     }
 
 
+def test_a_processor_without_avx_512_has_sections_of_its_own(tmp_path: Path) -> None:
+    part = {"bandwidth": page.measured()["bandwidth"].figures}
+    for day, kind in enumerate(({}, {"instructions": "AVX2"}, {"instructions": "AVX512"}), 1):
+        facts = {"machine": MACHINE | kind, **part}
+        (tmp_path / f"2026-01-0{day}-throughput.json").write_text(json.dumps(facts))
+    text = page.written(page.measured(tmp_path))
+    heads = [line for line in text.splitlines() if line.startswith("## ")]
+    title = "The bandwidth of the memory"
+    assert heads == [f"## {title}", f"## {title}, without AVX-512"]
+    wide, narrow = text.split(heads[1])
+    assert "2026-01-03" in wide
+    assert "2026-01-02" in narrow
+
+
 def test_every_part_of_a_run_has_rows_and_a_section() -> None:
     assert set(page.SECTIONS) == set(tables.ROWS)
 

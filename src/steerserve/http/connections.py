@@ -9,7 +9,9 @@ import socket
 import struct
 import sys
 import termios
+from collections.abc import Iterator
 from enum import Enum
+from itertools import islice
 from typing import Protocol
 
 import structlog
@@ -24,6 +26,8 @@ UNREAD_BYTES = 256 << 20
 """The most bytes of answers that all clients together may leave unread in this process."""
 FRESH_SECONDS = 0.25
 """How long a new connection has its place for its first request, which may be on its way."""
+REPLACED = 8
+"""The most connections that enter at once where each closes another one. Both have an open file for a moment."""
 WARNING_SECONDS = 60.0
 """The least time between two warnings that all connections are taken."""
 
@@ -72,7 +76,8 @@ class Connections:
         """Whether one more connection may enter, beside those that have been accepted and have not entered yet."""
         if len(self._open) + entering < self.limit + RESERVED:
             return True
-        if entering == 0 and self._closable(now) is not None:
+        closable = len(list(islice(self._closable(now), entering + 1)))
+        if entering < REPLACED and closable > entering:
             return True
         self.warn(now)
         return False
@@ -133,15 +138,15 @@ class Connections:
 
     # ------------------------------------------------------------- inside
 
-    def _closable(self, now: float) -> asyncio.Transport | None:
-        """The connection that waits longest and may be closed. One whose last answer is not read to its end stays."""
+    def _closable(self, now: float) -> Iterator[asyncio.Transport]:
+        """The connections that may be closed, the longest waiting first. One whose last answer is not read to its end
+        stays."""
         for transport, closable in self._waiting.items():
             if closable <= now and not transport.get_write_buffer_size():
-                return transport
-        return None
+                yield transport
 
     def _make_room(self, now: float) -> None:
-        transport = self._closable(now)
+        transport = next(self._closable(now), None)
         if transport is not None:
             self.leave(transport)
             transport.close()

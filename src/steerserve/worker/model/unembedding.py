@@ -62,7 +62,7 @@ class Unembedding:
     @property
     def device(self) -> torch.device:
         """The device of the output embedding."""
-        return next(self.head.parameters()).device
+        return cast(torch.device, next(self.head.parameters()).device)
 
     @property
     def vocabulary(self) -> int:
