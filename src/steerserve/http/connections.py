@@ -73,7 +73,7 @@ class Connections:
         self._warned: float | None = None
 
     def has_place(self, entering: int, now: float) -> bool:
-        """Whether one more connection may enter, beside those that have been accepted and have not entered yet."""
+        """Whether one more connection may be accepted. `entering` connections are accepted and have no place yet."""
         if len(self._open) + entering < self.limit + RESERVED:
             return True
         closable = len(list(islice(self._closable(now), entering + 1)))

@@ -81,8 +81,8 @@ class HalfWeight(memory.Native):
         return cls(weight.numel() * 2, blocks, scale, weight.dtype)
 
     def multiply(self, rows: Tensor, bias: Tensor | None) -> Tensor:
-        """`rows` [..., in] times the weight, plus the bias, as [..., out] in the dtype of the rows. The bits of a row
-        do not depend on the other rows."""
+        """`rows` [..., in] times the weight, plus the bias, as [..., out] in the dtype of the rows. With the kernels for
+        AVX2 the bits of a row do not depend on the other rows."""
         flat = rows.reshape(-1, rows.shape[-1])
         count = len(flat)
         # times a tensor of one number, rows become float32 by the same call
@@ -115,14 +115,14 @@ class _Joint:
 
 @dataclass(frozen=True, slots=True)
 class HalfPart:
-    """The weight of one layer of a `_Joint`. The first layer that is called with some rows multiplies them for all of
-    the joint, because a call takes as long as the product of a small weight with one row."""
+    """The weight of one layer of a `_Joint`. The first layer that is called with some rows multiplies them for all
+    layers of the joint: a call of the kernels takes as long as the product of a small weight with one row."""
 
     joint: _Joint
     place: int
 
     def multiply(self, rows: Tensor, bias: Tensor | None) -> Tensor:
-        """As `HalfWeight.multiply`, with the same bits."""
+        """As `HalfWeight.multiply`, with the same bits. The joint has the bias already."""
         joint = self.joint
         if self.place == 0 or joint.rows is not rows:
             found = joint.weight.multiply(rows, joint.bias)
@@ -195,6 +195,9 @@ def pack(model: nn.Module, free: Callable[[], int]) -> int:
     """
     holders = Counter(id(held) for _, held in model.named_parameters(remove_duplicate=False))
     packed = 0
+    for module in model.modules():
+        for names in _READ_THE_SAME:
+            packed += _pack_joint([getattr(module, name, None) for name in names])
     for layer in model.modules():
         if not _may_pack(layer):
             continue
@@ -203,9 +206,6 @@ def pack(model: nn.Module, free: Callable[[], int]) -> int:
         if is_shared and weight.nbytes * _TIED_SHARE > free():
             continue
         packed += _pack(layer, weight)
-    for module in model.modules():
-        for names in _READ_THE_SAME:
-            _join([getattr(module, name, None) for name in names])
     return packed
 
 
@@ -219,19 +219,24 @@ def half_weights(model: nn.Module) -> Iterator[HalfWeight]:
             yield held.joint.weight
 
 
-def _join(layers: Sequence[object]) -> None:
-    """Have layers that read the same rows share one product, where all are held as `HalfWeight`."""
-    linear = [layer for layer in layers if isinstance(layer, PackedLinear)]
-    held = [each for layer in linear if isinstance(each := layer.packed, HalfWeight)]
+def _pack_joint(layers: Sequence[object]) -> int:
+    """Pack layers that read the same rows as one `HalfWeight`, where all of them can be; return how many were."""
+    linear = [layer for layer in layers if isinstance(layer, nn.Linear) and _may_pack(layer)]
+    weights = [layer.weight.data for layer in linear]
     biases: list[Tensor] = [layer.bias for layer in linear if layer.bias is not None]
-    if len(held) < len(layers) or len(biases) not in (0, len(layers)):
-        return
-    weight = HalfWeight.of(torch.cat([each.to_dense() for each in held]))
-    assert weight is not None  # all its numbers are finite
+    if len(linear) < len(layers) or len(biases) not in (0, len(layers)):
+        return 0
+    dtype = weights[0].dtype
+    if _has_kernels(dtype) and not _reads_half_faster(dtype):
+        return 0
+    weight = HalfWeight.of(torch.cat(weights), is_exact=_has_kernels(dtype))
+    if weight is None:
+        return 0
     sizes = [layer.out_features for layer in linear]
     joint = _Joint(weight, sizes, torch.cat(biases) if biases else None)
     for place, layer in enumerate(linear):
-        layer.packed = HalfPart(joint, place)
+        _hold(layer, HalfPart(joint, place))
+    return len(linear)
 
 
 def _may_pack(layer: nn.Module) -> bool:
@@ -262,9 +267,9 @@ def _is_half(dtype: torch.dtype) -> bool:
 
 
 def _reads_half_faster(dtype: torch.dtype) -> bool:
-    """Whether a weight of this dtype may be held as float16: its product then reads half the bytes. A checkpoint in
-    float16 is computed in float32 on a processor, and its numbers are those of float16. Where oneDNN has kernels for
-    AVX-512, the bits of a row were seen to be its own only with them."""
+    """Whether a weight of this dtype is held as float16 where all its numbers fit, so that a product reads half the
+    bytes. This holds for a checkpoint in float16, which a processor computes in float32. With AVX-512 oneDNN's kernels
+    stay, because only for them it was seen there that a row's bits do not depend on the other rows."""
     return _HAS_FBGEMM and dtype == torch.float32 and not _has_kernels(torch.bfloat16)
 
 
@@ -279,11 +284,17 @@ def _pack(layer: nn.Module, weight: nn.Parameter) -> bool:
     packed = laid_out(plain, plain.dtype)
     if packed is None:
         return False
+    _hold(layer, packed)
+    return True
+
+
+def _hold(layer: nn.Module, packed: Packed) -> None:
+    """Have a layer hold its packed weight in place of the plain one."""
+    plain = cast(Tensor, layer.weight)
     del layer.weight
-    layer.__class__ = PackedLinear if is_linear else PackedConv1D
+    layer.__class__ = PackedLinear if type(layer) is nn.Linear else PackedConv1D
     if isinstance(packed, Tensor):
         packed = nn.Parameter(packed, requires_grad=False)
     else:  # for code that asks a module for the device or the dtype of its parameters
         layer.like = nn.Parameter(plain.new_empty(0), requires_grad=False)
     cast(PackedLinear, layer).packed = packed
-    return True
