@@ -81,8 +81,8 @@ class HalfWeight(memory.Native):
         return cls(weight.numel() * 2, blocks, scale, weight.dtype)
 
     def multiply(self, rows: Tensor, bias: Tensor | None) -> Tensor:
-        """`rows` [..., in] times the weight, plus the bias, as [..., out] in the dtype of the rows. With the kernels for
-        AVX2 the bits of a row do not depend on the other rows."""
+        """`rows` [..., in] times the weight, plus the bias, as [..., out] in the dtype of the rows. With the kernels
+        for AVX2 the bits of a row do not depend on the other rows."""
         flat = rows.reshape(-1, rows.shape[-1])
         count = len(flat)
         # times a tensor of one number, rows become float32 by the same call
