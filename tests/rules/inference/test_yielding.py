@@ -47,11 +47,22 @@ def test_steps_with_other_numbers_of_live_rows_are_not_compared() -> None:
     assert sharing.most == 1
 
 
-def test_prompts_are_read_once_in_many_steps() -> None:
+@pytest.mark.parametrize(
+    ("cost", "least", "most"),
+    [
+        pytest.param(1.0, 2500, 2560, id="as-often-as-it-costs-nothing"),
+        pytest.param(1.2, 200, 256, id="a-fiftieth-of-the-time"),
+        pytest.param(4.0, 9, 10, id="far-less-than-one-long-step-in-a-hundred"),
+        pytest.param(21.0, 2, 3, id="a-fiftieth-of-the-time-where-it-is-very-long"),
+    ],
+)
+def test_prompts_are_read_in_few_steps_where_that_makes_steps_long(
+    cost: float, least: int, most: int
+) -> None:
     sharing = Sharing()
     read = 0
-    for _ in range(10 * READ_EVERY):
+    for _ in range(2560 + READ_EVERY):
         has_read = sharing.may_read
         read += has_read
-        sharing = sharing.stepped(1, 0, 0.01, has_read=has_read)
-    assert read == 9
+        sharing = sharing.stepped(1, 0, 0.01 * (cost if has_read else 1), has_read=has_read)
+    assert least <= read <= most

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from steerserve.messages import Piece
+from collections.abc import Callable, Iterator
+from itertools import count
+
+import pytest
+
+from steerserve.messages import Overlay, Piece, ReadStatistics, Tap
 from steerserve.rules.clients import in_background
 from steerserve.rules.inference.yielding import READ_EVERY
 from steerserve.worker.model.checkpoint import Checkpoint
-from tests.worker.running import Answer, Bench, alone, generated, words
+from tests.worker.running import Answer, Bench, alone, generated, random_sae, words
 
 BATCH = in_background("somebody")
 LINES = {number: words(8 + 9 * number, number) for number in range(1, 5)}
@@ -118,3 +123,55 @@ def test_a_pass_over_live_rows_reads_no_resting_rows(llama: Checkpoint) -> None:
     assert live.row.slot.place == 0
     bench.run()
     assert live.tokens == generated(llama, LINES[1], 12)
+
+
+def stopping(every: int) -> Callable[[], bool]:
+    """Says at every so many layers that a live request waits."""
+    layers: Iterator[int] = count(1)
+    return lambda: next(layers) % every == 0
+
+
+@pytest.mark.parametrize("steps", [0, 1, 8], ids=["prefill", "first-decode", "decode"])
+def test_a_pass_over_rows_that_yield_ends_once_a_live_request_waits(
+    llama: Checkpoint, steps: int
+) -> None:
+    bench, lines = with_lines(llama)
+    bench.step(steps)
+    before = [line.tokens for line in lines]
+    bench.batch.live_waits = stopping(2)
+    bench.step()
+    assert [line.tokens for line in lines] == before
+    live = bench.ask(9, words(20), max_tokens=4)
+    # beside a live row no pass is stopped
+    bench.step(4)
+    assert live.finish
+    bench.batch.live_waits = lambda: False
+    bench.run()
+    assert live.tokens == generated(llama, words(20), 4)
+    assert [line.tokens for line in lines] == [
+        generated(llama, prompt, 30) for prompt in LINES.values()
+    ]
+
+
+def test_passes_that_were_stopped_are_counted_and_read_once(llama: Checkpoint) -> None:
+    found = []
+    for live_waits in (lambda: False, stopping(4)):
+        bench = Bench(llama)
+        bench.batch.live_waits = live_waits
+        with bench.attached("sae@0", random_sae(llama.hidden_size)):
+            bench.watch("sae@0")
+            for number, positions in enumerate(("all", "last"), 1):
+                bench.ask(
+                    number,
+                    LINES[number],
+                    plan=Overlay(0, {"sae@0": {3: 2.0}}),
+                    tap=Tap("sae@0", None, 48, positions, False, 1 << 16),
+                    label="line",
+                    client=BATCH,
+                    max_tokens=6,
+                )
+            bench.run()
+            told = bench.monitor.read(ReadStatistics(9))
+        found.append((bench.texts(1), bench.texts(2), bench.readings, told, len(bench.records)))
+    assert found[0] == found[1]
+    assert found[0][3].tokens == 12

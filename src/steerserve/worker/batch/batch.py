@@ -23,6 +23,7 @@ from steerserve.worker.batch.group import Group
 from steerserve.worker.batch.prefix import Prefixes
 from steerserve.worker.batch.waiting import WaitingRows
 from steerserve.worker.hooks.hooks import HookedSaes
+from steerserve.worker.model import kv
 from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.model.plain import PlainPasses
 from steerserve.worker.observers.observers import Observers
@@ -30,7 +31,10 @@ from steerserve.worker.rows.rows import BatchRow, Ending, settled
 
 
 class Batch:
-    """All groups, the rows that wait for room, and the bound on their KV memory."""
+    """All groups, the rows that wait for room, and the bound on their KV memory.
+
+    `live_waits` says whether a request that does not yield has come to the engine and waits for the end of a step.
+    """
 
     def __init__(
         self,
@@ -49,6 +53,8 @@ class Batch:
         self._clock = clock
         self._sharing = Sharing()
         self._last_live = -math.inf
+        self._is_live = False
+        self.live_waits: Callable[[], bool] = kv.never
         self._graphs = graphs
         self._saes = saes
         self._observers = observers
@@ -108,7 +114,8 @@ class Batch:
         self._admit()
         rows = [row for group in self._groups() for row in group.all_rows()]
         yielding = [row for row in rows if row.yields]
-        if len(yielding) < len(rows) or self._waiting.has_live:
+        self._is_live = len(yielding) < len(rows) or self._waiting.has_live
+        if self._is_live:
             self._last_live = self._clock()
         if yielding and len(yielding) < len(rows) and not self._waiting.has_live:
             outcomes = self._step_shared()
@@ -143,7 +150,8 @@ class Batch:
         stepped = {*shared, *live, *read}
         since = self._clock()
         outcomes = self._step_groups({*decoding, *joining} - stepped)
-        seconds = None if read else self._clock() - since
+        has_live_read = any(not row.yields for row in read)
+        seconds = None if has_live_read else self._clock() - since
         self._sharing = self._sharing.stepped(
             len(live), len(shared), seconds, has_read=is_read and bool(read)
         )
@@ -193,6 +201,7 @@ class Batch:
     ) -> Group:
         if passes is not None:
             return Group(passes, self._saes, self._observers, prefixes, step_seconds)
+        # beside live rows a step is short, and its time is compared
         return Group(
             self._model,
             self._saes,
@@ -201,6 +210,7 @@ class Batch:
             step_seconds,
             graphs=self._graphs,
             is_exact=self._shares_seeded,
+            must_stop=lambda: not self._is_live and self.live_waits(),
         )
 
     def _lasting(self) -> list[Group]:

@@ -54,6 +54,7 @@ class Group:
     The rows of `rows` decode, or work on the states that they have read. The prompts of the rows of `joining` are not
     prefilled to their end yet. A row has its slot in the cache from its first pass to its last. A step with a prefill
     pass takes at most about `step_seconds`. With None, the sizes of passes do not depend on the time that passes take.
+    A pass over rows that all yield is stopped, and runs again later, once `must_stop` says so.
     """
 
     def __init__(
@@ -67,8 +68,10 @@ class Group:
         graphs: DecodeGraphs | None = None,
         *,
         is_exact: bool = False,
+        must_stop: Callable[[], bool] = kv.never,
     ) -> None:
         self._model = model
+        self._must_stop = must_stop
         self._passes = SteeredPasses(model, saes, observers, graphs)
         self._saes = saes
         self._observers = observers
@@ -161,6 +164,8 @@ class Group:
             rows = rows[:1]
         parts = [row.prompt[row.filled : row.filled + most] for row in rows]
         logits = self._read(rows, parts)
+        if isinstance(logits, kv.Stopped):
+            return outcomes
         if isinstance(logits, Exception):
             return outcomes + self._failed(rows, logits)
         for row, part in zip(rows, parts, strict=True):
@@ -190,13 +195,16 @@ class Group:
             logits = self._passes.run(
                 rows,
                 [(start, len(part)) for start, part in zip(starts, parts, strict=True)],
-                lambda: self._model.prefill(
-                    self.cache,
-                    [cast(CacheSlot, row.slot) for row in rows],
-                    parts,
-                    start=starts,
-                    with_sums=pools,
-                    wanted=wanted,
+                lambda: self._forward(
+                    rows,
+                    lambda: self._model.prefill(
+                        self.cache,
+                        [cast(CacheSlot, row.slot) for row in rows],
+                        parts,
+                        start=starts,
+                        with_sums=pools,
+                        wanted=wanted,
+                    ),
                 ),
             )
         if isinstance(logits, Exception):
@@ -257,15 +265,32 @@ class Group:
         logits = self._passes.run(
             rows,
             [(position, 1) for position in positions],
-            lambda: self._model.decode_step(*inputs),
+            lambda: self._forward(rows, lambda: self._model.decode_step(*inputs)),
             stepping.up(len(rows), self._model.row_step),
             inputs,
         )
+        if isinstance(logits, kv.Stopped):
+            return outcomes
         if isinstance(logits, Exception):
             return outcomes + self._failed(rows, logits)
         outcomes += self._accept(logits, rows)
         self._tempo = self._tempo.decoded(self._clock() - started)
         return outcomes
+
+    def _forward(self, rows: list[BatchRow], forward: Callable[[], Tensor]) -> Tensor:
+        """The logits of a pass over these rows.
+
+        Raises:
+            Stopped: all rows yield, and `must_stop` says so. A row that reads states cannot read them twice.
+        """
+        may_stop = all(row.yields and not isinstance(row.goal, StateReading) for row in rows)
+        if self._model.is_alone or not may_stop:
+            return forward()
+        self.cache.must_stop = self._must_stop
+        try:
+            return forward()
+        finally:
+            self.cache.must_stop = kv.never
 
     def _made_room(self, row: BatchRow) -> list[Ending]:
         """Have room for the row's next token; the refusal of its request where the memory cannot be allocated."""

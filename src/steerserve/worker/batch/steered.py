@@ -10,6 +10,7 @@ from torch import Tensor
 from steerserve.worker.batch.graphs import DecodeGraphs, DecodeInputs
 from steerserve.worker.hooks.hooks import HookedSaes
 from steerserve.worker.model.checkpoint import Checkpoint
+from steerserve.worker.model.kv import Stopped
 from steerserve.worker.model.plain import PlainPasses
 from steerserve.worker.observers.observers import Observers
 from steerserve.worker.rows.rows import BatchRow
@@ -42,7 +43,7 @@ class SteeredPasses:
         inputs: DecodeInputs | None = None,
     ) -> Tensor | Exception:
         """Run a forward pass with the rows' steering and the observers in place. Returns the logits, or the error that
-        ended the pass.
+        ended the pass; `Stopped` where it was only stopped.
 
         `spans` has, for each row, the position of its first token in this pass, and the number of its tokens. The pass
         has `count` rows where that is more than `rows`. `inputs` are those of a decode pass.
@@ -59,6 +60,9 @@ class SteeredPasses:
                     logits = forward()
             self._observers.settle()
             return logits
+        except Stopped as stopped:
+            self._observers.discard()
+            return stopped
         except Exception as error:
             self._observers.discard()
             # any error of a forward pass ends the requests of its rows, and no others

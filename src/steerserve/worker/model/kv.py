@@ -17,6 +17,10 @@ Held = dict[int, tuple[Tensor, Tensor]]
 """One row's keys and values [kv_heads, tokens, head_dim] by layer."""
 
 
+class Stopped(Exception):
+    """A pass ended between two layers. It may run again, because it writes at the same positions."""
+
+
 @dataclass(slots=True, eq=False)
 class CacheSlot:
     """The room of one row: `capacity` tokens, at `place` among the rows of the same capacity."""
@@ -122,15 +126,16 @@ class KvCache:
     """Shelves of rows, and what the coming pass reads and writes.
 
     `limit` is the number of tokens beyond which no room is made ahead of its use. `beat` is called by each layer of a
-    pass. While a pass is recorded (`is_recorded`), keys and values are only noted as `new`, and the call of attention
-    writes them. With `reads_parts` the attention of a decode pass reads each shelf by itself, from `parts`; otherwise
-    it gets a copy of all rows, padded to the longest.
+    pass, and `must_stop` is asked there whether the pass ends with `Stopped`. While a pass is recorded (`is_recorded`),
+    keys and values are only noted as `new`, and the call of attention writes them. With `reads_parts` the attention of
+    a decode pass reads each shelf by itself, from `parts`; otherwise it gets a copy of all rows, padded to the longest.
     """
 
     is_compileable = False
 
     def __init__(self, limit: int = 0, *, reads_parts: bool = False) -> None:
         self.beat: Callable[[], None] = _nothing
+        self.must_stop: Callable[[], bool] = never
         self.limit = limit
         self.reads_parts = reads_parts
         self.parts: list[ShelfPart] = []
@@ -282,8 +287,14 @@ class KvCache:
         self, keys: Tensor, values: Tensor, layer_idx: int, *_: object, **__: object
     ) -> tuple[Tensor, Tensor]:
         """Write this pass's keys and values [b, kv_heads, T, head_dim]. Returns the keys and values that attention
-        reads; those of the pass itself where attention reads the parts."""
+        reads; those of the pass itself where attention reads the parts.
+
+        Raises:
+            Stopped: `must_stop` says so.
+        """
         self.beat()
+        if self.must_stop():
+            raise Stopped
         self.layer = layer_idx
         if self._prefill is not None:
             return self._prefilled(self._prefill, keys, values, layer_idx)
@@ -361,6 +372,11 @@ def _padded(tensor: Tensor, length: int) -> Tensor:
     """[b, heads, T, dim] with zeros up to T = `length`."""
     missing = length - tensor.shape[2]
     return functional.pad(tensor, (0, 0, 0, missing)) if missing > 0 else tensor
+
+
+def never() -> bool:
+    """The `must_stop` of a cache whose passes run to their end."""
+    return False
 
 
 def _nothing() -> None:

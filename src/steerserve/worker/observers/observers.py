@@ -38,7 +38,8 @@ class Observer:
         """The pass succeeded: the values that were copied in the pass may be used."""
 
     def discard(self) -> None:
-        """The pass failed: the values that were copied in the pass must be dropped."""
+        """The pass failed or was stopped: the values that were copied in the pass must be dropped. A pass that was
+        stopped runs again."""
 
     def progress(self, row: BatchRow) -> Sequence[Outcome]:
         """A pass has written one more token of the row, and the row goes on. Returns the outcomes that are sent before

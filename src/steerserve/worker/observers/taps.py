@@ -43,6 +43,7 @@ class RowReader:
         self._keeps_last = keeps_last
         self._span = (0, 0)
         self._start = 0
+        self._copied: tuple[int, Tensor] | None = None
         self._caught: list[tuple[int, Tensor]] = []
         self._refusal: Refusal | None = None
 
@@ -59,6 +60,7 @@ class RowReader:
         end = start + count
         self._start = start
         self._span = (end, end)
+        self._copied = None
         if self._refusal is None:
             self._span = self.span(start, end)
 
@@ -79,9 +81,7 @@ class RowReader:
         except Exception as error:
             self._fail(error)
             return
-        if self._keeps_last:
-            self._caught.clear()
-        self._caught.append((low, copied))
+        self._copied = low, copied
 
     @property
     def is_streamed(self) -> bool:
@@ -91,6 +91,11 @@ class RowReader:
     def settle(self) -> None:
         """Called after the pass: encode the copied positions once there are ENCODE_POSITIONS of them, or at once where
         the readings are streamed."""
+        if self._copied is not None:
+            if self._keeps_last:
+                self._caught.clear()
+            self._caught.append(self._copied)
+            self._copied = None
         caught = sum(len(rows) for _, rows in self._caught)
         if caught >= (1 if self.is_streamed else ENCODE_POSITIONS):
             self._encode()

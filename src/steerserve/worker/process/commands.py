@@ -30,6 +30,7 @@ from steerserve.worker.heartbeat import Pulse
 from steerserve.worker.hooks import explore, promoting
 from steerserve.worker.model import bits
 from steerserve.worker.model.budget import SaeRoom
+from steerserve.worker.model.kv import never
 from steerserve.worker.process import changing, loading, processors
 from steerserve.worker.process.loading import LoadedEncoder, LoadedModel
 from steerserve.worker.process.thread_count import ThreadCount
@@ -50,7 +51,7 @@ class Commands:
     """Owns the loaded model, its state, and the requests whose grammars are still being compiled.
 
     `send` sends an event at once. `wake` ends a wait of the loop, and may be called from any thread. The loaded model
-    sends its heartbeats through `pulse`.
+    sends its heartbeats through `pulse`. `live_waits` says whether a live request has come and is not read yet.
     """
 
     def __init__(
@@ -58,9 +59,11 @@ class Commands:
         send: Callable[[m.Event], None],
         wake: Callable[[], None],
         pulse: Pulse | None = None,
+        live_waits: Callable[[], bool] = never,
     ) -> None:
         self._send = send
         self._wake = wake
+        self._live_waits = live_waits
         self._pulse = pulse or Pulse()
         self.threads = ThreadCount(
             lambda threads: send(m.ThreadsChanged(threads.now, threads.choices[-1]))
@@ -110,6 +113,8 @@ class Commands:
 
         self.loaded = loading.load(command, report)
         self.loaded.model.pulse = self._pulse
+        if isinstance(self.loaded, LoadedModel):
+            self.loaded.batch.live_waits = self._live_waits
         if isinstance(self.loaded, LoadedModel) and self.loaded.graphs is not None:
             self.loaded.graphs.on_change = lambda state: self._send(m.GraphsChanged(state))
         self.threads.begin(_threads(self.loaded, most))

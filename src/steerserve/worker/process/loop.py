@@ -13,6 +13,7 @@ from transformers.utils import logging as transformers_logging
 from steerserve import messages as m
 from steerserve.errors import Refusal
 from steerserve.logs import setup as logs
+from steerserve.rules import clients
 from steerserve.rules.residency.heartbeat import Activity
 from steerserve.worker import memory
 from steerserve.worker.batch.batch import Batch
@@ -27,6 +28,16 @@ log = structlog.get_logger(__name__)
 
 _CODE_OF_FAILURE = {Activity.LOAD: "MODEL_LOAD_FAILED", Activity.SAE: "SAE_LOAD_FAILED"}
 """The code of an unexpected error in a command, by what the engine was doing; else INTERNAL_ERROR."""
+
+_REQUESTS = (
+    m.Generate,
+    m.Score,
+    m.Embed,
+    m.Lens,
+    m.Attribute,
+    m.ReadStates,
+    m.ReadActivations,
+)
 
 
 def main(link: socket.socket, log_level: str, log_format: str, word: Word) -> None:
@@ -48,7 +59,7 @@ class Worker:
         self._wire = wire
         self._pulse = pulse or Pulse()
         wire.beat = self._pulse.beat
-        self.commands = Commands(wire.send, wire.wake, self._pulse)
+        self.commands = Commands(wire.send, wire.wake, self._pulse, self._live_waits)
         self._may_release = False
 
     def run(self) -> None:
@@ -89,6 +100,13 @@ class Worker:
         elif idle and self._may_release and not arrived:
             memory.give_back()
             self._may_release = False
+
+    def _live_waits(self) -> bool:
+        """Whether a request has come that does not yield."""
+        return any(
+            isinstance(command, _REQUESTS) and not clients.is_in_background(command.client)
+            for command in self._wire.pending()
+        )
 
     def _step(self, batch: Batch | Passes) -> None:
         self._pulse.doing(Activity.DECODE)

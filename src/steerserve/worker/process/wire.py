@@ -5,7 +5,8 @@ from __future__ import annotations
 import select
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 
 import structlog
 
@@ -23,6 +24,7 @@ class Wire:
         self.beat: Callable[[], None] = _nothing
         self._link = link
         self._buffer = bytearray()
+        self._arrived: deque[m.Command] = deque()
         self._woken, self._waker = socket.socketpair()
         self.is_closed = False
 
@@ -40,24 +42,40 @@ class Wire:
     def receive(self, *, wait: bool, seconds: float | None = None) -> Iterator[m.Command]:
         """Every whole command that has arrived. With `wait`, block until something arrives, `wake` is called, or
         `seconds` are over."""
+        wait = wait and not self._arrived
         while ready := self._ready(seconds if wait else 0.0):
             wait = False
             if self._woken in ready:
                 self._woken.recv(1 << 10)
-            if self._link not in ready:
-                continue
-            chunk = self._link.recv(1 << 16)
-            if not chunk:
-                self.is_closed = True
+            if self._link in ready and not self._read():
                 break
-            self._buffer += chunk
+        while self._arrived:
+            yield self._arrived.popleft()
+
+    def pending(self) -> Sequence[m.Command]:
+        """The commands that have arrived, and that `receive` has not given yet."""
+        while select.select([self._link], [], [], 0.0)[0] and self._read():
+            pass
+        return self._arrived
+
+    def _read(self) -> bool:
+        """Take in what has arrived; False where the socket is closed at the other end."""
+        try:
+            chunk = self._link.recv(1 << 16)
+        except ConnectionResetError:
+            chunk = b""
+        if not chunk:
+            self.is_closed = True
+            return False
+        self._buffer += chunk
         while len(self._buffer) >= m.LENGTH.size:
             end = m.LENGTH.size + m.LENGTH.unpack_from(self._buffer)[0]
             if len(self._buffer) < end:
                 break
             body = bytes(self._buffer[m.LENGTH.size : end])
             del self._buffer[:end]
-            yield m.decode_command(body)
+            self._arrived.append(m.decode_command(body))
+        return True
 
     def _ready(self, seconds: float | None) -> list[socket.socket]:
         """The sockets at which something has arrived, after at most `seconds`; without `seconds`, once something has
