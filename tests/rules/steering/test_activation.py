@@ -9,12 +9,12 @@ import pytest
 
 from steerserve.errors import Refusal
 from steerserve.rules.steering import activation as serving
-from steerserve.rules.steering import interventions
+from steerserve.rules.steering import circuit_serving, interventions
 from steerserve.rules.steering import live as steering
 from steerserve.rules.steering.live import Live
 from steerserve.rules.steering.placed import MANUAL
 from steerserve.rules.steering.profile import Profile, ProfileEdits
-from tests.rules.steering.owners import owned, values_of
+from tests.rules.steering.owners import owned, values_of, whole
 from tests.rules.steering.saes import Sae
 
 FIRST, SECOND = Sae("sae_a", 1), Sae("sae_b", 2, 20)
@@ -191,6 +191,8 @@ def test_values_set_by_hand_at_other_saes_are_told_as_cleared() -> None:
 
 
 ADOPTED = serving.adopt(FRESH, ID, CALM)
+RAIN = whole("circ_1", "rain", 2, (2,), {B: {15: 1.0}})
+RAINING = circuit_serving.activate(steering.disable(ADOPTED), RAIN, BOTH)
 DIALED = [
     ("nothing was ever switched on", ADOPTED, True),
     ("other values steer", serving.adopt(STEERED, ID, CALM), True),
@@ -199,6 +201,9 @@ DIALED = [
     ("an operator clears", steering.clear(ADOPTED), False),
     ("an operator switches on again", steering.enable(steering.disable(ADOPTED)), True),
     ("a value is set", steering.set_values(steering.disable(ADOPTED), A, 10, {1: 1.0}), True),
+    ("a circuit switches on", RAINING, True),
+    ("an SAE leaves after a circuit switched on", steering.leave(RAINING, A), True),
+    ("a circuit that switched on has ended", steering.end(RAINING, RAIN.id), True),
     ("the last SAE is detached", steering.switch_off(ADOPTED), True),
     ("all values of an SAE leave", steering.leave(serving.adopt(STEERED, ID, CALM), A), True),
 ]

@@ -165,8 +165,7 @@ def give(live: Live, owner: str, placed: Placed) -> Live:
     """Replace all that an owner has. Anything given switches steering on. Where no owner has anything left, steering is
     off."""
     owned = _given(live.owned, {owner: placed})
-    enabled = live.enabled or not placed.is_empty
-    return _step(live, owned, enabled=enabled, served=live.served)
+    return _step(live, owned, enabled=live.enabled or not placed.is_empty)
 
 
 def serve(live: Live, one: Served, kept: Owned) -> Live:
@@ -334,11 +333,10 @@ def _step(
 ) -> Live:
     """The `Live` after an edit, or `live` itself when the edit changed nothing. Where no owner has anything left,
     steering is switched off, unless `is_kept`. An edit that activates, dials or ends something says what is `served`
-    then, and mutes nothing. `mutes` says that an operator switches steering off."""
+    then. `mutes` says that an operator switches steering off."""
     full, still = left(_without_empty(owned), live.served if served is None else served)
     enabled = enabled and (is_kept or bool(full))
-    if served is None:
-        still = tuple(one.switched(enabled=enabled, mutes=mutes) for one in still)
+    still = tuple(one.switched(enabled=enabled, mutes=mutes) for one in still)
     after = _owning(live, full, enabled=enabled, served=still)
     return live if after == live else counted(live, after)
 
