@@ -64,11 +64,13 @@ class StoredRows(Generic[Row]):
         self._room = room
         self._read = self._columns(kind)
 
-    async def first_free(self, names: Sequence[str], add: Callable[[str], Awaitable[Row]]) -> Row:
+    async def first_free(
+        self, names: Sequence[str], add: Callable[[str], Awaitable[Row]], told: str
+    ) -> Row:
         """The row that `add` saves under the first of the names that no row has.
 
         Raises:
-            NameTaken: rows have all of the names.
+            NameTaken: rows have all of the names. The refusal tells the name `told`.
         """
         wanted = select(self._table.c.name).where(self._table.c.name.in_(names))
         async with self._database.read() as connection:
@@ -78,7 +80,7 @@ class StoredRows(Generic[Row]):
                 return await add(name)
             except NameTaken:
                 continue  # another call has just taken the name
-        raise self._taken(names[-1])
+        raise self._taken(told)
 
     async def document(self, row_id: str) -> str | None:
         """The JSON text of the document that a row was imported from, as it came; None where it was not imported.

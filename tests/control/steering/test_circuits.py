@@ -15,6 +15,7 @@ from steerserve.database.circuits import CircuitStore
 from steerserve.errors import Refusal
 from steerserve.rules.steering import circuit as rules
 from steerserve.rules.steering.claims import LayerClaim
+from steerserve.rules.steering.members import NAME_TRIES
 from tests.control.conftest import refused
 from tests.control.residency.test_restoring import answered
 from tests.doubles import PATIENCE, World, soon
@@ -67,6 +68,18 @@ async def claims(world: World) -> list[tuple[str, int]]:
     """The claims as the database has them."""
     held = await CircuitStore(world.database).claims()
     return [(claim.circuit_id, claim.layer) for claim in held]
+
+
+# ------------------------------------------------------------------ imports
+
+
+async def test_an_import_whose_numbers_are_all_taken_is_refused_by_its_own_name(
+    world: World,
+) -> None:
+    for _ in range(NAME_TRIES):
+        await imported(world)
+    full = await refused(imported(world))
+    assert (full.code, full.details["name"]) == ("VALIDATION_ERROR", "rain")
 
 
 # ------------------------------------------------------------------ the engine

@@ -139,7 +139,9 @@ class Circuits:
         intensity = circuit_serving.INTENSITY if circuit.intensity is None else circuit.intensity
         names = names_to_try(circuit.name, NAME_MAXIMUM, may_rename=on_conflict == "rename")
         row = await self._store.first_free(
-            names, lambda name: self._store.add(name, imported, intensity, own_id)
+            names,
+            lambda name: self._store.add(name, imported, intensity, own_id),
+            told=circuit.name,
         )
         limits = self.limits(row)
         warnings = rules.warnings(circuit, limits[1])

@@ -138,8 +138,9 @@ class Clusters:
         NameTaken: other profiles have all names that the document may have.
         """
         may_rename = options.on_conflict == "rename"
+        names = names_to_try(imported.name, rules.NAME_MAXIMUM, may_rename=may_rename)
         return await self._documents.first_free(
-            names_to_try(imported.name, rules.NAME_MAXIMUM, may_rename=may_rename),
+            names,
             lambda name: self._documents.add_cluster(
                 imported,
                 name,
@@ -149,6 +150,7 @@ class Clusters:
                 options.own_id,
                 options.slice_of,
             ),
+            told=names[-1],
         )
 
     async def _activated(self, row: ProfileRow) -> tuple[str, ...]:
