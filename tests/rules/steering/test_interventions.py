@@ -11,6 +11,7 @@ import pytest
 from steerserve.errors import Refusal
 from steerserve.rules.saes.attachment import SaeChoice
 from steerserve.rules.steering import interventions
+from steerserve.rules.steering.edits import KINDS, SWAP
 from steerserve.rules.steering.positions import ALL, Positions, Selection
 from steerserve.rules.steering.request import (
     AskedCondition,
@@ -229,7 +230,7 @@ def test_a_wrong_edit_is_refused_by_its_place(edit: dict[str, Any], place: str) 
     [
         (
             {**SET, "op": "clamp"},
-            "op: must be one of add, set, at_least, at_most, scale, ablate, swap",
+            f"op: must be one of {', '.join([*KINDS, SWAP])}",
         ),
         (
             {**SET, "positions": {"names": ["all", "answer"]}},
