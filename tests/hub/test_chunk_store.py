@@ -13,7 +13,8 @@ from huggingface_hub.utils._xet_progress_reporting import XetDownloadProgressRep
 from steerserve.files.folder import CommitFolder
 from steerserve.hub import transfer
 from steerserve.hub.session import Session
-from steerserve.hub.wire import Download, WantedFile
+from steerserve.hub.wire import Download
+from steerserve.rules.models.repository import RepoFile
 from tests.hub.conftest import WEIGHTS, Desk, assert_there
 from tests.loopback_hub import LoopbackHub
 
@@ -45,7 +46,7 @@ def test_a_chunk_store_that_is_offered_is_used_and_its_bytes_count_once(
         incomplete_path.write_bytes(WEIGHTS)
 
     monkeypatch.setattr(transfer, "xet_get", xet_get)
-    files = [WantedFile("model.safetensors", len(WEIGHTS), digest)]
+    files = [RepoFile("model.safetensors", len(WEIGHTS), digest)]
     folder = tmp_path / sha
     job = Download("acme/tiny", sha, files, str(folder), use_xet=True)
     transfer.fetch_all(job, Session(tiny.url, None, None), lambda _: None)

@@ -11,8 +11,9 @@ import pytest
 from steerserve.hub.client import Hub
 from steerserve.hub.header import TENSORS, fetch_header
 from steerserve.hub.session import Session, troubles
-from steerserve.hub.wire import Headers, Kind, Trouble, WantedFile
+from steerserve.hub.wire import Headers, Kind, Trouble
 from steerserve.rules.models.precision import StoredTensor
+from steerserve.rules.models.repository import RepoFile
 from tests.hub.conftest import MakeHub
 from tests.loopback_hub import LoopbackHub
 from tests.refusals import refused
@@ -106,7 +107,7 @@ def test_a_hostile_header_is_refused(loopback: LoopbackHub, content: bytes) -> N
     sha = loopback.add(REPO, {PATH: content}).sha
     session = Session(loopback.url, None, 10)
     with troubles(has_token=False), pytest.raises(Trouble) as trouble:
-        fetch_header(Headers(REPO, sha, WantedFile(PATH, len(content), None)), session)
+        fetch_header(Headers(REPO, sha, RepoFile(PATH, len(content), None)), session)
     assert trouble.value.kind is Kind.FAILED
 
 

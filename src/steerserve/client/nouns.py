@@ -46,7 +46,7 @@ from steerserve.control.inference.effect_views import (
     Effects,
     KeptEffects,
 )
-from steerserve.control.inference.lens_views import DeletedLens, LensList, LensRecord
+from steerserve.control.inference.lens_views import DeletedLens, LensList
 from steerserve.control.inference.views import (
     Contrast,
     ContrastedFeature,
@@ -131,11 +131,9 @@ from steerserve.control.steering.vector_views import (
     DeletedProbe,
     DeletedVector,
     ProbeList,
-    ProbeRecord,
     ProbeWeights,
     VectorList,
     VectorNeighbours,
-    VectorRecord,
 )
 from steerserve.control.steering.views import (
     ActivatedCluster,
@@ -149,7 +147,6 @@ from steerserve.control.steering.views import (
     ImportedProfileRecord,
     IntensityReport,
     LiveInterventions,
-    OfferedPack,
     PackedDefinition,
     ProfileExport,
     ProfileList,
@@ -157,6 +154,7 @@ from steerserve.control.steering.views import (
     SteeringState,
 )
 from steerserve.logs.lines import Level, LogLine, LogLines
+from steerserve.rules.inference.lens import LensRecord
 from steerserve.rules.inference.runs import Replayed, Run, RunSummary
 from steerserve.rules.jobs import JobFacts
 from steerserve.rules.models.breaker import BreakerStatus
@@ -169,6 +167,8 @@ from steerserve.rules.residency.lease_status import (
 from steerserve.rules.residency.replicas import ReplicaSet, ReplicaView
 from steerserve.rules.sensing.firings import ClusterFiringRecord, EdgeFiringRecord
 from steerserve.rules.sensing.ranking import Rank
+from steerserve.rules.steering.cluster import OfferedPack
+from steerserve.rules.steering.records import ProbeRecord, VectorRecord
 
 OnConflict = Literal["rename", "fail"]
 Values = Mapping[int, float]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass, fields
-from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -16,26 +14,18 @@ from steerserve.database.db import Database
 from steerserve.database.named import NamedStore
 from steerserve.database.room import UNBOUNDED, DocumentRoom
 from steerserve.database.tables import lenses
-from steerserve.rules.inference.lens import ID_PREFIX, LensKind
+from steerserve.rules.inference.lens import ID_PREFIX, LensRecord
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LensRow:
-    """One trained lens. `layers` are the layers whose stream it maps; `path` is its folder or its file on this machine,
-    and `file_bytes` the size of its tensors. `source` says where it came from."""
+class LensRow(LensRecord, frozen=True, kw_only=True):
+    """One trained lens. `path` is its folder or its file on this machine."""
 
-    id: str
-    name: str
-    kind: LensKind
-    width: int
-    layers: tuple[int, ...]
-    model_layers: int | None
-    model_hint: str | None
-    unembed_hash: str | None
-    source: dict[str, Any]
     path: str
-    file_bytes: int
-    created_at: datetime
+
+    @property
+    def record(self) -> LensRecord:
+        """The lens as it is answered."""
+        return LensRecord(**{name: getattr(self, name) for name in LensRecord.__struct_fields__})
 
 
 def new_lens_id() -> str:
@@ -61,7 +51,7 @@ class LensStore(NamedStore[LensRow]):
             Refusal: LENS_ALREADY_EXISTS, DOCUMENT_STORE_FULL, INSUFFICIENT_DISK.
         """
         row = LensRow(id=self._new_id(), created_at=self._now(), **values)
-        size = len(msgspec.json.encode({one.name: getattr(row, one.name) for one in fields(row)}))
+        size = len(msgspec.json.encode(row))
         return await self._insert(row, size)
 
     async def at(self, path: str) -> LensRow | None:

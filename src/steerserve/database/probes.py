@@ -1,12 +1,9 @@
-"""Stored probes: the rows, as frozen records, and their weights."""
+"""Stored probes: their records and their weights."""
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
-from datetime import datetime
-from typing import Any
 
 from steerserve.database.catalog import Clock, utc_now
 from steerserve.database.db import Database
@@ -15,33 +12,15 @@ from steerserve.database.room import UNBOUNDED, DocumentRoom
 from steerserve.database.tables import probes
 from steerserve.database.vectors import MODEL_HINT
 from steerserve.rules.steering.probe import ID_PREFIX, Probe, ProbeLayer, ReadProbe, digest
-from steerserve.rules.steering.vector import Convention
+from steerserve.rules.steering.records import ProbeRecord, Training, VectorSource
 from steerserve.rules.text import storable
-
-
-@dataclass(frozen=True, slots=True)
-class ProbeRow:
-    """One probe without its weights. `layers` say where it reads, and `training` how it was trained."""
-
-    id: str
-    name: str
-    content_digest: str
-    model_hint: str | None
-    width: int
-    layers: tuple[ProbeLayer, ...]
-    source: dict[str, object]
-    layer_convention: Convention
-    layer_offset: int
-    warnings: tuple[str, ...]
-    training: dict[str, Any] | None
-    created_at: datetime
 
 
 def new_probe_id() -> str:
     return ID_PREFIX + secrets.token_hex(6)
 
 
-class ProbeStore(DirectionStore[ProbeRow]):
+class ProbeStore(DirectionStore[ProbeRecord]):
     """Reads and writes probes. A probe is never changed."""
 
     def __init__(
@@ -51,7 +30,7 @@ class ProbeStore(DirectionStore[ProbeRow]):
         new_id: Callable[[], str] = new_probe_id,
         room: DocumentRoom = UNBOUNDED,
     ) -> None:
-        super().__init__(database, probes, ProbeRow, "probe", now, new_id, room)
+        super().__init__(database, probes, ProbeRecord, "probe", now, new_id, room)
 
     async def probe(self, id_or_name: str) -> Probe:
         """A probe with its weights.
@@ -66,23 +45,23 @@ class ProbeStore(DirectionStore[ProbeRow]):
             row.content_digest,
             tuple(split(row.layers, row.width, data)),
             tuple(one.bias for one in row.layers),
-            None if row.training is None else row.training["best_layer"],
+            None if row.training is None else row.training.best_layer,
         )
 
     async def add(
         self,
         name: str,
         read: ReadProbe,
-        source: dict[str, object],
-        training: dict[str, object] | None,
-    ) -> ProbeRow:
+        source: VectorSource,
+        training: Training | None,
+    ) -> ProbeRecord:
         """Store a probe under a new id.
 
         Raises:
             Refusal: PROBE_ALREADY_EXISTS, DOCUMENT_STORE_FULL, INSUFFICIENT_DISK.
         """
         hint = read.model_hint
-        row = ProbeRow(
+        row = ProbeRecord(
             id=self._new_id(),
             name=name,
             content_digest=digest(read.directions, read.biases),

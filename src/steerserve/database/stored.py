@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import fields
 from typing import Any, Generic, Protocol, TypeVar, cast
 
+import msgspec
 from sqlalchemy import Column, ColumnElement, Select, Table, delete, func, insert, select, update
 from sqlalchemy.engine import RowMapping
 from sqlalchemy.exc import IntegrityError
@@ -25,7 +26,7 @@ work."""
 
 
 class Record(Protocol):
-    """What the rows of every kind have. They are dataclasses whose fields are columns of the table."""
+    """What the rows of every kind have. They are dataclasses or structs whose fields are columns of the table."""
 
     @property
     def id(self) -> str: ...
@@ -137,10 +138,10 @@ class StoredRows(Generic[Row]):
         return None if row is None else self._made(self._kind, row)
 
     def _columns(self, kind: type[Any]) -> list[Column[Any]]:
-        return [self._table.c[field.name] for field in fields(kind)]
+        return [self._table.c[name] for name in _fields(kind)]
 
     def _made(self, kind: type[Kind], row: RowMapping) -> Kind:
-        return kind(**{field.name: row[field.name] for field in fields(cast(Any, kind))})
+        return kind(**{name: row[name] for name in _fields(kind)})
 
     def _is(self, row_id: str) -> ColumnElement[bool]:
         return self._table.c.id == row_id
@@ -240,3 +241,9 @@ class StoredRows(Generic[Row]):
         unknown, field = shown(row_id), f"{self._noun}_id"
         why = f"no {self._noun} has the id {unknown!r}"
         return Refusal(f"{self._noun.upper()}_NOT_FOUND", why, **{field: unknown})
+
+
+def _fields(kind: type[Any]) -> tuple[str, ...]:
+    if issubclass(kind, msgspec.Struct):
+        return kind.__struct_fields__
+    return tuple(field.name for field in fields(kind))

@@ -30,12 +30,14 @@ from sqlalchemy.types import TypeDecorator
 
 from steerserve.rules.inference.batches import AttachedSae, LineFault
 from steerserve.rules.inference.effects import EffectSummary
+from steerserve.rules.inference.lens import LensSource
 from steerserve.rules.inference.runs import RunSummary
 from steerserve.rules.sensing.firings import ClusterFiring, EdgeFiring
 from steerserve.rules.steering.binding import CircuitOutline
 from steerserve.rules.steering.circuit import Circuit
 from steerserve.rules.steering.cluster import Cluster
 from steerserve.rules.steering.probe import ProbeLayer
+from steerserve.rules.steering.records import Training, VectorSource
 from steerserve.rules.steering.vector import LayerNorm
 
 
@@ -271,11 +273,11 @@ vectors = Table(
     Column("layers", Encoded(tuple[LayerNorm, ...]), nullable=False),
     Column("data", LargeBinary, nullable=False),
     Column("suggested_value", Float),
-    Column("source", JsonObject, nullable=False),
+    Column("source", Encoded(VectorSource), nullable=False),
     Column("layer_convention", String(20), nullable=False),
     Column("layer_offset", Integer, nullable=False),
     Column("warnings", TextList, nullable=False),
-    Column("training", JsonObject),
+    Column("training", Encoded(Training)),
     Column("created_at", UtcDateTime, nullable=False),
     Column("stored_bytes", Integer, nullable=False),
     UniqueConstraint("name", name="uq_vectors_name"),
@@ -295,11 +297,11 @@ probes = Table(
     Column("width", Integer, nullable=False),
     Column("layers", Encoded(tuple[ProbeLayer, ...]), nullable=False),
     Column("data", LargeBinary, nullable=False),
-    Column("source", JsonObject, nullable=False),
+    Column("source", Encoded(VectorSource), nullable=False),
     Column("layer_convention", String(20), nullable=False),
     Column("layer_offset", Integer, nullable=False),
     Column("warnings", TextList, nullable=False),
-    Column("training", JsonObject),
+    Column("training", Encoded(Training)),
     Column("created_at", UtcDateTime, nullable=False),
     Column("stored_bytes", Integer, nullable=False),
     UniqueConstraint("name", name="uq_probes_name"),
@@ -319,7 +321,7 @@ lenses = Table(
     Column("model_layers", Integer),
     Column("model_hint", String(255)),
     Column("unembed_hash", String(64)),
-    Column("source", JsonObject, nullable=False),
+    Column("source", Encoded(LensSource), nullable=False),
     Column("path", String(4096), nullable=False),
     Column("file_bytes", BigInteger, nullable=False),
     Column("created_at", UtcDateTime, nullable=False),

@@ -1,11 +1,9 @@
-"""Stored vectors: the rows, as frozen records, and their directions."""
+"""Stored vectors: their records and their directions."""
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
-from datetime import datetime
 
 from sqlalchemy import select
 
@@ -14,6 +12,7 @@ from steerserve.database.db import Database
 from steerserve.database.directions import DirectionStore, split
 from steerserve.database.room import UNBOUNDED, DocumentRoom
 from steerserve.database.tables import vectors
+from steerserve.rules.steering.records import Training, VectorRecord, VectorSource
 from steerserve.rules.steering.vector import (
     ID_PREFIX,
     LayerNorm,
@@ -27,32 +26,11 @@ MODEL_HINT = 255
 """The most characters of the name of a model."""
 
 
-@dataclass(frozen=True, slots=True)
-class VectorRow:
-    """One vector without its directions. `layers` say where it has directions. `source` says where it came from, and
-    `training` how it was trained here; None for a vector that was not."""
-
-    id: str
-    name: str
-    content_digest: str
-    model_hint: str | None
-    operation: str
-    width: int
-    layers: tuple[LayerNorm, ...]
-    suggested_value: float | None
-    source: dict[str, object]
-    layer_convention: str
-    layer_offset: int
-    warnings: list[str]
-    training: dict[str, object] | None
-    created_at: datetime
-
-
 def new_vector_id() -> str:
     return ID_PREFIX + secrets.token_hex(6)
 
 
-class VectorStore(DirectionStore[VectorRow]):
+class VectorStore(DirectionStore[VectorRecord]):
     """Reads and writes vectors. A vector is never changed."""
 
     def __init__(
@@ -62,7 +40,7 @@ class VectorStore(DirectionStore[VectorRow]):
         new_id: Callable[[], str] = new_vector_id,
         room: DocumentRoom = UNBOUNDED,
     ) -> None:
-        super().__init__(database, vectors, VectorRow, "vector", now, new_id, room)
+        super().__init__(database, vectors, VectorRecord, "vector", now, new_id, room)
 
     async def vector(self, id_or_name: str) -> Vector:
         """A vector with its directions.
@@ -89,15 +67,15 @@ class VectorStore(DirectionStore[VectorRow]):
         self,
         name: str,
         read: ReadVector,
-        source: dict[str, object],
-        training: dict[str, object] | None = None,
-    ) -> VectorRow:
+        source: VectorSource,
+        training: Training | None = None,
+    ) -> VectorRecord:
         """Store a vector under a new id.
 
         Raises:
             Refusal: VECTOR_ALREADY_EXISTS, DOCUMENT_STORE_FULL, INSUFFICIENT_DISK.
         """
-        row = VectorRow(
+        row = VectorRecord(
             id=self._new_id(),
             name=name,
             content_digest=content_digest(read.directions),
@@ -116,6 +94,6 @@ class VectorStore(DirectionStore[VectorRow]):
         return await self._add(row, read.directions)
 
 
-def _vector(row: VectorRow, data: bytes) -> Vector:
+def _vector(row: VectorRecord, data: bytes) -> Vector:
     directions = tuple(split(row.layers, row.width, data))
     return Vector(row.id, row.name, row.content_digest, directions, row.operation)

@@ -14,22 +14,19 @@ import tenacity
 
 from steerserve.errors import Refusal
 from steerserve.hub.child import Downloaders, refusal, running, usable
-from steerserve.hub.described import Repository, repository
+from steerserve.hub.described import Repository, checked
 from steerserve.hub.wire import (
     Answer,
     ContentRead,
     Describe,
-    Described,
     DownloaderTask,
     Found,
-    FoundRepository,
     HeaderRead,
     Headers,
     Kind,
     ReadContent,
     SearchRepositories,
     Trouble,
-    WantedFile,
 )
 from steerserve.rules.models import breaker
 from steerserve.rules.models.breaker import Breaker, BreakerStatus, Limits
@@ -41,6 +38,7 @@ from steerserve.rules.models.repository import (
     check_repo_id,
     check_revision,
 )
+from steerserve.rules.steering.cluster import OfferedPack
 from steerserve.settings import Settings
 
 NAME = "huggingface"
@@ -116,9 +114,9 @@ class Hub:
         if revision is not None:
             check_revision(revision)
         described = await self._answer(Describe(repo_id, revision, repo_type), repo_id, token)
-        assert isinstance(described, Described)
+        assert isinstance(described, Repository)
         # long listings are checked beside the event loop
-        return await asyncio.to_thread(repository, described, revision)
+        return await asyncio.to_thread(checked, described, revision)
 
     def check_question(self, revision: str | None = None, token: str | None = None) -> None:
         """Refuse what needs no answer of the hub.
@@ -147,8 +145,7 @@ class Hub:
         if key in self._headers:
             self._headers.move_to_end(key)
             return self._headers[key]
-        wanted = WantedFile(file.path, file.size, file.digest)
-        read = await self._answer(Headers(repo_id, sha, wanted), repo_id, token)
+        read = await self._answer(Headers(repo_id, sha, file), repo_id, token)
         assert isinstance(read, HeaderRead)
         tensors = (
             StoredTensor(name, dtype, tuple(shape), n) for name, dtype, shape, n in read.tensors
@@ -160,7 +157,7 @@ class Hub:
                 self._headers.popitem(last=False)
         return header
 
-    async def search(self, query: str, tags: Sequence[str], limit: int) -> list[FoundRepository]:
+    async def search(self, query: str, tags: Sequence[str], limit: int) -> list[OfferedPack]:
         """At most `limit` public repositories that match a text and have all tags.
 
         Raises:

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
-from steerserve.hub.wire import Described
 from steerserve.rules.models.repository import RepoFile, check_paths
 
 ARCHITECTURES = 8
 TEXT_CHARACTERS = 255
 
 
-@dataclass(frozen=True, slots=True)
-class Repository:
+class Repository(msgspec.Struct, frozen=True, kw_only=True, tag="described"):
     """The hub's description of a repository at one commit (`sha`). `config` is the content of config.json.
-    `parameters_by_dtype` counts the elements in the safetensors files. Unknown values are None."""
+    `parameters_by_dtype` counts the elements in the safetensors files. Unknown values are None. `revision` is what was
+    asked for."""
 
     repo_id: str
     sha: str
-    revision: str | None
     is_gated: bool
     is_private: bool
     files: tuple[RepoFile, ...]
@@ -34,6 +32,7 @@ class Repository:
     gguf_architecture: str | None
     gguf_context_length: int | None
     gguf_parameters: int | None
+    revision: str | None = None
 
     @property
     def architectures(self) -> tuple[str, ...]:
@@ -50,18 +49,14 @@ class Repository:
         return bool((self.config or {}).get("auto_map"))
 
 
-def repository(described: Described, revision: str | None) -> Repository:
-    """Raises:
-    Refusal: DOWNLOAD_FAILED for a hostile listing.
+def checked(described: Repository, revision: str | None) -> Repository:
+    """What the hub said about the revision that was asked for.
+
+    Raises:
+        Refusal: DOWNLOAD_FAILED for a hostile listing.
     """
-    files = tuple(RepoFile(file.path, file.size, file.digest) for file in described.files)
-    check_paths(files)
-    facts = {
-        name: getattr(described, name)
-        for name in described.__struct_fields__
-        if name not in ("files", "tags")
-    }
-    return Repository(revision=revision, files=files, tags=tuple(described.tags), **facts)
+    check_paths(described.files)
+    return msgspec.structs.replace(described, revision=revision)
 
 
 def _text(value: object) -> str | None:

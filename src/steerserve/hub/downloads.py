@@ -29,7 +29,6 @@ from steerserve.hub.wire import (
     Kind,
     Progressed,
     Trouble,
-    WantedFile,
 )
 from steerserve.rules.models.downloads import FetchProgress
 from steerserve.rules.models.repository import check_paths, check_repo_id, is_commit
@@ -255,7 +254,6 @@ class Downloads:
             call.answered()
 
     def _ask(self, job: Job, *, use_xet: bool) -> DownloaderTask:
-        files = [WantedFile(file.path, file.size, file.digest) for file in job.files]
         pace, reserve = self._settings.download_stall_timeout, self._settings.disk_reserve_mb * MIB
         return DownloaderTask(
             self._settings.hf_endpoint,
@@ -263,7 +261,7 @@ class Downloads:
             Download(
                 job.repo_id,
                 job.sha,
-                files,
+                list(job.files),
                 str(job.folder),
                 use_xet,
                 pace,

@@ -21,6 +21,7 @@ import msgspec
 from huggingface_hub import get_hf_file_metadata, hf_hub_url
 
 from steerserve.errors import Refusal
+from steerserve.hub.described import Repository
 from steerserve.hub.finding import content, search
 from steerserve.hub.header import fetch_header
 from steerserve.hub.session import Session, troubles
@@ -29,7 +30,6 @@ from steerserve.hub.wire import (
     Answer,
     Begun,
     Describe,
-    Described,
     Download,
     DownloadDone,
     DownloaderTask,
@@ -40,9 +40,8 @@ from steerserve.hub.wire import (
     ReadContent,
     SearchRepositories,
     Trouble,
-    WantedFile,
 )
-from steerserve.rules.models.repository import RepoType, check_repo_id
+from steerserve.rules.models.repository import RepoFile, RepoType, check_repo_id
 
 INFO_BYTES = 16 << 20
 LISTING_BYTES = 32 << 20
@@ -60,7 +59,7 @@ TEXT_MAXIMUM = 200
 TAGS_MAXIMUM = 200
 
 
-def describe(job: Describe, session: Session) -> Described:
+def describe(job: Describe, session: Session) -> Repository:
     """The hub's description of a repository at one commit. A value of the wrong type becomes None. A malformed listing
     is refused.
 
@@ -81,16 +80,16 @@ def describe(job: Describe, session: Session) -> Described:
     card, weights, gguf = (_object(info.get(name)) for name in ("cardData", "safetensors", "gguf"))
     counts = list(_object(weights.get("parameters")).items())[:TAGS_MAXIMUM]
     dtypes = {name: n for k, n in counts if (name := _text(k)) and _count(n)}
-    return Described(
+    return Repository(
         repo_id=repo_id,
         sha=sha,
         is_gated=is_gated,
         is_private=info.get("private") is True,
-        files=files,
+        files=tuple(files),
         config=_config(repo_id, sha, config, kind, session),
         downloads=_count(info.get("downloads")),
         likes=_count(info.get("likes")),
-        tags=_texts(info.get("tags")),
+        tags=tuple(_texts(info.get("tags"))),
         pipeline_tag=_text(info.get("pipeline_tag")),
         license=_text(card.get("license")),
         language=_text(card.get("language")) or ", ".join(_texts(card.get("language"))) or None,
@@ -119,10 +118,10 @@ def _name(named: object, asked: str) -> str:
     return asked
 
 
-def _listing(repo_id: str, sha: str, kind: RepoType, session: Session) -> list[WantedFile]:
+def _listing(repo_id: str, sha: str, kind: RepoType, session: Session) -> list[RepoFile]:
     """All files of a commit, in all folders. The listing is fetched page by page."""
     url: str | None = f"{session.endpoint}/api/{kind}s/{repo_id}/tree/{sha}?recursive=true"
-    files: list[WantedFile] = []
+    files: list[RepoFile] = []
     for _ in range(LISTING_PAGES):
         if url is None:
             return files
@@ -143,7 +142,7 @@ def _is_folder(entry: object) -> bool:
     return isinstance(entry, dict) and entry.get("type") == "directory"
 
 
-def _listed(entry: object) -> WantedFile:
+def _listed(entry: object) -> RepoFile:
     """One file of a listing. Its digest is the SHA-256 of the content if the file is stored outside git, else the id of
     its git blob."""
     if not isinstance(entry, dict) or not isinstance(entry.get("path"), str):
@@ -153,7 +152,7 @@ def _listed(entry: object) -> WantedFile:
     if (size is not None and type(size) is not int) or not _is_encodable(entry["path"]):
         raise Trouble(Kind.FAILED, "the hub's listing is malformed")
     is_digest = isinstance(digest, str) and re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", digest)
-    return WantedFile(entry["path"], size, digest if is_digest else None)
+    return RepoFile(entry["path"], size, digest if is_digest else None)
 
 
 def _is_encodable(path: str) -> bool:
@@ -163,9 +162,7 @@ def _is_encodable(path: str) -> bool:
         return False
 
 
-def _check_access(
-    repo_id: str, sha: str, file: WantedFile, kind: RepoType, session: Session
-) -> None:
+def _check_access(repo_id: str, sha: str, file: RepoFile, kind: RepoType, session: Session) -> None:
     """Check that the token has access to a gated repository. The facts of such a repository are public, so one of its
     files is requested."""
     url = _address(repo_id, sha, file, kind, session)
@@ -173,7 +170,7 @@ def _check_access(
 
 
 def _config(
-    repo_id: str, sha: str, file: WantedFile | None, kind: RepoType, session: Session
+    repo_id: str, sha: str, file: RepoFile | None, kind: RepoType, session: Session
 ) -> dict[str, object] | None:
     """The content of config.json. None if there is no such file, if it is too large, or if it is not a JSON object."""
     if file is None or (file.size or 0) > CONFIG_BYTES:
@@ -193,7 +190,7 @@ def _config(
     return config if isinstance(config, dict) else None
 
 
-def _address(repo_id: str, sha: str, file: WantedFile, kind: RepoType, session: Session) -> str:
+def _address(repo_id: str, sha: str, file: RepoFile, kind: RepoType, session: Session) -> str:
     return hf_hub_url(repo_id, file.path, repo_type=kind, revision=sha, endpoint=session.endpoint)
 
 

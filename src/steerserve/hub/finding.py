@@ -12,13 +12,13 @@ from steerserve.hub.session import Session
 from steerserve.hub.wire import (
     ContentRead,
     Found,
-    FoundRepository,
     Kind,
     ReadContent,
     SearchRepositories,
     Trouble,
 )
 from steerserve.rules.models.repository import check_repo_id
+from steerserve.rules.steering.cluster import OfferedPack
 
 ANSWER_BYTES = 8 << 20
 _FACTS = ("likes", "downloads", "lastModified", "tags")
@@ -63,7 +63,7 @@ def content(job: ReadContent, session: Session) -> ContentRead:
     return ContentRead(bytes(body))
 
 
-def _repository(entry: object) -> FoundRepository | None:
+def _repository(entry: object) -> OfferedPack | None:
     name = entry.get("id") if isinstance(entry, dict) else None
     if not isinstance(entry, dict) or not isinstance(name, str):
         return None
@@ -73,7 +73,7 @@ def _repository(entry: object) -> FoundRepository | None:
         return None
     modified, tags = entry.get("lastModified"), entry.get("tags")
     is_time = isinstance(modified, str) and _TIME.fullmatch(modified)
-    return FoundRepository(
+    return OfferedPack(
         name,
         _count(entry.get("likes")),
         _count(entry.get("downloads")),

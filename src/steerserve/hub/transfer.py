@@ -25,7 +25,8 @@ from huggingface_hub.file_download import HfFileMetadata, xet_get
 
 from steerserve.files.folder import XET_PART, CommitFolder
 from steerserve.hub.session import Session
-from steerserve.hub.wire import Download, Kind, Progressed, Trouble, WantedFile
+from steerserve.hub.wire import Download, Kind, Progressed, Trouble
+from steerserve.rules.models.repository import RepoFile
 
 REPORT_SECONDS = 0.25
 HTTP_MAXIMUM = 50 * 10**9
@@ -89,7 +90,7 @@ class _Transfer:
     def __init__(
         self,
         job: Download,
-        file: WantedFile,
+        file: RepoFile,
         folder: CommitFolder,
         session: Session,
         counter: ByteCounter,

@@ -7,7 +7,9 @@ from enum import StrEnum
 
 import msgspec
 
-from steerserve.rules.models.repository import RepoType
+from steerserve.hub.described import Repository
+from steerserve.rules.models.repository import RepoFile, RepoType
+from steerserve.rules.steering.cluster import OfferedPack
 
 
 class Kind(StrEnum):
@@ -27,14 +29,6 @@ class Kind(StrEnum):
     FAILED = "failed"
 
 
-class WantedFile(msgspec.Struct, frozen=True):
-    """A file to fetch. `digest` is as in `rules.repository.RepoFile`."""
-
-    path: str
-    size: int | None
-    digest: str | None
-
-
 class Describe(msgspec.Struct, frozen=True, tag="describe"):
     repo_id: str
     revision: str | None
@@ -46,7 +40,7 @@ class Headers(msgspec.Struct, frozen=True, tag="headers"):
 
     repo_id: str
     sha: str
-    file: WantedFile
+    file: RepoFile
 
 
 class SearchRepositories(msgspec.Struct, frozen=True, tag="search"):
@@ -73,7 +67,7 @@ class Download(msgspec.Struct, frozen=True, tag="download"):
 
     repo_id: str
     sha: str
-    files: list[WantedFile]
+    files: list[RepoFile]
     folder: str
     use_xet: bool
     pace_seconds: float = 60.0
@@ -96,28 +90,6 @@ class Begun(msgspec.Struct, frozen=True, tag="begun"):
     """The process has imported what it needs, and starts its job."""
 
 
-class Described(msgspec.Struct, frozen=True, tag="described"):
-    """The hub's description of a repository. A value of the wrong type is None."""
-
-    repo_id: str
-    sha: str
-    is_gated: bool
-    is_private: bool
-    files: list[WantedFile]
-    config: dict[str, object] | None
-    downloads: int | None
-    likes: int | None
-    tags: list[str]
-    pipeline_tag: str | None
-    license: str | None
-    language: str | None
-    parameters: int | None
-    parameters_by_dtype: dict[str, int]
-    gguf_architecture: str | None
-    gguf_context_length: int | None
-    gguf_parameters: int | None
-
-
 class HeaderRead(msgspec.Struct, frozen=True, tag="header_read"):
     """The name, dtype (as safetensors writes it), shape and size in bytes of each tensor of the file. `begun` are the
     bytes that were read: the beginning of the file."""
@@ -126,20 +98,10 @@ class HeaderRead(msgspec.Struct, frozen=True, tag="header_read"):
     begun: bytes
 
 
-class FoundRepository(msgspec.Struct, frozen=True):
-    """One repository in the answer to a search. `last_modified` is as the hub writes it."""
-
-    repo_id: str
-    likes: int | None
-    downloads: int | None
-    last_modified: str | None
-    tags: list[str]
-
-
 class Found(msgspec.Struct, frozen=True, tag="found"):
     """The answer to a search."""
 
-    repositories: list[FoundRepository]
+    repositories: list[OfferedPack]
 
 
 class ContentRead(msgspec.Struct, frozen=True, tag="content_read"):
@@ -168,7 +130,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     cause: str | None = None
 
 
-Answer = Described | HeaderRead | Found | ContentRead
+Answer = Repository | HeaderRead | Found | ContentRead
 Event = Begun | Answer | Progressed | DownloadDone | Failed
 
 

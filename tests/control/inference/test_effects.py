@@ -11,7 +11,7 @@ import pytest
 
 from steerserve.control.inference.effect_views import Effects
 from steerserve.control.inference.effects import EffectsRequest
-from steerserve.control.steering.vector_views import VectorSource
+from steerserve.rules.steering.records import VectorSource
 from steerserve.rules.steering.request import RequestSteering, SteeredFeature, SteeredVector
 from steerserve.rules.steering.vector import Direction, ReadVector
 from tests.control.conftest import refused

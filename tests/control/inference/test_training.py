@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from steerserve.control.inference.training import Example, TrainingRequest
-from steerserve.control.steering.vector_views import ProbeRecord, VectorRecord
+from steerserve.rules.steering.records import ProbeRecord, VectorRecord
 from tests.control.conftest import refused
 from tests.doubles import HIDDEN, World, soon, turns
 

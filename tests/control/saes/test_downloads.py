@@ -47,7 +47,14 @@ class Hub(client.Hub):
         files = tuple(RepoFile(f"{unit}/params.npz", SIZE) for unit in units)
         nothing: dict[str, Any] = dict.fromkeys(UNTOLD)
         return Repository(
-            repo_id, SHA, None, False, False, files, tags=(), parameters_by_dtype={}, **nothing
+            repo_id=repo_id,
+            sha=SHA,
+            is_gated=False,
+            is_private=False,
+            files=files,
+            tags=(),
+            parameters_by_dtype={},
+            **nothing,
         )
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from steerserve.control.steering import directions as module
-from steerserve.control.steering.vector_views import VectorSource
-from steerserve.database.vectors import VectorRow
 from steerserve.errors import Refusal
+from steerserve.rules.steering.records import VectorRecord, VectorSource
 from steerserve.rules.steering.vector import Direction, ReadVector, packed
 from tests.control.conftest import refused
 from tests.doubles import World, soon
@@ -15,18 +14,18 @@ from tests.doubles import World, soon
 SOURCE = VectorSource(kind="trained", format="mean_difference")
 
 
-async def added(world: World, name: str = "calm", width: int = 2) -> VectorRow:
+async def added(world: World, name: str = "calm", width: int = 2) -> VectorRecord:
     directions = (
         Direction(1, "resid_post", packed([1.0] * width)),
         Direction(4, "mlp_out", packed([2.0] * width)),
     )
     read = ReadVector(format="mean_difference", directions=directions, keys=())
-    return await world.vectors.add(name, read, SOURCE, {"pairs": 12})
+    return await world.vectors.add(name, read, SOURCE)
 
 
 async def test_a_vector_is_found_by_its_id_and_by_its_name(world: World) -> None:
     row = await added(world)
-    assert (row.training, row.source["kind"]) == ({"pairs": 12}, "trained")
+    assert await world.vectors.get(row.id) == await world.vectors.get("calm") == row
     by_id, by_name = await world.vectors.find(row.id), await world.vectors.find("calm")
     assert by_id is by_name
     assert [(one.layer, one.site, one.values) for one in by_id.directions] == [

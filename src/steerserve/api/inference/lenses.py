@@ -20,9 +20,10 @@ from steerserve.api.envelope import (
     unambiguous,
 )
 from steerserve.api.saes.saes import SaeHubBody
-from steerserve.control.inference.lens_views import DeletedLens, LensList, LensRecord, LensSource
-from steerserve.control.inference.trained_lenses import LensRequest, TrainedLenses, record
+from steerserve.control.inference.lens_views import DeletedLens, LensList
+from steerserve.control.inference.trained_lenses import LensRequest, TrainedLenses
 from steerserve.control.inference.views import JobAnswer
+from steerserve.rules.inference.lens import LensRecord, LensSource
 from steerserve.rules.models.repository import RepoType
 from steerserve.rules.steering.vector import NAME_MAXIMUM
 
@@ -68,7 +69,7 @@ def router(lenses: TrainedLenses) -> APIRouter:
     async def list_lenses(limit: PageLimit = PAGE_MAXIMUM, offset: PageOffset = 0) -> Response:
         """Registered trained lenses, oldest first. `total` counts all of them."""
         rows, total = await lenses.page(limit, offset)
-        return success(LensList([record(row) for row in rows], total))
+        return success(LensList([row.record for row in rows], total))
 
     @routes.post(
         "",
@@ -83,7 +84,7 @@ def router(lenses: TrainedLenses) -> APIRouter:
     @routes.get("/{lens_id}", response_model=Answer[LensRecord])
     async def get_lens(lens_id: str) -> Response:
         """The trained lens with this id or this name."""
-        return success(record(await lenses.get(lens_id)))
+        return success((await lenses.get(lens_id)).record)
 
     @routes.delete("/{lens_id}", response_model=Answer[DeletedLens])
     async def delete_lens(lens_id: str) -> Response:

@@ -24,9 +24,9 @@ from steerserve.api.inference.tokens import (
 from steerserve.control.inference.training import Example, Method, Trainings
 from steerserve.control.inference.training import TrainingRequest as Asked
 from steerserve.control.inference.views import JobAnswer
-from steerserve.control.steering.vector_views import TextIndex
 from steerserve.errors import Refusal
 from steerserve.rules.inference import intent
+from steerserve.rules.steering.records import TextIndex
 from steerserve.rules.steering.vector import NAME_MAXIMUM
 from steerserve.settings import Settings
 

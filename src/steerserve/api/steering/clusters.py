@@ -34,10 +34,10 @@ from steerserve.control.steering.views import (
     DeletedProfile,
     ImportedItem,
     IntensityReport,
-    OfferedPack,
     PackedDefinition,
 )
 from steerserve.rules.steering import cluster as rules
+from steerserve.rules.steering.cluster import OfferedPack
 from steerserve.rules.steering.members import INTENSITY_MAXIMUM, Range
 
 MEMBERS_SHOWN = 20

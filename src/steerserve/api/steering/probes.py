@@ -19,13 +19,13 @@ from steerserve.api.steering.direction_bodies import (
     new_body,
 )
 from steerserve.control.metrics import note_object
-from steerserve.control.steering.probes import Probes, record, weights
+from steerserve.control.steering.probes import Probes, weights
 from steerserve.control.steering.vector_views import (
     DeletedProbe,
     ProbeList,
-    ProbeRecord,
     ProbeWeights,
 )
+from steerserve.rules.steering.records import ProbeRecord
 from steerserve.rules.steering.vector import DIRECTIONS_MAXIMUM
 
 
@@ -59,7 +59,7 @@ def router(probes: Probes) -> APIRouter:
     async def list_probes(limit: PageLimit = PAGE_MAXIMUM, offset: PageOffset = 0) -> Response:
         """Stored probes without their weights, oldest first. `total` counts all of them."""
         rows, total = await probes.page(limit, offset)
-        return success(ProbeList([record(row) for row in rows], total))
+        return success(ProbeList(rows, total))
 
     @routes.post("", response_model=Answer[ProbeRecord], status_code=201, openapi_extra=_NEW)
     async def add_probe(request: Request) -> Response:
@@ -67,7 +67,7 @@ def router(probes: Probes) -> APIRouter:
         file in a form."""
         row = await add_posted(probes, request, PostedProbe, ProbeBody)
         note_object(probe_id=row.id)
-        return success(record(row), 201)
+        return success(row, 201)
 
     @routes.get("/{probe_id}", response_model=Answer[ProbeWeights])
     async def get_probe(probe_id: str) -> Response:

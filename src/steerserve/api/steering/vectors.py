@@ -24,9 +24,9 @@ from steerserve.control.steering.vector_views import (
     VectorDocument,
     VectorList,
     VectorNeighbours,
-    VectorRecord,
 )
-from steerserve.control.steering.vectors import Vectors, record
+from steerserve.control.steering.vectors import Vectors
+from steerserve.rules.steering.records import VectorRecord
 from steerserve.rules.steering.vector import (
     DIRECTIONS_MAXIMUM,
     LAYER_MAXIMUM,
@@ -74,7 +74,7 @@ def router(vectors: Vectors) -> APIRouter:
     async def list_vectors(limit: PageLimit = PAGE_MAXIMUM, offset: PageOffset = 0) -> Response:
         """Stored vectors, oldest first. `total` counts all of them."""
         rows, total = await vectors.page(limit, offset)
-        return success(VectorList([record(row) for row in rows], total))
+        return success(VectorList(rows, total))
 
     @routes.post("", response_model=Answer[VectorRecord], status_code=201, openapi_extra=_NEW)
     async def add_vector(request: Request) -> Response:
@@ -82,12 +82,12 @@ def router(vectors: Vectors) -> APIRouter:
         file in a form."""
         row = await add_posted(vectors, request, PostedVector, VectorBody)
         note_object(vector_id=row.id)
-        return success(record(row), 201)
+        return success(row, 201)
 
     @routes.get("/{vector_id}", response_model=Answer[VectorRecord])
     async def get_vector(vector_id: str) -> Response:
         """The vector with this id or this name."""
-        return success(record(await vectors.get(vector_id)))
+        return success(await vectors.get(vector_id))
 
     @routes.delete("/{vector_id}", response_model=Answer[DeletedVector])
     async def delete_vector(vector_id: str) -> Response:

@@ -11,12 +11,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-import msgspec
 import structlog
 from msgspec import structs
 
 from steerserve import messages as m
-from steerserve.control.inference.lens_views import LensRecord, LensSource
 from steerserve.control.jobs import Job, Jobs, Report
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.engines import Engines
@@ -29,6 +27,7 @@ from steerserve.hub.client import Hub
 from steerserve.hub.downloads import Downloads
 from steerserve.hub.job import Job as Download
 from steerserve.rules.inference import lens as rules
+from steerserve.rules.inference.lens import LensRecord, LensSource
 from steerserve.rules.models.downloads import FetchProgress
 from steerserve.rules.models.repository import RepoFile, check_repo_id
 from steerserve.rules.text import storable
@@ -132,7 +131,7 @@ class TrainedLenses:
             self._uses[row.path] += 1
         try:
             with _named(row):
-                if row.source["kind"] != HUB:
+                if row.source.kind != HUB:
                     await asyncio.to_thread(local.resolve_either, row.path)
                 yield row
         finally:
@@ -180,7 +179,7 @@ class TrainedLenses:
                     model_layers=facts.model_layers,
                     model_hint=None if hint is None else storable(hint),
                     unembed_hash=facts.unembed_hash,
-                    source=structs.asdict(place.source),
+                    source=place.source,
                     path=place.path,
                     file_bytes=facts.size_bytes,
                 )
@@ -188,7 +187,7 @@ class TrainedLenses:
                 if place.download is not None and not self._conductor.is_closing:
                     await asyncio.to_thread(_remove_files, place.download)
                 raise
-        return record(row)
+        return row.record
 
     async def _found(self, source: LensSource, token: str | None) -> _Place:
         """Raises:
@@ -291,7 +290,7 @@ class TrainedLenses:
         if row is None or self._uses[path]:
             return
         del self._unused[path], self._uses[path]
-        source = msgspec.convert(row.source, LensSource)
+        source = row.source
         if source.repository_id is None or source.revision is None:
             return
         place = Path(path)
@@ -304,13 +303,6 @@ class TrainedLenses:
         files = tuple(RepoFile(name.removeprefix("./"), None) for name in names)
         removed = Download(source.repository_id, source.revision, files, folder)
         await asyncio.to_thread(_remove_files, removed)
-
-
-def record(row: LensRow) -> LensRecord:
-    """The record of a lens, as it is answered."""
-    values = {name: getattr(row, name) for name in LensRecord.__struct_fields__}
-    values["source"] = msgspec.convert(row.source, LensSource)
-    return LensRecord(**values)
 
 
 def _remove_files(download: Download) -> None:

@@ -7,25 +7,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-from msgspec import to_builtins
-
 from steerserve import messages as m
 from steerserve.control.inference.texts import NamedText, TextReader, held_out, prompt_of
 from steerserve.control.jobs import Job, Jobs, Report
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.resident import Resident
-from steerserve.control.steering import probes, vectors
 from steerserve.control.steering.probes import Probes
-from steerserve.control.steering.vector_views import (
-    FeatureNeighbour,
-    ProbeRecord,
-    ReadPosition,
-    TextIndex,
-    TrainedLayer,
-    Training,
-    VectorRecord,
-    VectorSource,
-)
 from steerserve.control.steering.vectors import Vectors
 from steerserve.errors import Refusal
 from steerserve.messages.engine import no_layers
@@ -37,6 +24,16 @@ from steerserve.rules.sensing import training as rules
 from steerserve.rules.sensing.training import Examples, Judgement
 from steerserve.rules.steering.positions import Span
 from steerserve.rules.steering.probe import ReadProbe
+from steerserve.rules.steering.records import (
+    FeatureNeighbour,
+    ProbeRecord,
+    ReadPosition,
+    TextIndex,
+    TrainedLayer,
+    Training,
+    VectorRecord,
+    VectorSource,
+)
 from steerserve.rules.steering.vector import Direction, ReadVector
 
 VECTOR, PROBE = "vector_training", "probe_training"
@@ -222,16 +219,16 @@ class Trainings:
         training: Training,
     ) -> VectorRecord | ProbeRecord:
         directions = tuple(line.direction for line in lines)
-        hint, told = resident.row.name, to_builtins(training)
+        hint = resident.row.name
         source = VectorSource(kind="trained", format=asked.method)
         if asked.is_probe:
             biases = tuple(line.bias for line in lines)
             probe = ReadProbe(
                 format=asked.method, directions=directions, biases=biases, model_hint=hint
             )
-            return probes.record(await self._probes.add(asked.name, probe, source, told))
+            return await self._probes.add(asked.name, probe, source, training)
         read = ReadVector(format=asked.method, directions=directions, model_hint=hint)
-        return vectors.record(await self._vectors.add(asked.name, read, source, told))
+        return await self._vectors.add(asked.name, read, source, training)
 
 
 async def _line(

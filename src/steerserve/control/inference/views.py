@@ -7,14 +7,14 @@ from typing import Literal
 from msgspec import UNSET, UnsetType
 
 from steerserve.control.inference.effect_views import Effects
-from steerserve.control.inference.lens_views import LensRecord
 from steerserve.control.sensing.corpus_views import CorpusRecord
 from steerserve.control.sensing.feature_views import PromotedFeatures, SuggestedLabels
-from steerserve.control.steering.vector_views import ProbeRecord, VectorRecord
 from steerserve.control.steering.views import Values
 from steerserve.rules.form import Form
+from steerserve.rules.inference.lens import LensRecord
 from steerserve.rules.inference.runs import RunSummary
 from steerserve.rules.jobs import JobFacts
+from steerserve.rules.steering.records import ProbeRecord, VectorRecord
 
 
 class TokenizedText(Form, frozen=True):

@@ -7,20 +7,18 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Any, TypeVar
 
-from msgspec import structs
-
 from steerserve.control.steering.clusters import Clusters, ImportOptions
 from steerserve.control.steering.reading import DocumentReader
 from steerserve.control.steering.views import (
     HubReference,
     ImportedItem,
-    OfferedPack,
     PackedDefinition,
 )
 from steerserve.errors import Refusal
 from steerserve.hub.client import Hub
 from steerserve.hub.described import Repository
 from steerserve.rules.steering import cluster, documents
+from steerserve.rules.steering.cluster import OfferedPack
 from steerserve.rules.steering.documents import DOCUMENT_BYTES
 from steerserve.rules.text import storable
 from steerserve.settings import Settings
@@ -68,8 +66,7 @@ class ClusterPacks:
         if known is None:
             tags = [self._settings.cluster_hub_tag]
             tags += [f"base_model:{base_model}"] if base_model else []
-            found = await self._hub.search(query, tags, limit)
-            known = self._kept(key, [OfferedPack(**structs.asdict(one)) for one in found])
+            known = self._kept(key, await self._hub.search(query, tags, limit))
         return known
 
     async def definitions(self, repo_id: str, revision: str | None) -> Sequence[PackedDefinition]:

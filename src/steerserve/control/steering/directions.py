@@ -13,12 +13,12 @@ from msgspec import structs
 
 from steerserve.control.steering.hub_files import KEYS_KEPT, HubFile
 from steerserve.control.steering.reading import DocumentReader
-from steerserve.control.steering.vector_views import SourceKind, VectorSource
 from steerserve.database.directions import DirectionStore
 from steerserve.database.stored import Row as Row
 from steerserve.files.vectors import VectorFile
 from steerserve.hub.client import Hub
 from steerserve.rules.steering.probe import ReadProbe
+from steerserve.rules.steering.records import SourceKind, Training, VectorSource
 from steerserve.rules.steering.vector import Direction, ReadOptions, ReadVector, check_name
 
 KEPT_BYTES = 64 << 20
@@ -160,7 +160,7 @@ class Directions(Generic[Row, Kind, Read]):
         return await self._add_read(new, read, VectorSource(kind="inline", format=read.format))
 
     async def add(
-        self, name: str, read: Read, source: VectorSource, training: dict[str, object] | None = None
+        self, name: str, read: Read, source: VectorSource, training: Training | None = None
     ) -> Row:
         """Store what was read, or trained here. `training` says how it was trained.
 
@@ -183,7 +183,7 @@ class Directions(Generic[Row, Kind, Read]):
             read = structs.replace(read, model_hint=new.model_hint)
         return await self.add(new.name, read, source, self._training(read, source))
 
-    def _training(self, read: Read, source: VectorSource) -> dict[str, object] | None:
+    def _training(self, read: Read, source: VectorSource) -> Training | None:
         """How a file says that it was trained.
 
         Raises:

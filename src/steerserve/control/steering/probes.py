@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from msgspec import structs
@@ -13,23 +12,19 @@ from steerserve.control.steering.directions import Directions, Reading
 from steerserve.control.steering.hub_files import HubFile, fetched
 from steerserve.control.steering.reading import DocumentReader
 from steerserve.control.steering.vector_views import (
-    ProbeRecord,
     ProbeWeights,
     StoredDirection,
-    Training,
-    VectorSource,
 )
-from steerserve.database.probes import ProbeRow, ProbeStore
+from steerserve.database.probes import ProbeStore
 from steerserve.errors import Refusal
 from steerserve.files import probes as files
 from steerserve.files.vectors import VectorFile
 from steerserve.hub.client import Hub
 from steerserve.rules.steering.probe import ID_PREFIX, Probe, ReadProbe
+from steerserve.rules.steering.records import ProbeRecord, Training, VectorSource
 
-__all__ = ["ProbeRow", "Probes", "record", "weights"]
 
-
-class Probes(Directions[ProbeRow, Probe, ReadProbe]):
+class Probes(Directions[ProbeRecord, Probe, ReadProbe]):
     """All probes."""
 
     def __init__(self, store: ProbeStore, reader: DocumentReader, hub: Hub) -> None:
@@ -42,11 +37,11 @@ class Probes(Directions[ProbeRow, Probe, ReadProbe]):
         name: str,
         read: ReadProbe,
         source: VectorSource,
-        training: dict[str, object] | None = None,
-    ) -> ProbeRow:
-        return await self._probe_store.add(name, read, structs.asdict(source), training)
+        training: Training | None = None,
+    ) -> ProbeRecord:
+        return await self._probe_store.add(name, read, source, training)
 
-    def _training(self, read: ReadProbe, source: VectorSource) -> dict[str, object] | None:
+    def _training(self, read: ReadProbe, source: VectorSource) -> Training | None:
         try:
             training = msgspec.convert(read.training, Training | None)
         except msgspec.ValidationError as error:
@@ -56,8 +51,7 @@ class Probes(Directions[ProbeRow, Probe, ReadProbe]):
         if training is not None and training.best_layer not in {None, *layers}:
             why = f"{source.file or 'body'}: the best layer of 'training' is no layer of the probe"
             raise Refusal("INVALID_PROBE", why, key="training")
-        told: dict[str, object] | None = msgspec.to_builtins(training)
-        return told
+        return training
 
 
 def _load(local_path: str) -> tuple[Path, VectorFile]:
@@ -71,12 +65,7 @@ async def _fetched(hub: Hub, wanted: HubFile) -> tuple[VectorFile, dict[str, str
         return await fetched(hub, wanted, files.metadata_name, never)
 
 
-def record(row: ProbeRow) -> ProbeRecord:
-    """The record of a probe, as it is answered."""
-    return ProbeRecord(**_fields(row))
-
-
-def weights(row: ProbeRow, probe: Probe) -> ProbeWeights:
+def weights(row: ProbeRecord, probe: Probe) -> ProbeWeights:
     """The record of a probe with its weights."""
     directions = [
         StoredDirection(
@@ -84,10 +73,4 @@ def weights(row: ProbeRow, probe: Probe) -> ProbeWeights:
         )
         for one in probe.directions
     ]
-    return ProbeWeights(**_fields(row), weights=directions)
-
-
-def _fields(row: ProbeRow) -> dict[str, Any]:
-    values = {name: getattr(row, name) for name in ProbeRecord.__struct_fields__}
-    values["source"] = msgspec.convert(row.source, VectorSource)
-    return values | {"training": msgspec.convert(row.training, Training | None)}
+    return ProbeWeights(**structs.asdict(row), weights=directions)

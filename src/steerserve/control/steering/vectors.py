@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import msgspec
 from msgspec import structs
 
 from steerserve import messages as m
@@ -16,24 +15,22 @@ from steerserve.control.steering.reading import DocumentReader
 from steerserve.control.steering.vector_views import (
     NearFeature,
     NearVector,
-    Training,
     VectorNeighbours,
-    VectorRecord,
-    VectorSource,
 )
 from steerserve.database.labels import Labels
-from steerserve.database.vectors import VectorRow, VectorStore
+from steerserve.database.vectors import VectorStore
 from steerserve.errors import Refusal
 from steerserve.files import vectors as files
 from steerserve.files.vectors import VectorFile, exports
 from steerserve.hub.client import Hub
 from steerserve.rules.steering import vector as rules
+from steerserve.rules.steering.records import Training, VectorRecord, VectorSource
 from steerserve.rules.steering.vector import Direction, ReadVector, Vector
 
-__all__ = ["NewVector", "VectorFile", "VectorRow", "Vectors", "record"]
+__all__ = ["NewVector", "VectorFile", "Vectors"]
 
 
-class Vectors(Directions[VectorRow, Vector, ReadVector]):
+class Vectors(Directions[VectorRecord, Vector, ReadVector]):
     """All vectors, and where they come from."""
 
     def __init__(
@@ -55,16 +52,16 @@ class Vectors(Directions[VectorRow, Vector, ReadVector]):
         name: str,
         read: ReadVector,
         source: VectorSource,
-        training: dict[str, object] | None = None,
-    ) -> VectorRow:
+        training: Training | None = None,
+    ) -> VectorRecord:
         rules.check_name(name)
-        return await self._store.add(name, read, structs.asdict(source), training)
+        return await self._store.add(name, read, source, training)
 
     # ------------------------------------------------------------- exporting
 
     async def export(
         self, id_or_name: str, format: str
-    ) -> tuple[VectorRow, bytes | dict[str, object]]:
+    ) -> tuple[VectorRecord, bytes | dict[str, object]]:
         """A vector as a file (`gguf`, `safetensors`), or as a JSON document (`json`).
 
         Raises:
@@ -150,14 +147,6 @@ class Vectors(Directions[VectorRow, Vector, ReadVector]):
 
 async def _fetched(hub: Hub, wanted: HubFile) -> tuple[VectorFile, dict[str, str]]:
     return await fetched(hub, wanted, files.metadata_name)
-
-
-def record(row: VectorRow) -> VectorRecord:
-    """The record of a vector, as it is answered."""
-    values = {name: getattr(row, name) for name in VectorRecord.__struct_fields__}
-    values["source"] = msgspec.convert(row.source, VectorSource)
-    values["training"] = msgspec.convert(row.training, Training | None)
-    return VectorRecord(**values)
 
 
 def _pairs(

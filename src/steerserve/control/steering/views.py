@@ -194,16 +194,6 @@ class ActivatedCluster(Form, frozen=True, kw_only=True):
     warnings: Sequence[str]
 
 
-class OfferedPack(Form, frozen=True):
-    """A public pack of clusters on the model hub. `last_modified` is as the hub writes it."""
-
-    repo_id: str
-    likes: int | None
-    downloads: int | None
-    last_modified: str | None
-    tags: list[str]
-
-
 @dataclass(frozen=True, slots=True)
 class PackedDefinition:
     """One definition of a pack. Facts that the pack does not tell are None."""

@@ -1,11 +1,15 @@
-"""The lens and attribution: which layers a request may name, and how much of a difference is explained."""
+"""The lens and attribution: the records of trained lenses, which layers a request may name, and how much of a
+difference is explained."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Literal
 
 from steerserve.errors import Refusal
+from steerserve.rules.form import Form
+from steerserve.rules.models.repository import RepoType
 from steerserve.rules.saes.sites import MLP_OUT, RESID_POST
 from steerserve.rules.steering.documents import malformed
 from steerserve.rules.steering.vector import check_name
@@ -18,6 +22,36 @@ LOGIT = "logit"
 ID_PREFIX = "lens_"
 TUNED_FILES = ("config.json", "params.pt")
 """The files of a tuned lens, in one folder."""
+
+
+class LensSource(Form, frozen=True, kw_only=True):
+    """Where a trained lens came from. The fields that the kind does not have are null. `revision` is the commit of a
+    repository, and `file_path` the folder or the file in it; null is the repository's own folder."""
+
+    kind: Literal["local", "huggingface"]
+    local_path: str | None = None
+    repository_id: str | None = None
+    repository_type: RepoType | None = None
+    revision: str | None = None
+    file_path: str | None = None
+
+
+class LensRecord(Form, frozen=True, kw_only=True):
+    """One trained lens. `layers` are the layers after which it maps the stream, and `width` is the width of the stream.
+    `model_layers` is the number of layers of its model, `model_hint` the name of its model, and `unembed_hash` the hash
+    of the model's output embedding; each is null where nothing says it. `file_bytes` is the size of its matrices."""
+
+    id: str
+    name: str
+    kind: LensKind
+    width: int
+    layers: tuple[int, ...]
+    model_layers: int | None
+    model_hint: str | None
+    unembed_hash: str | None
+    source: LensSource
+    file_bytes: int
+    created_at: datetime
 
 
 def check_lens_name(name: str) -> None:

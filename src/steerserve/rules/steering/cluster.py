@@ -8,6 +8,7 @@ from itertools import islice
 from typing import Any
 
 from steerserve.errors import Refusal
+from steerserve.rules.form import Form
 from steerserve.rules.saes.attachment import AttachedSae, ClusterChoice
 from steerserve.rules.steering import documents, members
 from steerserve.rules.steering.documents import fields, items, one_of
@@ -49,6 +50,16 @@ _BUNDLE = fields(
     {"definitions": items(_DEFINITION, 1, BUNDLE_MAXIMUM)},
     {"schema_version": one_of(members.SCHEMA_VERSION)},
 )
+
+
+class OfferedPack(Form, frozen=True):
+    """A public pack of clusters on the model hub. `last_modified` is as the hub writes it."""
+
+    repo_id: str
+    likes: int | None
+    downloads: int | None
+    last_modified: str | None
+    tags: list[str]
 
 
 @dataclass(frozen=True, slots=True)
