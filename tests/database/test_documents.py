@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 from sqlalchemy.exc import StatementError
 
+from steerserve.database.catalog import Catalog
 from steerserve.database.db import Database
 from steerserve.database.documents import Documents, ProfileRow
 from steerserve.errors import Refusal
 from steerserve.rules.saes.provenance import ModelOrigin, Origin, SaeOrigin
+from tests.database.test_catalog import SAE
 from tests.refusals import refused
 
 NOW = datetime(2026, 1, 5, 10, tzinfo=UTC)
@@ -61,8 +63,25 @@ async def test_a_profile_comes_back_whole_by_id_and_by_name(database: Database) 
         updated_at=NOW,
     )
     assert await documents.profile(made.id) == made
+    for reader in (documents, Documents(database)):
+        assert await reader.profile_named("calm") == made
+        assert (await reader.page(200))[0] == [made]
+
+
+async def test_a_profile_that_is_named_again_is_as_it_was_written_last(database: Database) -> None:
+    documents = Documents(database)
+    made = await documents.add_profile(**PROFILE, sae_id="sae_1")
     assert await documents.profile_named("calm") == made
-    assert (await documents.page(200))[0] == [made]
+    dialed = await documents.change_profile(made.id, {"intensity": 0.25})
+    assert await documents.profile_named("calm") == dialed
+    catalog = Catalog(database)
+    await catalog.add_sae(id="sae_1", **SAE)
+    await catalog.rename_sae("sae_1", "sae_2")
+    assert (await documents.profile_named("calm")).sae_id == "sae_2"
+    await documents.change_profile(made.id, {"name": "quiet"})
+    assert await code_of(documents.profile_named("calm")) == "PROFILE_NOT_FOUND"
+    await documents.remove(made.id)
+    assert await code_of(documents.profile_named("quiet")) == "PROFILE_NOT_FOUND"
 
 
 async def test_what_is_left_out_has_its_default(documents: Documents) -> None:

@@ -264,15 +264,18 @@ class Catalog:
     async def rename_sae(self, sae_id: str, new_id: str, **values: object) -> SaeRow:
         """Give an SAE a new id, which no other SAE may have. The labels of the SAE and the profiles that name it get
         the new id too."""
-        async with self._saes.writing(self._database) as connection:
-            await connection.execute(
-                update(saes).where(saes.c.id == sae_id).values(id=new_id, **values)
-            )
-            for table in (feature_labels, label_suggestions, profiles):
-                follow = update(table).where(table.c.sae_id == sae_id)
-                await connection.execute(follow.values(sae_id=new_id))
-            self._saes.drop(sae_id)
-            return _known_sae(await self._saes.reread(connection, new_id), new_id)
+        try:
+            async with self._saes.writing(self._database) as connection:
+                await connection.execute(
+                    update(saes).where(saes.c.id == sae_id).values(id=new_id, **values)
+                )
+                for table in (feature_labels, label_suggestions, profiles):
+                    follow = update(table).where(table.c.sae_id == sae_id)
+                    await connection.execute(follow.values(sae_id=new_id))
+                self._saes.drop(sae_id)
+                return _known_sae(await self._saes.reread(connection, new_id), new_id)
+        finally:
+            self._database.foreign_writes += 1
 
     async def remove_saes(self, *sae_ids: str) -> None:
         """Remove the records of SAEs and the labels and suggested labels of their features, all of them or none."""

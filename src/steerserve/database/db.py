@@ -91,6 +91,8 @@ class Database:
         self._watch = self._new_watch()
         self._accesses = Accesses()
         self._version: str | None = None
+        self.foreign_writes = 0
+        """How often an owner has changed rows of another one, which then may keep none of them in memory."""
         self.ended: EndedByRestart | None = None
         """None while the database is not open, and where the last run served nothing."""
         self._writing = asyncio.Lock()

@@ -78,8 +78,8 @@ _RECENT = 64
 class Documents(StoredRows[ProfileRow]):
     """Reads and writes profiles. The document of a cluster, which may be large, is read only for an export.
 
-    The profiles that were read or written last are kept in memory for requests that come while the database has a
-    fault.
+    The profiles that were read or written last are kept in memory for the requests that name them: a read of the
+    database would come between their arrivals, and some must be served while the database has a fault.
     """
 
     def __init__(
@@ -92,6 +92,7 @@ class Documents(StoredRows[ProfileRow]):
         super().__init__(database, profiles, ProfileRow, "profile", now, new_id, room)
         self._recent: dict[str, ProfileRow] = {}
         self._writes = 0
+        self._kept_at = 0
 
     async def page(
         self, limit: int, offset: int = 0, *, only_clusters: bool = False
@@ -128,17 +129,17 @@ class Documents(StoredRows[ProfileRow]):
         return row
 
     async def profile_named(self, name: str) -> ProfileRow:
-        """The profile that a request names. While the database has a fault, a profile that was in use before.
+        """The profile that a request names, from memory where it was in use before.
 
         Raises:
             Refusal: PROFILE_NOT_FOUND for the request field `profile`; DATABASE_UNAVAILABLE.
         """
-        try:
-            row = await self._find(profiles.c.name == name, name)
-        except Refusal:
-            row = next((recent for recent in self._recent.values() if recent.name == name), None)
-            if row is None:
-                raise
+        self._forget_changed()
+        recent = (one for one in self._recent.values() if one.name == name)
+        row = next(recent, None)
+        if row is not None:
+            return self._keep(row)
+        row = await self._find(profiles.c.name == name, name)
         if row is None:
             raise Refusal(
                 "PROFILE_NOT_FOUND", f"no profile is named {name[:100]!r}", param="profile"
@@ -218,12 +219,20 @@ class Documents(StoredRows[ProfileRow]):
     async def _find(self, matches: ColumnElement[bool], wanted: str) -> ProfileRow | None:
         if UNSTORABLE.search(wanted):
             return None
-        writes = self._writes
+        self._forget_changed()
+        before = self._writes, self._kept_at
         async with self._database.read() as connection:
             row = await self._found(connection, matches)
-        if row is not None and writes == self._writes:
+        self._forget_changed()
+        if row is not None and before == (self._writes, self._kept_at):
             self._keep(row)
         return row
+
+    def _forget_changed(self) -> None:
+        """Keep no profile in memory that another owner has changed."""
+        if self._kept_at != self._database.foreign_writes:
+            self._kept_at = self._database.foreign_writes
+            self._recent.clear()
 
     @asynccontextmanager
     async def _writing(self, *, frees: bool = False) -> AsyncIterator[AsyncConnection]:
