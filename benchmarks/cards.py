@@ -20,6 +20,7 @@ import httpx2
 import torch
 
 from benchmarks import (
+    card_steps,
     engine,
     graphs,
     loads,
@@ -145,6 +146,7 @@ PARTS: dict[str, Callable[[Plan, str], dict[str, Any]]] = {
     "bandwidth": bandwidth,
     "engine": lambda plan, size: engine.measure(plan.checkpoint(size)),
     "graphs": lambda plan, size: graphs.measure(plan.checkpoint(size)),
+    "steps": lambda plan, size: card_steps.measure(plan.checkpoint(size), plan.say),
     "http": lambda plan, size: asyncio.run(through_http(plan, size)),
     "steered": lambda plan, size: asyncio.run(steered_pairs(plan, size)),
     "memory": usage,

@@ -381,6 +381,7 @@ def _plain(part: str, figures: Part) -> Iterator[str]:
 CARD_TITLES = {
     "bandwidth": "the bandwidth of its memory",
     "graphs": "decode steps, called and recorded",
+    "steps": "decode steps of steered and watched rows beside plain ones",
     "engine": "the running batch without HTTP",
     "http": "requests at once, called and recorded",
     "steered": "32 requests, steered beside plain",

@@ -30,6 +30,7 @@ from steerserve import messages as m
 from steerserve.worker import memory
 from steerserve.worker.batch.admission import rows_of
 from steerserve.worker.batch.batch import Batch
+from steerserve.worker.batch.graphs import DecodeGraphs
 from steerserve.worker.hooks.hooks import HookedSaes
 from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.observers.monitor import CHUNK, FeatureMonitor
@@ -81,11 +82,12 @@ class Decoding:
         saes: HookedSaes | None = None,
         observers: Observers | None = None,
         plan_of: Callable[[int], m.Plan] = lambda _: m.Suppressed(),
+        graphs: DecodeGraphs | None = None,
     ) -> None:
         self._plan_of = plan_of
         self._observers = observers or Observers([])
         self._saes = saes or HookedSaes(model.dtype, on_detach=self._observers.detached)
-        self._batch = Batch(model, self._saes, self._observers, KV_TOKENS)
+        self._batch = Batch(model, self._saes, self._observers, KV_TOKENS, graphs=graphs)
         self._model = model
         self._rows = 0
         # the long prompts first, so that no short row ends while they are read
@@ -137,6 +139,19 @@ class Decoding:
             filled = group.joining[0].filled if group.joining else 0
             seconds = _seconds(self._batch.step)
             yield not group.joining or group.joining[0].filled > filled, seconds
+
+    def launches(self, steps: int) -> dict[str, float]:
+        """How often a step starts work on the card or waits for it: the calls of the card's library in `steps` steps,
+        by their names."""
+        with profile(
+            activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], acc_events=True
+        ) as profiler:
+            self.watched_seconds(steps)
+        calls: Counter[str] = Counter()
+        for event in profiler.key_averages():
+            if event.key.startswith(("cuda", "cuLaunch")):
+                calls[event.key] += event.count
+        return {name: count / steps for name, count in calls.most_common()}
 
     def profiled(self, steps: int) -> Counter[str]:
         """The seconds of each operator in so many steps, without the operators that it calls."""

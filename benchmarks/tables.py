@@ -444,6 +444,14 @@ def _of_card_graphs(part: Part) -> Iterator[Row]:
     yield Row("64 rows over 1 row", f"{part['rows_64_over_1']:.1f}")
 
 
+def _of_card_steps(part: Part) -> Iterator[Row]:
+    for name, kind in part["kinds"].items():
+        yield Row(
+            f"{part['rows']} rows, {name}, ms a step, and as many steps over plain",
+            f"{spread(kind['step_ms'])}, {spread(kind['rate_over_plain'])}",
+        )
+
+
 def _of_card_http(part: Part) -> Iterator[Row]:
     for name, cells in part["cells"].items():
         for count, cell in cells.items():
@@ -473,6 +481,7 @@ CARD: dict[str, Callable[[Part], Iterator[Row]]] = {
     "bandwidth": _of_card_bandwidth,
     "engine": _of_engine,
     "graphs": _of_card_graphs,
+    "steps": _of_card_steps,
     "http": _of_card_http,
     "steered": _of_steered,
     "memory": _of_card_memory,
