@@ -36,6 +36,11 @@ class Fires(NamedTuple):
     def where(self, chosen: NDArray[np.bool_]) -> Fires:
         return Fires(self.positions[chosen], self.columns[chosen], self.activations[chosen])
 
+    def part(self, first: int, end: int) -> Fires:
+        """A copy of the firings [first, end)."""
+        positions, columns = self.positions[first:end], self.columns[first:end]
+        return Fires(positions.copy(), columns.copy(), self.activations[first:end].copy())
+
 
 @dataclass(frozen=True, slots=True)
 class SensedSite:
@@ -55,7 +60,7 @@ class SensedSite:
         for first in range(0, len(rows), step):
             values = self.target.encode(rows[first : first + step])[:, self.places]
             fires = (values > self.thetas) & torch.isfinite(values)
-            parts.append(torch.where(fires, values, 0.0))
+            parts.append(torch.where(fires, values, values.new_zeros(())))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 

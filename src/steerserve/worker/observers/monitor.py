@@ -7,7 +7,7 @@ encoded, the latest row of each running choice, and the statistics. Monitoring d
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import structlog
 import torch
@@ -36,9 +36,12 @@ log = structlog.get_logger(__name__)
 CHUNK = 64
 """The number of tokens that are encoded at once, so that the encoder's weights are read once for all of them."""
 
+CARD_CHUNK, CARD_BYTES = 512, 1 << 25
+"""The most tokens that are encoded at once on a card, and the most bytes of their features in float32, but CHUNK tokens
+in any case. Starting the kernels takes longer there than the kernels do, and waiting for them stops the host."""
 
-@dataclass(frozen=True, slots=True)
-class Expected:
+
+class Expected(NamedTuple):
     """One observed token of the coming pass. Its row is at `place` in the pass; the token is at `at` among the row's
     tokens of the pass, and at `position` in the row. `is_text` is False for a special token."""
 
@@ -179,7 +182,8 @@ class FeatureMonitor(Observer):
 
     def work(self) -> None:
         """Encode the waiting tokens in whole chunks. The tokens after the last whole chunk wait on."""
-        if sum(len(rows) for rows in self._waiting) >= CHUNK:
+        target = self._target
+        if target and sum(len(rows) for rows in self._waiting) >= _chunk(target):
             self._flush(is_whole=True)
 
     def read(self, command: ReadStatistics) -> Statistics:
@@ -229,7 +233,7 @@ class FeatureMonitor(Observer):
         try:
             if is_whole:
                 together = torch.cat(waiting)
-                whole = len(together) - len(together) % CHUNK
+                whole = len(together) - len(together) % _chunk(target)
                 waiting, self._waiting = [together[:whole]], [together[whole:]]
                 places, self._places = places[:whole], places[whole:]
             return _encoded(target, counts, waiting, ended, self._ring, places)
@@ -243,6 +247,13 @@ class FeatureMonitor(Observer):
     def _drop_waiting(self) -> None:
         self._waiting.clear()
         self._places.clear()
+
+
+def _chunk(target: Target) -> int:
+    """How many tokens are encoded at once."""
+    if target.device.type == "cpu":
+        return CHUNK
+    return max(CHUNK, min(CARD_CHUNK, CARD_BYTES // (4 * target.width)))
 
 
 def _encoded(
@@ -261,8 +272,9 @@ def _encoded(
     records: list[Recorded] = []
     counted = sum(len(rows) for rows in waiting)
     together = torch.cat([*waiting, *(seen.rows[seen.place][None] for seen in ended)])
-    for first in range(0, len(together), CHUNK):
-        rows = together[first : first + CHUNK]
+    chunk = _chunk(target)
+    for first in range(0, len(together), chunk):
+        rows = together[first : first + chunk]
         values = target.encode(rows)
         fine = is_finite(rows) & is_finite(values)
         split = min(len(values), max(0, counted - first))

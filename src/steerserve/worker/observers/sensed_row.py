@@ -34,16 +34,16 @@ class SpanSensor:
 
     def feed(self, fires: Fires) -> list[int]:
         """Take the firings of the next positions. Returns the hot positions."""
-        positions, counts = np.unique(fires.positions, return_counts=True)
-        hot = positions[counts >= self._cluster.min_k]
-        if not len(hot):
+        # the positions rise, so the firings at one position follow each other
+        bounds = np.flatnonzero(np.diff(fires.positions, prepend=-1, append=-1))
+        is_hot = np.diff(bounds) >= self._cluster.min_k
+        if not is_hot.any():
             return []
-        first = np.searchsorted(fires.positions, hot, side="left").tolist()
-        end = np.searchsorted(fires.positions, hot, side="right").tolist()
+        first, end = bounds[:-1][is_hot], bounds[1:][is_hot]
         columns = (fires.columns - self.part.first).tolist()
         activations = fires.activations.tolist()
-        found: list[int] = hot.tolist()
-        for position, low, high in zip(found, first, end, strict=True):
+        found: list[int] = fires.positions[first].tolist()
+        for position, low, high in zip(found, first.tolist(), end.tolist(), strict=True):
             pairs = list(zip(columns[low:high], activations[low:high], strict=True))
             self.tracker.feed(position, pairs)
         return found
@@ -177,7 +177,9 @@ class SensedRow:
         positions: list[int] = []
         for sensor in self._sensors:
             first, end = sensor.part.first, sensor.part.end
-            its = fires.where((fires.columns >= first) & (fires.columns < end))
+            its = fires
+            if len(self._sensors) > 1:
+                its = fires.where((fires.columns >= first) & (fires.columns < end))
             if len(its.positions) and not sensor.is_over:
                 positions += sensor.feed(its)
         return positions

@@ -13,8 +13,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import structlog
@@ -32,18 +32,18 @@ from steerserve.worker.observers.sensed_row import SensedRow
 from steerserve.worker.rows.rows import BatchRow, RowName, Writing
 
 log = structlog.get_logger(__name__)
-CHUNK = 64
-"""Copied positions are encoded once there are this many, or once a row ends."""
+CHUNK, CARD_CHUNK = 64, 512
+"""Copied positions are encoded once there are this many, or once a row ends. On a card the waiting for their firings
+stops the host, so there are more of them."""
 
 
-@dataclass(frozen=True, slots=True)
-class RowSpan:
-    """`count` tokens of a row in a pass, the first at position `start`. The row is at `place` in the pass."""
+class RowSpan(NamedTuple):
+    """So many `tokens` of a row in a pass, the first at position `start`. The row is at `place` in the pass."""
 
     row: SensedRow
     place: int
     start: int
-    count: int
+    tokens: int
 
 
 class SensingObserver(Observer):
@@ -149,10 +149,10 @@ class SensingObserver(Observer):
         spans = self._expected.get(arming, [])
         try:
             with self._timed(spans):
-                if len(spans) == len(value) and all(span.count == 1 for span in spans):
+                if len(spans) == len(value) and all(span.tokens == 1 for span in spans):
                     copied = value[:, 0].clone()
                 else:
-                    copied = torch.cat([value[span.place, : span.count] for span in spans])
+                    copied = torch.cat([value[span.place, : span.tokens] for span in spans])
             self._caught.setdefault(arming, {})[number] = copied
         except Exception as error:
             self._fail(spans, error)
@@ -163,9 +163,9 @@ class SensingObserver(Observer):
             if len(values) < len(arming.sites):
                 continue  # a copy failed, and the rows are stopped
             for span in spans:
-                span.row.read = span.start + span.count
+                span.row.read = span.start + span.tokens
             self._waiting.setdefault(arming, []).append((spans, values))
-            self._positions += sum(span.count for span in spans)
+            self._positions += sum(span.tokens for span in spans)
         self.discard()
 
     def discard(self) -> None:
@@ -218,8 +218,8 @@ class SensingObserver(Observer):
         return told
 
     def work(self) -> None:
-        """Encode the copied positions once they are CHUNK positions or more."""
-        if self._positions >= CHUNK:
+        """Encode the copied positions once there are enough."""
+        if self._positions >= CHUNK and self._positions >= self._chunk():
             self._flush()
 
     # ------------------------------------------------------------- inside
@@ -228,6 +228,12 @@ class SensingObserver(Observer):
         """The state of a row that runs, or that has ended in this step."""
         ended = (sensed for sensed in self._ended if sensed.row is row)
         return self._rows.get(row.name) or next(ended, None)
+
+    def _chunk(self) -> int:
+        """How many positions are encoded at once."""
+        sites = (site for arming in self._waiting for site in arming.sites.values())
+        is_on_card = any(site.target.device.type != "cpu" for site in sites)
+        return CARD_CHUNK if is_on_card else CHUNK
 
     def _flush(self) -> None:
         waiting, self._waiting, self._positions = self._waiting, {}, 0
@@ -251,16 +257,19 @@ class SensingObserver(Observer):
             return
         rows = list({id(span.row): span.row for span in spans}.values())
         numbers = {id(row): number for number, row in enumerate(rows)}
-        counts = [span.count for span in spans]
+        counts = np.array([span.tokens for span in spans])
         owner = np.repeat([numbers[id(span.row)] for span in spans], counts)
-        position = np.concatenate([np.arange(s.start, s.start + s.count) for s in spans])
-        fires = Fires(position[places], columns, active[places, columns])
-        owners = owner[places]
-        for number, row in enumerate(rows):
-            mine = owners == number
-            if mine.any():
-                hot = row.take(fires.where(mine))
-                at = {int(position[p]): p for p in set(places[mine].tolist())} if hot else {}
+        # the positions of each span follow its first one
+        offsets = np.array([span.start for span in spans]) - (np.cumsum(counts) - counts)
+        position = np.arange(counts.sum()) + np.repeat(offsets, counts)
+        order = np.argsort(owner[places], kind="stable")
+        places = places[order]
+        fires = Fires(position[places], columns[order], active[places, columns[order]])
+        ends = np.searchsorted(owner[places], np.arange(len(rows) + 1)).tolist()
+        for row, low, high in zip(rows, ends, ends[1:], strict=False):
+            if low < high:
+                hot = row.take(fires.part(low, high))
+                at = {int(position[p]): p for p in set(places[low:high].tolist())} if hot else {}
                 self._count_active(row, {p: at[p] for p in hot}, values)
 
     def _count_active(self, row: SensedRow, hot: dict[int, int], values: dict[int, Tensor]) -> None:
@@ -278,13 +287,13 @@ class SensingObserver(Observer):
         """Measures the block, and divides its time among the rows by their positions."""
         began = self._clock()
         yield
-        share = (self._clock() - began) / max(1, sum(span.count for span in spans))
+        share = (self._clock() - began) / max(1, sum(span.tokens for span in spans))
         for span in spans:
-            span.row.seconds += share * span.count
+            span.row.seconds += share * span.tokens
 
     def _fail(self, spans: Sequence[RowSpan], error: Exception) -> None:
         """Sense nothing more in these rows; the rows go on."""
-        log.exception("sensing_failed", tokens=sum(span.count for span in spans))
+        log.exception("sensing_failed", tokens=sum(span.tokens for span in spans))
         for span in spans:
             span.row.is_stopped = True
         memory.recover(error)

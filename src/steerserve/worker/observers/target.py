@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,8 +19,7 @@ from steerserve.worker.rows.rows import BatchRow
 from steerserve.worker.sae.canonical import NEEDS_K
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
+class Seen(NamedTuple):
     """A row at its latest observed token, which has `position` in the row. The token's values are `rows[place]`, where
     `rows` [n, d_in] was copied from one pass."""
 
@@ -41,6 +41,11 @@ class Target:
     encode: Callable[[Tensor], Tensor]
     features: Tensor | None
     top_k: int
+
+    @property
+    def width(self) -> int:
+        """The number of features that are encoded."""
+        return self.d_sae if self.features is None else len(self.features)
 
     def record(self, seen: Seen, values: Tensor) -> Recorded:
         """The record of a choice by the values [features] of its last token: the largest by magnitude first, equals by
