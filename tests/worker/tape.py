@@ -34,6 +34,9 @@ class Tape:
         finally:
             self.is_recording = False
 
+    def apart(self) -> Tape:
+        return Tape(self.alter)
+
     def piece(self) -> PassPiece:
         assert self.is_recording
         self.pieces.append(TapedPiece(self.alter))

@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from steerserve.messages import Overlay, Plan, Suppressed, Tap
 from steerserve.rules.inference import stepping
 from steerserve.rules.inference.stepping import Decoding
-from steerserve.rules.steering.edits import Condition
+from steerserve.rules.steering.edits import Condition, Feature
 from steerserve.rules.steering.live import Live
+from steerserve.rules.steering.positions import Positions, Selection
 from steerserve.worker.batch import graphs, group
 from steerserve.worker.batch.graphs import DecodeGraphs
 from steerserve.worker.hooks import table
@@ -218,6 +219,69 @@ def test_rows_that_edit_are_called_at_their_sites_between_recorded_pieces(
     recorded = decoding != "called"
     assert bench.graphs.recordings == recorded
     assert bench.graphs.replays == (11 - 1 - graphs.CALLED_FIRST) * recorded
+
+
+LATE = Positions(Selection(generated_window=(6, 40)))
+GATED = Condition(Feature(KEY, 5), above=0.5)
+STEADY: tuple[Plan, ...] = (
+    asked(edit("set", 3, 6.0), of("ablate", AT), keeps_norm=True),
+    asked(edit("set", 5, 4.0, when=GATED), of("ablate", AT, when=Condition(AT, below=0.0))),
+    asked(edit("at_least", 7, 2.0, when=Condition(Feature(KEY, 9), below=0.5)), values={1: 2.0}),
+    asked(edit("set", 5, 3.0), of("ablate", direction(6, layer=1), when=GATED)),
+    asked(edit("set", 2, 5.0, positions=LATE)),
+    Suppressed(),
+)
+
+
+@pytest.mark.parametrize("decoding", STATIC)
+def test_what_the_same_rows_do_at_a_site_is_recorded_and_has_the_same_bits(
+    model: Checkpoint, decoding: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for how in ("plain", decoding):
+        monkeypatch.setattr(Bench, "decoding", how)
+        bench = Bench(model, 1 << 14)
+        with bench.attached(KEY, SAE, 0), bench.attached("b@1", OTHER, 1):
+            wanted = Tap("b@1", None, 8, "all", False, 1 << 16)
+            for number, plan in enumerate(STEADY):
+                bench.ask(number, words(12 + number), plan=plan, tap=wanted, max_tokens=30)
+            bench.run()
+            applied = bench.steering.applied
+        tokens = [bench.answers[number, 0].tokens for number in range(len(STEADY))]
+        found.append((tokens, applied, bench.readings))
+    assert found[0] == found[1]
+    assert len({tuple(tokens) for tokens in found[0][0]}) == len(STEADY)
+    assert not bench.changes
+    calls = bench.steering.calls
+    assert (calls.recordings > 0, calls.replays > 0) == (decoding != "called",) * 2
+
+
+def test_a_site_that_cannot_be_recorded_is_called(
+    loaded: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The recorder of the sites gives other bits, and that of the passes does not."""
+
+    def inexact(call: Any) -> Any:
+        func, args, kwargs, returned = call
+        if func.overloadpacket.__name__ != "clamp":
+            return call
+        return (lambda *a: func(*a) + 1), args, kwargs, returned
+
+    monkeypatch.setattr(Tape, "apart", lambda _: Tape(inexact))
+    found = []
+    for how in ("plain", "taped"):
+        monkeypatch.setattr(Bench, "decoding", how)
+        bench = Bench(loaded("llama"))
+        with bench.attached(KEY, SAE, 0), capture_logs() as logs:
+            answer = bench.ask(1, words(12), plan=STEADY[0], max_tokens=20)
+            bench.run()
+            found.append(answer.tokens)
+    assert found[0] == found[1]
+    assert [line["event"] for line in logs] == ["sites_not_recorded"]
+    assert not bench.changes
+    assert bench.graphs is not None
+    assert bench.graphs.replays > 0
+    assert bench.steering.calls.replays == 0
 
 
 def test_a_replay_with_another_value_at_a_called_site_is_never_used(

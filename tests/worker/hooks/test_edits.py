@@ -219,7 +219,10 @@ def made(x: Tensor, edits: Sequence[Edit], sae: Sae, **more: Any) -> Tensor:
     """What the kernel changes of one row x [T, width]."""
     part = Part(0, RowSteering(Suppressed()), edits=tuple(edits), **more)
     work = SiteEdits([part], {KEY: sae}, Directions(), x.device)
-    return work.change(x[None], Span([0], [len(x)]), Readings())[0]
+    span = Span([0], [len(x)])
+    change, _ = work.change(x[None], span, Readings(), work.masks(span, len(x)))
+    assert change is not None
+    return change[0]
 
 
 V, U = direction(1), direction(2)

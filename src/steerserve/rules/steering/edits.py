@@ -128,6 +128,12 @@ class Edit(msgspec.Struct, frozen=True, cache_hash=True):
         return self.target == Target() or self.strength == 0.0
 
     @property
+    def is_placed(self) -> bool:
+        """Whether the edit may leave out positions, whatever it reads there: those that it does not name, and for an
+        `add` by the length of x the token that begins a text."""
+        return not self.positions.is_every or self.unit == RESIDUAL
+
+    @property
     def key(self) -> str | None:
         """The attachment whose feature is edited; None for a direction."""
         return self.at.key if isinstance(self.at, Feature) else None

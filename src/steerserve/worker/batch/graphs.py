@@ -70,6 +70,7 @@ class DecodeGraphs:
         self._model = model
         self._saes = saes
         self._recorder = recorder
+        saes.calls.recorder = None if recorder is None else recorder.apart()
         self._is_off = False
         self._numbers: tuple[int, ...] = ()
         self._recorded: OrderedDict[Kind, RecordedDecode] = OrderedDict()
@@ -219,7 +220,7 @@ class DecodeGraphs:
         why = str(error) if isinstance(error, Unlike) else described_error(error)
         log.warning("cuda_graphs_off", was_recorded=self._recorder is not None, why=why)
         if self._recorder is not None:
-            self._recorder = None
+            self._recorder = self._saes.calls.recorder = None
             self._forget()
             self.on_change(CudaGraphs(Decoding.STATIC, f"passes are not recorded any more: {why}"))
             return

@@ -1,17 +1,28 @@
 """The sites of a decode pass at which rows do more than adding: they read, clamp or ablate.
 
-What they do depends on conditions and positions, which change from token to token, so a CUDA graph cannot hold it. A
-recorded pass is cut at these sites, and the edits are called between two of its pieces."""
+What they do depends on conditions and positions, which change from token to token, so the graphs of a pass cannot hold
+it. A recorded pass is cut at these sites, and the edits are called between two of its pieces. Most edits are many short
+kernels on tensors that stay the same while the rows do. These are recorded too, as a piece of their own, once the same
+rows have done the same a few times."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, Generic, TypeVar
 
+import structlog
 import torch
 from torch import Tensor
+
+from steerserve.worker.model.recording import PassPiece, PassRecorder
+from steerserve.worker.model.transformer import described_error
+
+log = structlog.get_logger(__name__)
+
+Done = TypeVar("Done")
 
 PlaceName = tuple[str, str]
 """The path of a module, and the name of the site there."""
@@ -19,6 +30,10 @@ PlaceName = tuple[str, str]
 Cut = Callable[[Callable[[Any], Tensor], Tensor], Tensor]
 """Ends a piece of a recorded pass. Gets what makes the tensor of a site at each replay, and a tensor of that shape.
 Returns the tensor that the next piece reads."""
+
+
+CALLED_FIRST = 3
+"""The replays in which a site is called although it does the same. A recording takes as long as a few calls."""
 
 
 class Unlike(Exception):
@@ -32,11 +47,57 @@ class _Mode(Enum):
     CHECK = "check"
 
 
+@dataclass(slots=True)
+class RecordedSite:
+    """What was done at a site with a value that lies at the same place at each replay. `made_of` are the tensors that
+    were read beside it, `after` is the tensor of the site, and `done` what is told of it."""
+
+    value: Tensor
+    made_of: tuple[Tensor, ...]
+    calls: int = 0
+    piece: PassPiece | None = None
+    after: Tensor | None = None
+    done: Any = None
+
+    def is_of(self, value: Tensor, made_of: tuple[Tensor, ...]) -> bool:
+        is_as_many = len(self.made_of) == len(made_of)
+        return self.value is value and is_as_many and all(map(_is, self.made_of, made_of))
+
+
+def _is(one: object, other: object) -> bool:
+    return one is other
+
+
+@dataclass(frozen=True, slots=True)
+class SiteWork(Generic[Done]):
+    """What the rows do at a site in one pass.
+
+    Attributes:
+        run: makes the tensor of the site, and what is to be told of it.
+        tell: tells it; called once in each pass.
+        made_of: the tensors that `run` reads beside the value, and that may be others in the next pass.
+        held: what was recorded of the same work in passes before, by the value; None where `run` must be called in each
+            pass, because it reads or tells more than tensors.
+    """
+
+    run: Callable[[], tuple[Tensor, Done]]
+    tell: Callable[[Done], None]
+    made_of: tuple[Tensor, ...] = ()
+    held: dict[int, RecordedSite] | None = None
+
+
 class SiteCalls:
-    """Makes the tensors of the called sites of one pass. `cut` is there while a pass is recorded."""
+    """Makes the tensors of the called sites of one pass. `cut` is there while a pass is recorded. `recorder` records
+    what is done at sites, with memory of its own: its pieces run between those of a pass.
+
+    `recordings` counts the recorded sites, and `replays` their replays.
+    """
 
     def __init__(self) -> None:
         self.cut: Cut | None = None
+        self.recorder: PassRecorder | None = None
+        self.recordings = 0
+        self.replays = 0
         self._mode = _Mode.CALL
         self._noted: dict[PlaceName, tuple[Tensor, Tensor]] = {}
         self.made: list[PlaceName] = []
@@ -68,17 +129,28 @@ class SiteCalls:
         self.made.clear()
 
     def at(
-        self, name: PlaceName, value: Tensor, tensor: Tensor, make: Callable[[], Tensor]
+        self,
+        name: PlaceName,
+        value: Tensor,
+        tensor: Tensor,
+        make: Callable[[], SiteWork[Done]],
     ) -> Tensor:
-        """The new tensor of a site: what `make` makes of its `value` now and, where the pass is recorded, at each
-        replay. `tensor` is the tensor of the site before."""
+        """The new tensor of a site: what the work from `make` does with its `value` now and, where the pass is
+        recorded, at each replay. `tensor` is the tensor of the site before."""
         if self.cut is None:
             return self._made(name, value, tensor, make)
-        return self.cut(lambda _: self._made(name, value, tensor, make), tensor)
+        return self.cut(lambda _: self._made(name, value, tensor, make, is_static=True), tensor)
 
     def _made(
-        self, name: PlaceName, value: Tensor, tensor: Tensor, make: Callable[[], Tensor]
+        self,
+        name: PlaceName,
+        value: Tensor,
+        tensor: Tensor,
+        make: Callable[[], SiteWork[Done]],
+        *,
+        is_static: bool = False,
     ) -> Tensor:
+        """`is_static`: the value lies at the same place at each replay."""
         self.made.append(name)
         if self._mode is _Mode.SKIP:
             return tensor
@@ -89,10 +161,65 @@ class SiteCalls:
                     f"a replayed pass has other bits than a plain pass at {' of '.join(name[::-1])}"
                 )
             return after
-        after = make()
+        work = make()
+        recorder = self.recorder if is_static else None
+        if recorder is not None and work.held is not None:
+            after, done = self._recorded(recorder, value, work, work.held)
+        else:
+            after, done = work.run()
+        work.tell(done)
         if self._mode is _Mode.NOTE:
             self._noted[name] = value.clone(), after.clone()
         return after
+
+    def _recorded(
+        self,
+        recorder: PassRecorder,
+        value: Tensor,
+        work: SiteWork[Done],
+        held: dict[int, RecordedSite],
+    ) -> tuple[Tensor, Done]:
+        """What the work gives, by a replay where it was recorded."""
+        site = held.get(id(value))
+        if site is None or not site.is_of(value, work.made_of):
+            site = held[id(value)] = RecordedSite(value, work.made_of)
+        if site.piece is not None:
+            site.piece.replay()
+            self.replays += 1
+            assert site.after is not None
+            return site.after, site.done
+        after, done = work.run()
+        site.calls += 1
+        if site.calls > CALLED_FIRST:
+            self._record(recorder, site, work, after)
+        return after, done
+
+    def _record(
+        self, recorder: PassRecorder, site: RecordedSite, work: SiteWork[Done], after: Tensor
+    ) -> None:
+        """Record the work, whose call has just given `after`. Where the replay has other bits, or the work cannot be
+        recorded, sites are called from now on."""
+        try:
+            with recorder.recording():
+                piece = recorder.piece()
+                piece.begin()
+                try:
+                    made, done = work.run()
+                except BaseException:
+                    with suppress(Exception):
+                        piece.end()
+                    raise
+                piece.end()
+            piece.replay()
+            if not is_same(made, after):
+                raise Unlike("a recorded site did not give the bits of a called one")
+        except Exception as error:
+            why = str(error) if isinstance(error, Unlike) else described_error(error)
+            log.warning("sites_not_recorded", why=why)
+            self.recorder = None
+            return
+        site.piece, site.after, site.done = piece, made, done
+        self.recordings += 1
 
     @contextmanager
     def _in(self, mode: _Mode) -> Iterator[None]:

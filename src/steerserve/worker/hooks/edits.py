@@ -8,9 +8,11 @@ pass is padded to.
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -104,15 +106,104 @@ class Span:
 
 @dataclass(slots=True)
 class Readings:
-    """What the conditions of a pass have read so far: for each row and reading, a number [T] for each position."""
+    """What the conditions of a pass have read so far: for each row and reading, the numbers [n, T] that were read
+    together, and the place of its own [T] among them."""
 
-    held: dict[tuple[int, Reads], Tensor] = field(default_factory=dict)
+    held: dict[tuple[int, Reads], tuple[Tensor, int]] = field(default_factory=dict)
+
+    def of(self, row: int, reads: Reads) -> Tensor:
+        """What was read of a row, a number [T] for each position."""
+        together, place = self.held[row, reads]
+        return together[place]
+
+
+class ReadGroup:
+    """Readings of different rows that are made together: of features of one SAE, or of directions.
+
+    `members` have the place of each row among those of the site, the row itself, and what is read. Where the
+    activations of the SAE depend on each other, there is one member.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[tuple[int, Part, Reads]],
+        sae: Sae | None,
+        directions: Directions,
+        device: torch.device,
+        count: int,
+    ) -> None:
+        self.members = members
+        self._sae = sae
+        self._narrowed: Sae | None = None
+        self._units: Tensor | None = None
+        self._index = _index([place for place, _, _ in members], count, device)
+        features = [reads.index for _, _, reads in members if isinstance(reads, Feature)]
+        self._features = features
+        if sae is None:
+            units = [
+                directions.at(reads, device)[1]
+                for _, _, reads in members
+                if isinstance(reads, Direction)
+            ]
+            self._units = torch.stack(units)
+        elif sae.activation not in NEEDS_K:
+            self._narrowed = sae.narrowed(features)
+
+    def read(self, x: Tensor) -> Tensor:
+        """What is read of the rows x [rows of the site, T, width], float32 [n, T]."""
+        rows = x if self._index is None else x[self._index]
+        if self._units is not None:
+            return (rows * self._units[:, None]).sum(-1)
+        if self._narrowed is not None:
+            return self._narrowed.encode_each(rows)
+        assert self._sae is not None
+        encoded = torch.cat([self._sae.encode(block) for block in rows[0].split(WIDTH)])
+        return encoded[None, :, self._features[0]]
+
+
+def _index(places: Sequence[int], count: int, device: torch.device) -> Tensor | None:
+    """These places of `count` rows as an index; None where they are all rows in their order."""
+    return None if list(places) == list(range(count)) else torch.tensor(places, device=device)
+
+
+SLOW = "each edit by itself"
+"""How a group is decided whose conditions were not all read together in this pass."""
+
+
+class Gate:
+    """The conditions of a group of edits, where each is one reading that was made with the others of a `ReadGroup`.
+    `places` are the places of these readings; an edit without a condition has None."""
+
+    def __init__(
+        self,
+        conditions: Sequence[Condition | None],
+        places: Sequence[int],
+        count: int,
+        device: torch.device,
+    ) -> None:
+        self._index = _index(places, count, device)
+        above = [math.inf if one is None or one.above is None else one.above for one in conditions]
+        below = [-math.inf if one is None or one.below is None else one.below for one in conditions]
+        bounds = torch.tensor([above, below], dtype=torch.float32, device=device)[..., None]
+        self._above, self._below = bounds.unbind()
+        always = [one is None for one in conditions]
+        self._always = torch.tensor(always, device=device)[:, None] if any(always) else None
+
+    def holds(self, read: Tensor) -> Tensor:
+        """Where the conditions hold, bool [g, T], by the readings [n, T]."""
+        read = read if self._index is None else read[self._index]
+        holds = (read > self._above) | (read < self._below)
+        return holds if self._always is None else holds | self._always
 
 
 class Group:
     """Edits of different rows that are made together: the k-th edit of each of these rows, all of one form.
 
-    `rows` are the places of the rows among those of the site. `sae` is the SAE whose features are edited.
+    `rows` are the places of the rows among those of the site. `sae` is the SAE whose features are edited. `is_masked`:
+    some of the edits act at some positions only.
+
+    `gate` is the number of the readings of the site that decide for all of the edits, and how; SLOW where each edit is
+    looked at by itself, and None where nothing is decided.
     """
 
     def __init__(
@@ -125,18 +216,23 @@ class Group:
     ) -> None:
         self.members = members
         self.sae = sae
+        self.gate: tuple[int, Gate] | str | None = None
+        self.is_masked = any(
+            part.steering.mask(edit, 0, 1) is not None for _, part, edit in members
+        )
         edits = [edit for _, _, edit in members]
-        rows = [row for row, _, _ in members]
-        self.rows = None if rows == list(range(count)) else torch.tensor(rows, device=device)
-
-        def column(values: Sequence[float]) -> Tensor:
-            return torch.tensor(values, dtype=torch.float32, device=device)[:, None]
-
-        self.factor = column([edit.target.factor for edit in edits])
-        self.offset = column([edit.target.offset for edit in edits])
-        self.low = column([edit.target.low for edit in edits])
-        self.high = column([edit.target.high for edit in edits])
-        self.strength = column([edit.strength for edit in edits])
+        self.rows = _index([row for row, _, _ in members], count, device)
+        targets = [edit.target for edit in edits]
+        columns = [
+            [target.factor for target in targets],
+            [target.offset for target in targets],
+            [target.low for target in targets],
+            [target.high for target in targets],
+            [edit.strength for edit in edits],
+        ]
+        # one transfer for all of them
+        numbers = torch.tensor(columns, dtype=torch.float32, device=device)[..., None]
+        self.factor, self.offset, self.low, self.high, self.strength = numbers.unbind()
         self.reads: Tensor | None = None
         self.is_added = edits[0].is_added
         self.is_residual = self.is_added and edits[0].unit == RESIDUAL
@@ -211,10 +307,21 @@ class Encoded:
         return self._held[name]
 
 
+Flags = tuple[tuple[tuple[bool, ...], ...] | None, ...]
+"""For each group of edits, whether each edit may act at each position, by the positions that it names; None where each
+may everywhere."""
+
+Masks = tuple[Tensor | None, ...]
+"""The same on the device, bool [g, T]."""
+
+
 class SiteEdits:
     """What the rows of a pass do at one site. It does not change from pass to pass while the rows and their edits stay
     the same. `saes` has, by key, the SAEs whose features are read or edited here; `written` are those that write.
-    `is_acting`: something is changed or counted here."""
+
+    `is_fixed`: what is done in a decode pass follows from the value, the masks and the tensors here alone, and nothing
+    is told to the host. `held` is for what a caller makes of it then.
+    """
 
     def __init__(
         self,
@@ -234,25 +341,52 @@ class SiteEdits:
         if given is not None:
             zero = torch.zeros_like(given)
             self._values = torch.stack([zero if v is None else v for v in values])[:, None]
-        self._added = self._groups([[e for e in part.edits if e.is_added] for part in parts])
-        self._others = self._groups([[e for e in part.edits if not e.is_added] for part in parts])
+        self._reads = self._read_groups()
+        self._edits = [
+            *self._groups([[e for e in part.edits if e.is_added] for part in parts]),
+            *self._groups([[e for e in part.edits if not e.is_added] for part in parts]),
+        ]
+        self._made: tuple[Flags, Masks] = (), ()
         kept = [part.keeps_norm for part in parts]
         self._keeps: Tensor | None = None
         if any(kept):
             self._keeps = torch.tensor(kept, device=device)[:, None, None]
-        self._narrowed = {
-            one.reads: saes[one.reads.key].narrowed([one.reads.index])
-            for part in parts
-            for one in part.reads
-            if isinstance(one.reads, Feature) and saes[one.reads.key].activation not in NEEDS_K
-        }
 
         self.written = frozenset(
             key for part in parts for key in part.keys if part.edits or part.values is not None
         )
-        self.is_acting = bool(self._added or self._others or self._values is not None) or any(
+        self.is_acting = bool(self._edits or self._values is not None) or any(
             part.counted for part in parts
         )
+        self.is_fixed = not any(
+            part.counted
+            or part.watched
+            or (part.edits and part.steering.counted is not None)
+            or any(needs_record(one) for one in part.reads)
+            for part in parts
+        ) and not (
+            any(saes[key].activation in NEEDS_K for part in parts for key in part.keys)
+            or any(group.gate is SLOW for group in self._edits)
+        )
+        self.held: dict[int, Any] = {}
+
+    def _read_groups(self) -> list[ReadGroup]:
+        """All that is read here, in groups that are read together."""
+        forms: dict[Hashable, list[tuple[int, Part, Reads]]] = {}
+        for place, part in enumerate(self.parts):
+            for reads in dict.fromkeys(one.reads for one in part.reads):
+                form: Hashable = None
+                if isinstance(reads, Feature):
+                    is_whole = self._saes[reads.key].activation in NEEDS_K
+                    form = (reads.key, place, reads.index) if is_whole else reads.key
+                forms.setdefault(form, []).append((place, part, reads))
+        groups = []
+        for members in forms.values():
+            reads = members[0][2]
+            sae = self._saes[reads.key] if isinstance(reads, Feature) else None
+            count = len(self.parts)
+            groups.append(ReadGroup(members, sae, self._directions, self._device, count))
+        return groups
 
     def _groups(self, lists: Sequence[Sequence[Edit]]) -> list[Group]:
         """The k-th edits of all rows, for each k, in groups of one form."""
@@ -266,52 +400,79 @@ class SiteEdits:
                     forms.setdefault(form, []).append((row, part, edit))
             for (key, _), members in forms.items():
                 sae = None if key is None else self._saes[key]
-                groups.append(Group(members, sae, self._directions, self._device, len(self.parts)))
+                group = Group(members, sae, self._directions, self._device, len(self.parts))
+                group.gate = self._gate(group)
+                groups.append(group)
         return groups
+
+    def _gate(self, group: Group) -> tuple[int, Gate] | str | None:
+        """See `Group.gate`."""
+        if all(edit.when is None for _, _, edit in group.members):
+            return None
+        decided: list[tuple[int, Condition | None]] = []
+        for place, _, edit in group.members:
+            if edit.when is None:
+                decided.append((place, None))
+            elif isinstance(edit.when, Condition) and not needs_record(edit.when):
+                decided.append((place, edit.when))
+            else:
+                return SLOW
+        for number, read in enumerate(self._reads):
+            at = {(place, reads): at for at, (place, _, reads) in enumerate(read.members)}
+            places = [
+                0 if one is None else at.get((place, one.reads), -1) for place, one in decided
+            ]
+            if -1 not in places:
+                conditions = [one for _, one in decided]
+                return number, Gate(conditions, places, len(read.members), self._device)
+        return SLOW
 
     # ------------------------------------------------------------- in a pass
 
-    def read(self, value: Tensor, span: Span, readings: Readings) -> None:
-        """Read what conditions and readings need of the value [rows, T, width] of the site."""
-        for part in self.parts:
-            if part.watched:
-                last = value[part.row, span.size[part.row] - 1].float()
-                for direction in part.watched:
-                    unit = self._directions.at(direction, self._device)[1]
-                    part.steering.see(direction, float((last * unit).sum(-1)))
-            x = value[part.row].float() if part.reads else None
-            for condition in part.reads:
-                assert x is not None
-                name = part.row, condition.reads
-                if name not in readings.held:
-                    readings.held[name] = self._reading(condition.reads, x)
-                if needs_record(condition):
-                    read = readings.held[name][: span.size[part.row]].tolist()
-                    part.steering.record(condition, span.first[part.row], read)
+    def masks(self, span: Span, width: int) -> Masks:
+        """Where the edits may act by the positions that they name, in a pass over so many tokens of each row. Equal
+        results in a row are one object."""
+        flags = tuple(self._flags(group, span, width) for group in self._edits)
+        if self._made[0] != flags:
+            masks = tuple(
+                None if its is None else torch.tensor(its, device=self._device) for its in flags
+            )
+            self._made = flags, masks
+        return self._made[1]
 
-    def _reading(self, reads: Reads, x: Tensor) -> Tensor:
-        """What is read of one row x [T, width], float32 [T]."""
-        if isinstance(reads, Direction):
-            return (x * self._directions.at(reads, self._device)[1]).sum(-1)
-        narrowed = self._narrowed.get(reads)
-        if narrowed is not None:
-            return narrowed.encode_each(x[None])[0]
-        sae = self._saes[reads.key]
-        return torch.cat([sae.encode(block) for block in x.split(WIDTH)])[:, reads.index]
+    def _flags(self, group: Group, span: Span, width: int) -> tuple[tuple[bool, ...], ...] | None:
+        if not group.is_masked:
+            return None
+        everywhere = (True,) * width
+        flags = []
+        for _, part, edit in group.members:
+            mask = part.steering.mask(edit, span.first[part.row], width)
+            flags.append(everywhere if mask is None else tuple(mask))
+        return None if all(map(all, flags)) else tuple(flags)
 
-    def change(self, value: Tensor, span: Span, readings: Readings) -> Tensor:
-        """What is added to the value [rows, T, width], float32: exactly 0 where nothing changes."""
+    def change(
+        self, value: Tensor, span: Span, readings: Readings, masks: Masks
+    ) -> tuple[Tensor | None, Sequence[Tensor]]:
+        """What is added to the value [rows, T, width], float32: exactly 0 where nothing changes; None where nothing is
+        done here. And what was read here, for `note`."""
+        self._watch(value, span)
+        if not (self._reads or self.is_acting):
+            return None, ()
         is_whole = len(self.parts) == value.shape[0]
         x = (value if is_whole else value[self._index]).float().contiguous()
+        found = [group.read(x) for group in self._reads]
+        self.note(found, readings)
+        self._record(found, span)
+        if not self.is_acting:
+            return None, found
         change = torch.zeros_like(x)
         if self._values is not None:
             change = change + self._values
         encoded = Encoded()
-        for group in self._added:
-            self._make(group, x, None, change, encoded, span, readings)
-        for group in self._others:
-            y = x + change if group.reads is not None else None
-            self._make(group, x, y, change, encoded, span, readings)
+        for group, mask in zip(self._edits, masks, strict=True):
+            opened = self._opened(group, found, mask, span, readings, x.shape[1])
+            y = x + change if group.reads is not None and not group.is_added else None
+            self._make(group, x, y, change, encoded, span, opened)
         for part, at in zip(self.parts, range(len(x)), strict=True):
             if part.counted:
                 self._count_values(part, x[at], span)
@@ -321,9 +482,35 @@ class SiteEdits:
             is_kept = self._keeps & change.ne(0).any(-1, keepdim=True)
             change = torch.where(is_kept, kept, change)
         if is_whole:
-            return change
+            return change, found
         every = torch.zeros(value.shape, dtype=torch.float32, device=value.device)
-        return every.index_copy_(0, self._index, change)
+        return every.index_copy_(0, self._index, change), found
+
+    def note(self, found: Sequence[Tensor], readings: Readings) -> None:
+        """Let conditions at later sites find what was read here."""
+        for group, together in zip(self._reads, found, strict=True):
+            for at, (_, part, reads) in enumerate(group.members):
+                readings.held.setdefault((part.row, reads), (together, at))
+
+    def _watch(self, value: Tensor, span: Span) -> None:
+        """Read the directions that are watched."""
+        for part in self.parts:
+            if part.watched:
+                last = value[part.row, span.size[part.row] - 1].float()
+                for direction in part.watched:
+                    unit = self._directions.at(direction, self._device)[1]
+                    part.steering.see(direction, float((last * unit).sum(-1)))
+
+    def _record(self, found: Sequence[Tensor], span: Span) -> None:
+        """Tell the rows what conditions have read that need earlier positions too."""
+        for group, together in zip(self._reads, found, strict=True):
+            told: list[list[float]] | None = None
+            for at, (_, part, reads) in enumerate(group.members):
+                for condition in part.reads:
+                    if condition.reads == reads and needs_record(condition):
+                        told = together.tolist() if told is None else told
+                        its = told[at][: span.size[part.row]]
+                        part.steering.record(condition, span.first[part.row], its)
 
     def _make(
         self,
@@ -333,16 +520,15 @@ class SiteEdits:
         change: Tensor,
         encoded: Encoded,
         span: Span,
-        readings: Readings,
+        opened: Tensor | None,
     ) -> None:
-        """Add what a group of edits changes to `change`."""
+        """Add what a group of edits changes to `change`, where it is open."""
         moved = group.moved(x, y, encoded)
         scale = group.scale(x)
         if scale is not None:
             moved = moved * scale[..., 0]
-        open_at = self._open(group, x.shape[1], span, readings)
-        if open_at is not None:
-            moved = torch.where(open_at, moved, 0.0)
+        if opened is not None:
+            moved = torch.where(opened, moved, moved.new_zeros(()))
         made = moved[..., None] * group.writes[:, None]
         if group.rows is None:
             change += made
@@ -353,29 +539,32 @@ class SiteEdits:
                 size = moved[at].abs() * group.writes[at].norm() / _length(x[row])
                 self._count(part, edit, size.tolist(), span)
 
-    def _open(self, group: Group, width: int, span: Span, readings: Readings) -> Tensor | None:
-        """Where the edits of a group act, bool [g, T]; None where they act everywhere."""
-        rows = [
-            self._acting(part, edit, span.first[part.row], width, readings)
-            for _, part, edit in group.members
-        ]
-        if all(row is None for row in rows):
-            return None
-        true = torch.ones(width, dtype=torch.bool, device=self._device)
-        return torch.stack([true if row is None else row for row in rows])
-
-    def _acting(
-        self, part: Part, edit: Edit, first: int, width: int, readings: Readings
+    def _opened(
+        self,
+        group: Group,
+        found: Sequence[Tensor],
+        mask: Tensor | None,
+        span: Span,
+        readings: Readings,
+        width: int,
     ) -> Tensor | None:
-        """Where one edit acts, bool [T]; None where it acts everywhere."""
-        mask = part.steering.mask(edit, first, width)
-        at = None
-        if mask is not None and not all(mask):
-            at = torch.tensor(mask, device=self._device)
-        if edit.when is None:
-            return at
-        holds = self._holds(edit.when, part, first, width, readings)
-        return holds if at is None else holds & at
+        """Where the edits of a group act, bool [g, T]; None where they act everywhere."""
+        if group.gate is None:
+            return mask
+        if not isinstance(group.gate, str):
+            number, gate = group.gate
+            holds = gate.holds(found[number])
+        else:
+            true = torch.ones(width, dtype=torch.bool, device=self._device)
+            holds = torch.stack(
+                [
+                    true
+                    if edit.when is None
+                    else self._holds(edit.when, part, span.first[part.row], width, readings)
+                    for _, part, edit in group.members
+                ]
+            )
+        return holds if mask is None else holds & mask
 
     def _holds(self, when: When, part: Part, first: int, width: int, readings: Readings) -> Tensor:
         """Where a condition holds, bool [T]."""
@@ -387,7 +576,7 @@ class SiteEdits:
         if needs_record(when):
             told = [part.steering.holds(when, at) for at in range(first, first + width)]
             return torch.tensor(told, device=self._device)
-        reading = readings.held[part.row, when.reads].to(self._device)
+        reading = readings.of(part.row, when.reads).to(self._device)
         if when.above is not None:
             return reading > when.above
         assert when.below is not None

@@ -9,6 +9,7 @@ when activations are first read there. A compiled model skips hooks that are add
 
 from __future__ import annotations
 
+import operator
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -27,8 +28,8 @@ from steerserve.rules.steering.edits import Condition, Edit, Feature, conditions
 from steerserve.rules.steering.placed import NOTHING, Placed, Values, not_zero
 from steerserve.rules.steering.vector import Direction
 from steerserve.worker import memory
-from steerserve.worker.hooks.called_sites import PlaceName, SiteCalls
-from steerserve.worker.hooks.edits import Directions, Part, Readings, SiteEdits, Span
+from steerserve.worker.hooks.called_sites import PlaceName, SiteCalls, SiteWork
+from steerserve.worker.hooks.edits import Directions, Masks, Part, Readings, SiteEdits, Span
 from steerserve.worker.hooks.table import DirectionTable
 from steerserve.worker.rows.steering import RowSteering, needs_record
 from steerserve.worker.sae.canonical import Sae
@@ -108,22 +109,25 @@ class Steered:
 @dataclass(slots=True)
 class _Pass:
     """What a pass was made from, to be told again without comparing edits: the rows, and the edits of each that may act
-    in it."""
+    in it. `is_steady`: these edits do not depend on the positions of the pass."""
 
     version: int = -1
     rows: Sequence[RowSteering] = ()
     active: Sequence[tuple[Edit, ...]] = ()
+    is_steady: bool = False
     works: Mapping[PlaceName, SiteEdits] = field(default_factory=dict)
 
-    def is_of(
-        self, version: int, rows: Sequence[RowSteering], active: Sequence[tuple[Edit, ...]]
-    ) -> bool:
-        return (
-            self.version == version
-            and len(self.rows) == len(rows)
-            and all(one is other for one, other in zip(self.rows, rows, strict=True))
-            and all(one is other for one, other in zip(self.active, active, strict=True))
-        )
+    def is_of(self, version: int, rows: Sequence[RowSteering]) -> bool:
+        return self.version == version and _are(self.rows, rows)
+
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    """What a site does to its value: the value before each SAE there adds to it, and what was read for conditions."""
+
+    moved: Moved | None
+    seen: Sequence[tuple[HookedSae, Tensor]]
+    read: Sequence[Tensor]
 
 
 class HookedSaes:
@@ -316,14 +320,6 @@ class HookedSaes:
                 return planned != self._live.epoch
         return False
 
-    def _do_more(self, rows: Sequence[RowSteering]) -> bool:
-        """Whether a row may do more than adding."""
-        for row in rows:
-            steered = self.steered(row.plan)
-            if steered.edits or steered.keeps_norm or row.counted is not None or row.watched:
-                return True
-        return False
-
     def steered(self, plan: Plan) -> Steered:
         """What the edits of a plan are now."""
         edits = tuple(self._edits(plan))
@@ -366,7 +362,23 @@ class HookedSaes:
         self, rows: Sequence[RowSteering], spans: Sequence[tuple[int, int]], tokens: int = 0
     ) -> Mapping[PlaceName, SiteEdits]:
         """What the rows do at each site in the coming pass beside adding; see `of` for the arguments."""
-        return self._works(rows, spans, tokens) if self._do_more(rows) else {}
+        last = self._last[all(size == 1 for _, size in spans)]
+        if last.is_steady and last.is_of(self.version, rows):
+            return last.works
+        made = [self.steered(row.plan) for row in rows]
+        is_more = any(its.edits or its.keeps_norm for its in made) or any(
+            row.counted is not None or row.watched for row in rows
+        )
+        active: list[tuple[Edit, ...]] = []
+        for row, its, (start, size) in zip(rows, made, spans, strict=True) if is_more else ():
+            # a row that is stepped alone may read its earlier positions again
+            first = 0 if tokens else start
+            active.append(row.active(its.edits, first, start + size - first))
+        if not (last.is_of(self.version, rows) and _are(last.active, active)):
+            last.works = self._works(rows, active) if is_more else {}
+            last.version, last.rows, last.active = self.version, list(rows), active
+            last.is_steady = not any(edit.is_placed for its in made for edit in its.edits)
+        return last.works
 
     # ------------------------------------------------------------- passes on static buffers
 
@@ -447,9 +459,7 @@ class HookedSaes:
 
     def _fill_tables(self, plans: Sequence[Plan]) -> None:
         version, called, made_of = self._filled
-        same = version == self.version and called == self._called.keys()
-        same = same and len(made_of) == len(plans)
-        if same and all(a is b for a, b in zip(made_of, plans, strict=True)):
+        if version == self.version and called == self._called.keys() and _are(made_of, plans):
             return
         self._filled = (-1, frozenset(), ())
         for key, attachment in self._attachments.items():
@@ -499,25 +509,13 @@ class HookedSaes:
         return Steered(edits, frozenset(places), recorded, keeps_norm)
 
     def _works(
-        self, rows: Sequence[RowSteering], spans: Sequence[tuple[int, int]], tokens: int
+        self, rows: Sequence[RowSteering], active: Sequence[tuple[Edit, ...]]
     ) -> Mapping[PlaceName, SiteEdits]:
-        """What the rows do at each site in the coming pass."""
-        active = []
-        for row, (start, size) in zip(rows, spans, strict=True):
-            # a row that is stepped alone may read its earlier positions again
-            first = 0 if tokens else start
-            active.append(row.active(self.steered(row.plan).edits, first, start + size - first))
-        last = self._last[all(size == 1 for _, size in spans)]
-        if not last.is_of(self.version, rows, active):
-            works = {
-                name: SiteEdits(
-                    parts, self._readers(parts), self._directions, self._device_of(name)
-                )
-                for name, parts in self._parts(rows, active).items()
-            }
-            last.version, last.rows, last.active = self.version, list(rows), active
-            last.works = works
-        return last.works
+        """What the rows do at each site, by the edits of each that may act."""
+        return {
+            name: SiteEdits(parts, self._readers(parts), self._directions, self._device_of(name))
+            for name, parts in self._parts(rows, active).items()
+        }
 
     def _parts(
         self, rows: Sequence[RowSteering], active: Sequence[tuple[Edit, ...]]
@@ -665,9 +663,8 @@ class HookedSaes:
         self, key: str, attachment: HookedSae, plans: Sequence[Plan], rows: int
     ) -> Tensor | None:
         version, made_of, delta = attachment.made
-        same = version == self.version and len(made_of) == len(plans)
-        same = same and (delta is None or delta.shape[0] in (1, rows))
-        if same and all(a is b for a, b in zip(made_of, plans, strict=True)):
+        has_rows = delta is None or delta.shape[0] in (1, rows)
+        if version == self.version and has_rows and _are(made_of, plans):
             return delta
         delta = self._stacked([self._vector(key, attachment, plan) for plan in plans], rows)
         attachment.made = self.version, tuple(plans), delta
@@ -703,9 +700,10 @@ class HookedSaes:
         """Called by the hook: give the site's value [rows, T, width] to the observers, and return what is done to the
         value."""
         if self._sites is None:
-            moved = self._moved(place, value)
+            done = self._done(place, value, self._masks(place, value))
+            self._tell(place, done)
             self._count(place)
-            return moved
+            return done.moved
         name = _name(place.site)
         if name not in self._called:
             return self._act_by_table(place, value)
@@ -713,10 +711,27 @@ class HookedSaes:
         def made(tensor: Tensor, changed: Callable[[Change], Tensor]) -> Tensor:
             # at a replay, the rows are others than when the pass was recorded
             return self.calls.at(
-                name, value, tensor, lambda: changed(self._moved(self._called[name], value))
+                name, value, tensor, lambda: self._work(self._called[name], value, changed)
             )
 
         return Called(made)
+
+    def _work(
+        self, place: Place, value: Tensor, changed: Callable[[Change], Tensor]
+    ) -> SiteWork[_Done]:
+        """What is done at a called site now."""
+        masks = self._masks(place, value)
+
+        def run() -> tuple[Tensor, _Done]:
+            done = self._done(place, value, masks)
+            return changed(done.moved), done
+
+        edits = place.edits
+        assert edits is not None
+        deltas = [one.delta for one in place.saes.values() if one.delta is not None]
+        made_of = (*(mask for mask in masks if mask is not None), *deltas)
+        held = edits.held if edits.is_fixed else None
+        return SiteWork(run, partial(self._tell, place), made_of, held)
 
     def _count(self, place: Place) -> None:
         """Count a pass for each SAE of the place that steered in it."""
@@ -724,7 +739,8 @@ class HookedSaes:
             edited = place.edits is not None and key in place.edits.written
             attachment.applied += attachment.delta is not None or edited
 
-    def _moved(self, place: Place, value: Tensor) -> Moved | None:
+    def _done(self, place: Place, value: Tensor, masks: Masks) -> _Done:
+        """What the SAEs and the rows do to the value of a site."""
         added = []
         seen: list[tuple[HookedSae, Tensor]] = []
         so_far = value
@@ -734,29 +750,42 @@ class HookedSaes:
                 added.append(attachment.delta)
                 if len(place.saes) > 1:
                     so_far = so_far + attachment.delta
-        change = self._changed(place, value)
-        for attachment, before in seen:
+        change: Tensor | None = None
+        read: Sequence[Tensor] = ()
+        if place.edits is not None:
+            span = self._span(value)
+            change, read = place.edits.change(value, span, self._readings, masks)
+        is_moved = added or change is not None
+        return _Done(Moved(added, change) if is_moved else None, seen, read)
+
+    def _tell(self, place: Place, done: _Done) -> None:
+        """Give what a site did in a pass to the observers, and what was read to conditions at later sites."""
+        if place.edits is not None:
+            place.edits.note(done.read, self._readings)
+        change = None if done.moved is None else done.moved.change
+        for attachment, before in done.seen:
             moved = attachment.delta
             if attachment.catches and change is not None:
                 moved = change if moved is None else change + moved
                 moved = moved[:, -self._tokens :]
             for catch in attachment.catches:
                 catch(before[:, -self._tokens :], moved)  # all tokens where the number is 0
-        return Moved(added, change) if added or change is not None else None
 
-    def _changed(self, place: Place, value: Tensor) -> Tensor | None:
-        """What the edits of the rows add to the value, float32 [rows, T, width]; None where no row edits here."""
+    def _masks(self, place: Place, value: Tensor) -> Masks:
+        """Where the edits of a site may act."""
         if place.edits is None:
-            return None
+            return ()
+        return place.edits.masks(self._span(value), value.shape[1])
+
+    def _span(self, value: Tensor) -> Span:
+        """The positions of the rows of a pass in the value [rows, T, width] of a site."""
         width = value.shape[1]
         firsts, sizes = [], []
         for start, size in self._spans:
             # a row that is stepped alone may have its earlier positions in the value too
             firsts.append(start + size - width if self._tokens else start)
             sizes.append(width if self._tokens else size)
-        span = Span(firsts, sizes)
-        place.edits.read(value, span, self._readings)
-        return place.edits.change(value, span, self._readings) if place.edits.is_acting else None
+        return Span(firsts, sizes)
 
     def _act_by_table(self, place: Place, value: Tensor) -> Moved:
         """What a pass on static buffers adds. The observers take the value after the pass, because a replay calls no
@@ -770,6 +799,11 @@ class HookedSaes:
             if len(place.saes) > 1:
                 value = torch.where(delta.is_added, value + delta.delta, value)
         return Moved(added, None)
+
+
+def _are(some: Sequence[object], others: Sequence[object]) -> bool:
+    """Whether both have the same objects in the same order."""
+    return len(some) == len(others) and all(map(operator.is_, some, others))
 
 
 def _name(site: Site) -> PlaceName:

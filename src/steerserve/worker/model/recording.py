@@ -33,11 +33,14 @@ class PassPiece(Protocol):
 
 
 class PassRecorder(Protocol):
-    """Makes the pieces of one model. While `recording` is open, pieces may be recorded."""
+    """Makes the pieces of one model. While `recording` is open, pieces may be recorded. The pieces of one recorder are
+    replayed one pass after the other; those of a recorder `apart` may be replayed between them."""
 
     def recording(self) -> AbstractContextManager[None]: ...
 
     def piece(self) -> PassPiece: ...
+
+    def apart(self) -> PassRecorder: ...
 
 
 @dataclass(slots=True)
@@ -121,12 +124,21 @@ class CardRecorder:
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Graphs are recorded on a stream of their own, because the default stream cannot be recorded."""
-        gc.collect()  # a tensor that is freed while a graph is recorded would end the recording
-        torch.cuda.synchronize(self._device)
-        with torch.cuda.stream(self._stream):
-            yield
-        torch.cuda.synchronize(self._device)
+        """Graphs are recorded on a stream of their own, because the default stream cannot be recorded. No garbage is
+        collected meanwhile: a tensor that is freed while a graph is recorded would end the recording."""
+        is_collected = gc.isenabled()
+        gc.disable()
+        try:
+            torch.cuda.synchronize(self._device)
+            with torch.cuda.stream(self._stream):
+                yield
+            torch.cuda.synchronize(self._device)
+        finally:
+            if is_collected:
+                gc.enable()
+
+    def apart(self) -> CardRecorder:
+        return CardRecorder(self._device)
 
     def piece(self) -> PassPiece:
         if (

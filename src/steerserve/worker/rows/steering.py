@@ -102,9 +102,7 @@ class RowSteering:
         results are one object, so that they can be told apart without a comparison."""
         known = self._active.setdefault(edits, {})
         flags = tuple(
-            (edit.positions.is_every and edit.unit != RESIDUAL)
-            or any(self.mask(edit, first, size) or (True,))
-            for edit in edits
+            not edit.is_placed or any(self.mask(edit, first, size) or (True,)) for edit in edits
         )
         if flags not in known:
             known[flags] = tuple(edit for edit, is_on in zip(edits, flags, strict=True) if is_on)
