@@ -232,4 +232,4 @@ async def test_what_fired_is_recorded_counted_and_told_without_its_text(world: W
     assert (status.truncated_layers, status.events_recorded, status.ws_throttled) == ((1,), 7, 2)
     await world.circuit_serving.remove(row.id)
     engine(world).on_edges(told(row))
-    assert await world.circuit_sensing.events(50) == EdgeFirings([], 0)
+    assert await world.circuit_sensing.events(50) == EdgeFirings(0, [])

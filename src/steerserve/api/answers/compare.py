@@ -5,11 +5,11 @@ from __future__ import annotations
 from msgspec import UNSET, UnsetType
 
 from steerserve.api.answers import ErrorCode
-from steerserve.control.inference.views import FinishReason, ReadPosition, SteeredSide
+from steerserve.control.inference.views import FinishReason, ReadFeature, SteeredSide
 from steerserve.rules.form import Form
 
 
-class StartedSide(SteeredSide, frozen=True, kw_only=True):
+class StartedSide(SteeredSide, frozen=True):
     """A side of a comparison that has begun. `side` is the number that its events have."""
 
     side: int
@@ -32,10 +32,13 @@ class CompareStarted(Form, frozen=True, kw_only=True):
     sides: list[StartedSide]
 
 
-class ReadToken(ReadPosition, frozen=True, kw_only=True):
+class ReadToken(Form, frozen=True, kw_only=True):
     """One token with its text and its activations."""
 
+    position: int
+    token_id: int
     text: str
+    features: list[ReadFeature]
 
 
 class ComparePrompt(Form, frozen=True, kw_only=True):

@@ -233,11 +233,11 @@ class Vitals:
             self._generation.batched_maximum,
         )
         return BackendReport(
-            "cbm" if is_batching else "serial",
-            "one running batch; requests of the fixed sampling parameters need no slot"
+            backend="cbm" if is_batching else "serial",
+            description="one running batch; requests of the fixed sampling parameters need no slot"
             if is_batching
             else "one running batch; every request takes a slot",
-            Capabilities(
+            capabilities=Capabilities(
                 per_request_sampling_params=not is_batching,
                 per_request_profile_override=not is_batching,
             ),

@@ -140,18 +140,18 @@ class FixedSampling:
     max_queue_size: int
 
 
-class BackendReport(Form, frozen=True):
+class BackendReport(Form, frozen=True, kw_only=True):
     """The backend that serves. Either `queue` or `cbm_config` is there, with the limits of the backend in use."""
 
     backend: str
     description: str
     capabilities: Capabilities
     limitations: list[str]
+    queue: QueueLimits | UnsetType = UNSET
+    cbm_config: FixedSampling | UnsetType = UNSET
     row_steps: RowSteps | None
     seeded_rows: SeededRows | None
     cuda_graphs: CudaGraphs | None
-    queue: QueueLimits | UnsetType = UNSET
-    cbm_config: FixedSampling | UnsetType = UNSET
 
 
 class ServiceVersion(Form, frozen=True):

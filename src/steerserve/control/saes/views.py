@@ -98,7 +98,7 @@ class ScaleOverrides(Form, frozen=True, kw_only=True):
 
 class AttachedPlace(Form, frozen=True, kw_only=True):
     """Where and how an SAE is attached. `is_calibrated` says whether its scale was measured here. `overrides` are the
-    facts stated at the attach that change the added vector."""
+    facts stated at the attach that change the added vector. These fields stand last in every answer."""
 
     layer_module_path: str
     site: str
@@ -107,7 +107,7 @@ class AttachedPlace(Form, frozen=True, kw_only=True):
     overrides: ScaleOverrides
 
 
-class AttachmentEntry(AttachedPlace, frozen=True, kw_only=True):
+class AttachmentEntry(AttachedPlace, frozen=True):
     """An attached SAE, with the figures of its self-check. Its memory is in MiB. `steering_apply_count` counts the
     passes in which it was steered. `has_corpus` says whether a corpus was read of it as it is attached, so that its
     features can be ranked by rarity and share; it is None where the database cannot be used."""
@@ -118,15 +118,24 @@ class AttachmentEntry(AttachedPlace, frozen=True, kw_only=True):
     steering_enabled: bool
     monitoring_enabled: bool
     steering_apply_count: int
-    has_corpus: bool | None
     warnings: Sequence[str]
     check: SaeCheck
+    has_corpus: bool | None
 
 
-class FirstAttachment(AttachmentEntry, frozen=True, kw_only=True):
+class FirstAttachment(AttachedPlace, frozen=True):
     """The SAE that was attached first."""
 
     is_attached: Literal[True]
+    sae_id: str
+    layer: int
+    memory_usage_mb: int
+    steering_enabled: bool
+    monitoring_enabled: bool
+    steering_apply_count: int
+    warnings: Sequence[str]
+    check: SaeCheck
+    has_corpus: bool | None
 
 
 class NoAttachment(Form, frozen=True, kw_only=True):
@@ -228,14 +237,6 @@ class DeletedSae(Form, frozen=True):
     freed_disk_mb: int
 
 
-class AttachmentMemory(Form, frozen=True, kw_only=True):
-    """The memory of all attached SAEs, and the memory from which on `vram_warning` is true, in MiB."""
-
-    total_memory_usage_mb: int | None
-    vram_envelope_mb: int
-    vram_warning: bool
-
-
 class LostAttachment(Form, frozen=True):
     """An SAE that was attached when an engine ended by itself. The next load of its model attaches it again."""
 
@@ -244,16 +245,20 @@ class LostAttachment(Form, frozen=True):
     layer: int
 
 
-class AttachmentList(AttachmentMemory, frozen=True, kw_only=True):
+class AttachmentList(Form, frozen=True, kw_only=True):
     """All attached SAEs."""
 
     is_attached: bool
     count: int
     entries: list[AttachmentEntry]
+    # the memory of all attached SAEs, and the memory from which on `vram_warning` is true, in MiB
+    total_memory_usage_mb: int | None
+    vram_envelope_mb: int
+    vram_warning: bool
     to_restore: list[LostAttachment]
 
 
-class NewAttachment(AttachedPlace, frozen=True, kw_only=True):
+class NewAttachment(AttachedPlace, frozen=True):
     """The SAE that was attached. Its memory is in MiB."""
 
     status: Literal["attached"]
@@ -264,23 +269,26 @@ class NewAttachment(AttachedPlace, frozen=True, kw_only=True):
     check: SaeCheck
 
 
-class SetMember(AttachedPlace, frozen=True, kw_only=True):
+class SetMember(AttachedPlace, frozen=True):
     """One SAE of a set that was attached."""
 
-    status: Literal["attached", "already_attached"]
     sae_id: str
     layer: int
+    status: Literal["attached", "already_attached"]
     memory_usage_mb: int
     warnings: Sequence[str]
     check: SaeCheck
 
 
-class AttachedSet(AttachmentMemory, frozen=True, kw_only=True):
+class AttachedSet(Form, frozen=True, kw_only=True):
     """The SAEs that were attached together. `attached_count` counts all attached SAEs."""
 
     status: Literal["attached"]
     entries: list[SetMember]
     attached_count: int
+    total_memory_usage_mb: int | None
+    vram_envelope_mb: int
+    vram_warning: bool
 
 
 class Compatibility(Form, frozen=True):

@@ -139,7 +139,7 @@ class CircuitSensing(Sensor[tuple[m.ArmedCircuit, ...], tuple[SensedCircuitRepor
         """The newest events first, and how many there are."""
         scope = {"subject": circuit_id, "edge_key": edge_key}
         rows, total = await self.recorder.newest(limit, **scope, since=since)
-        return EdgeFirings([edge_record(row) for row in rows], total)
+        return EdgeFirings(total, [edge_record(row) for row in rows])
 
     async def event(self, event_id: int) -> EdgeFiringRecord:
         """Raises:

@@ -37,8 +37,8 @@ class ClusterFirings(Form, frozen=True):
 class EdgeFirings(Form, frozen=True):
     """Recorded firings, the newest first. `total` counts all that fit the request."""
 
-    events: list[EdgeFiringRecord]
     total: int
+    events: list[EdgeFiringRecord]
 
 
 class DeletedFirings(Form, frozen=True):

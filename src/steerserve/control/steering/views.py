@@ -66,28 +66,24 @@ class LiveInterventions(Form, frozen=True):
     epoch: int
 
 
-class SavedProfile(Form, frozen=True, kw_only=True):
-    """The fields that a profile and its exported document share. `steering` has the values at intensity 1. `model_id`,
-    `sae_id` and `layer` say what the values were made for. `edits` are left out where there are none."""
-
-    name: str
-    description: str | None
-    model_id: str | None
-    sae_id: str | None
-    layer: int | None
-    steering: Values
-    intensity: float
-    created_at: datetime
-    updated_at: datetime
-    edits: list[dict[str, object]] | UnsetType = UNSET
-
-
-class ProfileRecord(SavedProfile, frozen=True, kw_only=True):
+class ProfileRecord(Form, frozen=True, kw_only=True):
     """A saved profile. A cluster is a profile of the kind `cluster`."""
 
     id: str
+    name: str
+    description: str | None
+    # what the values were made for
+    model_id: str | None
+    sae_id: str | None
+    layer: int | None
+    # the values at intensity 1
+    steering: Values
+    intensity: float
     source_kind: Literal["manual", "cluster"]
     is_active: bool
+    created_at: datetime
+    updated_at: datetime
+    edits: list[dict[str, object]] | UnsetType = UNSET
 
 
 class ProfileList(Form, frozen=True):
@@ -104,13 +100,23 @@ class ImportedProfileRecord(ProfileRecord, frozen=True, kw_only=True):
     warnings: Sequence[str]
 
 
-class ProfileExport(SavedProfile, frozen=True, kw_only=True):
+class ProfileExport(Form, frozen=True, kw_only=True):
     """The document of a profile. `sae` and `model` identify the SAE and the model on another server, where their ids
     differ; each is left out where nothing is known of it."""
 
     version: str
+    name: str
+    description: str | None
+    model_id: str | None
+    sae_id: str | None
+    layer: int | None
+    steering: Values
+    intensity: float
+    created_at: datetime
+    updated_at: datetime
     sae: SaeOrigin | UnsetType = UNSET
     model: ModelOrigin | UnsetType = UNSET
+    edits: list[dict[str, object]] | UnsetType = UNSET
 
 
 class DeletedProfile(Form, frozen=True):

@@ -93,38 +93,42 @@ class FiringRow:
     firing: Firing = field(repr=False)
 
 
-class FiringFacts(Form, frozen=True, kw_only=True):
-    """What the records of both kinds of firings have. `choice` is the number of the choice of the request.
-    `ambient_fired_count` counts the active features of the whole SAE, and is null where that was not measured.
-    `truncated` says that later firings of the request were not recorded."""
+class FiringEnd(Form, frozen=True, kw_only=True):
+    """What stands last in the records of both kinds of firings. `truncated` says that later firings of the request were
+    not recorded. In these records `choice` is the number of the choice of the request. `ambient_fired_count` counts the
+    active features of the whole SAE, and is null where that was not measured."""
 
-    id: int
-    request_id: str
-    choice: int
-    phase: FiringPhase
-    ambient_fired_count: int | None
     summary: str
     truncated: bool
     created_at: datetime
 
 
-class ClusterFiringFacts(FiringFacts, frozen=True, kw_only=True):
+class ClusterFiringFacts(FiringEnd, frozen=True):
     """Members of a cluster that fired together at the positions `pos_start` to `pos_end`, which count from the
     beginning of the prompt. `fired_members` has each feature with its largest activation."""
 
+    id: int
     profile_id: str
+    request_id: str
+    choice: int
+    phase: FiringPhase
     pos_start: int
     pos_end: int
     fired_members: tuple[tuple[int, float], ...]
     fired_count: int
     score: float
+    ambient_fired_count: int | None
 
 
-class EdgeFiringFacts(FiringFacts, frozen=True, kw_only=True):
+class EdgeFiringFacts(FiringEnd, frozen=True):
     """An edge of a circuit that fired: its downstream feature, `token_lag` tokens after its upstream feature. A firing
     is an observation, and says nothing about causes. `edge_rung` and its phrase are the evidence of the edge then."""
 
+    id: int
     circuit_id: str
+    request_id: str
+    choice: int
+    phase: FiringPhase
     edge_key: str
     up: FiredFeature
     down: FiredFeature
@@ -132,9 +136,10 @@ class EdgeFiringFacts(FiringFacts, frozen=True, kw_only=True):
     edge_rung: int
     edge_rung_language: str
     edge_type: str | None
+    ambient_fired_count: int | None
 
 
-class ClusterFiringRecord(ClusterFiringFacts, frozen=True, kw_only=True):
+class ClusterFiringRecord(ClusterFiringFacts, frozen=True):
     """A recorded firing of a cluster. The text and the tokens around it are null where they are not kept."""
 
     context_text: str | None
@@ -142,7 +147,7 @@ class ClusterFiringRecord(ClusterFiringFacts, frozen=True, kw_only=True):
     context_parts: ContextParts | None
 
 
-class EdgeFiringRecord(EdgeFiringFacts, frozen=True, kw_only=True):
+class EdgeFiringRecord(EdgeFiringFacts, frozen=True):
     """A recorded firing of an edge. The text and the tokens around it are null where they are not kept."""
 
     context_text: str | None
