@@ -30,20 +30,12 @@ PACKAGES: dict[str, tuple[str, ...]] = {
 """The packages of a floor, lowest first. A package may import the packages before it and the modules beside the
 packages. The modules beside the packages may import no package."""
 FORMS = {
-    "control.models.views",
-    "control.saes.views",
-    "control.steering.views",
-    "control.steering.circuit_views",
-    "control.steering.vector_views",
-    "control.sensing.monitoring_views",
-    "control.sensing.sensing_views",
-    "control.sensing.feature_views",
-    "control.sensing.corpus_views",
-    "control.inference.effect_views",
-    "control.inference.views",
-    "control.inference.lens_views",
-    "control.health.views",
     "logs.lines",
+    *(
+        file.removesuffix(".py").replace("/", ".")
+        for file in FILES
+        if file.startswith("control/") and file.endswith(("/views.py", "_views.py"))
+    ),
 }
 """The modules with the classes of answers. They import no database, no engine and no framework, so that a program that
 only asks the service can import them."""
