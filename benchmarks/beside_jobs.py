@@ -18,7 +18,7 @@ from benchmarks.loads import SHARES, Load
 from benchmarks.machine import Spread, quantile
 from benchmarks.plans import Plan
 from benchmarks.servers import Server
-from benchmarks.streams import Answer, repeated_for, words
+from benchmarks.streams import Answer, Request, repeated_for, words
 from steerserve import demo
 
 STREAMS = {"a corpus": 8, "a contrast": 32, "a training": 32, "effects": 32}
@@ -45,7 +45,7 @@ async def measure(plan: Plan) -> dict[str, Any]:
     found: dict[str, dict[str, list[Load]]] = {"alone": {}, "beside": {}}
     shares: dict[str, list[float]] = {}
     file = plan.scratch / "corpus.jsonl"
-    file.write_text("".join(json.dumps({"text": one}) + "\n" for one in _corpus()))
+    file.write_text("".join(json.dumps({"text": one}) + "\n" for one in texts()))
     home = plan.scratch / "beside-jobs"
     limits = {"MAX_CONCURRENT_REQUESTS": str(SLOTS)}
     async with servers.ours(home, demo.MODEL_DIR, **limits) as server:
@@ -53,7 +53,7 @@ async def measure(plan: Plan) -> dict[str, Any]:
         async with httpx2.AsyncClient(
             base_url=f"http://127.0.0.1:{server.port}", timeout=60
         ) as client:
-            await _attach(client)
+            await attach(client)
             for turn in plan.turns(MOST_SECONDS):
                 for name, streams in STREAMS.items():
                     for where in ("alone", "beside") if turn % 2 else ("beside", "alone"):
@@ -100,9 +100,12 @@ def _ratios(beside: list[Load], alone: list[Load]) -> dict[str, Any]:
 
 
 async def _live(server: Server, count: int, turn: int, seconds: float) -> list[Answer]:
-    return await repeated_for(
-        lambda n: server.request(words(PROMPT, (turn, count, n)), ANSWER), count, seconds
-    )
+    return await repeated_for(lambda n: live(server, (turn, count, n)), count, seconds)
+
+
+def live(server: Server, seed: object) -> Request:
+    """The request of a live client."""
+    return server.request(words(PROMPT, seed), ANSWER)
 
 
 # ---------------------------------------------------------------- jobs
@@ -126,7 +129,8 @@ def _job(name: str, turn: int, file: Path) -> tuple[str, Body]:
     return "/api/vectors/train", {"name": f"vector {turn}", "read": "mean", **groups}
 
 
-def _corpus() -> Iterator[str]:
+def texts() -> Iterator[str]:
+    """The texts of the corpus."""
     draw = random.Random("corpus")
     return (_text(draw, WORDS_OF_A_LINE) for _ in range(CORPUS_LINES))
 
@@ -135,7 +139,8 @@ def _text(draw: random.Random, count: int) -> str:
     return " ".join(draw.choices(WORDS, k=count))
 
 
-async def _attach(client: httpx2.AsyncClient) -> None:
+async def attach(client: httpx2.AsyncClient) -> None:
+    """Attach the SAE whose features are read."""
     sae = demo.saes()[1]
     answer = await client.post("/api/saes/download", json={"local_path": str(sae.path)})
     sae_id = answer.raise_for_status().json()["data"]["sae_id"]

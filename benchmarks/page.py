@@ -308,6 +308,29 @@ def _beside_jobs(_: str, figures: Part) -> Iterator[str]:
     yield table(("", "gap p50, ms", "p99", "tokens/s", "of the job"), lines)
 
 
+def _beside_corpus(_: str, figures: Part) -> Iterator[str]:
+    alone, limit = figures["counted"], figures["limit_bytes"] >> 20
+    yield prose(
+        f"{figures['streams']} live clients ask as above beside one corpus of {figures['tokens']:,} tokens, which is read "
+        f"to its end in {figures['seconds'] / 60:.1f} minutes, {figures['tokens_per_s']:,.0f} tokens/s. In the middle the "
+        f"service is killed with SIGKILL and started again: {figures['lost_by_kill']} tokens are read a second time. "
+        f"Without live streams the same corpus takes {figures['seconds_without_live'] / 60:.1f} minutes. Both readings "
+        f"count {alone[0]:,} and {alone[1]:,} tokens; of {figures['features_compared']} features "
+        f"{figures['features_that_differ']} have other statistics or examples. The corpus takes at most "
+        f"{figures['most_stored_bytes'] / 2**20:.0f} MiB in the database while it is read, of {limit} MiB that are "
+        f"allowed, and {figures['stored_bytes_at_the_end'] / 2**20:.1f} MiB when it is done."
+    )
+    lines = [
+        (
+            where,
+            *(ms(figures[key]["gap_s"][share], 1) for share in ("p50", "p99")),
+            spread(figures[key]["tokens_per_s"], 0),
+        )
+        for where, key in (("alone", "alone"), ("beside the corpus", "beside"))
+    ]
+    yield table(("", "gap p50, ms", "p99", "tokens/s"), lines)
+
+
 def _step_times(_: str, figures: Part) -> Iterator[str]:
     yield prose(
         f"The running batch decodes without HTTP, control plane and client (`python -m benchmarks.step_times`). The "
@@ -401,6 +424,10 @@ SECTIONS: Mapping[str, tuple[str, Callable[[str, Part], Iterator[str]]]] = {
     "neighbours": ("Beside a busy process", _neighbours),
     "beside-batch": ("Live requests beside a running batch, 91M", _beside_batch),
     "beside-jobs": ("Live streams beside jobs that read texts, the demo model", _beside_jobs),
+    "beside-corpus-whole": (
+        "A whole corpus beside live streams, the demo model",
+        _beside_corpus,
+    ),
     "mixed": ("Requests of different lengths", _plain),
     "step-times": ("Where the time of a decode step goes, 91M", _step_times),
     "step-watched": ("What watching adds to a decode step, 91M", _step_watched),

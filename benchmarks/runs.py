@@ -17,15 +17,17 @@ from steerserve import __version__
 RESULTS = Path(__file__).parent / "results"
 
 
-def options(about: str | None, parts: Collection[str]) -> argparse.ArgumentParser:
-    """The options that every run has."""
+def options(
+    about: str | None, parts: Collection[str], only_named: Collection[str] = ()
+) -> argparse.ArgumentParser:
+    """The options that every run has. Without `--only`, all parts are run but those that are `only_named`."""
     parser = argparse.ArgumentParser(description=about)
     parser.add_argument("--out", type=Path, help="where to write; by default benchmarks/results/")
     parser.add_argument(
         "--only",
         type=lambda text: _known(text.split(","), parts),
-        default=list(parts),
-        help=f"parts in place of all, separated by commas: {', '.join(parts)}",
+        default=[part for part in parts if part not in only_named],
+        help=f"these parts alone, separated by commas: {', '.join(parts)}",
         metavar="PARTS",
     )
     return parser

@@ -177,6 +177,20 @@ def _of_beside_jobs(part: Part) -> Iterator[Row]:
             yield aimed(name, values, BESIDE_JOBS if share == "p50" else None)
 
 
+WHOLE_CORPUS = Aim(20.0, is_least=False)
+
+
+def _of_beside_corpus(part: Part) -> Iterator[Row]:
+    tokens = f"{part['tokens']:,} tokens"
+    what = f"a corpus of {tokens} read beside {part['streams']} live streams, minutes"
+    is_whole = part["tokens"] >= 1_000_000
+    yield aimed(what, part["minutes"], WHOLE_CORPUS if is_whole else None)
+    for share, values in part["ratios"].items():
+        name = f"gap of {part['streams']} live streams beside the whole corpus over alone, {share}"
+        yield aimed(name, values, BESIDE_JOBS if share == "p50" else None)
+    yield Row("tokens of the corpus that are read again after kill -9", str(part["lost_by_kill"]))
+
+
 def _of_mixed(part: Part) -> Iterator[Row]:
     yield Row(
         f"{part['clients']} requests with prompts of 20 to 2,000 and answers of 16 to 256 tokens, tokens/s",
@@ -501,6 +515,7 @@ ROWS: dict[str, Callable[[Part], Iterator[Row]]] = {
     "lm-eval": _of_lm_eval,
     "neighbours": _of_neighbours,
     "beside-batch": _of_beside_batch,
+    "beside-corpus-whole": _of_beside_corpus,
     "beside-jobs": _of_beside_jobs,
     "mixed": _of_mixed,
     "step-times": _of_step_times,

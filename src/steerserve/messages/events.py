@@ -510,12 +510,14 @@ class FeatureValues(Message, frozen=True):
 
 
 class ActivationsRead(Message, frozen=True):
-    """The activations of one prompt at `positions` positions, for each SAE that was asked for."""
+    """The activations of one prompt at `positions` positions, for each SAE that was asked for. `seconds` is how long
+    the engine worked for this prompt; a pass that it shared with other prompts counts by its part."""
 
     id: int
     choice: int
     positions: int
     saes: list[FeatureValues]
+    seconds: float = 0.0
 
 
 Outcome = (

@@ -11,7 +11,15 @@ from steerserve.messages import FeatureValues
 from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.rows import activations
 from tests.worker.rows.reference_streams import Reference, reference, save
-from tests.worker.running import Bench, open_checkpoint, random_sae, words
+from tests.worker.running import (
+    Bench,
+    generated,
+    hooked,
+    open_checkpoint,
+    random_sae,
+    site_of,
+    words,
+)
 
 TEXTS = [words(70), words(5)]
 
@@ -59,3 +67,27 @@ def test_activations_are_those_of_every_attached_sae_at_every_counted_position(
             )
             order = np.frombuffer(found.features, "<u4")
             assert (np.diff(order.astype(np.int64)) > 0).all()
+
+
+def test_a_pass_ends_at_the_last_site_that_is_read(pair: tuple[Checkpoint, Reference]) -> None:
+    model, _ = pair
+    bench = Bench(model)
+    passes: list[int] = []
+    last = site_of(model, model.layers - 1)
+    with (
+        bench.attached("a@0", random_sae(model.hidden_size, 64, seed=1), 0),
+        hooked(last, lambda value: passes.append(len(value))),
+    ):
+        bench.read_activations(1, TEXTS, ["a@0"])
+        bench.run()
+        assert passes == []
+        # beside a row whose logits are read, the pass goes on
+        bench.read_activations(2, TEXTS, ["a@0"])
+        answer = bench.ask(3, TEXTS[0], max_tokens=3)
+        bench.run()
+    assert passes
+    assert answer.tokens == generated(model, TEXTS[0], 3)
+    for choice in range(len(TEXTS)):
+        alone, beside = bench.sparse[1, choice], bench.sparse[2, choice]
+        assert alone.saes == beside.saes
+        assert alone.seconds > 0

@@ -69,17 +69,26 @@ class TextReader:
                 is_paced = part.is_beside or (is_gentle and self._is_used)
                 some = _alike(texts[len(found) : len(found) + at_once])
                 begun = time.monotonic()
-                found += await _part(some, resident, make, kind)
+                read = await _part(some, resident, make, kind)
                 seconds = time.monotonic() - begun
+            found += read
             told(len(found))
             if is_paced and self._is_used:
-                await asyncio.sleep(pacing.pause(seconds))
+                await asyncio.sleep(pacing.pause(seconds, _worked(read)))
         return found
 
     @property
     def _is_used(self) -> bool:
         """Whether a request runs."""
         return self._queue.counts().holding > 0
+
+
+def _worked(
+    read: Sequence[m.Pooled | m.StatesRead | m.ActivationsRead | m.Diverged],
+) -> float | None:
+    """How long the engine worked for texts; None where it does not say so."""
+    told = [one.seconds for one in read if isinstance(one, m.ActivationsRead)]
+    return sum(told) if told else None
 
 
 def _alike(texts: Sequence[NamedText]) -> list[NamedText]:

@@ -8,11 +8,12 @@ from dataclasses import replace
 from typing import Any, cast
 
 import structlog
+import torch
 from msgspec import structs
 from torch import Tensor
 
 from steerserve.errors import Refusal
-from steerserve.messages import Piece, Refused, is_last
+from steerserve.messages import ActivationsRead, Piece, Refused, is_last
 from steerserve.rules.inference import stepping
 from steerserve.rules.inference.stepping import PrefillTurn, Prompt, Tempo
 from steerserve.rules.residency.memory_needs import PREFILL_TOKENS
@@ -44,6 +45,9 @@ from steerserve.worker.rows.rows import (
 ROWS_MAXIMUM = 128
 """The most rows that decode together, because logits over a large vocabulary take memory. One request alone may have
 more."""
+
+STATES_SECONDS = 0.002
+"""A step works on the states of no further row after so many seconds."""
 
 log = structlog.get_logger(__name__)
 
@@ -168,7 +172,9 @@ class Group:
             return outcomes
         if isinstance(logits, Exception):
             return outcomes + self._failed(rows, logits)
+        seconds = (self._clock() - started) / len(rows)
         for row, part in zip(rows, parts, strict=True):
+            row.seconds += seconds
             row.filled += len(part)
             self._reuse.read(row)
         if first.filled < len(first.prompt):
@@ -182,8 +188,9 @@ class Group:
             self.rows.extend(rows)
             self._turn = PrefillTurn(self._turn.rests, self._turn.shorts + 1)
             outcomes += self._accept(logits, rows)
-        read = len(rows) * stepping.up(max(map(len, parts)), stepping.WIDTH)
-        self._tempo = self._tempo.prefilled(read, self._clock() - started)
+        if logits.shape[-1]:
+            read = len(rows) * stepping.up(max(map(len, parts)), stepping.WIDTH)
+            self._tempo = self._tempo.prefilled(read, self._clock() - started)
         return outcomes
 
     def _read(self, rows: list[BatchRow], parts: list[list[int]]) -> Tensor | Exception:
@@ -278,17 +285,18 @@ class Group:
         return outcomes
 
     def _forward(self, rows: list[BatchRow], forward: Callable[[], Tensor]) -> Tensor:
-        """The logits of a pass over these rows.
+        """The logits of a pass over these rows; [rows, 0] where the pass ended before them.
 
         Raises:
             Stopped: all rows yield, and `must_stop` says so. A row that reads states cannot read them twice.
         """
-        may_stop = all(row.yields and not isinstance(row.goal, StateReading) for row in rows)
-        if self._model.is_alone or not may_stop:
-            return forward()
-        self.cache.must_stop = self._must_stop
+        reads = any(isinstance(row.goal, StateReading) for row in rows)
+        if not self._model.is_alone and not reads and all(row.yields for row in rows):
+            self.cache.must_stop = self._must_stop
         try:
             return forward()
+        except states.AllRead:
+            return torch.empty(len(rows), 0)
         finally:
             self.cache.must_stop = kv.never
 
@@ -341,16 +349,28 @@ class Group:
         return outcomes
 
     def _read_states(self) -> list[Ending]:
-        """A part of the work of one row that reads states, after its prompt. Such rows take turns."""
-        row = next((row for row in self.rows if isinstance(row.goal, StateReading)), None)
-        if row is None:
-            return []
+        """A part of the work of rows that read states, after their prompts: of one row, and of others while all of it
+        is short. Such rows take turns."""
+        outcomes: list[Ending] = []
+        end = self._clock() + STATES_SECONDS
+        for row in [row for row in self.rows if isinstance(row.goal, StateReading)]:
+            outcomes += self._read_state(row)
+            if self._clock() >= end:
+                break
+        return outcomes
+
+    def _read_state(self, row: BatchRow) -> list[Ending]:
+        """A part of the work of one row."""
         outcome: Ending | None
+        started = self._clock()
         try:
             outcome = cast(StateReading, row.goal).read(row)
         except Exception as error:
             outcome = self._refused(row, error)
             memory.recover(error)
+        row.seconds += self._clock() - started
+        if isinstance(outcome, ActivationsRead):
+            outcome = structs.replace(outcome, seconds=row.seconds)
         self._leave(row)
         if outcome is None:
             self.rows.append(row)

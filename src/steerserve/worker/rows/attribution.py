@@ -32,6 +32,8 @@ class Attribution(StateReading):
     site.
     """
 
+    needs_logits = True
+
     def __init__(
         self,
         sites: Sequence[Site],

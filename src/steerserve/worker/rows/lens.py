@@ -28,6 +28,8 @@ class Lens(StateReading):
     sites of these layers, and then the site of the last layer, at which the unembedding is compared with the model's
     own logits."""
 
+    needs_logits = True
+
     def __init__(
         self,
         sites: Sequence[Site],

@@ -243,7 +243,10 @@ def embedded(row: BatchRow, vector: Tensor) -> Embedded | Refused:
 
 class StateReading(ABC):
     """Reads the values of `sites` in the passes over a prompt. The work on them comes after the prompt, a part in each
-    step, so that other rows wait for a part only. `logits` [vocabulary] are those after the prompt."""
+    step, so that other rows wait for a part only. `logits` [vocabulary] are those after the prompt, where the row
+    `needs_logits`."""
+
+    needs_logits = False
 
     def __init__(self, sites: Sequence[Site]) -> None:
         self.sites = tuple(sites)
@@ -283,7 +286,8 @@ class BatchRow:
     """One row, from its prompt to its end. `version` is the version of the steering when its prefill began. `where`
     names its prompt in refusals of a request with several prompts. `label` names it in records of monitoring; a row
     without a label is not monitored. `slot` is its room in the cache, from its first pass to its end. `client` is the
-    client whose request it belongs to, and `yields` says that this request yields to others. `steering` is its plan,
+    client whose request it belongs to, and `yields` says that this request yields to others. `seconds` is how long the
+    engine has worked for it, without decode passes. `steering` is its plan,
     resolved for its tokens. With `may_reuse` it may begin with keys and values that another row has computed; with
     `needs_exact` only with those that have the bits which it would compute itself."""
 
@@ -303,6 +307,7 @@ class BatchRow:
     slot: CacheSlot | None = None
     client: str = ""
     yields: bool = False
+    seconds: float = 0.0
     steering: RowSteering = field(init=False)
 
     def __post_init__(self) -> None:
