@@ -878,3 +878,34 @@ def test_added_values_are_counted_where_they_are_added(loaded: Loaded) -> None:
         )
         assert acts.max_change > 0
     assert len(told.pieces[-1].acts or []) == 2
+
+
+def test_rows_in_another_order_keep_what_was_prepared_for_them(loaded: Loaded) -> None:
+    """Rows change their places in a pass as they grow."""
+    plans = (
+        asked(*ALL),
+        asked(*OTHERS, of("ablate", direction(4))),
+        asked(edit("set", 1, 3.0, when=Condition(Feature(KEY, 2), above=0.0))),
+    )
+    rows = [RowSteering(plan, (1, 2, 3), (4,)) for plan in plans]
+    spans = [(3, 1)] * len(rows)
+    value = torch.randn(len(rows), 1, WIDTH, generator=torch.Generator().manual_seed(3)) * 3
+    bench = Bench(loaded("llama"))
+
+    def changed(order: Sequence[int]) -> tuple[SiteEdits, Tensor]:
+        ordered_rows = [rows[at] for at in order]
+        (work,) = bench.steering.works(ordered_rows, spans).values()
+        span = Span(*zip(*spans, strict=True))
+        change, _ = work.change(value[list(order)], span, Readings(), work.masks(span, 1))
+        assert change is not None
+        return work, change
+
+    with bench.attached(KEY, SAE, 0):
+        first, expected = changed((0, 1, 2))
+        assert not torch.equal(expected[0], expected[1])
+        for order in ((2, 0, 1), (2, 1, 0), (0, 1, 2)):
+            work, change = changed(order)
+            assert work is first
+            assert torch.equal(change, expected[list(order)])
+        (fewer,) = bench.steering.works(rows[:2], spans[:2]).values()
+        assert fewer is not first

@@ -59,12 +59,12 @@ class Directions:
         return held
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Part:
     """What one row of a pass does at one site.
 
     Attributes:
-        row: the place of the row in the pass.
+        row: the place of the row in the pass. It may be another in the next pass; everything else stays.
         values: the sum of the values of features that are added at all positions, float32 [width]; None for nothing.
         edits: the edits that may act in this pass, in their order.
         reads: the conditions that read here, for edits at this site and at later ones.
@@ -317,7 +317,8 @@ Masks = tuple[Tensor | None, ...]
 
 class SiteEdits:
     """What the rows of a pass do at one site. It does not change from pass to pass while the rows and their edits stay
-    the same. `saes` has, by key, the SAEs whose features are read or edited here; `written` are those that write.
+    the same; rows in another order are told by `move`. `saes` has, by key, the SAEs whose features are read or edited
+    here; `written` are those that write.
 
     `is_fixed`: what is done in a decode pass follows from the value, the masks and the tensors here alone, and nothing
     is told to the host. `held` is for what a caller makes of it then.
@@ -335,6 +336,7 @@ class SiteEdits:
         self._directions = directions
         self._device = device
         self._index = torch.tensor([part.row for part in parts], device=device)
+        self._is_ordered = self._finds_order()
         values = [part.values for part in parts]
         given = next((value for value in values if value is not None), None)
         self._values: Tensor | None = None
@@ -427,6 +429,22 @@ class SiteEdits:
                 return number, Gate(conditions, places, len(read.members), self._device)
         return SLOW
 
+    def move(self, places: Sequence[int]) -> None:
+        """The rows have another order: the row that was at place i is at `places[i]`."""
+        for part in self.parts:
+            part.row = places[part.row]
+        # in place, because a recorded site reads this tensor
+        self._index.copy_(torch.tensor([part.row for part in self.parts]))
+        was, self._is_ordered = self._is_ordered, self._finds_order()
+        if was != self._is_ordered:
+            self.held.clear()
+
+    def _finds_order(self) -> bool:
+        """Whether the rows of a value are read without an index, where all take part. A card always reads them by an
+        index, so that what is recorded there holds for rows in any order."""
+        is_ordered = [part.row for part in self.parts] == list(range(len(self.parts)))
+        return self._device.type == "cpu" and is_ordered
+
     # ------------------------------------------------------------- in a pass
 
     def masks(self, span: Span, width: int) -> Masks:
@@ -458,7 +476,7 @@ class SiteEdits:
         self._watch(value, span)
         if not (self._reads or self.is_acting):
             return None, ()
-        is_whole = len(self.parts) == value.shape[0]
+        is_whole = self._is_ordered and len(self.parts) == value.shape[0]
         x = (value if is_whole else value[self._index]).float().contiguous()
         found = [group.read(x) for group in self._reads]
         self.note(found, readings)

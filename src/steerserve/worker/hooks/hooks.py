@@ -120,6 +120,20 @@ class _Pass:
     def is_of(self, version: int, rows: Sequence[RowSteering]) -> bool:
         return self.version == version and _are(self.rows, rows)
 
+    def put_in_order(self, rows: Sequence[RowSteering]) -> None:
+        """Take the order of these rows, where they are the same rows. Rows change their order as they grow."""
+        if len(rows) != len(self.rows) or _are(self.rows, rows):
+            return
+        places = {id(row): place for place, row in enumerate(rows)}
+        if any(id(row) not in places for row in self.rows):
+            return
+        moved = [places[id(row)] for row in self.rows]
+        for work in self.works.values():
+            work.move(moved)
+        before = dict(zip(moved, self.active, strict=False))
+        self.rows = list(rows)
+        self.active = [before[place] for place in sorted(before)]
+
 
 @dataclass(frozen=True, slots=True)
 class _Done:
@@ -363,6 +377,7 @@ class HookedSaes:
     ) -> Mapping[PlaceName, SiteEdits]:
         """What the rows do at each site in the coming pass beside adding; see `of` for the arguments."""
         last = self._last[all(size == 1 for _, size in spans)]
+        last.put_in_order(rows)
         if last.is_steady and last.is_of(self.version, rows):
             return last.works
         made = [self.steered(row.plan) for row in rows]
