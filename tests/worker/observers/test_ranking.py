@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from steerserve.worker.observers.ranking import largest
+from steerserve.worker.observers.ranking import largest, largest_of_each
 
 MANY = 5000
 
@@ -24,3 +24,11 @@ def test_the_largest_are_those_of_a_stable_sort_by_magnitude(count: int, kinds: 
 def test_values_that_are_no_numbers_come_first_and_none_is_lost() -> None:
     found = largest(torch.tensor([1.0, torch.nan, -torch.inf, 0.0]), 4)
     assert [place for place, _ in found] == [1, 2, 0, 3]
+
+
+def test_rows_that_are_ranked_together_are_ranked_as_by_themselves() -> None:
+    draw = np.random.default_rng(7)
+    rows = torch.from_numpy(draw.integers(-3, 4, size=(6, 40)).astype(np.float32))
+    rows[1], rows[2] = torch.arange(40), 0.0  # without equals, and equals only
+    for count in (1, 10, 40, 50):
+        assert largest_of_each(rows, count) == [largest(row, count) for row in rows]

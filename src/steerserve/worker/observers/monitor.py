@@ -276,17 +276,17 @@ def _encoded(
     for first in range(0, len(together), chunk):
         rows = together[first : first + chunk]
         values = target.encode(rows)
-        fine = is_finite(rows) & is_finite(values)
         split = min(len(values), max(0, counted - first))
-        observed = values[:split]
-        if not bool(fine[:split].all()):
-            observed = observed[fine[:split]]
-        if len(observed):
+        is_fine = (is_finite(rows) & is_finite(values)).tolist()
+        fine = [place for place, one in enumerate(is_fine) if one]
+        kept = [place for place in fine if place < split]
+        last = fine[len(kept) :]
+        if kept:
+            observed = values[:split] if len(kept) == split else values[kept]
             counts.add(observed, target.features)
             if ring is not None:
-                kept = fine[:split].nonzero()[:, 0].tolist()
                 ring.add([places[first + row] for row in kept], observed, target.features)
-        for place in range(split, len(values)):
-            if fine[place]:
-                records.append(target.record(ended[first + place - counted], values[place]))
+        if last:
+            choices = [ended[first + place - counted] for place in last]
+            records += target.records(choices, values[last])
     return records

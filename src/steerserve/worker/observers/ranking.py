@@ -19,13 +19,30 @@ def is_finite(values: Tensor) -> Tensor:
 
 def largest(values: Tensor, count: int) -> list[tuple[int, float]]:
     """Places and values of the `count` largest of `values` [n] by magnitude, the largest first, equals by place."""
+    return largest_of_each(values[None], count)[0]
+
+
+def largest_of_each(values: Tensor, count: int) -> list[list[tuple[int, float]]]:
+    """`largest` of each row of `values` [rows, n], with a few transfers for all rows."""
+    width = values.shape[-1]
     sizes = values.abs().nan_to_num(nan=torch.inf, posinf=torch.inf)
-    top = sizes.topk(min(count + 1, len(sizes)))
-    places = top.indices[:count].sort().values
-    if len(sizes) > count and top.values[count - 1] == top.values[count]:
+    top = sizes.topk(min(count + 1, width))
+    places = top.indices[:, :count].sort().values
+    if width > count:
         # `topk` does not promise which of several equal values it takes
-        above = (sizes > top.values[count]).nonzero()[:, 0]
-        equal = (sizes == top.values[count]).nonzero()[: count - len(above), 0]
-        places = torch.cat([above, equal])
-    places = places[sizes[places].sort(descending=True, stable=True).indices]
-    return list(zip(places.tolist(), values[places].tolist(), strict=True))
+        least = top.values[:, count - 1]
+        tied = (least == top.values[:, count]).nonzero()[:, 0]
+        if len(tied):
+            places[tied] = _first_of_equals(sizes[tied], least[tied, None], count)
+    order = sizes.gather(1, places).sort(descending=True, stable=True).indices
+    places = places.gather(1, order)
+    found = zip(places.tolist(), values.gather(1, places).tolist(), strict=True)
+    return [list(zip(*row, strict=True)) for row in found]
+
+
+def _first_of_equals(sizes: Tensor, least: Tensor, count: int) -> Tensor:
+    """The places [rows, count] of all sizes above the least one and, of those equal to it, of the first ones."""
+    above, equal = sizes > least, sizes == least
+    left = count - above.sum(-1, keepdim=True)
+    taken = above | (equal & (equal.cumsum(-1) <= left))
+    return taken.nonzero()[:, 1].reshape(-1, count)

@@ -32,9 +32,9 @@ from steerserve.worker.observers.sensed_row import SensedRow
 from steerserve.worker.rows.rows import BatchRow, RowName, Writing
 
 log = structlog.get_logger(__name__)
-CHUNK, CARD_CHUNK = 64, 512
+CHUNK, CARD_CHUNK = 64, 2048
 """Copied positions are encoded once there are this many, or once a row ends. On a card the waiting for their firings
-stops the host, so there are more of them."""
+stops the host, and giving each row its own takes as long for few as for many, so there are more of them."""
 
 
 class RowSpan(NamedTuple):

@@ -3,7 +3,7 @@ these features."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from torch import Tensor
 from steerserve.messages import RECORD_MAXIMUM, Recorded
 from steerserve.rules.steering import live as steering
 from steerserve.worker.hooks.hooks import HookedSaes
-from steerserve.worker.observers.ranking import is_active, largest
+from steerserve.worker.observers.ranking import is_active, largest_of_each
 from steerserve.worker.rows.rows import BatchRow
 from steerserve.worker.sae.canonical import NEEDS_K
 
@@ -47,16 +47,22 @@ class Target:
         """The number of features that are encoded."""
         return self.d_sae if self.features is None else len(self.features)
 
-    def record(self, seen: Seen, values: Tensor) -> Recorded:
-        """The record of a choice by the values [features] of its last token: the largest by magnitude first, equals by
-        index. Inactive features are listed only where features were named."""
+    def records(self, ended: Sequence[Seen], values: Tensor) -> list[Recorded]:
+        """The records of choices by the values [choices, features] of their last tokens: the largest by magnitude
+        first, equals by index. Inactive features are listed only where features were named."""
+        every = largest_of_each(values, RECORD_MAXIMUM)
+        fired = is_active(values).sum(-1).tolist()
+        named = None if self.features is None else self.features.tolist()
+        return [self._record(*one, named) for one in zip(ended, every, fired, strict=True)]
+
+    def _record(
+        self, seen: Seen, ranked: list[tuple[int, float]], fired: int, named: list[int] | None
+    ) -> Recorded:
         row = seen.row
         assert row.label is not None
-        ranked = largest(values, RECORD_MAXIMUM)
-        if self.features is None:
+        if named is None:
             ranked = [(index, value) for index, value in ranked if value != 0]
         else:
-            named = self.features.tolist()
             ranked = [(named[place], value) for place, value in ranked]
         return Recorded(
             id=row.request,
@@ -67,7 +73,7 @@ class Target:
             token=row.token_at(seen.position),
             activations=ranked,
             top_k=ranked[: self.top_k],
-            fired=int(is_active(values).sum()),
+            fired=fired,
         )
 
 
