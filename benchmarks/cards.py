@@ -1,8 +1,8 @@
 """Measures what a card does: `python -m benchmarks.cards [--sizes SIZES] [--only PARTS] [--rounds N]`.
 
 One command measures everything that needs a card, with models of random weights: decode passes called and replayed,
-requests through HTTP with and without recorded passes, steered beside plain, memory predicted and taken, and two models
-that are swapped. Without a card the parts run on the processor, which shows that they work and nothing else.
+requests through HTTP with and without recorded passes, with seeds and with quantized weights, steered beside plain, also
+with an SAE of real size, memory predicted and taken, and two models that are swapped. Without a card the parts run on the processor, which shows that they work and nothing else.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import httpx2
 import torch
 
 from benchmarks import (
+    card_loads,
     card_steps,
     engine,
     graphs,
@@ -41,7 +42,10 @@ from steerserve.engines import gpus
 
 COUNTS = (1, 8, 32, 64)
 CUT_SECONDS = 60.0
-STEERED_SECONDS = 60.0
+STEERED_SECONDS, WIDE_SECONDS = 60.0, 25.0
+WIDE = {"7b": 16_384, "none": 16_384}
+"""Features of an SAE of real size, where they are not 65,536."""
+WIDE_KINDS = ("32 sae_steering", "32 clamps", "a sensed cluster", "monitoring")
 SWAPS = 20
 SETTINGS = {"called": {"CUDA_GRAPHS": "off"}, "recorded": {"CUDA_GRAPHS": "on"}}
 """How decode passes are run."""
@@ -82,7 +86,8 @@ async def through_http(plan: Plan, size: str) -> dict[str, Any]:
                     if turn >= 0:
                         measured[count].append(load)
                         plan.say(f"  {name}, {count} at once: {load.tokens_per_s:.0f} tokens/s")
-            states[name] = await _state(ours.port)
+            async with httpx2.AsyncClient(base_url=ours.url, timeout=60) as client:
+                states[name] = await card_loads.decoding(client)
         cells[name] = {str(count): loads.cell(made) for count, made in measured.items()}
         speeds |= {(name, count): loads.speeds(made) for count, made in measured.items()}
     ratios = {
@@ -97,16 +102,22 @@ async def through_http(plan: Plan, size: str) -> dict[str, Any]:
     }
 
 
-async def _state(port: int) -> Any:
-    """How the service says that decode passes are run."""
-    async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
-        health = (await client.get("/api/health/inference")).json()
-    return health["data"].get("cuda_graphs")
-
-
 async def steered_pairs(plan: Plan, size: str) -> dict[str, Any]:
     """32 requests with steering of each kind beside plain ones."""
     return await steered.measure(plan, size, most_seconds=STEERED_SECONDS)
+
+
+async def wide_sae(plan: Plan, size: str) -> dict[str, Any]:
+    """The same with an SAE of the size of published ones, and the memory of the card before and after."""
+    before = _used_mib()
+    found = await steered.measure(
+        plan, size, most_seconds=WIDE_SECONDS, d_sae=WIDE.get(size, 65_536), only=WIDE_KINDS
+    )
+    return found | {"used_mib": [before, _used_mib()]}
+
+
+def _used_mib() -> int:
+    return sum(card.used_mb for card in gpus.read()[0])
 
 
 def usage(plan: Plan, size: str) -> dict[str, Any]:
@@ -138,7 +149,7 @@ async def swaps(plan: Plan, size: str, times: int) -> dict[str, Any]:
             name = (plan.checkpoint(size), other)[turn % 2].name
             body = {"model": name, "prompt": "word", "max_tokens": 8}
             (await client.post("/v1/completions", json=body)).raise_for_status()
-            used.append(sum(card.used_mb for card in gpus.read()[0]))
+            used.append(_used_mib())
     return {"swaps": times, "load_s": asdict(Spread.of(seconds)), "used_mib": used}
 
 
@@ -149,6 +160,9 @@ PARTS: dict[str, Callable[[Plan, str], dict[str, Any]]] = {
     "steps": lambda plan, size: card_steps.measure(plan.checkpoint(size), plan.say),
     "http": lambda plan, size: asyncio.run(through_http(plan, size)),
     "steered": lambda plan, size: asyncio.run(steered_pairs(plan, size)),
+    "wide-sae": lambda plan, size: asyncio.run(wide_sae(plan, size)),
+    "seeds": lambda plan, size: asyncio.run(card_loads.seeds(plan, size)),
+    "precisions": lambda plan, size: asyncio.run(card_loads.precisions(plan, size)),
     "memory": usage,
     "swaps": lambda plan, size: asyncio.run(swaps(plan, size, SWAPS)),
 }

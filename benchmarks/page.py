@@ -408,6 +408,9 @@ CARD_TITLES = {
     "engine": "the running batch without HTTP",
     "http": "requests at once, called and recorded",
     "steered": "32 requests, steered beside plain",
+    "wide-sae": "an SAE of real size",
+    "seeds": "requests with seeds in shared passes",
+    "precisions": "requests at once with quantized weights",
     "memory": "memory predicted and taken",
     "swaps": "two models that take turns",
 }

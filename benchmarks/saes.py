@@ -34,16 +34,16 @@ BLOCK = 16
 BLOCKS = 5
 
 
-def written(folder: Path, d_in: int, hook: str) -> m.SaeSource:
+def written(folder: Path, d_in: int, hook: str, d_sae: int = D_SAE) -> m.SaeSource:
     """A SAELens folder with random weights whose features fire about one time in six, as float32."""
     folder.mkdir(parents=True, exist_ok=True)
     draw = torch.Generator().manual_seed(0)
-    decoder = torch.randn(D_SAE, d_in, generator=draw)
+    decoder = torch.randn(d_sae, d_in, generator=draw)
     decoder = decoder / decoder.norm(dim=-1, keepdim=True)
     config = {
         "architecture": "standard",
         "d_in": d_in,
-        "d_sae": D_SAE,
+        "d_sae": d_sae,
         "dtype": "float32",
         "apply_b_dec_to_input": False,
         "normalize_activations": "none",
@@ -52,7 +52,7 @@ def written(folder: Path, d_in: int, hook: str) -> m.SaeSource:
     (folder / "cfg.json").write_text(json.dumps(config))
     tensors = {
         "W_enc": decoder.T.contiguous(),
-        "b_enc": torch.full((D_SAE,), -0.03),
+        "b_enc": torch.full((d_sae,), -0.03),
         "W_dec": decoder,
         "b_dec": torch.zeros(d_in),
     }

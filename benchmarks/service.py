@@ -156,8 +156,8 @@ def _difference(through: list[float], bare: list[float], per: int) -> dict[str, 
     }
 
 
-async def load(client: httpx2.AsyncClient, folder: Path, name: str) -> None:
-    body = {"source": "local", "local_path": str(folder), "custom_name": name}
+async def load(client: httpx2.AsyncClient, folder: Path, name: str, **fields: str) -> None:
+    body = {"source": "local", "local_path": str(folder), "custom_name": name, **fields}
     added = (await client.post("/api/models", json=body)).json()["data"]
     (await client.post(f"/api/models/{added['id']}/load?wait=true")).raise_for_status()
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
+import time
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,19 +74,22 @@ class Steered:
         self._turn = 0
         self._layer = 0
         self._width = 0
+        self.attach_s = 0.0
 
-    async def prepare(self, folder: Path, config: dict[str, Any]) -> None:
+    async def prepare(self, folder: Path, config: dict[str, Any], d_sae: int) -> None:
         """Attach the SAE, and save a profile for each request and a cluster."""
         layer = self._layer = config["num_hidden_layers"] // 2
         self._width = config["hidden_size"]
         hook = f"blocks.{layer}.hook_resid_post"
-        source = saes.written(folder, config["hidden_size"], hook)
+        source = saes.written(folder, config["hidden_size"], hook, d_sae)
         added = await self._post("/api/saes/download", {"local_path": source.path})
+        since = time.perf_counter()
         await self._post(f"/api/saes/{added['sae_id']}/attach", {"layer": layer})
+        self.attach_s = time.perf_counter() - since
         for number in range(REQUESTS):
             values = {str(one["index"]): one["value"] for one in _features(number)}
             await self._post("/api/profiles", {"name": f"profile {number}", "steering": values})
-        step = saes.D_SAE // MEMBERS
+        step = d_sae // MEMBERS
         members = [
             {"feature_idx": n * step, "strength": 0.0, "max_activation": 0.01}
             for n in range(MEMBERS)
@@ -176,18 +180,24 @@ def _features(number: int) -> list[dict[str, Any]]:
 
 
 async def measure(
-    plan: Plan, size: str, *, most_seconds: float = MOST_SECONDS, **settings: str
+    plan: Plan,
+    size: str,
+    *,
+    most_seconds: float = MOST_SECONDS,
+    d_sae: int = saes.D_SAE,
+    only: Collection[str] = (),
+    **settings: str,
 ) -> dict[str, Any]:
-    """Tokens per second of each kind, and their ratios to plain requests, pair by pair."""
+    """Tokens per second of each kind, and their ratios to plain requests, pair by pair. `only` names some kinds."""
     folder = plan.checkpoint(size)
     config = json.loads((folder / "config.json").read_text())
     room = {"MAX_CONCURRENT_REQUESTS": str(REQUESTS)}
-    home = plan.scratch / "-".join(("steered", size, *settings.values()))
+    home = plan.scratch / "-".join(("steered", size, str(d_sae), *settings.values()))
     async with service.running(home, **room | settings) as client:
         await service.load(client, folder, folder.name)
         steered = Steered(client, servers.served(client, folder.name))
-        await steered.prepare(plan.scratch / "sae", config)
-        kinds = steered.kinds()
+        await steered.prepare(plan.scratch / f"sae-{d_sae}", config, d_sae)
+        kinds = {name: kind for name, kind in steered.kinds().items() if name in (only or name)}
         pairs: dict[str, list[Pair]] = {name: [] for name in kinds}
         for kind in (PLAIN, *kinds.values()):
             await steered.load(kind, 4)
@@ -205,7 +215,8 @@ async def measure(
         "size": size,
         "requests": REQUESTS,
         "tokens": plan.tokens,
-        "d_sae": saes.D_SAE,
+        "d_sae": d_sae,
+        "attach_s": steered.attach_s,
         "members": MEMBERS,
         "top_k": TOP_K,
         "firings_of_the_cluster": fired,

@@ -491,6 +491,31 @@ def _of_card_swaps(part: Part) -> Iterator[Row]:
     )
 
 
+def _of_card_wide(part: Part) -> Iterator[Row]:
+    yield Row(f"to attach an SAE of {part['d_sae']:,} features, s", f"{part['attach_s']:.1f}")
+    for name, values in part["ratios"].items():
+        yield aimed(f"{name}, over {part['requests']} plain requests, tokens/s", values, None)
+
+
+def _of_card_seeds(part: Part) -> Iterator[Row]:
+    for name, values in part["ratios"].items():
+        yield aimed(f"{name}, in shared passes, tokens/s", values, None)
+    for count, same in part["same_again"].items():
+        yield Row(
+            f"{count} with seeds: texts that were the same when asked again",
+            f"{same} of {part['asked_again'][count]}",
+        )
+
+
+def _of_card_precisions(part: Part) -> Iterator[Row]:
+    for precision, cells in part["cells"].items():
+        for count, cell in cells.items():
+            name = "16 bits" if precision == "FP16" else precision
+            yield Row(f"{count} at once, {name}, tokens/s", spread(cell["tokens_per_s"], 0))
+    for name, values in part["ratios"].items():
+        yield aimed(f"{name}, tokens/s", values, None)
+
+
 CARD: dict[str, Callable[[Part], Iterator[Row]]] = {
     "bandwidth": _of_card_bandwidth,
     "engine": _of_engine,
@@ -498,6 +523,9 @@ CARD: dict[str, Callable[[Part], Iterator[Row]]] = {
     "steps": _of_card_steps,
     "http": _of_card_http,
     "steered": _of_steered,
+    "wide-sae": _of_card_wide,
+    "seeds": _of_card_seeds,
+    "precisions": _of_card_precisions,
     "memory": _of_card_memory,
     "swaps": _of_card_swaps,
 }
