@@ -87,11 +87,11 @@ async def measure(plan: Plan) -> dict[str, Any]:
         "limit_bytes": MOST_MB << 20,
         "alone": loads.cell(reading.loads_alone),
         "beside": loads.cell(reading.loads_beside),
-        "ratios": _ratios(reading.loads_beside, reading.loads_alone),
+        "ratios": ratios(reading.loads_beside, reading.loads_alone),
     }
 
 
-def _ratios(beside: list[Load], alone: list[Load]) -> dict[str, Any]:
+def ratios(beside: list[Load], alone: list[Load]) -> dict[str, Any]:
     """The quantiles of the gaps beside each half of the corpus over the mean of those alone before and after it."""
     return loads.ratios(
         {
@@ -141,8 +141,8 @@ class Reading:
             await server.warm()
             yield client, server
 
-    async def alone(self, server: Server, turn: int) -> None:
-        seconds = self._plan.seconds(ALONE_SECONDS)
+    async def alone(self, server: Server, turn: int, whole: float = ALONE_SECONDS) -> None:
+        seconds = self._plan.seconds(whole)
         self.loads_alone.append(await self._live(server, turn, lambda: asyncio.sleep(seconds)))
 
     async def beside(

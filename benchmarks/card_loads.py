@@ -1,13 +1,14 @@
-"""Requests at once on a card: with seeds that share passes, and with quantized weights."""
+"""Requests on a card: with seeds that share passes, with quantized weights, and beside a corpus that is read."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
 import httpx2
 
-from benchmarks import loads, servers, service
+from benchmarks import beside_corpus, beside_jobs, loads, servers, service
 from benchmarks.loads import Load
 from benchmarks.plans import Plan
 from benchmarks.servers import Server
@@ -19,6 +20,7 @@ SEEDED = (8, 32)
 QUANTIZED = (1, 32)
 """How many requests there are at once at each precision."""
 PRECISIONS = ("FP16", "Q8", "Q4")
+CORPUS_TOKENS, ALONE_SECONDS = 200_000, 8.0
 PART_SECONDS = 45.0
 """No further round begins after this time."""
 
@@ -122,6 +124,33 @@ async def precisions(plan: Plan, size: str) -> dict[str, Any]:
         "cells": cells,
         "ratios": loads.ratios(ratios),
         "decoding": states,
+    }
+
+
+async def corpus(plan: Plan) -> dict[str, Any]:
+    """Live streams of the demo model before, beside and after a corpus that is read."""
+    tokens = beside_corpus.QUICK_TOKENS if plan.is_quick else CORPUS_TOKENS
+    file = plan.scratch / "corpus.jsonl"
+    file.write_text("".join(json.dumps({"text": one}) + "\n" for one in beside_jobs.texts()))
+    body = {
+        "source": "local",
+        "local_path": str(file),
+        "max_tokens": tokens,
+        "name": "beside live streams",
+    }
+    reading = beside_corpus.Reading(plan, plan.scratch / "beside-corpus", body)
+    async with reading.served(is_new=True) as (client, server):
+        await reading.alone(server, 0, ALONE_SECONDS)
+        await reading.beside(client, server, 1, until=1.0)
+        await reading.alone(server, 2, ALONE_SECONDS)
+    return {
+        "streams": beside_corpus.STREAMS,
+        "tokens": tokens,
+        "seconds": reading.seconds,
+        "tokens_per_s": tokens / reading.seconds,
+        "alone": loads.cell(reading.loads_alone),
+        "beside": loads.cell(reading.loads_beside),
+        "ratios": beside_corpus.ratios(reading.loads_beside, reading.loads_alone),
     }
 
 

@@ -2,7 +2,7 @@
 
 One command measures everything that needs a card, with models of random weights: decode passes called and replayed,
 requests through HTTP with and without recorded passes, with seeds and with quantized weights, steered beside plain, also
-with an SAE of real size, memory predicted and taken, and two models that are swapped. Without a card the parts run on the processor, which shows that they work and nothing else.
+with an SAE of real size, memory predicted and taken, two models that are swapped, and live streams beside a corpus. Without a card the parts run on the processor, which shows that they work and nothing else.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,8 @@ STEERED_SECONDS, WIDE_SECONDS = 60.0, 25.0
 WIDE = {"7b": 16_384, "none": 16_384}
 """Features of an SAE of real size, where they are not 65,536."""
 WIDE_KINDS = ("32 sae_steering", "32 clamps", "a sensed cluster", "monitoring")
-SWAPS = 20
+SWAPS, SWAPS_SECONDS = 20, 60.0
+"""How often models are swapped, and after how long no more."""
 SETTINGS = {"called": {"CUDA_GRAPHS": "off"}, "recorded": {"CUDA_GRAPHS": "on"}}
 """How decode passes are run."""
 
@@ -141,19 +143,24 @@ async def swaps(plan: Plan, size: str, times: int) -> dict[str, Any]:
         for folder in (plan.checkpoint(size), other):
             body = {"source": "local", "local_path": str(folder), "custom_name": folder.name}
             numbers.append((await client.post("/api/models", json=body)).json()["data"]["id"])
+        began = time.perf_counter()
         for turn in range(times):
             since = time.perf_counter()
+            if turn and since - began > SWAPS_SECONDS:
+                plan.say(f"  the time of this part is over after {turn} swaps")
+                break
             number = numbers[turn % 2]
             (await client.post(f"/api/models/{number}/load?wait=true")).raise_for_status()
             seconds.append(time.perf_counter() - since)
+            plan.say(f"  a load in {seconds[-1]:.1f} s")
             name = (plan.checkpoint(size), other)[turn % 2].name
             body = {"model": name, "prompt": "word", "max_tokens": 8}
             (await client.post("/v1/completions", json=body)).raise_for_status()
             used.append(_used_mib())
-    return {"swaps": times, "load_s": asdict(Spread.of(seconds)), "used_mib": used}
+    return {"swaps": len(seconds), "load_s": asdict(Spread.of(seconds)), "used_mib": used}
 
 
-PARTS: dict[str, Callable[[Plan, str], dict[str, Any]]] = {
+PARTS: dict[str, Callable[..., dict[str, Any]]] = {
     "bandwidth": bandwidth,
     "engine": lambda plan, size: engine.measure(plan.checkpoint(size)),
     "graphs": lambda plan, size: graphs.measure(plan.checkpoint(size)),
@@ -166,17 +173,26 @@ PARTS: dict[str, Callable[[Plan, str], dict[str, Any]]] = {
     "memory": usage,
     "swaps": lambda plan, size: asyncio.run(swaps(plan, size, SWAPS)),
 }
+UNSIZED: dict[str, Callable[[Plan], dict[str, Any]]] = {
+    "corpus": lambda plan: asyncio.run(card_loads.corpus(plan)),
+}
+"""Parts that have a model of their own."""
 
 
 def main() -> None:
-    parser = runs.options(__doc__, PARTS)
+    parser = runs.options(__doc__, [*PARTS, *UNSIZED])
     parser.add_argument("--sizes", nargs="+", choices=tables.CARD_SIZES, default=["0.5b", "7b"])
     parser.add_argument("--rounds", type=int, default=3, help="how often; 3 by default")
     parser.add_argument("--quick", action="store_true", help="shorter answers")
     parser.add_argument("--cache", type=Path, help="folder of models that is kept")
     given = parser.parse_args()
-    names = [f"card-{part}-{size}" for size in given.sizes for part in given.only]
-    run = runs.Run("cards", names, given.out, rounds=given.rounds)
+    works: dict[str, Callable[[Plan], dict[str, Any]]] = {
+        f"card-{part}-{size}": partial(PARTS[part], size=size)
+        for size in given.sizes
+        for part in given.only
+        if part in PARTS
+    } | {f"card-{part}": UNSIZED[part] for part in given.only if part in UNSIZED}
+    run = runs.Run("cards", works, given.out, rounds=given.rounds)
     with tempfile.TemporaryDirectory() as scratch:
         plan = Plan(
             is_quick=given.quick,
@@ -186,13 +202,10 @@ def main() -> None:
             scratch=Path(scratch),
             say=run.say,
         )
-        for size in given.sizes:
-            for part in given.only:
-                run.measure(
-                    f"card-{part}-{size}", lambda part=part, size=size: PARTS[part](plan, size)
-                )
-                if torch.cuda.is_available():
-                    torch.cuda.empty_cache()
+        for name, work in works.items():
+            run.measure(name, partial(work, plan))
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
     sys.exit(run.end())
 
 

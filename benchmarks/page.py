@@ -454,6 +454,7 @@ SECTIONS: Mapping[str, tuple[str, Callable[[str, Part], Iterator[str]]]] = {
     "replicas-requests": ("Short requests to the control plane", _plain),
     "replicas-live": ("Clients of live events", _plain),
     "replicas-epochs": ("Changes of the steering per second", _plain),
+    "card-corpus": ("On a card: live streams beside a corpus, the demo model", _plain),
 } | {
     f"card-{part}-{size}": (f"On a card: {title}, {size.upper()}", _plain)
     for size in tables.CARD_SIZES

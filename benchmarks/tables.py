@@ -474,6 +474,14 @@ def _of_card_http(part: Part) -> Iterator[Row]:
         yield aimed(f"{name}, tokens/s", values, None)
 
 
+def _of_card_corpus(part: Part) -> Iterator[Row]:
+    streams = f"{part['streams']} live streams"
+    name = f"a corpus of {part['tokens']:,} tokens read beside {streams}, tokens/s"
+    yield Row(name, f"{part['tokens_per_s']:,.0f}")
+    for share, values in part["ratios"].items():
+        yield aimed(f"gap of {streams} beside the corpus over alone, {share}", values, None)
+
+
 def _of_card_memory(part: Part) -> Iterator[Row]:
     for name, one in part["mib"].items():
         yield Row(
@@ -565,4 +573,5 @@ ROWS: dict[str, Callable[[Part], Iterator[Row]]] = {
     "replicas-requests": _of_requests,
     "replicas-live": _of_live,
     "replicas-epochs": _of_epochs,
+    "card-corpus": _of_card_corpus,
 } | {f"card-{part}-{size}": made for size in CARD_SIZES for part, made in CARD.items()}
