@@ -1,5 +1,5 @@
-"""A decode step with packed linear layers beside the same step with plain ones, in turns:
-`python -m benchmarks.packing [--size SIZE ...]`.
+"""A decode step as the service makes it, beside the same step with plain linear layers, and beside one with the forward
+functions of the library, in turns: `python -m benchmarks.packing [--size SIZE ...]`.
 
 The times are processor seconds of one thread, so that other work on the machine does not change the ratios.
 """
@@ -23,6 +23,7 @@ from benchmarks import machine, models
 from benchmarks.machine import Spread
 from steerserve import __version__
 from steerserve.worker import memory
+from steerserve.worker.model import forwards, native
 from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.model.kv import CacheSlot, KvCache
 from steerserve.worker.model.packing import PackedLinear
@@ -36,14 +37,17 @@ STEPS = 12
 
 
 class Steps:
-    """Decode steps of one checkpoint."""
+    """Decode steps of one checkpoint; without `is_packed`, its linear layers are plain, and without `is_short` its
+    modules have the forward functions of the library."""
 
-    def __init__(self, folder: Path, *, is_packed: bool) -> None:
+    def __init__(self, folder: Path, *, is_packed: bool = True, is_short: bool = True) -> None:
         self.model = Checkpoint(
             folder, quantization="FP16", trust_remote_code=False, report=lambda *_: None
         )
         if not is_packed:
             _unpack(self.model.model)
+        if not is_short:
+            _lengthen(self.model.model)
         self._caches: dict[int, tuple[KvCache, list[CacheSlot]]] = {}
 
     @torch.inference_mode()
@@ -70,26 +74,42 @@ def _unpack(model: nn.Module) -> None:
             layer.weight = nn.Parameter(weight, requires_grad=False)
 
 
+def _lengthen(model: nn.Module) -> None:
+    """Give every module the function of the library back."""
+    for module in model.modules():
+        if type(module).forward.__module__ == forwards.__name__:
+            module.__class__ = type(module).__bases__[0]
+
+
 def measure(folder: Path) -> dict[str, Any]:
-    """By number of rows: seconds of a packed and of a plain step, and plain over packed, pair by pair."""
-    packed, plain = Steps(folder, is_packed=True), Steps(folder, is_packed=False)
-    found: dict[str, Any] = {}
+    """By number of rows: seconds of a step as the service makes it, and of the two other kinds of steps with their
+    ratios, pair by pair."""
+    ours = Steps(folder)
+    others = {
+        "plain": Steps(folder, is_packed=False),
+        "library": Steps(folder, is_short=False),
+    }
+    found: dict[str, Any] = {str(rows): {} for rows in ROWS}
     for rows in ROWS:
-        pairs = [_pair(packed, plain, rows, turn) for turn in range(STEPS + 2)][2:]
-        found[str(rows)] = {
-            "packed_seconds": asdict(Spread.of([ours for ours, _ in pairs])),
-            "plain_seconds": asdict(Spread.of([other for _, other in pairs])),
-            "plain_over_packed": asdict(Spread.of([other / ours for ours, other in pairs])),
-        }
+        for name, other in others.items():
+            pairs = [_pair(ours, other, rows, turn) for turn in range(STEPS + 2)][2:]
+            ratios = [theirs / own for own, theirs in pairs]
+            found[str(rows)] |= {
+                f"packed_seconds{'' if name == 'plain' else '_beside_library'}": asdict(
+                    Spread.of([own for own, _ in pairs])
+                ),
+                f"{name}_seconds": asdict(Spread.of([theirs for _, theirs in pairs])),
+                f"{name}_over_packed": asdict(Spread.of(ratios)),
+            }
     return found
 
 
-def _pair(packed: Steps, plain: Steps, rows: int, turn: int) -> tuple[float, float]:
-    """Seconds of a packed and a plain step; each comes first in every other turn."""
+def _pair(ours: Steps, other: Steps, rows: int, turn: int) -> tuple[float, float]:
+    """Seconds of our step and of the other one; each comes first in every other turn."""
     if turn % 2:
-        return packed.seconds(rows), plain.seconds(rows)
-    other = plain.seconds(rows)
-    return packed.seconds(rows), other
+        return ours.seconds(rows), other.seconds(rows)
+    theirs = other.seconds(rows)
+    return ours.seconds(rows), theirs
 
 
 def main() -> None:
@@ -105,6 +125,7 @@ def main() -> None:
         "machine": machine.describe(),
         "steps": STEPS,
         "prompt_tokens": PROMPT,
+        "has_compiled_functions": native.kernels() is not None,
     }
     with tempfile.TemporaryDirectory() as scratch:
         for size in given.size:
@@ -112,10 +133,12 @@ def main() -> None:
             for dtype in DTYPES:
                 found = measure(_in_dtype(folder, dtype))
                 result.setdefault("packing", {}).setdefault(size, {})[dtype] = found
-                ratios = {
-                    rows: f"{f['plain_over_packed']['median']:.2f}" for rows, f in found.items()
-                }
-                print(f"{size} {dtype}: plain over packed by rows {ratios}", flush=True)
+                for kind in ("plain", "library"):
+                    ratios = {
+                        rows: f"{f[f'{kind}_over_packed']['median']:.2f}"
+                        for rows, f in found.items()
+                    }
+                    print(f"{size} {dtype}: {kind} over ours by rows {ratios}", flush=True)
     target = RESULTS / f"{started:%Y-%m-%dT%H%M}-packing.json"
     target.write_text(json.dumps(result, indent=2) + "\n")
     print(f"written to {target}")

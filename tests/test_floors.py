@@ -72,7 +72,7 @@ FLOORS: dict[str, set[str]] = {
     "app.meter": {"control.metrics", "rules"},
     # imports the application by its name
     "app.serve": {"errors", "settings", "http"},
-    "app.doctor": ZERO | {"app.doctor_cluster", "api.webui"},
+    "app.doctor": ZERO | {"rules", "app.doctor_cluster", "api.webui"},
     "app.doctor_cluster": ZERO | {"rules", "engines"},
     "app.startup": ZERO | {"database", "control", "app.wiring", "demo"},
     "app.wiring": ZERO | {"database", "hub", "engines", "control"},

@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers.utils import logging as transformers_logging
 
+from steerserve.worker.model import native
 from steerserve.worker.model.checkpoint import Checkpoint
 from tests.worker import models
 from tests.worker.running import open_checkpoint
@@ -52,6 +53,22 @@ def loaded(folder: Folder) -> Loaded:
         if variant not in held:
             held[variant] = open_checkpoint(folder(variant))
         return held[variant]
+
+    return of
+
+
+@pytest.fixture
+def tapeable(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> Loaded:
+    """As `loaded`, without the compiled functions of the processor, whose calls a tape does not see. Only cards record
+    passes, and they have no such functions."""
+    monkeypatch.setattr(native, "kernels", lambda: None)
+
+    def of(variant: str) -> Checkpoint:
+        model = loaded(variant)
+        for module in model.model.modules():
+            if getattr(module, "kernels", None) is not None:
+                monkeypatch.setattr(module, "kernels", None)
+        return model
 
     return of
 

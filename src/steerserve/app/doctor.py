@@ -17,6 +17,7 @@ import pynvml
 from steerserve import __version__
 from steerserve.api import webui
 from steerserve.app import doctor_cluster
+from steerserve.rules.models.compilers import COMPILERS
 from steerserve.settings import Settings
 from steerserve.settings.checks import names_in
 from steerserve.settings.secrets import NAMES as SECRETS
@@ -33,6 +34,7 @@ def facts(settings: Settings) -> dict[str, str]:
         "steerserve": lambda: f"{__version__}, Python {platform.python_version()}",
         "cards": cards,
         "processor": processor,
+        "compiler": compiler,
         "memory": memory,
         "disk": lambda: disk(settings.steerserve_home),
         "engines": engines,
@@ -86,6 +88,14 @@ def processor() -> str:
     else:
         speed = "no bfloat16 in hardware, bfloat16 checkpoints are computed in float32"
     return f"{cores} cores, {speed}"
+
+
+def compiler() -> str:
+    """The C++ compiler with which engines compile what a decode step does between its products."""
+    found = next((path for name in COMPILERS if (path := shutil.which(name))), None)
+    if found:
+        return f"{found}, for faster decode steps on the processor"
+    return f"none ({', '.join(COMPILERS)}), decode steps on the processor are slower"
 
 
 def memory() -> str:

@@ -54,6 +54,12 @@ STATIC = [
 ]
 
 
+@pytest.fixture
+def loaded(tapeable: Loaded) -> Loaded:
+    """Checkpoints whose passes can be recorded here."""
+    return tapeable
+
+
 class Run:
     """Requests that join, leave and are steered by turns, with the logits of every pass."""
 
@@ -291,7 +297,7 @@ def test_a_replay_with_another_value_at_a_called_site_is_never_used(
 
     def inexact(call: Any) -> Any:
         func, args, kwargs, returned = call
-        if func.overloadpacket.__name__ != "rsqrt":
+        if func.overloadpacket.__name__ != "hypot":
             return call
         return (lambda *a: func(*a) * 1.00001), args, kwargs, returned
 
@@ -430,7 +436,7 @@ def test_a_replay_with_other_bits_is_never_used(
 ) -> None:
     def inexact(call: Any) -> Any:
         func, args, kwargs, returned = call
-        if func.overloadpacket.__name__ != "rsqrt":
+        if func.overloadpacket.__name__ != "hypot":
             return call
         return (lambda *a: func(*a) * 1.00001), args, kwargs, returned
 

@@ -111,6 +111,12 @@ CALLED = {
 """Tests that are run with passes that are only called, too."""
 
 
+@pytest.fixture
+def loaded(tapeable: Loaded) -> Loaded:
+    """Checkpoints whose passes can be recorded here."""
+    return tapeable
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     modes = ["called", "taped"] if metafunc.function.__name__ in CALLED else ["taped"]
     metafunc.parametrize("decoding", modes, indirect=True)

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 from steerserve.rules.saes.sites import SITES, Z
-from steerserve.worker.model import packing
+from steerserve.worker.model import native, packing
 from tests.worker import models
 from tests.worker.running import hooked, next_logits, open_checkpoint, site_of
 
@@ -22,6 +22,8 @@ DTYPES = [dtype for dtype in (torch.float32, torch.bfloat16) if packing.can_pack
 HALF = pytest.mark.skipif(
     "fbgemm" not in torch.backends.quantized.supported_engines, reason="FBGEMM is for x86"
 )
+
+COMPILED = pytest.mark.skipif(native.kernels() is None, reason="there is no C++ compiler")
 
 
 def packed(layer: nn.Module, free: int = ROOM) -> nn.Module:
@@ -70,12 +72,12 @@ def test_the_packed_layer_of_gpt2_gives_the_plain_product(dtype: torch.dtype) ->
 @pytest.mark.parametrize("dtype", DTYPES)
 @torch.inference_mode()
 def test_the_weight_of_a_packed_layer_can_still_be_read(dtype: torch.dtype) -> None:
-    for layer in (nn.Linear(96, 50).to(dtype), Conv1D(50, 96).to(dtype)):
+    for layer in (nn.Linear(96, 48).to(dtype), Conv1D(48, 96).to(dtype)):
         weight = layer.weight.detach().clone()
         packed(layer)
         assert torch.equal(layer.weight, weight)
         held = [*layer.parameters(), *packing.half_weights(layer)]
-        assert sum(each.nbytes for each in held) == (weight.numel() + 50) * weight.element_size()
+        assert sum(each.nbytes for each in held) == (weight.numel() + 48) * weight.element_size()
         assert {(each.device, each.dtype) for each in layer.parameters()} == {
             (weight.device, dtype)
         }
@@ -135,7 +137,8 @@ def test_numbers_of_float16_in_float32_are_held_as_float16_only_where_each_of_th
 
 
 @HALF
-def test_a_half_weight_that_is_not_finite_is_left_as_it_is() -> None:
+def test_a_half_weight_that_is_not_finite_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "kernels", lambda: None)
     for value in (float("nan"), float("inf")):
         layer = nn.Linear(8, 8).bfloat16()
         layer.weight.data[3, 4] = value
@@ -152,7 +155,7 @@ def test_layers_that_read_the_same_rows_give_the_products_that_each_gives_alone(
 ) -> None:
     monkeypatch.setattr(packing, "_has_kernels", lambda dtype: False)
     model = nn.Module()
-    for name, width in (("q_proj", 12), ("k_proj", 6), ("v_proj", 9)):
+    for name, width in (("q_proj", 14), ("k_proj", 6), ("v_proj", 12)):
         model.add_module(name, nn.Linear(32, width, bias=has_bias).bfloat16())
     layers = list(model.children())
     weights = [layer.weight.detach().clone() for layer in layers]
@@ -168,7 +171,7 @@ def test_layers_that_read_the_same_rows_give_the_products_that_each_gives_alone(
     for layer, weight in zip(layers, weights, strict=True):
         assert isinstance(layer.packed, packing.HalfPart)
         assert torch.equal(layer.weight, weight)
-    assert sum(held.nbytes for held in packing.half_weights(model)) == 27 * 32 * 2
+    assert sum(held.nbytes for held in packing.half_weights(model)) == 32 * 32 * 2
 
 
 @HALF
@@ -183,6 +186,42 @@ def test_the_bits_of_a_row_do_not_depend_on_the_rows_beside_it() -> None:
     alone = torch.cat([held.multiply(row[None], None) for row in given])
     for count in range(1, 301):
         assert torch.equal(held.multiply(given[:count], None), alone[:count]), count
+
+
+@COMPILED
+@torch.inference_mode()
+def test_the_compiled_product_is_exact_and_each_row_has_its_own_bits() -> None:
+    for width, size in ((300, 1000), (7, 8), (16, 64)):
+        weight, bias = rows(torch.bfloat16, width, size), rows(torch.bfloat16, width)
+        held = packing.PanelWeight.of(weight)
+        assert held is not None
+        assert torch.equal(held.to_dense(), weight)
+        given = rows(torch.bfloat16, 40, size)
+        found = held.multiply(given, bias)
+        exact = given.double() @ weight.double().t() + bias.double()
+        bound = size * 2**-23 * (given.double().abs() @ weight.double().abs().t())
+        assert ((found - exact).abs() <= bound + found.double().abs() * 2**-8).all()
+        for count in range(41):
+            assert torch.equal(held.multiply(given[:count], bias), found[:count]), count
+        threads = torch.get_num_threads()
+        torch.set_num_threads(3)
+        assert torch.equal(held.multiply(given.repeat(20, 1), bias)[:40], found)
+        torch.set_num_threads(threads)
+
+
+@COMPILED
+@torch.inference_mode()
+def test_the_compiled_product_keeps_nan_and_infinity_in_their_places() -> None:
+    weight = rows(torch.bfloat16, 20, 8)
+    weight[4, 2], weight[18, 7] = torch.nan, torch.inf
+    held = packing.PanelWeight.of(weight)
+    assert held is not None
+    given = rows(torch.bfloat16, 3, 8).abs()
+    given[1, 0] = torch.nan
+    found = held.multiply(given, None)
+    plain = functional.linear(given, weight)
+    assert torch.equal(found.isnan(), plain.isnan())
+    assert torch.equal(found.isinf(), plain.isinf())
 
 
 def test_layers_of_other_kinds_and_dtypes_stay_plain() -> None:

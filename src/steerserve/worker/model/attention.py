@@ -14,6 +14,7 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
@@ -35,6 +36,9 @@ _LIBRARY = (_EAGER, _SDPA)
 
 _HALF = (torch.bfloat16, torch.float16)
 
+_IGNORED = frozenset({"scaling", "dropout", "sliding_window", "position_ids", "use_cache"})
+"""What the library's function does not read for a single query in a pass without gradients, but for the scaling."""
+
 Masks = Sequence[Mapping[str, Tensor]]
 """For each part of a decode pass, the mask [n, 1, 1, capacity] of each type of layer."""
 
@@ -51,9 +55,10 @@ class PartedAttention:
     of passes. `kinds` has the type of each layer. `cut` is there while a pass is recorded; it gets each call of
     attention, and returns the tensor that holds the result of the call at each replay."""
 
-    def __init__(self, library: str, kinds: Sequence[str]) -> None:
+    def __init__(self, library: str, kinds: Sequence[str], window: int | None = None) -> None:
         self.library = library
         self.kinds = kinds
+        self._window = window or 0
         self.cache: KvCache | None = None
         self.masks: Masks = ()
         self.cut: Callable[[Between], Tensor] | None = None
@@ -83,6 +88,18 @@ class PartedAttention:
 
         return self.cut(between), None
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether the pass that runs is a decode pass in which a function may take the place of the library's."""
+        cache = self.cache
+        return (
+            self.library == _SDPA and cache is not None and bool(cache.parts) and self.cut is None
+        )
+
+    def window(self, layer: int) -> int:
+        """How many of the last tokens a row sees in this layer; 0 for all."""
+        return self._window if self.kinds[layer] == SLIDING else 0
+
     def _parted(
         self,
         cache: KvCache,
@@ -94,15 +111,28 @@ class PartedAttention:
     ) -> Tensor:
         """Attention over each shelf [rows, 1, heads, dim]."""
         attend = self._function(module)
+        is_plain = (
+            self.library == _SDPA
+            and query.device.type == "cpu"
+            and not args
+            and kwargs.keys() <= _IGNORED
+        )
         found = []
         for part, masks in zip(cache.parts, self.masks, strict=True):
-            mask = masks[self.kinds[layer]].to(query.device)
-            keys = part.shelf.keys[layer][: part.count]
-            values = part.shelf.values[layer][: part.count]
-            rows = _spread(query[part.first : part.last], part)
-            if self.library == _SDPA and _is_slow(rows, keys):
-                rows = rows.expand(-1, -1, 2, -1)
-            out = attend(module, rows, keys, values, mask, *args, **kwargs)[0][:, :1]
+            mask = masks[self.kinds[layer]]
+            mask = mask.to(query.device if mask.dtype == torch.bool else query)
+            keys, values = part.shelf.keys[layer], part.shelf.values[layer]
+            if part.count < keys.shape[0]:
+                keys, values = keys[: part.count], values[: part.count]
+            rows = _spread(part.of(query), part)
+            if is_plain:
+                out = _attended(
+                    rows, keys, values, mask, cast("float | None", kwargs.get("scaling"))
+                )
+            else:
+                if self.library == _SDPA and _is_slow(rows, keys):
+                    rows = rows.expand(-1, -1, 2, -1)
+                out = attend(module, rows, keys, values, mask, *args, **kwargs)[0][:, :1]
             found.append(out if part.is_whole else out[part.places.to(out.device)])
         missing = query.shape[0] - cache.parts[-1].last
         if missing:
@@ -126,15 +156,17 @@ def layer_kinds(text: PreTrainedConfig, layers: int) -> tuple[str, ...]:
     return tuple(types) if set(types) <= _KINDS else ()
 
 
-def install(model: PreTrainedModel, kinds: Sequence[str]) -> PartedAttention | None:
+def install(
+    model: PreTrainedModel, kinds: Sequence[str], window: int | None = None
+) -> PartedAttention | None:
     """Have the model use a `PartedAttention`; None where its code does not take its attention from the library.
 
-    `kinds` has the type of each layer: FULL or SLIDING.
+    `kinds` has the type of each layer: FULL or SLIDING, which sees `window` tokens.
     """
     library = str(model.config._attn_implementation)
     if library not in _LIBRARY or not model._can_set_attn_implementation():
         return None
-    attention = PartedAttention(library, kinds)
+    attention = PartedAttention(library, kinds, window)
     name = f"steerserve_{id(attention)}"
     AttentionInterface.register(name, attention)
     AttentionMaskInterface.register(name, ALL_MASK_ATTENTION_FUNCTIONS[library])
@@ -154,6 +186,22 @@ def _spread(rows: Tensor, part: ShelfPart) -> Tensor:
     out = rows.new_zeros(part.count, *rows.shape[1:])
     out[part.places.to(rows.device)] = rows
     return out
+
+
+def _attended(
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scaling: float | None
+) -> Tensor:
+    """Attention [n, 1, heads, dim] of one query a head [n, heads, 1, dim]. The query heads that share a head of keys
+    are the queries of that head, as in the library's function, which calls more operators."""
+    count, heads, dim = query.shape[0], query.shape[1], query.shape[3]
+    grouped = query.reshape(count, keys.shape[1], -1, dim)
+    is_slow = _is_slow(query, keys)
+    if is_slow:
+        grouped = grouped.expand(-1, -1, 2, -1)
+    out = functional.scaled_dot_product_attention(
+        grouped, keys, values, attn_mask=mask, scale=scaling
+    )
+    return (out[:, :, :1] if is_slow else out).reshape(count, 1, heads, values.shape[3])
 
 
 def _is_slow(rows: Tensor, keys: Tensor) -> bool:

@@ -199,7 +199,7 @@ class Checkpoint(Transformer):
         cache.begin_decode(slots, positions, self.device)
         if self.attention is not None:
             self.attention.masks = attention.part_masks(
-                cache.parts, self.kinds, self.window, self._in_form
+                cache.parts, self.kinds, self.window, self._added
             )
 
     def decode_pass(self, cache: KvCache, tokens: Tensor, positions: Tensor) -> Tensor:
@@ -221,7 +221,7 @@ class Checkpoint(Transformer):
     ) -> Tensor:
         """The logits [rows, T, vocabulary] of a pass over tokens [rows, T], or [n, 1, vocabulary] of those that `pick`
         names. With `sizes` [rows], `sums` is set."""
-        cache.beat = self.pulse.beat
+        cache.beat, cache.attention = self.pulse.beat, self.attention
         if self.attention is not None:
             self.attention.cache = cache
         try:
@@ -279,6 +279,13 @@ class Checkpoint(Transformer):
             return allowed
         lowest = torch.finfo(self.dtype).min
         return torch.zeros_like(allowed, dtype=self.dtype).masked_fill(~allowed, lowest)
+
+    def _added(self, allowed: Tensor) -> Tensor:
+        """The mask of a decode pass. A processor's kernel adds it to the scores, and would convert it anew in each
+        layer."""
+        if self.is_eager or allowed.device.type != "cpu":
+            return self._in_form(allowed)
+        return torch.zeros_like(allowed, dtype=self.dtype).masked_fill(~allowed, -torch.inf)
 
     # ------------------------------------------------------------- facts
 
@@ -345,7 +352,7 @@ class Checkpoint(Transformer):
         """
         if not self.kinds:
             raise Disagreement("its layers have a state or masks of their own")
-        self.attention = attention.install(self.model, self.kinds)
+        self.attention = attention.install(self.model, self.kinds, self.window)
         if self.attention is not None:
             with suppress(Disagreement):
                 return compared.batch()

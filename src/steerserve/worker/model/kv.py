@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -100,7 +101,7 @@ class Shelf:
 class ShelfPart:
     """The rows of a decode pass that lie on one shelf: rows `first` to `last` of the pass, at `places` [n] of the
     shelf, of which `count` are read. Each row's new token is at one of `positions` [n]. `is_whole` says that the rows
-    are the first of the shelf, in order."""
+    are the first of the shelf, in order. `written` has, by the number of heads, where `targets` are."""
 
     shelf: Shelf
     first: int
@@ -109,6 +110,22 @@ class ShelfPart:
     positions: Tensor
     count: int
     is_whole: bool
+    written: dict[int, Tensor] = field(default_factory=dict)
+
+    def of(self, rows: Tensor) -> Tensor:
+        """The rows of this part among all rows of the pass."""
+        is_all = rows.shape[0] == self.last - self.first
+        return rows if is_all else rows[self.first : self.last]
+
+    def targets(self, heads: int) -> Tensor:
+        """Where the new keys and values [n * heads, head_dim] belong in a tensor of the shelf that is seen as [room *
+        heads * capacity, head_dim]."""
+        found = self.written.get(heads)
+        if found is None:
+            head = torch.arange(heads, device=self.places.device)
+            first = (self.places[:, None] * heads + head) * self.shelf.capacity
+            found = self.written[heads] = (first + self.positions[:, None]).flatten()
+        return found
 
 
 @dataclass(slots=True)
@@ -122,6 +139,15 @@ class _Prefill:
     read: int
 
 
+class PartedKinds(Protocol):
+    """The attention of the model whose passes these are."""
+
+    @property
+    def is_plain(self) -> bool: ...
+
+    def window(self, layer: int) -> int: ...
+
+
 class KvCache:
     """Shelves of rows, and what the coming pass reads and writes.
 
@@ -132,6 +158,7 @@ class KvCache:
     """
 
     is_compileable = False
+    attention: PartedKinds | None = None
 
     def __init__(self, limit: int = 0, *, reads_parts: bool = False) -> None:
         self.beat: Callable[[], None] = _nothing
@@ -313,9 +340,23 @@ class KvCache:
         for part in self.parts:
             shelf = part.shelf
             shelf.make(layer, keys, values)
-            places, positions = part.places.to(keys.device), part.positions.to(keys.device)
-            shelf.keys[layer][places, :, positions] = keys[part.first : part.last, :, 0]
-            shelf.values[layer][places, :, positions] = values[part.first : part.last, :, 0]
+            for held, new in ((shelf.keys[layer], keys), (shelf.values[layer], values)):
+                rows = part.of(new)
+                width = new.shape[-1]
+                targets = part.targets(new.shape[1]).to(new.device)
+                held.view(-1, width).index_copy_(0, targets, rows.reshape(-1, width))
+
+    def held(
+        self, layer: int, keys: Tensor, values: Tensor
+    ) -> Iterator[tuple[ShelfPart, int, Tensor, Tensor]]:
+        """For a layer that writes the `keys` and `values` of a decode pass itself: each part, how many of its last
+        tokens a row sees (0 for all), and where the keys and values of the layer are held."""
+        self.beat()
+        assert self.attention is not None
+        window = self.attention.window(layer)
+        for part in self.parts:
+            part.shelf.make(layer, keys, values)
+            yield part, window, part.shelf.keys[layer], part.shelf.values[layer]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return max(self._prefill.starts) if self._prefill else 0

@@ -3,7 +3,8 @@
 A plain product lays out its weight again in each call, which takes most of a pass over few rows. The usual kernels are
 those of oneDNN. On processors with AVX-512, their product of two rows or more also gives each row the same bits,
 however many rows and threads take part. oneDNN has no kernels for bfloat16 where the processor has no AVX-512; there
-the kernels of FBGEMM are used, which hold a weight as float16 numbers and compute in float32 (`HalfWeight`).
+the compiled kernels of `native.cpp` are used (`PanelWeight`). Without a compiler, and for other dtypes, those of FBGEMM
+are used, which hold a weight as float16 numbers and compute in float32 (`HalfWeight`).
 
 Only floating-point weights of plain layers are packed, never quantized ones.
 """
@@ -13,7 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import ScriptObject, Tensor, nn
@@ -21,6 +22,7 @@ from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
 from steerserve.worker import memory
+from steerserve.worker.model import native
 
 _TIED_SHARE = 8
 """A weight that is also the token embedding is held twice once it is packed. It is packed where the copy takes at most
@@ -44,7 +46,8 @@ _HAS_FBGEMM = "fbgemm" in torch.backends.quantized.supported_engines
 _lay_out = torch.ops.mkldnn._reorder_linear_weight
 _product = torch.ops.mkldnn._linear_pointwise
 _lay_out_half = torch.ops.quantized.linear_prepack_fp16.default
-_half_product = torch.ops.quantized.linear_dynamic_fp16.default
+# without a search for tensors of other kinds in its arguments, which takes as long as a small product
+_half_product = torch.ops.quantized.linear_dynamic_fp16.default._op
 
 
 @dataclass(frozen=True)
@@ -83,17 +86,23 @@ class HalfWeight(memory.Native):
     def multiply(self, rows: Tensor, bias: Tensor | None) -> Tensor:
         """`rows` [..., in] times the weight, plus the bias, as [..., out] in the dtype of the rows. With the kernels
         for AVX2 the bits of a row do not depend on the other rows."""
-        flat = rows.reshape(-1, rows.shape[-1])
-        count = len(flat)
+        width, count = rows.shape[-1], rows.shape[0]
+        # a decode pass has rows [rows, 1, in], which need no other shape
+        flat = rows if rows.dim() > 1 and rows.numel() == count * width else rows.reshape(-1, width)
+        count = flat.shape[0]
         # times a tensor of one number, rows become float32 by the same call
-        wide = (flat.expand(_WHOLE_ROWS, -1) if count == 1 else flat) * self.scale
-        if len(wide) % _WHOLE_ROWS:
-            wide = functional.pad(wide, (0, 0, 0, -count % _WHOLE_ROWS))
+        wide = (flat.expand(_WHOLE_ROWS, *flat.shape[1:]) if count == 1 else flat) * self.scale
+        missing = -wide.shape[0] % _WHOLE_ROWS
+        if missing:
+            wide = torch.cat([wide, wide[:missing]])
         products = [_half_product(wide, block) for block in self.blocks]
-        found = (products[0] if len(products) == 1 else torch.cat(products, -1))[:count]
+        found = products[0] if len(products) == 1 else torch.cat(products, -1)
+        if wide.shape[0] > count:
+            found = found[:count]
         if bias is not None:
             found += bias
-        return found.to(rows.dtype).view(*rows.shape[:-1], -1)
+        found = found.to(rows.dtype)
+        return found if flat is rows else found.view(*rows.shape[:-1], -1)
 
     def to_dense(self) -> Tensor:
         """The weight [out, in] in its usual layout and dtype."""
@@ -101,12 +110,53 @@ class HalfWeight(memory.Native):
         return (torch.cat(parts) * self.scale).to(self.dtype)
 
 
+@dataclass(frozen=True)
+class PanelWeight(memory.Native):
+    """A weight [out, in] in bfloat16, in the layout of the compiled kernels.
+
+    Attributes:
+        panels: bfloat16 [panels, in, 8, 2], as `Kernels.panels` makes them.
+        width: the number of outputs.
+        kernels: the compiled kernels.
+    """
+
+    panels: Tensor
+    width: int
+    kernels: native.Kernels
+
+    @classmethod
+    def of(cls, weight: Tensor) -> PanelWeight | None:
+        """The weight [out, in] in this layout; None where there are no compiled kernels for it."""
+        kernels = native.kernels()
+        panels = kernels.panels(weight) if kernels is not None else None
+        if kernels is None or panels is None:
+            return None
+        return cls(panels.nbytes, panels, weight.shape[0], kernels)
+
+    def multiply(self, rows: Tensor, bias: Tensor | None) -> Tensor:
+        """`rows` [..., in] times the weight, plus the bias, as [..., out] in the dtype of the rows. The bits of a row
+        do not depend on the other rows."""
+        if rows.dtype == torch.bfloat16 and (bias is None or bias.dtype == torch.bfloat16):
+            return self.kernels.multiply(rows, self.panels, bias, self.width)
+        return functional.linear(rows, self.to_dense().to(rows.dtype), bias)
+
+    def to_dense(self) -> Tensor:
+        """The weight [out, in] in its usual layout and dtype."""
+        whole = self.panels.permute(0, 3, 2, 1).reshape(-1, self.panels.shape[1])
+        return whole[: self.width].clone()
+
+
+def _half(weight: Tensor, *, is_exact: bool = False) -> HalfWeight | PanelWeight | None:
+    """A weight for rows of its own dtype, in the layout of the kernels for half precision."""
+    return PanelWeight.of(weight) or HalfWeight.of(weight, is_exact=is_exact)
+
+
 @dataclass(slots=True, eq=False)
-class _Joint:
+class Joint:
     """The weights of layers that read the same rows, one below the other, and their biases. `products` are those of
     `rows`, until the last layer has taken its own."""
 
-    weight: HalfWeight
+    weight: HalfWeight | PanelWeight
     sizes: list[int]
     bias: Tensor | None
     rows: Tensor | None = None
@@ -115,10 +165,10 @@ class _Joint:
 
 @dataclass(frozen=True, slots=True)
 class HalfPart:
-    """The weight of one layer of a `_Joint`. The first layer that is called with some rows multiplies them for all
+    """The weight of one layer of a `Joint`. The first layer that is called with some rows multiplies them for all
     layers of the joint: a call of the kernels takes as long as the product of a small weight with one row."""
 
-    joint: _Joint
+    joint: Joint
     place: int
 
     def multiply(self, rows: Tensor, bias: Tensor | None) -> Tensor:
@@ -126,7 +176,7 @@ class HalfPart:
         joint = self.joint
         if self.place == 0 or joint.rows is not rows:
             found = joint.weight.multiply(rows, joint.bias)
-            joint.rows, joint.products = rows, torch.split(found, joint.sizes, -1)
+            joint.rows, joint.products = rows, found.split_with_sizes(joint.sizes, -1)
         product = joint.products[self.place]
         if self.place == len(joint.sizes) - 1:
             joint.rows, joint.products = None, ()
@@ -138,8 +188,8 @@ class HalfPart:
         return parts[self.place]
 
 
-Packed = Tensor | HalfWeight | HalfPart
-"""A weight [out, in] in the layout of the kernels of oneDNN, or of FBGEMM."""
+Packed = Tensor | HalfWeight | PanelWeight | HalfPart
+"""A weight [out, in] in the layout of the kernels of oneDNN, of FBGEMM, or of the compiled ones."""
 
 
 class PackedLinear(nn.Linear):
@@ -178,7 +228,20 @@ def laid_out(weight: Tensor, rows: torch.dtype) -> Packed | None:
     if weight.dtype == rows and _has_kernels(rows):
         half = HalfWeight.of(weight, is_exact=True) if _reads_half_faster(rows) else None
         return half or cast(Tensor, _lay_out(weight, None))
-    return HalfWeight.of(weight) if _is_half(weight.dtype) else None
+    if not _is_half(weight.dtype):
+        return None
+    return _half(weight) if weight.dtype == rows else HalfWeight.of(weight)
+
+
+def together(layers: Sequence[Any], rows: Tensor) -> Tensor | None:
+    """The products of layers that read the same rows [..., in], one beside the other; None where these layers are not
+    all that share a weight, or where something hooks one of them."""
+    first = getattr(layers[0], "packed", None)
+    if not isinstance(first, HalfPart) or len(first.joint.sizes) != len(layers):
+        return None
+    if any(layer._forward_hooks or layer._forward_pre_hooks for layer in layers):
+        return None
+    return first.joint.weight.multiply(rows, first.joint.bias)
 
 
 def multiply(rows: Tensor, packed: Packed, bias: Tensor | None = None) -> Tensor:
@@ -209,11 +272,11 @@ def pack(model: nn.Module, free: Callable[[], int]) -> int:
     return packed
 
 
-def half_weights(model: nn.Module) -> Iterator[HalfWeight]:
+def half_weights(model: nn.Module) -> Iterator[HalfWeight | PanelWeight]:
     """The packed weights of a model that are no parameters."""
     for layer in model.modules():
         held = getattr(layer, "packed", None)
-        if isinstance(held, HalfWeight):
+        if isinstance(held, HalfWeight | PanelWeight):
             yield held
         elif isinstance(held, HalfPart) and held.place == 0:
             yield held.joint.weight
@@ -229,11 +292,11 @@ def _pack_joint(layers: Sequence[object]) -> int:
     dtype = weights[0].dtype
     if _has_kernels(dtype) and not _reads_half_faster(dtype):
         return 0
-    weight = HalfWeight.of(torch.cat(weights), is_exact=_has_kernels(dtype))
+    weight = _half(torch.cat(weights), is_exact=_has_kernels(dtype))
     if weight is None:
         return 0
     sizes = [layer.out_features for layer in linear]
-    joint = _Joint(weight, sizes, torch.cat(biases) if biases else None)
+    joint = Joint(weight, sizes, torch.cat(biases) if biases else None)
     for place, layer in enumerate(linear):
         _hold(layer, HalfPart(joint, place))
     return len(linear)

@@ -23,7 +23,7 @@ from steerserve.errors import Refusal
 from steerserve.messages import LOADING_WEIGHTS
 from steerserve.worker import memory
 from steerserve.worker.heartbeat import Pulse
-from steerserve.worker.model import packing, placement, precision
+from steerserve.worker.model import forwards, packing, placement, precision
 
 SHOWN = 4
 """The most names of tensors in one refusal."""
@@ -102,6 +102,7 @@ class Transformer:
         if packed or self.held.quantizes:
             precision.let_go_of_files(self.model)
         self.dtype: torch.dtype = getattr(torch, self.held.dtype)
+        forwards.shorten(self.model, self.dtype)
 
     @property
     def devices(self) -> list[torch.device]:

@@ -1,0 +1,4 @@
+"""The C++ compilers with which an engine compiles what a decode step does on a processor."""
+
+COMPILERS = ("c++", "g++", "clang++")
+"""The names by which a compiler is looked for, in this order."""

@@ -1,0 +1,276 @@
+"""Forward functions that call fewer operators than the library's, for modules of known architectures on a processor.
+
+A decode step of one row calls hundreds of operators on a few hundred numbers each, and such a call takes longer than
+its work. The functions here compute what the library's do, up to rounding, with fewer calls. A module keeps its place,
+its parameters and its hooks. Every pass uses the same functions, so a row's bits do not depend on its neighbours.
+
+A module gets another function only where a comparison on the module itself finds that the values are the library's.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from steerserve.worker.model import native
+from steerserve.worker.model.kv import KvCache
+from steerserve.worker.model.packing import together
+
+_ATTENTIONS = frozenset(
+    {
+        "LlamaAttention",
+        "MistralAttention",
+        "MixtralAttention",
+        "Qwen2Attention",
+        "Qwen2MoeAttention",
+        "Qwen3Attention",
+        "Qwen3MoeAttention",
+    }
+)
+"""Attention of queries and keys that are rotated as a whole, and perhaps normalised by head before."""
+
+_NORM = "RMSNorm"
+_SIZES = (1.0, 1e-3)
+"""The sizes of the rows that are compared. The smaller one shows where a norm adds its constant."""
+_TOKENS = 3
+_OFF = 2**-6
+"""The most by which values may differ, relative to the largest: each function rounds a few times to 8 bits."""
+
+
+@dataclass(slots=True, eq=False)
+class _Angles:
+    """What `_rotated` reads in the pass that runs: the cosines and the signed sines, made of
+    `embeddings`."""
+
+    signs: Tensor
+    embeddings: object = None
+    made: tuple[Tensor, ...] = ()
+
+    def of(self, embeddings: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
+        """The cosines and the sines [rows or 1, T, 1, 2, half] of a pass."""
+        if self.embeddings is not embeddings:
+            cosines, sines = (t.view(*t.shape[:2], 1, 2, -1) for t in embeddings)
+            self.embeddings, self.made = embeddings, (cosines, sines * self.signs)
+        return self.made
+
+
+def shorten(model: nn.Module, dtype: torch.dtype) -> int:
+    """Give the modules of a loaded model their shorter functions, and return how many modules have one now."""
+    angles = _Angles(torch.tensor([[-1.0], [1.0]], dtype=dtype))
+    kernels, count = native.kernels(), 0
+    module: Any
+    for module in list(model.modules()):
+        kind: type[nn.Module] = type(module)
+        if any(p.device.type != "cpu" for p in module.parameters()) or "forward" in vars(module):
+            continue
+        if kind.__name__.endswith(_NORM) and _may_be_norm(module):
+            module.least = torch.tensor(math.sqrt(module.variance_epsilon))
+            module.kernels = kernels if kernels and kernels.may_normalise(module.weight) else None
+            count += _take(module, _normalise, _norm_inputs(module))
+        elif kind.__name__ in _ATTENTIONS:
+            module.angles = angles
+            module.kernels = (
+                kernels if kernels and kernels.may_attend(dtype, module.head_dim) else None
+            )
+            count += _take(module, _attend, _attention_inputs(module, dtype))
+    return count
+
+
+def _take(module: nn.Module, forward: Callable[..., Any], tried: Iterator[tuple[Any, ...]]) -> bool:
+    """Have a module use this function, where the values for all of `tried` are those of its own."""
+    kind = type(module)
+    try:
+        with torch.inference_mode():
+            pairs = [(kind.forward(module, *given), forward(module, *given)) for given in tried]
+    except (RuntimeError, TypeError, ValueError, AttributeError, AssertionError):
+        return False  # the module has another form
+    if not all(_is_near(own, found) for own, found in pairs):
+        return False
+    module.__class__ = _kind(cast(Any, kind), forward)
+    return True
+
+
+@cache
+def _kind(kind: Any, forward: Callable[..., Any]) -> type[nn.Module]:
+    """The same kind of module with another function. Its name and its module stay, because the library looks things up
+    by them."""
+    return type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
+
+
+def _is_near(own: Any, found: Any) -> bool:
+    one, other = (value[0] if isinstance(value, tuple) else value for value in (own, found))
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    return bool((one - other).abs().amax().float() <= _OFF * one.abs().amax().float())
+
+
+# ---------------------------------------------------------------- norms
+
+
+def _normalise(self: Any, hidden_states: Tensor) -> Tensor:
+    """RMSNorm (Zhang and Sennrich 2019, arXiv:1910.07467) of [..., width], computed in float32 and rounded once."""
+    if self.kernels is not None and hidden_states.dtype == self.weight.dtype:
+        return cast(
+            Tensor, self.kernels.normalise(hidden_states, self.weight, self.variance_epsilon)
+        )
+    wide = hidden_states.to(torch.float32, copy=True)
+    width = hidden_states.shape[-1]
+    length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).div_(math.sqrt(width))
+    root = torch.hypot(length, self.least)
+    return wide.mul_(self.weight).div_(root).to(hidden_states.dtype)
+
+
+def _may_be_norm(module: Any) -> bool:
+    weight, constant = getattr(module, "weight", None), getattr(module, "variance_epsilon", None)
+    return isinstance(weight, nn.Parameter) and isinstance(constant, float)
+
+
+def _norm_inputs(module: Any) -> Iterator[tuple[Tensor]]:
+    width = module.weight.shape[0]
+    for size in _SIZES:
+        yield (_rows(_TOKENS * width, module.weight.dtype).view(_TOKENS, width) * size,)
+
+
+# ---------------------------------------------------------------- attention
+
+
+def _attend(
+    self: Any,
+    hidden_states: Tensor,
+    position_embeddings: tuple[Tensor, Tensor],
+    attention_mask: Tensor | None = None,
+    past_key_values: Any = None,
+    **kwargs: Any,
+) -> tuple[Tensor, object]:
+    """Attention of a layer over [rows, T, hidden]."""
+    rows, tokens = hidden_states.shape[:2]
+    if tokens == 1 and self.kernels is not None and isinstance(past_key_values, KvCache):
+        parted = past_key_values.attention
+        if parted is not None and parted.is_plain:
+            out = _decoded(self, hidden_states, position_embeddings, past_key_values)
+            return self.o_proj(out), None
+    query, key, value = _projected(self, hidden_states, position_embeddings)
+    if past_key_values is not None:
+        key, value = past_key_values.update(key, value, self.layer_idx)
+    eager = sys.modules[type(self).__module__].eager_attention_forward
+    attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager)
+    out, weights = attend(
+        self,
+        query,
+        key,
+        value,
+        attention_mask,
+        dropout=0.0,
+        scaling=self.scaling,
+        sliding_window=getattr(self, "sliding_window", None),
+        **kwargs,
+    )
+    return self.o_proj(out.reshape(rows, tokens, -1)), weights
+
+
+def _projected(
+    self: Any, hidden: Tensor, embeddings: tuple[Tensor, Tensor]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The rotated queries and keys, and the values, [rows, heads, T, dim] each."""
+    layers = self.q_proj, self.k_proj, self.v_proj
+    shape = *hidden.shape[:2], -1, self.head_dim
+    cosines, sines = self.angles.of(embeddings)
+    has_norms = hasattr(self, "q_norm")
+    joined = None if has_norms else together(layers, hidden)
+    if joined is None:
+        query, key, value = (layer(hidden).view(shape) for layer in layers)
+        if has_norms:
+            query, key = self.q_norm(query), self.k_norm(key)
+        query, key = _rotated(query, cosines, sines), _rotated(key, cosines, sines)
+    else:
+        heads = joined.view(shape)
+        groups = self.num_key_value_groups
+        count = heads.shape[2] // (groups + 2)
+        turned = _rotated(heads[:, :, :-count], cosines, sines)
+        query, key, value = turned[:, :, :-count], turned[:, :, -count:], heads[:, :, -count:]
+    return query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+
+
+def _decoded(
+    self: Any, hidden: Tensor, embeddings: tuple[Tensor, Tensor], cache: KvCache
+) -> Tensor:
+    """Attention [rows, 1, heads * dim] of a decode pass, before its last projection. Rows without room in the cache,
+    which follow the others, get zeros."""
+    rows, dim, shared = hidden.shape[0], self.head_dim, self.k_proj.out_features // self.head_dim
+    heads = shared * self.num_key_value_groups
+    query, key, value = _heads(self, hidden, rows, heads, shared)
+    cosines, sines = (angles.contiguous() for angles in embeddings)
+    last = cache.parts[-1].last
+    out = torch.empty(rows, 1, heads * dim, dtype=query.dtype)
+    if last < rows:
+        out[last:].zero_()
+    size = query.element_size()
+    for part, window, held_keys, held_values in cache.held(self.layer_idx, key, value):
+        first = part.first
+        angles_step = dim if cosines.shape[0] > 1 else 0
+        self.kernels.attend(
+            query.dtype,
+            native.Heads(
+                *(t.data_ptr() + first * t.stride(0) * size for t in (query, key, value)),
+                *(t.data_ptr() + first * angles_step * size for t in (cosines, sines)),
+                *(t.stride(0) for t in (query, key, value)),
+                angles_step,
+                *(t.data_ptr() for t in (held_keys, held_values, part.places, part.positions)),
+                out.data_ptr() + first * heads * dim * size,
+                part.last - first,
+                heads,
+                shared,
+                dim,
+                part.shelf.capacity,
+                window,
+                self.scaling,
+            ),
+        )
+    return out
+
+
+def _heads(
+    self: Any, hidden: Tensor, rows: int, heads: int, shared: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The queries, keys and values of a decode pass before their rotation, [rows, heads, 1, dim] each. The heads of a
+    row lie one behind the other."""
+    layers, dim = (self.q_proj, self.k_proj, self.v_proj), self.head_dim
+    has_norms = hasattr(self, "q_norm")
+    joined = None if has_norms else together(layers, hidden)
+    if joined is not None:
+        every = joined.view(rows, -1, 1, dim)
+        return every[:, :heads], every[:, heads : heads + shared], every[:, heads + shared :]
+    query, key, value = (layer(hidden).view(rows, -1, 1, dim) for layer in layers)
+    if has_norms:
+        query, key = self.q_norm(query), self.k_norm(key)
+    return query.contiguous(), key.contiguous(), value.contiguous()
+
+
+def _rotated(heads: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    """Queries or keys [rows, T, heads, dim], turned by the angles of their positions (Su et al. 2021,
+    arXiv:2104.09864): each number with the one half a head further on."""
+    halves = heads.view(*heads.shape[:3], 2, -1)
+    turned = torch.addcmul(halves * cosines, halves.flip(-2), sines)
+    return turned.view(heads.shape)
+
+
+def _attention_inputs(module: Any, dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
+    width = module.q_proj.in_features
+    rows = _rows(_TOKENS * width, dtype).view(1, _TOKENS, width)
+    angles = _rows(_TOKENS * module.head_dim // 2, torch.float32).view(1, _TOKENS, -1)
+    angles = torch.cat([angles, angles], -1)
+    yield rows, (angles.cos().to(dtype), angles.sin().to(dtype)), None
+
+
+def _rows(count: int, dtype: torch.dtype) -> Tensor:
+    """Numbers that are compared, the same at every load."""
+    source = torch.Generator().manual_seed(0)
+    return torch.randn(count, generator=source).to(dtype)

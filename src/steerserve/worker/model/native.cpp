@@ -1,0 +1,316 @@
+// What a decode step does between its products, for rows of bfloat16 or float32, computed in float32. Each row is
+// computed by itself, in an order that depends on the row alone, so its bits depend neither on the other rows nor on
+// the number of threads. The callers see to it that widths are multiples of LANES, and dim of 2 * LANES up to DIM.
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#ifdef __AVX2__
+#include <immintrin.h>
+#endif
+
+namespace {
+
+typedef float floats __attribute__((vector_size(32)));
+typedef int32_t ints __attribute__((vector_size(32)));
+typedef uint32_t words __attribute__((vector_size(32)));
+typedef uint16_t halves __attribute__((vector_size(16)));
+
+struct bfloat16 {
+    uint16_t bits;
+};
+
+const int LANES = 8;
+const int ROWS = 6;      // rows that are multiplied together
+const int PANEL = 16;    // outputs of a weight that lie together
+const int BLOCK = 64;    // tokens whose scores are held at once
+const int GROUP = 8;     // heads of queries that read a token together
+const int TOGETHER = 4;  // tokens whose values are added together
+const int DIM = 256;     // the most numbers of a head
+
+inline floats load(const float* from) {
+    floats found;
+    std::memcpy(&found, from, sizeof found);
+    return found;
+}
+
+inline floats load(const bfloat16* from) {
+    halves bits;
+    std::memcpy(&bits, from, sizeof bits);
+#ifdef __AVX2__
+    return (floats)((words)_mm256_cvtepu16_epi32((__m128i)bits) << 16);
+#else
+    return (floats)(__builtin_convertvector(bits, words) << 16);
+#endif
+}
+
+inline void store(float* to, floats value) { std::memcpy(to, &value, sizeof value); }
+
+// rounds to the nearest, and to the even one of two that are as near; NaN stays NaN
+inline void store(bfloat16* to, floats value) {
+    words bits = (words)value;
+    words rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    words is_nan = (words)((bits & 0x7fffffff) > 0x7f800000);
+    rounded = (rounded & ~is_nan) | (0x7fc0 & is_nan);
+    halves low = __builtin_convertvector(rounded, halves);
+    std::memcpy(to, &low, sizeof low);
+}
+
+inline float sum(floats value) {
+    return ((value[0] + value[4]) + (value[1] + value[5])) + ((value[2] + value[6]) + (value[3] + value[7]));
+}
+
+inline floats all(float value) { return (floats){value, value, value, value, value, value, value, value}; }
+
+// e to the power of a number that is not above 0, within 2^-22 of it; 0 below -87
+inline floats exponential(floats value) {
+    ints is_small = value < -87.0f;
+    floats bounded = is_small ? all(-87.0f) : value;
+    floats scaled = bounded * 1.44269504f - 0.5f;
+    ints whole = __builtin_convertvector(scaled, ints);
+    floats power = __builtin_convertvector(whole, floats);
+    floats rest = (bounded - power * 0.693359375f) + power * 2.12194440e-4f;
+    floats found = all(1.9875691500e-4f);
+    found = found * rest + 1.3981999507e-3f;
+    found = found * rest + 8.3334519073e-3f;
+    found = found * rest + 4.1665795894e-2f;
+    found = found * rest + 1.6666665459e-1f;
+    found = found * rest + 5.0000001201e-1f;
+    found = found * rest * rest + rest + 1.0f;
+    found = (floats)((ints)found + (whole << 23));
+    return is_small ? all(0.0f) : found;
+}
+
+template <typename T>
+void normalise(const T* row, const T* weight, T* out, int64_t width, float constant) {
+    floats parts[4] = {};
+    for (int64_t at = 0; at < width; at += LANES) {
+        floats value = load(row + at);
+        parts[at / LANES % 4] += value * value;
+    }
+    float squares = sum((parts[0] + parts[1]) + (parts[2] + parts[3]));
+    floats length = all(std::sqrt(squares / width + constant));
+    for (int64_t at = 0; at < width; at += LANES)
+        store(out + at, load(row + at) * load(weight + at) / length);
+}
+
+template <typename T>
+void normalise_all(const T* rows, const T* weight, T* out, int64_t count, int64_t width, float constant, int threads) {
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+    for (int64_t row = 0; row < count; ++row)
+        normalise(rows + row * width, weight, out + row * width, width, constant);
+}
+
+// Rotates a head by the angles of its position: each number with the one half a head further on.
+template <typename T>
+inline void turn(const T* head, const T* cosines, const T* sines, int64_t dim, float* out) {
+    int64_t half = dim / 2;
+    for (int64_t at = 0; at < half; at += LANES) {
+        floats one = load(head + at), other = load(head + half + at);
+        store(out + at, one * load(cosines + at) - other * load(sines + at));
+        store(out + half + at, other * load(cosines + half + at) + one * load(sines + half + at));
+    }
+}
+
+template <typename T>
+inline void widen(const T* from, int64_t count, float* to) {
+    for (int64_t at = 0; at < count; at += LANES) store(to + at, load(from + at));
+}
+
+// One layer of a decode pass: for each row the projected heads, where its cache is, and where the result goes. Steps are
+// numbers between the rows of a tensor. A window of 0 means that a row sees all its tokens.
+template <typename T>
+struct Heads {
+    const T *queries, *keys, *values, *cosines, *sines;
+    int64_t queries_step, keys_step, values_step, angles_step;
+    T *held_keys, *held_values;
+    const int64_t *places, *positions;
+    T* out;
+    int64_t rows, heads, shared, dim, capacity, window;
+    float scale;
+};
+
+// Writes the new key and value of one head of one row, and computes what the heads of queries that share it read. The
+// softmax is taken over blocks of tokens from the first token on (Milakov and Gimelshein 2018, arXiv:1805.02867).
+template <typename T>
+void attend(const Heads<T>& of, int64_t row, int64_t head) {
+    const int64_t dim = of.dim, group = of.heads / of.shared, end = of.positions[row] + 1;
+    const int64_t first = of.window && end > of.window ? end - of.window : 0;
+    const int64_t at = (of.places[row] * of.shared + head) * of.capacity * dim;
+    T *keys = of.held_keys + at, *values = of.held_values + at;
+    const T *cosines = of.cosines + row * of.angles_step, *sines = of.sines + row * of.angles_step;
+    float turned[DIM];
+    turn(of.keys + row * of.keys_step + head * dim, cosines, sines, dim, turned);
+    for (int64_t i = 0; i < dim; i += LANES) store(keys + (end - 1) * dim + i, load(turned + i));
+    std::memcpy(values + (end - 1) * dim, of.values + row * of.values_step + head * dim, dim * sizeof(T));
+    for (int64_t begin = 0; begin < group; begin += GROUP) {
+        const int64_t count = group - begin < GROUP ? group - begin : GROUP;
+        const int64_t query = head * group + begin;
+        float queries[GROUP][DIM], sums[GROUP][DIM], scores[GROUP][BLOCK], most[GROUP], total[GROUP];
+        for (int64_t n = 0; n < count; ++n) {
+            turn(of.queries + row * of.queries_step + (query + n) * dim, cosines, sines, dim, queries[n]);
+            std::memset(sums[n], 0, dim * sizeof(float));
+            most[n] = -INFINITY;
+            total[n] = 0;
+        }
+        for (int64_t token = first; token < end; token += BLOCK) {
+            const int64_t size = end - token < BLOCK ? end - token : BLOCK;
+            for (int64_t t = 0; t < size; ++t) {
+                float key[DIM];
+                widen(keys + (token + t) * dim, dim, key);
+                for (int64_t n = 0; n < count; ++n) {
+                    floats one = {}, other = {};
+                    for (int64_t i = 0; i < dim; i += 2 * LANES) {
+                        one += load(key + i) * load(queries[n] + i);
+                        other += load(key + i + LANES) * load(queries[n] + i + LANES);
+                    }
+                    scores[n][t] = sum(one + other) * of.scale;
+                }
+            }
+            for (int64_t n = 0; n < count; ++n) {
+                float now = most[n];
+                for (int64_t t = 0; t < size; ++t) now = scores[n][t] > now ? scores[n][t] : now;
+                for (int64_t t = size; t < BLOCK; ++t) scores[n][t] = -INFINITY;
+                const float kept = sum(exponential(all(most[n] - now))) / LANES;
+                floats added = {};
+                for (int64_t t = 0; t < BLOCK; t += LANES) {
+                    floats power = exponential(load(scores[n] + t) - now);
+                    store(scores[n] + t, power);
+                    added += power;
+                }
+                most[n] = now;
+                total[n] = total[n] * kept + sum(added);
+                for (int64_t i = 0; i < dim; i += LANES) store(sums[n] + i, load(sums[n] + i) * kept);
+            }
+            for (int64_t t = 0; t < size; t += TOGETHER) {
+                float value[TOGETHER][DIM];
+                for (int64_t m = 0; m < TOGETHER; ++m)
+                    // behind the last token the powers are 0, and what is read there must be a number
+                    widen(values + (token + (t + m < size ? t + m : t)) * dim, dim, value[m]);
+                for (int64_t n = 0; n < count; ++n)
+                    for (int64_t i = 0; i < dim; i += LANES) {
+                        floats added = load(sums[n] + i);
+                        for (int64_t m = 0; m < TOGETHER; ++m) added += load(value[m] + i) * scores[n][t + m];
+                        store(sums[n] + i, added);
+                    }
+            }
+        }
+        for (int64_t n = 0; n < count; ++n)
+            for (int64_t i = 0; i < dim; i += LANES)
+                store(of.out + (row * of.heads + query + n) * dim + i, load(sums[n] + i) / total[n]);
+    }
+}
+
+template <typename T>
+void attend_all(const Heads<T>* of, int threads) {
+    const int64_t count = of->rows * of->shared;
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+    for (int64_t n = 0; n < count; ++n) attend(*of, n / of->shared, n % of->shared);
+}
+
+// Rows [count, in] times a weight [width, in], plus a bias where there is one. `wide` has room for the rows as float32:
+// ROWS of them together, number by number.
+struct Product {
+    const bfloat16 *rows, *panels, *bias;
+    float* wide;
+    bfloat16* out;
+    int64_t count, in, width;
+};
+
+// Some rows times some panels. Every number is summed in the order of `in`, whatever the rows and the panels are.
+template <int COUNT, int PANELS>
+inline void block(const Product& of, int64_t row, int64_t panel) {
+    const int64_t in = of.in;
+    const float* __restrict rows = of.wide + row * in;
+    const bfloat16* __restrict weights = of.panels + panel * in * PANEL;
+    floats sums[COUNT][2 * PANELS] = {};
+    for (int64_t k = 0; k < in; ++k) {
+        floats own[2 * PANELS];
+        for (int p = 0; p < PANELS; ++p) {
+            words both;
+            std::memcpy(&both, weights + (p * in + k) * PANEL, sizeof both);
+            own[2 * p] = (floats)(both << 16);
+            own[2 * p + 1] = (floats)(both & 0xffff0000);
+        }
+#pragma GCC unroll 8
+        for (int r = 0; r < COUNT; ++r) {
+            const float value = rows[k * COUNT + r];
+#pragma GCC unroll 8
+            for (int p = 0; p < 2 * PANELS; ++p) sums[r][p] += own[p] * value;
+        }
+    }
+    for (int r = 0; r < COUNT; ++r)
+        for (int p = 0; p < 2 * PANELS; ++p) {
+            const int64_t first = panel * PANEL + p * LANES;
+            floats found = sums[r][p];
+            bfloat16* to = of.out + (row + r) * of.width + first;
+            if (first + LANES <= of.width) {
+                if (of.bias) found += load(of.bias + first);
+                store(to, found);
+            } else if (first < of.width) {
+                bfloat16 bias[LANES] = {}, kept[LANES];
+                const int64_t size = (of.width - first) * sizeof(bfloat16);
+                if (of.bias) std::memcpy(bias, of.bias + first, size);
+                store(kept, found + load(bias));
+                std::memcpy(to, kept, size);
+            }
+        }
+}
+void multiply_panels(const Product& of, int64_t first, int64_t last) {
+    int64_t panel = first;
+    // with few rows, the sums of two panels hide how long an addition takes
+    if (of.count == 1)
+        for (; panel + 1 < last; panel += 2) block<1, 2>(of, 0, panel);
+    if (of.count == 2)
+        for (; panel + 1 < last; panel += 2) block<2, 2>(of, 0, panel);
+    for (; panel < last; ++panel) {
+        int64_t row = 0;
+        for (; row + ROWS <= of.count; row += ROWS) block<ROWS, 1>(of, row, panel);
+        switch (of.count - row) {
+            case 5: block<5, 1>(of, row, panel); break;
+            case 4: block<4, 1>(of, row, panel); break;
+            case 3: block<3, 1>(of, row, panel); break;
+            case 2: block<2, 1>(of, row, panel); break;
+            case 1: block<1, 1>(of, row, panel); break;
+        }
+    }
+}
+
+void multiply_all(const Product& of, int threads) {
+    for (int64_t row = 0; row < of.count; row += ROWS) {
+        const int64_t size = of.count - row < ROWS ? of.count - row : ROWS;
+        float* to = of.wide + row * of.in;
+        for (int64_t r = 0; r < size; ++r)
+            for (int64_t k = 0; k < of.in; k += LANES) {
+                floats value = load(of.rows + (row + r) * of.in + k);
+                for (int n = 0; n < LANES; ++n) to[(k + n) * size + r] = value[n];
+            }
+    }
+    const int64_t all = (of.width + PANEL - 1) / PANEL, each = ((all + threads - 1) / threads + 1) / 2 * 2;
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+    for (int thread = 0; thread < threads; ++thread) {
+        const int64_t first = thread * each, last = first + each < all ? first + each : all;
+        if (first < last) multiply_panels(of, first, last);
+    }
+}
+
+}  // namespace
+
+extern "C" {
+void normalise_half(const void* rows, const void* weight, void* out, int64_t count, int64_t width, float constant,
+                    int threads) {
+    normalise_all((const bfloat16*)rows, (const bfloat16*)weight, (bfloat16*)out, count, width, constant, threads);
+}
+void normalise_single(const void* rows, const void* weight, void* out, int64_t count, int64_t width, float constant,
+                      int threads) {
+    normalise_all((const float*)rows, (const float*)weight, (float*)out, count, width, constant, threads);
+}
+void multiply(const void* rows, void* wide, const void* panels, const void* bias, void* out, int64_t count, int64_t in,
+              int64_t width, int threads) {
+    multiply_all({(const bfloat16*)rows, (const bfloat16*)panels, (const bfloat16*)bias, (float*)wide, (bfloat16*)out,
+                  count, in, width},
+                 threads);
+}
+void attend_half(const void* of, int threads) { attend_all((const Heads<bfloat16>*)of, threads); }
+void attend_single(const void* of, int threads) { attend_all((const Heads<float>*)of, threads); }
+}

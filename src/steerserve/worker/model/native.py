@@ -1,0 +1,242 @@
+"""What a decode step does between its products on a processor, compiled once by the C++ compiler of the machine.
+
+A call of the tensor library takes longer than its work on a few hundred numbers, and a step of one row makes hundreds
+of them. The functions of `native.cpp` each take the place of five to forty such calls. The compiled library is kept in
+the user's cache folder for the next start. Without a compiler the functions of the tensor library serve.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+import platformdirs
+import structlog
+import torch
+from torch import Tensor
+
+from steerserve.rules.models.compilers import COMPILERS
+
+SOURCE = Path(__file__).with_suffix(".cpp")
+
+_FLAGS = ("-std=c++17", "-O3", "-march=native", "-fPIC", "-c")
+_WAYS: tuple[tuple[str, ...], ...] = (("-fopenmp",), ())
+"""With the threads of the tensor library where its runtime takes them, otherwise with one thread."""
+
+_PATIENCE = 120.0
+_LANES, _PANEL, _DIM = 8, 16, 256
+_NAMES = {torch.bfloat16: "half", torch.float32: "single"}
+_WORK = 1 << 18
+"""Numbers of work below which a second thread would take longer to begin than to help."""
+
+log = structlog.get_logger(__name__)
+
+
+class Unavailable(Exception):
+    """There are no compiled functions. The text says why."""
+
+
+class Heads(ctypes.Structure):
+    """The struct of the same name in `native.cpp`."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("queries", "keys", "values", "cosines", "sines")),
+        *((f"{name}_step", ctypes.c_int64) for name in ("queries", "keys", "values", "angles")),
+        *((name, ctypes.c_void_p) for name in ("held_keys", "held_values", "places", "positions")),
+        ("out", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("rows", "heads", "shared", "dim", "capacity")),
+        ("window", ctypes.c_int64),
+        ("scale", ctypes.c_float),
+    )
+
+
+class Kernels:
+    """The functions of a compiled library, for tensors of the host in bfloat16 or float32."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._normalise, self._attend = (
+            {dtype: getattr(library, f"{name}_{of}") for dtype, of in _NAMES.items()}
+            for name in ("normalise", "attend")
+        )
+        for function in self._normalise.values():
+            function.argtypes = [
+                *[ctypes.c_void_p] * 3,
+                *[ctypes.c_int64] * 2,
+                ctypes.c_float,
+                ctypes.c_int,
+            ]
+            function.restype = None
+        self._multiply = library.multiply
+        self._multiply.argtypes = [*[ctypes.c_void_p] * 5, *[ctypes.c_int64] * 3, ctypes.c_int]
+        self._multiply.restype = None
+        for function in self._attend.values():
+            function.argtypes, function.restype = [ctypes.c_void_p, ctypes.c_int], None
+
+    def __deepcopy__(self, _: object) -> Kernels:
+        return self
+
+    def panels(self, weight: Tensor) -> Tensor | None:
+        """A weight [out, in] in bfloat16 as `multiply` reads it, [panels, in, 8, 2]; None where `in` has another size.
+        A panel has 16 outputs, the numbers of the first 8 each beside those of the last 8. Outputs that are missing in
+        the last panel are 0."""
+        width, size = weight.shape
+        if weight.dtype != torch.bfloat16 or size % _LANES:
+            return None
+        count = -(-width // _PANEL)
+        whole = weight.new_zeros(count * _PANEL, size)
+        whole[:width] = weight
+        return whole.view(count, 2, _LANES, size).permute(0, 3, 2, 1).contiguous()
+
+    def multiply(self, rows: Tensor, panels: Tensor, bias: Tensor | None, width: int) -> Tensor:
+        """Rows [..., in] in bfloat16 times a weight of `width` outputs, plus the bias, [..., width]. Summed in float32
+        and rounded once. A row has the same bits whatever the other rows are."""
+        rows = rows.contiguous()
+        size = rows.shape[-1]
+        count = rows.numel() // size
+        out = torch.empty(*rows.shape[:-1], width, dtype=rows.dtype)
+        wide = torch.empty(count * size)
+        work = count * size * width
+        self._multiply(
+            rows.data_ptr(),
+            wide.data_ptr(),
+            panels.data_ptr(),
+            None if bias is None else bias.data_ptr(),
+            out.data_ptr(),
+            count,
+            size,
+            width,
+            torch.get_num_threads() if work > _WORK else 1,
+        )
+        return out
+
+    def may_normalise(self, weight: Tensor) -> bool:
+        """Whether rows of the width and dtype of this weight can be normalised."""
+        return weight.dtype in _NAMES and weight.shape[0] % _LANES == 0 and weight.is_contiguous()
+
+    def normalise(self, rows: Tensor, weight: Tensor, constant: float) -> Tensor:
+        """RMSNorm (Zhang and Sennrich 2019, arXiv:1910.07467) of [..., width] in the dtype of the weight.
+
+        Raises:
+            ValueError: the rows have another width or dtype than the weight.
+        """
+        if rows.shape[-1] != weight.shape[0] or rows.dtype != weight.dtype:
+            raise ValueError(f"rows {list(rows.shape)} do not fit the weight {list(weight.shape)}")
+        rows = rows.contiguous()
+        out = torch.empty_like(rows)
+        width, size = weight.shape[0], rows.numel()
+        self._normalise[rows.dtype](
+            rows.data_ptr(),
+            weight.data_ptr(),
+            out.data_ptr(),
+            size // width,
+            width,
+            constant,
+            torch.get_num_threads() if size > _WORK else 1,
+        )
+        return out
+
+    def may_attend(self, dtype: torch.dtype, dim: int) -> bool:
+        """Whether heads of so many numbers can be attended."""
+        return dtype in _NAMES and dim <= _DIM and dim % (2 * _LANES) == 0
+
+    def attend(self, dtype: torch.dtype, heads: Heads) -> None:
+        """Write the rotated keys and the values of a decode pass into the cache, and the attention of each row over its
+        tokens to `out`."""
+        work = heads.rows * heads.heads * heads.dim * heads.capacity
+        threads = torch.get_num_threads() if work > _WORK else 1
+        self._attend[dtype](ctypes.byref(heads), threads)
+
+
+@cache
+def kernels() -> Kernels | None:
+    """The compiled functions; None where they cannot be compiled, of which the log has the reason."""
+    try:
+        return Kernels(_loaded(_folder()))
+    except Unavailable as why:
+        log.info("kernels_not_compiled", why=str(why))
+        return None
+
+
+def _loaded(folder: Path) -> ctypes.CDLL:
+    """Raises:
+    Unavailable.
+    """
+    compiler = next((found for name in COMPILERS if (found := shutil.which(name))), None)
+    if compiler is None:
+        raise Unavailable(f"there is no C++ compiler ({', '.join(COMPILERS)})")
+    why = ""
+    for way in _WAYS:
+        target = folder / f"{_digest(compiler, way)}.so"
+        try:
+            if not _is_own(target):
+                _compile(compiler, way, target)
+            return ctypes.CDLL(str(target))
+        except (OSError, subprocess.SubprocessError) as error:
+            why = str(error)
+    raise Unavailable(why)
+
+
+def _compile(compiler: str, way: tuple[str, ...], target: Path) -> None:
+    """Compile the library to its place, to which it moves in one step."""
+    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+        compiled, linked = Path(scratch) / "native.o", Path(scratch) / "native.so"
+        # linked without a library of threads, so that only the one of the tensor library can be used
+        for command in (
+            [compiler, *_FLAGS, *way, str(SOURCE), "-o", str(compiled)],
+            [compiler, "-shared", str(compiled), "-o", str(linked)],
+        ):
+            done = subprocess.run(  # noqa: S603 -- the compiler of the machine, with its own source
+                command, capture_output=True, text=True, timeout=_PATIENCE, check=False
+            )
+            if done.returncode:
+                raise OSError(next(iter(done.stderr.splitlines()), "the compiler failed"))
+        linked.chmod(0o700)
+        linked.rename(target)
+
+
+def _digest(compiler: str, way: tuple[str, ...]) -> str:
+    """The name of a compiled library: another one for another source, compiler, processor or tensor library."""
+    stat = Path(compiler).resolve().stat()
+    told = [compiler, stat.st_size, stat.st_mtime_ns, _FLAGS, way, torch.__version__, _processor()]
+    return hashlib.sha256(SOURCE.read_bytes() + repr(told).encode()).hexdigest()[:32]
+
+
+def _processor() -> str:
+    """The instructions that this processor has, as the system tells them."""
+    with suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return "\n".join(sorted({line for line in lines if line.startswith(("model", "flags"))}))
+    return platform.processor()
+
+
+def _folder() -> Path:
+    """The folder of the compiled libraries, which nobody else may write into.
+
+    Raises:
+        Unavailable.
+    """
+    folder = Path(platformdirs.user_cache_dir("steerserve")) / "kernels"
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise Unavailable(f"{folder} cannot be made: {error.strerror}") from error
+    if not _is_own(folder):
+        raise Unavailable(f"others may write into {folder}")
+    return folder
+
+
+def _is_own(path: Path) -> bool:
+    """Whether a path is there, and only this user may write to it."""
+    try:
+        stat = path.stat()
+    except FileNotFoundError:
+        return False
+    return stat.st_uid == os.getuid() and not stat.st_mode & 0o022
