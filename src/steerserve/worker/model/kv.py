@@ -319,9 +319,7 @@ class KvCache:
         Raises:
             Stopped: `must_stop` says so.
         """
-        self.beat()
-        if self.must_stop():
-            raise Stopped
+        self._begin_layer()
         self.layer = layer_idx
         if self._prefill is not None:
             return self._prefilled(self._prefill, keys, values, layer_idx)
@@ -350,13 +348,22 @@ class KvCache:
         self, layer: int, keys: Tensor, values: Tensor
     ) -> Iterator[tuple[ShelfPart, int, Tensor, Tensor]]:
         """For a layer that writes the `keys` and `values` of a decode pass itself: each part, how many of its last
-        tokens a row sees (0 for all), and where the keys and values of the layer are held."""
-        self.beat()
+        tokens a row sees (0 for all), and where the keys and values of the layer are held.
+
+        Raises:
+            Stopped: `must_stop` says so.
+        """
+        self._begin_layer()
         assert self.attention is not None
         window = self.attention.window(layer)
         for part in self.parts:
             part.shelf.make(layer, keys, values)
             yield part, window, part.shelf.keys[layer], part.shelf.values[layer]
+
+    def _begin_layer(self) -> None:
+        self.beat()
+        if self.must_stop():
+            raise Stopped
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return max(self._prefill.starts) if self._prefill else 0
