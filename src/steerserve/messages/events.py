@@ -7,7 +7,7 @@ from typing import Literal
 from steerserve.messages.sensing import SensedEdges, SensedSpans, Window
 from steerserve.messages.values import ChatTemplate, Message
 from steerserve.rules.inference.lens import LensKind
-from steerserve.rules.inference.stepping import CudaGraphs, RowSteps, SeededRows
+from steerserve.rules.inference.stepping import CompiledFunctions, CudaGraphs, RowSteps, SeededRows
 
 FinishReason = Literal["stop", "length"]
 
@@ -32,7 +32,8 @@ class Loaded(Message, frozen=True):
     `site_widths` has the width of every site that an SAE may read and write here, by its name in
     `rules.sae_sites.SITES`. `row_steps` says whether rows share passes, and `seeded_rows` whether seeded rows
     do; None where there are none. Engines with the same `probe` compute the same logits, bit for bit; it is empty where
-    this was not tried out. `cuda_graphs` says how decode passes are run; None for a model without such passes."""
+    this was not tried out. `cuda_graphs` says how decode passes are run; None for a model without such passes.
+    `compiled_functions` is None for a model on cards."""
 
     id: int
     architecture: str
@@ -57,6 +58,7 @@ class Loaded(Message, frozen=True):
     seeded_rows: SeededRows | None = None
     probe: str = ""
     cuda_graphs: CudaGraphs | None = None
+    compiled_functions: CompiledFunctions | None = None
 
 
 class DeviceMemory(Message, frozen=True):

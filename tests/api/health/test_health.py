@@ -16,6 +16,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from steerserve import __version__, demo
+from steerserve.rules.models.compilers import COMPILERS
 from tests import ROOT
 from tests.conftest import Start
 from tests.resident import engine_of, processes
@@ -192,6 +193,8 @@ def test_the_backend_is_described(shared: Running) -> None:
         "decoding": "called",
         "reason": "the model is on no card, and only cards record passes",
     }
+    has_compiler = any(map(shutil.which, COMPILERS))
+    assert body["compiled_functions"]["are_used"] is has_compiler
     assert body["limitations"] == []
 
 

@@ -24,10 +24,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def loaded() -> tuple[native.Kernels | None, str]:
-    """The functions as a new engine would get them, and what the log says where there are none."""
+    """The functions as a new engine would get them, and the reason that the log has too where there are none."""
     with capture_logs() as logs:
-        found = native.kernels.__wrapped__()
-    return found, "".join(entry["why"] for entry in logs)
+        found, why = native.found.__wrapped__()
+    assert [entry["why"] for entry in logs] == ([] if found else [why])
+    return found, why
 
 
 def test_without_a_compiler_the_log_says_so(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -245,6 +245,7 @@ class Vitals:
             row_steps=rows,
             seeded_rows=facts.seeded_rows if facts else None,
             cuda_graphs=graphs,
+            compiled_functions=facts.compiled_functions if facts else None,
             queue=UNSET if is_batching else queue,
             cbm_config=fixed if is_batching else UNSET,
         )

@@ -12,7 +12,7 @@ from msgspec import UNSET, UnsetType
 from steerserve.control.steering.circuit_views import CircuitsHealth
 from steerserve.control.steering.views import ServingProfile
 from steerserve.rules.form import Form
-from steerserve.rules.inference.stepping import CudaGraphs, RowSteps, SeededRows
+from steerserve.rules.inference.stepping import CompiledFunctions, CudaGraphs, RowSteps, SeededRows
 from steerserve.rules.models.breaker import BreakerStatus
 from steerserve.rules.percentiles import Percentiles
 from steerserve.rules.residency.lease_status import LeaseStatus
@@ -152,6 +152,7 @@ class BackendReport(Form, frozen=True, kw_only=True):
     row_steps: RowSteps | None
     seeded_rows: SeededRows | None
     cuda_graphs: CudaGraphs | None
+    compiled_functions: CompiledFunctions | None
 
 
 class ServiceVersion(Form, frozen=True):

@@ -86,6 +86,15 @@ class SeededRows:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class CompiledFunctions:
+    """Whether passes on the processor use functions that a C++ compiler of the machine has compiled, and why they do or
+    do not."""
+
+    are_used: bool
+    reason: str
+
+
 class Decoding(StrEnum):
     """How decode passes are run: by calls of the model's code, by such calls on static buffers, or by replays of passes
     that were recorded on static buffers."""

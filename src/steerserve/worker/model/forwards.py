@@ -20,9 +20,10 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from steerserve.rules.inference.stepping import CompiledFunctions
 from steerserve.worker.model import native
 from steerserve.worker.model.kv import KvCache
-from steerserve.worker.model.packing import together
+from steerserve.worker.model.packing import PanelWeight, half_weights, together
 
 _ATTENTIONS = frozenset(
     {
@@ -82,6 +83,19 @@ def shorten(model: nn.Module, dtype: torch.dtype) -> int:
             )
             count += _take(module, _attend, _attention_inputs(module, dtype))
     return count
+
+
+def compiled(model: nn.Module) -> CompiledFunctions | None:
+    """Whether a loaded model uses compiled functions; None for a model that is not on the processor."""
+    if any(parameter.device.type != "cpu" for parameter in model.parameters()):
+        return None
+    kernels, why = native.found()
+    if kernels is None:
+        return CompiledFunctions(False, why)
+    panels = any(isinstance(weight, PanelWeight) for weight in half_weights(model))
+    if panels or any(getattr(module, "kernels", None) for module in model.modules()):
+        return CompiledFunctions(True, why)
+    return CompiledFunctions(False, "there are none for the layers of this model")
 
 
 def _take(module: nn.Module, forward: Callable[..., Any], tried: Iterator[tuple[Any, ...]]) -> bool:

@@ -155,14 +155,20 @@ class Kernels:
         self._attend[dtype](ctypes.byref(heads), threads)
 
 
-@cache
 def kernels() -> Kernels | None:
-    """The compiled functions; None where they cannot be compiled, of which the log has the reason."""
+    """The compiled functions; None where there are none."""
+    return found()[0]
+
+
+@cache
+def found() -> tuple[Kernels | None, str]:
+    """The compiled functions and where they come from; None and the reason where they cannot be compiled."""
     try:
-        return Kernels(_loaded(_folder()))
+        library = _loaded(_folder())
     except Unavailable as why:
         log.info("kernels_not_compiled", why=str(why))
-        return None
+        return None, str(why)
+    return Kernels(library), "they were compiled on this machine"
 
 
 def _loaded(folder: Path) -> ctypes.CDLL:

@@ -19,7 +19,7 @@ from steerserve.worker.batch.batch import Batch
 from steerserve.worker.batch.graphs import decode_graphs
 from steerserve.worker.batch.passes import Passes
 from steerserve.worker.hooks.hooks import HookedSaes
-from steerserve.worker.model import budget, chats, invariance
+from steerserve.worker.model import budget, chats, forwards, invariance
 from steerserve.worker.model.budget import SaeRoom
 from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.model.encoder import Encoder
@@ -125,6 +125,7 @@ class LoadedModel:
             seeded_rows=self.seeded_rows,
             probe=self._probe(),
             cuda_graphs=self.cuda_graphs,
+            compiled_functions=forwards.compiled(model.model),
         )
 
     def _probe(self) -> str:
