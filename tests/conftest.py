@@ -56,13 +56,13 @@ def _depth(named: str) -> tuple[int, bool]:
 
 
 def pytest_collectstart() -> None:
-    """Let no collection of garbage look through what is imported and collected: it stays."""
+    """Let no collection of garbage look through what is imported and collected: it stays. A library asks for one."""
     gc.disable()
+    gc.freeze()
 
 
 def pytest_collection_finish() -> None:
-    """Let no collection of garbage look through the imported modules and the collected tests again: they stay."""
-    gc.collect()
+    """Let no collection of garbage look through the imported modules and the collected tests: they stay."""
     gc.freeze()
     gc.enable()
 
