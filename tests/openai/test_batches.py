@@ -291,20 +291,20 @@ def test_a_full_store_refuses_files(start: Start) -> None:
 
 @pytest.mark.local("it kills the one engine process of this machine")
 def test_a_batch_outlasts_its_engine_and_its_service(start: Start) -> None:
-    lines = [text(str(i), max_tokens=1 + i % 9) for i in range(200)]
+    lines = [text(str(i), max_tokens=1 + i % 9) for i in range(80)]
     with start() as live, of(live) as client:
         load_demo(live)
         batch = begun(client, lines, TEXT)
-        _until_answered(client, batch, 20)
+        _until_answered(client, batch, 10)
         resident = live.service.owners.conductor.resident
         assert resident is not None
         os.kill(resident.held().pid or 0, signal.SIGKILL)
-        _until_answered(client, batch, 100)
+        _until_answered(client, batch, 40)
     with running(live.home) as live, of(live) as client:
         batch = ended(client, batch)
         assert batch.status == "completed"
         answers = read(client, batch.output_file_id)
-        assert [line["custom_id"] for line in answers] == [str(i) for i in range(200)]
+        assert [line["custom_id"] for line in answers] == [str(i) for i in range(80)]
         alone = live.post(TEXT, lines[-1]["body"]).json()
         assert answers[-1]["response"]["body"]["choices"] == alone["choices"]
 
@@ -370,7 +370,7 @@ def test_steered_lines_wait_for_an_sae_that_was_detached(start: Start) -> None:
         live.data("POST", f"/api/saes/{sae_id}/attach", {"layer": found.layer})
         live.data("POST", "/api/profiles", {"name": "sea", "steering": steering}, 201)
         steered = ({"sae_steering": own}, {"profile": "sea"})
-        lines = [chat(str(i), max_tokens=12 + i // 2, **steered[i % 2]) for i in range(60)]
+        lines = [chat(str(i), max_tokens=12 + i, **steered[i % 2]) for i in range(24)]
         batch = begun(client, lines)
         _until_answered(client, batch, 5)
         live.data("POST", f"/api/saes/{sae_id}/detach")
