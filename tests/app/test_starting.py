@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from steerserve.app import serve
+from steerserve.app import commands, serve
 from steerserve.http.connections import RESERVED
 
 
@@ -57,7 +57,6 @@ def without_server(_: Path) -> dict[str, str]:
         (damaged, ["steerserve.db", "damaged", "move it away"]),
         (without_models, ["file/models", "MODEL_CACHE_DIR"]),
         (without_server, ["'models' of 127.0.0.1:9", "DATABASE_URL"]),
-        (lambda _: {"DATABASE_URL": "mysql://u:sentinel@h/n"}, ["setting DATABASE_URL: "]),
         (lambda _: {"HF_ENDPOINT": "notaurl"}, ["setting HF_ENDPOINT: ", "https://"]),
     ],
 )
@@ -79,6 +78,19 @@ def test_a_start_that_cannot_succeed_ends_in_one_sentence(
     for word in words:
         assert word in ran.stderr
     assert "sentinel" not in ran.stderr
+
+
+def test_the_sentence_about_a_setting_has_no_secret(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DATABASE_URL", "mysql://u:sentinel@h/n")
+    with pytest.raises(SystemExit) as ended:
+        commands.description()
+    told = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert told.startswith("setting DATABASE_URL: ")
+    assert told.count("\n") == 1
+    assert "sentinel" not in told
 
 
 def test_a_name_in_the_file_of_settings_that_is_none_is_warned_of(
