@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from steerserve.rules.inference import pacing
-from steerserve.rules.inference.pacing import SHARE
+from steerserve.rules.inference.pacing import SHARE, WHOLE_SHARE
 
 
 @pytest.mark.parametrize("seconds", [0.001, 0.05, 3.0])
 def test_a_part_and_its_pause_leave_the_rest_of_the_time_to_requests(seconds: float) -> None:
-    assert seconds / (seconds + pacing.pause(seconds)) == pytest.approx(SHARE)
+    assert seconds / (seconds + pacing.pause(seconds)) == pytest.approx(WHOLE_SHARE)
 
 
 @pytest.mark.parametrize(

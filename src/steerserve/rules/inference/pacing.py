@@ -4,8 +4,8 @@
 slots, so that a job goes on beside requests that never leave a slot free. (3) Such a part, and every part of a job that
 is to leave the time to requests, is followed by a pause, so that the engine works for parts at most SHARE of the time.
 Where the engine does not say how long it worked for a part, the whole time until the answer counts, with the decode
-passes of live requests in it. How long a live text waits for one prefill pass is bounded by the engine
-(`stepping.STEP_SECONDS`).
+passes of live requests in it, and parts take at most WHOLE_SHARE of the time. How long a live text waits for one
+prefill pass is bounded by the engine (`stepping.STEP_SECONDS`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,11 @@ GROWTH = 1.1
 SHARE = 1 - 1 / GROWTH
 """The most of the time of the engine that parts take beside live requests."""
 
+WHOLE_SHARE = 0.08
+"""The most of the whole time that passes until the answers of parts."""
+
 
 def pause(seconds: float, worked: float | None = None) -> float:
     """The pause in seconds after a part that was answered after `seconds`, for which the engine worked so long."""
-    return max(0.0, (seconds if worked is None else worked) / SHARE - seconds)
+    whole = seconds / WHOLE_SHARE if worked is None else worked / SHARE
+    return max(0.0, whole - seconds)
