@@ -37,7 +37,7 @@ _LIBRARY = (_EAGER, _SDPA)
 _HALF = (torch.bfloat16, torch.float16)
 
 _IGNORED = frozenset({"scaling", "dropout", "sliding_window", "position_ids", "use_cache"})
-"""What the library's function does not read for a single query in a pass without gradients, but for the scaling."""
+"""What the library's function does not read under a mask in a pass without gradients, but for the scaling."""
 
 Masks = Sequence[Mapping[str, Tensor]]
 """For each part of a decode pass, the mask [n, 1, 1, capacity] of each type of layer."""
@@ -75,6 +75,9 @@ class PartedAttention:
     ) -> tuple[Tensor, object]:
         cache = self.cache
         if cache is None or not cache.parts:
+            if attention_mask is not None and self._is_plain(query, args, kwargs):
+                scaling = cast("float | None", kwargs.get("scaling"))
+                return _grouped(query, key, value, attention_mask, scaling), None
             attend = self._function(module)
             return attend(module, query, key, value, attention_mask, *args, **kwargs)
         layer = cache.layer
@@ -111,12 +114,7 @@ class PartedAttention:
     ) -> Tensor:
         """Attention over each shelf [rows, 1, heads, dim]."""
         attend = self._function(module)
-        is_plain = (
-            self.library == _SDPA
-            and query.device.type == "cpu"
-            and not args
-            and kwargs.keys() <= _IGNORED
-        )
+        is_plain = self._is_plain(query, args, kwargs)
         found = []
         for part, masks in zip(cache.parts, self.masks, strict=True):
             mask = masks[self.kinds[layer]]
@@ -138,6 +136,17 @@ class PartedAttention:
         if missing:
             found.append(found[0].new_zeros(missing, *found[0].shape[1:]))
         return found[0] if len(found) == 1 else torch.cat(found)
+
+    def _is_plain(
+        self, query: Tensor, args: tuple[object, ...], kwargs: Mapping[str, object]
+    ) -> bool:
+        """Whether the library's function would do no more than call the kernel of the processor."""
+        return (
+            self.library == _SDPA
+            and query.device.type == "cpu"
+            and not args
+            and kwargs.keys() <= _IGNORED
+        )
 
     def _function(self, module: nn.Module) -> Attend:
         if self.library == _EAGER:
@@ -202,6 +211,17 @@ def _attended(
         grouped, keys, values, attn_mask=mask, scale=scaling
     )
     return (out[:, :, :1] if is_slow else out).reshape(count, 1, heads, values.shape[3])
+
+
+def _grouped(
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scaling: float | None
+) -> Tensor:
+    """Attention [b, T, heads, dim] of queries [b, heads, T, dim] under a mask. The library's function copies each head
+    of keys for every query head that shares it. The kernel of the processor needs no copies, and gives the same bits."""
+    out = functional.scaled_dot_product_attention(
+        query, keys, values, attn_mask=mask, scale=scaling, enable_gqa=True
+    )
+    return out.transpose(1, 2).contiguous()
 
 
 def _is_slow(rows: Tensor, keys: Tensor) -> bool:

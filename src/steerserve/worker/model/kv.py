@@ -386,14 +386,23 @@ class KvCache:
             return keys, values
         if not any(now.starts):
             return _padded(keys, now.read), _padded(values, now.read)
-        shelves = [self._shelves[slot.capacity] for slot in now.slots]
-        read, rooms = now.read, list(zip(now.slots, shelves, strict=True))
-        return (
-            torch.cat([_padded(of.keys[layer][_only(slot), :, :read], read) for slot, of in rooms]),
-            torch.cat(
-                [_padded(of.values[layer][_only(slot), :, :read], read) for slot, of in rooms]
-            ),
+        return self._read(now, keys, layer, is_keys=True), self._read(
+            now, values, layer, is_keys=False
         )
+
+    def _read(self, now: _Prefill, new: Tensor, layer: int, *, is_keys: bool) -> Tensor:
+        """What the rows of a prefill pass hold [b, kv_heads, T, head_dim], with zeros after the end of their rooms."""
+        shelves = [self._shelves[slot.capacity] for slot in now.slots]
+        tensors = [(shelf.keys if is_keys else shelf.values)[layer] for shelf in shelves]
+        places, first = [slot.place for slot in now.slots], now.slots[0].place
+        if len(set(map(id, shelves))) == 1 and places == list(range(first, first + len(places))):
+            return _padded(tensors[0][first : first + len(places), :, : now.read], now.read)
+        out = new.new_empty(new.shape[0], new.shape[1], now.read, new.shape[3])
+        for row, held, place in zip(out, tensors, places, strict=True):
+            size = min(held.shape[2], now.read)
+            row[:, :size] = held[place, :, :size]
+            row[:, size:].zero_()
+        return out
 
     def _gathered(self, new: Tensor, layer: int, *, is_keys: bool) -> Tensor:
         """All rows of the parts [b, kv_heads, T, head_dim], padded with zeros to the longest of them."""
@@ -409,11 +418,6 @@ class KvCache:
 def order(slot: CacheSlot) -> tuple[int, int]:
     """The sort key of the rows of a decode pass: rows of one shelf follow each other."""
     return slot.capacity, slot.place
-
-
-def _only(slot: CacheSlot) -> slice:
-    """The place of one row, as a slice of its shelf."""
-    return slice(slot.place, slot.place + 1)
 
 
 def _padded(tensor: Tensor, length: int) -> Tensor:
