@@ -14,10 +14,11 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
+from transformers import Cache, PreTrainedConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from steerserve.rules.inference.stepping import CompiledFunctions
@@ -46,6 +47,15 @@ _OFF = 2**-6
 """The most by which values may differ, relative to the largest: each function rounds a few times to 8 bits."""
 
 
+class _Norm(Protocol):
+    """What a norm has that is given `_normalise`."""
+
+    weight: Tensor
+    variance_epsilon: float
+    least: Tensor
+    kernels: native.Kernels | None
+
+
 @dataclass(slots=True, eq=False)
 class _Angles:
     """What `_rotated` reads in the pass that runs: the cosines and the signed sines, made of
@@ -61,6 +71,24 @@ class _Angles:
             cosines, sines = (t.view(*t.shape[:2], 1, 2, -1) for t in embeddings)
             self.embeddings, self.made = embeddings, (cosines, sines * self.signs)
         return self.made
+
+
+class _Attention(Protocol):
+    """What an attention has that is given `_attend`. One with `q_norm` has `k_norm` too."""
+
+    q_proj: nn.Linear
+    k_proj: nn.Linear
+    v_proj: nn.Linear
+    o_proj: nn.Linear
+    q_norm: nn.Module
+    k_norm: nn.Module
+    config: PreTrainedConfig
+    layer_idx: int
+    head_dim: int
+    num_key_value_groups: int
+    scaling: float
+    angles: _Angles
+    kernels: native.Kernels | None
 
 
 def shorten(model: nn.Module, dtype: torch.dtype) -> int:
@@ -129,12 +157,10 @@ def _is_near(own: Any, found: Any) -> bool:
 # ---------------------------------------------------------------- norms
 
 
-def _normalise(self: Any, hidden_states: Tensor) -> Tensor:
+def _normalise(self: _Norm, hidden_states: Tensor) -> Tensor:
     """RMSNorm (Zhang and Sennrich 2019, arXiv:1910.07467) of [..., width], computed in float32 and rounded once."""
     if self.kernels is not None and hidden_states.dtype == self.weight.dtype:
-        return cast(
-            Tensor, self.kernels.normalise(hidden_states, self.weight, self.variance_epsilon)
-        )
+        return self.kernels.normalise(hidden_states, self.weight, self.variance_epsilon)
     wide = hidden_states.to(torch.float32, copy=True)
     width = hidden_states.shape[-1]
     length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).div_(math.sqrt(width))
@@ -157,19 +183,20 @@ def _norm_inputs(module: Any) -> Iterator[tuple[Tensor]]:
 
 
 def _attend(
-    self: Any,
+    self: _Attention,
     hidden_states: Tensor,
     position_embeddings: tuple[Tensor, Tensor],
     attention_mask: Tensor | None = None,
-    past_key_values: Any = None,
-    **kwargs: Any,
+    past_key_values: Cache | KvCache | None = None,
+    **kwargs: object,
 ) -> tuple[Tensor, object]:
     """Attention of a layer over [rows, T, hidden]."""
     rows, tokens = hidden_states.shape[:2]
-    if tokens == 1 and self.kernels is not None and isinstance(past_key_values, KvCache):
+    kernels = self.kernels
+    if tokens == 1 and kernels is not None and isinstance(past_key_values, KvCache):
         parted = past_key_values.attention
         if parted is not None and parted.is_plain:
-            out = _decoded(self, hidden_states, position_embeddings, past_key_values)
+            out = _decoded(self, kernels, hidden_states, position_embeddings, past_key_values)
             return self.o_proj(out), None
     query, key, value = _projected(self, hidden_states, position_embeddings)
     if past_key_values is not None:
@@ -191,7 +218,7 @@ def _attend(
 
 
 def _projected(
-    self: Any, hidden: Tensor, embeddings: tuple[Tensor, Tensor]
+    self: _Attention, hidden: Tensor, embeddings: tuple[Tensor, Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The rotated queries and keys, and the values, [rows, heads, T, dim] each."""
     layers = self.q_proj, self.k_proj, self.v_proj
@@ -214,14 +241,18 @@ def _projected(
 
 
 def _decoded(
-    self: Any, hidden: Tensor, embeddings: tuple[Tensor, Tensor], cache: KvCache
+    self: _Attention,
+    kernels: native.Kernels,
+    hidden: Tensor,
+    embeddings: tuple[Tensor, Tensor],
+    cache: KvCache,
 ) -> Tensor:
     """Attention [rows, 1, heads * dim] of a decode pass, before its last projection. Rows without room in the cache,
     which follow the others, get zeros."""
     rows, dim, shared = hidden.shape[0], self.head_dim, self.k_proj.out_features // self.head_dim
     heads = shared * self.num_key_value_groups
     query, key, value = _heads(self, hidden, rows, heads, shared)
-    cosines, sines = (angles.contiguous() for angles in embeddings)
+    cosines, sines = (angles.to(query.dtype).contiguous() for angles in embeddings)
     last = cache.parts[-1].last
     out = torch.empty(rows, 1, heads * dim, dtype=query.dtype)
     if last < rows:
@@ -230,7 +261,7 @@ def _decoded(
     for part, window, held_keys, held_values in cache.held(self.layer_idx, key, value):
         first = part.first
         angles_step = dim if cosines.shape[0] > 1 else 0
-        self.kernels.attend(
+        kernels.attend(
             query.dtype,
             native.Heads(
                 *(t.data_ptr() + first * t.stride(0) * size for t in (query, key, value)),
@@ -252,7 +283,7 @@ def _decoded(
 
 
 def _heads(
-    self: Any, hidden: Tensor, rows: int, heads: int, shared: int
+    self: _Attention, hidden: Tensor, rows: int, heads: int, shared: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The queries, keys and values of a decode pass before their rotation, [rows, heads, 1, dim] each. The heads of a
     row lie one behind the other."""
