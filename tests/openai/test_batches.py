@@ -83,7 +83,7 @@ def faults(batch: Batch) -> list[tuple[str | None, int | None, str | None]]:
 def test_every_line_is_answered_as_the_same_request_alone(
     steered: Running, client: openai.OpenAI
 ) -> None:
-    own = {"features": [{"index": 1, "value": 60.0}]}
+    own = {"features": [{"index": 1, "value": 150.0}]}
     lines = [
         chat("plain"),
         chat("steered", sae_steering=own),

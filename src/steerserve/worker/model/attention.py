@@ -217,7 +217,7 @@ def _grouped(
     query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scaling: float | None
 ) -> Tensor:
     """Attention [b, T, heads, dim] of queries [b, heads, T, dim] under a mask. The library's function copies each head
-    of keys for every query head that shares it. The kernel of the processor needs no copies, and gives the same bits."""
+    of keys for every query head that shares it. The processor's kernel gives the same bits without copies."""
     out = functional.scaled_dot_product_attention(
         query, keys, values, attn_mask=mask, scale=scaling, enable_gqa=True
     )
