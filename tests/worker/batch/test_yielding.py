@@ -172,6 +172,8 @@ def test_passes_that_were_stopped_are_counted_and_read_once(llama: Checkpoint) -
                 )
             bench.run()
             told = bench.monitor.read(ReadStatistics(9))
-        found.append((bench.texts(1), bench.texts(2), bench.readings, told, len(bench.records)))
+            steered = bench.steering.applied
+        texts = bench.texts(1), bench.texts(2)
+        found.append((texts, bench.readings, told, len(bench.records), steered))
     assert found[0] == found[1]
-    assert found[0][3].tokens == 12
+    assert found[0][2].tokens == 12

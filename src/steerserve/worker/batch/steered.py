@@ -48,7 +48,7 @@ class SteeredPasses:
         `spans` has, for each row, the position of its first token in this pass, and the number of its tokens. The pass
         has `count` rows where that is more than `rows`. `inputs` are those of a decode pass.
         """
-        steered = [row.steering for row in rows]
+        steered, applied = [row.steering for row in rows], self._saes.applied
         try:
             catches = self._observers.expect(rows, spans)
             tokens = spans[0][1] if self._model.is_alone else 0
@@ -62,6 +62,7 @@ class SteeredPasses:
             return logits
         except Stopped as stopped:
             self._observers.discard()
+            self._saes.uncount(applied)
             return stopped
         except Exception as error:
             self._observers.discard()

@@ -189,6 +189,11 @@ class HookedSaes:
         """By key, the number of forward passes since the SAE was attached in which its delta was added."""
         return {key: attachment.applied for key, attachment in self._attachments.items()}
 
+    def uncount(self, applied: Mapping[str, int]) -> None:
+        """Count as before a pass that was stopped and runs again. `applied` is what was counted before the pass."""
+        for key, count in applied.items():
+            self._attachments[key].applied = count
+
     def held_memory(self) -> Iterator[memory.Held]:
         """What the attached SAEs hold in memory, with the copies that reading activations needs."""
         for attachment in self._attachments.values():
