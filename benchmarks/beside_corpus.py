@@ -28,7 +28,7 @@ from steerserve.control.sensing.corpus_results import PART
 STREAMS = 8
 TOKENS, QUICK_TOKENS = 1_000_000, 12_000
 ALONE_SECONDS = 20.0
-"""Clients ask alone for this time, before the corpus, in the middle of it and after it; in a quick run for half of it."""
+"""Clients ask alone for this time: before the corpus, in its middle, and after it. A quick run takes half of it."""
 MOST_MB = 1024
 """The setting CORPORA_MAX_MB of the service."""
 FEATURES = 64

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch.nn import functional
 from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
+from steerserve.rules.models.compilers import COMPILERS
 from steerserve.rules.saes.sites import SITES, Z
 from steerserve.worker.model import native, packing
 from tests.worker import models
@@ -23,7 +25,9 @@ HALF = pytest.mark.skipif(
     "fbgemm" not in torch.backends.quantized.supported_engines, reason="FBGEMM is for x86"
 )
 
-COMPILED = pytest.mark.skipif(native.kernels() is None, reason="there is no C++ compiler")
+COMPILED = pytest.mark.skipif(
+    not any(map(shutil.which, COMPILERS)), reason="there is no C++ compiler"
+)
 
 
 def packed(layer: nn.Module, free: int = ROOM) -> nn.Module:

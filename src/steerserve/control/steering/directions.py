@@ -1,5 +1,5 @@
-"""Stored vectors and probes: files become rows of either kind, requests read them by name, and those that were read
-last stay in memory."""
+"""Stored vectors and probes: files become rows of either kind, and requests read them by name. The ones read last stay
+in memory."""
 
 from __future__ import annotations
 

@@ -129,8 +129,8 @@ class Edit(msgspec.Struct, frozen=True, cache_hash=True):
 
     @property
     def is_placed(self) -> bool:
-        """Whether the edit may leave out positions, whatever it reads there: those that it does not name, and for an
-        `add` by the length of x the token that begins a text."""
+        """Whether the edit leaves out some positions, whatever it reads there. It leaves out positions that it does not
+        name. An `add` whose unit is the length of x also leaves out the token that begins a text."""
         return not self.positions.is_every or self.unit == RESIDUAL
 
     @property

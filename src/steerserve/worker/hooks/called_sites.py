@@ -7,7 +7,8 @@ rows have done the same a few times."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import operator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
@@ -50,7 +51,7 @@ class _Mode(Enum):
 @dataclass(slots=True)
 class RecordedSite:
     """What was done at a site with a value that lies at the same place at each replay. `made_of` are the tensors that
-    were read beside it, `after` is the tensor of the site, and `done` what is told of it."""
+    were read beside it, `after` is the tensor of the site, and `done` is what observers and conditions get."""
 
     value: Tensor
     made_of: tuple[Tensor, ...]
@@ -60,12 +61,12 @@ class RecordedSite:
     done: Any = None
 
     def is_of(self, value: Tensor, made_of: tuple[Tensor, ...]) -> bool:
-        is_as_many = len(self.made_of) == len(made_of)
-        return self.value is value and is_as_many and all(map(_is, self.made_of, made_of))
+        return self.value is value and are_same_objects(self.made_of, made_of)
 
 
-def _is(one: object, other: object) -> bool:
-    return one is other
+def are_same_objects(some: Sequence[object], others: Sequence[object]) -> bool:
+    """Whether both have the same objects in the same order."""
+    return len(some) == len(others) and all(map(operator.is_, some, others))
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +74,11 @@ class SiteWork(Generic[Done]):
     """What the rows do at a site in one pass.
 
     Attributes:
-        run: makes the tensor of the site, and what is to be told of it.
-        tell: tells it; called once in each pass.
+        run: makes the tensor of the site, and what observers and conditions get.
+        tell: gives observers and conditions their part; called once in each pass.
         made_of: the tensors that `run` reads beside the value, and that may be others in the next pass.
         held: what was recorded of the same work in passes before, by the value; None where `run` must be called in each
-            pass, because it reads or tells more than tensors.
+            pass, because it reads more than tensors, or copies values to the host.
     """
 
     run: Callable[[], tuple[Tensor, Done]]

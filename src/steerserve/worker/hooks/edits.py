@@ -317,11 +317,11 @@ Masks = tuple[Tensor | None, ...]
 
 class SiteEdits:
     """What the rows of a pass do at one site. It does not change from pass to pass while the rows and their edits stay
-    the same; rows in another order are told by `move`. `saes` has, by key, the SAEs whose features are read or edited
-    here; `written` are those that write.
+    the same; `move` gives the rows another order. `saes` has, by key, the SAEs whose features are read or edited here;
+    `written` are those that write.
 
-    `is_fixed`: what is done in a decode pass follows from the value, the masks and the tensors here alone, and nothing
-    is told to the host. `held` is for what a caller makes of it then.
+    `is_fixed`: what is done in a decode pass follows from the value, the masks and the tensors here alone, and no
+    value is copied to the host. `held` then keeps the recordings that a caller makes of it.
     """
 
     def __init__(

@@ -9,7 +9,6 @@ when activations are first read there. A compiled model skips hooks that are add
 
 from __future__ import annotations
 
-import operator
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -28,7 +27,12 @@ from steerserve.rules.steering.edits import Condition, Edit, Feature, conditions
 from steerserve.rules.steering.placed import NOTHING, Placed, Values, not_zero
 from steerserve.rules.steering.vector import Direction
 from steerserve.worker import memory
-from steerserve.worker.hooks.called_sites import PlaceName, SiteCalls, SiteWork
+from steerserve.worker.hooks.called_sites import (
+    PlaceName,
+    SiteCalls,
+    SiteWork,
+    are_same_objects,
+)
 from steerserve.worker.hooks.edits import Directions, Masks, Part, Readings, SiteEdits, Span
 from steerserve.worker.hooks.table import DirectionTable
 from steerserve.worker.rows.steering import RowSteering, needs_record
@@ -118,11 +122,11 @@ class _Pass:
     works: Mapping[PlaceName, SiteEdits] = field(default_factory=dict)
 
     def is_of(self, version: int, rows: Sequence[RowSteering]) -> bool:
-        return self.version == version and _are(self.rows, rows)
+        return self.version == version and are_same_objects(self.rows, rows)
 
     def put_in_order(self, rows: Sequence[RowSteering]) -> None:
         """Take the order of these rows, where they are the same rows. Rows change their order as they grow."""
-        if len(rows) != len(self.rows) or _are(self.rows, rows):
+        if len(rows) != len(self.rows) or are_same_objects(self.rows, rows):
             return
         places = {id(row): place for place, row in enumerate(rows)}
         if any(id(row) not in places for row in self.rows):
@@ -394,7 +398,7 @@ class HookedSaes:
             # a row that is stepped alone may read its earlier positions again
             first = 0 if tokens else start
             active.append(row.active(its.edits, first, start + size - first))
-        if not (last.is_of(self.version, rows) and _are(last.active, active)):
+        if not (last.is_of(self.version, rows) and are_same_objects(last.active, active)):
             last.works = self._works(rows, active) if is_more else {}
             last.version, last.rows, last.active = self.version, list(rows), active
             last.is_steady = not any(edit.is_placed for its in made for edit in its.edits)
@@ -479,7 +483,11 @@ class HookedSaes:
 
     def _fill_tables(self, plans: Sequence[Plan]) -> None:
         version, called, made_of = self._filled
-        if version == self.version and called == self._called.keys() and _are(made_of, plans):
+        if (
+            version == self.version
+            and called == self._called.keys()
+            and are_same_objects(made_of, plans)
+        ):
             return
         self._filled = (-1, frozenset(), ())
         for key, attachment in self._attachments.items():
@@ -684,7 +692,7 @@ class HookedSaes:
     ) -> Tensor | None:
         version, made_of, delta = attachment.made
         has_rows = delta is None or delta.shape[0] in (1, rows)
-        if version == self.version and has_rows and _are(made_of, plans):
+        if version == self.version and has_rows and are_same_objects(made_of, plans):
             return delta
         delta = self._stacked([self._vector(key, attachment, plan) for plan in plans], rows)
         attachment.made = self.version, tuple(plans), delta
@@ -819,11 +827,6 @@ class HookedSaes:
             if len(place.saes) > 1:
                 value = torch.where(delta.is_added, value + delta.delta, value)
         return Moved(added, None)
-
-
-def _are(some: Sequence[object], others: Sequence[object]) -> bool:
-    """Whether both have the same objects in the same order."""
-    return len(some) == len(others) and all(map(operator.is_, some, others))
 
 
 def _name(site: Site) -> PlaceName:

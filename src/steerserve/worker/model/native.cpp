@@ -1,6 +1,6 @@
 // What a decode step does between its products, for rows of bfloat16 or float32, computed in float32. Each row is
 // computed by itself, in an order that depends on the row alone, so its bits depend neither on the other rows nor on
-// the number of threads. The callers see to it that widths are multiples of LANES, and dim of 2 * LANES up to DIM.
+// the number of threads. Widths must be multiples of LANES, and dim a multiple of 2 * LANES, at most DIM.
 
 #include <cmath>
 #include <cstdint>
