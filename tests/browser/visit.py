@@ -87,7 +87,9 @@ class Visit:
         return self.page.get_by_role("button", name=name, exact=exact)
 
     def violations(self) -> list[str]:
-        """What axe finds in the page as it is drawn now."""
+        """What axe finds in the page as it is drawn now, once no colour is on its way to another."""
+        still = "() => Promise.allSettled(document.getAnimations().map(one => one.finished)).then(() => {})"
+        self.page.evaluate(still)
         self.page.evaluate(AXE.read_text(encoding="utf-8"))
         # the lines of the log are alike, and there are hundreds
         some = {"exclude": [["[role=log] li:nth-child(n+9)"]]}
