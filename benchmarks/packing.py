@@ -13,6 +13,7 @@ import time
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from benchmarks import machine, models
 from benchmarks.machine import Spread
 from steerserve import __version__
 from steerserve.worker import memory
-from steerserve.worker.model import forwards, native
+from steerserve.worker.model import forwards, native, whole_layers
 from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.model.kv import CacheSlot, KvCache
 from steerserve.worker.model.packing import PackedLinear
@@ -46,8 +47,9 @@ class Steps:
         )
         if not is_packed:
             _unpack(self.model.model)
+            _lengthen(self.model.model, whole_layers)
         if not is_short:
-            _lengthen(self.model.model)
+            _lengthen(self.model.model, whole_layers, forwards)
         self._caches: dict[int, tuple[KvCache, list[CacheSlot]]] = {}
 
     @torch.inference_mode()
@@ -74,10 +76,11 @@ def _unpack(model: nn.Module) -> None:
             layer.weight = nn.Parameter(weight, requires_grad=False)
 
 
-def _lengthen(model: nn.Module) -> None:
-    """Give every module the function of the library back."""
+def _lengthen(model: nn.Module, *sources: ModuleType) -> None:
+    """Give every module that has a function of these sources the function of the library back."""
+    names = {source.__name__ for source in sources}
     for module in model.modules():
-        if type(module).forward.__module__ == forwards.__name__:
+        if type(module).forward.__module__ in names:
             module.__class__ = type(module).__bases__[0]
 
 

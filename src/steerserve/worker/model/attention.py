@@ -31,8 +31,8 @@ _OWN_MASKS = frozenset({"gpt_neo"})
 longer than its rows, and the cache of the batch is longer than its rows."""
 
 _EAGER = "eager"
-_SDPA = "sdpa"
-_LIBRARY = (_EAGER, _SDPA)
+SDPA = "sdpa"
+_LIBRARY = (_EAGER, SDPA)
 
 _HALF = (torch.bfloat16, torch.float16)
 
@@ -95,9 +95,7 @@ class PartedAttention:
     def is_plain(self) -> bool:
         """Whether the pass that runs is a decode pass in which a function may take the place of the library's."""
         cache = self.cache
-        return (
-            self.library == _SDPA and cache is not None and bool(cache.parts) and self.cut is None
-        )
+        return self.library == SDPA and cache is not None and bool(cache.parts) and self.cut is None
 
     def window(self, layer: int) -> int:
         """How many of the last tokens a row sees in this layer; 0 for all."""
@@ -128,7 +126,7 @@ class PartedAttention:
                     rows, keys, values, mask, cast("float | None", kwargs.get("scaling"))
                 )
             else:
-                if self.library == _SDPA and _is_slow(rows, keys):
+                if self.library == SDPA and _is_slow(rows, keys):
                     rows = rows.expand(-1, -1, 2, -1)
                 out = attend(module, rows, keys, values, mask, *args, **kwargs)[0][:, :1]
             found.append(out if part.is_whole else out[part.places.to(out.device)])
@@ -142,7 +140,7 @@ class PartedAttention:
     ) -> bool:
         """Whether the library's function would do no more than call the kernel of the processor."""
         return (
-            self.library == _SDPA
+            self.library == SDPA
             and query.device.type == "cpu"
             and not args
             and kwargs.keys() <= _IGNORED

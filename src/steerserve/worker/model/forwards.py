@@ -22,7 +22,7 @@ from transformers import Cache, PreTrainedConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from steerserve.rules.inference.stepping import CompiledFunctions
-from steerserve.worker.model import native
+from steerserve.worker.model import native, whole_layers
 from steerserve.worker.model.kv import KvCache
 from steerserve.worker.model.packing import PanelWeight, half_weights, together
 
@@ -39,10 +39,15 @@ _ATTENTIONS = frozenset(
 )
 """Attention of queries and keys that are rotated as a whole, and perhaps normalised by head before."""
 
+_MLPS = frozenset({"LlamaMLP", "MistralMLP", "Qwen2MLP", "Qwen3MLP"})
+"""MLPs whose hidden numbers are multiplied by those of a gate."""
+
 _NORM = "RMSNorm"
 _SIZES = (1.0, 1e-3)
 """The sizes of the rows that are compared. The smaller one shows where a norm adds its constant."""
 _TOKENS = 3
+_OTHER_FORM = (RuntimeError, TypeError, ValueError, AttributeError, AssertionError)
+"""What a function raises for a module of another form."""
 _OFF = 2**-6
 """The most by which values may differ, relative to the largest: each function rounds a few times to 8 bits."""
 
@@ -110,6 +115,13 @@ def shorten(model: nn.Module, dtype: torch.dtype) -> int:
                 kernels if kernels and kernels.may_attend(dtype, module.head_dim) else None
             )
             count += _take(module, _attend, _attention_inputs(module, dtype))
+        elif kind.__name__ in _MLPS and kernels and _may_gate(module, kernels, dtype):
+            module.kernels, module.own = kernels, kind.forward
+            count += _take(module, _gated, _mlp_inputs(module, dtype))
+    # a layer is compared once the modules inside it have their functions
+    for module in list(model.modules()):
+        if kernels is not None and "forward" not in vars(module):
+            count += _take_layer(module, kernels, dtype)
     return count
 
 
@@ -132,11 +144,36 @@ def _take(module: nn.Module, forward: Callable[..., Any], tried: Iterator[tuple[
     try:
         with torch.inference_mode():
             pairs = [(kind.forward(module, *given), forward(module, *given)) for given in tried]
-    except (RuntimeError, TypeError, ValueError, AttributeError, AssertionError):
-        return False  # the module has another form
+    except _OTHER_FORM:
+        return False
     if not all(_is_near(own, found) for own, found in pairs):
         return False
     module.__class__ = _kind(cast(Any, kind), forward)
+    return True
+
+
+def _take_layer(module: Any, kernels: native.Kernels, dtype: torch.dtype) -> bool:
+    """Have a decoder layer run its decode passes in one compiled call, where the values are those of its modules, bit
+    for bit."""
+    try:
+        whole = whole_layers.whole(module, kernels)
+        if whole is None:
+            return False
+        module.whole, module.kernels = whole, kernels
+        rows = _rows(_TOKENS * whole.width, dtype).view(_TOKENS, 1, whole.width)
+        tried = whole_layers.tried(
+            whole, rows, [t.transpose(0, 1) for t in _angles(whole.dim, dtype)]
+        )
+        with torch.inference_mode():
+            own, found = (
+                function(module, **given)
+                for function, given in zip((whole.own, whole_layers.forward), tried, strict=True)
+            )
+    except _OTHER_FORM:
+        return False
+    if not torch.equal(own, found):
+        return False
+    module.__class__ = _kind(cast(Any, type(module)), whole_layers.forward)
     return True
 
 
@@ -177,6 +214,41 @@ def _norm_inputs(module: Any) -> Iterator[tuple[Tensor]]:
     width = module.weight.shape[0]
     for size in _SIZES:
         yield (_rows(_TOKENS * width, module.weight.dtype).view(_TOKENS, width) * size,)
+
+
+# ---------------------------------------------------------------- MLPs
+
+
+class _Mlp(Protocol):
+    """What an MLP has that is given `_gated`. `own` is the library's function."""
+
+    gate_proj: nn.Linear
+    up_proj: nn.Linear
+    down_proj: nn.Linear
+    act_fn: nn.Module
+    kernels: native.Kernels | None
+    own: Callable[..., Tensor]
+
+
+def _gated(self: _Mlp, x: Tensor) -> Tensor:
+    """The gated MLP of a layer (Shazeer 2020, arXiv:2002.05202) over [..., hidden]."""
+    if self.kernels is None or self.act_fn._forward_hooks or self.act_fn._forward_pre_hooks:
+        return self.own(self, x)
+    layers = self.gate_proj, self.up_proj
+    joined = together(layers, x)
+    gates, others = (layer(x) for layer in layers) if joined is None else joined.chunk(2, -1)
+    return cast(Tensor, self.down_proj(self.kernels.gate(gates, others)))
+
+
+def _may_gate(module: Any, kernels: native.Kernels, dtype: torch.dtype) -> bool:
+    width = getattr(getattr(module, "gate_proj", None), "out_features", 0)
+    return bool(width) and kernels.may_gate(dtype, width)
+
+
+def _mlp_inputs(module: Any, dtype: torch.dtype) -> Iterator[tuple[Tensor]]:
+    width = module.gate_proj.in_features
+    for size in _SIZES:
+        yield (_rows(_TOKENS * width, dtype).view(1, _TOKENS, width) * size,)
 
 
 # ---------------------------------------------------------------- attention
@@ -310,9 +382,13 @@ def _rotated(heads: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
 def _attention_inputs(module: Any, dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
     width = module.q_proj.in_features
     rows = _rows(_TOKENS * width, dtype).view(1, _TOKENS, width)
-    angles = _rows(_TOKENS * module.head_dim // 2, torch.float32).view(1, _TOKENS, -1)
-    angles = torch.cat([angles, angles], -1)
-    yield rows, (angles.cos().to(dtype), angles.sin().to(dtype)), None
+    yield rows, tuple(_angles(module.head_dim, dtype)), None
+
+
+def _angles(dim: int, dtype: torch.dtype) -> list[Tensor]:
+    """Cosines and sines [1, T, dim] of positions."""
+    angles = _rows(_TOKENS * dim // 2, torch.float32).view(1, _TOKENS, -1).repeat(1, 1, 2)
+    return [angles.cos().to(dtype), angles.sin().to(dtype)]
 
 
 def _rows(count: int, dtype: torch.dtype) -> Tensor:

@@ -16,6 +16,9 @@ typedef int32_t ints __attribute__((vector_size(32)));
 typedef uint32_t words __attribute__((vector_size(32)));
 typedef uint16_t halves __attribute__((vector_size(16)));
 
+// Each of these functions is compiled once, so that all its callers get the same bits.
+#define ONCE __attribute__((noinline))
+
 struct bfloat16 {
     uint16_t bits;
 };
@@ -82,7 +85,7 @@ inline floats exponential(floats value) {
 }
 
 template <typename T>
-void normalise(const T* row, const T* weight, T* out, int64_t width, float constant) {
+ONCE void normalise(const T* row, const T* weight, T* out, int64_t width, float constant) {
     floats parts[4] = {};
     for (int64_t at = 0; at < width; at += LANES) {
         floats value = load(row + at);
@@ -99,6 +102,25 @@ void normalise_all(const T* rows, const T* weight, T* out, int64_t count, int64_
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
     for (int64_t row = 0; row < count; ++row)
         normalise(rows + row * width, weight, out + row * width, width, constant);
+}
+
+// SiLU (Hendrycks and Gimpel 2016, arXiv:1606.08415) of some numbers, times others.
+template <typename T>
+ONCE void gate(const T* gates, const T* others, T* out, int64_t width) {
+    for (int64_t at = 0; at < width; at += LANES) {
+        floats value = load(gates + at);
+        floats power = exponential(value < 0.0f ? value : -value);
+        floats share = (value < 0.0f ? power : all(1.0f)) / (power + 1.0f);
+        store(out + at, value * share * load(others + at));
+    }
+}
+
+template <typename T>
+void gate_all(const T* gates, const T* others, T* out, int64_t count, int64_t width, int64_t gates_step,
+              int64_t others_step, int threads) {
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+    for (int64_t row = 0; row < count; ++row)
+        gate(gates + row * gates_step, others + row * others_step, out + row * width, width);
 }
 
 // Rotates a head by the angles of its position: each number with the one half a head further on.
@@ -133,7 +155,7 @@ struct Heads {
 // Writes the new key and value of one head of one row, and computes what the heads of queries that share it read. The
 // softmax is taken over blocks of tokens from the first token on (Milakov and Gimelshein 2018, arXiv:1805.02867).
 template <typename T>
-void attend(const Heads<T>& of, int64_t row, int64_t head) {
+ONCE void attend(const Heads<T>& of, int64_t row, int64_t head) {
     const int64_t dim = of.dim, group = of.heads / of.shared, end = of.positions[row] + 1;
     const int64_t first = of.window && end > of.window ? end - of.window : 0;
     const int64_t at = (of.places[row] * of.shared + head) * of.capacity * dim;
@@ -219,7 +241,7 @@ struct Product {
 
 // Some rows times some panels. Every number is summed in the order of `in`, whatever the rows and the panels are.
 template <int COUNT, int PANELS>
-inline void block(const Product& of, int64_t row, int64_t panel) {
+ONCE void block(const Product& of, int64_t row, int64_t panel) {
     const int64_t in = of.in;
     const float* __restrict rows = of.wide + row * in;
     const bfloat16* __restrict weights = of.panels + panel * in * PANEL;
@@ -276,22 +298,171 @@ void multiply_panels(const Product& of, int64_t first, int64_t last) {
     }
 }
 
+// Where the numbers of a row lie among those of the rows that are multiplied together with it.
+struct Lane {
+    float* first;
+    int64_t step;
+};
+
+inline Lane lane(float* wide, int64_t row, int64_t count, int64_t in) {
+    const int64_t first = row / ROWS * ROWS, size = count - first < ROWS ? count - first : ROWS;
+    return {wide + first * in + row - first, size};
+}
+
+// Writes numbers of a row, from the one at `first` on, where they are multiplied.
+inline void spread(const bfloat16* from, int64_t size, Lane to, int64_t first) {
+    if (to.step == 1)
+        widen(from, size, to.first + first);
+    else
+        for (int64_t k = 0; k < size; k += LANES) {
+            floats value = load(from + k);
+            for (int n = 0; n < LANES; ++n) to.first[(first + k + n) * to.step] = value[n];
+        }
+}
+
+const int64_t CHUNK = 2;  // panels that a thread takes at once
+
+inline int64_t chunks(int64_t width) { return ((width + PANEL - 1) / PANEL + CHUNK - 1) / CHUNK; }
+
+inline void multiply_chunk(const Product& of, int64_t chunk) {
+    const int64_t all = (of.width + PANEL - 1) / PANEL, first = chunk * CHUNK;
+    multiply_panels(of, first, first + CHUNK < all ? first + CHUNK : all);
+}
+
 void multiply_all(const Product& of, int threads) {
-    for (int64_t row = 0; row < of.count; row += ROWS) {
-        const int64_t size = of.count - row < ROWS ? of.count - row : ROWS;
-        float* to = of.wide + row * of.in;
-        for (int64_t r = 0; r < size; ++r)
-            for (int64_t k = 0; k < of.in; k += LANES) {
-                floats value = load(of.rows + (row + r) * of.in + k);
-                for (int n = 0; n < LANES; ++n) to[(k + n) * size + r] = value[n];
-            }
-    }
-    const int64_t all = (of.width + PANEL - 1) / PANEL, each = ((all + threads - 1) / threads + 1) / 2 * 2;
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
-    for (int thread = 0; thread < threads; ++thread) {
-        const int64_t first = thread * each, last = first + each < all ? first + each : all;
-        if (first < last) multiply_panels(of, first, last);
-    }
+    for (int64_t row = 0; row < of.count; ++row)
+        spread(of.rows + row * of.in, of.in, lane(of.wide, row, of.count, of.in), 0);
+    const int64_t count = chunks(of.width);
+    // a thread whose processor is taken does not hold up the others: they take its share
+#pragma omp parallel for schedule(dynamic) num_threads(threads) if (threads > 1)
+    for (int64_t chunk = 0; chunk < count; ++chunk) multiply_chunk(of, chunk);
+}
+
+struct Weight {
+    const bfloat16 *panels, *bias;
+    int64_t in, width;
+};
+
+// A decoder layer of the Llama form: norm, attention, addition, norm, gated MLP, addition. `projected` has the queries,
+// the keys and the values one below the other, `gated` the gates and what they are multiplied with.
+struct Layer {
+    const bfloat16 *before_attention, *before_mlp;
+    Weight projected, attended, gated, down;
+    int64_t heads, shared, dim, window;
+    float attention_constant, mlp_constant, scale;
+};
+
+// The rows of a decode pass whose caches lie on one shelf, at these places of it, and where their tokens are.
+struct Part {
+    bfloat16 *keys, *values;
+    const int64_t *places, *positions;
+    int64_t first, count, capacity;
+};
+
+// A decode pass of `count` rows. The rest is room that the layers share: `products` for the rows of the widest product,
+// `middle` and `rows` for rows of the hidden size, `heads` for those of attention, `wide` for the widest rows that are
+// multiplied.
+struct Pass {
+    const bfloat16 *cosines, *sines;
+    const Part* parts;
+    bfloat16 *products, *middle, *normalised, *heads;
+    float* wide;
+    int64_t angles_step, parts_count, count;
+};
+
+#ifdef _OPENMP
+#define TAKE(from) __atomic_fetch_add(&(from), 1, __ATOMIC_RELAXED)
+#else
+#define TAKE(from) (from)++
+#endif
+
+enum { NORM, PROJECTED, ATTENTION, ATTENDED, MLP_NORM, GATED, GATES, DOWN, PHASES };
+
+// What the threads of one call share: for each phase, how many pieces of its work are taken.
+struct Taken {
+    alignas(64) int64_t of[PHASES][8];
+};
+
+template <typename Work>
+inline void share(Taken& taken, int phase, int64_t count, Work work) {
+    for (int64_t n; (n = TAKE(taken.of[phase][0])) < count;) work(n);
+#pragma omp barrier
+}
+
+inline void add(const bfloat16* from, bfloat16* to, int64_t size) {
+    for (int64_t at = 0; at < size; at += LANES) store(to + at, load(to + at) + load(from + at));
+}
+
+// Multiplies the rows that lie in `wide`, and adds `residual` where there is one.
+inline void multiply_shared(const Pass& pass, const Weight& by, const bfloat16* residual, bfloat16* out, Taken& taken,
+                            int phase) {
+    const Product of = {nullptr, by.panels, by.bias, pass.wide, out, pass.count, by.in, by.width};
+    share(taken, phase, chunks(by.width), [&](int64_t chunk) {
+        multiply_chunk(of, chunk);
+        if (!residual) return;
+        const int64_t first = chunk * CHUNK * PANEL, size = by.width - first;
+        for (int64_t row = 0; row < pass.count; ++row)
+            add(residual + row * by.width + first, out + row * by.width + first,
+                size < CHUNK * PANEL ? size : CHUNK * PANEL);
+    });
+}
+
+inline void normalise_shared(const Pass& pass, const bfloat16* rows, const bfloat16* weight, int64_t width,
+                             float constant, Taken& taken, int phase) {
+    share(taken, phase, pass.count, [&](int64_t row) {
+        bfloat16* normalised = pass.normalised + row * width;
+        normalise(rows + row * width, weight, normalised, width, constant);
+        spread(normalised, width, lane(pass.wide, row, pass.count, width), 0);
+    });
+}
+
+inline void attend_shared(const Layer& layer, const Pass& pass, Taken& taken) {
+    const int64_t dim = layer.dim, width = layer.heads * dim, step = layer.projected.width;
+    share(taken, ATTENTION, pass.count * layer.shared, [&](int64_t n) {
+        const int64_t row = n / layer.shared, head = n % layer.shared;
+        const int64_t size = layer.heads / layer.shared * dim, first = head * size;
+        bfloat16* own = pass.heads + row * width + first;
+        const Part* part = pass.parts;
+        while (part < pass.parts + pass.parts_count && row >= part->first + part->count) ++part;
+        if (part == pass.parts + pass.parts_count) {
+            // a row without room in the cache
+            std::memset(own, 0, size * sizeof *own);
+        } else {
+            const bfloat16* queries = pass.products + part->first * step;
+            const int64_t angles = part->first * pass.angles_step;
+            attend<bfloat16>({queries, queries + width, queries + width + layer.shared * dim, pass.cosines + angles,
+                              pass.sines + angles, step, step, step, pass.angles_step, part->keys, part->values,
+                              part->places, part->positions, pass.heads + part->first * width, part->count,
+                              layer.heads, layer.shared, dim, part->capacity, layer.window, layer.scale},
+                             row - part->first, head);
+        }
+        spread(own, size, lane(pass.wide, row, pass.count, width), first);
+    });
+}
+
+void run_layer(const Layer& layer, const Pass& pass, const bfloat16* rows, bfloat16* out, Taken& taken) {
+    const int64_t hidden = layer.down.width, width = layer.down.in;
+    normalise_shared(pass, rows, layer.before_attention, hidden, layer.attention_constant, taken, NORM);
+    multiply_shared(pass, layer.projected, nullptr, pass.products, taken, PROJECTED);
+    attend_shared(layer, pass, taken);
+    multiply_shared(pass, layer.attended, rows, pass.middle, taken, ATTENDED);
+    normalise_shared(pass, pass.middle, layer.before_mlp, hidden, layer.mlp_constant, taken, MLP_NORM);
+    multiply_shared(pass, layer.gated, nullptr, pass.products, taken, GATED);
+    const int64_t size = 32 * LANES, pieces = (width + size - 1) / size;
+    share(taken, GATES, pass.count * pieces, [&](int64_t n) {
+        const int64_t row = n / pieces, first = n % pieces * size, count = width - first;
+        bfloat16 found[size], *gates = pass.products + row * 2 * width + first;
+        const int64_t own = count < size ? count : size;
+        gate(gates, gates + width, found, own);
+        spread(found, own, lane(pass.wide, row, pass.count, width), first);
+    });
+    multiply_shared(pass, layer.down, pass.middle, out, taken, DOWN);
+}
+
+void run_layer_all(const Layer& layer, const Pass& pass, const bfloat16* rows, bfloat16* out, int threads) {
+    Taken taken = {};
+#pragma omp parallel num_threads(threads) if (threads > 1)
+    run_layer(layer, pass, rows, out, taken);
 }
 
 }  // namespace
@@ -305,6 +476,15 @@ void normalise_single(const void* rows, const void* weight, void* out, int64_t c
                       int threads) {
     normalise_all((const float*)rows, (const float*)weight, (float*)out, count, width, constant, threads);
 }
+void gate_half(const void* gates, const void* others, void* out, int64_t count, int64_t width, int64_t gates_step,
+               int64_t others_step, int threads) {
+    gate_all((const bfloat16*)gates, (const bfloat16*)others, (bfloat16*)out, count, width, gates_step, others_step,
+             threads);
+}
+void gate_single(const void* gates, const void* others, void* out, int64_t count, int64_t width, int64_t gates_step,
+                 int64_t others_step, int threads) {
+    gate_all((const float*)gates, (const float*)others, (float*)out, count, width, gates_step, others_step, threads);
+}
 void multiply(const void* rows, void* wide, const void* panels, const void* bias, void* out, int64_t count, int64_t in,
               int64_t width, int threads) {
     multiply_all({(const bfloat16*)rows, (const bfloat16*)panels, (const bfloat16*)bias, (float*)wide, (bfloat16*)out,
@@ -313,4 +493,7 @@ void multiply(const void* rows, void* wide, const void* panels, const void* bias
 }
 void attend_half(const void* of, int threads) { attend_all((const Heads<bfloat16>*)of, threads); }
 void attend_single(const void* of, int threads) { attend_all((const Heads<float>*)of, threads); }
+void run_layer_half(const void* layer, const void* pass, const void* rows, void* out, int threads) {
+    run_layer_all(*(const Layer*)layer, *(const Pass*)pass, (const bfloat16*)rows, (bfloat16*)out, threads);
+}
 }

@@ -58,14 +58,60 @@ class Heads(ctypes.Structure):
     )
 
 
+class Weight(ctypes.Structure):
+    """The struct of the same name in `native.cpp`."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("panels", "bias")),
+        *((name, ctypes.c_int64) for name in ("size", "width")),
+    )
+
+
+class Layer(ctypes.Structure):
+    """The struct of the same name in `native.cpp`."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("before_attention", "before_mlp")),
+        *((name, Weight) for name in ("projected", "attended", "gated", "down")),
+        *((name, ctypes.c_int64) for name in ("heads", "shared", "dim", "window")),
+        *((name, ctypes.c_float) for name in ("attention_constant", "mlp_constant", "scale")),
+    )
+
+
+class Part(ctypes.Structure):
+    """The struct of the same name in `native.cpp`."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("keys", "values", "places", "positions")),
+        *((name, ctypes.c_int64) for name in ("first", "count", "capacity")),
+    )
+
+
+class Pass(ctypes.Structure):
+    """The struct of the same name in `native.cpp`."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("cosines", "sines", "parts")),
+        *((name, ctypes.c_void_p) for name in ("products", "middle", "normalised", "heads")),
+        ("wide", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("angles_step", "parts_count", "count")),
+    )
+
+
 class Kernels:
     """The functions of a compiled library, for tensors of the host in bfloat16 or float32."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        self._normalise, self._attend = (
+        self._normalise, self._attend, self._gate = (
             {dtype: getattr(library, f"{name}_{of}") for dtype, of in _NAMES.items()}
-            for name in ("normalise", "attend")
+            for name in ("normalise", "attend", "gate")
         )
+        for function in self._gate.values():
+            function.argtypes = [*[ctypes.c_void_p] * 3, *[ctypes.c_int64] * 4, ctypes.c_int]
+            function.restype = None
+        self._run_layer = library.run_layer_half
+        self._run_layer.argtypes = [*[ctypes.c_void_p] * 4, ctypes.c_int]
+        self._run_layer.restype = None
         for function in self._normalise.values():
             function.argtypes = [
                 *[ctypes.c_void_p] * 3,
@@ -113,7 +159,7 @@ class Kernels:
             count,
             size,
             width,
-            torch.get_num_threads() if work > _WORK else 1,
+            threads(work),
         )
         return out
 
@@ -139,7 +185,37 @@ class Kernels:
             size // width,
             width,
             constant,
-            torch.get_num_threads() if size > _WORK else 1,
+            threads(size),
+        )
+        return out
+
+    def may_gate(self, dtype: torch.dtype, width: int) -> bool:
+        """Whether rows of this width can be gated."""
+        return dtype in _NAMES and width % _LANES == 0
+
+    def gate(self, gates: Tensor, others: Tensor) -> Tensor:
+        """SiLU of the gates [..., width] in bfloat16 or float32 (Hendrycks and Gimpel 2016, arXiv:1606.08415), times
+        the others [..., width]. Rounded once."""
+        width = gates.shape[-1]
+        flat = [t.reshape(-1, width) for t in (gates, others)]
+        flat = [t if t.stride(1) == 1 else t.contiguous() for t in flat]
+        count = flat[0].shape[0]
+        out = torch.empty(gates.shape, dtype=gates.dtype)
+        self._gate[gates.dtype](
+            *(t.data_ptr() for t in flat),
+            out.data_ptr(),
+            count,
+            width,
+            *(t.stride(0) for t in flat),
+            threads(count * width),
+        )
+        return out
+
+    def run_layer(self, layer: Layer, of: Pass, rows: Tensor, threads: int) -> Tensor:
+        """The rows [rows, 1, hidden] of a decode pass after a decoder layer. All in bfloat16."""
+        out = torch.empty_like(rows)
+        self._run_layer(
+            ctypes.byref(layer), ctypes.byref(of), rows.data_ptr(), out.data_ptr(), threads
         )
         return out
 
@@ -151,8 +227,12 @@ class Kernels:
         """Write the rotated keys and the values of a decode pass into the cache, and the attention of each row over its
         tokens to `out`."""
         work = heads.rows * heads.heads * heads.dim * heads.capacity
-        threads = torch.get_num_threads() if work > _WORK else 1
-        self._attend[dtype](ctypes.byref(heads), threads)
+        self._attend[dtype](ctypes.byref(heads), threads(work))
+
+
+def threads(work: int) -> int:
+    """The number of threads that share so many numbers of work."""
+    return torch.get_num_threads() if work > _WORK else 1
 
 
 def kernels() -> Kernels | None:

@@ -1,0 +1,228 @@
+"""Decode passes of a decoder layer in one compiled call, for layers of the Llama form on a processor: norm, attention,
+addition, norm, gated MLP, addition.
+
+The call computes what the modules inside the layer compute, bit for bit. Where something hooks one of them, the layer
+runs through its modules.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from steerserve.worker.model import native
+from steerserve.worker.model.attention import FULL, SDPA, PartedAttention
+from steerserve.worker.model.kv import KvCache
+from steerserve.worker.model.packing import HalfPart, Joint, PackedLinear, PanelWeight
+
+_LAYERS = frozenset({"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer"})
+_POSITION, _CAPACITY = 5, 8
+"""Where the tokens are in the pass in which the two ways of a layer are compared, and the room of a row."""
+
+Angles = Sequence[Tensor]
+"""The cosines and the sines [rows or 1, 1, dim] of the positions of a pass."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WholeLayer:
+    """What the compiled call of a layer reads. `hooks` are the hooks of the modules inside the layer, `held` the
+    tensors to which `struct` points, `work` the multiplications for a row, `like` has the shape of the keys of one
+    token [shared heads, 1, dim]."""
+
+    own: Callable[..., Tensor]
+    hooks: Sequence[Mapping[int, object]]
+    index: int
+    struct: native.Layer
+    held: Sequence[Tensor | None]
+    work: int
+    like: Tensor
+
+    @property
+    def width(self) -> int:
+        """The hidden size."""
+        return int(self.struct.down.width)
+
+    @property
+    def dim(self) -> int:
+        """The numbers of a head."""
+        return int(self.struct.dim)
+
+    def run(
+        self, kernels: native.Kernels, hidden: Tensor, angles: Angles, cache: KvCache
+    ) -> Tensor:
+        """The rows [rows, 1, hidden] of a decode pass after this layer.
+
+        Raises:
+            Stopped: the cache's `must_stop` says so.
+        """
+        ready = cache.ready
+        if not isinstance(ready, _Ready) or ready.angles is not angles:
+            ready = cache.ready = _Ready(self, hidden, angles, cache)
+        for place, (_, window, keys, values) in enumerate(
+            cache.held(self.index, self.like, self.like)
+        ):
+            part = ready.parts[place]
+            part.keys, part.values = keys.data_ptr(), values.data_ptr()
+            self.struct.window = window
+        return kernels.run_layer(self.struct, ready.struct, hidden.contiguous(), ready.threads)
+
+
+class _Ready:
+    """What all layers of one decode pass read: the angles of its positions, where its rows lie in the cache, and room
+    for what a layer computes."""
+
+    def __init__(self, layer: WholeLayer, hidden: Tensor, angles: Angles, cache: KvCache) -> None:
+        self.angles = angles
+        count, width = hidden.shape[0], hidden.shape[-1]
+        of = layer.struct
+        self.parts = (native.Part * len(cache.parts))(
+            *(
+                native.Part(
+                    None,
+                    None,
+                    part.places.data_ptr(),
+                    part.positions.data_ptr(),
+                    part.first,
+                    part.last - part.first,
+                    part.shelf.capacity,
+                )
+                for part in cache.parts
+            )
+        )
+        attended = of.attended.size
+        sizes = [max(of.projected.width, of.gated.width), width, width, attended]
+        room = [hidden.new_empty(count, size) for size in sizes]
+        room.append(torch.empty(count, max(width, attended, of.down.size)))
+        cosines, sines = (t.to(hidden.dtype).contiguous() for t in angles)
+        self._held = cosines, sines, room
+        self.struct = native.Pass(
+            cosines.data_ptr(),
+            sines.data_ptr(),
+            ctypes.addressof(self.parts),
+            *(t.data_ptr() for t in room),
+            of.dim if cosines.shape[0] > 1 else 0,
+            len(self.parts),
+            count,
+        )
+        self.threads = native.threads(count * layer.work)
+
+
+def forward(
+    self: Any,
+    hidden_states: Tensor,
+    attention_mask: Tensor | None = None,
+    position_ids: Tensor | None = None,
+    past_key_values: Any = None,
+    use_cache: bool | None = False,
+    position_embeddings: Angles | None = None,
+    **kwargs: object,
+) -> Tensor:
+    """A decoder layer over [rows, T, hidden]."""
+    whole: WholeLayer = self.whole
+    kernels: native.Kernels | None = self.kernels
+    if (
+        kernels is not None
+        and hidden_states.shape[1] == 1
+        and position_embeddings is not None
+        and isinstance(past_key_values, KvCache)
+        and hidden_states.dtype == torch.bfloat16
+        and not any(whole.hooks)
+    ):
+        parted = past_key_values.attention
+        if parted is not None and parted.is_plain:
+            return whole.run(kernels, hidden_states, position_embeddings, past_key_values)
+    return whole.own(
+        self,
+        hidden_states,
+        attention_mask=attention_mask,
+        position_ids=position_ids,
+        past_key_values=past_key_values,
+        use_cache=use_cache,
+        position_embeddings=position_embeddings,
+        **kwargs,
+    )
+
+
+def whole(layer: Any, kernels: native.Kernels) -> WholeLayer | None:
+    """What the compiled call of this layer reads; None for a layer of another form. Its modules have their weights and
+    their functions already."""
+    if type(layer).__name__ not in _LAYERS:
+        return None
+    attention, mlp = layer.self_attn, layer.mlp
+    norms = layer.input_layernorm, layer.post_attention_layernorm
+    first, gates = _joint(attention.q_proj, 3), _joint(mlp.gate_proj, 2)
+    if any(getattr(module, "kernels", None) is None for module in (attention, mlp, *norms)):
+        return None
+    if first is None or gates is None or hasattr(attention, "q_norm"):
+        return None
+    weights = [(first.weight, first.bias), _alone(attention.o_proj)]
+    weights += [(gates.weight, gates.bias), _alone(mlp.down_proj)]
+    if any(not isinstance(weight, PanelWeight) or _is_odd(bias) for weight, bias in weights):
+        return None
+    inner = [module for module in layer.modules() if module is not layer]
+    dim, shared = attention.head_dim, attention.k_proj.out_features // attention.head_dim
+    products = [_product(weight, bias) for weight, bias in weights]
+    panels = [weight.panels for weight, _ in weights]
+    return WholeLayer(
+        type(layer).forward,
+        [hooks for module in inner for hooks in (module._forward_hooks, module._forward_pre_hooks)],
+        attention.layer_idx,
+        native.Layer(
+            *(norm.weight.data_ptr() for norm in norms),
+            *products,
+            shared * attention.num_key_value_groups,
+            shared,
+            dim,
+            0,
+            *(norm.variance_epsilon for norm in norms),
+            attention.scaling,
+        ),
+        [*panels, *(bias for _, bias in weights), *(norm.weight for norm in norms)],
+        sum(held.numel() for held in panels),
+        panels[0].new_empty(shared, 1, dim),
+    )
+
+
+def tried(layer: WholeLayer, rows: Tensor, angles: Angles) -> Iterator[dict[str, Any]]:
+    """The inputs of a decode pass of `rows` [rows, 1, hidden], twice with equal caches."""
+    for _ in range(2):
+        cache = KvCache()
+        slots = [cache.open(_CAPACITY) for _ in range(len(rows))]
+        cache.begin_decode(slots, [_POSITION] * len(rows), rows.device)
+        attention = PartedAttention(SDPA, (FULL,) * (layer.index + 1))
+        attention.cache, cache.attention = cache, attention
+        yield {
+            "hidden_states": rows,
+            "past_key_values": cache,
+            "position_embeddings": angles,
+        }
+
+
+def _joint(layer: nn.Module, count: int) -> Joint | None:
+    """The weight that a layer shares with the others that read the same rows."""
+    held = getattr(layer, "packed", None)
+    if not isinstance(held, HalfPart) or len(held.joint.sizes) != count:
+        return None
+    return held.joint
+
+
+def _alone(layer: PackedLinear) -> tuple[Any, Tensor | None]:
+    return getattr(layer, "packed", None), layer.bias
+
+
+def _is_odd(bias: Tensor | None) -> bool:
+    return bias is not None and bias.dtype != torch.bfloat16
+
+
+def _product(weight: PanelWeight, bias: Tensor | None) -> native.Weight:
+    return native.Weight(
+        weight.panels.data_ptr(),
+        None if bias is None else bias.data_ptr(),
+        weight.panels.shape[1],
+        weight.width,
+    )

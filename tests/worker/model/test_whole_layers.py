@@ -1,0 +1,196 @@
+"""Decoder layers that run a decode pass in one compiled call: the bits of their modules, with and without hooks."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from steerserve.rules.models.compilers import COMPILERS
+from steerserve.worker.model import packing, whole_layers
+from steerserve.worker.model.checkpoint import Checkpoint
+from steerserve.worker.model.kv import KvCache, Stopped
+from tests.worker import models
+from tests.worker.running import open_checkpoint
+
+pytestmark = pytest.mark.skipif(
+    not any(map(shutil.which, COMPILERS)) or packing._has_kernels(torch.bfloat16),
+    reason="there is no C++ compiler, or the products are those of oneDNN",
+)
+
+WIDE = {"hidden_size": 256, "intermediate_size": 520, "head_dim": 64}
+"""Wide enough for two threads, with a last panel that is not full."""
+
+INSIDE = (
+    "input_layernorm",
+    "self_attn",
+    "self_attn.q_proj",
+    "self_attn.v_proj",
+    "self_attn.o_proj",
+    "post_attention_layernorm",
+    "mlp",
+    "mlp.gate_proj",
+    "mlp.up_proj",
+    "mlp.down_proj",
+)
+PROMPTS = [[20 + row + 3 * at for at in range(5 + 9 * row)] for row in range(4)]
+TOKENS = (7, 8, 9)
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Checkpoint]:
+    """The checkpoint of a variant in bfloat16, with biases where it has some."""
+    held: dict[str, Checkpoint] = {}
+
+    def of(variant: str) -> Checkpoint:
+        if variant not in held:
+            folder = saved(variant, tmp_path_factory.mktemp(variant))
+            held[variant] = open_checkpoint(folder)
+        return held[variant]
+
+    return of
+
+
+def saved(variant: str, folder: Path) -> Path:
+    models.save(variant, folder, dtype=torch.bfloat16, **{**WIDE, "initializer_range": 0.08})
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    source = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):
+                parameter.copy_(torch.randn(parameter.shape, generator=source))
+    model.save_pretrained(folder)
+    return folder
+
+
+def begun(model: Checkpoint, prompts: list[list[int]], capacity: int = 64) -> tuple[KvCache, Any]:
+    cache = model.cache()
+    slots = [cache.open(capacity) for _ in prompts]
+    for slot, ids in zip(slots, prompts, strict=True):
+        model.prefill(cache, [slot], [ids], start=0)
+    return cache, slots
+
+
+def decoded(model: Checkpoint, prompts: list[list[int]], threads: int = 1) -> Tensor:
+    """The logits [steps, rows, vocabulary] of decode passes after prompts."""
+    cache, slots = begun(model, prompts)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        return torch.stack(
+            [
+                model.decode_step(
+                    cache, slots, [token] * len(slots), [len(ids) + step for ids in prompts]
+                )
+                for step, token in enumerate(TOKENS)
+            ]
+        )
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def seen(module: Any) -> Iterator[list[int]]:
+    """Counts the calls of a module."""
+    calls: list[int] = []
+    handle = module.register_forward_hook(lambda *_: calls.append(1))
+    try:
+        yield calls
+    finally:
+        handle.remove()
+
+
+@pytest.mark.parametrize("variant", ["llama", "mistral", "qwen2"])
+@torch.inference_mode()
+def test_a_hook_on_any_module_of_a_layer_is_called_and_changes_no_bit(
+    variant: str, opened: Callable[[str], Checkpoint]
+) -> None:
+    model = opened(variant)
+    layers = model.model.model.layers
+    assert all(type(layer).forward.__module__ == whole_layers.__name__ for layer in layers)
+    found = decoded(model, PROMPTS)
+    for name in INSIDE:
+        with seen(layers[1].get_submodule(name)) as calls:
+            assert torch.equal(decoded(model, PROMPTS), found), name
+        assert len(calls) == len(PROMPTS) + len(TOKENS)
+    with seen(layers[1]) as calls:
+        assert torch.equal(decoded(model, PROMPTS), found)
+    assert len(calls) == len(PROMPTS) + len(TOKENS)
+
+
+@pytest.mark.parametrize("variant", ["llama", "mistral", "qwen2"])
+@torch.inference_mode()
+def test_a_row_has_the_same_bits_alone_and_beside_rows_with_one_thread_and_with_more(
+    variant: str, opened: Callable[[str], Checkpoint]
+) -> None:
+    model = opened(variant)
+    found = decoded(model, PROMPTS * 3)
+    for threads in (2, 3):
+        assert torch.equal(decoded(model, PROMPTS * 3, threads), found)
+    for row, ids in enumerate(PROMPTS):
+        assert torch.equal(decoded(model, [ids]), found[:, row : row + 1])
+        assert torch.equal(decoded(model, [ids], 2), found[:, row : row + 1])
+        assert torch.equal(decoded(model, [ids, PROMPTS[0]], 2)[:, :1], found[:, row : row + 1])
+
+
+@torch.inference_mode()
+def test_rows_of_caches_of_several_sizes_share_a_pass(opened: Callable[[str], Checkpoint]) -> None:
+    model = opened("qwen2")
+    expected = decoded(model, PROMPTS[:2])[0]
+    cache, slots = begun(model, PROMPTS[:1], 32)
+    slots.append(cache.open(64))
+    model.prefill(cache, slots[1:], PROMPTS[1:2], start=0)
+    places = [len(ids) for ids in PROMPTS[:2]]
+    found = model.decode_step(cache, slots, [TOKENS[0]] * 2, places)
+    assert torch.equal(found, expected)
+
+
+@torch.inference_mode()
+def test_a_pass_that_was_stopped_between_layers_gives_the_same_bits_when_it_runs_again(
+    opened: Callable[[str], Checkpoint],
+) -> None:
+    model = opened("llama")
+    expected = decoded(model, PROMPTS[:1])[0]
+    cache, slots = begun(model, PROMPTS[:1])
+    given = cache, slots, [TOKENS[0]], [len(PROMPTS[0])]
+    answers = iter([False, True])
+    cache.must_stop = lambda: next(answers)
+    with pytest.raises(Stopped):
+        model.decode_step(*given)
+    cache.must_stop = lambda: False
+    assert torch.equal(model.decode_step(*given), expected)
+
+
+@pytest.mark.parametrize("variant", ["llama", "mistral", "qwen2"])
+@torch.inference_mode()
+def test_decode_passes_are_as_near_to_float64_as_those_of_the_library(
+    variant: str, tmp_path: Path
+) -> None:
+    folder = saved(variant, tmp_path)
+    model = open_checkpoint(folder)
+    library: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    exact: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
+    ours, theirs = 0.0, 0.0
+    found = decoded(model, PROMPTS)
+    for row, ids in enumerate(PROMPTS):
+        whole = torch.tensor([[*ids, *TOKENS]])
+        true = exact(whole).logits[0, -len(TOKENS) :]
+        ours += float((found[:, row].double() - true).square().sum())
+        theirs += float((library(whole).logits[0, -len(TOKENS) :].double() - true).square().sum())
+    assert ours <= 1.2 * theirs
+
+
+@torch.inference_mode()
+def test_a_layer_with_norms_of_its_heads_runs_through_its_modules(
+    opened: Callable[[str], Checkpoint],
+) -> None:
+    model = opened("qwen3")
+    for layer in model.model.model.layers:
+        assert type(layer).forward.__module__ != whole_layers.__name__
