@@ -8,11 +8,20 @@ import pytest
 import torch
 from torch import Tensor
 
+from steerserve.worker.model import native
 from steerserve.worker.rows import sampling
 from steerserve.worker.rows.sampling import Sampler, generator, sample
 
 DRAWS = 6000
+IS_COMPILED = native.kernels() is not None
 LOGITS = torch.tensor([1.0, 3.0, -2.0, 2.5, 0.0, -5.0, 2.4, 1.5, -1.0, 0.3, 2.9, -math.inf])
+
+
+@pytest.fixture(autouse=True, params=["compiled", "tensor library"] if IS_COMPILED else [""])
+def _functions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test runs with the compiled functions, where there are some, and without them."""
+    if request.param == "tensor library":
+        monkeypatch.setattr(native, "kernels", lambda: None)
 
 
 def choice(temperature: float = 1.0, top_p: float = 1.0, seed: int = 0) -> Sampler:
@@ -106,6 +115,15 @@ def test_every_row_draws_what_it_would_draw_slowly_and_alone(size: int) -> None:
         assert sample(logits, crowd) == slowly
         for one, other in zip(crowd, alone, strict=True):
             assert torch.equal(one.generator.get_state(), other.generator.get_state())
+
+
+def test_a_random_number_that_meets_a_sum_exactly_draws_the_token_that_completes_the_sum(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sums = iter([n / 1024 for n in range(1024)])
+    monkeypatch.setattr(Sampler, "uniform", lambda _: next(sums))
+    drawn = sample(torch.zeros(1024, 1024), [choice()] * 1024)
+    assert drawn == [0, *range(1023)]
 
 
 @pytest.mark.parametrize("size", [3, 512, 1024, 1300])

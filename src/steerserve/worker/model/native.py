@@ -14,6 +14,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -98,13 +99,24 @@ class Pass(ctypes.Structure):
     )
 
 
+class Draw(ctypes.Structure):
+    """The struct of the same name in `native.cpp`. A `floor` below 0 is that of the first draw."""
+
+    _fields_ = (
+        ("limit", ctypes.c_double),
+        *((name, ctypes.c_int64) for name in ("row", "token")),
+        *((name, ctypes.c_float) for name in ("uniform", "floor", "mass")),
+        ("is_outside", ctypes.c_int32),
+    )
+
+
 class Kernels:
     """The functions of a compiled library, for tensors of the host in bfloat16 or float32."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        self._normalise, self._attend, self._gate = (
+        self._normalise, self._attend, self._gate, self._peak = (
             {dtype: getattr(library, f"{name}_{of}") for dtype, of in _NAMES.items()}
-            for name in ("normalise", "attend", "gate")
+            for name in ("normalise", "attend", "gate", "peak")
         )
         for function in self._gate.values():
             function.argtypes = [*[ctypes.c_void_p] * 3, *[ctypes.c_int64] * 4, ctypes.c_int]
@@ -125,6 +137,23 @@ class Kernels:
         self._multiply.restype = None
         for function in self._attend.values():
             function.argtypes, function.restype = [ctypes.c_void_p, ctypes.c_int], None
+        for function in self._peak.values():
+            function.argtypes = [
+                ctypes.c_void_p,
+                *[ctypes.c_int64] * 3,
+                *[ctypes.c_void_p] * 4,
+                ctypes.c_int,
+            ]
+            function.restype = None
+        self._draw = library.draw
+        self._draw.argtypes = [
+            ctypes.c_void_p,
+            ctypes.c_int64,
+            ctypes.c_void_p,
+            ctypes.c_int64,
+            ctypes.c_int,
+        ]
+        self._draw.restype = None
 
     def __deepcopy__(self, _: object) -> Kernels:
         return self
@@ -228,6 +257,40 @@ class Kernels:
         tokens to `out`."""
         work = heads.rows * heads.heads * heads.dim * heads.capacity
         self._attend[dtype](ctypes.byref(heads), threads(work))
+
+    def may_draw(self, logits: Tensor) -> bool:
+        """Whether tokens can be drawn from logits [rows, vocabulary]."""
+        return logits.dtype in _NAMES and logits.stride(1) == 1
+
+    def peaks(
+        self, logits: Tensor, temperatures: list[float]
+    ) -> tuple[list[float], list[int], Tensor]:
+        """Of each row of logits [rows, vocabulary] the peak, which is NaN where a logit is, and where its temperature
+        is 0 the first token with the peak. Of the other rows (logits - peak) / temperature, in float32 [other rows,
+        vocabulary]."""
+        count, size = logits.shape
+        peaks, tokens = (ctypes.c_float * count)(), (ctypes.c_int64 * count)()
+        scaled = torch.empty(count - temperatures.count(0.0), size)
+        self._peak[logits.dtype](
+            logits.data_ptr(),
+            logits.stride(0),
+            count,
+            size,
+            (ctypes.c_float * count)(*temperatures),
+            peaks,
+            tokens,
+            scaled.data_ptr(),
+            threads(logits.numel()) if count > 1 else 1,
+        )
+        return list(peaks), list(tokens), scaled
+
+    def draw(self, weights: Tensor, draws: Sequence[Draw]) -> list[Draw]:
+        """The draws with their tokens, each from a row of weights [rows, vocabulary] in float32."""
+        size, count = weights.shape[1], len(draws)
+        made = (Draw * count)(*draws)
+        use = threads(count * size) if count > 1 else 1
+        self._draw(weights.data_ptr(), size, made, count, use)
+        return list(made)
 
 
 def threads(work: int) -> int:

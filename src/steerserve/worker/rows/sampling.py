@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from steerserve.worker.model import native
 
 COLDEST = 1e-4
 """Temperatures below this are greedy, because logits divided by them leave the range of float32."""
@@ -33,6 +36,10 @@ class Sampler:
     @property
     def is_greedy(self) -> bool:
         return self.temperature < COLDEST or self.top_p == 0.0
+
+    def uniform(self) -> float:
+        """The next random number of the generator, at least 0 and below 1, in float32."""
+        return torch.rand((), generator=self.generator).item()
 
 
 def generator(seed: int | None, choice: int) -> torch.Generator:
@@ -59,7 +66,11 @@ def sample(logits: Tensor, choices: list[Sampler]) -> list[int | None]:
     Returns:
         Token ids; None for a row whose logits are NaN or +infinite, or all -infinite.
     """
-    logits = _penalised(logits.float(), choices)
+    logits = _penalised(logits, choices)
+    kernels = native.kernels() if logits.device.type == "cpu" else None
+    if kernels is not None and kernels.may_draw(logits):
+        return _compiled(kernels, logits, choices)
+    logits = logits.float()
     peak = logits.amax(-1, keepdim=True)
     tokens = [0] * len(choices)
     greedy = [i for i, choice in enumerate(choices) if choice.is_greedy]
@@ -79,6 +90,30 @@ def sample(logits: Tensor, choices: list[Sampler]) -> list[int | None]:
     return [token if ok else None for token, ok in zip(tokens, finite, strict=True)]
 
 
+def _compiled(
+    kernels: native.Kernels, logits: Tensor, choices: Sequence[Sampler]
+) -> list[int | None]:
+    """The same tokens as those of `sample` without compiled functions, which take a quarter of the time."""
+    temperatures = [0.0 if choice.is_greedy else choice.temperature for choice in choices]
+    peaks, tokens, scaled = kernels.peaks(logits, temperatures)
+    drawing = [row for row, temperature in enumerate(temperatures) if temperature]
+    if drawing:
+        draws = [
+            native.Draw(limit=choices[row].top_p, row=place, floor=-1.0)
+            for place, row in enumerate(drawing)
+        ]
+        weights = scaled.softmax(-1)
+        while draws:
+            for draw in draws:
+                draw.uniform = choices[drawing[draw.row]].uniform()
+            draws = kernels.draw(weights, draws)
+            for draw in draws:
+                tokens[drawing[draw.row]] = draw.token
+            draws = [draw for draw in draws if draw.is_outside]
+    finite = map(math.isfinite, peaks)
+    return [token if ok else None for token, ok in zip(tokens, finite, strict=True)]
+
+
 def _drawn(weights: Tensor, choices: Sequence[Sampler]) -> list[int]:
     """A token from the nucleus of each row of `weights` [rows, vocabulary].
 
@@ -91,9 +126,7 @@ def _drawn(weights: Tensor, choices: Sequence[Sampler]) -> list[int]:
     # a running sum over a row never depends on the other rows; the plain sum over a single row is split among threads
     mass = weights.cumsum(-1)
     while True:
-        uniform = torch.tensor(
-            [[torch.rand((), generator=choices[row].generator).item()] for row in rows]
-        )
+        uniform = torch.tensor([[choices[row].uniform()] for row in rows])
         # a draw of exactly 0 must not pick a token of weight 0 at the front
         threshold = uniform.to(weights.device).mul_(mass[:, -1:]).clamp_min_(TINY)
         place = torch.searchsorted(mass, threshold).clamp_max_(weights.shape[1] - 1)
@@ -155,7 +188,7 @@ def _penalised(logits: Tensor, choices: list[Sampler]) -> Tensor:
     rows = [i for i, c in enumerate(choices) if c.seen is not None]
     if not rows:
         return logits
-    logits = logits.clone()
+    logits = logits.float() if logits.dtype != torch.float32 else logits.clone()
     for i in rows:
         seen, penalty = choices[i].seen, choices[i].repetition_penalty
         assert seen is not None
