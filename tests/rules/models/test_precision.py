@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -133,6 +134,27 @@ def test_four_bits_take_half_a_byte_and_their_scales() -> None:
     count = 512 * 256
     # 16 and 256 values of the two code books
     assert held_bytes(Q_PROJ, held) == count // 2 + count // 64 + 4 * (count // 64 // 256) + 1088
+
+
+def test_compiled_functions_of_a_host_read_wide_scales_and_a_head_in_8_bits() -> None:
+    packed = Machine(packages=precision.PACKAGES, has_compiler=True)
+    count = 512 * 256
+    for asked, size in (("Q8", count + 4 * 512), ("Q4", count // 2 + 4 * (count // 64))):
+        held = choose(asked, "bfloat16", None, packed)
+        assert held_bytes(Q_PROJ, held) == size
+        assert precision.head_bytes(1000, 256, held) == 1000 * (256 + 4)
+    stored = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+    scales = tensor("model.layers.0.mlp.up_proj.weight.absmax", "U8", 2048)
+    assert held_bytes(scales, choose("FP16", "bfloat16", stored, packed)) == 4 * 2048
+    assert held_bytes(scales, choose("FP16", "bfloat16", stored, HOST)) == 2048
+    for asked, machine in (
+        ("FP16", packed),
+        ("Q8", HOST),
+        ("Q8", replace(NEW_CARD, has_compiler=True)),
+    ):
+        held = choose(asked, "bfloat16", None, machine)
+        assert not held.is_packed
+        assert precision.head_bytes(1000, 256, held) == 1000 * 256 * 2
 
 
 def test_a_shape_that_four_bits_do_not_fit_stays_plain() -> None:

@@ -80,7 +80,7 @@ def test_the_weight_of_a_packed_layer_can_still_be_read(dtype: torch.dtype) -> N
         weight = layer.weight.detach().clone()
         packed(layer)
         assert torch.equal(layer.weight, weight)
-        held = [*layer.parameters(), *packing.half_weights(layer)]
+        held = [*layer.parameters(), *packing.native_weights(layer)]
         assert sum(each.nbytes for each in held) == (weight.numel() + 48) * weight.element_size()
         assert {(each.device, each.dtype) for each in layer.parameters()} == {
             (weight.device, dtype)
@@ -94,7 +94,7 @@ def test_the_weight_of_a_packed_layer_can_still_be_read(dtype: torch.dtype) -> N
     + [(torch.bfloat16, 2.0**power) for power in (-100, -3, 0, 20, 80)],
 )
 @torch.inference_mode()
-def test_half_weights_are_held_as_they_are_whatever_their_size(
+def test_native_weights_are_held_as_they_are_whatever_their_size(
     dtype: torch.dtype, size: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(packing, "_BLOCK_ELEMENTS", 64 * 20)
@@ -175,7 +175,7 @@ def test_layers_that_read_the_same_rows_give_the_products_that_each_gives_alone(
     for layer, weight in zip(layers, weights, strict=True):
         assert isinstance(layer.packed, packing.HalfPart)
         assert torch.equal(layer.weight, weight)
-    assert sum(held.nbytes for held in packing.half_weights(model)) == 32 * 32 * 2
+    assert sum(held.nbytes for held in packing.native_weights(model)) == 32 * 32 * 2
 
 
 @HALF

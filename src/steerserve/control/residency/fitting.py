@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.metadata
 import importlib.util
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from steerserve.errors import Refusal
 from steerserve.files.weights import Weights
 from steerserve.rules.models import precision
 from steerserve.rules.models.architecture import is_embedding_only
+from steerserve.rules.models.compilers import COMPILERS
 from steerserve.rules.models.precision import Held, Machine, Scheme
 from steerserve.rules.residency import memory_fit
 from steerserve.rules.residency.gpus import Card
@@ -140,7 +142,7 @@ def needs(
     layers, first, last = _weight_bytes(weights, held)
     embeds = is_embedding_only(weights.architecture)
     if is_on_host and weights.is_tied and not embeds:
-        last += shape.vocabulary * shape.hidden * held.width
+        last += precision.head_bytes(shape.vocabulary, shape.hidden, held)
     if embeds:  # an embedding-only model runs on one device, so its layers are not spread
         layers, first, last = (), first + sum(layers) + last, 0
     least = min(least_context, shape.max_context)
@@ -160,7 +162,7 @@ def needs(
             0 if embeds else shape.vocabulary,
             held.width,
             tokens,
-            is_int8=held.name == "int8",
+            is_int8=held.name == "int8" and not held.is_packed,
         ),
         working_tokens=tokens,
         staging=precision.staging_bytes(weights.tensors, held),
@@ -183,7 +185,12 @@ def machine(cards: Sequence[Card]) -> Machine:
         has_card=bool(cards),
         capability=min(known) if known and len(known) == len(cards) else None,
         packages=frozenset(p for p in precision.PACKAGES if importlib.util.find_spec(p)),
+        has_compiler=_has_compiler(),
     )
+
+
+def _has_compiler() -> bool:
+    return any(map(shutil.which, COMPILERS))
 
 
 def estimate(parameters: int, quantization: str) -> int:
@@ -203,7 +210,7 @@ def estimated_memory_mb(
     has_card = built_for_cards() if has_card is None else has_card
     asked = "Q4" if quantization == "Q2" else quantization
     # an estimate refuses nothing; the load names the packages that are missing
-    able = Machine(has_card, None, precision.PACKAGES)
+    able = Machine(has_card, None, precision.PACKAGES, _has_compiler())
     try:
         held = precision.choose(asked, weights.dtype, weights.quantized, able)
     except Refusal:
@@ -304,6 +311,8 @@ def _weight_bytes(weights: Weights, held: Held) -> tuple[tuple[int, ...], int, i
     head = weights.head
     for tensor in weights.tensors:
         size = precision.held_bytes(tensor, held)
+        if tensor is head and held.is_packed and len(tensor.shape) == 2:
+            size = precision.head_bytes(*tensor.shape, held)
         if tensor.layer is not None and tensor.layer < count:
             layers[tensor.layer] += size
         elif tensor is head:

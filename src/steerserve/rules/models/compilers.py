@@ -1,4 +1,4 @@
-"""The C++ compilers with which an engine compiles what a decode step does on a processor."""
+"""The C++ compilers with which an engine compiles functions of its model on a processor."""
 
 COMPILERS = ("c++", "g++", "clang++")
 """The names by which a compiler is looked for, in this order."""

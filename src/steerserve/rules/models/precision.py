@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -29,6 +29,9 @@ _EIGHT_BIT_FLOATS = frozenset({"F8_E4M3", "F8_E5M2"})
 
 BLOCK = 64
 """Values of a 4-bit weight that share one scale. A scale has 8 bits, and 256 scales share one float32."""
+
+CODED = ("int8", "nf4", "fp4")
+"""The names of the forms in 8 and 4 bits."""
 
 ROWS = 32
 """Rows of a 4-bit weight that the host's kernel takes together."""
@@ -90,11 +93,12 @@ class StoredTensor:
 @dataclass(frozen=True, slots=True)
 class Machine:
     """The facts of the machine that decide on a precision: whether there is a card, the lowest compute capability of
-    the cards, and the installed packages among PACKAGES."""
+    the cards, the installed packages among PACKAGES, and whether there is a C++ compiler."""
 
     has_card: bool = False
     capability: tuple[int, int] | None = None
     packages: frozenset[str] = frozenset()
+    has_compiler: bool = False
 
     def reaches(self, capability: tuple[int, int]) -> bool:
         return self.has_card and self.capability is not None and self.capability >= capability
@@ -103,11 +107,14 @@ class Machine:
 @dataclass(frozen=True, slots=True)
 class Held:
     """How the engine holds a checkpoint. `dtype` is the dtype of the arithmetic and of every tensor that is not
-    quantized. `name` is for people. `quantizes` says that weights are quantized while they load."""
+    quantized. `name` is for people. `quantizes` says that weights are quantized while they load. `is_packed` says that
+    weights of 8 and 4 bits are laid out for compiled functions of the processor, and the output head with them, in 8
+    bits."""
 
     name: str
     dtype: str
     scheme: Scheme
+    is_packed: bool = False
 
     @property
     def width(self) -> int:
@@ -182,6 +189,14 @@ def choose(
     Raises:
         Refusal: UNSUPPORTED_QUANTIZATION.
     """
+    held = _chosen(asked, stored, quantized, machine)
+    is_packed = held.name in CODED and machine.has_compiler and not machine.has_card
+    return replace(held, is_packed=is_packed)
+
+
+def _chosen(
+    asked: str, stored: str | None, quantized: Mapping[str, object] | None, machine: Machine
+) -> Held:
     dtype = compute_dtype(stored, has_card=machine.has_card)
     if quantized:
         return _of_method(asked, dtype, quantized, machine)
@@ -270,14 +285,25 @@ def held_bytes(tensor: StoredTensor, held: Held) -> int:
             return tensor.count + 4 * tensor.shape[0]
         case Scheme.NF4 if tensor.is_linear and fits_blocks(*tensor.shape):
             blocks = -(-tensor.count // BLOCK)
+            if held.is_packed:  # the scales are widened
+                return -(-tensor.count // 2) + 4 * blocks
             return -(-tensor.count // 2) + blocks + 4 * -(-blocks // 256) + _CODEBOOKS
         case Scheme.EXPANDED:
             return _expanded_bytes(tensor, held)
         case Scheme.AS_STORED:
+            if held.is_packed and tensor.name.endswith(".absmax"):
+                return 4 * tensor.count  # the scales are widened
             is_own = tensor.dtype in _FLOATS and tensor.name.endswith((".weight", ".bias"))
             return plain if is_own else tensor.size_bytes
         case _:
             return plain if is_plain else tensor.size_bytes
+
+
+def head_bytes(vocabulary: int, hidden: int, held: Held) -> int:
+    """Bytes of a plain output head after the load."""
+    if held.is_packed:
+        return vocabulary * hidden + 4 * vocabulary
+    return vocabulary * hidden * held.width
 
 
 def _expanded_bytes(tensor: StoredTensor, held: Held) -> int:

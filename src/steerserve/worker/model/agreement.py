@@ -29,7 +29,7 @@ _TOLERANCE = {torch.float32: 2e-3, torch.float16: 0.1, torch.bfloat16: 0.2}
 _QUANTIZED_TOLERANCE = 0.2
 """The kernels of quantized weights may compute in half precision, whatever the dtype of the model is."""
 _INT8_TOLERANCE = 0.5
-"""With 8-bit weights, activations are rounded to 8 bits too, except for columns with an outlier in any row of the pass.
+"""With LLM.int8, activations are rounded to 8 bits too, except for columns with an outlier in any row of the pass.
 Two correct passes with different rows may therefore differ by that rounding."""
 
 _UNSUPPORTED = (
@@ -51,6 +51,7 @@ class CheckedModel(PassModel, Host, Protocol):
     """What is needed of a checkpoint."""
 
     held: Held
+    rounds_rows: bool
     dtype: torch.dtype
 
 
@@ -154,7 +155,7 @@ class Agreement:
     @property
     def _tolerance(self) -> float:
         held = self._model.held
-        if held.name == "int8":
+        if self._model.rounds_rows:
             return _INT8_TOLERANCE
         if held.scheme in (Scheme.NF4, Scheme.AS_STORED):
             return _QUANTIZED_TOLERANCE

@@ -143,8 +143,8 @@ class Checkpoint(Transformer):
         the padding from the tokens before it.
         """
         sizes = [len(ids) for ids in rows]
-        # with 8-bit weights the padding would take part in the rounding of the row
-        width = stepping.up(max(sizes), 1 if self.held.name == "int8" else stepping.WIDTH)
+        # the padding would take part in the rounding of the row
+        width = stepping.up(max(sizes), 1 if self.rounds_rows else stepping.WIDTH)
         tokens = torch.zeros(len(rows), width, dtype=torch.long)
         for i, ids in enumerate(rows):
             tokens[i, : sizes[i]] = torch.tensor(ids)

@@ -23,8 +23,9 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from steerserve.rules.inference.stepping import CompiledFunctions
 from steerserve.worker.model import native, whole_layers
+from steerserve.worker.model.coded import CodedWeight
 from steerserve.worker.model.kv import KvCache
-from steerserve.worker.model.packing import PanelWeight, half_weights, together
+from steerserve.worker.model.packing import PanelWeight, native_weights, together
 
 _ATTENTIONS = frozenset(
     {
@@ -132,7 +133,7 @@ def compiled(model: nn.Module) -> CompiledFunctions | None:
     kernels, why = native.found()
     if kernels is None:
         return CompiledFunctions(False, why)
-    panels = any(isinstance(weight, PanelWeight) for weight in half_weights(model))
+    panels = any(isinstance(w, PanelWeight | CodedWeight) for w in native_weights(model))
     if panels or any(getattr(module, "kernels", None) for module in model.modules()):
         return CompiledFunctions(True, why)
     return CompiledFunctions(False, "there are none for the layers of this model")

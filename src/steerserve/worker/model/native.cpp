@@ -465,6 +465,185 @@ void run_layer_all(const Layer& layer, const Pass& pass, const bfloat16* rows, b
     run_layer(layer, pass, rows, out, taken);
 }
 
+// A weight [width, in] of 8 or 4 bits, in panels of PANEL outputs. A number is a code times a scale, which `each` codes of
+// an output share. With 8 bits a panel has its codes in the order of `in`, one byte each. With 4 bits a code is a place
+// in `table`, whose numbers are at most 1, and 32 bytes have the codes of FOUR numbers of `in`.
+struct Coded {
+    const uint8_t* panels;
+    const float* scales;  // [panels, in / each, PANEL]
+    const float* table;
+    int64_t in, width, each;
+};
+
+template <typename T>
+struct CodedProduct {
+    const Coded* weight;
+    const T *rows, *bias;
+    float* wide;
+    T* out;
+    int64_t count;
+};
+
+// Codes of 8 bits, for one number of `in` at a time.
+struct Eight {
+    static const int STEP = 1, BYTES = PANEL;
+    explicit Eight(const float*) {}
+    static float factor() { return 1; }
+
+    void widen(const uint8_t* from, floats* own) const {
+        for (int p = 0; p < 2; ++p) {
+#ifdef __AVX2__
+            own[p] = (floats)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)(from + p * LANES))));
+#else
+            for (int n = 0; n < LANES; ++n) own[p][n] = (int8_t)from[p * LANES + n];
+#endif
+        }
+    }
+};
+
+// Codes of 4 bits, for four numbers of `in` at a time. Byte b has the codes of output b / 16 * 4 + b % 8 / 2 + b % 2 * 8
+// for the number b / 8 % 2 of `in`, in the low bits, and for the number two further on, in the high bits. The numbers
+// of the table are read as 16-bit integers.
+struct Four {
+    static const int STEP = 4, BYTES = 32;
+    static constexpr float LARGEST = 32767;
+#ifdef __AVX2__
+    __m256i low, high;
+#else
+    float table[16];
+#endif
+
+    explicit Four(const float* from) {
+#ifdef __AVX2__
+        uint8_t bytes[2][32];
+        for (int n = 0; n < 32; ++n) {
+            const int code = (int)std::lrint(from[n % 16] * LARGEST);
+            bytes[0][n] = code & 0xff;
+            bytes[1][n] = code >> 8 & 0xff;
+        }
+        low = _mm256_loadu_si256((const __m256i*)bytes[0]);
+        high = _mm256_loadu_si256((const __m256i*)bytes[1]);
+#else
+        for (int n = 0; n < 16; ++n) table[n] = std::lrint(from[n] * LARGEST) * 65536.0f;
+#endif
+    }
+
+    static float factor() { return 1 / (LARGEST * 65536.0f); }
+
+    void widen(const uint8_t* from, floats* own) const {
+#ifdef __AVX2__
+        const __m256i both = _mm256_loadu_si256((const __m256i*)from), mask = _mm256_set1_epi8(15);
+        for (int h = 0; h < 2; ++h) {
+            const __m256i codes = _mm256_and_si256(h ? _mm256_srli_epi16(both, 4) : both, mask);
+            const __m256i one = _mm256_shuffle_epi8(low, codes), other = _mm256_shuffle_epi8(high, codes);
+            const words pairs[2] = {(words)_mm256_unpacklo_epi8(one, other), (words)_mm256_unpackhi_epi8(one, other)};
+            for (int n = 0; n < 2; ++n) {
+                own[4 * h + 2 * n] = __builtin_convertvector((ints)(pairs[n] << 16), floats);
+                own[4 * h + 2 * n + 1] = __builtin_convertvector((ints)(pairs[n] & 0xffff0000), floats);
+            }
+        }
+#else
+        for (int b = 0; b < BYTES; ++b) {
+            const int lane = b / 16 * 4 + b % 8 / 2, at = b / 8 % 2 * 2 + b % 2;
+            own[at][lane] = table[from[b] & 15];
+            own[4 + at][lane] = table[from[b] >> 4];
+        }
+#endif
+    }
+};
+
+// Some rows times some panels. Every number is summed in the order of `in`, by blocks of `each`, whatever the rows and
+// the panels are.
+template <typename W, int COUNT, int PANELS, typename T>
+inline void coded_block(const CodedProduct<T>& of, const W& codes, int64_t row, int64_t panel) {
+    const int64_t in = of.weight->in, width = of.weight->width, each = of.weight->each;
+    const int64_t bytes = in / W::STEP * W::BYTES, blocks = in / each;
+    const float* __restrict rows = of.wide + row * in;
+    const uint8_t* __restrict weights = of.weight->panels + panel * bytes;
+    const float* __restrict scales = of.weight->scales + panel * blocks * PANEL;
+    floats total[COUNT][2 * PANELS] = {};
+    for (int64_t b = 0; b < blocks; ++b) {
+        floats sums[COUNT][2 * PANELS] = {};
+        for (int64_t k = b * each; k < (b + 1) * each; k += W::STEP) {
+            floats own[PANELS][2 * W::STEP];
+            for (int p = 0; p < PANELS; ++p) codes.widen(weights + p * bytes + k / W::STEP * W::BYTES, own[p]);
+#pragma GCC unroll 4
+            for (int n = 0; n < W::STEP; ++n)
+#pragma GCC unroll 8
+                for (int r = 0; r < COUNT; ++r) {
+                    const float value = rows[(k + n) * COUNT + r];
+#pragma GCC unroll 8
+                    for (int p = 0; p < 2 * PANELS; ++p) sums[r][p] += own[p / 2][2 * n + p % 2] * value;
+                }
+        }
+        for (int r = 0; r < COUNT; ++r)
+            for (int p = 0; p < 2 * PANELS; ++p)
+                total[r][p] += sums[r][p] * (load(scales + (p / 2 * blocks + b) * PANEL + p % 2 * LANES) * W::factor());
+    }
+    for (int r = 0; r < COUNT; ++r)
+        for (int p = 0; p < 2 * PANELS; ++p) {
+            const int64_t first = panel * PANEL + p * LANES;
+            T* to = of.out + (row + r) * width + first;
+            if (first + LANES <= width) {
+                store(to, of.bias ? total[r][p] + load(of.bias + first) : total[r][p]);
+            } else if (first < width) {
+                T bias[LANES] = {}, kept[LANES];
+                if (of.bias) std::memcpy(bias, of.bias + first, (width - first) * sizeof(T));
+                store(kept, total[r][p] + load(bias));
+                std::memcpy(to, kept, (width - first) * sizeof(T));
+            }
+        }
+}
+
+template <typename W, typename T>
+void multiply_coded_panels(const CodedProduct<T>& of, const W& codes, int64_t first, int64_t last) {
+    int64_t panel = first;
+    // with few rows, the sums of two panels hide how long an addition takes
+    if (of.count == 1)
+        for (; panel + 1 < last; panel += 2) coded_block<W, 1, 2>(of, codes, 0, panel);
+    if (of.count == 2)
+        for (; panel + 1 < last; panel += 2) coded_block<W, 2, 2>(of, codes, 0, panel);
+    for (; panel < last; ++panel) {
+        int64_t row = 0;
+        for (; row + ROWS <= of.count; row += ROWS) coded_block<W, ROWS, 1>(of, codes, row, panel);
+        switch (of.count - row) {
+            case 5: coded_block<W, 5, 1>(of, codes, row, panel); break;
+            case 4: coded_block<W, 4, 1>(of, codes, row, panel); break;
+            case 3: coded_block<W, 3, 1>(of, codes, row, panel); break;
+            case 2: coded_block<W, 2, 1>(of, codes, row, panel); break;
+            case 1: coded_block<W, 1, 1>(of, codes, row, panel); break;
+        }
+    }
+}
+
+template <typename W, typename T>
+void multiply_coded(const CodedProduct<T>& of, int threads) {
+    const int64_t in = of.weight->in;
+    for (int64_t row = 0; row < of.count; row += ROWS) {
+        const int64_t size = of.count - row < ROWS ? of.count - row : ROWS;
+        float* to = of.wide + row * in;
+        for (int64_t r = 0; r < size; ++r)
+            for (int64_t k = 0; k < in; k += LANES) {
+                floats value = load(of.rows + (row + r) * in + k);
+                for (int n = 0; n < LANES; ++n) to[(k + n) * size + r] = value[n];
+            }
+    }
+    const W codes(of.weight->table);
+    const int64_t all = (of.weight->width + PANEL - 1) / PANEL, each = ((all + threads - 1) / threads + 1) / 2 * 2;
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+    for (int thread = 0; thread < threads; ++thread) {
+        const int64_t first = thread * each, last = first + each < all ? first + each : all;
+        if (first < last) multiply_coded_panels(of, codes, first, last);
+    }
+}
+
+template <typename T>
+void multiply_coded_any(const Coded* weight, const void* rows, void* wide, const void* bias, void* out, int64_t count,
+                        int threads) {
+    const CodedProduct<T> of = {weight, (const T*)rows, (const T*)bias, (float*)wide, (T*)out, count};
+    weight->table ? multiply_coded<Four>(of, threads) : multiply_coded<Eight>(of, threads);
+}
+
 }  // namespace
 
 extern "C" {
@@ -490,6 +669,14 @@ void multiply(const void* rows, void* wide, const void* panels, const void* bias
     multiply_all({(const bfloat16*)rows, (const bfloat16*)panels, (const bfloat16*)bias, (float*)wide, (bfloat16*)out,
                   count, in, width},
                  threads);
+}
+void multiply_coded_half(const void* weight, const void* rows, void* wide, const void* bias, void* out, int64_t count,
+                         int threads) {
+    multiply_coded_any<bfloat16>((const Coded*)weight, rows, wide, bias, out, count, threads);
+}
+void multiply_coded_single(const void* weight, const void* rows, void* wide, const void* bias, void* out, int64_t count,
+                           int threads) {
+    multiply_coded_any<float>((const Coded*)weight, rows, wide, bias, out, count, threads);
 }
 void attend_half(const void* of, int threads) { attend_all((const Heads<bfloat16>*)of, threads); }
 void attend_single(const void* of, int threads) { attend_all((const Heads<float>*)of, threads); }

@@ -110,6 +110,15 @@ class Draw(ctypes.Structure):
     )
 
 
+class Coded(ctypes.Structure):
+    """The struct of the same name in `native.cpp`."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("panels", "scales", "table")),
+        *((name, ctypes.c_int64) for name in ("in", "width", "each")),
+    )
+
+
 class Kernels:
     """The functions of a compiled library, for tensors of the host in bfloat16 or float32."""
 
@@ -135,6 +144,12 @@ class Kernels:
         self._multiply = library.multiply
         self._multiply.argtypes = [*[ctypes.c_void_p] * 5, *[ctypes.c_int64] * 3, ctypes.c_int]
         self._multiply.restype = None
+        self._multiply_coded = {
+            dtype: getattr(library, f"multiply_coded_{of}") for dtype, of in _NAMES.items()
+        }
+        for function in self._multiply_coded.values():
+            function.argtypes = [*[ctypes.c_void_p] * 5, ctypes.c_int64, ctypes.c_int]
+            function.restype = None
         for function in self._attend.values():
             function.argtypes, function.restype = [ctypes.c_void_p, ctypes.c_int], None
         for function in self._peak.values():
@@ -189,6 +204,25 @@ class Kernels:
             size,
             width,
             threads(work),
+        )
+        return out
+
+    def multiply_coded(self, rows: Tensor, weight: Coded, bias: Tensor | None) -> Tensor:
+        """Rows [..., in] in bfloat16 or float32 times a weight of 8 or 4 bits, plus the bias, [..., width] in the dtype
+        of the rows. Summed in float32 and rounded once. A row has the same bits whatever the other rows are."""
+        rows = rows.contiguous()
+        size, width = rows.shape[-1], weight.width
+        count = rows.numel() // size
+        out = torch.empty(*rows.shape[:-1], width, dtype=rows.dtype)
+        wide = torch.empty(count * size)
+        self._multiply_coded[rows.dtype](
+            ctypes.byref(weight),
+            rows.data_ptr(),
+            wide.data_ptr(),
+            None if bias is None else bias.data_ptr(),
+            out.data_ptr(),
+            count,
+            torch.get_num_threads() if count * size * width > _WORK else 1,
         )
         return out
 

@@ -6,7 +6,8 @@ however many rows and threads take part. oneDNN has no kernels for bfloat16 wher
 the compiled kernels of `native.cpp` are used (`PanelWeight`). Without a compiler, and for other dtypes, those of FBGEMM
 are used, which hold a weight as float16 numbers and compute in float32 (`HalfWeight`).
 
-Only floating-point weights of plain layers are packed, never quantized ones.
+Layers that bitsandbytes holds in 8 or 4 bits are packed where the compiled product is there (`coded.py`). Other
+quantized layers are never packed.
 """
 
 from __future__ import annotations
@@ -19,10 +20,12 @@ from typing import Any, cast
 import torch
 from torch import ScriptObject, Tensor, nn
 from torch.nn import functional
+from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from steerserve.worker import memory
 from steerserve.worker.model import native
+from steerserve.worker.model.coded import CodedWeight, Codes, is_library_layer
 
 _TIED_SHARE = 8
 """A weight that is also the token embedding is held twice once it is packed. It is packed where the copy takes at most
@@ -40,6 +43,9 @@ the rows that are left after blocks of 6 are never 1 or 2 where the number of ro
 
 _READ_THE_SAME = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Linear layers of a module that read the same rows."""
+
+_LIBRARY_STATE = ("state", "quant_state")
+"""What bitsandbytes keeps in a layer beside its weight."""
 
 _HAS_FBGEMM = "fbgemm" in torch.backends.quantized.supported_engines
 
@@ -151,12 +157,16 @@ def _half(weight: Tensor, *, is_exact: bool = False) -> HalfWeight | PanelWeight
     return PanelWeight.of(weight) or HalfWeight.of(weight, is_exact=is_exact)
 
 
+NativeWeight = HalfWeight | PanelWeight | CodedWeight
+"""A packed weight that is no tensor."""
+
+
 @dataclass(slots=True, eq=False)
 class Joint:
     """The weights of layers that read the same rows, one below the other, and their biases. `products` are those of
     `rows`, until the last layer has taken its own."""
 
-    weight: HalfWeight | PanelWeight
+    weight: NativeWeight
     sizes: list[int]
     bias: Tensor | None
     rows: Tensor | None = None
@@ -188,7 +198,7 @@ class HalfPart:
         return parts[self.place]
 
 
-Packed = Tensor | HalfWeight | PanelWeight | HalfPart
+Packed = Tensor | NativeWeight | HalfPart
 """A weight [out, in] in the layout of the kernels of oneDNN, of FBGEMM, or of the compiled ones."""
 
 
@@ -251,6 +261,35 @@ def multiply(rows: Tensor, packed: Packed, bias: Tensor | None = None) -> Tensor
     return packed.multiply(rows, bias)
 
 
+def pack_codes(model: nn.Module, dtype: torch.dtype) -> int:
+    """Pack the linear layers that bitsandbytes holds in 8 or 4 bits, for rows of this dtype, and return how many were
+    packed. Hooks on a layer stay. Without compiled functions there are none."""
+    packed = 0
+    for module in model.modules():
+        for names in _READ_THE_SAME:
+            packed += _pack_joint_codes([getattr(module, name, None) for name in names], dtype)
+    for layer in model.modules():
+        packed += _pack_joint_codes([layer], dtype)
+    return packed
+
+
+def pack_head(model: PreTrainedModel, dtype: torch.dtype, free: Callable[[], int]) -> bool:
+    """Hold the output embedding in 8 bits, where it is plain and there are compiled functions; return whether it is
+    held so. One that is also the token embedding is held a second time, under the same condition as in `pack`."""
+    head = model.get_output_embeddings()
+    if type(head) is not nn.Linear or not _is_on_host(head):
+        return False
+    is_shared = head.weight is model.get_input_embeddings().weight
+    if is_shared and head.weight.numel() * _TIED_SHARE > free():
+        return False
+    codes = Codes.rounded(head.weight.data)
+    weight = CodedWeight.of(codes, dtype) if codes is not None else None
+    if weight is None:
+        return False
+    _hold(head, weight, dtype)
+    return True
+
+
 def pack(model: nn.Module, free: Callable[[], int]) -> int:
     """Pack the linear layers of a loaded model in place, and return how many were packed. Hooks on a layer stay.
 
@@ -272,11 +311,11 @@ def pack(model: nn.Module, free: Callable[[], int]) -> int:
     return packed
 
 
-def half_weights(model: nn.Module) -> Iterator[HalfWeight | PanelWeight]:
+def native_weights(model: nn.Module) -> Iterator[NativeWeight]:
     """The packed weights of a model that are no parameters."""
     for layer in model.modules():
         held = getattr(layer, "packed", None)
-        if isinstance(held, HalfWeight | PanelWeight):
+        if isinstance(held, NativeWeight):
             yield held
         elif isinstance(held, HalfPart) and held.place == 0:
             yield held.joint.weight
@@ -298,8 +337,35 @@ def _pack_joint(layers: Sequence[object]) -> int:
     sizes = [layer.out_features for layer in linear]
     joint = Joint(weight, sizes, torch.cat(biases) if biases else None)
     for place, layer in enumerate(linear):
-        _hold(layer, HalfPart(joint, place))
+        _hold(layer, HalfPart(joint, place), dtype)
     return len(linear)
+
+
+def _pack_joint_codes(layers: Sequence[object], dtype: torch.dtype) -> int:
+    """Pack layers that read the same rows as one `CodedWeight`, or one layer alone; return how many were packed."""
+    linear = [layer for layer in layers if is_library_layer(layer) and _is_on_host(layer)]
+    codes = [own for layer in linear if (own := Codes.of_layer(layer)) is not None]
+    biases: list[Tensor] = [layer.bias.data.to(dtype) for layer in linear if layer.bias is not None]
+    if len(codes) < len(layers) or len(biases) not in (0, len(layers)):
+        return 0
+    joined = Codes.joined(codes)
+    weight = CodedWeight.of(joined, dtype) if joined is not None else None
+    if weight is None:
+        return 0
+    sizes = [layer.out_features for layer in linear]
+    joint = Joint(weight, sizes, torch.cat(biases) if biases else None)
+    for place, layer in enumerate(linear):
+        if biases:
+            layer.bias.data = biases[place]
+        for name in _LIBRARY_STATE:
+            vars(layer).pop(name, None)
+        _hold(layer, weight if len(linear) == 1 else HalfPart(joint, place), dtype)
+    return len(linear)
+
+
+def _is_on_host(layer: nn.Linear) -> bool:
+    """Whether a layer is on the host, and has the function of its kind."""
+    return layer.weight.device.type == "cpu" and "forward" not in vars(layer)
 
 
 def _may_pack(layer: nn.Module) -> bool:
@@ -347,17 +413,16 @@ def _pack(layer: nn.Module, weight: nn.Parameter) -> bool:
     packed = laid_out(plain, plain.dtype)
     if packed is None:
         return False
-    _hold(layer, packed)
+    _hold(layer, packed, plain.dtype)
     return True
 
 
-def _hold(layer: nn.Module, packed: Packed) -> None:
-    """Have a layer hold its packed weight in place of the plain one."""
-    plain = cast(Tensor, layer.weight)
+def _hold(layer: nn.Module, packed: Packed, dtype: torch.dtype) -> None:
+    """Have a layer hold its packed weight, for rows of this dtype, in place of the plain one."""
     del layer.weight
-    layer.__class__ = PackedLinear if type(layer) is nn.Linear else PackedConv1D
+    layer.__class__ = PackedLinear if isinstance(layer, nn.Linear) else PackedConv1D
     if isinstance(packed, Tensor):
         packed = nn.Parameter(packed, requires_grad=False)
     else:  # for code that asks a module for the device or the dtype of its parameters
-        layer.like = nn.Parameter(plain.new_empty(0), requires_grad=False)
+        layer.like = nn.Parameter(torch.empty(0, dtype=dtype), requires_grad=False)
     cast(PackedLinear, layer).packed = packed

@@ -20,6 +20,7 @@ from transformers.pytorch_utils import Conv1D
 from steerserve.errors import Refusal
 from steerserve.rules.models import precision
 from steerserve.rules.models.precision import Held, Machine, Scheme
+from steerserve.worker.model import native
 
 
 def held(quantization: str, config: PreTrainedConfig, devices: Sequence[torch.device]) -> Held:
@@ -37,7 +38,7 @@ def held(quantization: str, config: PreTrainedConfig, devices: Sequence[torch.de
         quantized,
         machine(devices),
     )
-    if chosen.name in ("int8", "nf4", "fp4"):
+    if chosen.name in precision.CODED:
         _silence()
     return chosen
 
@@ -49,6 +50,7 @@ def machine(devices: Sequence[torch.device]) -> Machine:
         has_card=bool(cards),
         capability=min(map(torch.cuda.get_device_capability, cards), default=None),
         packages=frozenset(p for p in precision.PACKAGES if importlib.util.find_spec(p)),
+        has_compiler=not cards and native.kernels() is not None,
     )
 
 

@@ -23,7 +23,7 @@ from steerserve.errors import Refusal
 from steerserve.messages import LOADING_WEIGHTS
 from steerserve.worker import memory
 from steerserve.worker.heartbeat import Pulse
-from steerserve.worker.model import forwards, packing, placement, precision
+from steerserve.worker.model import coded, forwards, packing, placement, precision
 
 SHOWN = 4
 """The most names of tensors in one refusal."""
@@ -98,11 +98,23 @@ class Transformer:
         self.parameters = int(self.model.num_parameters())
         head = self.model.get_output_embeddings()
         self.output_vocabulary = int(head.weight.shape[0]) if head is not None else 0
-        packed = packing.pack(self.model, lambda: memory.free(torch.device("cpu")))
+        self.dtype: torch.dtype = getattr(torch, self.held.dtype)
+        packed = self._pack()
         if packed or self.held.quantizes:
             precision.let_go_of_files(self.model)
-        self.dtype: torch.dtype = getattr(torch, self.held.dtype)
+        self.rounds_rows = coded.rounds_rows(self.model)
         forwards.shorten(self.model, self.dtype)
+
+    def _pack(self) -> int:
+        """Lay the weights on the host out for its kernels; return how many layers were packed."""
+
+        def free() -> int:
+            return memory.free(torch.device("cpu"))
+
+        packed = packing.pack_codes(self.model, self.dtype)
+        if packed:
+            packed += packing.pack_head(self.model, self.dtype, free)
+        return packed + packing.pack(self.model, free)
 
     @property
     def devices(self) -> list[torch.device]:
@@ -119,7 +131,7 @@ class Transformer:
         for tensor in (*self.model.parameters(), *self.model.buffers()):
             yield tensor
             yield from memory.tensors_in(vars(tensor), _SCALES_DEPTH)
-        yield from packing.half_weights(self.model)
+        yield from packing.native_weights(self.model)
 
     def encode(self, text: str, *, special: bool) -> list[int]:
         """The tokens of a text of the service itself. Texts of clients are tokenized in a process of their own."""
