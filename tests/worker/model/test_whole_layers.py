@@ -46,14 +46,16 @@ TOKENS = (7, 8, 9)
 
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Checkpoint]:
-    """The checkpoint of a variant in bfloat16, with biases where it has some."""
+    """The checkpoint of a variant in bfloat16, with biases where it has some; in 8 or 4 bits where the name says so
+    ("llama Q8")."""
     held: dict[str, Checkpoint] = {}
 
-    def of(variant: str) -> Checkpoint:
-        if variant not in held:
+    def of(name: str) -> Checkpoint:
+        if name not in held:
+            variant, _, quantization = name.partition(" ")
             folder = saved(variant, tmp_path_factory.mktemp(variant))
-            held[variant] = open_checkpoint(folder)
-        return held[variant]
+            held[name] = open_checkpoint(folder, quantization or "FP16")
+        return held[name]
 
     return of
 
@@ -107,7 +109,7 @@ def seen(module: Any) -> Iterator[list[int]]:
         handle.remove()
 
 
-@pytest.mark.parametrize("variant", ["llama", "mistral", "qwen2"])
+@pytest.mark.parametrize("variant", ["llama", "mistral", "qwen2", "qwen2 Q8", "qwen2 Q4"])
 @torch.inference_mode()
 def test_a_hook_on_any_module_of_a_layer_is_called_and_changes_no_bit(
     variant: str, opened: Callable[[str], Checkpoint]
@@ -125,7 +127,7 @@ def test_a_hook_on_any_module_of_a_layer_is_called_and_changes_no_bit(
     assert len(calls) == len(PROMPTS) + len(TOKENS)
 
 
-@pytest.mark.parametrize("variant", ["llama", "mistral", "qwen2"])
+@pytest.mark.parametrize("variant", ["llama", "mistral", "qwen2", "qwen2 Q8", "qwen2 Q4"])
 @torch.inference_mode()
 def test_a_row_has_the_same_bits_alone_and_beside_rows_with_one_thread_and_with_more(
     variant: str, opened: Callable[[str], Checkpoint]

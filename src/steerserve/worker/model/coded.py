@@ -22,6 +22,9 @@ _PANEL, _LANES = 16, 8
 _STEP = 4
 """Numbers of `in` whose codes of 4 bits lie together."""
 _LARGEST = 127
+_LARGEST_OF_TABLE = 32767
+_WIDENED = 65536
+"""By how much the compiled product multiplies the integers of a table."""
 _BLOCK_ELEMENTS = 1 << 25
 """The most numbers of a plain weight that are widened to float32 at once."""
 _NAMES = frozenset({"Linear8bitLt", "Linear4bit"})
@@ -112,11 +115,12 @@ class CodedWeight(memory.Native):
 
     Attributes:
         panels: 16 outputs in each: int8 [panels, in, 16], or uint8 [panels, in / 4, 32] for codes of 4 bits.
-        scales: float32 [panels, blocks, 16].
-        table: float32 [16]; None for codes of 8 bits.
+        scales: float32 [panels, blocks, 16]; with a table those of `_WIDENED` times an integer.
+        table: uint8 [2, 16], the low and the high bytes of 16-bit integers; None for codes of 8 bits.
         width: the number of outputs.
         dtype: the dtype of the rows and of the plain weight.
         kernels: the compiled functions.
+        struct: what the compiled functions read, without a bias.
     """
 
     panels: Tensor
@@ -125,10 +129,10 @@ class CodedWeight(memory.Native):
     width: int
     dtype: torch.dtype
     kernels: native.Kernels
-    _struct: native.Coded = field(repr=False)
+    struct: native.Weight = field(repr=False)
 
     def __deepcopy__(self, _: object) -> CodedWeight:
-        return self
+        return self  # the struct points to these panels
 
     @classmethod
     def of(cls, codes: Codes, dtype: torch.dtype) -> CodedWeight | None:
@@ -140,11 +144,16 @@ class CodedWeight(memory.Native):
             return None
         panels = _in_panels(codes.codes)
         panels = panels.contiguous() if codes.table is None else _paired(panels)
-        scales, table = _in_panels(codes.scales).contiguous(), codes.table
-        struct = native.Coded(
+        scales, table = _in_panels(codes.scales).contiguous(), None
+        if codes.table is not None:
+            table = (codes.table * _LARGEST_OF_TABLE).round().to(torch.int16)
+            table = table.view(torch.uint8).view(-1, 2).t().contiguous()
+            scales /= _LARGEST_OF_TABLE * _WIDENED
+        struct = native.Weight(
             panels.data_ptr(),
             scales.data_ptr(),
             None if table is None else table.data_ptr(),
+            None,
             size,
             width,
             each,
@@ -156,7 +165,7 @@ class CodedWeight(memory.Native):
         """`rows` [..., in] times the weight, plus the bias, as [..., out] in the dtype of the rows. The bits of a row
         do not depend on the other rows."""
         if rows.dtype == self.dtype and (bias is None or bias.dtype == self.dtype):
-            return self.kernels.multiply_coded(rows, self._struct, bias)
+            return self.kernels.multiply(rows, self.struct, bias)
         return functional.linear(rows, self.to_dense().to(rows.dtype), bias)
 
     def to_dense(self) -> Tensor:
@@ -165,7 +174,8 @@ class CodedWeight(memory.Native):
         if self.table is None:
             numbers = self.panels.float()
         else:
-            numbers = self.table[_unpaired(self.panels).long()]
+            table = self.table.t().contiguous().view(torch.int16).flatten().float() * _WIDENED
+            numbers = table[_unpaired(self.panels).long()]
         numbers = numbers.view(count, blocks, -1, _PANEL) * self.scales[:, :, None]
         whole = numbers.view(count, -1, _PANEL).transpose(1, 2).flatten(0, 1)
         return whole[: self.width].to(self.dtype).clone()

@@ -230,70 +230,243 @@ void attend_all(const Heads<T>* of, int threads) {
     for (int64_t n = 0; n < count; ++n) attend(*of, n / of->shared, n % of->shared);
 }
 
-// Rows [count, in] times a weight [width, in], plus a bias where there is one. `wide` has room for the rows as float32:
-// ROWS of them together, number by number.
-struct Product {
-    const bfloat16 *rows, *panels, *bias;
-    float* wide;
-    bfloat16* out;
-    int64_t count, in, width;
+// A weight [width, in], plus a bias where there is one, in panels of PANEL outputs. Without scales the numbers are bfloat16,
+// as `Half` reads them. With scales a number is a code times a scale that `each` codes of an output share: a code is an
+// integer of 8 bits, as `Eight` reads it, or with a table the place of an integer in the table, as `Four` reads it.
+struct Weight {
+    const uint8_t* panels;
+    const float* scales;  // [panels, in / each, PANEL]
+    const uint8_t* table;
+    const void* bias;
+    int64_t in, width, each;
 };
 
-// Some rows times some panels. Every number is summed in the order of `in`, whatever the rows and the panels are.
-template <int COUNT, int PANELS>
-ONCE void block(const Product& of, int64_t row, int64_t panel) {
-    const int64_t in = of.in;
-    const float* __restrict rows = of.wide + row * in;
-    const bfloat16* __restrict weights = of.panels + panel * in * PANEL;
-    floats sums[COUNT][2 * PANELS] = {};
-    for (int64_t k = 0; k < in; ++k) {
-        floats own[2 * PANELS];
-        for (int p = 0; p < PANELS; ++p) {
-            words both;
-            std::memcpy(&both, weights + (p * in + k) * PANEL, sizeof both);
-            own[2 * p] = (floats)(both << 16);
-            own[2 * p + 1] = (floats)(both & 0xffff0000);
+// Numbers of bfloat16: those of the first half of a panel, each beside one of the second half.
+struct Half {
+    static const int STEP = 1, BYTES = 2 * PANEL, PARTS = 1;
+    static const bool HAS_SCALES = false;
+    explicit Half(const uint8_t*) {}
+
+    template <int>
+    void widen(const uint8_t* from, floats* own) const {
+        words both;
+        std::memcpy(&both, from, sizeof both);
+        own[0] = (floats)(both << 16);
+        own[1] = (floats)(both & 0xffff0000);
+    }
+};
+
+// Codes of 8 bits, one output after the other.
+struct Eight {
+    static const int STEP = 1, BYTES = PANEL, PARTS = 1;
+    static const bool HAS_SCALES = true;
+    explicit Eight(const uint8_t*) {}
+
+    template <int>
+    void widen(const uint8_t* from, floats* own) const {
+        for (int p = 0; p < 2; ++p) {
+#ifdef __AVX2__
+            own[p] = (floats)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)(from + p * LANES))));
+#else
+            for (int n = 0; n < LANES; ++n) own[p][n] = (int8_t)from[p * LANES + n];
+#endif
         }
+    }
+};
+
+// Codes of 4 bits, for four numbers of `in` at a time. Byte b has the codes of output b / 16 * 4 + b % 8 / 2 + b % 2 * 8
+// for the number b / 8 % 2 of `in`, in the low bits, and for the number two further on, in the high bits. The table has
+// 16 low bytes of its integers, then 16 high bytes. What is widened is 65536 times the integer.
+struct Four {
+    static const int STEP = 4, BYTES = 2 * PANEL, PARTS = 2;
+    static const bool HAS_SCALES = true;
+#ifdef __AVX2__
+    __m256i low, high;
+    explicit Four(const uint8_t* table)
+        : low(_mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)table))),
+          high(_mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)(table + 16)))) {}
+#else
+    const uint8_t* table;
+    explicit Four(const uint8_t* table) : table(table) {}
+#endif
+
+    template <int PLACE>
+    void widen(const uint8_t* from, floats* own) const {
+#ifdef __AVX2__
+        const __m256i both = _mm256_loadu_si256((const __m256i*)from);
+        const __m256i codes = _mm256_and_si256(PLACE ? _mm256_srli_epi16(both, 4) : both, _mm256_set1_epi8(15));
+        const __m256i one = _mm256_shuffle_epi8(low, codes), other = _mm256_shuffle_epi8(high, codes);
+        const words pairs[2] = {(words)_mm256_unpacklo_epi8(one, other), (words)_mm256_unpackhi_epi8(one, other)};
+        for (int n = 0; n < 2; ++n) {
+            own[2 * n] = __builtin_convertvector((ints)(pairs[n] << 16), floats);
+            own[2 * n + 1] = __builtin_convertvector((ints)(pairs[n] & 0xffff0000), floats);
+        }
+#else
+        for (int b = 0; b < BYTES; ++b) {
+            const int code = PLACE ? from[b] >> 4 : from[b] & 15;
+            own[b / 8 % 2 * 2 + b % 2][b / 16 * 4 + b % 8 / 2] = (int16_t)(table[code] | table[code + 16] << 8) * 65536.0f;
+        }
+#endif
+    }
+};
+
+// Rows [count, in] times a weight, plus its bias where there is one. `wide` has room for the rows as float32: ROWS of
+// them together, number by number.
+template <typename T>
+struct Product {
+    const Weight* by;
+    const T *rows, *bias;
+    float* wide;
+    T* out;
+    int64_t count;
+};
+
+// Writes LANES numbers of a row of the result, or as many as it has from `first` on.
+template <typename T>
+inline void finish(const Product<T>& of, int64_t row, int64_t first, floats found) {
+    const int64_t width = of.by->width;
+    T* to = of.out + row * width + first;
+    if (first + LANES <= width) {
+        if (of.bias) found += load(of.bias + first);
+        store(to, found);
+    } else if (first < width) {
+        T bias[LANES] = {}, kept[LANES];
+        const int64_t size = (width - first) * sizeof(T);
+        if (of.bias) std::memcpy(bias, of.bias + first, size);
+        store(kept, found + load(bias));
+        std::memcpy(to, kept, size);
+    }
+}
+
+// Adds the products of some rows with the numbers at `from` of each panel, for the numbers of `in` in one part of a step.
+template <int PLACE, int COUNT, int PANELS, typename W>
+inline void add_part(const W& numbers, const uint8_t* from, int64_t panel_bytes, const float* rows,
+                     floats (&sums)[COUNT][2 * PANELS]) {
+    const int together = W::STEP / W::PARTS;
+#pragma GCC unroll 2
+    for (int p = 0; p < PANELS; ++p) {
+        floats own[2 * together];
+        numbers.template widen<PLACE>(from + p * panel_bytes, own);
+#pragma GCC unroll 2
+        for (int n = 0; n < together; ++n)
+#pragma GCC unroll 8
+            for (int r = 0; r < COUNT; ++r) {
+                const float value = rows[(PLACE * together + n) * COUNT + r];
+                sums[r][2 * p] += own[2 * n] * value;
+                sums[r][2 * p + 1] += own[2 * n + 1] * value;
+            }
+    }
+}
+
+// Some rows times some panels. Every number is summed in the order of `in`, by blocks of `each`, whatever the rows and
+// the panels are.
+template <typename W, int COUNT, int PANELS, typename T>
+ONCE void block(const Product<T>& of, const W& numbers, int64_t row, int64_t panel) {
+    const int64_t in = of.by->in, bytes = in / W::STEP * W::BYTES;
+    const int64_t each = W::HAS_SCALES ? of.by->each : in, blocks = in / each;
+    const float* __restrict rows = of.wide + row * in;
+    const uint8_t* __restrict from = of.by->panels + panel * bytes;
+    const float* scales = of.by->scales + panel * blocks * PANEL;
+    floats total[COUNT][2 * PANELS] = {};
+    for (int64_t b = 0; b < blocks; ++b) {
+        floats sums[COUNT][2 * PANELS] = {};
+        for (int64_t k = b * each; k < (b + 1) * each; k += W::STEP, from += W::BYTES) {
+            add_part<0, COUNT, PANELS>(numbers, from, bytes, rows + k * COUNT, sums);
+            if constexpr (W::PARTS > 1) add_part<1, COUNT, PANELS>(numbers, from, bytes, rows + k * COUNT, sums);
+        }
+        for (int r = 0; r < COUNT; ++r)
+            for (int p = 0; p < 2 * PANELS; ++p) {
+                if constexpr (W::HAS_SCALES)
+                    total[r][p] += sums[r][p] * load(scales + (p / 2 * blocks + b) * PANEL + p % 2 * LANES);
+                else
+                    total[r][p] = sums[r][p];
+            }
+    }
+    for (int r = 0; r < COUNT; ++r)
+        for (int p = 0; p < 2 * PANELS; ++p) finish(of, row + r, panel * PANEL + p * LANES, total[r][p]);
+}
+
+const int64_t DEPTH = 64;  // numbers of `in` that are widened at once for several rows
+const int64_t CROWD = 96;  // the most rows that share what is widened
+
+// Adds the products of some rows with numbers that are widened.
+template <int COUNT>
+ONCE void add_widened(const float* __restrict numbers, const float* __restrict rows, int64_t size, const float* scales,
+                      float* total) {
+    floats sums[COUNT][2] = {};
+    for (int64_t k = 0; k < size; ++k) {
+        const floats one = load(numbers + k * PANEL), other = load(numbers + k * PANEL + LANES);
 #pragma GCC unroll 8
         for (int r = 0; r < COUNT; ++r) {
             const float value = rows[k * COUNT + r];
-#pragma GCC unroll 8
-            for (int p = 0; p < 2 * PANELS; ++p) sums[r][p] += own[p] * value;
+            sums[r][0] += one * value;
+            sums[r][1] += other * value;
         }
     }
     for (int r = 0; r < COUNT; ++r)
-        for (int p = 0; p < 2 * PANELS; ++p) {
-            const int64_t first = panel * PANEL + p * LANES;
-            floats found = sums[r][p];
-            bfloat16* to = of.out + (row + r) * of.width + first;
-            if (first + LANES <= of.width) {
-                if (of.bias) found += load(of.bias + first);
-                store(to, found);
-            } else if (first < of.width) {
-                bfloat16 bias[LANES] = {}, kept[LANES];
-                const int64_t size = (of.width - first) * sizeof(bfloat16);
-                if (of.bias) std::memcpy(bias, of.bias + first, size);
-                store(kept, found + load(bias));
-                std::memcpy(to, kept, size);
-            }
+        for (int p = 0; p < 2; ++p) {
+            float* to = total + r * PANEL + p * LANES;
+            store(to, load(to) + sums[r][p] * load(scales + p * LANES));
         }
 }
-void multiply_panels(const Product& of, int64_t first, int64_t last) {
+
+// As `block`, with the same bits, for the rows from `first` to before `last`, which share what is widened.
+template <typename T>
+void multiply_crowd(const Product<T>& of, const Four& numbers, int64_t first, int64_t last, int64_t panel) {
+    const int64_t in = of.by->in, each = of.by->each, blocks = in / each;
+    const uint8_t* from = of.by->panels + panel * in / Four::STEP * Four::BYTES;
+    alignas(64) float wide[DEPTH * PANEL], total[CROWD * PANEL];
+    std::memset(total, 0, (last - first) * PANEL * sizeof(float));
+    for (int64_t b = 0; b < blocks; ++b) {
+        for (int64_t k = 0; k < each; k += Four::STEP, from += Four::BYTES) {
+            floats own[2 * Four::STEP];
+            numbers.widen<0>(from, own);
+            numbers.widen<1>(from, own + Four::STEP);
+            std::memcpy(wide + k * PANEL, own, sizeof own);
+        }
+        const float* scales = of.by->scales + (panel * blocks + b) * PANEL;
+        for (int64_t row = first; row < last; row += ROWS) {
+            const int64_t size = last - row < ROWS ? last - row : ROWS;
+            const float* rows = of.wide + row * in + b * each * size;
+            float* to = total + (row - first) * PANEL;
+            switch (size) {
+                case 6: add_widened<6>(wide, rows, each, scales, to); break;
+                case 5: add_widened<5>(wide, rows, each, scales, to); break;
+                case 4: add_widened<4>(wide, rows, each, scales, to); break;
+                case 3: add_widened<3>(wide, rows, each, scales, to); break;
+                case 2: add_widened<2>(wide, rows, each, scales, to); break;
+                case 1: add_widened<1>(wide, rows, each, scales, to); break;
+            }
+        }
+    }
+    for (int64_t row = first; row < last; ++row)
+        for (int p = 0; p < 2; ++p)
+            finish(of, row, panel * PANEL + p * LANES, load(total + (row - first) * PANEL + p * LANES));
+}
+
+template <typename W, typename T>
+void multiply_panels(const Product<T>& of, int64_t first, int64_t last) {
+    const W numbers(of.by->table);
     int64_t panel = first;
     // with few rows, the sums of two panels hide how long an addition takes
     if (of.count == 1)
-        for (; panel + 1 < last; panel += 2) block<1, 2>(of, 0, panel);
+        for (; panel + 1 < last; panel += 2) block<W, 1, 2>(of, numbers, 0, panel);
     if (of.count == 2)
-        for (; panel + 1 < last; panel += 2) block<2, 2>(of, 0, panel);
+        for (; panel + 1 < last; panel += 2) block<W, 2, 2>(of, numbers, 0, panel);
+    if constexpr (W::PARTS > 1)
+        if (of.count > 2 && of.by->each <= DEPTH)
+            for (; panel < last; ++panel)
+                for (int64_t row = 0; row < of.count; row += CROWD)
+                    multiply_crowd(of, numbers, row, row + CROWD < of.count ? row + CROWD : of.count, panel);
     for (; panel < last; ++panel) {
         int64_t row = 0;
-        for (; row + ROWS <= of.count; row += ROWS) block<ROWS, 1>(of, row, panel);
+        for (; row + ROWS <= of.count; row += ROWS) block<W, ROWS, 1>(of, numbers, row, panel);
         switch (of.count - row) {
-            case 5: block<5, 1>(of, row, panel); break;
-            case 4: block<4, 1>(of, row, panel); break;
-            case 3: block<3, 1>(of, row, panel); break;
-            case 2: block<2, 1>(of, row, panel); break;
-            case 1: block<1, 1>(of, row, panel); break;
+            case 5: block<W, 5, 1>(of, numbers, row, panel); break;
+            case 4: block<W, 4, 1>(of, numbers, row, panel); break;
+            case 3: block<W, 3, 1>(of, numbers, row, panel); break;
+            case 2: block<W, 2, 1>(of, numbers, row, panel); break;
+            case 1: block<W, 1, 1>(of, numbers, row, panel); break;
         }
     }
 }
@@ -310,7 +483,8 @@ inline Lane lane(float* wide, int64_t row, int64_t count, int64_t in) {
 }
 
 // Writes numbers of a row, from the one at `first` on, where they are multiplied.
-inline void spread(const bfloat16* from, int64_t size, Lane to, int64_t first) {
+template <typename T>
+inline void spread(const T* from, int64_t size, Lane to, int64_t first) {
     if (to.step == 1)
         widen(from, size, to.first + first);
     else
@@ -324,24 +498,26 @@ const int64_t CHUNK = 2;  // panels that a thread takes at once
 
 inline int64_t chunks(int64_t width) { return ((width + PANEL - 1) / PANEL + CHUNK - 1) / CHUNK; }
 
-inline void multiply_chunk(const Product& of, int64_t chunk) {
-    const int64_t all = (of.width + PANEL - 1) / PANEL, first = chunk * CHUNK;
-    multiply_panels(of, first, first + CHUNK < all ? first + CHUNK : all);
+template <typename T>
+inline void multiply_chunk(const Product<T>& of, int64_t chunk) {
+    const int64_t all = (of.by->width + PANEL - 1) / PANEL, first = chunk * CHUNK;
+    const int64_t last = first + CHUNK < all ? first + CHUNK : all;
+    if (!of.by->scales)
+        multiply_panels<Half>(of, first, last);
+    else if (!of.by->table)
+        multiply_panels<Eight>(of, first, last);
+    else
+        multiply_panels<Four>(of, first, last);
 }
 
-void multiply_all(const Product& of, int threads) {
-    for (int64_t row = 0; row < of.count; ++row)
-        spread(of.rows + row * of.in, of.in, lane(of.wide, row, of.count, of.in), 0);
-    const int64_t count = chunks(of.width);
+template <typename T>
+void multiply_all(const Product<T>& of, int threads) {
+    const int64_t in = of.by->in, count = chunks(of.by->width);
+    for (int64_t row = 0; row < of.count; ++row) spread(of.rows + row * in, in, lane(of.wide, row, of.count, in), 0);
     // a thread whose processor is taken does not hold up the others: they take its share
 #pragma omp parallel for schedule(dynamic) num_threads(threads) if (threads > 1)
     for (int64_t chunk = 0; chunk < count; ++chunk) multiply_chunk(of, chunk);
 }
-
-struct Weight {
-    const bfloat16 *panels, *bias;
-    int64_t in, width;
-};
 
 // A decoder layer of the Llama form: norm, attention, addition, norm, gated MLP, addition. `projected` has the queries,
 // the keys and the values one below the other, `gated` the gates and what they are multiplied with.
@@ -396,7 +572,7 @@ inline void add(const bfloat16* from, bfloat16* to, int64_t size) {
 // Multiplies the rows that lie in `wide`, and adds `residual` where there is one.
 inline void multiply_shared(const Pass& pass, const Weight& by, const bfloat16* residual, bfloat16* out, Taken& taken,
                             int phase) {
-    const Product of = {nullptr, by.panels, by.bias, pass.wide, out, pass.count, by.in, by.width};
+    const Product<bfloat16> of = {&by, nullptr, (const bfloat16*)by.bias, pass.wide, out, pass.count};
     share(taken, phase, chunks(by.width), [&](int64_t chunk) {
         multiply_chunk(of, chunk);
         if (!residual) return;
@@ -465,185 +641,6 @@ void run_layer_all(const Layer& layer, const Pass& pass, const bfloat16* rows, b
     run_layer(layer, pass, rows, out, taken);
 }
 
-// A weight [width, in] of 8 or 4 bits, in panels of PANEL outputs. A number is a code times a scale, which `each` codes of
-// an output share. With 8 bits a panel has its codes in the order of `in`, one byte each. With 4 bits a code is a place
-// in `table`, whose numbers are at most 1, and 32 bytes have the codes of FOUR numbers of `in`.
-struct Coded {
-    const uint8_t* panels;
-    const float* scales;  // [panels, in / each, PANEL]
-    const float* table;
-    int64_t in, width, each;
-};
-
-template <typename T>
-struct CodedProduct {
-    const Coded* weight;
-    const T *rows, *bias;
-    float* wide;
-    T* out;
-    int64_t count;
-};
-
-// Codes of 8 bits, for one number of `in` at a time.
-struct Eight {
-    static const int STEP = 1, BYTES = PANEL;
-    explicit Eight(const float*) {}
-    static float factor() { return 1; }
-
-    void widen(const uint8_t* from, floats* own) const {
-        for (int p = 0; p < 2; ++p) {
-#ifdef __AVX2__
-            own[p] = (floats)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)(from + p * LANES))));
-#else
-            for (int n = 0; n < LANES; ++n) own[p][n] = (int8_t)from[p * LANES + n];
-#endif
-        }
-    }
-};
-
-// Codes of 4 bits, for four numbers of `in` at a time. Byte b has the codes of output b / 16 * 4 + b % 8 / 2 + b % 2 * 8
-// for the number b / 8 % 2 of `in`, in the low bits, and for the number two further on, in the high bits. The numbers
-// of the table are read as 16-bit integers.
-struct Four {
-    static const int STEP = 4, BYTES = 32;
-    static constexpr float LARGEST = 32767;
-#ifdef __AVX2__
-    __m256i low, high;
-#else
-    float table[16];
-#endif
-
-    explicit Four(const float* from) {
-#ifdef __AVX2__
-        uint8_t bytes[2][32];
-        for (int n = 0; n < 32; ++n) {
-            const int code = (int)std::lrint(from[n % 16] * LARGEST);
-            bytes[0][n] = code & 0xff;
-            bytes[1][n] = code >> 8 & 0xff;
-        }
-        low = _mm256_loadu_si256((const __m256i*)bytes[0]);
-        high = _mm256_loadu_si256((const __m256i*)bytes[1]);
-#else
-        for (int n = 0; n < 16; ++n) table[n] = std::lrint(from[n] * LARGEST) * 65536.0f;
-#endif
-    }
-
-    static float factor() { return 1 / (LARGEST * 65536.0f); }
-
-    void widen(const uint8_t* from, floats* own) const {
-#ifdef __AVX2__
-        const __m256i both = _mm256_loadu_si256((const __m256i*)from), mask = _mm256_set1_epi8(15);
-        for (int h = 0; h < 2; ++h) {
-            const __m256i codes = _mm256_and_si256(h ? _mm256_srli_epi16(both, 4) : both, mask);
-            const __m256i one = _mm256_shuffle_epi8(low, codes), other = _mm256_shuffle_epi8(high, codes);
-            const words pairs[2] = {(words)_mm256_unpacklo_epi8(one, other), (words)_mm256_unpackhi_epi8(one, other)};
-            for (int n = 0; n < 2; ++n) {
-                own[4 * h + 2 * n] = __builtin_convertvector((ints)(pairs[n] << 16), floats);
-                own[4 * h + 2 * n + 1] = __builtin_convertvector((ints)(pairs[n] & 0xffff0000), floats);
-            }
-        }
-#else
-        for (int b = 0; b < BYTES; ++b) {
-            const int lane = b / 16 * 4 + b % 8 / 2, at = b / 8 % 2 * 2 + b % 2;
-            own[at][lane] = table[from[b] & 15];
-            own[4 + at][lane] = table[from[b] >> 4];
-        }
-#endif
-    }
-};
-
-// Some rows times some panels. Every number is summed in the order of `in`, by blocks of `each`, whatever the rows and
-// the panels are.
-template <typename W, int COUNT, int PANELS, typename T>
-inline void coded_block(const CodedProduct<T>& of, const W& codes, int64_t row, int64_t panel) {
-    const int64_t in = of.weight->in, width = of.weight->width, each = of.weight->each;
-    const int64_t bytes = in / W::STEP * W::BYTES, blocks = in / each;
-    const float* __restrict rows = of.wide + row * in;
-    const uint8_t* __restrict weights = of.weight->panels + panel * bytes;
-    const float* __restrict scales = of.weight->scales + panel * blocks * PANEL;
-    floats total[COUNT][2 * PANELS] = {};
-    for (int64_t b = 0; b < blocks; ++b) {
-        floats sums[COUNT][2 * PANELS] = {};
-        for (int64_t k = b * each; k < (b + 1) * each; k += W::STEP) {
-            floats own[PANELS][2 * W::STEP];
-            for (int p = 0; p < PANELS; ++p) codes.widen(weights + p * bytes + k / W::STEP * W::BYTES, own[p]);
-#pragma GCC unroll 4
-            for (int n = 0; n < W::STEP; ++n)
-#pragma GCC unroll 8
-                for (int r = 0; r < COUNT; ++r) {
-                    const float value = rows[(k + n) * COUNT + r];
-#pragma GCC unroll 8
-                    for (int p = 0; p < 2 * PANELS; ++p) sums[r][p] += own[p / 2][2 * n + p % 2] * value;
-                }
-        }
-        for (int r = 0; r < COUNT; ++r)
-            for (int p = 0; p < 2 * PANELS; ++p)
-                total[r][p] += sums[r][p] * (load(scales + (p / 2 * blocks + b) * PANEL + p % 2 * LANES) * W::factor());
-    }
-    for (int r = 0; r < COUNT; ++r)
-        for (int p = 0; p < 2 * PANELS; ++p) {
-            const int64_t first = panel * PANEL + p * LANES;
-            T* to = of.out + (row + r) * width + first;
-            if (first + LANES <= width) {
-                store(to, of.bias ? total[r][p] + load(of.bias + first) : total[r][p]);
-            } else if (first < width) {
-                T bias[LANES] = {}, kept[LANES];
-                if (of.bias) std::memcpy(bias, of.bias + first, (width - first) * sizeof(T));
-                store(kept, total[r][p] + load(bias));
-                std::memcpy(to, kept, (width - first) * sizeof(T));
-            }
-        }
-}
-
-template <typename W, typename T>
-void multiply_coded_panels(const CodedProduct<T>& of, const W& codes, int64_t first, int64_t last) {
-    int64_t panel = first;
-    // with few rows, the sums of two panels hide how long an addition takes
-    if (of.count == 1)
-        for (; panel + 1 < last; panel += 2) coded_block<W, 1, 2>(of, codes, 0, panel);
-    if (of.count == 2)
-        for (; panel + 1 < last; panel += 2) coded_block<W, 2, 2>(of, codes, 0, panel);
-    for (; panel < last; ++panel) {
-        int64_t row = 0;
-        for (; row + ROWS <= of.count; row += ROWS) coded_block<W, ROWS, 1>(of, codes, row, panel);
-        switch (of.count - row) {
-            case 5: coded_block<W, 5, 1>(of, codes, row, panel); break;
-            case 4: coded_block<W, 4, 1>(of, codes, row, panel); break;
-            case 3: coded_block<W, 3, 1>(of, codes, row, panel); break;
-            case 2: coded_block<W, 2, 1>(of, codes, row, panel); break;
-            case 1: coded_block<W, 1, 1>(of, codes, row, panel); break;
-        }
-    }
-}
-
-template <typename W, typename T>
-void multiply_coded(const CodedProduct<T>& of, int threads) {
-    const int64_t in = of.weight->in;
-    for (int64_t row = 0; row < of.count; row += ROWS) {
-        const int64_t size = of.count - row < ROWS ? of.count - row : ROWS;
-        float* to = of.wide + row * in;
-        for (int64_t r = 0; r < size; ++r)
-            for (int64_t k = 0; k < in; k += LANES) {
-                floats value = load(of.rows + (row + r) * in + k);
-                for (int n = 0; n < LANES; ++n) to[(k + n) * size + r] = value[n];
-            }
-    }
-    const W codes(of.weight->table);
-    const int64_t all = (of.weight->width + PANEL - 1) / PANEL, each = ((all + threads - 1) / threads + 1) / 2 * 2;
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
-    for (int thread = 0; thread < threads; ++thread) {
-        const int64_t first = thread * each, last = first + each < all ? first + each : all;
-        if (first < last) multiply_coded_panels(of, codes, first, last);
-    }
-}
-
-template <typename T>
-void multiply_coded_any(const Coded* weight, const void* rows, void* wide, const void* bias, void* out, int64_t count,
-                        int threads) {
-    const CodedProduct<T> of = {weight, (const T*)rows, (const T*)bias, (float*)wide, (T*)out, count};
-    weight->table ? multiply_coded<Four>(of, threads) : multiply_coded<Eight>(of, threads);
-}
-
 }  // namespace
 
 extern "C" {
@@ -664,19 +661,16 @@ void gate_single(const void* gates, const void* others, void* out, int64_t count
                  int64_t others_step, int threads) {
     gate_all((const float*)gates, (const float*)others, (float*)out, count, width, gates_step, others_step, threads);
 }
-void multiply(const void* rows, void* wide, const void* panels, const void* bias, void* out, int64_t count, int64_t in,
-              int64_t width, int threads) {
-    multiply_all({(const bfloat16*)rows, (const bfloat16*)panels, (const bfloat16*)bias, (float*)wide, (bfloat16*)out,
-                  count, in, width},
-                 threads);
+void multiply_half(const void* by, const void* rows, void* wide, const void* bias, void* out, int64_t count,
+                   int threads) {
+    multiply_all<bfloat16>({(const Weight*)by, (const bfloat16*)rows, (const bfloat16*)bias, (float*)wide,
+                            (bfloat16*)out, count},
+                           threads);
 }
-void multiply_coded_half(const void* weight, const void* rows, void* wide, const void* bias, void* out, int64_t count,
-                         int threads) {
-    multiply_coded_any<bfloat16>((const Coded*)weight, rows, wide, bias, out, count, threads);
-}
-void multiply_coded_single(const void* weight, const void* rows, void* wide, const void* bias, void* out, int64_t count,
-                           int threads) {
-    multiply_coded_any<float>((const Coded*)weight, rows, wide, bias, out, count, threads);
+void multiply_single(const void* by, const void* rows, void* wide, const void* bias, void* out, int64_t count,
+                     int threads) {
+    multiply_all<float>({(const Weight*)by, (const float*)rows, (const float*)bias, (float*)wide, (float*)out, count},
+                        threads);
 }
 void attend_half(const void* of, int threads) { attend_all((const Heads<bfloat16>*)of, threads); }
 void attend_single(const void* of, int threads) { attend_all((const Heads<float>*)of, threads); }

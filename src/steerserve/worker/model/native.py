@@ -63,8 +63,8 @@ class Weight(ctypes.Structure):
     """The struct of the same name in `native.cpp`."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("panels", "bias")),
-        *((name, ctypes.c_int64) for name in ("size", "width")),
+        *((name, ctypes.c_void_p) for name in ("panels", "scales", "table", "bias")),
+        *((name, ctypes.c_int64) for name in ("size", "width", "each")),
     )
 
 
@@ -110,15 +110,6 @@ class Draw(ctypes.Structure):
     )
 
 
-class Coded(ctypes.Structure):
-    """The struct of the same name in `native.cpp`."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("panels", "scales", "table")),
-        *((name, ctypes.c_int64) for name in ("in", "width", "each")),
-    )
-
-
 class Kernels:
     """The functions of a compiled library, for tensors of the host in bfloat16 or float32."""
 
@@ -141,13 +132,8 @@ class Kernels:
                 ctypes.c_int,
             ]
             function.restype = None
-        self._multiply = library.multiply
-        self._multiply.argtypes = [*[ctypes.c_void_p] * 5, *[ctypes.c_int64] * 3, ctypes.c_int]
-        self._multiply.restype = None
-        self._multiply_coded = {
-            dtype: getattr(library, f"multiply_coded_{of}") for dtype, of in _NAMES.items()
-        }
-        for function in self._multiply_coded.values():
+        self._multiply = {dtype: getattr(library, f"multiply_{of}") for dtype, of in _NAMES.items()}
+        for function in self._multiply.values():
             function.argtypes = [*[ctypes.c_void_p] * 5, ctypes.c_int64, ctypes.c_int]
             function.restype = None
         for function in self._attend.values():
@@ -185,44 +171,22 @@ class Kernels:
         whole[:width] = weight
         return whole.view(count, 2, _LANES, size).permute(0, 3, 2, 1).contiguous()
 
-    def multiply(self, rows: Tensor, panels: Tensor, bias: Tensor | None, width: int) -> Tensor:
-        """Rows [..., in] in bfloat16 times a weight of `width` outputs, plus the bias, [..., width]. Summed in float32
-        and rounded once. A row has the same bits whatever the other rows are."""
-        rows = rows.contiguous()
-        size = rows.shape[-1]
-        count = rows.numel() // size
-        out = torch.empty(*rows.shape[:-1], width, dtype=rows.dtype)
-        wide = torch.empty(count * size)
-        work = count * size * width
-        self._multiply(
-            rows.data_ptr(),
-            wide.data_ptr(),
-            panels.data_ptr(),
-            None if bias is None else bias.data_ptr(),
-            out.data_ptr(),
-            count,
-            size,
-            width,
-            threads(work),
-        )
-        return out
-
-    def multiply_coded(self, rows: Tensor, weight: Coded, bias: Tensor | None) -> Tensor:
-        """Rows [..., in] in bfloat16 or float32 times a weight of 8 or 4 bits, plus the bias, [..., width] in the dtype
-        of the rows. Summed in float32 and rounded once. A row has the same bits whatever the other rows are."""
+    def multiply(self, rows: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
+        """Rows [..., in] in bfloat16 or float32 times a weight, plus the bias, [..., width] in the dtype of the rows.
+        Summed in float32 and rounded once. A row has the same bits whatever the other rows are."""
         rows = rows.contiguous()
         size, width = rows.shape[-1], weight.width
         count = rows.numel() // size
         out = torch.empty(*rows.shape[:-1], width, dtype=rows.dtype)
         wide = torch.empty(count * size)
-        self._multiply_coded[rows.dtype](
+        self._multiply[rows.dtype](
             ctypes.byref(weight),
             rows.data_ptr(),
             wide.data_ptr(),
             None if bias is None else bias.data_ptr(),
             out.data_ptr(),
             count,
-            torch.get_num_threads() if count * size * width > _WORK else 1,
+            threads(count * size * width),
         )
         return out
 

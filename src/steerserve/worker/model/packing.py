@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
@@ -124,11 +124,18 @@ class PanelWeight(memory.Native):
         panels: bfloat16 [panels, in, 8, 2], as `Kernels.panels` makes them.
         width: the number of outputs.
         kernels: the compiled kernels.
+        struct: what the compiled functions read, without a bias.
     """
 
     panels: Tensor
     width: int
     kernels: native.Kernels
+    struct: native.Weight = field(repr=False)
+
+    dtype = torch.bfloat16
+
+    def __deepcopy__(self, _: object) -> PanelWeight:
+        return self  # the struct points to these panels
 
     @classmethod
     def of(cls, weight: Tensor) -> PanelWeight | None:
@@ -137,13 +144,15 @@ class PanelWeight(memory.Native):
         panels = kernels.panels(weight) if kernels is not None else None
         if kernels is None or panels is None:
             return None
-        return cls(panels.nbytes, panels, weight.shape[0], kernels)
+        width, size = weight.shape
+        struct = native.Weight(panels.data_ptr(), None, None, None, size, width, size)
+        return cls(panels.nbytes, panels, width, kernels, struct)
 
     def multiply(self, rows: Tensor, bias: Tensor | None) -> Tensor:
         """`rows` [..., in] times the weight, plus the bias, as [..., out] in the dtype of the rows. The bits of a row
         do not depend on the other rows."""
-        if rows.dtype == torch.bfloat16 and (bias is None or bias.dtype == torch.bfloat16):
-            return self.kernels.multiply(rows, self.panels, bias, self.width)
+        if rows.dtype == self.dtype and (bias is None or bias.dtype == self.dtype):
+            return self.kernels.multiply(rows, self.struct, bias)
         return functional.linear(rows, self.to_dense().to(rows.dtype), bias)
 
     def to_dense(self) -> Tensor:

@@ -10,13 +10,14 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
 
 from steerserve.worker.model import native
 from steerserve.worker.model.attention import FULL, SDPA, PartedAttention
+from steerserve.worker.model.coded import CodedWeight
 from steerserve.worker.model.kv import KvCache
 from steerserve.worker.model.packing import HalfPart, Joint, PackedLinear, PanelWeight
 
@@ -30,15 +31,15 @@ Angles = Sequence[Tensor]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WholeLayer:
-    """What the compiled call of a layer reads. `hooks` are the hooks of the modules inside the layer, `held` the
-    tensors to which `struct` points, `work` the multiplications for a row, `like` has the shape of the keys of one
+    """What the compiled call of a layer reads. `hooks` are the hooks of the modules inside the layer, `held` what
+    `struct` points to, `work` the multiplications for a row, `like` has the shape of the keys of one
     token [shared heads, 1, dim]."""
 
     own: Callable[..., Tensor]
     hooks: Sequence[Mapping[int, object]]
     index: int
     struct: native.Layer
-    held: Sequence[Tensor | None]
+    held: Sequence[object]
     work: int
     like: Tensor
 
@@ -162,12 +163,11 @@ def whole(layer: Any, kernels: native.Kernels) -> WholeLayer | None:
         return None
     weights = [(first.weight, first.bias), _alone(attention.o_proj)]
     weights += [(gates.weight, gates.bias), _alone(mlp.down_proj)]
-    if any(not isinstance(weight, PanelWeight) or _is_odd(bias) for weight, bias in weights):
+    if any(not _is_compiled(weight) or _is_odd(bias) for weight, bias in weights):
         return None
     inner = [module for module in layer.modules() if module is not layer]
     dim, shared = attention.head_dim, attention.k_proj.out_features // attention.head_dim
     products = [_product(weight, bias) for weight, bias in weights]
-    panels = [weight.panels for weight, _ in weights]
     return WholeLayer(
         type(layer).forward,
         [hooks for module in inner for hooks in (module._forward_hooks, module._forward_pre_hooks)],
@@ -182,9 +182,9 @@ def whole(layer: Any, kernels: native.Kernels) -> WholeLayer | None:
             *(norm.variance_epsilon for norm in norms),
             attention.scaling,
         ),
-        [*panels, *(bias for _, bias in weights), *(norm.weight for norm in norms)],
-        sum(held.numel() for held in panels),
-        panels[0].new_empty(shared, 1, dim),
+        [*weights, *(norm.weight for norm in norms)],
+        sum(of.size * of.width for of in products),
+        norms[0].weight.new_empty(shared, 1, dim),
     )
 
 
@@ -219,10 +219,11 @@ def _is_odd(bias: Tensor | None) -> bool:
     return bias is not None and bias.dtype != torch.bfloat16
 
 
-def _product(weight: PanelWeight, bias: Tensor | None) -> native.Weight:
-    return native.Weight(
-        weight.panels.data_ptr(),
-        None if bias is None else bias.data_ptr(),
-        weight.panels.shape[1],
-        weight.width,
-    )
+def _is_compiled(weight: object) -> TypeGuard[PanelWeight | CodedWeight]:
+    return isinstance(weight, PanelWeight | CodedWeight) and weight.dtype == torch.bfloat16
+
+
+def _product(weight: PanelWeight | CodedWeight, bias: Tensor | None) -> native.Weight:
+    struct = native.Weight.from_buffer_copy(weight.struct)
+    struct.bias = None if bias is None else bias.data_ptr()
+    return struct
