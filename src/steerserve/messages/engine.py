@@ -221,7 +221,8 @@ class Engine(ABC):
         return self._passes.applied.get(key, 0)
 
     def _set_applied(self, applied: Mapping[str, int]) -> None:
-        self._passes = replace(self._passes, applied=applied)
+        if applied != self._passes.applied:
+            self._passes = replace(self._passes, applied=applied)
 
     async def _apply(self, state: m.State) -> Mapping[str, m.Attached]:
         """Tell the engine its whole state, and return the facts of its SAEs. By default there are no layers, so nothing

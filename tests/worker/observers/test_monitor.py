@@ -543,18 +543,23 @@ def test_features_that_were_named_are_told_even_if_they_never_fired(llama: Check
 
 @pytest.mark.parametrize("cuts", [[1] * 50, [64, 1, 7, 128], [200]])
 @pytest.mark.parametrize("offset", [0.0, 1e5])
+@pytest.mark.parametrize("width", [3, 32])
 def test_counting_in_pieces_loses_nothing_even_far_from_zero(
-    cuts: list[int], offset: float
+    cuts: list[int], offset: float, width: int
 ) -> None:
     draw = np.random.default_rng(0)
-    values = (draw.normal(size=(sum(cuts), 3)) + offset).astype(np.float32)
-    counts = RunningCounts(3, torch.device("cpu"))
+    values = (draw.normal(size=(sum(cuts), width)) + offset).astype(np.float32)
+    values[::3, 1] = 0.0
+    counts = RunningCounts(width, torch.device("cpu"))
     first = 0
     for size in cuts:
         counts.add(torch.from_numpy(values[first : first + size]), None)
         first += size
     exact = values.astype(np.float64)
-    for i, each in enumerate(counts.read([0, 1, 2], None, 10)):
+    every = counts.read(None, None, width)
+    assert [each.feature_idx for each in every] == list(range(width))
+    for i, each in enumerate(every):
+        assert each.active_ratio == (exact[:, i] != 0).mean()
         assert each.mean == pytest.approx(exact[:, i].mean(), rel=1e-12, abs=1e-7)
         assert each.std == pytest.approx(exact[:, i].std(), rel=1e-6)
         assert (each.min, each.max) == (exact[:, i].min(), exact[:, i].max())

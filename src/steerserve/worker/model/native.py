@@ -110,6 +110,16 @@ class Draw(ctypes.Structure):
     )
 
 
+class Figures(ctypes.Structure):
+    """The struct of the same name in `native.cpp`."""
+
+    _fields_ = (
+        ("values", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("rows", "width")),
+        *((name, ctypes.c_void_p) for name in ("means", "squares", "active", "least", "greatest")),
+    )
+
+
 class Kernels:
     """The functions of a compiled library, for tensors of the host in bfloat16 or float32."""
 
@@ -155,6 +165,8 @@ class Kernels:
             ctypes.c_int,
         ]
         self._draw.restype = None
+        self._figures = library.figures
+        self._figures.argtypes, self._figures.restype = [ctypes.c_void_p, ctypes.c_int], None
 
     def __deepcopy__(self, _: object) -> Kernels:
         return self
@@ -289,6 +301,18 @@ class Kernels:
         use = threads(count * size) if count > 1 else 1
         self._draw(weights.data_ptr(), size, made, count, use)
         return list(made)
+
+    def figures(self, values: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Of each column of values [rows, columns] in float32, which has a multiple of 16 columns: the mean, and the
+        sum of the squares of the differences from it, in float64; how many values are not 0, the least and the greatest
+        value, in float32."""
+        rows, width = values.shape
+        means, squares = torch.empty(2, width, dtype=torch.float64)
+        active, least, greatest = torch.empty(3, width)
+        found = (means, squares, active, least, greatest)
+        of = Figures(values.data_ptr(), rows, width, *(part.data_ptr() for part in found))
+        self._figures(ctypes.byref(of), threads(values.numel()))
+        return found
 
 
 def threads(work: int) -> int:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from steerserve.messages import FeatureCount
+from steerserve.worker.model import native
 from steerserve.worker.observers.ranking import is_active
 
 
@@ -27,24 +28,18 @@ class RunningCounts:
     def add(self, values: Tensor, features: Tensor | None) -> None:
         """Count tokens by their values [n, features] of the named features, or of all features."""
         new = float(len(values))
-        # sum differences from the mean in float32: such sums stay exact where the mean is large
-        centre = values.mean(0)
-        apart = values - centre
-        rest = apart.sum(0, dtype=torch.float64) / new
-        squares = apart.square_().sum(0, dtype=torch.float64) - rest.square() * new
-        # sums of ones are exact in float32, and much faster than sums of truth values
-        active = is_active(values, torch.empty_like(values)).sum(0)
+        mean, squares, active, least, greatest = _figures(values)
         at = slice(None) if features is None else features
         before = self.count[at]
         total = before + new
-        step = centre.double() + rest - self.mean[at]
+        step = mean - self.mean[at]
         self.tokens += len(values)
-        self.squares[at] += squares.clamp_min(0.0) + step.square() * before * new / total
+        self.squares[at] += squares + step.square() * before * new / total
         self.mean[at] += step * new / total
         self.count[at] = total
         self.active[at] += active
-        self.least[at] = torch.minimum(self.least[at], values.amin(0).double())
-        self.greatest[at] = torch.maximum(self.greatest[at], values.amax(0).double())
+        self.least[at] = torch.minimum(self.least[at], least.double())
+        self.greatest[at] = torch.maximum(self.greatest[at], greatest.double())
 
     def read(self, features: list[int] | None, metric: str | None, k: int) -> list[FeatureCount]:
         """The figures of the named features that were observed, or of all features that were active at least once. The
@@ -72,3 +67,21 @@ class RunningCounts:
         figures = torch.stack(columns, dim=1)[best].tolist()
         counted = zip(index[best].tolist(), count[best].long().tolist(), figures, strict=True)
         return [FeatureCount(i, count, *figure) for i, count, figure in counted]
+
+
+def _figures(values: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Of each feature of values [n, features] in float32: the mean, and the sum of the squares of the differences from
+    it, in float64; at how many tokens it is active, its least and its greatest value."""
+    is_plain = values.device.type == "cpu" and values.is_contiguous() and values.shape[1] % 16 == 0
+    kernels = native.kernels() if is_plain else None
+    if kernels is not None:
+        return kernels.figures(values)
+    # sum differences from the mean in float32: such sums stay exact where the mean is large
+    centre = values.mean(0)
+    apart = values - centre
+    rest = apart.sum(0, dtype=torch.float64) / len(values)
+    squares = apart.square_().sum(0, dtype=torch.float64) - rest.square() * len(values)
+    # sums of ones are exact in float32, and much faster than sums of truth values
+    active = is_active(values, torch.empty_like(values)).sum(0)
+    mean = centre.double() + rest
+    return mean, squares.clamp_min(0.0), active, values.amin(0), values.amax(0)
