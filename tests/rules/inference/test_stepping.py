@@ -81,19 +81,21 @@ def test_whose_prompt_is_read_next(
 
 
 @pytest.mark.parametrize(
-    ("common", "is_exact", "is_scored", "expected"),
+    ("common", "block", "is_exact", "is_scored", "expected"),
     [
-        (315, False, False, 315),
-        (315, True, False, 288),
-        (320, True, False, 320),
-        (320, True, True, 288),
-        (321, True, True, 320),
+        (315, 32, False, False, 315),
+        (315, 32, True, False, 288),
+        (320, 32, True, False, 320),
+        (320, 32, True, True, 288),
+        (321, 32, True, True, 320),
+        (315, 1, True, False, 315),
+        (315, 1, True, True, 314),
     ],
 )
 def test_where_a_row_begins_after_what_is_kept(
-    common: int, *, is_exact: bool, is_scored: bool, expected: int
+    common: int, block: int, *, is_exact: bool, is_scored: bool, expected: int
 ) -> None:
-    assert stepping.resumed(common, is_exact=is_exact, is_scored=is_scored) == expected
+    assert stepping.resumed(common, block, is_exact=is_exact, is_scored=is_scored) == expected
 
 
 def test_a_part_takes_what_the_bound_leaves() -> None:

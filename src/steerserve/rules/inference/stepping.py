@@ -2,7 +2,8 @@
 
 The last bits of a row's logits depend on the shape of the pass. So every shape is either the same for all passes, or
 comes from the row itself, and never from its neighbours: decode passes have a multiple of so many rows, prefill passes
-a multiple of WIDTH tokens a row, and a row's cache has a size of `capacity`.
+a multiple of WIDTH tokens a row, and a row's cache has a size of `capacity`. Where the check of a model at its load
+finds that the width of a prefill pass changes no bit either, nothing is padded to WIDTH.
 """
 
 from __future__ import annotations
@@ -19,7 +20,12 @@ GRAPH_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
 """The numbers of rows of decode passes that are recorded. A pass with fewer rows is padded."""
 
 WIDTH = 32
-"""The tokens of each row in a prefill pass are padded to a multiple of this many."""
+"""The tokens of each row in a prefill pass are padded to a multiple of this many, unless no width changes a bit. Where
+an edit encodes several positions at once, it encodes as many."""
+
+ALIKE = 8
+"""Prompts whose tokens, rounded up to a multiple of this many, are as many are read together where no width changes a
+bit. Each is padded to the longest of them."""
 
 KEYS = 512
 """On the processor, a prefill pass reads a multiple of this many tokens of cache. The attention kernel there reads
@@ -185,16 +191,16 @@ class Tempo:
         return max(WIDTH, min(most, int(seconds / self.token) // WIDTH * WIDTH))
 
 
-def resumed(common: int, *, is_exact: bool, is_scored: bool) -> int:
+def resumed(common: int, block: int, *, is_exact: bool, is_scored: bool) -> int:
     """The position from which on a row reads its prompt, where `common` tokens of it are kept.
 
-    (1) Where the kept keys and values are exact, the row begins with a whole block of WIDTH tokens, as it would without
-    them. (2) Where the tokens of its prompt are scored, the last kept token is read again, because the token after it
-    is scored by its logits.
+    (1) Where the kept keys and values are exact, the row begins with a whole block of `block` tokens, as it would
+    without them. (2) Where the tokens of its prompt are scored, the last kept token is read again, because the token
+    after it is scored by its logits.
     """
     if not is_exact:
         return common
-    return (common - is_scored) // WIDTH * WIDTH
+    return (common - is_scored) // block * block
 
 
 def _smoothed(before: float | None, now: float) -> float:
@@ -203,12 +209,17 @@ def _smoothed(before: float | None, now: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt that waits for prefill: its tokens, and how many of them the cache holds. `most` is the most tokens that
-    a pass with this row may have."""
+    """A prompt that waits for prefill: its tokens, and how many of them the cache holds.
+
+    Attributes:
+        most: the most tokens that a pass with this row may have.
+        step: rows are read together whose tokens, rounded up to a multiple of it, are as many.
+    """
 
     tokens: int
     filled: int
     most: int
+    step: int = WIDTH
 
     @property
     def rest(self) -> int:
@@ -217,7 +228,7 @@ class Prompt:
     @property
     def width(self) -> int:
         """The tokens of the pass that reads the rest of the prompt, at most `most`."""
-        return up(min(self.rest, self.most), WIDTH)
+        return up(min(self.rest, self.most), self.step)
 
     @property
     def is_long(self) -> bool:

@@ -86,7 +86,13 @@ class Group:
         self.cache: Any = model.cache()
         sizes = model.kv_bytes_by_device.values()
         self._reuse = Reuse(
-            saes, observers, cast(Any, self.cache), prefixes, sum(sizes), is_exact=is_exact
+            saes,
+            observers,
+            cast(Any, self.cache),
+            prefixes,
+            sum(sizes),
+            block=self._block,
+            is_exact=is_exact,
         )
         self.rows: list[BatchRow] = []
         self.joining: list[BatchRow] = []
@@ -189,7 +195,7 @@ class Group:
             self._turn = PrefillTurn(self._turn.rests, self._turn.shorts + 1)
             outcomes += self._accept(logits, rows)
         if logits.shape[-1]:
-            read = len(rows) * stepping.up(max(map(len, parts)), stepping.WIDTH)
+            read = len(rows) * stepping.up(max(map(len, parts)), max(map(self._block, rows)))
             self._tempo = self._tempo.prefilled(read, self._clock() - started)
         return outcomes
 
@@ -209,6 +215,7 @@ class Group:
                         [cast(CacheSlot, row.slot) for row in rows],
                         parts,
                         start=starts,
+                        width=max(map(self._block, rows)),
                         with_sums=pools,
                         wanted=wanted,
                     ),
@@ -230,12 +237,21 @@ class Group:
         """The rows of `joining` that the prefill pass of this step reads, with at most `most` tokens."""
         ready = [row for row in joining if not self._reuse.must_wait(row)]
         prompts = [
-            Prompt(len(row.prompt), self._reuse.start(row), self._most([row], most))
+            Prompt(
+                len(row.prompt),
+                self._reuse.start(row),
+                self._most([row], most),
+                max(stepping.ALIKE, self._block(row)),
+            )
             for row in ready
         ]
         places = stepping.chosen(prompts, self._turn, is_decoding=is_decoding)
         rows = [ready[i] for i in places]
         return rows[:1] if self._model.is_alone else rows
+
+    def _block(self, row: BatchRow) -> int:
+        """The tokens of which the row reads a multiple at once, but for the last ones of its prompt."""
+        return stepping.WIDTH if self._saes.has_edits(row.steering) else self._model.width
 
     def _most(self, rows: list[BatchRow], most: int) -> int:
         """The most tokens of a prefill pass over these rows, at most `most`."""

@@ -6,7 +6,7 @@ A row that begins like another one, whose prompt is being read, waits until the 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import cast
@@ -23,9 +23,6 @@ from steerserve.worker.hooks.hooks import HookedSaes
 from steerserve.worker.model.kv import CacheSlot, Held, KvCache
 from steerserve.worker.observers.observers import Observers
 from steerserve.worker.rows.rows import BatchRow, Scoring
-
-AHEAD = stepping.WIDTH
-"""A row waits for another one that reads at least this many tokens for it, and reads fewer itself."""
 
 log = structlog.get_logger(__name__)
 
@@ -47,8 +44,8 @@ class Sharing:
 
 class Reuse:
     """Copies kept beginnings into the cache, and keeps the content of rows. With `prefixes` of None it does nothing.
-    `is_exact` says that a prompt which is read in parts beside others has the bits of one that is read alone at
-    once."""
+    `block` is the number of tokens of which a row reads a multiple at once. `is_exact` says that a prompt which is read
+    in parts beside others has the bits of one that is read alone at once."""
 
     def __init__(
         self,
@@ -58,8 +55,10 @@ class Reuse:
         prefixes: Prefixes | None,
         token_bytes: int = 0,
         *,
+        block: Callable[[BatchRow], int],
         is_exact: bool = False,
     ) -> None:
+        self._block = block
         self._saes = saes
         self._observers = observers
         self._cache = cache
@@ -86,12 +85,14 @@ class Reuse:
                     self._follow(other)
 
     def must_wait(self, row: BatchRow) -> bool:
-        """Whether another row reads a beginning of this row's prompt now, or will."""
+        """Whether another row reads a beginning of this row's prompt now, or will: a block of tokens or more, and not
+        less than ALIKE, that this row would read itself."""
         its = self._rows.get(row)
         if its is None or its.leader is None or its.leader.filled >= its.shared:
             return False
         found = self._find(row, its)
-        return its.shared - (found.tokens if found else 0) >= AHEAD
+        ahead = its.shared - (found.tokens if found else 0)
+        return ahead >= max(stepping.ALIKE, self._block(row))
 
     def start(self, row: BatchRow) -> int:
         """The position from which on the row reads its prompt, or goes on reading it."""
@@ -166,6 +167,7 @@ class Reuse:
     def _start(self, row: BatchRow, found: Beginning) -> int:
         return stepping.resumed(
             found.tokens,
+            self._block(row),
             is_exact=found.exact == found.tokens,
             is_scored=_form(row) is not None,
         )

@@ -20,7 +20,7 @@ from steerserve.rules.inference import stepping
 from steerserve.rules.inference.stepping import RowSteps
 from steerserve.rules.models.architecture import first_range, max_context
 from steerserve.rules.residency.heartbeat import Activity
-from steerserve.worker.model import agreement, attention, invariance
+from steerserve.worker.model import agreement, attention, forwards, invariance
 from steerserve.worker.model.agreement import Agreement, BytesByDevice, Disagreement
 from steerserve.worker.model.attention import SLIDING, PartedAttention
 from steerserve.worker.model.kv import CacheSlot, KvCache
@@ -38,7 +38,7 @@ log = structlog.get_logger(__name__)
 
 class Checkpoint(Transformer):
     """A loaded causal language model. `varies` says what changes the last bits of a row's logits; None where nothing
-    does. Decode passes have a multiple of `row_step` rows.
+    does. Decode passes have a multiple of `row_step` rows, and prefill passes a multiple of `width` tokens a row.
 
     Rows of more than `batched_context` tokens are stepped one at a time by the passes `alone`, which are None where
     there are no such rows. `row_steps` says why.
@@ -89,6 +89,7 @@ class Checkpoint(Transformer):
         self.model.get_output_embeddings().register_forward_pre_hook(self._keep_picked)
         report("checking", 90.0)
         self.row_step = 1
+        self.width = stepping.WIDTH
         self.varies: str | None = None
         self.alone: PlainPasses | None = None
         self.batched_context = self.model_max_context
@@ -131,6 +132,7 @@ class Checkpoint(Transformer):
         rows: Sequence[Sequence[int]],
         *,
         start: int | Sequence[int],
+        width: int = 1,
         with_sums: bool = False,
         wanted: Sequence[int] | None = None,
     ) -> Tensor:
@@ -139,19 +141,21 @@ class Checkpoint(Transformer):
 
         With `wanted`, `every` then holds the logits of each row after the token with this number and all that follow
         it, [tokens, vocabulary]. With `with_sums`, `sums` then holds the last hidden layer summed over each row's
-        tokens, [rows, hidden] in float32. Rows are padded on the right to a multiple of WIDTH. Causal attention hides
-        the padding from the tokens before it.
+        tokens, [rows, hidden] in float32. Rows are padded on the right to a multiple of `width` and of the model's own.
+        Causal attention hides the padding from the tokens before it.
         """
         sizes = [len(ids) for ids in rows]
         # the padding would take part in the rounding of the row
-        width = stepping.up(max(sizes), 1 if self.rounds_rows else stepping.WIDTH)
+        step = 1 if self.rounds_rows else max(width, self.width)
+        width = stepping.up(max(sizes), step)
         tokens = torch.zeros(len(rows), width, dtype=torch.long)
         for i, ids in enumerate(rows):
             tokens[i, : sizes[i]] = torch.tensor(ids)
         self.pulse.passing(Activity.PREFILL)
         starts = [start] * len(rows) if isinstance(start, int) else list(start)
         end = max(starts) + width
-        read = stepping.up(end, stepping.KEYS) if self.device.type == "cpu" else end
+        is_padded = self.device.type == "cpu" and self.width > 1
+        read = stepping.up(end, stepping.KEYS) if is_padded else end
         if not any(starts) and self.device.type != "cpu":
             read = 0  # the fused kernels of cards take the causal flag, and no mask
         cache.begin_prefill(slots, sizes, starts, read)
@@ -362,12 +366,14 @@ class Checkpoint(Transformer):
         return compared.batch()
 
     def _check_rows(self) -> None:
-        """Find the number of rows of which decode passes have a multiple, and what changes the last bits of a row's
-        logits."""
-        for self.row_step in stepping.ROW_STEPS:
-            self.varies = invariance.varies(self)
-            if self.varies is None:
-                return
+        """Find the numbers of which the rows of decode passes and the tokens of prefill passes are multiples, and what
+        changes the last bits of a row's logits."""
+        may_be_any = self.attention is not None and forwards.attends(self.model, self.layers)
+        for self.width in (1, stepping.WIDTH) if may_be_any else (stepping.WIDTH,):
+            for self.row_step in stepping.ROW_STEPS:
+                self.varies = invariance.varies(self)
+                if self.varies is None:
+                    return
         self.row_step = 1
 
     def _check_long(self, compared: Agreement, first: int | None) -> None:

@@ -139,6 +139,16 @@ def compiled(model: nn.Module) -> CompiledFunctions | None:
     return CompiledFunctions(False, "there are none for the layers of this model")
 
 
+def attends(model: nn.Module, layers: int) -> bool:
+    """Whether the attention of all layers is a compiled function, whose bits do not depend on the width of a pass."""
+    compiled = [
+        module
+        for module in model.modules()
+        if type(module).forward is _attend and getattr(module, "kernels", None)
+    ]
+    return len(compiled) == layers
+
+
 def _take(module: nn.Module, forward: Callable[..., Any], tried: Iterator[tuple[Any, ...]]) -> bool:
     """Have a module use this function, where the values for all of `tried` are those of its own."""
     kind = type(module)
@@ -266,10 +276,11 @@ def _attend(
     """Attention of a layer over [rows, T, hidden]."""
     rows, tokens = hidden_states.shape[:2]
     kernels = self.kernels
-    if tokens == 1 and kernels is not None and isinstance(past_key_values, KvCache):
+    if kernels is not None and isinstance(past_key_values, KvCache):
         parted = past_key_values.attention
-        if parted is not None and parted.is_plain:
-            out = _decoded(self, kernels, hidden_states, position_embeddings, past_key_values)
+        if parted is not None and (parted.is_plain or parted.is_plain_prompt):
+            attended = _prompted if parted.is_plain_prompt else _decoded
+            out = attended(self, kernels, hidden_states, position_embeddings, past_key_values)
             return self.o_proj(out), None
     query, key, value = _projected(self, hidden_states, position_embeddings)
     if past_key_values is not None:
@@ -324,7 +335,7 @@ def _decoded(
     which follow the others, get zeros."""
     rows, dim, shared = hidden.shape[0], self.head_dim, self.k_proj.out_features // self.head_dim
     heads = shared * self.num_key_value_groups
-    query, key, value = _heads(self, hidden, rows, heads, shared)
+    query, key, value = _heads(self, hidden, heads, shared)
     cosines, sines = (angles.to(query.dtype).contiguous() for angles in embeddings)
     last = cache.parts[-1].last
     out = torch.empty(rows, 1, heads * dim, dtype=query.dtype)
@@ -355,20 +366,67 @@ def _decoded(
     return out
 
 
+def _prompted(
+    self: _Attention,
+    kernels: native.Kernels,
+    hidden: Tensor,
+    embeddings: tuple[Tensor, Tensor],
+    cache: KvCache,
+) -> Tensor:
+    """Attention [rows, T, heads * dim] of a prefill pass, before its last projection. Padding gets zeros."""
+    rows, tokens = hidden.shape[:2]
+    dim, shared = self.head_dim, self.k_proj.out_features // self.head_dim
+    heads = shared * self.num_key_value_groups
+    query, key, value = _heads(self, hidden, heads, shared)
+    cosines, sines = (angles.to(query.dtype).contiguous() for angles in embeddings)
+    held_keys, held_values, starts, sizes = cache.rooms(self.layer_idx, key, value)
+    is_full = all(size == tokens for size in sizes)
+    out = (torch.empty if is_full else torch.zeros)(rows, tokens, heads * dim, dtype=query.dtype)
+    told = torch.tensor(
+        [
+            [held.data_ptr() for held in held_keys],
+            [held.data_ptr() for held in held_values],
+            [held.shape[1] for held in held_keys],
+            list(starts),
+            list(sizes),
+        ]
+    )
+    kernels.attend_prompts(
+        query.dtype,
+        native.Prompts(
+            *(t.data_ptr() for t in (query, key, value, cosines, sines)),
+            *(t.stride(0) for t in (query, key, value)),
+            tokens * dim if cosines.shape[0] > 1 else 0,
+            *(row.data_ptr() for row in told),
+            out.data_ptr(),
+            rows,
+            tokens,
+            heads,
+            shared,
+            dim,
+            cache.window(self.layer_idx),
+            self.scaling,
+        ),
+    )
+    return out
+
+
 def _heads(
-    self: _Attention, hidden: Tensor, rows: int, heads: int, shared: int
+    self: _Attention, hidden: Tensor, heads: int, shared: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The queries, keys and values of a decode pass before their rotation, [rows, heads, 1, dim] each. The heads of a
-    row lie one behind the other."""
+    """The queries, keys and values of [rows, T, hidden] before their rotation, [rows * T, heads, 1, dim] each. The
+    heads of a token lie one behind the other."""
+    count = hidden.shape[0] * hidden.shape[1]
     layers, dim = (self.q_proj, self.k_proj, self.v_proj), self.head_dim
     has_norms = hasattr(self, "q_norm")
     joined = None if has_norms else together(layers, hidden)
     if joined is not None:
-        every = joined.view(rows, -1, 1, dim)
+        every = joined.view(count, -1, 1, dim)
         return every[:, :heads], every[:, heads : heads + shared], every[:, heads + shared :]
-    query, key, value = (layer(hidden).view(rows, -1, 1, dim) for layer in layers)
+    query, key, value = (layer(hidden).view(*hidden.shape[:2], -1, dim) for layer in layers)
     if has_norms:
         query, key = self.q_norm(query), self.k_norm(key)
+    query, key, value = (each.reshape(count, -1, 1, dim) for each in (query, key, value))
     return query.contiguous(), key.contiguous(), value.contiguous()
 
 

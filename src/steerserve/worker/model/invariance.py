@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any, Protocol
 
 import torch
@@ -30,12 +31,14 @@ PROMPTS = 4
 CROWDS = ((1, 4, 11), (2, 6, 70))
 """The numbers of other rows in decode passes: with a prompt that is read beside others, and in parts."""
 
-PART = 32
-"""The first part of the prompt, where the prompt is read in two parts. Another prompt begins beside the second."""
+PARTS = {1: (23, PROMPT - 1), stepping.WIDTH: (stepping.WIDTH,)}
+"""Where the prompt is cut that is read in parts, by the width of passes. Another prompt begins beside the second."""
 
 
 class PassModel(Protocol):
     """What is needed of a checkpoint."""
+
+    width: int
 
     @property
     def vocabulary(self) -> int: ...
@@ -115,9 +118,14 @@ def _beside(
     model.prefill(cache, others[1:2], [prompt[:OTHER]], start=0)
     held = cache.take(others[1], OTHER)
     if is_in_parts:
-        model.prefill(cache, [own], [prompt[:PART]], start=0)
-        parts = [prompt[:OTHER], prompt[PART:]]
-        yield model.prefill(cache, [alike[1], own], parts, start=[0, PART])[-1]
+        first, *cuts = PARTS[model.width]
+        model.prefill(cache, [own], [prompt[:first]], start=0)
+        slots, beside, before = [alike[1], own], [prompt[:OTHER]], [0]
+        for start, end in pairwise((first, *cuts, PROMPT)):
+            parts = [*beside, prompt[start:end]]
+            read = model.prefill(cache, slots, parts, start=[*before, start])
+            slots, beside, before = [own], [], []
+        yield read[-1]
     else:
         prompts = [*[list(reversed(prompt))] * len(alike), prompt]
         yield model.prefill(cache, [*alike, own], prompts, start=0)[-1]

@@ -145,6 +145,9 @@ class PartedKinds(Protocol):
     @property
     def is_plain(self) -> bool: ...
 
+    @property
+    def is_plain_prompt(self) -> bool: ...
+
     def window(self, layer: int) -> int: ...
 
 
@@ -356,11 +359,44 @@ class KvCache:
             Stopped: `must_stop` says so.
         """
         self._begin_layer()
-        assert self.attention is not None
-        window = self.attention.window(layer)
+        window = self.window(layer)
         for part in self.parts:
             part.shelf.make(layer, keys, values)
             yield part, window, part.shelf.keys[layer], part.shelf.values[layer]
+
+    def window(self, layer: int) -> int:
+        """How many of the last tokens a row sees in a layer; 0 for all."""
+        assert self.attention is not None
+        return self.attention.window(layer)
+
+    def rooms(
+        self, layer: int, keys: Tensor, values: Tensor
+    ) -> tuple[list[Tensor], list[Tensor], Sequence[int], Sequence[int]]:
+        """For a layer that writes the `keys` and `values` [b, kv_heads, T, head_dim] of a prefill pass itself: where
+        those of each row are held [kv_heads, capacity, head_dim], the positions of the first tokens, and the numbers of
+        tokens.
+
+        Raises:
+            Stopped: `must_stop` says so.
+        """
+        self._begin_layer()
+        now = self._prefill
+        assert now is not None
+        shelves = [self._shelves[slot.capacity] for slot in now.slots]
+        for shelf in shelves:
+            shelf.make(layer, keys, values)
+        pairs = list(zip(shelves, now.slots, strict=True))
+        return (
+            [shelf.keys[layer][slot.place] for shelf, slot in pairs],
+            [shelf.values[layer][slot.place] for shelf, slot in pairs],
+            now.starts,
+            now.sizes,
+        )
+
+    @property
+    def is_prefill(self) -> bool:
+        """Whether the pass that runs is a prefill pass."""
+        return self._prefill is not None
 
     def _begin_layer(self) -> None:
         self.beat()

@@ -1,4 +1,4 @@
-"""What a decode step does between its products on a processor, compiled once by the C++ compiler of the machine.
+"""What a pass does on a processor, compiled once by the C++ compiler of the machine.
 
 A call of the tensor library takes longer than its work on a few hundred numbers, and a step of one row makes hundreds
 of them. The functions of `native.cpp` each take the place of five to forty such calls. The compiled library is kept in
@@ -120,6 +120,20 @@ class Figures(ctypes.Structure):
     )
 
 
+class Prompts(ctypes.Structure):
+    """The struct of the same name in `native.cpp`."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("queries", "keys", "values", "cosines", "sines")),
+        *((f"{name}_step", ctypes.c_int64) for name in ("queries", "keys", "values", "angles")),
+        *((name, ctypes.c_void_p) for name in ("held_keys", "held_values")),
+        *((name, ctypes.c_void_p) for name in ("capacities", "starts", "sizes", "out")),
+        *((name, ctypes.c_int64) for name in ("rows", "tokens", "heads", "shared", "dim")),
+        ("window", ctypes.c_int64),
+        ("scale", ctypes.c_float),
+    )
+
+
 class Kernels:
     """The functions of a compiled library, for tensors of the host in bfloat16 or float32."""
 
@@ -146,7 +160,10 @@ class Kernels:
         for function in self._multiply.values():
             function.argtypes = [*[ctypes.c_void_p] * 5, ctypes.c_int64, ctypes.c_int]
             function.restype = None
-        for function in self._attend.values():
+        self._attend_prompts = {
+            dtype: getattr(library, f"attend_prompts_{of}") for dtype, of in _NAMES.items()
+        }
+        for function in (*self._attend.values(), *self._attend_prompts.values()):
             function.argtypes, function.restype = [ctypes.c_void_p, ctypes.c_int], None
         for function in self._peak.values():
             function.argtypes = [
@@ -267,6 +284,12 @@ class Kernels:
         tokens to `out`."""
         work = heads.rows * heads.heads * heads.dim * heads.capacity
         self._attend[dtype](ctypes.byref(heads), threads(work))
+
+    def attend_prompts(self, dtype: torch.dtype, prompts: Prompts) -> None:
+        """Write the rotated keys and the values of a prefill pass into the cache, and the attention of each token over
+        the tokens up to it to `out`. The bits of a token depend neither on the other rows nor on the part of its prompt
+        that the pass reads."""
+        self._attend_prompts[dtype](ctypes.byref(prompts), torch.get_num_threads())
 
     def may_draw(self, logits: Tensor) -> bool:
         """Whether tokens can be drawn from logits [rows, vocabulary]."""

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache
 
 from steerserve.errors import Refusal
+from steerserve.rules.inference import stepping
 from steerserve.rules.residency.heartbeat import Activity
 from steerserve.worker import memory
 from steerserve.worker.heartbeat import Pulse
@@ -134,6 +135,7 @@ class PlainPasses:
 
     is_alone = True
     row_step = 1
+    width = stepping.WIDTH
 
     def __init__(self, host: Host, memory: Memory) -> None:
         self._host = host
@@ -178,11 +180,12 @@ class PlainPasses:
         rows: Sequence[Sequence[int]],
         *,
         start: int | Sequence[int],
+        width: int = 1,
         with_sums: bool = False,
         wanted: Sequence[int] | None = None,
     ) -> Tensor:
         """Read the tokens of the one row from `start` on. Returns the logits [1, vocabulary] after the last token.
-        `every` and `sums` are set as by a pass of the batch."""
+        `every` and `sums` are set as by a pass of the batch. Nothing is padded to `width`."""
         (slot,), (ids,) = slots, rows
         assert isinstance(slot, PlainSlot)
         self._host.pulse.passing(Activity.PREFILL)
