@@ -21,6 +21,11 @@ CUT_SECONDS = 15.0
 MOST_SECONDS = 720.0
 PROMPT_TOKENS = 12
 SEEDED, GREEDY = "steerserve, seeded", "steerserve, greedy"
+OURS_Q8, OURS_Q4 = "steerserve Q8", "steerserve Q4"
+PRECISIONS = {OURS_Q8: "Q8", OURS_Q4: "Q4"}
+"""The service with its model in 8 and in 4 bits, for one request at once."""
+PRECISIONS_OF = ("0.5b",)
+"""The sizes that are measured at these precisions too."""
 SEED = 1 << 20
 RATIOS = (
     ("8 seeded", (SEEDED, 8), (servers.OURS, 8)),
@@ -31,6 +36,9 @@ RATIOS = (
     ("32 greedy over transformers", (GREEDY, 32), (servers.CONTINUOUS, 32)),
     ("1 over llama.cpp", (servers.OURS, 1), (servers.BF16, 1)),
     ("1 greedy over llama.cpp", (GREEDY, 1), (servers.BF16, 1)),
+    ("1 Q8 over llama.cpp", (OURS_Q8, 1), (servers.Q8_0, 1)),
+    ("1 Q4 over Q8", (OURS_Q4, 1), (OURS_Q8, 1)),
+    ("1 Q8 over bfloat16", (OURS_Q8, 1), (servers.OURS, 1)),
 )
 """(name, above, below)"""
 
@@ -96,6 +104,12 @@ async def _contenders(
         Contender(servers.OURS, ours, COUNTS),
         Contender(SEEDED, ours, (1, 8, 32), {"seed": None}),
     ]
+    if size in PRECISIONS_OF:
+        for name, precision in PRECISIONS.items():
+            home = plan.scratch / f"{size}-{precision}"
+            held = await opened.enter_async_context(servers.ours(home, checkpoint, precision))
+            await held.warm()
+            contenders.append(Contender(name, held, (1,)))
     if not plan.peers:
         return contenders
     contenders.append(Contender(GREEDY, ours, (1, 8, 32), {"temperature": 0, "top_p": 1}))

@@ -126,7 +126,8 @@ def _size(part: str) -> str:
 def _concurrency(part: str, figures: Part) -> Iterator[str]:
     yield prose(
         f"A Qwen2 shape with random weights in bfloat16; answers of {figures['tokens']} tokens, short prompts. Answers "
-        "of steerserve are sampled (temperature 0.8, top-p 0.9) where nothing else is said; the peers are greedy. A "
+        "of steerserve are sampled (temperature 0.8, top-p 0.9) where nothing else is said; the peers are greedy. Where "
+        "a name has Q8 or Q4, the same checkpoint was loaded so. A "
         f"round is cut after {figures['cut_seconds']:.0f} s, and counts the tokens until then. Times are in ms, and "
         "medians of the rounds."
     )

@@ -77,11 +77,14 @@ class Server:
 
 
 @asynccontextmanager
-async def ours(home: Path, folder: Path, **settings: str) -> AsyncIterator[Server]:
-    """The service with one model, whose settings are the defaults except for the number of requests at once."""
+async def ours(
+    home: Path, folder: Path, precision: str = "FP16", **settings: str
+) -> AsyncIterator[Server]:
+    """The service with one model at this precision. Its settings are the defaults except for the number of requests at
+    once."""
     limits = {"MAX_CONCURRENT_REQUESTS": str(ROWS), "MAX_PENDING_REQUESTS": str(2 * ROWS)}
     async with service.running(home, **limits | settings) as client:
-        await service.load(client, folder, folder.name)
+        await service.load(client, folder, folder.name, quantization=precision)
         yield served(client, folder.name)
 
 

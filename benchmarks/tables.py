@@ -81,6 +81,9 @@ AIMS = {
     "32 greedy over transformers": ("the same, both greedy", Aim(2.0)),
     "1 over llama.cpp": ("1 at a time, sampled, over greedy llama.cpp in BF16", Aim(0.9)),
     "1 greedy over llama.cpp": ("the same, both greedy", Aim(0.9)),
+    "1 Q8 over llama.cpp": ("1 at a time in Q8, sampled, over greedy llama.cpp in Q8_0", Aim(0.8)),
+    "1 Q4 over Q8": ("1 at a time in Q4 over Q8", Aim(1.0)),
+    "1 Q8 over bfloat16": ("1 at a time in Q8 over bfloat16", Aim(1.0)),
 }
 LONG_AIMS = {"p50": Aim(1.25, is_least=False), "p99": Aim(2.5, is_least=False)}
 STEERED_AIMS = {

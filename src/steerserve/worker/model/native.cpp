@@ -521,6 +521,8 @@ inline void finish(const Product<T>& of, int64_t row, int64_t first, floats foun
     }
 }
 
+const int64_t AHEAD = 1024;  // bytes of a panel
+
 // Adds the products of some rows with the numbers at `from` of each panel, for the numbers of `in` in one part of a step.
 template <int PLACE, int COUNT, int PANELS, typename W>
 inline void add_part(const W& numbers, const uint8_t* from, int64_t panel_bytes, const float* rows,
@@ -529,6 +531,8 @@ inline void add_part(const W& numbers, const uint8_t* from, int64_t panel_bytes,
 #pragma GCC unroll 2
     for (int p = 0; p < PANELS; ++p) {
         floats own[2 * together];
+        // few rows wait for the memory: it is asked for the numbers that come later
+        if (COUNT <= 2 && PLACE == 0) __builtin_prefetch(from + p * panel_bytes + AHEAD);
         numbers.template widen<PLACE>(from + p * panel_bytes, own);
 #pragma GCC unroll 2
         for (int n = 0; n < together; ++n)
