@@ -58,6 +58,8 @@ _LONG_ROPE: dict[str, Any] = {
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
+    # heads for which there are compiled functions
+    "llama_wide": ("llama", {"head_dim": 16}),
     "qwen2": ("qwen2", {}),
     "qwen3": ("qwen3", {}),
     "mistral": ("mistral", {"sliding_window": WINDOW}),
@@ -138,8 +140,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 SERVED = (
-    "llama qwen2 qwen3 mistral gemma2 gemma3 gpt2 gpt_neox phi phi3 phi3_sliding opt falcon gpt_oss mixtral olmo2 "
-    "stablelm granite starcoder2 cohere gptj"
+    "llama llama_wide qwen2 qwen3 mistral gemma2 gemma3 gpt2 gpt_neox phi phi3 phi3_sliding opt falcon gpt_oss mixtral "
+    "olmo2 stablelm granite starcoder2 cohere gptj"
 ).split()
 """Architectures whose rows share passes."""
 

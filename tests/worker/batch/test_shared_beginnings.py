@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from steerserve.messages import Echo, Overlay, Plan, Scored, Suppressed, Tokens
+from steerserve.rules.inference import stepping
 from steerserve.rules.inference.stepping import WIDTH
 from steerserve.rules.steering.live import Live
 from steerserve.worker.batch import group as group_module
 from steerserve.worker.model.checkpoint import Checkpoint
+from tests.worker.model.test_native import COMPILED
 from tests.worker.running import Counted, altered, open_checkpoint, random_sae
 
 Folder = Callable[[str], Path]
@@ -34,7 +36,7 @@ QUESTIONS = [[*context, *tokens(3 + i, 10 + i)] for context in CONTEXTS for i in
 """Two contexts after one beginning, with four continuations each."""
 
 
-@pytest.fixture(scope="module", params=["llama", "gemma3"])
+@pytest.fixture(scope="module", params=["llama", "llama_wide", "gemma3"])
 def model(
     request: pytest.FixtureRequest, folder: Folder, tmp_path_factory: pytest.TempPathFactory
 ) -> Checkpoint:
@@ -70,6 +72,18 @@ def test_scores_have_the_bits_of_prompts_that_were_read_alone(
     assert bench.take() < read < sum(map(len, QUESTIONS)) / 2
     assert asked(bench, echo=echo) == expected
     assert bench.take() < len(QUESTIONS) * 2 * WIDTH
+
+
+@COMPILED
+def test_where_no_width_changes_a_bit_each_token_is_read_once(
+    folder: Folder, tmp_path: Path
+) -> None:
+    long = altered(folder("llama_wide"), tmp_path / "long", max_position_embeddings=2048)
+    bench = Counted(open_checkpoint(long))
+    asked(bench)
+    once = len(CONTEXTS[0]) + len(CONTEXTS[1]) - len(SHOTS)
+    rests = sum(len(ids) - len(CONTEXTS[i // 4]) for i, ids in enumerate(QUESTIONS))
+    assert bench.take() <= once + rests + len(QUESTIONS) * (stepping.WIDTHS[-1] - 1)
 
 
 def test_the_scores_of_a_beginning_belong_to_their_temperature_and_listing(

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import torch
 
+from steerserve.rules.inference import stepping
 from steerserve.worker.model import invariance
+from tests.worker.model.test_native import COMPILED
 from tests.worker.running import open_checkpoint
 
 Folder = Callable[[str], Path]
@@ -26,3 +29,21 @@ def test_one_other_bit_of_a_weight_is_another_probe(folder: Folder) -> None:
         weight = model.model.model.norm.weight
         weight[0] = torch.nextafter(weight[0], weight.new_tensor(torch.inf))
     assert invariance.probe(model) != before
+
+
+@COMPILED
+def test_where_one_row_has_other_bits_than_two_no_pass_has_one(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert open_checkpoint(folder("llama_wide")).width in stepping.WIDTHS
+    checked = invariance.varies
+
+    def of_single_rows(model: invariance.PassModel) -> str | None:
+        return "single rows" if model.width == 1 else checked(model)
+
+    monkeypatch.setattr(invariance, "varies", of_single_rows)
+    model = open_checkpoint(folder("llama_wide"))
+    assert (model.width, model.varies) == (2, None)
+    monkeypatch.setattr(invariance, "varies", lambda _: "all passes")
+    model = open_checkpoint(folder("llama_wide"))
+    assert (model.width, model.varies) == (stepping.WIDTH, "all passes")

@@ -3,7 +3,7 @@
 The last bits of a row's logits depend on the shape of the pass. So every shape is either the same for all passes, or
 comes from the row itself, and never from its neighbours: decode passes have a multiple of so many rows, prefill passes
 a multiple of WIDTH tokens a row, and a row's cache has a size of `capacity`. Where the check of a model at its load
-finds that the width of a prefill pass changes no bit either, nothing is padded to WIDTH.
+finds that the width of a prefill pass changes no bit either, prefill passes have a multiple of one of WIDTHS.
 """
 
 from __future__ import annotations
@@ -22,6 +22,11 @@ GRAPH_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
 WIDTH = 32
 """The tokens of each row in a prefill pass are padded to a multiple of this many, unless no width changes a bit. Where
 an edit encodes several positions at once, it encodes as many."""
+
+WIDTHS = (1, 2)
+"""With compiled attention the tokens of each row in a prefill pass are padded to a multiple of the first of these
+numbers for which the check of a model at its load finds that a row's logits are its own, or of WIDTH. Some kernels take
+another path for a single row."""
 
 ALIKE = 8
 """Prompts whose tokens, rounded up to a multiple of this many, are as many are read together where no width changes a

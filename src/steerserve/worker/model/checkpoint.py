@@ -154,7 +154,7 @@ class Checkpoint(Transformer):
         self.pulse.passing(Activity.PREFILL)
         starts = [start] * len(rows) if isinstance(start, int) else list(start)
         end = max(starts) + width
-        is_padded = self.device.type == "cpu" and self.width > 1
+        is_padded = self.device.type == "cpu" and self.width == stepping.WIDTH
         read = stepping.up(end, stepping.KEYS) if is_padded else end
         if not any(starts) and self.device.type != "cpu":
             read = 0  # the fused kernels of cards take the causal flag, and no mask
@@ -369,7 +369,7 @@ class Checkpoint(Transformer):
         """Find the numbers of which the rows of decode passes and the tokens of prefill passes are multiples, and what
         changes the last bits of a row's logits."""
         may_be_any = self.attention is not None and forwards.attends(self.model, self.layers)
-        for self.width in (1, stepping.WIDTH) if may_be_any else (stepping.WIDTH,):
+        for self.width in (*(stepping.WIDTHS if may_be_any else ()), stepping.WIDTH):
             for self.row_step in stepping.ROW_STEPS:
                 self.varies = invariance.varies(self)
                 if self.varies is None:

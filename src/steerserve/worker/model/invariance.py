@@ -31,7 +31,7 @@ PROMPTS = 4
 CROWDS = ((1, 4, 11), (2, 6, 70))
 """The numbers of other rows in decode passes: with a prompt that is read beside others, and in parts."""
 
-PARTS = {1: (23, PROMPT - 1), stepping.WIDTH: (stepping.WIDTH,)}
+PARTS = {1: (23, PROMPT - 1), 2: (22, PROMPT - 2), stepping.WIDTH: (stepping.WIDTH,)}
 """Where the prompt is cut that is read in parts, by the width of passes. Another prompt begins beside the second."""
 
 

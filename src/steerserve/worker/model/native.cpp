@@ -313,8 +313,13 @@ inline void add_products(int64_t count, const float* rows, int64_t rows_step, co
                          int64_t depth, float* to, int64_t to_step) {
     for (; count >= ROWS; count -= ROWS, rows += ROWS * rows_step, to += ROWS * to_step)
         add_products<ROWS>(rows, rows_step, by, by_step, depth, to, to_step);
-    for (; count > 0; --count, rows += rows_step, to += to_step)
-        add_products<1>(rows, rows_step, by, by_step, depth, to, to_step);
+    switch (count) {
+        case 5: add_products<5>(rows, rows_step, by, by_step, depth, to, to_step); break;
+        case 4: add_products<4>(rows, rows_step, by, by_step, depth, to, to_step); break;
+        case 3: add_products<3>(rows, rows_step, by, by_step, depth, to, to_step); break;
+        case 2: add_products<2>(rows, rows_step, by, by_step, depth, to, to_step); break;
+        case 1: add_products<1>(rows, rows_step, by, by_step, depth, to, to_step); break;
+    }
 }
 
 // The first position that a token sees.
