@@ -3,9 +3,14 @@
 // threads.
 // Widths must be multiples of LANES, and dim a multiple of 2 * LANES, at most DIM.
 
+#include <atomic>
 #include <cmath>
+#include <condition_variable>
 #include <cstdint>
 #include <cstring>
+#include <mutex>
+#include <system_error>
+#include <thread>
 #ifdef __AVX2__
 #include <immintrin.h>
 #endif
@@ -256,6 +261,131 @@ void attend_all(const Heads<T>* of, int threads) {
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
     for (int64_t n = 0; n < count; ++n) attend(*of, n / of->shared, n % of->shared);
 }
+
+inline void pause() {
+#ifdef __x86_64__
+    __builtin_ia32_pause();
+#endif
+}
+
+// Threads that share the pieces of a short work. The work ends once its pieces are done, whether or not every thread has
+// come to it: a thread without a processor holds up no more than the piece that it has in hand. A thread that waits
+// sleeps after SPINS turns, so that others get its processor.
+class Team {
+   public:
+    // The team of this process, which is never taken down, because its threads wait in it until the process ends.
+    static Team& own() {
+        static Team& team = *new Team;
+        return team;
+    }
+
+    // While one call has the team, another one works alone.
+    struct Turn {
+        explicit Turn(int threads) : is_first(threads > 1 && own().turn.try_lock()) {
+            if (is_first) own().hire(threads - 1);
+        }
+        ~Turn() {
+            if (is_first) own().turn.unlock();
+        }
+        const bool is_first;
+    };
+
+    // Calls `work` with each number below `count`, on this thread and on the others of the team.
+    template <typename Work>
+    void share(const Turn& turn, int64_t count, const Work& work) {
+        if (!turn.is_first || count < 2) {
+            for (int64_t n = 0; n < count; ++n) work(n);
+            return;
+        }
+        call.store([](const void* of, int64_t n) { (*(const Work*)of)(n); });
+        given.store(&work);
+        end.store(count);
+        done.store(0);
+        number += 2;
+        next.store(number << 32);
+        if (sleepers.load()) wake();
+        help();
+        wait([&] { return done.load() == count; });
+        // closed before the work changes, so that no thread takes a piece of the next work for one of this work
+        next.store((number + 1) << 32 | LAST);
+    }
+
+   private:
+    static const uint64_t LAST = 0xffffffff;
+    static const int SPINS = 4000;
+
+    void help() {
+        for (;;) {
+            uint64_t at = next.load();
+            const uint64_t piece = at & LAST;
+            const auto function = call.load();
+            const void* of = given.load();
+            const int64_t count = end.load();
+            if (piece == LAST || (int64_t)piece >= count) return;
+            if (!next.compare_exchange_strong(at, at + 1)) continue;
+            function(of, (int64_t)piece);
+            if (done.fetch_add(1) + 1 == count && sleepers.load()) wake();
+        }
+    }
+
+    template <typename Ready>
+    void wait(const Ready& is_ready) {
+        for (int turn = 0; turn < SPINS; ++turn) {
+            if (is_ready()) return;
+            pause();
+        }
+        std::unique_lock<std::mutex> lock(sleeping);
+        sleepers.fetch_add(1);
+        change.wait(lock, is_ready);
+        sleepers.fetch_sub(1);
+    }
+
+    void wake() {
+        std::lock_guard<std::mutex> lock(sleeping);
+        change.notify_all();
+    }
+
+    void hire(int count) {
+        if (wanted.load() == count) return;
+        std::lock_guard<std::mutex> lock(sleeping);
+        wanted.store(count);
+        change.notify_all();
+        try {
+            for (; hired < count; ++hired) std::thread([this, own = hired] { stay(own); }).detach();
+        } catch (const std::system_error&) {
+            // there are as many threads as the system gives
+        }
+    }
+
+    void stay(int own) {
+        const auto is_wanted = [&] { return own < wanted.load(); };
+        for (;;) {
+            wait([&] { return !is_wanted() || has_pieces(); });
+            if (is_wanted()) {
+                help();
+            } else {
+                std::unique_lock<std::mutex> lock(sleeping);
+                change.wait(lock, is_wanted);
+            }
+        }
+    }
+
+    bool has_pieces() const {
+        const uint64_t piece = next.load() & LAST;
+        return piece != LAST && (int64_t)piece < end.load();
+    }
+
+    std::mutex turn, sleeping;
+    std::condition_variable change;
+    int hired = 0;
+    uint64_t number = 0;
+    alignas(64) std::atomic<uint64_t> next{LAST};
+    alignas(64) std::atomic<int64_t> done{0};
+    alignas(64) std::atomic<void (*)(const void*, int64_t)> call{nullptr};
+    std::atomic<const void*> given{nullptr};
+    std::atomic<int64_t> end{0};
+    std::atomic<int> sleepers{0}, wanted{0};
+};
 
 // A prefill pass of one layer: for each row the projected heads of its tokens, where its cache is, and where the result
 // goes. Token `t` of row `b` is number `b * tokens + t`, and its steps are numbers between tokens. A row has `sizes` of
@@ -687,6 +817,7 @@ inline void spread(const T* from, int64_t size, Lane to, int64_t first) {
 }
 
 const int64_t CHUNK = 2;  // panels that a thread takes at once
+const int64_t FEW = 64;   // rows of a decode pass. Products of more rows share the threads of the tensor library.
 
 inline int64_t chunks(int64_t width) { return ((width + PANEL - 1) / PANEL + CHUNK - 1) / CHUNK; }
 
@@ -705,9 +836,15 @@ inline void multiply_chunk(const Product<T>& of, int64_t chunk) {
 template <typename T>
 void multiply_all(const Product<T>& of, int threads) {
     const int64_t in = of.by->in, count = chunks(of.by->width);
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1 && of.count > ROWS)
-    for (int64_t row = 0; row < of.count; ++row) spread(of.rows + row * in, in, lane(of.wide, row, of.count, in), 0);
-    // a thread whose processor is taken does not hold up the others: they take its share
+    const auto spread_row = [&](int64_t row) { spread(of.rows + row * in, in, lane(of.wide, row, of.count, in), 0); };
+    if (of.count <= FEW) {
+        const Team::Turn turn(threads);
+        Team::own().share(turn, of.count, spread_row);
+        Team::own().share(turn, count, [&](int64_t chunk) { multiply_chunk(of, chunk); });
+        return;
+    }
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+    for (int64_t row = 0; row < of.count; ++row) spread_row(row);
 #pragma omp parallel for schedule(dynamic) num_threads(threads) if (threads > 1)
     for (int64_t chunk = 0; chunk < count; ++chunk) multiply_chunk(of, chunk);
 }
@@ -739,34 +876,15 @@ struct Pass {
     int64_t angles_step, parts_count, count;
 };
 
-#ifdef _OPENMP
-#define TAKE(from) __atomic_fetch_add(&(from), 1, __ATOMIC_RELAXED)
-#else
-#define TAKE(from) (from)++
-#endif
-
-enum { NORM, PROJECTED, ATTENTION, ATTENDED, MLP_NORM, GATED, GATES, DOWN, PHASES };
-
-// What the threads of one call share: for each phase, how many pieces of its work are taken.
-struct Taken {
-    alignas(64) int64_t of[PHASES][8];
-};
-
-template <typename Work>
-inline void share(Taken& taken, int phase, int64_t count, Work work) {
-    for (int64_t n; (n = TAKE(taken.of[phase][0])) < count;) work(n);
-#pragma omp barrier
-}
-
 inline void add(const bfloat16* from, bfloat16* to, int64_t size) {
     for (int64_t at = 0; at < size; at += LANES) store(to + at, load(to + at) + load(from + at));
 }
 
 // Multiplies the rows that lie in `wide`, and adds `residual` where there is one.
-inline void multiply_shared(const Pass& pass, const Weight& by, const bfloat16* residual, bfloat16* out, Taken& taken,
-                            int phase) {
+inline void multiply_shared(const Pass& pass, const Weight& by, const bfloat16* residual, bfloat16* out,
+                            const Team::Turn& turn) {
     const Product<bfloat16> of = {&by, nullptr, (const bfloat16*)by.bias, pass.wide, out, pass.count};
-    share(taken, phase, chunks(by.width), [&](int64_t chunk) {
+    Team::own().share(turn, chunks(by.width), [&](int64_t chunk) {
         multiply_chunk(of, chunk);
         if (!residual) return;
         const int64_t first = chunk * CHUNK * PANEL, size = by.width - first;
@@ -777,17 +895,17 @@ inline void multiply_shared(const Pass& pass, const Weight& by, const bfloat16* 
 }
 
 inline void normalise_shared(const Pass& pass, const bfloat16* rows, const bfloat16* weight, int64_t width,
-                             float constant, Taken& taken, int phase) {
-    share(taken, phase, pass.count, [&](int64_t row) {
+                             float constant, const Team::Turn& turn) {
+    Team::own().share(turn, pass.count, [&](int64_t row) {
         bfloat16* normalised = pass.normalised + row * width;
         normalise(rows + row * width, weight, normalised, width, constant);
         spread(normalised, width, lane(pass.wide, row, pass.count, width), 0);
     });
 }
 
-inline void attend_shared(const Layer& layer, const Pass& pass, Taken& taken) {
+inline void attend_shared(const Layer& layer, const Pass& pass, const Team::Turn& turn) {
     const int64_t dim = layer.dim, width = layer.heads * dim, step = layer.projected.width;
-    share(taken, ATTENTION, pass.count * layer.shared, [&](int64_t n) {
+    Team::own().share(turn, pass.count * layer.shared, [&](int64_t n) {
         const int64_t row = n / layer.shared, head = n % layer.shared;
         const int64_t size = layer.heads / layer.shared * dim, first = head * size;
         bfloat16* own = pass.heads + row * width + first;
@@ -809,29 +927,24 @@ inline void attend_shared(const Layer& layer, const Pass& pass, Taken& taken) {
     });
 }
 
-void run_layer(const Layer& layer, const Pass& pass, const bfloat16* rows, bfloat16* out, Taken& taken) {
+void run_layer(const Layer& layer, const Pass& pass, const bfloat16* rows, bfloat16* out, int threads) {
+    const Team::Turn turn(threads);
     const int64_t hidden = layer.down.width, width = layer.down.in;
-    normalise_shared(pass, rows, layer.before_attention, hidden, layer.attention_constant, taken, NORM);
-    multiply_shared(pass, layer.projected, nullptr, pass.products, taken, PROJECTED);
-    attend_shared(layer, pass, taken);
-    multiply_shared(pass, layer.attended, rows, pass.middle, taken, ATTENDED);
-    normalise_shared(pass, pass.middle, layer.before_mlp, hidden, layer.mlp_constant, taken, MLP_NORM);
-    multiply_shared(pass, layer.gated, nullptr, pass.products, taken, GATED);
+    normalise_shared(pass, rows, layer.before_attention, hidden, layer.attention_constant, turn);
+    multiply_shared(pass, layer.projected, nullptr, pass.products, turn);
+    attend_shared(layer, pass, turn);
+    multiply_shared(pass, layer.attended, rows, pass.middle, turn);
+    normalise_shared(pass, pass.middle, layer.before_mlp, hidden, layer.mlp_constant, turn);
+    multiply_shared(pass, layer.gated, nullptr, pass.products, turn);
     const int64_t size = 32 * LANES, pieces = (width + size - 1) / size;
-    share(taken, GATES, pass.count * pieces, [&](int64_t n) {
+    Team::own().share(turn, pass.count * pieces, [&](int64_t n) {
         const int64_t row = n / pieces, first = n % pieces * size, count = width - first;
         bfloat16 found[size], *gates = pass.products + row * 2 * width + first;
         const int64_t own = count < size ? count : size;
         gate(gates, gates + width, found, own);
         spread(found, own, lane(pass.wide, row, pass.count, width), first);
     });
-    multiply_shared(pass, layer.down, pass.middle, out, taken, DOWN);
-}
-
-void run_layer_all(const Layer& layer, const Pass& pass, const bfloat16* rows, bfloat16* out, int threads) {
-    Taken taken = {};
-#pragma omp parallel num_threads(threads) if (threads > 1)
-    run_layer(layer, pass, rows, out, taken);
+    multiply_shared(pass, layer.down, pass.middle, out, turn);
 }
 
 }  // namespace
@@ -870,7 +983,7 @@ void attend_prompts_single(const void* of, int threads) { attend_prompts((const 
 void attend_half(const void* of, int threads) { attend_all((const Heads<bfloat16>*)of, threads); }
 void attend_single(const void* of, int threads) { attend_all((const Heads<float>*)of, threads); }
 void run_layer_half(const void* layer, const void* pass, const void* rows, void* out, int threads) {
-    run_layer_all(*(const Layer*)layer, *(const Pass*)pass, (const bfloat16*)rows, (bfloat16*)out, threads);
+    run_layer(*(const Layer*)layer, *(const Pass*)pass, (const bfloat16*)rows, (bfloat16*)out, threads);
 }
 }
 

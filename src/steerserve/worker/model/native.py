@@ -28,7 +28,7 @@ from steerserve.rules.models.compilers import COMPILERS
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 
-_FLAGS = ("-std=c++17", "-O3", "-march=native", "-fPIC", "-c")
+_FLAGS = ("-std=c++17", "-O3", "-march=native", "-fPIC", "-pthread", "-c")
 _WAYS: tuple[tuple[str, ...], ...] = (("-fopenmp",), ())
 """With the threads of the tensor library where its runtime takes them, otherwise with one thread."""
 
@@ -382,10 +382,10 @@ def _compile(compiler: str, way: tuple[str, ...], target: Path) -> None:
     """Compile the library to its place, to which it moves in one step."""
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         compiled, linked = Path(scratch) / "native.o", Path(scratch) / "native.so"
-        # linked without a library of threads, so that only the one of the tensor library can be used
+        # linked without a runtime of OpenMP, so that only the one of the tensor library can be used
         for command in (
             [compiler, *_FLAGS, *way, str(SOURCE), "-o", str(compiled)],
-            [compiler, "-shared", str(compiled), "-o", str(linked)],
+            [compiler, "-shared", "-pthread", str(compiled), "-o", str(linked)],
         ):
             done = subprocess.run(  # noqa: S603 -- the compiler of the machine, with its own source
                 command, capture_output=True, text=True, timeout=_PATIENCE, check=False
