@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -210,6 +211,23 @@ def test_the_compiled_product_is_exact_and_each_row_has_its_own_bits() -> None:
         threads = torch.get_num_threads()
         torch.set_num_threads(3)
         assert torch.equal(held.multiply(given.repeat(20, 1), bias)[:40], found)
+        torch.set_num_threads(threads)
+
+
+@COMPILED
+@torch.inference_mode()
+def test_products_of_several_callers_at_once_have_the_bits_of_one_caller() -> None:
+    held = packing.PanelWeight.of(rows(torch.bfloat16, 600, 800))
+    assert held is not None
+    given = rows(torch.bfloat16, 4, 800)
+    found = held.multiply(given, None)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        with ThreadPoolExecutor(3) as callers:
+            for made in callers.map(lambda _: held.multiply(given, None), range(200)):
+                assert torch.equal(made, found)
+    finally:
         torch.set_num_threads(threads)
 
 

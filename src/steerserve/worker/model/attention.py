@@ -51,16 +51,17 @@ Between = Callable[[KvCache], Tensor]
 
 
 class PartedAttention:
-    """The attention function of one model. `cache` is the cache of the pass that runs, `masks` its masks; None outside
-    of passes. `kinds` has the type of each layer. `cut` is there while a pass is recorded; it gets each call of
-    attention, and returns the tensor that holds the result of the call at each replay."""
+    """The attention function of one model. `cache` is the cache of the pass that runs; None outside of passes. `kinds`
+    has the type of each layer. `cut` is there while a pass is recorded; it gets each call of attention, and returns the
+    tensor that holds the result of the call at each replay."""
 
     def __init__(self, library: str, kinds: Sequence[str], window: int | None = None) -> None:
         self.library = library
         self.kinds = kinds
         self._window = window or 0
         self.cache: KvCache | None = None
-        self.masks: Masks = ()
+        self._make: Callable[[], Masks] = tuple
+        self._masks: Masks | None = None
         self.cut: Callable[[Between], Tensor] | None = None
 
     def __call__(
@@ -90,6 +91,17 @@ class PartedAttention:
             return self._parted(cache, layer, module, query, args, kwargs)
 
         return self.cut(between), None
+
+    def begin(self, make: Callable[[], Masks]) -> None:
+        """The decode passes that follow have the masks that `make` makes. Compiled passes never read them."""
+        self._make, self._masks = make, None
+
+    @property
+    def masks(self) -> Masks:
+        """The masks of the decode pass that runs."""
+        if self._masks is None:
+            self._masks = self._make()
+        return self._masks
 
     @property
     def is_plain(self) -> bool:

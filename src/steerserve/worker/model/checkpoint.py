@@ -86,6 +86,7 @@ class Checkpoint(Transformer):
         self.sums: Tensor | None = None
         self.every: Sequence[Tensor] | None = None
         self._texts: dict[int, str] = {}
+        self._unread: dict[int, Tensor | dict[str, Tensor]] = {}
         self.model.get_output_embeddings().register_forward_pre_hook(self._keep_picked)
         report("checking", 90.0)
         self.row_step = 1
@@ -198,19 +199,22 @@ class Checkpoint(Transformer):
     def begin_decode(
         self, cache: KvCache, slots: Sequence[CacheSlot], positions: Sequence[int]
     ) -> None:
-        """Prepare the parts of the cache, and their masks, for the decode passes that follow."""
+        """Prepare the parts of the cache for the decode passes that follow."""
         self.pulse.passing(Activity.DECODE)
         cache.begin_decode(slots, positions, self.device)
         if self.attention is not None:
-            self.attention.masks = attention.part_masks(
-                cache.parts, self.kinds, self.window, self._added
+            parts = cache.parts
+            self.attention.begin(
+                lambda: attention.part_masks(parts, self.kinds, self.window, self._added)
             )
 
     def decode_pass(self, cache: KvCache, tokens: Tensor, positions: Tensor) -> Tensor:
         """The logits [rows, vocabulary] of a decode pass over tokens [rows, 1] at positions [rows, 1]. The rows of
         `begin_decode` come first."""
-        length = 1 if self.attention else max(part.shelf.capacity for part in cache.parts)
-        masks = self._masks(positions, length)
+        if self.attention is None:
+            masks = self._masks(positions, max(part.shelf.capacity for part in cache.parts))
+        else:
+            masks = self._unread_masks(len(positions))
         return self._forward(cache, tokens, positions, masks, pick=None)[:, -1]
 
     def _forward(
@@ -277,6 +281,15 @@ class Checkpoint(Transformer):
                 allowed = full & (held[None, None] > positions[:, :, None] - self.window)
             masks[kind] = self._in_form(allowed[:, None])
         return masks if len(masks) > 1 else next(iter(masks.values()))
+
+    def _unread_masks(self, rows: int) -> Tensor | dict[str, Tensor]:
+        """What a decode pass gives the model where attention reads the masks of the parts: the library would make masks
+        of its own if there were none."""
+        masks = self._unread.get(rows)
+        if masks is None:
+            none = torch.zeros(rows, 1, dtype=torch.long, device=self.device)
+            masks = self._unread[rows] = self._masks(none, 1)
+        return masks
 
     def _in_form(self, allowed: Tensor) -> Tensor:
         if not self.is_eager:

@@ -119,6 +119,8 @@ def shorten(model: nn.Module, dtype: torch.dtype) -> int:
         elif kind.__name__ in _MLPS and kernels and _may_gate(module, kernels, dtype):
             module.kernels, module.own = kernels, kind.forward
             count += _take(module, _gated, _mlp_inputs(module, dtype))
+        elif kind is nn.ModuleList:
+            module.__class__ = _Stack
     # a layer is compared once the modules inside it have their functions
     for module in list(model.modules()):
         if kernels is not None and "forward" not in vars(module):
@@ -200,6 +202,15 @@ def _is_near(own: Any, found: Any) -> bool:
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
     return bool((one - other).abs().amax().float() <= _OFF * one.abs().amax().float())
+
+
+class _Stack(nn.ModuleList):
+    """The library asks for all its layers as a part of their list in each pass, and the list makes a new list of them
+    then. This one gives itself."""
+
+    def __getitem__(self, at: Any) -> Any:
+        is_all = isinstance(at, slice) and at.indices(len(self)) == (0, len(self), 1)
+        return self if is_all else super().__getitem__(at)
 
 
 # ---------------------------------------------------------------- norms
