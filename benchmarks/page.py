@@ -433,6 +433,7 @@ SECTIONS: Mapping[str, tuple[str, Callable[[str, Part], Iterator[str]]]] = {
         _beside_corpus,
     ),
     "mixed": ("Requests of different lengths", _plain),
+    "token-costs": ("What a token costs outside the model, 91M", _plain),
     "step-times": ("Where the time of a decode step goes, 91M", _step_times),
     "step-watched": ("What watching adds to a decode step, 91M", _step_watched),
     "step-reading": ("Decode steps beside a long prompt, 91M", _step_reading),

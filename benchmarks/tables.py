@@ -212,6 +212,17 @@ def _of_step_times(part: Part) -> Iterator[Row]:
         yield Row(f"a step of the batch alone, {name}, ms", spread(case["step_ms"], 1))
 
 
+def _of_token_costs(part: Part) -> Iterator[Row]:
+    aim, together = Aim(1.0, is_least=False), part["together_s"] * 1e3
+    name = (
+        f"a token of one streamed request outside the model, {part['size']}, ms of processor time"
+    )
+    yield Row(name, f"{together:.2f}", str(aim), aim.outcome(together))
+    yield Row("of it the control plane", ms(part["control_plane_s"], 2))
+    for name, seconds in part["engine_s"].items():
+        yield Row(f"the main thread of the engine, {name}", ms(seconds, 2))
+
+
 def _of_step_watched(part: Part) -> Iterator[Row]:
     for name, one in part["kinds"].items():
         yield Row(f"a pass of {part['rows']} rows, {name}, ms", spread(one["pass_ms"], 1))
@@ -557,6 +568,7 @@ ROWS: dict[str, Callable[[Part], Iterator[Row]]] = {
     "beside-corpus-whole": _of_beside_corpus,
     "beside-jobs": _of_beside_jobs,
     "mixed": _of_mixed,
+    "token-costs": _of_token_costs,
     "step-times": _of_step_times,
     "step-watched": _of_step_watched,
     "step-reading": _of_step_reading,
