@@ -43,7 +43,7 @@ def drawn_slowly(logits: Tensor, one: Sampler) -> int:
     weights = ((logits.float() - logits.float().max()) / one.temperature).softmax(-1)
     while True:
         mass = weights.cumsum(-1)
-        uniform = torch.rand((), generator=one.generator)
+        uniform = torch.tensor(one.uniform())
         threshold = (uniform * mass[-1]).clamp_min(torch.finfo(torch.float32).tiny)
         token = int(torch.searchsorted(mass, threshold[None]).clamp_max(len(mass) - 1))
         above = torch.where(weights > weights[token], weights, 0.0)
@@ -114,7 +114,7 @@ def test_every_row_draws_what_it_would_draw_slowly_and_alone(size: int) -> None:
         slowly = [drawn_slowly(*pair) for pair in zip(logits, alone, strict=True)]
         assert sample(logits, crowd) == slowly
         for one, other in zip(crowd, alone, strict=True):
-            assert torch.equal(one.generator.get_state(), other.generator.get_state())
+            assert one.uniform() == other.uniform()
 
 
 def test_a_random_number_that_meets_a_sum_exactly_draws_the_token_that_completes_the_sum(
@@ -206,6 +206,12 @@ def test_the_penalty_is_applied_before_the_temperature() -> None:
 
 
 # ---------------------------------------------------------------- seeds
+
+
+def test_random_numbers_are_those_of_the_generator_one_by_one() -> None:
+    one, source = choice(seed=3), generator(3, 0)
+    for _ in range(40):
+        assert one.uniform() == torch.rand((), generator=source).item()
 
 
 def test_a_seed_and_a_choice_fix_the_draws() -> None:

@@ -6,7 +6,7 @@ import hashlib
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -20,6 +20,8 @@ BLOCK = 512
 """Logits in a block, of which first only the largest is found."""
 NEAR = 1e-3
 """A sum of probabilities in float32 is off by much less, in whatever order they are added."""
+AHEAD = 16
+"""Random numbers that are made together: a call of the generator takes as long for one."""
 
 
 @dataclass(slots=True)
@@ -32,6 +34,7 @@ class Sampler:
     repetition_penalty: float
     generator: torch.Generator
     seen: Tensor | None = None
+    _ahead: list[float] = field(default_factory=list, init=False, repr=False)
 
     @property
     def is_greedy(self) -> bool:
@@ -39,7 +42,9 @@ class Sampler:
 
     def uniform(self) -> float:
         """The next random number of the generator, at least 0 and below 1, in float32."""
-        return torch.rand((), generator=self.generator).item()
+        if not self._ahead:
+            self._ahead = torch.rand(AHEAD, generator=self.generator).tolist()[::-1]
+        return self._ahead.pop()
 
 
 def generator(seed: int | None, choice: int) -> torch.Generator:
