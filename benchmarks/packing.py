@@ -41,9 +41,16 @@ class Steps:
     """Decode steps of one checkpoint; without `is_packed`, its linear layers are plain, and without `is_short` its
     modules have the forward functions of the library."""
 
-    def __init__(self, folder: Path, *, is_packed: bool = True, is_short: bool = True) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        is_packed: bool = True,
+        is_short: bool = True,
+        quantization: str = "FP16",
+    ) -> None:
         self.model = Checkpoint(
-            folder, quantization="FP16", trust_remote_code=False, report=lambda *_: None
+            folder, quantization=quantization, trust_remote_code=False, report=lambda *_: None
         )
         if not is_packed:
             _unpack(self.model.model)

@@ -25,7 +25,7 @@ _LARGEST = 127
 _LARGEST_OF_TABLE = 32767
 _WIDENED = 65536
 """By how much the compiled product multiplies the integers of a table."""
-_BLOCK_ELEMENTS = 1 << 25
+_BLOCK_ELEMENTS = 1 << 22
 """The most numbers of a plain weight that are widened to float32 at once."""
 _NAMES = frozenset({"Linear8bitLt", "Linear4bit"})
 
