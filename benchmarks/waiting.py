@@ -27,7 +27,7 @@ from steerserve import __version__
 
 RESULTS = Path(__file__).parent / "results"
 POLICIES: dict[str, dict[str, str]] = {
-    **{f"{spins} spins": {"GOMP_SPINCOUNT": str(spins)} for spins in (0, 1000, 10000)},
+    **{f"{spins} spins": {"GOMP_SPINCOUNT": str(spins)} for spins in (0, 1000, 4000, 10000)},
     "the library's own": {},
     "one thread": {"OMP_NUM_THREADS": "1"},
 }

@@ -81,8 +81,10 @@ def test_an_engine_has_few_numbers_of_threads_to_choose_from(
 @pytest.mark.parametrize(
     ("named", "chosen"),
     [
-        ({}, {"MKL_CBWR": "AUTO"}),
-        ({"MKL_CBWR": "AVX2"}, {}),
+        ({}, {"MKL_CBWR": "AUTO", "GOMP_SPINCOUNT": "4000"}),
+        ({"MKL_CBWR": "AVX2"}, {"GOMP_SPINCOUNT": "4000"}),
+        ({"GOMP_SPINCOUNT": "7"}, {"MKL_CBWR": "AUTO"}),
+        ({"OMP_WAIT_POLICY": "passive"}, {"MKL_CBWR": "AUTO"}),
     ],
 )
 def test_variables_that_the_operator_has_set_stay(

@@ -15,6 +15,10 @@ wait for half a processor compute no faster than one, because each waits for the
 FREE = 0.75
 """This many processors or more are idle on average: a thread more has a processor of its own."""
 
+SPINS = "4000"
+"""How often a thread that waits looks again before it sleeps: about a tenth of a millisecond, which is longer than the
+pauses between the products of a pass."""
+
 
 def usable(physical: int | None, allowed: int, quota: float | None) -> int:
     """The number of threads that the engine starts with, at least 1.
@@ -31,9 +35,12 @@ def environment(named: Mapping[str, str]) -> dict[str, str]:
     """The environment variables that must be set before the tensor library is loaded. `named` has the variables that
     the operator has set, which stay.
 
-    Float32 sums have the same bits at every place in memory, and so with any number of threads.
+    Float32 sums have the same bits at every place in memory, and so with any number of threads. A thread of the tensor
+    library that waits sleeps after `SPINS` turns: decode passes have threads of their own, which need its processor.
     """
-    return {} if "MKL_CBWR" in named else {"MKL_CBWR": "AUTO"}
+    found = {} if "MKL_CBWR" in named else {"MKL_CBWR": "AUTO"}
+    is_told = "GOMP_SPINCOUNT" in named or "OMP_WAIT_POLICY" in named
+    return found if is_told else found | {"GOMP_SPINCOUNT": SPINS}
 
 
 def choices(most: int) -> tuple[int, ...]:
