@@ -102,12 +102,12 @@ class Scoring:
 
     def _score(self, row: BatchRow, logits: Tensor, tokens: list[int]) -> None:
         """Score tokens, each from its row of the logits [n, vocabulary]."""
-        if not bool((logits < torch.inf).all()):  # NaN compares false
+        if not bool(logits.amax() < torch.inf):  # NaN is the largest, and compares false
             self.refusal = row.refused(*NOT_FINITE)
             return
-        scored = distributions(
-            logits / (self.temperature or 1.0), tokens, self.top or 0, self.text_of
-        )
+        temperature = self.temperature or 1.0
+        scaled = logits if temperature == 1.0 else logits / temperature
+        scored = distributions(scaled, tokens, self.top or 0, self.text_of)
         for token, one in zip(tokens, scored, strict=True):
             top, logprob = one.top, one.logprob
             # NaN when all are -inf
