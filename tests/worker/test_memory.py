@@ -21,7 +21,7 @@ from steerserve.engines.checkpoint.client import CheckpointEngine, Launcher
 from steerserve.rules.units import MIB
 from steerserve.worker import memory
 from steerserve.worker.batch import group, steered
-from steerserve.worker.model import budget, packing
+from steerserve.worker.model import budget, native, packing
 from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.model.kv import Shelf
 from steerserve.worker.process import loading, loop
@@ -359,10 +359,13 @@ def test_quantized_weights_count_as_they_are_held(quantization: str, bits: int) 
     }
     layers = sum(math.prod(shape) for name, shape in plain.items() if "_proj" in name)
     others = sum(math.prod(shape) for name, shape in plain.items() if "_proj" not in name)
-    head = math.prod(plain["model.embed_tokens.weight"]) * HEADS_AGAIN
+    head = math.prod(plain["model.embed_tokens.weight"])
+    is_compiled = native.kernels() is not None
     weights = held.weights[torch.device("cpu")]
-    codes = layers * bits // 8 + 2 * (others + head)
-    scales = layers // 64 if bits == 4 else 0  # at least a byte for each block of 64 weights
+    # the compiled product has a head of its own in 8 bits
+    codes = layers * bits // 8 + 2 * others + head * (1 if is_compiled else 2 * HEADS_AGAIN)
+    # a block of 64 weights has a scale of 8 bits, which the compiled product has in 32
+    scales = layers // (16 if is_compiled else 64) if bits == 4 else 0
     assert codes + scales <= weights <= codes * 1.03 + scales
 
 
