@@ -282,7 +282,7 @@ class Team {
     // While one call has the team, another one works alone.
     struct Turn {
         explicit Turn(int threads) : is_first(threads > 1 && own().turn.try_lock()) {
-            if (is_first) own().hire(threads - 1);
+            if (is_first) own().resize(threads - 1);
         }
         ~Turn() {
             if (is_first) own().turn.unlock();
@@ -345,19 +345,19 @@ class Team {
         change.notify_all();
     }
 
-    void hire(int count) {
+    void resize(int count) {
         if (wanted.load() == count) return;
         std::lock_guard<std::mutex> lock(sleeping);
         wanted.store(count);
         change.notify_all();
         try {
-            for (; hired < count; ++hired) std::thread([this, own = hired] { stay(own); }).detach();
+            for (; started < count; ++started) std::thread([this, own = started] { run(own); }).detach();
         } catch (const std::system_error&) {
             // there are as many threads as the system gives
         }
     }
 
-    void stay(int own) {
+    void run(int own) {
         const auto is_wanted = [&] { return own < wanted.load(); };
         for (;;) {
             wait([&] { return !is_wanted() || has_pieces(); });
@@ -377,7 +377,7 @@ class Team {
 
     std::mutex turn, sleeping;
     std::condition_variable change;
-    int hired = 0;
+    int started = 0;
     uint64_t number = 0;
     alignas(64) std::atomic<uint64_t> next{LAST};
     alignas(64) std::atomic<int64_t> done{0};
