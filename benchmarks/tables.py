@@ -103,9 +103,10 @@ ADDED_TOKEN_MS = Aim(0.3, is_least=False)
 
 
 def _of_bandwidth(part: Part) -> Iterator[Row]:
-    yield Row("read bandwidth, GB/s", spread(part["read_bytes_per_s"], 1, 1e-9))
+    read = spread(part["read_bytes_per_s"], 1, 1e-9)
+    yield Row("read by a product of a matrix and a vector, GB/s", read)
     for size, limit in part["limit_tokens_per_s"].items():
-        yield Row(f"limit of one row by memory bandwidth, {size.upper()}, tokens/s", f"{limit:.1f}")
+        yield Row(f"one row that reads as fast, {size.upper()}, tokens/s", f"{limit:.1f}")
 
 
 def _of_concurrency(part: Part) -> Iterator[Row]:
