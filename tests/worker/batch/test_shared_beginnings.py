@@ -15,7 +15,7 @@ from steerserve.rules.inference.stepping import WIDTH
 from steerserve.rules.steering.live import Live
 from steerserve.worker.batch import group as group_module
 from steerserve.worker.model.checkpoint import Checkpoint
-from tests.worker.model.test_native import COMPILED
+from tests.worker.model.test_native import OWN_PRODUCTS
 from tests.worker.running import Counted, altered, open_checkpoint, random_sae
 
 Folder = Callable[[str], Path]
@@ -74,7 +74,7 @@ def test_scores_have_the_bits_of_prompts_that_were_read_alone(
     assert bench.take() < len(QUESTIONS) * 2 * WIDTH
 
 
-@COMPILED
+@OWN_PRODUCTS
 def test_where_no_width_changes_a_bit_each_token_is_read_once(
     folder: Folder, tmp_path: Path
 ) -> None:

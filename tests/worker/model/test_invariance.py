@@ -10,7 +10,7 @@ import torch
 
 from steerserve.rules.inference import stepping
 from steerserve.worker.model import invariance
-from tests.worker.model.test_native import COMPILED
+from tests.worker.model.test_native import OWN_PRODUCTS
 from tests.worker.running import open_checkpoint
 
 Folder = Callable[[str], Path]
@@ -31,7 +31,7 @@ def test_one_other_bit_of_a_weight_is_another_probe(folder: Folder) -> None:
     assert invariance.probe(model) != before
 
 
-@COMPILED
+@OWN_PRODUCTS
 def test_where_one_row_has_other_bits_than_two_no_pass_has_one(
     folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,10 +13,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from steerserve.rules.models.compilers import COMPILERS
-from steerserve.worker.model import native
+from steerserve.worker.model import native, packing
 
 COMPILED = pytest.mark.skipif(
     not any(map(shutil.which, COMPILERS)), reason="there is no C++ compiler"
+)
+OWN_PRODUCTS = pytest.mark.skipif(
+    not any(map(shutil.which, COMPILERS)) or packing._has_kernels(torch.bfloat16),
+    reason="there is no C++ compiler, or the products are those of oneDNN",
 )
 
 

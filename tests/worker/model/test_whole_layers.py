@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,17 +12,14 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from steerserve.rules.models.compilers import COMPILERS
-from steerserve.worker.model import packing, whole_layers
+from steerserve.worker.model import whole_layers
 from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.model.kv import KvCache, Stopped
 from tests.worker import models
+from tests.worker.model.test_native import OWN_PRODUCTS
 from tests.worker.running import open_checkpoint
 
-pytestmark = pytest.mark.skipif(
-    not any(map(shutil.which, COMPILERS)) or packing._has_kernels(torch.bfloat16),
-    reason="there is no C++ compiler, or the products are those of oneDNN",
-)
+pytestmark = OWN_PRODUCTS
 
 WIDE = {"hidden_size": 256, "intermediate_size": 520, "head_dim": 64}
 """Wide enough for two threads, with a last panel that is not full."""
