@@ -17,7 +17,7 @@ import pynvml
 from steerserve import __version__
 from steerserve.api import webui
 from steerserve.app import doctor_cluster
-from steerserve.rules.models.compilers import COMPILERS
+from steerserve.rules.models import compilers
 from steerserve.settings import Settings
 from steerserve.settings.checks import names_in
 from steerserve.settings.secrets import NAMES as SECRETS
@@ -86,16 +86,16 @@ def processor() -> str:
     elif "avx512_bf16" in flags:
         speed = "bfloat16 in hardware (AVX-512)"
     else:
-        speed = "no bfloat16 in hardware, bfloat16 checkpoints are computed in float32"
+        speed = "no bfloat16 in hardware, products of bfloat16 are computed in float32"
     return f"{cores} cores, {speed}"
 
 
 def compiler() -> str:
-    """The C++ compiler with which engines compile what a decode step does between its products."""
-    found = next((path for name in COMPILERS if (path := shutil.which(name))), None)
+    """The C++ compiler with which engines compile functions of their models."""
+    found = compilers.compiler(shutil.which)
     if found:
-        return f"{found}, for faster decode steps on the processor"
-    return f"none ({', '.join(COMPILERS)}), decode steps on the processor are slower"
+        return f"{found}, models on the processor are faster with it"
+    return f"none ({', '.join(compilers.COMPILERS)}), models on the processor are slower"
 
 
 def memory() -> str:

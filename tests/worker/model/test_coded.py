@@ -85,8 +85,10 @@ def test_a_product_is_that_of_the_librarys_plain_weight_and_each_row_has_its_own
         assert torch.equal(layer(given[:count]), found[:count]), count
     threads = torch.get_num_threads()
     torch.set_num_threads(3)
-    assert torch.equal(layer(given.repeat(20, 1))[:40], found)
-    torch.set_num_threads(threads)
+    try:
+        assert torch.equal(layer(given.repeat(20, 1))[:40], found)
+    finally:
+        torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("made", [eight_bits, four_bits])
@@ -111,10 +113,8 @@ def test_layers_that_read_the_same_rows_share_a_weight_and_keep_their_products(m
 
 
 def test_what_the_product_does_not_fit_stays_with_the_library() -> None:
-    odd, whole = (
-        eight_bits(16, 100)[0],
-        four_bits(32, 96)[0],
-    )  # blocks of 64 go over the ends of rows
+    odd = eight_bits(16, 100)[0]
+    whole = four_bits(32, 96)[0]  # blocks of 64 go over the ends of rows
     plain, meta = nn.Linear(64, 8), nn.Linear(64, 8, device="meta")
     for layer in (odd, whole, plain, meta):
         before = type(layer)

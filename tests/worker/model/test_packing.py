@@ -174,7 +174,7 @@ def test_layers_that_read_the_same_rows_give_the_products_that_each_gives_alone(
         for given, place in calls:
             torch.testing.assert_close(layers[place](given), plain[given][place])
     for layer, weight in zip(layers, weights, strict=True):
-        assert isinstance(layer.packed, packing.HalfPart)
+        assert isinstance(layer.packed, packing.JointPart)
         assert torch.equal(layer.weight, weight)
     assert sum(held.nbytes for held in packing.native_weights(model)) == 32 * 32 * 2
 

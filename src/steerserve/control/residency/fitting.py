@@ -17,7 +17,7 @@ from steerserve.errors import Refusal
 from steerserve.files.weights import Weights
 from steerserve.rules.models import precision
 from steerserve.rules.models.architecture import is_embedding_only
-from steerserve.rules.models.compilers import COMPILERS
+from steerserve.rules.models.compilers import compiler
 from steerserve.rules.models.precision import Held, Machine, Scheme
 from steerserve.rules.residency import memory_fit
 from steerserve.rules.residency.gpus import Card
@@ -190,7 +190,7 @@ def machine(cards: Sequence[Card]) -> Machine:
 
 
 def _has_compiler() -> bool:
-    return any(map(shutil.which, COMPILERS))
+    return compiler(shutil.which) is not None
 
 
 def estimate(parameters: int, quantization: str) -> int:

@@ -20,17 +20,17 @@ GRAPH_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
 """The numbers of rows of decode passes that are recorded. A pass with fewer rows is padded."""
 
 WIDTH = 32
-"""The tokens of each row in a prefill pass are padded to a multiple of this many, unless no width changes a bit. Where
-an edit encodes several positions at once, it encodes as many."""
+"""The tokens of each row in a prefill pass are padded to a multiple of this many, unless the model has another width
+(see WIDTHS). An edit that encodes several positions at once encodes this many."""
 
 WIDTHS = (1, 2)
-"""With compiled attention the tokens of each row in a prefill pass are padded to a multiple of the first of these
-numbers for which the check of a model at its load finds that a row's logits are its own, or of WIDTH. Some kernels take
-another path for a single row."""
+"""Widths that a model with compiled attention may have instead of WIDTH. At its load they are tried in this order, and
+the first one with which a row's logits do not depend on other rows is taken. 2 is tried because some kernels sum in
+another order for a single row."""
 
 ALIKE = 8
-"""Prompts whose tokens, rounded up to a multiple of this many, are as many are read together where no width changes a
-bit. Each is padded to the longest of them."""
+"""Where a model has one of WIDTHS, prompts are read together if their lengths are equal after rounding up to a multiple
+of this. Each is padded to the longest of them."""
 
 KEYS = 512
 """On the processor, a prefill pass reads a multiple of this many tokens of cache. The attention kernel there reads
@@ -218,7 +218,7 @@ class Prompt:
 
     Attributes:
         most: the most tokens that a pass with this row may have.
-        step: rows are read together whose tokens, rounded up to a multiple of it, are as many.
+        step: prompts are read together if their lengths are equal after rounding up to a multiple of this.
     """
 
     tokens: int

@@ -318,7 +318,7 @@ Masks = tuple[Tensor | None, ...]
 class SiteEdits:
     """What the rows of a pass do at one site. It does not change from pass to pass while the rows and their edits stay
     the same; `move` gives the rows another order. `saes` has, by key, the SAEs whose features are read or edited here;
-    `written` are those that write.
+    `written` has the keys of those whose directions are added here.
 
     `is_fixed`: what is done in a decode pass follows from the value, the masks and the tensors here alone, and no
     value is copied to the host. `held` then keeps the recordings that a caller makes of it.

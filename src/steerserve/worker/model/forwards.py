@@ -344,10 +344,9 @@ def _decoded(
 ) -> Tensor:
     """Attention [rows, 1, heads * dim] of a decode pass, before its last projection. Rows without room in the cache,
     which follow the others, get zeros."""
-    rows, dim, shared = hidden.shape[0], self.head_dim, self.k_proj.out_features // self.head_dim
-    heads = shared * self.num_key_value_groups
-    query, key, value = _heads(self, hidden, heads, shared)
-    cosines, sines = (angles.to(query.dtype).contiguous() for angles in embeddings)
+    query, key, value, cosines, sines = _heads(self, hidden, embeddings)
+    rows, heads, _, dim = query.shape
+    shared = key.shape[1]
     last = cache.parts[-1].last
     out = torch.empty(rows, 1, heads * dim, dtype=query.dtype)
     if last < rows:
@@ -386,14 +385,13 @@ def _prompted(
 ) -> Tensor:
     """Attention [rows, T, heads * dim] of a prefill pass, before its last projection. Padding gets zeros."""
     rows, tokens = hidden.shape[:2]
-    dim, shared = self.head_dim, self.k_proj.out_features // self.head_dim
-    heads = shared * self.num_key_value_groups
-    query, key, value = _heads(self, hidden, heads, shared)
-    cosines, sines = (angles.to(query.dtype).contiguous() for angles in embeddings)
+    query, key, value, cosines, sines = _heads(self, hidden, embeddings)
+    _, heads, _, dim = query.shape
+    shared = key.shape[1]
     held_keys, held_values, starts, sizes = cache.rooms(self.layer_idx, key, value)
     is_full = all(size == tokens for size in sizes)
     out = (torch.empty if is_full else torch.zeros)(rows, tokens, heads * dim, dtype=query.dtype)
-    told = torch.tensor(
+    places = torch.tensor(
         [
             [held.data_ptr() for held in held_keys],
             [held.data_ptr() for held in held_values],
@@ -408,7 +406,7 @@ def _prompted(
             *(t.data_ptr() for t in (query, key, value, cosines, sines)),
             *(t.stride(0) for t in (query, key, value)),
             tokens * dim if cosines.shape[0] > 1 else 0,
-            *(row.data_ptr() for row in told),
+            *(row.data_ptr() for row in places),
             out.data_ptr(),
             rows,
             tokens,
@@ -423,22 +421,24 @@ def _prompted(
 
 
 def _heads(
-    self: _Attention, hidden: Tensor, heads: int, shared: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The queries, keys and values of [rows, T, hidden] before their rotation, [rows * T, heads, 1, dim] each. The
-    heads of a token lie one behind the other."""
-    count = hidden.shape[0] * hidden.shape[1]
-    layers, dim = (self.q_proj, self.k_proj, self.v_proj), self.head_dim
+    self: _Attention, hidden: Tensor, embeddings: tuple[Tensor, Tensor]
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """What a compiled attention reads of [rows, T, hidden]: the queries, keys and values before their rotation
+    [rows * T, heads, 1, dim], where the heads of a token lie one behind the other, and the cosines and sines."""
+    dim, count = self.head_dim, hidden.shape[0] * hidden.shape[1]
+    layers = self.q_proj, self.k_proj, self.v_proj
+    cosines, sines = (angles.to(hidden.dtype).contiguous() for angles in embeddings)
     has_norms = hasattr(self, "q_norm")
     joined = None if has_norms else together(layers, hidden)
     if joined is not None:
-        every = joined.view(count, -1, 1, dim)
-        return every[:, :heads], every[:, heads : heads + shared], every[:, heads + shared :]
+        sizes = [layer.out_features // dim for layer in layers]
+        query, key, value = joined.view(count, -1, 1, dim).split_with_sizes(sizes, 1)
+        return query, key, value, cosines, sines
     query, key, value = (layer(hidden).view(*hidden.shape[:2], -1, dim) for layer in layers)
     if has_norms:
         query, key = self.q_norm(query), self.k_norm(key)
-    query, key, value = (each.reshape(count, -1, 1, dim) for each in (query, key, value))
-    return query.contiguous(), key.contiguous(), value.contiguous()
+    query, key, value = (t.reshape(count, -1, 1, dim).contiguous() for t in (query, key, value))
+    return query, key, value, cosines, sines
 
 
 def _rotated(heads: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:

@@ -1,7 +1,6 @@
 // What a pass does on a processor, for rows of bfloat16 or float32, computed in float32. Each row is computed by
 // itself, in an order that depends on the row alone, so its bits depend neither on the other rows nor on the number of
-// threads.
-// Widths must be multiples of LANES, and dim a multiple of 2 * LANES, at most DIM.
+// threads. Widths must be multiples of LANES, and dim a multiple of 2 * LANES, at most DIM.
 
 #include <atomic>
 #include <cmath>
@@ -866,7 +865,7 @@ struct Part {
 };
 
 // A decode pass of `count` rows. The rest is room that the layers share: `products` for the rows of the widest product,
-// `middle` and `rows` for rows of the hidden size, `heads` for those of attention, `wide` for the widest rows that are
+// `middle` and `normalised` for rows of the hidden size, `heads` for those of attention, `wide` for the widest rows that are
 // multiplied.
 struct Pass {
     const bfloat16 *cosines, *sines;

@@ -14,17 +14,18 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import Any, cast
 
 import platformdirs
 import structlog
 import torch
 from torch import Tensor
 
-from steerserve.rules.models.compilers import COMPILERS
+from steerserve.rules.models import compilers
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 
@@ -35,8 +36,24 @@ _WAYS: tuple[tuple[str, ...], ...] = (("-fopenmp",), ())
 _PATIENCE = 120.0
 _LANES, _PANEL, _DIM = 8, 16, 256
 _NAMES = {torch.bfloat16: "half", torch.float32: "single"}
+_TYPES = {"p": ctypes.c_void_p, "n": ctypes.c_int64, "f": ctypes.c_float, "i": ctypes.c_int}
+_ARGUMENTS = {
+    "normalise": "pppnnfi",
+    "gate": "pppnnnni",
+    "multiply": "pppppni",
+    "attend": "pi",
+    "attend_prompts": "pi",
+    "peak": "pnnnppppi",
+    "run_layer": "ppppi",
+    "draw": "pnpni",
+    "figures": "pi",
+}
+"""The arguments of each function: pointers, numbers of 64 bits, floats, and integers of 32 bits."""
 _WORK = 1 << 18
 """Numbers of work below which a second thread would take longer to begin than to help."""
+
+Function = Callable[..., None]
+"""A compiled function."""
 
 log = structlog.get_logger(__name__)
 
@@ -138,52 +155,19 @@ class Kernels:
     """The functions of a compiled library, for tensors of the host in bfloat16 or float32."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        self._normalise, self._attend, self._gate, self._peak = (
-            {dtype: getattr(library, f"{name}_{of}") for dtype, of in _NAMES.items()}
-            for name in ("normalise", "attend", "gate", "peak")
-        )
-        for function in self._gate.values():
-            function.argtypes = [*[ctypes.c_void_p] * 3, *[ctypes.c_int64] * 4, ctypes.c_int]
-            function.restype = None
-        self._run_layer = library.run_layer_half
-        self._run_layer.argtypes = [*[ctypes.c_void_p] * 4, ctypes.c_int]
-        self._run_layer.restype = None
-        for function in self._normalise.values():
-            function.argtypes = [
-                *[ctypes.c_void_p] * 3,
-                *[ctypes.c_int64] * 2,
-                ctypes.c_float,
-                ctypes.c_int,
-            ]
-            function.restype = None
-        self._multiply = {dtype: getattr(library, f"multiply_{of}") for dtype, of in _NAMES.items()}
-        for function in self._multiply.values():
-            function.argtypes = [*[ctypes.c_void_p] * 5, ctypes.c_int64, ctypes.c_int]
-            function.restype = None
-        self._attend_prompts = {
-            dtype: getattr(library, f"attend_prompts_{of}") for dtype, of in _NAMES.items()
-        }
-        for function in (*self._attend.values(), *self._attend_prompts.values()):
-            function.argtypes, function.restype = [ctypes.c_void_p, ctypes.c_int], None
-        for function in self._peak.values():
-            function.argtypes = [
-                ctypes.c_void_p,
-                *[ctypes.c_int64] * 3,
-                *[ctypes.c_void_p] * 4,
-                ctypes.c_int,
-            ]
-            function.restype = None
-        self._draw = library.draw
-        self._draw.argtypes = [
-            ctypes.c_void_p,
-            ctypes.c_int64,
-            ctypes.c_void_p,
-            ctypes.c_int64,
-            ctypes.c_int,
-        ]
-        self._draw.restype = None
-        self._figures = library.figures
-        self._figures.argtypes, self._figures.restype = [ctypes.c_void_p, ctypes.c_int], None
+        def function(name: str, of: str = "") -> Function:
+            found: Any = getattr(library, name + of)
+            found.argtypes, found.restype = [_TYPES[one] for one in _ARGUMENTS[name]], None
+            return cast(Function, found)
+
+        def functions(name: str) -> dict[torch.dtype, Function]:
+            return {dtype: function(name, f"_{of}") for dtype, of in _NAMES.items()}
+
+        self._normalise, self._gate, self._peak = map(functions, ("normalise", "gate", "peak"))
+        self._multiply = functions("multiply")
+        self._attend, self._attend_prompts = map(functions, ("attend", "attend_prompts"))
+        self._run_layer = function("run_layer", "_half")
+        self._draw, self._figures = map(function, ("draw", "figures"))
 
     def __deepcopy__(self, _: object) -> Kernels:
         return self
@@ -363,9 +347,9 @@ def _loaded(folder: Path) -> ctypes.CDLL:
     """Raises:
     Unavailable.
     """
-    compiler = next((found for name in COMPILERS if (found := shutil.which(name))), None)
+    compiler = compilers.compiler(shutil.which)
     if compiler is None:
-        raise Unavailable(f"there is no C++ compiler ({', '.join(COMPILERS)})")
+        raise Unavailable(f"there is no C++ compiler ({', '.join(compilers.COMPILERS)})")
     why = ""
     for way in _WAYS:
         target = folder / f"{_digest(compiler, way)}.so"

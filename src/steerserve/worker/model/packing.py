@@ -183,7 +183,7 @@ class Joint:
 
 
 @dataclass(frozen=True, slots=True)
-class HalfPart:
+class JointPart:
     """The weight of one layer of a `Joint`. The first layer that is called with some rows multiplies them for all
     layers of the joint: a call of the kernels takes as long as the product of a small weight with one row."""
 
@@ -191,7 +191,7 @@ class HalfPart:
     place: int
 
     def multiply(self, rows: Tensor, bias: Tensor | None) -> Tensor:
-        """As `HalfWeight.multiply`, with the same bits. The joint has the bias already."""
+        """As the joint's weight multiplies, with the same bits. The joint has the bias already."""
         joint = self.joint
         if self.place == 0 or joint.rows is not rows:
             found = joint.weight.multiply(rows, joint.bias)
@@ -207,7 +207,7 @@ class HalfPart:
         return parts[self.place]
 
 
-Packed = Tensor | NativeWeight | HalfPart
+Packed = Tensor | NativeWeight | JointPart
 """A weight [out, in] in the layout of the kernels of oneDNN, of FBGEMM, or of the compiled ones."""
 
 
@@ -256,7 +256,7 @@ def together(layers: Sequence[Any], rows: Tensor) -> Tensor | None:
     """The products of layers that read the same rows [..., in], one beside the other; None where these layers are not
     all that share a weight, or where something hooks one of them."""
     first = getattr(layers[0], "packed", None)
-    if not isinstance(first, HalfPart) or len(first.joint.sizes) != len(layers):
+    if not isinstance(first, JointPart) or len(first.joint.sizes) != len(layers):
         return None
     if any(layer._forward_hooks or layer._forward_pre_hooks for layer in layers):
         return None
@@ -326,7 +326,7 @@ def native_weights(model: nn.Module) -> Iterator[NativeWeight]:
         held = getattr(layer, "packed", None)
         if isinstance(held, NativeWeight):
             yield held
-        elif isinstance(held, HalfPart) and held.place == 0:
+        elif isinstance(held, JointPart) and held.place == 0:
             yield held.joint.weight
 
 
@@ -346,7 +346,7 @@ def _pack_joint(layers: Sequence[object]) -> int:
     sizes = [layer.out_features for layer in linear]
     joint = Joint(weight, sizes, torch.cat(biases) if biases else None)
     for place, layer in enumerate(linear):
-        _hold(layer, HalfPart(joint, place), dtype)
+        _hold(layer, JointPart(joint, place), dtype)
     return len(linear)
 
 
@@ -368,7 +368,7 @@ def _pack_joint_codes(layers: Sequence[object], dtype: torch.dtype) -> int:
             layer.bias.data = biases[place]
         for name in _LIBRARY_STATE:
             vars(layer).pop(name, None)
-        _hold(layer, weight if len(linear) == 1 else HalfPart(joint, place), dtype)
+        _hold(layer, weight if len(linear) == 1 else JointPart(joint, place), dtype)
     return len(linear)
 
 

@@ -19,7 +19,7 @@ from steerserve.worker.model import native
 from steerserve.worker.model.attention import FULL, SDPA, PartedAttention
 from steerserve.worker.model.coded import CodedWeight
 from steerserve.worker.model.kv import KvCache
-from steerserve.worker.model.packing import HalfPart, Joint, PackedLinear, PanelWeight
+from steerserve.worker.model.packing import Joint, JointPart, PackedLinear, PanelWeight
 
 _LAYERS = frozenset({"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer"})
 _POSITION, _CAPACITY = 5, 8
@@ -206,7 +206,7 @@ def tried(layer: WholeLayer, rows: Tensor, angles: Angles) -> Iterator[dict[str,
 def _joint(layer: nn.Module, count: int) -> Joint | None:
     """The weight that a layer shares with the others that read the same rows."""
     held = getattr(layer, "packed", None)
-    if not isinstance(held, HalfPart) or len(held.joint.sizes) != count:
+    if not isinstance(held, JointPart) or len(held.joint.sizes) != count:
         return None
     return held.joint
 
