@@ -15,7 +15,7 @@ from steerserve.rules.inference.stepping import WIDTH
 from steerserve.rules.steering.live import Live
 from steerserve.worker.batch import group as group_module
 from steerserve.worker.model.checkpoint import Checkpoint
-from tests.worker.model.test_native import OWN_PRODUCTS
+from tests.worker.compiled import OWN_PRODUCTS
 from tests.worker.running import Counted, altered, open_checkpoint, random_sae
 
 Folder = Callable[[str], Path]

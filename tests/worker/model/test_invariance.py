@@ -10,7 +10,7 @@ import torch
 
 from steerserve.rules.inference import stepping
 from steerserve.worker.model import invariance
-from tests.worker.model.test_native import OWN_PRODUCTS
+from tests.worker.compiled import OWN_PRODUCTS
 from tests.worker.running import open_checkpoint
 
 Folder = Callable[[str], Path]

@@ -16,7 +16,7 @@ from steerserve.worker.model import whole_layers
 from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.model.kv import KvCache, Stopped
 from tests.worker import models
-from tests.worker.model.test_native import OWN_PRODUCTS
+from tests.worker.compiled import OWN_PRODUCTS
 from tests.worker.running import open_checkpoint
 
 pytestmark = OWN_PRODUCTS

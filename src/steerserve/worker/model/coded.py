@@ -202,7 +202,7 @@ def _in_panels(whole: Tensor) -> Tensor:
 
 
 def _paired(panels: Tensor) -> Tensor:
-    """Codes of 4 bits [panels, in, 16] as [panels, in / 4, 32], in the order that `Four` of native.cpp reads."""
+    """Codes of 4 bits [panels, in, 16] as [panels, in / 4, 32], in the order that `Four` of `weights.h` reads."""
     # by place in the byte, place in `in`, first or second half of the outputs, quarter of them, output
     parts = panels.reshape(len(panels), -1, 2, 2, 2, 2, 4).permute(2, 0, 1, 5, 3, 6, 4)
     return (parts[0] | parts[1] << 4).reshape(len(panels), -1, 2 * _PANEL)

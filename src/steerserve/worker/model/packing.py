@@ -3,7 +3,7 @@
 A plain product lays out its weight again in each call, which takes most of a pass over few rows. The usual kernels are
 those of oneDNN. On processors with AVX-512, their product of two rows or more also gives each row the same bits,
 however many rows and threads take part. oneDNN has no kernels for bfloat16 where the processor has no AVX-512; there
-the compiled kernels of `native.cpp` are used (`PanelWeight`). Without a compiler, and for other dtypes, those of FBGEMM
+the compiled kernels of `native` are used (`PanelWeight`). Without a compiler, and for other dtypes, those of FBGEMM
 are used, which hold a weight as float16 numbers and compute in float32 (`HalfWeight`).
 
 Layers that bitsandbytes holds in 8 or 4 bits are packed where the compiled product is there (`coded.py`). Other

@@ -1,39 +1,48 @@
-"""What a pass does on a processor, compiled once by the C++ compiler of the machine.
+"""What a pass does on a processor: functions in C++ that the compiler of the machine compiles once.
 
 A call of the tensor library takes longer than its work on a few hundred numbers, and a step of one row makes hundreds
-of them. The functions of `native.cpp` each take the place of five to forty such calls. The compiled library is kept in
-the user's cache folder for the next start. Without a compiler the functions of the tensor library serve.
+of them. The functions of `native.cpp` each take the place of five to forty such calls. Without a compiler the functions
+of the tensor library serve. `compiling.py` compiles and loads the functions; `structs.py` has what they read.
 """
 
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import os
-import platform
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import cache
-from pathlib import Path
 from typing import Any, cast
 
-import platformdirs
 import structlog
 import torch
 from torch import Tensor
 
-from steerserve.rules.models import compilers
+from steerserve.worker.model.native import compiling
+from steerserve.worker.model.native.structs import (
+    Draw,
+    Figures,
+    Heads,
+    Layer,
+    Part,
+    Pass,
+    Prompts,
+    Weight,
+)
 
-SOURCE = Path(__file__).with_suffix(".cpp")
+__all__ = (
+    "Draw",
+    "Figures",
+    "Heads",
+    "Kernels",
+    "Layer",
+    "Part",
+    "Pass",
+    "Prompts",
+    "Weight",
+    "found",
+    "kernels",
+    "threads",
+)
 
-_FLAGS = ("-std=c++17", "-O3", "-march=native", "-fPIC", "-pthread", "-c")
-_WAYS: tuple[tuple[str, ...], ...] = (("-fopenmp",), ())
-"""With the threads of the tensor library where its runtime takes them, otherwise with one thread."""
-
-_PATIENCE = 120.0
 _LANES, _PANEL, _DIM = 8, 16, 256
 _NAMES = {torch.bfloat16: "half", torch.float32: "single"}
 _TYPES = {"p": ctypes.c_void_p, "n": ctypes.c_int64, "f": ctypes.c_float, "i": ctypes.c_int}
@@ -56,99 +65,6 @@ Function = Callable[..., None]
 """A compiled function."""
 
 log = structlog.get_logger(__name__)
-
-
-class Unavailable(Exception):
-    """There are no compiled functions. The text says why."""
-
-
-class Heads(ctypes.Structure):
-    """The struct of the same name in `native.cpp`."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("queries", "keys", "values", "cosines", "sines")),
-        *((f"{name}_step", ctypes.c_int64) for name in ("queries", "keys", "values", "angles")),
-        *((name, ctypes.c_void_p) for name in ("held_keys", "held_values", "places", "positions")),
-        ("out", ctypes.c_void_p),
-        *((name, ctypes.c_int64) for name in ("rows", "heads", "shared", "dim", "capacity")),
-        ("window", ctypes.c_int64),
-        ("scale", ctypes.c_float),
-    )
-
-
-class Weight(ctypes.Structure):
-    """The struct of the same name in `native.cpp`."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("panels", "scales", "table", "bias")),
-        *((name, ctypes.c_int64) for name in ("size", "width", "each")),
-    )
-
-
-class Layer(ctypes.Structure):
-    """The struct of the same name in `native.cpp`."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("before_attention", "before_mlp")),
-        *((name, Weight) for name in ("projected", "attended", "gated", "down")),
-        *((name, ctypes.c_int64) for name in ("heads", "shared", "dim", "window")),
-        *((name, ctypes.c_float) for name in ("attention_constant", "mlp_constant", "scale")),
-    )
-
-
-class Part(ctypes.Structure):
-    """The struct of the same name in `native.cpp`."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("keys", "values", "places", "positions")),
-        *((name, ctypes.c_int64) for name in ("first", "count", "capacity")),
-    )
-
-
-class Pass(ctypes.Structure):
-    """The struct of the same name in `native.cpp`."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("cosines", "sines", "parts")),
-        *((name, ctypes.c_void_p) for name in ("products", "middle", "normalised", "heads")),
-        ("wide", ctypes.c_void_p),
-        *((name, ctypes.c_int64) for name in ("angles_step", "parts_count", "count")),
-    )
-
-
-class Draw(ctypes.Structure):
-    """The struct of the same name in `native.cpp`. A `floor` below 0 is that of the first draw."""
-
-    _fields_ = (
-        ("limit", ctypes.c_double),
-        *((name, ctypes.c_int64) for name in ("row", "token")),
-        *((name, ctypes.c_float) for name in ("uniform", "floor", "mass")),
-        ("is_outside", ctypes.c_int32),
-    )
-
-
-class Figures(ctypes.Structure):
-    """The struct of the same name in `native.cpp`."""
-
-    _fields_ = (
-        ("values", ctypes.c_void_p),
-        *((name, ctypes.c_int64) for name in ("rows", "width")),
-        *((name, ctypes.c_void_p) for name in ("means", "squares", "active", "least", "greatest")),
-    )
-
-
-class Prompts(ctypes.Structure):
-    """The struct of the same name in `native.cpp`."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("queries", "keys", "values", "cosines", "sines")),
-        *((f"{name}_step", ctypes.c_int64) for name in ("queries", "keys", "values", "angles")),
-        *((name, ctypes.c_void_p) for name in ("held_keys", "held_values")),
-        *((name, ctypes.c_void_p) for name in ("capacities", "starts", "sizes", "out")),
-        *((name, ctypes.c_int64) for name in ("rows", "tokens", "heads", "shared", "dim")),
-        ("window", ctypes.c_int64),
-        ("scale", ctypes.c_float),
-    )
 
 
 class Kernels:
@@ -336,85 +252,8 @@ def kernels() -> Kernels | None:
 def found() -> tuple[Kernels | None, str]:
     """The compiled functions and where they come from; None and the reason where they cannot be compiled."""
     try:
-        library = _loaded(_folder())
-    except Unavailable as why:
+        library = compiling.library()
+    except compiling.Unavailable as why:
         log.info("kernels_not_compiled", why=str(why))
         return None, str(why)
     return Kernels(library), "they were compiled on this machine"
-
-
-def _loaded(folder: Path) -> ctypes.CDLL:
-    """Raises:
-    Unavailable.
-    """
-    compiler = compilers.compiler(shutil.which)
-    if compiler is None:
-        raise Unavailable(f"there is no C++ compiler ({', '.join(compilers.COMPILERS)})")
-    why = ""
-    for way in _WAYS:
-        target = folder / f"{_digest(compiler, way)}.so"
-        try:
-            if not _is_own(target):
-                _compile(compiler, way, target)
-            return ctypes.CDLL(str(target))
-        except (OSError, subprocess.SubprocessError) as error:
-            why = str(error)
-    raise Unavailable(why)
-
-
-def _compile(compiler: str, way: tuple[str, ...], target: Path) -> None:
-    """Compile the library to its place, to which it moves in one step."""
-    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-        compiled, linked = Path(scratch) / "native.o", Path(scratch) / "native.so"
-        # linked without a runtime of OpenMP, so that only the one of the tensor library can be used
-        for command in (
-            [compiler, *_FLAGS, *way, str(SOURCE), "-o", str(compiled)],
-            [compiler, "-shared", "-pthread", str(compiled), "-o", str(linked)],
-        ):
-            done = subprocess.run(  # noqa: S603 -- the compiler of the machine, with its own source
-                command, capture_output=True, text=True, timeout=_PATIENCE, check=False
-            )
-            if done.returncode:
-                raise OSError(next(iter(done.stderr.splitlines()), "the compiler failed"))
-        linked.chmod(0o700)
-        linked.rename(target)
-
-
-def _digest(compiler: str, way: tuple[str, ...]) -> str:
-    """The name of a compiled library: another one for another source, compiler, processor or tensor library."""
-    stat = Path(compiler).resolve().stat()
-    told = [compiler, stat.st_size, stat.st_mtime_ns, _FLAGS, way, torch.__version__, _processor()]
-    return hashlib.sha256(SOURCE.read_bytes() + repr(told).encode()).hexdigest()[:32]
-
-
-def _processor() -> str:
-    """The instructions that this processor has, as the system tells them."""
-    with suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return "\n".join(sorted({line for line in lines if line.startswith(("model", "flags"))}))
-    return platform.processor()
-
-
-def _folder() -> Path:
-    """The folder of the compiled libraries, which nobody else may write into.
-
-    Raises:
-        Unavailable.
-    """
-    folder = Path(platformdirs.user_cache_dir("steerserve")) / "kernels"
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    except OSError as error:
-        raise Unavailable(f"{folder} cannot be made: {error.strerror}") from error
-    if not _is_own(folder):
-        raise Unavailable(f"others may write into {folder}")
-    return folder
-
-
-def _is_own(path: Path) -> bool:
-    """Whether a path is there, and only this user may write to it."""
-    try:
-        stat = path.stat()
-    except FileNotFoundError:
-        return False
-    return stat.st_uid == os.getuid() and not stat.st_mode & 0o022

@@ -1,0 +1,114 @@
+"""How the compiled functions come to be: compiled once by the C++ compiler of the machine, and kept in the user's cache
+folder for the next start."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+import platformdirs
+import torch
+
+from steerserve.rules.models import compilers
+
+SOURCES = Path(__file__).parent
+"""The folder of the headers, and of `native.cpp`, which includes them."""
+
+_FLAGS = ("-std=c++17", "-O3", "-march=native", "-fPIC", "-pthread", "-c")
+_WAYS: tuple[tuple[str, ...], ...] = (("-fopenmp",), ())
+"""With the threads of the tensor library where its runtime takes them, otherwise with one thread."""
+
+_PATIENCE = 120.0
+
+
+class Unavailable(Exception):
+    """There are no compiled functions. The text says why."""
+
+
+def library() -> ctypes.CDLL:
+    """The library with the compiled functions.
+
+    Raises:
+        Unavailable.
+    """
+    folder = _folder()
+    compiler = compilers.compiler(shutil.which)
+    if compiler is None:
+        raise Unavailable(f"there is no C++ compiler ({', '.join(compilers.COMPILERS)})")
+    why = ""
+    for way in _WAYS:
+        target = folder / f"{_digest(compiler, way)}.so"
+        try:
+            if not _is_own(target):
+                _compile(compiler, way, target)
+            return ctypes.CDLL(str(target))
+        except (OSError, subprocess.SubprocessError) as error:
+            why = str(error)
+    raise Unavailable(why)
+
+
+def _compile(compiler: str, way: tuple[str, ...], target: Path) -> None:
+    """Compile the library to its place, to which it moves in one step."""
+    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+        compiled, linked = Path(scratch) / "native.o", Path(scratch) / "native.so"
+        # linked without a runtime of OpenMP, so that only the one of the tensor library can be used
+        for command in (
+            [compiler, *_FLAGS, *way, str(SOURCES / "native.cpp"), "-o", str(compiled)],
+            [compiler, "-shared", "-pthread", str(compiled), "-o", str(linked)],
+        ):
+            done = subprocess.run(  # noqa: S603 -- the compiler of the machine, with its own source
+                command, capture_output=True, text=True, timeout=_PATIENCE, check=False
+            )
+            if done.returncode:
+                raise OSError(next(iter(done.stderr.splitlines()), "the compiler failed"))
+        linked.chmod(0o700)
+        linked.rename(target)
+
+
+def _digest(compiler: str, way: tuple[str, ...]) -> str:
+    """The name of a compiled library: another one for other sources, another compiler, processor or tensor library."""
+    stat = Path(compiler).resolve().stat()
+    told = [compiler, stat.st_size, stat.st_mtime_ns, _FLAGS, way, torch.__version__, _processor()]
+    files = sorted(path for path in SOURCES.iterdir() if path.suffix in (".cpp", ".h"))
+    told += [(path.name, path.read_bytes()) for path in files]
+    return hashlib.sha256(repr(told).encode()).hexdigest()[:32]
+
+
+def _processor() -> str:
+    """The instructions that this processor has, as the system tells them."""
+    with suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return "\n".join(sorted({line for line in lines if line.startswith(("model", "flags"))}))
+    return platform.processor()
+
+
+def _folder() -> Path:
+    """The folder of the compiled libraries, which nobody else may write into.
+
+    Raises:
+        Unavailable.
+    """
+    folder = Path(platformdirs.user_cache_dir("steerserve")) / "kernels"
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise Unavailable(f"{folder} cannot be made: {error.strerror}") from error
+    if not _is_own(folder):
+        raise Unavailable(f"others may write into {folder}")
+    return folder
+
+
+def _is_own(path: Path) -> bool:
+    """Whether a path is there, and only this user may write to it."""
+    try:
+        stat = path.stat()
+    except FileNotFoundError:
+        return False
+    return stat.st_uid == os.getuid() and not stat.st_mode & 0o022

@@ -1,0 +1,109 @@
+// Decode passes of whole decoder layers.
+#pragma once
+
+#include "attention.h"
+#include "gates.h"
+#include "norms.h"
+#include "products.h"
+
+namespace {
+
+// A decoder layer of the Llama form: norm, attention, addition, norm, gated MLP, addition. `projected` has the queries,
+// the keys and the values one below the other, `gated` the gates and what they are multiplied with.
+struct Layer {
+    const bfloat16 *before_attention, *before_mlp;
+    Weight projected, attended, gated, down;
+    int64_t heads, shared, dim, window;
+    float attention_constant, mlp_constant, scale;
+};
+
+// The rows of a decode pass whose caches lie on one shelf, at these places of it, and where their tokens are.
+struct Part {
+    bfloat16 *keys, *values;
+    const int64_t *places, *positions;
+    int64_t first, count, capacity;
+};
+
+// A decode pass of `count` rows. The rest is room that the layers share: `products` for the rows of the widest product,
+// `middle` and `normalised` for rows of the hidden size, `heads` for those of attention, `wide` for the widest rows that are
+// multiplied.
+struct Pass {
+    const bfloat16 *cosines, *sines;
+    const Part* parts;
+    bfloat16 *products, *middle, *normalised, *heads;
+    float* wide;
+    int64_t angles_step, parts_count, count;
+};
+
+inline void add(const bfloat16* from, bfloat16* to, int64_t size) {
+    for (int64_t at = 0; at < size; at += LANES) store(to + at, load(to + at) + load(from + at));
+}
+
+// Multiplies the rows that lie in `wide`, and adds `residual` where there is one.
+inline void multiply_shared(const Pass& pass, const Weight& by, const bfloat16* residual, bfloat16* out,
+                            const Team::Turn& turn) {
+    const Product<bfloat16> of = {&by, nullptr, (const bfloat16*)by.bias, pass.wide, out, pass.count};
+    Team::own().share(turn, chunks(by.width), [&](int64_t chunk) {
+        multiply_chunk(of, chunk);
+        if (!residual) return;
+        const int64_t first = chunk * CHUNK * PANEL, size = by.width - first;
+        for (int64_t row = 0; row < pass.count; ++row)
+            add(residual + row * by.width + first, out + row * by.width + first,
+                size < CHUNK * PANEL ? size : CHUNK * PANEL);
+    });
+}
+
+inline void normalise_shared(const Pass& pass, const bfloat16* rows, const bfloat16* weight, int64_t width,
+                             float constant, const Team::Turn& turn) {
+    Team::own().share(turn, pass.count, [&](int64_t row) {
+        bfloat16* normalised = pass.normalised + row * width;
+        normalise(rows + row * width, weight, normalised, width, constant);
+        spread(normalised, width, lane(pass.wide, row, pass.count, width), 0);
+    });
+}
+
+inline void attend_shared(const Layer& layer, const Pass& pass, const Team::Turn& turn) {
+    const int64_t dim = layer.dim, width = layer.heads * dim, step = layer.projected.width;
+    Team::own().share(turn, pass.count * layer.shared, [&](int64_t n) {
+        const int64_t row = n / layer.shared, head = n % layer.shared;
+        const int64_t size = layer.heads / layer.shared * dim, first = head * size;
+        bfloat16* own = pass.heads + row * width + first;
+        const Part* part = pass.parts;
+        while (part < pass.parts + pass.parts_count && row >= part->first + part->count) ++part;
+        if (part == pass.parts + pass.parts_count) {
+            // a row without room in the cache
+            std::memset(own, 0, size * sizeof *own);
+        } else {
+            const bfloat16* queries = pass.products + part->first * step;
+            const int64_t angles = part->first * pass.angles_step;
+            attend<bfloat16>({queries, queries + width, queries + width + layer.shared * dim, pass.cosines + angles,
+                              pass.sines + angles, step, step, step, pass.angles_step, part->keys, part->values,
+                              part->places, part->positions, pass.heads + part->first * width, part->count,
+                              layer.heads, layer.shared, dim, part->capacity, layer.window, layer.scale},
+                             row - part->first, head);
+        }
+        spread(own, size, lane(pass.wide, row, pass.count, width), first);
+    });
+}
+
+void run_layer(const Layer& layer, const Pass& pass, const bfloat16* rows, bfloat16* out, int threads) {
+    const Team::Turn turn(threads);
+    const int64_t hidden = layer.down.width, width = layer.down.in;
+    normalise_shared(pass, rows, layer.before_attention, hidden, layer.attention_constant, turn);
+    multiply_shared(pass, layer.projected, nullptr, pass.products, turn);
+    attend_shared(layer, pass, turn);
+    multiply_shared(pass, layer.attended, rows, pass.middle, turn);
+    normalise_shared(pass, pass.middle, layer.before_mlp, hidden, layer.mlp_constant, turn);
+    multiply_shared(pass, layer.gated, nullptr, pass.products, turn);
+    const int64_t size = 32 * LANES, pieces = (width + size - 1) / size;
+    Team::own().share(turn, pass.count * pieces, [&](int64_t n) {
+        const int64_t row = n / pieces, first = n % pieces * size, count = width - first;
+        bfloat16 found[size], *gates = pass.products + row * 2 * width + first;
+        const int64_t own = count < size ? count : size;
+        gate(gates, gates + width, found, own);
+        spread(found, own, lane(pass.wide, row, pass.count, width), first);
+    });
+    multiply_shared(pass, layer.down, pass.middle, out, turn);
+}
+
+}  // namespace

@@ -1,0 +1,230 @@
+// Products of rows with weights.
+#pragma once
+
+#include "threads.h"
+#include "weights.h"
+
+namespace {
+
+// Rows [count, in] times a weight, plus its bias where there is one. `wide` has room for the rows as float32: ROWS of
+// them together, number by number.
+template <typename T>
+struct Product {
+    const Weight* by;
+    const T *rows, *bias;
+    float* wide;
+    T* out;
+    int64_t count;
+};
+
+// Writes LANES numbers of a row of the result, or as many as it has from `first` on.
+template <typename T>
+inline void finish(const Product<T>& of, int64_t row, int64_t first, floats found) {
+    const int64_t width = of.by->width;
+    T* to = of.out + row * width + first;
+    if (first + LANES <= width) {
+        if (of.bias) found += load(of.bias + first);
+        store(to, found);
+    } else if (first < width) {
+        T bias[LANES] = {}, kept[LANES];
+        const int64_t size = (width - first) * sizeof(T);
+        if (of.bias) std::memcpy(bias, of.bias + first, size);
+        store(kept, found + load(bias));
+        std::memcpy(to, kept, size);
+    }
+}
+
+const int64_t AHEAD = 1024;  // bytes of a panel
+
+// Adds the products of some rows with the numbers at `from` of each panel, for the numbers of `in` in one part of a step.
+template <int PLACE, int COUNT, int PANELS, typename W>
+inline void add_part(const W& numbers, const uint8_t* from, int64_t panel_bytes, const float* rows,
+                     floats (&sums)[COUNT][2 * PANELS]) {
+    const int together = W::STEP / W::PARTS;
+#pragma GCC unroll 2
+    for (int p = 0; p < PANELS; ++p) {
+        floats own[2 * together];
+        // few rows wait for the memory: it is asked for the numbers that come later
+        if (COUNT <= 2 && PLACE == 0) __builtin_prefetch(from + p * panel_bytes + AHEAD);
+        numbers.template widen<PLACE>(from + p * panel_bytes, own);
+#pragma GCC unroll 2
+        for (int n = 0; n < together; ++n)
+#pragma GCC unroll 8
+            for (int r = 0; r < COUNT; ++r) {
+                const float value = rows[(PLACE * together + n) * COUNT + r];
+                sums[r][2 * p] += own[2 * n] * value;
+                sums[r][2 * p + 1] += own[2 * n + 1] * value;
+            }
+    }
+}
+
+// Some rows times some panels. Every number is summed in the order of `in`, by blocks of `each`, whatever the rows and
+// the panels are.
+template <typename W, int COUNT, int PANELS, typename T>
+ONCE void block(const Product<T>& of, const W& numbers, int64_t row, int64_t panel) {
+    const int64_t in = of.by->in, bytes = in / W::STEP * W::BYTES;
+    const int64_t each = W::HAS_SCALES ? of.by->each : in, blocks = in / each;
+    const float* __restrict rows = of.wide + row * in;
+    const uint8_t* __restrict from = of.by->panels + panel * bytes;
+    const float* scales = of.by->scales + panel * blocks * PANEL;
+    floats total[COUNT][2 * PANELS] = {};
+    for (int64_t b = 0; b < blocks; ++b) {
+        floats sums[COUNT][2 * PANELS] = {};
+        for (int64_t k = b * each; k < (b + 1) * each; k += W::STEP, from += W::BYTES) {
+            add_part<0, COUNT, PANELS>(numbers, from, bytes, rows + k * COUNT, sums);
+            if constexpr (W::PARTS > 1) add_part<1, COUNT, PANELS>(numbers, from, bytes, rows + k * COUNT, sums);
+        }
+        for (int r = 0; r < COUNT; ++r)
+            for (int p = 0; p < 2 * PANELS; ++p) {
+                if constexpr (W::HAS_SCALES)
+                    total[r][p] += sums[r][p] * load(scales + (p / 2 * blocks + b) * PANEL + p % 2 * LANES);
+                else
+                    total[r][p] = sums[r][p];
+            }
+    }
+    for (int r = 0; r < COUNT; ++r)
+        for (int p = 0; p < 2 * PANELS; ++p) finish(of, row + r, panel * PANEL + p * LANES, total[r][p]);
+}
+
+const int64_t DEPTH = 64;  // numbers of `in` that are widened at once for several rows
+const int64_t CROWD = 96;  // the most rows that share what is widened
+
+// Adds the products of some rows with numbers that are widened.
+template <int COUNT>
+ONCE void add_widened(const float* __restrict numbers, const float* __restrict rows, int64_t size, const float* scales,
+                      float* total) {
+    floats sums[COUNT][2] = {};
+    for (int64_t k = 0; k < size; ++k) {
+        const floats one = load(numbers + k * PANEL), other = load(numbers + k * PANEL + LANES);
+#pragma GCC unroll 8
+        for (int r = 0; r < COUNT; ++r) {
+            const float value = rows[k * COUNT + r];
+            sums[r][0] += one * value;
+            sums[r][1] += other * value;
+        }
+    }
+    for (int r = 0; r < COUNT; ++r)
+        for (int p = 0; p < 2; ++p) {
+            float* to = total + r * PANEL + p * LANES;
+            store(to, load(to) + sums[r][p] * load(scales + p * LANES));
+        }
+}
+
+// As `block`, with the same bits, for the rows from `first` to before `last`, which share what is widened.
+template <typename T>
+void multiply_crowd(const Product<T>& of, const Four& numbers, int64_t first, int64_t last, int64_t panel) {
+    const int64_t in = of.by->in, each = of.by->each, blocks = in / each;
+    const uint8_t* from = of.by->panels + panel * in / Four::STEP * Four::BYTES;
+    alignas(64) float wide[DEPTH * PANEL], total[CROWD * PANEL];
+    std::memset(total, 0, (last - first) * PANEL * sizeof(float));
+    for (int64_t b = 0; b < blocks; ++b) {
+        for (int64_t k = 0; k < each; k += Four::STEP, from += Four::BYTES) {
+            floats own[2 * Four::STEP];
+            numbers.widen<0>(from, own);
+            numbers.widen<1>(from, own + Four::STEP);
+            std::memcpy(wide + k * PANEL, own, sizeof own);
+        }
+        const float* scales = of.by->scales + (panel * blocks + b) * PANEL;
+        for (int64_t row = first; row < last; row += ROWS) {
+            const int64_t size = last - row < ROWS ? last - row : ROWS;
+            const float* rows = of.wide + row * in + b * each * size;
+            float* to = total + (row - first) * PANEL;
+            switch (size) {
+                case 6: add_widened<6>(wide, rows, each, scales, to); break;
+                case 5: add_widened<5>(wide, rows, each, scales, to); break;
+                case 4: add_widened<4>(wide, rows, each, scales, to); break;
+                case 3: add_widened<3>(wide, rows, each, scales, to); break;
+                case 2: add_widened<2>(wide, rows, each, scales, to); break;
+                case 1: add_widened<1>(wide, rows, each, scales, to); break;
+            }
+        }
+    }
+    for (int64_t row = first; row < last; ++row)
+        for (int p = 0; p < 2; ++p)
+            finish(of, row, panel * PANEL + p * LANES, load(total + (row - first) * PANEL + p * LANES));
+}
+
+template <typename W, typename T>
+void multiply_panels(const Product<T>& of, int64_t first, int64_t last) {
+    const W numbers(of.by->table);
+    int64_t panel = first;
+    // with few rows, the sums of two panels hide how long an addition takes
+    if (of.count == 1)
+        for (; panel + 1 < last; panel += 2) block<W, 1, 2>(of, numbers, 0, panel);
+    if (of.count == 2)
+        for (; panel + 1 < last; panel += 2) block<W, 2, 2>(of, numbers, 0, panel);
+    if constexpr (W::PARTS > 1)
+        if (of.count > 2 && of.by->each <= DEPTH)
+            for (; panel < last; ++panel)
+                for (int64_t row = 0; row < of.count; row += CROWD)
+                    multiply_crowd(of, numbers, row, row + CROWD < of.count ? row + CROWD : of.count, panel);
+    for (; panel < last; ++panel) {
+        int64_t row = 0;
+        for (; row + ROWS <= of.count; row += ROWS) block<W, ROWS, 1>(of, numbers, row, panel);
+        switch (of.count - row) {
+            case 5: block<W, 5, 1>(of, numbers, row, panel); break;
+            case 4: block<W, 4, 1>(of, numbers, row, panel); break;
+            case 3: block<W, 3, 1>(of, numbers, row, panel); break;
+            case 2: block<W, 2, 1>(of, numbers, row, panel); break;
+            case 1: block<W, 1, 1>(of, numbers, row, panel); break;
+        }
+    }
+}
+
+// Where the numbers of a row lie among those of the rows that are multiplied together with it.
+struct Lane {
+    float* first;
+    int64_t step;
+};
+
+inline Lane lane(float* wide, int64_t row, int64_t count, int64_t in) {
+    const int64_t first = row / ROWS * ROWS, size = count - first < ROWS ? count - first : ROWS;
+    return {wide + first * in + row - first, size};
+}
+
+// Writes numbers of a row, from the one at `first` on, where they are multiplied.
+template <typename T>
+inline void spread(const T* from, int64_t size, Lane to, int64_t first) {
+    if (to.step == 1)
+        widen(from, size, to.first + first);
+    else
+        for (int64_t k = 0; k < size; k += LANES) {
+            floats value = load(from + k);
+            for (int n = 0; n < LANES; ++n) to.first[(first + k + n) * to.step] = value[n];
+        }
+}
+
+const int64_t CHUNK = 2;  // panels that a thread takes at once
+const int64_t FEW = 64;   // rows of a decode pass. Products of more rows share the threads of the tensor library.
+
+inline int64_t chunks(int64_t width) { return ((width + PANEL - 1) / PANEL + CHUNK - 1) / CHUNK; }
+
+template <typename T>
+inline void multiply_chunk(const Product<T>& of, int64_t chunk) {
+    const int64_t all = (of.by->width + PANEL - 1) / PANEL, first = chunk * CHUNK;
+    const int64_t last = first + CHUNK < all ? first + CHUNK : all;
+    if (!of.by->scales)
+        multiply_panels<Half>(of, first, last);
+    else if (!of.by->table)
+        multiply_panels<Eight>(of, first, last);
+    else
+        multiply_panels<Four>(of, first, last);
+}
+
+template <typename T>
+void multiply_all(const Product<T>& of, int threads) {
+    const int64_t in = of.by->in, count = chunks(of.by->width);
+    const auto spread_row = [&](int64_t row) { spread(of.rows + row * in, in, lane(of.wide, row, of.count, in), 0); };
+    if (of.count <= FEW) {
+        const Team::Turn turn(threads);
+        Team::own().share(turn, of.count, spread_row);
+        Team::own().share(turn, count, [&](int64_t chunk) { multiply_chunk(of, chunk); });
+        return;
+    }
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+    for (int64_t row = 0; row < of.count; ++row) spread_row(row);
+#pragma omp parallel for schedule(dynamic) num_threads(threads) if (threads > 1)
+    for (int64_t chunk = 0; chunk < count; ++chunk) multiply_chunk(of, chunk);
+}
+
+}  // namespace

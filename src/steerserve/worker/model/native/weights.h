@@ -1,0 +1,88 @@
+// The forms of a weight in memory, and how its numbers are widened to float32.
+#pragma once
+
+#include "vectors.h"
+
+namespace {
+
+// A weight [width, in], plus a bias where there is one, in panels of PANEL outputs. Without scales the numbers are bfloat16,
+// as `Half` reads them. With scales a number is a code times a scale that `each` codes of an output share: a code is an
+// integer of 8 bits, as `Eight` reads it, or with a table the place of an integer in the table, as `Four` reads it.
+struct Weight {
+    const uint8_t* panels;
+    const float* scales;  // [panels, in / each, PANEL]
+    const uint8_t* table;
+    const void* bias;
+    int64_t in, width, each;
+};
+
+// Numbers of bfloat16: those of the first half of a panel, each beside one of the second half.
+struct Half {
+    static const int STEP = 1, BYTES = 2 * PANEL, PARTS = 1;
+    static const bool HAS_SCALES = false;
+    explicit Half(const uint8_t*) {}
+
+    template <int>
+    void widen(const uint8_t* from, floats* own) const {
+        words both;
+        std::memcpy(&both, from, sizeof both);
+        own[0] = (floats)(both << 16);
+        own[1] = (floats)(both & 0xffff0000);
+    }
+};
+
+// Codes of 8 bits, one output after the other.
+struct Eight {
+    static const int STEP = 1, BYTES = PANEL, PARTS = 1;
+    static const bool HAS_SCALES = true;
+    explicit Eight(const uint8_t*) {}
+
+    template <int>
+    void widen(const uint8_t* from, floats* own) const {
+        for (int p = 0; p < 2; ++p) {
+#ifdef __AVX2__
+            own[p] = (floats)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)(from + p * LANES))));
+#else
+            for (int n = 0; n < LANES; ++n) own[p][n] = (int8_t)from[p * LANES + n];
+#endif
+        }
+    }
+};
+
+// Codes of 4 bits, for four numbers of `in` at a time. Byte b has the codes of output b / 16 * 4 + b % 8 / 2 + b % 2 * 8
+// for the number b / 8 % 2 of `in`, in the low bits, and for the number two further on, in the high bits. The table has
+// 16 low bytes of its integers, then 16 high bytes. What is widened is 65536 times the integer.
+struct Four {
+    static const int STEP = 4, BYTES = 2 * PANEL, PARTS = 2;
+    static const bool HAS_SCALES = true;
+#ifdef __AVX2__
+    __m256i low, high;
+    explicit Four(const uint8_t* table)
+        : low(_mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)table))),
+          high(_mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)(table + 16)))) {}
+#else
+    const uint8_t* table;
+    explicit Four(const uint8_t* table) : table(table) {}
+#endif
+
+    template <int PLACE>
+    void widen(const uint8_t* from, floats* own) const {
+#ifdef __AVX2__
+        const __m256i both = _mm256_loadu_si256((const __m256i*)from);
+        const __m256i codes = _mm256_and_si256(PLACE ? _mm256_srli_epi16(both, 4) : both, _mm256_set1_epi8(15));
+        const __m256i one = _mm256_shuffle_epi8(low, codes), other = _mm256_shuffle_epi8(high, codes);
+        const words pairs[2] = {(words)_mm256_unpacklo_epi8(one, other), (words)_mm256_unpackhi_epi8(one, other)};
+        for (int n = 0; n < 2; ++n) {
+            own[2 * n] = __builtin_convertvector((ints)(pairs[n] << 16), floats);
+            own[2 * n + 1] = __builtin_convertvector((ints)(pairs[n] & 0xffff0000), floats);
+        }
+#else
+        for (int b = 0; b < BYTES; ++b) {
+            const int code = PLACE ? from[b] >> 4 : from[b] & 15;
+            own[b / 8 % 2 * 2 + b % 2][b / 16 * 4 + b % 8 / 2] = (int16_t)(table[code] | table[code + 16] << 8) * 65536.0f;
+        }
+#endif
+    }
+};
+
+}  // namespace

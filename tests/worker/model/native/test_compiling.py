@@ -1,0 +1,80 @@
+"""When there are compiled functions of the processor, and when they are compiled again."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from steerserve.worker.model import native
+from steerserve.worker.model.native import compiling
+from tests.worker.compiled import COMPILED
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of the compiled libraries, which is not there yet."""
+    monkeypatch.setattr(compiling.platformdirs, "user_cache_dir", lambda _: str(tmp_path))
+    return tmp_path / "kernels"
+
+
+def loaded() -> tuple[native.Kernels | None, str]:
+    """The functions as a new engine would get them, and the reason that the log has too where there are none."""
+    with capture_logs() as logs:
+        found, why = native.found.__wrapped__()
+    assert [entry["why"] for entry in logs] == ([] if found else [why])
+    return found, why
+
+
+def test_without_a_compiler_the_log_says_so(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    assert loaded() == (None, "there is no C++ compiler (c++, g++, clang++)")
+
+
+@COMPILED
+def test_a_source_that_does_not_compile_is_no_error_of_the_load(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sources = tmp_path / "sources"
+    sources.mkdir()
+    (sources / "native.cpp").write_text("int broken(\n")
+    monkeypatch.setattr(compiling, "SOURCES", sources)
+    found, why = loaded()
+    assert found is None
+    assert "native.cpp" in why
+    assert list(folder.iterdir()) == []
+
+
+@COMPILED
+def test_a_library_is_compiled_once_and_not_loaded_where_others_may_write(folder: Path) -> None:
+    assert loaded()[0] is not None
+    (kept,) = folder.iterdir()
+    before = kept.stat().st_mtime_ns
+    assert loaded()[0] is not None
+    assert kept.stat().st_mtime_ns == before
+    folder.chmod(0o777)
+    found, why = loaded()
+    assert found is None
+    assert why == f"others may write into {folder}"
+
+
+@COMPILED
+def test_a_library_is_of_all_its_sources_and_of_its_flags(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sources = tmp_path / "sources"
+    sources.mkdir()
+    (sources / "native.cpp").write_text('#include "one.h"\nextern "C" int one() { return ONE; }\n')
+    monkeypatch.setattr(compiling, "SOURCES", sources)
+
+    def one() -> int:
+        return int(compiling.library().one())
+
+    for value in (1, 2):
+        (sources / "one.h").write_text(f"#ifndef ONE\n#define ONE {value}\n#endif\n")
+        assert one() == value
+    monkeypatch.setattr(compiling, "_FLAGS", (*compiling._FLAGS, "-DONE=3"))
+    assert one() == 3
+    assert len(list(folder.iterdir())) == 3
