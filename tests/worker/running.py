@@ -251,6 +251,7 @@ class Bench:
         logprobs: Logprobs | None = None,
         divergence: Divergence | None = None,
         readings: tuple[Direction, ...] = (),
+        is_stream: bool = False,
         **sampling: Any,
     ) -> Answer:
         """Add a request, greedy unless told otherwise; the answer of its first choice.
@@ -274,6 +275,7 @@ class Bench:
             logprobs=logprobs,
             divergence=divergence,
             readings=readings,
+            is_stream=is_stream,
         )
         if tap and tap.is_streamed:
             self.streamed.add(request)

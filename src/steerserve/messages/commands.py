@@ -170,7 +170,7 @@ class Generate(Message, frozen=True):
     With `counted`, the end of each choice reports where edits acted: the edits of its plan, and those of `counted`,
     which are the parts of the values that the plan adds. With a `divergence` each choice is compared with the model
     without steering; such a request has no `logprobs`. With `readings`, the projections on these directions are read at
-    each position from which a token is drawn."""
+    each position from which a token is drawn. `is_stream` says whether the client gets each token as it comes."""
 
     id: int
     prompts: list[Tokens]
@@ -187,6 +187,7 @@ class Generate(Message, frozen=True):
     logprobs: Logprobs | None = None
     divergence: Divergence | None = None
     readings: tuple[Direction, ...] = ()
+    is_stream: bool = False
 
 
 class Score(Message, frozen=True):

@@ -78,6 +78,7 @@ class Generation(Request):
     logprobs: Logprobs | None = None
     divergence: Divergence | None = None
     readings: tuple[Direction, ...] = ()
+    is_stream: bool = False
 
     @property
     def rows(self) -> int:

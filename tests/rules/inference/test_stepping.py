@@ -51,33 +51,50 @@ RESTED, TIRED, DUE = PrefillTurn(2, 0), PrefillTurn(1, 0), PrefillTurn(2, 3)
 
 
 @pytest.mark.parametrize(
-    ("prompts", "turn", "is_decoding", "expected"),
+    ("prompts", "turn", "rests", "expected"),
     [
-        ([], RESTED, True, []),
-        ([SHORT], RESTED, True, [0]),
+        ([], RESTED, 2, []),
+        ([SHORT], RESTED, 2, [0]),
         # rows of equal width begin together, as many as the pass has room for
-        ([SHORT, WIDER, LIKE_IT], RESTED, True, [0, 2]),
-        ([SHORT] * 5, RESTED, True, [0, 1]),
+        ([SHORT, WIDER, LIKE_IT], RESTED, 2, [0, 2]),
+        ([SHORT] * 5, RESTED, 2, [0, 1]),
         # wherever they begin
-        ([BEGUN, SHORT, WIDER], RESTED, True, [0]),
-        ([WIDER, BEGUN, SHORT], RESTED, True, [0]),
-        ([LIKE_IT, SHORT, BESIDE], RESTED, True, [0, 1]),
-        ([BESIDE, WIDER, LIKE_IT], RESTED, True, [0, 2]),
+        ([BEGUN, SHORT, WIDER], RESTED, 2, [0]),
+        ([WIDER, BEGUN, SHORT], RESTED, 2, [0]),
+        ([LIKE_IT, SHORT, BESIDE], RESTED, 2, [0, 1]),
+        ([BESIDE, WIDER, LIKE_IT], RESTED, 2, [0, 2]),
         # short prompts overtake long ones, until a long one is due
-        ([LONG, SHORT], RESTED, True, [1]),
-        ([LONG, SHORT], DUE, True, [0]),
+        ([LONG, SHORT], RESTED, 2, [1]),
+        ([LONG, SHORT], DUE, 2, [0]),
         # parts of long prompts rest between decode passes, and only then
-        ([LONG], RESTED, True, [0]),
-        ([LONG], TIRED, True, []),
-        ([LONG, SHORT], PrefillTurn(0, 3), True, [1]),
-        ([LONG], TIRED, False, [0]),
-        ([LONG, LONG], TIRED, False, [0]),
+        ([LONG], RESTED, 2, [0]),
+        ([LONG], TIRED, 2, []),
+        ([LONG, SHORT], PrefillTurn(0, 3), 2, [1]),
+        ([LONG], TIRED, 0, [0]),
+        ([LONG, LONG], TIRED, 0, [0]),
     ],
 )
 def test_whose_prompt_is_read_next(
-    prompts: list[Prompt], turn: PrefillTurn, *, is_decoding: bool, expected: list[int]
+    prompts: list[Prompt], turn: PrefillTurn, rests: int, expected: list[int]
 ) -> None:
-    assert stepping.chosen(prompts, turn, is_decoding=is_decoding) == expected
+    assert stepping.chosen(prompts, turn, rests=rests) == expected
+
+
+@pytest.mark.parametrize(
+    ("decoding", "reading", "expected"),
+    [
+        ([("a", False), ("a", False)], ["a"], stepping.PATIENT),
+        ([("a", False), ("a", True)], ["a"], stepping.STEADY),
+        # the answers of a client do not wait for the prompts of another one
+        ([("a", False)], ["b"], stepping.STEADY),
+        ([("a", False)], ["a", "b"], stepping.STEADY),
+        ([("a", False), ("b", False)], ["a"], stepping.STEADY),
+    ],
+)
+def test_only_answers_that_nobody_sees_come_wait_for_prompts_of_their_client(
+    decoding: list[tuple[str, bool]], reading: list[str], expected: stepping.Pace
+) -> None:
+    assert stepping.pace(decoding, reading) == expected
 
 
 @pytest.mark.parametrize(

@@ -246,6 +246,24 @@ def test_a_decoding_row_that_leaves_does_not_disturb_a_prompt_in_parts(
     assert bench.answers[2, 0].tokens == generated(llama, words(12, 2), 30)
 
 
+@pytest.mark.parametrize(("is_stream", "steps"), [(True, 3), (False, 1)])
+def test_only_beside_streamed_answers_do_parts_of_a_prompt_rest(
+    llama: Checkpoint, monkeypatch: pytest.MonkeyPatch, *, is_stream: bool, steps: int
+) -> None:
+    monkeypatch.setattr(group_module, "PREFILL_TOKENS", 32)
+    bench = Bench(llama)
+    answer = bench.ask(1, words(12), max_tokens=40, is_stream=is_stream)
+    bench.step(3)
+    long = bench.ask(2, words(120), max_tokens=4).row
+    filled = []
+    while len(filled) < 2 * steps + 1:
+        bench.step()
+        filled.append(long.filled)
+    assert filled[::steps] == [32, 64, len(long.prompt)]
+    bench.run()
+    assert answer.tokens == generated(llama, words(12), 40)
+
+
 def test_a_row_cancelled_while_it_waits_never_starts(llama: Checkpoint) -> None:
     bench = Bench(llama, kv_tokens=64)
     first = bench.ask(1, words(20), max_tokens=24)

@@ -332,6 +332,7 @@ def _intent(body: CompareBody, settings: Settings, request: Request) -> Generate
             body.layer,
             own,
         ),
+        is_stream=body.stream,
         may_load=False,
         client=client_of(request, settings),
     )

@@ -172,6 +172,7 @@ class Planner:
                         counted=admitted.account.counted if intent.is_reported else None,
                         logprobs=self._logprobs(intent),
                         readings=tuple(one.direction for one in admitted.watched),
+                        is_stream=intent.is_stream,
                     )
                 )
 

@@ -185,7 +185,7 @@ class CheckpointEngine(Engine):
             case m.Generation(_, n, sampling, plan, constraint, tap, label, plans, client, counted):
                 fields = n, sampling, plan, constraint, tap, label, list(plans)
                 told = self._reported(tokens)
-                told_of = request.logprobs, request.divergence, request.readings
+                told_of = request.logprobs, request.divergence, request.readings, request.is_stream
                 return m.Generate(number, tokens, *fields, told, client, counted, *told_of)
             case m.Scoring(_, temperature, top, allowed, tap, echo, client, plan, pool):
                 asked = temperature, top, allowed, tap, echo, client, plan, pool

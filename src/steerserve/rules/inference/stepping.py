@@ -8,7 +8,7 @@ finds that the width of a prefill pass changes no bit either, prefill passes hav
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -41,6 +41,9 @@ STEP_SECONDS = 0.2
 
 REST_STEPS = 2
 """The decode passes without a prefill pass that follow a part of a long prompt, so that most steps are short."""
+
+PATIENCE = 5
+"""How many times as long a step with a prefill pass may take where the rows that decode can wait (see `pace`)."""
 
 TURNS = 3
 """The passes of short prompts in a row, after which a part of a long prompt is due."""
@@ -196,6 +199,34 @@ class Tempo:
         return max(WIDTH, min(most, int(seconds / self.token) // WIDTH * WIDTH))
 
 
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How rows that decode share steps with prefill passes.
+
+    Attributes:
+        times: how many times as long as usual a step with a prefill pass may take.
+        rests: the decode passes without a prefill pass that follow a part of a long prompt.
+    """
+
+    times: int
+    rests: int
+
+
+STEADY, PATIENT = Pace(1, REST_STEPS), Pace(PATIENCE, 0)
+
+
+def pace(decoding: Sequence[tuple[str, bool]], reading: Collection[str]) -> Pace:
+    """How rows that decode share steps with prefill passes. `decoding` has the client of each such row, and whether its
+    answer is streamed; `reading` has the clients whose prompts are to be read.
+
+    Where no answer is streamed, nobody sees tokens come late. Where all rows are one client's, its answers are complete
+    sooner on average if its prompts are read first, because then more rows share each decode pass.
+    """
+    is_seen = any(is_stream for _, is_stream in decoding)
+    clients = {client for client, _ in decoding} | set(reading)
+    return STEADY if is_seen or len(clients) > 1 else PATIENT
+
+
 def resumed(common: int, block: int, *, is_exact: bool, is_scored: bool) -> int:
     """The position from which on a row reads its prompt, where `common` tokens of it are kept.
 
@@ -250,16 +281,16 @@ class PrefillTurn:
     shorts: int = 0
 
 
-def chosen(prompts: Sequence[Prompt], turn: PrefillTurn, *, is_decoding: bool) -> list[int]:
+def chosen(prompts: Sequence[Prompt], turn: PrefillTurn, *, rests: int) -> list[int]:
     """The places of the prompts that the next prefill pass reads; none where rows that decode go first.
 
     (1) Prompts that end in this pass overtake long ones. (2) After TURNS of them in a row a long prompt is due. (3) A
-    part of a long prompt waits for REST_STEPS decode passes. (4) Rows of equal width begin together, as many as the
-    pass has room for.
+    part of a long prompt waits for `rests` decode passes. (4) Rows of equal width begin together, as many as the pass
+    has room for.
     """
     short = [i for i, prompt in enumerate(prompts) if not prompt.is_long]
     long = [i for i, prompt in enumerate(prompts) if prompt.is_long]
-    may_part = bool(long) and (not is_decoding or turn.rests >= REST_STEPS)  # (3)
+    may_part = bool(long) and turn.rests >= rests  # (3)
     if may_part and (not short or turn.shorts >= TURNS):  # (2)
         return long[:1]
     if not short:

@@ -61,7 +61,7 @@ def rows_of(
                 row = BatchRow(command.id, index * command.n + i, ids, plan, goal, limit)
                 row.steering = _steering(row, prompt, model, command.counted, command.readings)
                 row.where = where
-                row.label = command.label
+                row.label, row.is_stream = command.label, command.is_stream
                 _check_tap(command.tap, row, len(command.prompts))
                 _check_logprobs(command.logprobs, row, command.n * len(command.prompts))
                 row.may_reuse = command.tap is None

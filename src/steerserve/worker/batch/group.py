@@ -57,7 +57,7 @@ class Group:
 
     The rows of `rows` decode, or work on the states that they have read. The prompts of the rows of `joining` are not
     prefilled to their end yet. A row has its slot in the cache from its first pass to its last. A step with a prefill
-    pass takes at most about `step_seconds`. With None, the sizes of passes do not depend on the time that passes take.
+    pass takes at most about `step_seconds`, or longer where the rows that decode can wait. With None, the sizes of passes do not depend on the time that passes take.
     A pass over rows that all yield is stopped, and runs again later, once `must_stop` says so.
     """
 
@@ -132,7 +132,7 @@ class Group:
             # the rows that decode in every step stay before those that rest in some steps
             decoding.sort(key=lambda row: row.yields)
             self.cache.put_first([row.slot for row in decoding if row.slot is not None])
-        outcomes = self._prefill(joining, is_decoding=bool(decoding))
+        outcomes = self._prefill(joining, decoding)
         for rows in [[row] for row in decoding] if self._model.is_alone else [decoding]:
             outcomes += self._decode([row for row in rows if row.slot is not None])
         return outcomes + self._read_states()
@@ -150,17 +150,21 @@ class Group:
     def _need(self, rows: list[BatchRow]) -> int:
         return sum(row.need + self._model.state_tokens for row in rows)
 
-    def _prefill(self, joining: list[BatchRow], *, is_decoding: bool) -> list[Ending]:
-        """The prefill pass of this step over rows of `joining`, if one is due. `is_decoding` says whether rows decode
-        in this step."""
+    def _prefill(self, joining: list[BatchRow], decoding: list[BatchRow]) -> list[Ending]:
+        """The prefill pass of this step over rows of `joining`, if one is due beside the rows that decode."""
         if not joining:
             return []
-        most = PREFILL_TOKENS
+        most, rests = PREFILL_TOKENS, 0
+        seconds = self._step_seconds
+        if decoding:
+            written = [(row.client, row.is_stream) for row in decoding]
+            pace = stepping.pace(written, {row.client for row in joining})
+            rests, seconds = pace.rests, seconds and seconds * pace.times
         if not self._model.takes_parts:
             most = max(len(row.prompt) for row in joining)
-        elif is_decoding and self._step_seconds is not None:
-            most = self._tempo.tokens(self._step_seconds, PREFILL_TOKENS)
-        rows = self._due(joining, most, is_decoding=is_decoding)
+        elif decoding and seconds is not None:
+            most = self._tempo.tokens(seconds, PREFILL_TOKENS)
+        rows = self._due(joining, most, rests)
         if not rows:
             self._turn = replace(self._turn, rests=self._turn.rests + 1)
             return []
@@ -233,8 +237,9 @@ class Group:
                 row.goal.add(cast(Tensor, self._model.sums)[i])
         return logits
 
-    def _due(self, joining: list[BatchRow], most: int, *, is_decoding: bool) -> list[BatchRow]:
-        """The rows of `joining` that the prefill pass of this step reads, with at most `most` tokens."""
+    def _due(self, joining: list[BatchRow], most: int, rests: int) -> list[BatchRow]:
+        """The rows of `joining` that the prefill pass of this step reads, with at most `most` tokens. A part of a long
+        prompt waits for `rests` decode passes."""
         ready = [row for row in joining if not self._reuse.must_wait(row)]
         prompts = [
             Prompt(
@@ -245,7 +250,7 @@ class Group:
             )
             for row in ready
         ]
-        places = stepping.chosen(prompts, self._turn, is_decoding=is_decoding)
+        places = stepping.chosen(prompts, self._turn, rests=rests)
         rows = [ready[i] for i in places]
         return rows[:1] if self._model.is_alone else rows
 

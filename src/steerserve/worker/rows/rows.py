@@ -286,8 +286,9 @@ class BatchRow:
     """One row, from its prompt to its end. `version` is the version of the steering when its prefill began. `where`
     names its prompt in refusals of a request with several prompts. `label` names it in records of monitoring; a row
     without a label is not monitored. `slot` is its room in the cache, from its first pass to its end. `client` is the
-    client whose request it belongs to, and `yields` says that this request yields to others. `seconds` is how long the
-    engine has worked for it, without decode passes. `steering` is its plan,
+    client whose request it belongs to, and `yields` says that this request yields to others. With
+    `is_stream` its tokens are sent to the client as they come. `seconds` is how long the engine has worked for it,
+    without decode passes. `steering` is its plan,
     resolved for its tokens. With `may_reuse` it may begin with keys and values that another row has computed; with
     `needs_exact` only with those that have the bits which it would compute itself."""
 
@@ -307,6 +308,7 @@ class BatchRow:
     slot: CacheSlot | None = None
     client: str = ""
     yields: bool = False
+    is_stream: bool = False
     seconds: float = 0.0
     steering: RowSteering = field(init=False)
 
