@@ -501,11 +501,13 @@ async def _wire(served: Served) -> AsyncIterator[Wire]:
 async def _liveness(
     served: Served, seconds: float, until: asyncio.Future[Any] | None = None
 ) -> list[float]:
-    """The seconds of probes of the liveness, for so long, or until the future is done if that is longer."""
+    """The seconds of probes of the liveness, for so long, or until the future is done if that is longer. Each has a
+    connection of its own: the service may close a connection that waits for its next request."""
     found, began = [], time.perf_counter()
     while time.perf_counter() - began < seconds or (until is not None and not until.done()):
         since = time.perf_counter()
-        (await served.client.get("/api/health")).raise_for_status()
+        answer = await served.client.get("/api/health", headers={"connection": "close"})
+        answer.raise_for_status()
         found.append(time.perf_counter() - since)
         await asyncio.sleep(0.05)
     return found
