@@ -224,8 +224,8 @@ class Settings(
         gt=0,
         le=60_000,
         description="Milliseconds that a step with a part of a long prompt takes about, while other requests write. "
-        "Where writing alone takes more than half of that time, the part takes as long as the writing. Such a step takes "
-        "five times as long where all requests are one client's and none that writes is streamed.",
+        "Where writing alone takes more than half of that time, the part takes as long as the writing. Such a step "
+        "takes five times as long where all requests are one client's and none that writes is streamed.",
     )
     seeded_rows: Literal["auto", "shared", "apart"] = Field(
         default="auto",

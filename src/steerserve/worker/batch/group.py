@@ -57,8 +57,9 @@ class Group:
 
     The rows of `rows` decode, or work on the states that they have read. The prompts of the rows of `joining` are not
     prefilled to their end yet. A row has its slot in the cache from its first pass to its last. A step with a prefill
-    pass takes at most about `step_seconds`, or longer where the rows that decode can wait. With None, the sizes of passes do not depend on the time that passes take.
-    A pass over rows that all yield is stopped, and runs again later, once `must_stop` says so.
+    pass takes at most about `step_seconds`, or longer where the rows that decode can wait. With None, the sizes of
+    passes do not depend on the time that passes take. A pass over rows that all yield is stopped, and runs again later,
+    once `must_stop` says so.
     """
 
     def __init__(
