@@ -19,7 +19,6 @@ from torch import Tensor
 
 from steerserve.errors import Refusal
 from steerserve.messages import Follow, Overlay, Suppressed, Tap
-from steerserve.rules.inference import stepping
 from steerserve.rules.steering.edits import (
     KINDS,
     RAW,
@@ -779,8 +778,8 @@ def test_kept_prefixes_are_shared_as_far_as_rows_are_steered_alike(
             row = bench.ask(2, text, plan=now, max_tokens=6).row
             reuse = bench.batch._shared._reuse
             reuse.join(row)
-            # what is exact is taken over in whole blocks
-            assert reuse.start(row) == expected // stepping.WIDTH * stepping.WIDTH, (before, now)
+            # what is exact is taken over in whole widths of passes
+            assert reuse.start(row) == expected // model.width * model.width, (before, now)
             bench.run()
             again = bench.answers[2, 0].tokens
             assert again == alone_with(model, text, now), (before, now)

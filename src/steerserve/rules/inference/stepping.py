@@ -21,7 +21,7 @@ GRAPH_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
 
 WIDTH = 32
 """The tokens of each row in a prefill pass are padded to a multiple of this many, unless the model has another width
-(see WIDTHS). An edit that encodes several positions at once encodes this many."""
+(see WIDTHS)."""
 
 WIDTHS = (1, 2)
 """Widths that a model with compiled attention may have instead of WIDTH. At its load they are tried in this order, and

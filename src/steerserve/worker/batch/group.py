@@ -92,7 +92,7 @@ class Group:
             cast(Any, self.cache),
             prefixes,
             sum(sizes),
-            block=self._block,
+            block=model.width,
             is_exact=is_exact,
         )
         self.rows: list[BatchRow] = []
@@ -200,7 +200,7 @@ class Group:
             self._turn = PrefillTurn(self._turn.rests, self._turn.shorts + 1)
             outcomes += self._accept(logits, rows)
         if logits.shape[-1]:
-            read = len(rows) * stepping.up(max(map(len, parts)), max(map(self._block, rows)))
+            read = len(rows) * stepping.up(max(map(len, parts)), self._model.width)
             self._tempo = self._tempo.prefilled(read, self._clock() - started)
         return outcomes
 
@@ -220,7 +220,6 @@ class Group:
                         [cast(CacheSlot, row.slot) for row in rows],
                         parts,
                         start=starts,
-                        width=max(map(self._block, rows)),
                         with_sums=pools,
                         wanted=wanted,
                     ),
@@ -247,17 +246,13 @@ class Group:
                 len(row.prompt),
                 self._reuse.start(row),
                 self._most([row], most),
-                max(stepping.ALIKE, self._block(row)),
+                max(stepping.ALIKE, self._model.width),
             )
             for row in ready
         ]
         places = stepping.chosen(prompts, self._turn, rests=rests)
         rows = [ready[i] for i in places]
         return rows[:1] if self._model.is_alone else rows
-
-    def _block(self, row: BatchRow) -> int:
-        """The tokens of which the row reads a multiple at once, but for the last ones of its prompt."""
-        return stepping.WIDTH if self._saes.has_edits(row.steering) else self._model.width
 
     def _most(self, rows: list[BatchRow], most: int) -> int:
         """The most tokens of a prefill pass over these rows, at most `most`."""

@@ -6,7 +6,7 @@ A row that begins like another one, whose prompt is being read, waits until the 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import cast
@@ -44,7 +44,7 @@ class Sharing:
 
 class Reuse:
     """Copies kept beginnings into the cache, and keeps the content of rows. With `prefixes` of None it does nothing.
-    `block` is the number of tokens of which a row reads a multiple at once. `is_exact` says that a prompt which is read
+    `block` is the number of tokens of which rows read a multiple at once. `is_exact` says that a prompt which is read
     in parts beside others has the bits of one that is read alone at once."""
 
     def __init__(
@@ -55,7 +55,7 @@ class Reuse:
         prefixes: Prefixes | None,
         token_bytes: int = 0,
         *,
-        block: Callable[[BatchRow], int],
+        block: int,
         is_exact: bool = False,
     ) -> None:
         self._block = block
@@ -92,7 +92,7 @@ class Reuse:
             return False
         found = self._find(row, its)
         ahead = its.shared - (found.tokens if found else 0)
-        return ahead >= max(stepping.ALIKE, self._block(row))
+        return ahead >= max(stepping.ALIKE, self._block)
 
     def start(self, row: BatchRow) -> int:
         """The position from which on the row reads its prompt, or goes on reading it."""
@@ -167,7 +167,7 @@ class Reuse:
     def _start(self, row: BatchRow, found: Beginning) -> int:
         return stepping.resumed(
             found.tokens,
-            self._block(row),
+            self._block,
             is_exact=found.exact == found.tokens,
             is_scored=_form(row) is not None,
         )

@@ -1,9 +1,9 @@
 """The edits of the rows of one pass at one site.
 
 All numbers are computed in float32 from the value x of the site, and each row is computed from nothing but itself: one
-product and one sum over the width for each number that an edit reads. So a row has the same bits in every batch. Where
-the activations of an SAE depend on each other, the row is encoded whole, in blocks of as many positions as a prefill
-pass is padded to.
+product and one sum over the width for each number that an edit reads. So a row has the same bits in every batch, and
+however its prompt is divided into passes. Where the activations of an SAE depend on each other, all of them are
+computed, for a whole block of positions of the prompt at once (`Encoded`).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from steerserve.rules.inference.stepping import WIDTH
 from steerserve.rules.steering.edits import (
     RAW,
     RESIDUAL,
@@ -34,6 +34,9 @@ from steerserve.worker.sae.canonical import NEEDS_K, Sae
 
 _REMEMBERED = 4096
 """The directions that are kept on their devices."""
+
+BLOCK = 32
+"""The positions of a prompt that are encoded together where the activations of an SAE depend on each other."""
 
 Reads = Feature | Direction
 
@@ -149,7 +152,7 @@ class ReadGroup:
         elif sae.activation not in NEEDS_K:
             self._narrowed = sae.narrowed(features)
 
-    def read(self, x: Tensor) -> Tensor:
+    def read(self, x: Tensor, encoded: Encoded) -> Tensor:
         """What is read of the rows x [rows of the site, T, width], float32 [n, T]."""
         rows = x if self._index is None else x[self._index]
         if self._units is not None:
@@ -157,8 +160,8 @@ class ReadGroup:
         if self._narrowed is not None:
             return self._narrowed.encode_each(rows)
         assert self._sae is not None
-        encoded = torch.cat([self._sae.encode(block) for block in rows[0].split(WIDTH)])
-        return encoded[None, :, self._features[0]]
+        _, part, _ = self.members[0]
+        return encoded.of(self._sae, part, rows[0])[None, :, self._features[0]]
 
 
 def _index(places: Sequence[int], count: int, device: torch.device) -> Tensor | None:
@@ -287,24 +290,40 @@ class Group:
             return self.narrowed.encode_each(x)
         return torch.stack(
             [
-                encoded.of(self.sae, part.row, rows)[:, feature]
+                encoded.of(self.sae, part, rows)[:, feature]
                 for (_, part, _), feature, rows in zip(self.members, self.features, x, strict=True)
             ]
         )
 
 
 class Encoded:
-    """The activations of rows whose SAE chooses among all features, computed once in a pass."""
+    """The activations of rows whose SAE chooses among all features, computed once in a pass.
 
-    def __init__(self) -> None:
+    The product with the whole encoder may have other bits for another number of rows. So positions of a prompt are
+    encoded in blocks of BLOCK that begin at multiples of BLOCK, and zeros stand for positions of a block that are not
+    in the pass. The one position of a decode pass is encoded by itself.
+    """
+
+    def __init__(self, span: Span) -> None:
+        self._span = span
         self._held: dict[tuple[int, int], Tensor] = {}
 
-    def of(self, sae: Sae, row: int, x: Tensor) -> Tensor:
-        """The activations [T, d_sae] of the row x [T, width]."""
-        name = id(sae), row
+    def of(self, sae: Sae, part: Part, x: Tensor) -> Tensor:
+        """The activations [T, d_sae] of the row x [T, width] of a part."""
+        name = id(sae), part.row
         if name not in self._held:
-            self._held[name] = torch.cat([sae.encode(block) for block in x.split(WIDTH)])
+            first = self._span.first[part.row]
+            is_decoded = len(x) == 1 and first >= part.steering.prompt_tokens
+            self._held[name] = sae.encode(x) if is_decoded else _in_blocks(sae, x, first)
         return self._held[name]
+
+
+def _in_blocks(sae: Sae, x: Tensor, first: int) -> Tensor:
+    """The activations [T, d_sae] of positions x [T, width] from `first` on."""
+    before = first % BLOCK
+    end = before + len(x)
+    blocks = functional.pad(x, (0, 0, before, -end % BLOCK)).split(BLOCK)
+    return torch.cat([sae.encode(block) for block in blocks])[before:end]
 
 
 Flags = tuple[tuple[tuple[bool, ...], ...] | None, ...]
@@ -478,7 +497,8 @@ class SiteEdits:
             return None, ()
         is_whole = self._is_ordered and len(self.parts) == value.shape[0]
         x = (value if is_whole else value[self._index]).float().contiguous()
-        found = [group.read(x) for group in self._reads]
+        encoded = Encoded(span)
+        found = [group.read(x, encoded) for group in self._reads]
         self.note(found, readings)
         self._record(found, span)
         if not self.is_acting:
@@ -486,7 +506,6 @@ class SiteEdits:
         change = torch.zeros_like(x)
         if self._values is not None:
             change = change + self._values
-        encoded = Encoded()
         for group, mask in zip(self._edits, masks, strict=True):
             opened = self._opened(group, found, mask, span, readings, x.shape[1])
             y = x + change if group.reads is not None and not group.is_added else None

@@ -297,10 +297,6 @@ class HookedSaes:
             runs.append((at, (base, steered.keeps_norm and bool(base or made), made)))
         return tuple(runs)
 
-    def has_edits(self, row: RowSteering) -> bool:
-        """Whether the row is steered by other edits than values that are added at all positions."""
-        return bool(self.steered(row.plan).edits)
-
     def may_reuse(self, row: RowSteering) -> bool:
         """Whether the row may begin with keys and values of an earlier row: what it reads and counts at their positions
         would be missing."""

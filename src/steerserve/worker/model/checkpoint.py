@@ -133,7 +133,6 @@ class Checkpoint(Transformer):
         rows: Sequence[Sequence[int]],
         *,
         start: int | Sequence[int],
-        width: int = 1,
         with_sums: bool = False,
         wanted: Sequence[int] | None = None,
     ) -> Tensor:
@@ -142,12 +141,12 @@ class Checkpoint(Transformer):
 
         With `wanted`, `every` then holds the logits of each row after the token with this number and all that follow
         it, [tokens, vocabulary]. With `with_sums`, `sums` then holds the last hidden layer summed over each row's
-        tokens, [rows, hidden] in float32. Rows are padded on the right to a multiple of `width` and of the model's own.
-        Causal attention hides the padding from the tokens before it.
+        tokens, [rows, hidden] in float32. Rows are padded on the right to a multiple of the model's width. Causal
+        attention hides the padding from the tokens before it.
         """
         sizes = [len(ids) for ids in rows]
         # the padding would take part in the rounding of the row
-        step = 1 if self.rounds_rows else max(width, self.width)
+        step = 1 if self.rounds_rows else self.width
         width = stepping.up(max(sizes), step)
         tokens = torch.zeros(len(rows), width, dtype=torch.long)
         for i, ids in enumerate(rows):

@@ -180,12 +180,11 @@ class PlainPasses:
         rows: Sequence[Sequence[int]],
         *,
         start: int | Sequence[int],
-        width: int = 1,
         with_sums: bool = False,
         wanted: Sequence[int] | None = None,
     ) -> Tensor:
         """Read the tokens of the one row from `start` on. Returns the logits [1, vocabulary] after the last token.
-        `every` and `sums` are set as by a pass of the batch. Nothing is padded to `width`."""
+        `every` and `sums` are set as by a pass of the batch."""
         (slot,), (ids,) = slots, rows
         assert isinstance(slot, PlainSlot)
         self._host.pulse.passing(Activity.PREFILL)

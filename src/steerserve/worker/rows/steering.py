@@ -79,6 +79,11 @@ class RowSteering:
         self._active: dict[tuple[Edit, ...], dict[tuple[bool, ...], tuple[Edit, ...]]] = {}
         self._counts: dict[int, ActCount] = {}
 
+    @property
+    def prompt_tokens(self) -> int:
+        """The number of tokens of the prompt."""
+        return len(self._prompt)
+
     def check(self) -> None:
         """Check that the prompt has the positions that the request itself names.
 
