@@ -37,7 +37,9 @@ from steerserve.rules.steering.edits import (
 from steerserve.rules.steering.live import Live
 from steerserve.rules.steering.positions import Positions, Selection
 from steerserve.rules.steering.vector import Direction
-from steerserve.worker.hooks.edits import Directions, Part, Readings, SiteEdits, Span
+from steerserve.worker.hooks.edits import SiteEdits
+from steerserve.worker.hooks.parts import Part, Span
+from steerserve.worker.hooks.readings import Directions, Readings
 from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.rows.steering import RowSteering, TokenFacts
 from steerserve.worker.sae import sites
@@ -91,28 +93,29 @@ ALL = [
 OTHERS = [edit("ablate", 5), edit("at_least", 9, 8.0)]
 
 
-def gated() -> Sae:
+def kinds(sae: Sae) -> dict[str, Sae]:
+    """SAEs of every kind with the weights of this one."""
     source = torch.Generator().manual_seed(1)
-    b_gate, b_mag, r_mag = (torch.randn(D_SAE, generator=source) for _ in range(3))
-    return replace(SAE, activation="gated", gate=GateWeights(b_gate, b_mag, r_mag))
+    gate = GateWeights(*(torch.randn(sae.d_sae, generator=source) for _ in range(3)))
+    return {
+        "relu": sae,
+        "jumprelu": replace(sae, activation="jumprelu", threshold=torch.full((sae.d_sae,), 1.5)),
+        "gated": replace(sae, activation="gated", gate=gate),
+        "topk": replace(sae, activation="topk", k=6),
+        "abstopk": replace(sae, activation="abstopk", k=16),
+        "groupmax": replace(sae, activation="groupmax", k=12),
+        "layer_norm": replace(sae, normalisation="layer_norm"),
+        "constant_norm_rescale": replace(sae, normalisation="constant_norm_rescale"),
+        "input_scale": replace(sae, input_scale=0.25),
+        "subtract_b_dec": replace(sae, subtract_b_dec=True),
+        "decoder_norm": replace(sae, scale_by_decoder_norm=True, activation="topk", k=6),
+        "chosen_by_decoder_norm": replace(sae, select_by_decoder_norm=True, activation="topk", k=6),
+        "centred": replace(sae, is_centred=True),
+        "bfloat16": replace(sae, W_enc=sae.W_enc.bfloat16(), W_dec=sae.W_dec.bfloat16()),
+    }
 
 
-SAES = {
-    "relu": SAE,
-    "jumprelu": replace(SAE, activation="jumprelu", threshold=torch.full((D_SAE,), 1.5)),
-    "gated": gated(),
-    "topk": replace(SAE, activation="topk", k=6),
-    "abstopk": replace(SAE, activation="abstopk", k=16),
-    "groupmax": replace(SAE, activation="groupmax", k=12),
-    "layer_norm": replace(SAE, normalisation="layer_norm"),
-    "constant_norm_rescale": replace(SAE, normalisation="constant_norm_rescale"),
-    "input_scale": replace(SAE, input_scale=0.25),
-    "subtract_b_dec": replace(SAE, subtract_b_dec=True),
-    "decoder_norm": replace(SAE, scale_by_decoder_norm=True, activation="topk", k=6),
-    "chosen_by_decoder_norm": replace(SAE, select_by_decoder_norm=True, activation="topk", k=6),
-    "centred": replace(SAE, is_centred=True),
-    "bfloat16": replace(SAE, W_enc=SAE.W_enc.bfloat16(), W_dec=SAE.W_dec.bfloat16()),
-}
+SAES = kinds(SAE)
 
 
 def by_the_long_way(sae: Sae, x: Tensor, edits: Sequence[Edit]) -> Tensor:
@@ -257,6 +260,73 @@ def test_every_kind_equals_its_formula(name: str) -> None:
             bound = 1e-4 * max(1.0, float(expected.abs().max()))
             torch.testing.assert_close(change, expected, rtol=1e-4, atol=bound)
             assert float(expected.abs().max()) > 0.1
+
+
+TOKENS, WIDE = 66, 520
+"""A prompt, and the width of a site at which several threads share the work of a pass."""
+
+WIDE_SAES = kinds(random_sae(WIDE))
+
+
+def prompt_parts(sae: Sae) -> list[Part]:
+    """Rows of a pass: with every kind of edit, with edits under conditions, and with one edit."""
+    v, u, w = (direction(seed, width=WIDE) for seed in (1, 2, 3))
+    of_directions = [
+        *(of("add", v, 1.5, unit=unit) for unit in UNITS),
+        of("set", v, 4.0),
+        of("at_most", u, -1.0),
+        of("ablate", v, 0.25, strength=0.5),
+        of("swap", v, to=u),
+    ]
+    gates = [Condition(Feature(KEY, 9), above=0.5), Condition(w, below=0.3)]
+    gated = [
+        edit("set", 4, 5.0, when=gates[0]),
+        of("ablate", u, when=gates[1]),
+        edit("scale", 6, 2.0, when=AllOf((gates[0], gates[1]))),
+    ]
+    values = sae.direction({3: 2.0, 5: -1.0})
+    rows: list[dict[str, Any]] = [
+        {"edits": ordered([*ALL, *of_directions]), "values": values},
+        {"edits": ordered(gated), "reads": tuple(gates), "keeps_norm": True},
+        {"edits": tuple(OTHERS)},
+    ]
+    return [Part(i, RowSteering(Suppressed(), [1] * TOKENS), **row) for i, row in enumerate(rows)]
+
+
+def in_passes(sae: Sae, parts: Sequence[Part], x: Tensor, width: int, threads: int) -> Tensor:
+    """What is changed of prompts x [rows, T, WIDE] that are read in passes of so many tokens."""
+    work = SiteEdits(parts, {KEY: sae}, Directions(), x.device)
+    changes, before = [], torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for first in range(0, TOKENS, width):
+            value = x[:, first : first + width]
+            size = value.shape[1]
+            span = Span([first] * len(x), [size] * len(x))
+            change, _ = work.change(value, span, Readings(), work.masks(span, size))
+            assert change is not None
+            changes.append(change)
+    finally:
+        torch.set_num_threads(before)
+    return torch.cat(changes, 1)
+
+
+@pytest.mark.parametrize("name", WIDE_SAES)
+def test_a_row_has_the_same_bits_in_passes_of_every_width_alone_and_beside_others(
+    name: str,
+) -> None:
+    sae = WIDE_SAES[name]
+    parts = prompt_parts(sae)
+    x = torch.randn(len(parts), TOKENS, WIDE, generator=torch.Generator().manual_seed(2)) * 3
+    whole = torch.cat(
+        [
+            in_passes(sae, [replace(part, row=0)], x[i : i + 1], TOKENS, 1)
+            for i, part in enumerate(parts)
+        ]
+    )
+    for width in range(1, TOKENS) if name in ("relu", "topk") else (1, 7, 31, 33, 64):
+        found = in_passes(sae, parts, x, width, threads=1 + width % 2)
+        assert torch.equal(found.view(torch.int32), whole.view(torch.int32)), width
 
 
 BFLOAT16 = 2.0**-8

@@ -22,7 +22,8 @@ from steerserve.messages import (
     Suppressed,
 )
 from steerserve.worker.batch.batch import Batch
-from steerserve.worker.hooks.hooks import Catch, HookedSaes
+from steerserve.worker.hooks.hooks import HookedSaes
+from steerserve.worker.hooks.places import Catch
 from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.observers.observers import Observer, Observers, Span
 from steerserve.worker.rows.rows import BatchRow

@@ -20,7 +20,8 @@ from steerserve.rules.inference import stepping
 from steerserve.rules.inference.stepping import CudaGraphs, Decoding
 from steerserve.worker import memory
 from steerserve.worker.hooks.called_sites import PlaceName, Unlike, is_same
-from steerserve.worker.hooks.hooks import Catch, HookedSaes
+from steerserve.worker.hooks.hooks import HookedSaes
+from steerserve.worker.hooks.places import Catch
 from steerserve.worker.model import recording
 from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.model.kv import CacheSlot, KvCache

@@ -1,330 +1,23 @@
 """The edits of the rows of one pass at one site.
 
-All numbers are computed in float32 from the value x of the site, and each row is computed from nothing but itself: one
-product and one sum over the width for each number that an edit reads. So a row has the same bits in every batch, and
-however its prompt is divided into passes. Where the activations of an SAE depend on each other, all of them are
-computed, for a whole block of positions of the prompt at once (`Encoded`).
+All numbers are computed in float32 from the value x of the site, and each row is computed from nothing but itself, so a
+row has the same bits in every batch (`readings.py`).
 """
 
 from __future__ import annotations
 
-import math
-from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from steerserve.rules.steering.edits import (
-    RAW,
-    RESIDUAL,
-    AllOf,
-    Condition,
-    Edit,
-    Feature,
-    When,
-)
-from steerserve.rules.steering.vector import Direction
-from steerserve.worker.rows.steering import RowSteering, needs_record
+from steerserve.rules.steering.edits import RESIDUAL, AllOf, Condition, Edit, Feature, When
+from steerserve.worker.hooks.edit_groups import SLOW, EditGroup
+from steerserve.worker.hooks.parts import Part, Reads, Span
+from steerserve.worker.hooks.readings import Directions, Encoded, Gate, ReadGroup, Readings, length
+from steerserve.worker.rows.steering import needs_record
 from steerserve.worker.sae.canonical import NEEDS_K, Sae
-
-_REMEMBERED = 4096
-"""The directions that are kept on their devices."""
-
-BLOCK = 32
-"""The positions of a prompt that are encoded together where the activations of an SAE depend on each other."""
-
-Reads = Feature | Direction
-
-
-class Directions:
-    """The directions of edits on their devices, with the directions of length 1."""
-
-    def __init__(self) -> None:
-        self._held: OrderedDict[tuple[Direction, torch.device], tuple[Tensor, Tensor]] = (
-            OrderedDict()
-        )
-
-    def at(self, direction: Direction, device: torch.device) -> tuple[Tensor, Tensor]:
-        """The direction v and v / |v|, each float32 [width]. The length is taken in double precision."""
-        name = direction, device
-        held = self._held.get(name)
-        if held is None:
-            raw = torch.from_numpy(np.frombuffer(direction.data, "<f4").astype(np.float64))
-            held = raw.float().to(device), (raw / raw.norm()).float().to(device)
-            self._held[name] = held
-            if len(self._held) > _REMEMBERED:
-                self._held.popitem(last=False)
-        return held
-
-
-@dataclass(slots=True)
-class Part:
-    """What one row of a pass does at one site.
-
-    Attributes:
-        row: the place of the row in the pass. It may be another in the next pass; everything else stays.
-        values: the sum of the values of features that are added at all positions, float32 [width]; None for nothing.
-        edits: the edits that may act in this pass, in their order.
-        reads: the conditions that read here, for edits at this site and at later ones.
-        counted: the edits among `values` that are counted.
-        watched: the directions on which the row is projected here, at its last position in the pass.
-    """
-
-    row: int
-    steering: RowSteering
-    values: Tensor | None = None
-    edits: tuple[Edit, ...] = ()
-    reads: tuple[Condition, ...] = ()
-    counted: tuple[Edit, ...] = ()
-    keeps_norm: bool = False
-    watched: tuple[Direction, ...] = ()
-
-    @property
-    def is_used(self) -> bool:
-        """Whether the row does anything here."""
-        read = self.reads or self.watched
-        return self.values is not None or bool(self.edits or self.counted or read)
-
-    @property
-    def keys(self) -> set[str]:
-        """The SAEs that the row reads or writes here."""
-        at = [edit.at for edit in (*self.edits, *self.counted)]
-        reads = [condition.reads for condition in self.reads]
-        return {one.key for one in [*at, *reads] if isinstance(one, Feature)}
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """The positions of a pass: the columns of a value are the positions from `first[row]` on, and `size[row]` of them
-    are tokens of the row."""
-
-    first: Sequence[int]
-    size: Sequence[int]
-
-
-@dataclass(slots=True)
-class Readings:
-    """What the conditions of a pass have read so far: for each row and reading, the numbers [n, T] that were read
-    together, and the place of its own [T] among them."""
-
-    held: dict[tuple[int, Reads], tuple[Tensor, int]] = field(default_factory=dict)
-
-    def of(self, row: int, reads: Reads) -> Tensor:
-        """What was read of a row, a number [T] for each position."""
-        together, place = self.held[row, reads]
-        return together[place]
-
-
-class ReadGroup:
-    """Readings of different rows that are made together: of features of one SAE, or of directions.
-
-    `members` have the place of each row among those of the site, the row itself, and what is read. Where the
-    activations of the SAE depend on each other, there is one member.
-    """
-
-    def __init__(
-        self,
-        members: Sequence[tuple[int, Part, Reads]],
-        sae: Sae | None,
-        directions: Directions,
-        device: torch.device,
-        count: int,
-    ) -> None:
-        self.members = members
-        self._sae = sae
-        self._narrowed: Sae | None = None
-        self._units: Tensor | None = None
-        self._index = _index([place for place, _, _ in members], count, device)
-        features = [reads.index for _, _, reads in members if isinstance(reads, Feature)]
-        self._features = features
-        if sae is None:
-            units = [
-                directions.at(reads, device)[1]
-                for _, _, reads in members
-                if isinstance(reads, Direction)
-            ]
-            self._units = torch.stack(units)
-        elif sae.activation not in NEEDS_K:
-            self._narrowed = sae.narrowed(features)
-
-    def read(self, x: Tensor, encoded: Encoded) -> Tensor:
-        """What is read of the rows x [rows of the site, T, width], float32 [n, T]."""
-        rows = x if self._index is None else x[self._index]
-        if self._units is not None:
-            return (rows * self._units[:, None]).sum(-1)
-        if self._narrowed is not None:
-            return self._narrowed.encode_each(rows)
-        assert self._sae is not None
-        _, part, _ = self.members[0]
-        return encoded.of(self._sae, part, rows[0])[None, :, self._features[0]]
-
-
-def _index(places: Sequence[int], count: int, device: torch.device) -> Tensor | None:
-    """These places of `count` rows as an index; None where they are all rows in their order."""
-    return None if list(places) == list(range(count)) else torch.tensor(places, device=device)
-
-
-SLOW = "each edit by itself"
-"""How a group is decided whose conditions were not all read together in this pass."""
-
-
-class Gate:
-    """The conditions of a group of edits, where each is one reading that was made with the others of a `ReadGroup`.
-    `places` are the places of these readings; an edit without a condition has None."""
-
-    def __init__(
-        self,
-        conditions: Sequence[Condition | None],
-        places: Sequence[int],
-        count: int,
-        device: torch.device,
-    ) -> None:
-        self._index = _index(places, count, device)
-        above = [math.inf if one is None or one.above is None else one.above for one in conditions]
-        below = [-math.inf if one is None or one.below is None else one.below for one in conditions]
-        bounds = torch.tensor([above, below], dtype=torch.float32, device=device)[..., None]
-        self._above, self._below = bounds.unbind()
-        always = [one is None for one in conditions]
-        self._always = torch.tensor(always, device=device)[:, None] if any(always) else None
-
-    def holds(self, read: Tensor) -> Tensor:
-        """Where the conditions hold, bool [g, T], by the readings [n, T]."""
-        read = read if self._index is None else read[self._index]
-        holds = (read > self._above) | (read < self._below)
-        return holds if self._always is None else holds | self._always
-
-
-class Group:
-    """Edits of different rows that are made together: the k-th edit of each of these rows, all of one form.
-
-    `rows` are the places of the rows among those of the site. `sae` is the SAE whose features are edited. `is_masked`:
-    some of the edits act at some positions only.
-
-    `gate` is the number of the readings of the site that decide for all of the edits, and how; SLOW where each edit is
-    looked at by itself, and None where nothing is decided.
-    """
-
-    def __init__(
-        self,
-        members: Sequence[tuple[int, Part, Edit]],
-        sae: Sae | None,
-        directions: Directions,
-        device: torch.device,
-        count: int,
-    ) -> None:
-        self.members = members
-        self.sae = sae
-        self.gate: tuple[int, Gate] | str | None = None
-        self.is_masked = any(
-            part.steering.mask(edit, 0, 1) is not None for _, part, edit in members
-        )
-        edits = [edit for _, _, edit in members]
-        self.rows = _index([row for row, _, _ in members], count, device)
-        targets = [edit.target for edit in edits]
-        columns = [
-            [target.factor for target in targets],
-            [target.offset for target in targets],
-            [target.low for target in targets],
-            [target.high for target in targets],
-            [edit.strength for edit in edits],
-        ]
-        # one transfer for all of them
-        numbers = torch.tensor(columns, dtype=torch.float32, device=device)[..., None]
-        self.factor, self.offset, self.low, self.high, self.strength = numbers.unbind()
-        self.reads: Tensor | None = None
-        self.is_added = edits[0].is_added
-        self.is_residual = self.is_added and edits[0].unit == RESIDUAL
-        if sae is not None:
-            features = [edit.at.index for edit in edits if isinstance(edit.at, Feature)]
-            self.features = features
-            self.narrowed = None if sae.activation in NEEDS_K else sae.narrowed(features)
-            writes = sae.written(features)
-            if self.is_added:
-                writes = torch.stack([sae.direction({feature: 1.0}) for feature in features])
-            self.writes = writes.to(device)
-            return
-        units, written = [], []
-        for edit in edits:
-            assert isinstance(edit.at, Direction)
-            raw, unit = directions.at(edit.at, device)
-            units.append(unit)
-            if edit.to is not None:
-                written.append(directions.at(edit.to, device)[1] - unit)
-            else:
-                written.append(raw if edit.is_added and edit.unit == RAW else unit)
-        self.reads = torch.stack(units)
-        self.writes = torch.stack(written)
-
-    def of(self, value: Tensor) -> Tensor:
-        """The rows of the group, of a tensor with all rows of the site."""
-        return value if self.rows is None else value[self.rows]
-
-    def moved(self, x: Tensor, y: Tensor | None, encoded: Encoded) -> Tensor:
-        """How far each row moves along its direction at each position, [g, T]; `x` [n, T, width] is the value before
-        the edits, and `y` the value so far."""
-        if self.is_added:
-            amount = self.offset.expand(-1, x.shape[1])
-            return amount * _length(self.of(x)) if self.is_residual else amount
-        if self.reads is None:
-            read = self._activations(self.of(x), encoded)
-        else:
-            assert y is not None
-            read = (self.of(y) * self.reads[:, None]).sum(-1)
-        target = (read * self.factor + self.offset).clamp(self.low, self.high)
-        return self.strength * (target - read)
-
-    def scale(self, x: Tensor) -> Tensor | None:
-        """What the SAE multiplies its output with at each position, [g, T, 1]; None where it does not."""
-        if self.sae is None or self.sae.normalisation == "none" or self.is_added:
-            return None
-        return self.sae.row_scale(self.of(x))
-
-    def _activations(self, x: Tensor, encoded: Encoded) -> Tensor:
-        assert self.sae is not None
-        if self.narrowed is not None:
-            return self.narrowed.encode_each(x)
-        return torch.stack(
-            [
-                encoded.of(self.sae, part, rows)[:, feature]
-                for (_, part, _), feature, rows in zip(self.members, self.features, x, strict=True)
-            ]
-        )
-
-
-class Encoded:
-    """The activations of rows whose SAE chooses among all features, computed once in a pass.
-
-    The product with the whole encoder may have other bits for another number of rows. So positions of a prompt are
-    encoded in blocks of BLOCK that begin at multiples of BLOCK, and zeros stand for positions of a block that are not
-    in the pass. The one position of a decode pass is encoded by itself.
-    """
-
-    def __init__(self, span: Span) -> None:
-        self._span = span
-        self._held: dict[tuple[int, int], Tensor] = {}
-
-    def of(self, sae: Sae, part: Part, x: Tensor) -> Tensor:
-        """The activations [T, d_sae] of the row x [T, width] of a part."""
-        name = id(sae), part.row
-        if name not in self._held:
-            first = self._span.first[part.row]
-            is_decoded = len(x) == 1 and first >= part.steering.prompt_tokens
-            self._held[name] = sae.encode(x) if is_decoded else _in_blocks(sae, x, first)
-        return self._held[name]
-
-
-def _in_blocks(sae: Sae, x: Tensor, first: int) -> Tensor:
-    """The activations [T, d_sae] of positions x [T, width] from `first` on."""
-    before = first % BLOCK
-    end = before + len(x)
-    blocks = functional.pad(x, (0, 0, before, -end % BLOCK)).split(BLOCK)
-    return torch.cat([sae.encode(block) for block in blocks])[before:end]
-
 
 Flags = tuple[tuple[tuple[bool, ...], ...] | None, ...]
 """For each group of edits, whether each edit may act at each position, by the positions that it names; None where each
@@ -409,7 +102,7 @@ class SiteEdits:
             groups.append(ReadGroup(members, sae, self._directions, self._device, count))
         return groups
 
-    def _groups(self, lists: Sequence[Sequence[Edit]]) -> list[Group]:
+    def _groups(self, lists: Sequence[Sequence[Edit]]) -> list[EditGroup]:
         """The k-th edits of all rows, for each k, in groups of one form."""
         groups = []
         for k in range(max(map(len, lists), default=0)):
@@ -421,13 +114,13 @@ class SiteEdits:
                     forms.setdefault(form, []).append((row, part, edit))
             for (key, _), members in forms.items():
                 sae = None if key is None else self._saes[key]
-                group = Group(members, sae, self._directions, self._device, len(self.parts))
+                group = EditGroup(members, sae, self._directions, self._device, len(self.parts))
                 group.gate = self._gate(group)
                 groups.append(group)
         return groups
 
-    def _gate(self, group: Group) -> tuple[int, Gate] | str | None:
-        """See `Group.gate`."""
+    def _gate(self, group: EditGroup) -> tuple[int, Gate] | str | None:
+        """See `EditGroup.gate`."""
         if all(edit.when is None for _, _, edit in group.members):
             return None
         decided: list[tuple[int, Condition | None]] = []
@@ -477,7 +170,9 @@ class SiteEdits:
             self._made = flags, masks
         return self._made[1]
 
-    def _flags(self, group: Group, span: Span, width: int) -> tuple[tuple[bool, ...], ...] | None:
+    def _flags(
+        self, group: EditGroup, span: Span, width: int
+    ) -> tuple[tuple[bool, ...], ...] | None:
         if not group.is_masked:
             return None
         everywhere = (True,) * width
@@ -515,7 +210,7 @@ class SiteEdits:
                 self._count_values(part, x[at], span)
         if self._keeps is not None:
             y = x + change
-            kept = y * (_length(x) / _length(y))[..., None] - x
+            kept = y * (length(x) / length(y))[..., None] - x
             is_kept = self._keeps & change.ne(0).any(-1, keepdim=True)
             change = torch.where(is_kept, kept, change)
         if is_whole:
@@ -551,7 +246,7 @@ class SiteEdits:
 
     def _make(
         self,
-        group: Group,
+        group: EditGroup,
         x: Tensor,
         y: Tensor | None,
         change: Tensor,
@@ -573,12 +268,12 @@ class SiteEdits:
             change.index_add_(0, group.rows, made)
         for at, (row, part, edit) in enumerate(group.members):
             if part.steering.counted is not None:
-                size = moved[at].abs() * group.writes[at].norm() / _length(x[row])
+                size = moved[at].abs() * group.writes[at].norm() / length(x[row])
                 self._count(part, edit, size.tolist(), span)
 
     def _opened(
         self,
-        group: Group,
+        group: EditGroup,
         found: Sequence[Tensor],
         mask: Tensor | None,
         span: Span,
@@ -627,14 +322,9 @@ class SiteEdits:
         part.steering.count(edit, [first + i for i in at], [sizes[i] for i in at])
 
     def _count_values(self, part: Part, x: Tensor, span: Span) -> None:
-        norms = _length(x)
+        norms = length(x)
         for edit in part.counted:
             assert isinstance(edit.at, Feature)
             added = self._saes[edit.at.key].direction({edit.at.index: edit.target.offset})
             size = added.to(self._device).norm() / norms
             self._count(part, edit, size.tolist(), span)
-
-
-def _length(x: Tensor) -> Tensor:
-    """|x| over the last dimension, each from one sum over it."""
-    return (x * x).sum(-1).sqrt()

@@ -24,7 +24,7 @@ from steerserve.messages import (
 from steerserve.rules.sensing.cluster_sensing import Decode
 from steerserve.rules.steering import live as steering
 from steerserve.worker import memory
-from steerserve.worker.hooks.hooks import Catch
+from steerserve.worker.hooks.places import Catch
 from steerserve.worker.observers.contexts import ContextRing, Place
 from steerserve.worker.observers.counts import RunningCounts
 from steerserve.worker.observers.observers import Observer, Span

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Sequence
 
 from steerserve.messages import Embed, Event, Generate, Outcome, Score
-from steerserve.worker.hooks.hooks import Catch, HookedSaes
+from steerserve.worker.hooks.hooks import HookedSaes
+from steerserve.worker.hooks.places import Catch
 from steerserve.worker.rows.rows import BatchRow
 
 Span = tuple[int, int]

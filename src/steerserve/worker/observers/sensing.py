@@ -24,7 +24,8 @@ from torch import Tensor
 from steerserve.messages import ArmedCircuit, ArmedCluster, Embed, Event, Generate, Outcome, Score
 from steerserve.rules.sensing.cluster_sensing import Decode, common_prefix
 from steerserve.worker import memory
-from steerserve.worker.hooks.hooks import Catch, HookedSaes
+from steerserve.worker.hooks.hooks import HookedSaes
+from steerserve.worker.hooks.places import Catch
 from steerserve.worker.observers.armed import Arming, Armoury, Fires, Whole, keys_of, subjects_of
 from steerserve.worker.observers.observers import Observer, Span
 from steerserve.worker.observers.ranking import is_active

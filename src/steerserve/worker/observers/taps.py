@@ -14,7 +14,8 @@ from steerserve.errors import Refusal
 from steerserve.messages import Activated, Embed, Generate, Outcome, Reading, Score, Tap
 from steerserve.rules.inference import activations
 from steerserve.worker import memory
-from steerserve.worker.hooks.hooks import Catch, HookedSaes
+from steerserve.worker.hooks.hooks import HookedSaes
+from steerserve.worker.hooks.places import Catch
 from steerserve.worker.observers.observers import Observer, Span
 from steerserve.worker.observers.ranking import largest
 from steerserve.worker.rows.rows import BatchRow, RowName

@@ -238,7 +238,8 @@ class Sae:
         index = torch.as_tensor(features, dtype=torch.long, device=self.W_enc.device)
         part = replace(
             self,
-            W_enc=self.W_enc[:, index].float(),
+            # each feature's numbers lie together, as `encode_each` reads them
+            W_enc=self.W_enc.t()[index].float().t(),
             b_enc=self.b_enc[index],
             W_dec=self.W_dec[index.to(self.W_dec.device)].float(),
             threshold=None if self.threshold is None else self.threshold[index],
