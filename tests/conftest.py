@@ -9,9 +9,11 @@ import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
+import httpcore2
 import pytest
 import structlog
 from msgspec import structs
@@ -158,6 +160,15 @@ def fresh_loggers() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(structlog, "configure", without_cache)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_tls_context() -> Iterator[None]:
+    """All HTTP clients of this process share one TLS context. By itself each reads the certificates of all authorities,
+    which takes longer than most requests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(httpcore2, "default_ssl_context", cache(httpcore2.default_ssl_context))
         yield
 
 

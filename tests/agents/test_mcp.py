@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -14,11 +16,9 @@ import pytest
 from steerserve import demo
 from tests.service import Running, add_sae
 
-mcp = pytest.importorskip("mcp", reason="the extra `mcp` is not installed")
-
-from mcp import ClientSession, StdioServerParameters  # noqa: E402
-from mcp.client.stdio import stdio_client  # noqa: E402
-
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("mcp") is None, reason="the extra `mcp` is not installed"
+)
 SEA = 90
 STORY = [{"role": "user", "content": "Tell me a story."}]
 READS = {
@@ -31,7 +31,7 @@ READS = {
 class Agent:
     """An agent's side of the connection."""
 
-    def __init__(self, session: ClientSession) -> None:
+    def __init__(self, session: Any) -> None:
         self.session = session
 
     async def call(self, name: str, /, **arguments: Any) -> Any:
@@ -49,12 +49,17 @@ class Agent:
 
 @asynccontextmanager
 async def agent(url: str, *options: str) -> AsyncIterator[Agent]:
-    command = StdioServerParameters(
+    # every worker of the suite collects this file, and the import takes a second
+    mcp, stdio = map(importlib.import_module, ("mcp", "mcp.client.stdio"))
+    command = mcp.StdioServerParameters(
         command=sys.executable,
         args=["-m", "steerserve", "mcp", *options],
         env={"STEERSERVE_URL": url, "PYTHONPATH": ":".join(sys.path)},
     )
-    async with stdio_client(command) as (read, write), ClientSession(read, write) as session:
+    async with (
+        stdio.stdio_client(command) as (read, write),
+        mcp.ClientSession(read, write) as session,
+    ):
         await session.initialize()
         yield Agent(session)
 

@@ -24,7 +24,15 @@ from steerserve import demo
 from steerserve.engines.checkpoint.process import ENGINE, NAMES
 from tests.described import Held
 from tests.resident import kill_engine
-from tests.service import ANSWER_SECONDS, ONE_REPLICA, Running, add_sae, load_demo, running
+from tests.service import (
+    ANSWER_SECONDS,
+    ONE_REPLICA,
+    Polls,
+    Running,
+    add_sae,
+    load_demo,
+    running,
+)
 
 MANY = {
     "model": demo.MODEL_NAME,
@@ -68,7 +76,7 @@ class Process:
         self.http = httpx2.Client(
             base_url=self.url,
             timeout=ANSWER_SECONDS,
-            event_hooks={"response": [Held(self._described)]},
+            event_hooks={"request": [Polls()], "response": [Held(self._described)]},
         )
 
     def _described(self) -> dict[str, Any]:

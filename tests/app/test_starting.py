@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import socket
@@ -50,34 +51,62 @@ def without_server(_: Path) -> dict[str, str]:
     return {"DATABASE_URL": "postgresql://user:sentinel@127.0.0.1:9/models"}
 
 
-@pytest.mark.parametrize(
-    ("prepare", "words"),
-    [
-        (newer, ["steerserve.db", "newer steerserve", "DATABASE_URL"]),
-        (damaged, ["steerserve.db", "damaged", "move it away"]),
-        (without_models, ["file/models", "MODEL_CACHE_DIR"]),
-        (without_server, ["'models' of 127.0.0.1:9", "DATABASE_URL"]),
-        (lambda _: {"HF_ENDPOINT": "notaurl"}, ["setting HF_ENDPOINT: ", "https://"]),
-    ],
-)
+CANNOT: dict[str, tuple[Prepare, list[str]]] = {
+    "newer": (newer, ["steerserve.db", "newer steerserve", "DATABASE_URL"]),
+    "damaged": (damaged, ["steerserve.db", "damaged", "move it away"]),
+    "no folder of models": (without_models, ["file/models", "MODEL_CACHE_DIR"]),
+    "no server": (without_server, ["'models' of 127.0.0.1:9", "DATABASE_URL"]),
+    "no address": (
+        lambda _: {"HF_ENDPOINT": "notaurl"},
+        ["setting HF_ENDPOINT: ", "https://"],
+    ),
+}
+"""Starts that cannot succeed, and words of their sentences."""
+STARTS = """
+import json, os, sys
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
+from steerserve.app import commands
+
+plain = dict(os.environ)
+ends = {}
+for name, changes in json.loads(sys.argv[1]).items():
+    os.environ |= changes
+    with redirect_stdout(StringIO()) as said, redirect_stderr(StringIO()) as told:
+        try:
+            code = commands.run_service(None, None)
+        except SystemExit as ended:
+            code = ended.code
+    ends[name] = [code, said.getvalue(), told.getvalue()]
+    os.environ.clear()
+    os.environ |= plain
+print(json.dumps(ends))
+"""
+"""Tries one start after the other, because the imports of a process take longer than all starts."""
+
+
+@pytest.fixture(scope="module")
+def ends(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str, str]]:
+    """The exit code, the output and the sentence of each start."""
+    starts = {}
+    for name, (prepare, _) in CANNOT.items():
+        home = tmp_path_factory.mktemp("home")
+        own = {"STEERSERVE_HOME": str(home), "LOG_LEVEL": "ERROR", "PORT": port()}
+        starts[name] = own | prepare(home)
+    return json.loads(run_program(tmp_path_factory.mktemp("starts"), STARTS, json.dumps(starts)))
+
+
+@pytest.mark.parametrize("name", CANNOT)
 def test_a_start_that_cannot_succeed_ends_in_one_sentence(
-    tmp_path: Path, prepare: Prepare, words: list[str]
+    ends: dict[str, tuple[int, str, str]], name: str
 ) -> None:
-    changes = prepare(tmp_path)
-    ran = subprocess.run(
-        [sys.executable, "-m", "steerserve", "serve", "--port", port()],
-        env=os.environ | {"STEERSERVE_HOME": str(tmp_path), "LOG_LEVEL": "ERROR"} | changes,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert ran.returncode in (1, 2)
-    assert ran.stderr.count("\n") == 1, ran.stderr
-    assert ran.stdout == ""
-    for word in words:
-        assert word in ran.stderr
-    assert "sentinel" not in ran.stderr
+    code, output, sentence = ends[name]
+    assert code in (1, 2)
+    assert sentence.count("\n") == 1, sentence
+    assert output == ""
+    for word in CANNOT[name][1]:
+        assert word in sentence
+    assert "sentinel" not in sentence
 
 
 def test_the_sentence_about_a_setting_has_no_secret(
@@ -130,14 +159,15 @@ if __name__ == "__main__":
 """
 
 
-def run_start(folder: Path, program: str) -> str:
+def run_program(folder: Path, program: str, *words: str) -> str:
     """Run a program that starts a service of its own in the folder, and return what it printed. The program must
     succeed."""
     script = folder / "start.py"
     script.write_text(program)
     ran = subprocess.run(
-        [sys.executable, str(script)],
+        [sys.executable, str(script), *words],
         env=os.environ | {"STEERSERVE_HOME": str(folder / "home"), "PORT": port()},
+        cwd=folder,
         capture_output=True,
         text=True,
         timeout=60,
@@ -148,7 +178,7 @@ def run_start(folder: Path, program: str) -> str:
 
 
 def test_a_signal_while_the_service_starts_ends_it_quietly(tmp_path: Path) -> None:
-    printed = run_start(tmp_path, STOPPED_WHILE_IT_STARTS)
+    printed = run_program(tmp_path, STOPPED_WHILE_IT_STARTS)
     assert "Traceback" not in printed
     assert "listening" not in printed
 

@@ -11,6 +11,7 @@ from contextlib import closing
 from datetime import timedelta
 from typing import Any
 
+import httpx2
 import pytest
 from openai.types import Batch
 
@@ -18,7 +19,7 @@ import openai
 from steerserve import demo
 from steerserve.rules.inference import batches as rules
 from tests.conftest import Start
-from tests.service import Running, add_sae, load_demo, running
+from tests.service import ANSWER_SECONDS, Polls, Running, add_sae, load_demo, running
 
 MODEL = demo.MODEL_NAME
 CHAT = "/v1/chat/completions"
@@ -34,7 +35,8 @@ def client(shared: Running) -> Iterator[openai.OpenAI]:
 
 
 def of(live: Running) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{live.url}/v1", api_key="any")
+    asking = httpx2.Client(timeout=ANSWER_SECONDS, event_hooks={"request": [Polls()]})
+    return openai.OpenAI(base_url=f"{live.url}/v1", api_key="any", http_client=asking)
 
 
 def chat(custom_id: str, **fields: Any) -> dict[str, Any]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from bitsandbytes import functional as library
-from bitsandbytes.nn import Linear4bit, Linear8bitLt
 from torch import Tensor, nn
 
 from steerserve.rules.models.compilers import COMPILERS
@@ -29,26 +28,33 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+def library() -> Any:
+    """The library bitsandbytes. Every worker of the suite collects this file, and the import takes a second."""
+    return importlib.import_module("bitsandbytes")
+
+
 def rows(*shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(1))
 
 
 def eight_bits(width: int, size: int, has_bias: bool = False) -> Any:
     """A layer as bitsandbytes holds it, and its weight as bitsandbytes makes it plain, in float32."""
-    layer = Linear8bitLt(size, width, bias=has_bias, has_fp16_weights=False)
+    layer = library().nn.Linear8bitLt(size, width, bias=has_bias, has_fp16_weights=False)
     layer.weight.data = rows(width, size)
     layer.weight = layer.weight.to("cpu")
-    plain = library.int8_vectorwise_dequant(layer.weight.CB, layer.weight.SCB)
+    plain = library().functional.int8_vectorwise_dequant(layer.weight.CB, layer.weight.SCB)
     return layer.requires_grad_(False), plain
 
 
 def four_bits(
     width: int, size: int, has_bias: bool = False, kind: str = "nf4", *, is_nested: bool = True
 ) -> Any:
-    layer = Linear4bit(size, width, bias=has_bias, quant_type=kind, compress_statistics=is_nested)
+    layer = library().nn.Linear4bit(
+        size, width, bias=has_bias, quant_type=kind, compress_statistics=is_nested
+    )
     layer.weight.data = rows(width, size)
     layer.weight = layer.weight.to("cpu")
-    plain = library.dequantize_4bit(layer.weight.data, layer.weight.quant_state).float()
+    plain = library().functional.dequantize_4bit(layer.weight.data, layer.weight.quant_state).float()
     return layer.requires_grad_(False), plain
 
 
