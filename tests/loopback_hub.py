@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -124,11 +125,12 @@ class LoopbackHub:
 
     def add(self, name: str, files: dict[str, bytes], **facts: Any) -> Repo:
         """Add a repository. If it is gated or private, only its `tokens` have access."""
-        digest = hashlib.sha1(repr(sorted(files.items())).encode()).hexdigest()
+        blobs = {name: _digest(body) for name, body in sorted(files.items())}
+        digest = hashlib.sha1(repr(blobs).encode()).hexdigest()
         repo = Repo(files, facts.pop("sha", digest), **facts)
         self.repos[name] = repo
         self.known_tokens.update(repo.tokens)
-        self.blobs.update({hashlib.sha256(body).hexdigest(): body for body in files.values()})
+        self.blobs.update({blobs[name]: body for name, body in files.items()})
         return repo
 
     def fault(self, match: str, **how: Any) -> Fault:
@@ -248,7 +250,7 @@ class _Answer(BaseHTTPRequestHandler):
             self._refuse(404, "EntryNotFound")
             return
         body, hub = held.files[path], self.server.hub
-        digest = hashlib.sha256(body).hexdigest()
+        digest = _digest(body)
         headers = {"X-Repo-Commit": held.sha, "ETag": f'"{_entry(path, body)["oid"]}"'}
         if path.endswith(_LFS):
             headers |= {"X-Linked-Size": str(len(body)), "X-Linked-Etag": f'"{digest}"'}
@@ -336,12 +338,18 @@ class _Answer(BaseHTTPRequestHandler):
         self.wfile.flush()
 
 
+@lru_cache(maxsize=256)
+def _digest(body: bytes) -> str:
+    """The SHA-256 of a file. Many tests add the same files, which take longer to read than the rest of the test."""
+    return hashlib.sha256(body).hexdigest()
+
+
 def _entry(path: str, body: bytes) -> dict[str, Any]:
     """The entry of a file in the listing."""
     oid = hashlib.sha1(b"blob %d\x00" % len(body) + body).hexdigest()
     entry: dict[str, Any] = {"type": "file", "oid": oid, "size": len(body), "path": path}
     if path.endswith(_LFS):
-        digest = hashlib.sha256(body).hexdigest()
+        digest = _digest(body)
         entry |= {"oid": "1" * 40, "lfs": {"oid": digest, "size": len(body), "pointerSize": 134}}
     return entry
 

@@ -15,6 +15,7 @@ from steerserve.app.service import Service
 from steerserve.app.wiring import surroundings
 from steerserve.rules.residency.replicas import ReplicaState
 from steerserve.settings import Settings
+from tests.blank import DATABASE, lay
 from tests.described import Held
 from tests.doubles import Launcher, ScriptedEngine, soon, write_checkpoint
 
@@ -54,6 +55,7 @@ class Replicated:
 async def replicated(home: Path, count: int, **settings: Any) -> AsyncIterator[Replicated]:
     """A service with one loaded model of so many replicas; with 0, one engine process serves."""
     made = Settings(_env_file=None, steerserve_home=home, **settings)  # type: ignore[call-arg]
+    lay(home / DATABASE)
     launcher: Any = Launcher()
     launcher.replicas = count
     service = Service(made, replace(surroundings(made), launcher=launcher))
