@@ -26,12 +26,17 @@ os.environ.update(threads.environment(os.environ))
 
 import torch  # noqa: E402
 import transformers  # noqa: E402
+import transformers.conversion_mapping  # noqa: E402
 import transformers.generation  # noqa: E402
 import transformers.modeling_utils  # noqa: E402
 import transformers.models.auto.modeling_auto  # noqa: E402
 
 import steerserve.worker.process.loop  # noqa: E402
 import steerserve.worker.process.tokenizing  # noqa: E402
+
+
+# the table of all renamed weights, which every load reads, is made here once
+transformers.conversion_mapping.get_checkpoint_conversion_mapping("llama")
 
 
 def _end_at_once(server: int) -> None:
