@@ -45,7 +45,7 @@ test-browser: $(BROWSER) ## the web page in Chromium, skipped where there is non
 
 RAY ?= ray
 test-ray: $(STAMP) ## replicas on a Ray cluster of several nodes on this machine (RAY='ray and not slow': the short form)
-	$(BIN)/python -m pytest -m '$(RAY)' tests
+	$(BIN)/python -m pytest -m '$(RAY)' tests/engines/ray tests/engines/remote
 
 BOTH ?= tests/api tests/v1 tests/contract tests/engines/checkpoint/test_process.py tests/app/test_lifecycle.py \
 	tests/events/test_socketio.py tests/app/test_meter.py tests/test_pipelines.py tests/test_proof.py

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 import psutil
 import pytest
 
@@ -25,12 +28,12 @@ def fork_server(live: Running) -> psutil.Process:
 
 @pytest.mark.parametrize("is_loaded", [pytest.param(False, marks=pytest.mark.soak), True])
 def test_a_killed_fork_server_is_started_anew_by_the_next_load(
-    start: Start, is_loaded: bool
+    start: Start, tmp_path: Path, is_loaded: bool
 ) -> None:
     with start() as live:
         first = load_demo(live)
         server = fork_server(live)
-        second = add_model(live, demo.MODEL_DIR, "second", quantization="Q8")
+        second = add_model(live, shutil.copytree(demo.MODEL_DIR, tmp_path / "second"))
         if not is_loaded:
             live.data("POST", f"/api/models/{first}/unload")
         server.kill()

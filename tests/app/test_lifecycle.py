@@ -22,6 +22,7 @@ import pytest
 
 from steerserve import demo
 from steerserve.engines.checkpoint.process import ENGINE, NAMES
+from tests.blank import DATABASE, lay
 from tests.described import Held
 from tests.resident import kill_engine
 from tests.service import (
@@ -54,6 +55,7 @@ class Process:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
+        lay(home / DATABASE)
         environment = {name.upper(): str(value) for name, value in settings.items()}
         command = [sys.executable, "-m", "steerserve", "serve", "--port", str(self.port)]
         if open_files is not None:

@@ -452,6 +452,22 @@ def test_sums_of_an_engine_have_the_same_bits_with_any_number_of_threads() -> No
     assert loaded.stdout == "torch AUTO\n"
 
 
+@pytest.mark.local("forks from the fork server of this machine")
+async def test_an_engine_does_not_run_the_program_of_the_service_again(
+    here: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program, ran = tmp_path / "program.py", tmp_path / "ran"
+    program.write_text(f"open({str(ran)!r}, 'w').close()\n")
+    # as where the script of the package runs, and not `python -m`
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(program), raising=False)
+    engine = await here.launch()
+    await engine.ask(m.Measure())
+    await engine.stop()
+    assert not ran.exists()
+    assert sys.modules["__main__"].__file__ == str(program)
+
+
 @pytest.mark.local("asks the interpreter of this machine")
 def test_the_control_process_never_imports_the_tensor_library() -> None:
     code = (

@@ -13,7 +13,9 @@ import importlib
 import multiprocessing
 import os
 import socket
+import sys
 import threading
+from collections.abc import Iterator
 from multiprocessing import connection
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -173,7 +175,7 @@ class ForkServer:
         """The process, and our end of its socket."""
         ours, theirs = socket.socketpair()
         try:
-            with theirs, _REAPING:
+            with theirs, _REAPING, _no_program():
                 process = self._context.Process(
                     target=_main, args=(module, theirs, *args), daemon=True
                 )
@@ -183,6 +185,19 @@ class ForkServer:
             raise
         ours.setblocking(False)
         return Child(process, word), ours
+
+
+@contextlib.contextmanager
+def _no_program() -> Iterator[None]:
+    """Inside the block, `multiprocessing` does not know which program this process runs. By itself it runs the program
+    again in each new process, where the imports of the command line would take half as long as a load."""
+    names = sys.modules["__main__"].__dict__
+    file = names.pop("__file__", None)
+    try:
+        yield
+    finally:
+        if file is not None:
+            names["__file__"] = file
 
 
 async def _abandon(child: Child, link: socket.socket) -> None:
