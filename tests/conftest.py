@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import httpcore2
 import pytest
 import structlog
+from fastapi._compat import v2
 from msgspec import structs
 
 # the models in tests are tiny: with one thread each they are fastest, and several engines do not wait for a core
@@ -160,6 +161,24 @@ def fresh_loggers() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(structlog, "configure", without_cache)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def checked_when_used() -> Iterator[None]:
+    """A service makes the check of a field when a request first has the field. The framework makes those of all routes at
+    the start, which takes most of it, and a service of a test answers few routes."""
+    make = v2.ModelField.__post_init__
+
+    def attribute(field: v2.ModelField, name: str) -> Any:
+        if name != "_type_adapter":
+            raise AttributeError(name)
+        make(field)
+        return field.__dict__[name]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(v2.ModelField, "__post_init__", lambda _: None)
+        patch.setattr(v2.ModelField, "__getattr__", attribute, raising=False)
         yield
 
 

@@ -216,7 +216,8 @@ class World:
     def answer_new(self, case: schemathesis.Case) -> None:
         """Like `answer`, but of the cases that break one rule of one field, or keep to it, only the first is sent, and
         no case whose aimed request was sent before."""
-        rule = case.meta and case.meta.phase.data
+        meta = case.meta  # the library looks through the whole case each time
+        rule = meta and meta.phase.data
         if isinstance(rule, CoveragePhaseData) and not self._is_new(case, rule):
             return
         self._aim(case)
@@ -376,7 +377,8 @@ def _read_once(told: str) -> str:
 
 def _is_negative(case: schemathesis.Case) -> bool:
     """Whether a case is made to break a rule."""
-    return case.meta is not None and case.meta.generation.mode.is_negative
+    meta = case.meta
+    return meta is not None and meta.generation.mode.is_negative
 
 
 def _zeros_and_one(width: int) -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Sequence
 from contextlib import closing
 from datetime import datetime
+from functools import cache
 from pathlib import Path
 
 import structlog
@@ -28,11 +30,7 @@ def upgrade(connection: Connection, file: Path | None, now: datetime) -> str:
         CannotStart: a newer version of this program wrote the database.
         OSError: the copy cannot be written.
     """
-    config = Config()
-    config.set_main_option("script_location", str(_MIGRATIONS))
-    config.attributes["connection"] = connection
-    scripts = ScriptDirectory.from_config(config)
-    known = [script.revision for script in scripts.walk_revisions()]
+    known = _versions()
     newest = known[0]
     version = MigrationContext.configure(connection).get_current_revision()
     if version is not None and version not in known:
@@ -44,11 +42,26 @@ def upgrade(connection: Connection, file: Path | None, now: datetime) -> str:
         return newest
     if version is not None and file is not None:
         _copy(file, version, newest, now)
+    config = _config()
+    config.attributes["connection"] = connection
     command.upgrade(config, "head")
     return newest
 
 
-def _copy_hint(file: Path | None, known: list[str]) -> str:
+def _config() -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(_MIGRATIONS))
+    return config
+
+
+@cache
+def _versions() -> tuple[str, ...]:
+    """The versions of the schema that this program knows, the newest first."""
+    scripts = ScriptDirectory.from_config(_config())
+    return tuple(script.revision for script in scripts.walk_revisions())
+
+
+def _copy_hint(file: Path | None, known: Sequence[str]) -> str:
     """The end of the refusal of a newer database: the newest copy that an upgrade left of a schema that this version
     knows, if there is one."""
     copies = (

@@ -12,6 +12,7 @@ import secrets
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import TypeVar
 
@@ -434,6 +435,7 @@ def _wrong(place: str, why: str) -> Refusal:
     return Refusal("VALIDATION_ERROR", f"{place}: {why}", param=place, errors=errors)
 
 
+@cache
 def _version(package: str) -> str | None:
     try:
         return version(package)
