@@ -54,7 +54,9 @@ def four_bits(
     )
     layer.weight.data = rows(width, size)
     layer.weight = layer.weight.to("cpu")
-    plain = library().functional.dequantize_4bit(layer.weight.data, layer.weight.quant_state).float()
+    plain = (
+        library().functional.dequantize_4bit(layer.weight.data, layer.weight.quant_state).float()
+    )
     return layer.requires_grad_(False), plain
 
 

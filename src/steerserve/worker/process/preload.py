@@ -34,7 +34,6 @@ import transformers.models.auto.modeling_auto  # noqa: E402
 import steerserve.worker.process.loop  # noqa: E402
 import steerserve.worker.process.tokenizing  # noqa: E402
 
-
 # the table of all renamed weights, which every load reads, is made here once
 transformers.conversion_mapping.get_checkpoint_conversion_mapping("llama")
 
