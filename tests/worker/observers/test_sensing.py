@@ -26,6 +26,7 @@ from steerserve.messages import (
     SensedSpans,
     Tokens,
 )
+from steerserve.rules.residency.memory_needs import PREFILL_TOKENS
 from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.observers import armed as armed_module
 from steerserve.worker.sae.canonical import Sae
@@ -524,3 +525,19 @@ def test_a_prompt_in_parts_is_sensed_as_a_whole(wide: Checkpoint) -> None:
     (told,) = bench.spans
     check(wide, told, answer)
     assert all(before.end + 1 < after.start for before, after in pairwise(told.spans))
+
+
+def test_a_row_that_follows_at_once_has_all_firings_of_the_beginning_it_takes_over(
+    wide: Checkpoint,
+) -> None:
+    bench = Counted(wide)
+    # the last part of the beginning is too short to be encoded by itself
+    ids = wide.encode(words(6000), special=True)[: PREFILL_TOKENS + 60]
+    with bench.attached(KEY, SAE):
+        armed(bench, max_events=5000)
+        answers = [bench.ask(i, "", ids=[*ids, ids[i]], label="r", max_tokens=4) for i in range(2)]
+        bench.run()
+    assert bench.take() < 2 * len(ids)
+    told = spans_of(bench)
+    for i, answer in enumerate(answers):
+        check(wide, told[i, 0], answer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -35,15 +36,17 @@ class SpanSensor:
     def feed(self, fires: Fires) -> list[int]:
         """Take the firings of the next positions. Returns the hot positions."""
         # the positions rise, so the firings at one position follow each other
-        bounds = np.flatnonzero(np.diff(fires.positions, prepend=-1, append=-1))
-        is_hot = np.diff(bounds) >= self._cluster.min_k
-        if not is_hot.any():
+        places = fires.positions
+        changes = np.flatnonzero(places[1:] != places[:-1]) + 1
+        bounds = [0, *changes.tolist(), len(places)]
+        least = self._cluster.min_k
+        hot = [(low, high) for low, high in pairwise(bounds) if high - low >= least]
+        if not hot:
             return []
-        first, end = bounds[:-1][is_hot], bounds[1:][is_hot]
         columns = (fires.columns - self.part.first).tolist()
         activations = fires.activations.tolist()
-        found: list[int] = fires.positions[first].tolist()
-        for position, low, high in zip(found, first.tolist(), end.tolist(), strict=True):
+        found: list[int] = places[[low for low, _ in hot]].tolist()
+        for position, (low, high) in zip(found, hot, strict=True):
             pairs = list(zip(columns[low:high], activations[low:high], strict=True))
             self.tracker.feed(position, pairs)
         return found

@@ -33,9 +33,10 @@ from steerserve.worker.observers.sensed_row import SensedRow
 from steerserve.worker.rows.rows import BatchRow, RowName, Writing
 
 log = structlog.get_logger(__name__)
-CHUNK, CARD_CHUNK = 64, 2048
-"""Copied positions are encoded once there are this many, or once a row ends. On a card the waiting for their firings
-stops the host, and giving each row its own takes as long for few as for many, so there are more of them."""
+CHUNK, FEW_CHUNK, CARD_CHUNK = 64, 256, 2048
+"""Copied positions are encoded once there are this many, or once a row ends. Giving each row its firings takes as long
+for few as for many, so there are more of them where only the features that are sensed are computed. On a card the
+waiting for the firings stops the host, so there are more still."""
 
 
 class RowSpan(NamedTuple):
@@ -187,6 +188,8 @@ class SensingObserver(Observer):
         sensed = self._rows.get(row.name)
         if sensed is None or not isinstance(notes, list):
             return
+        if self._positions:
+            self._flush()  # the firings of the last positions belong to the notes too
         for fires in list(notes):
             sensed.take(fires.where(fires.positions < length))
         sensed.read = length
@@ -232,9 +235,10 @@ class SensingObserver(Observer):
 
     def _chunk(self) -> int:
         """How many positions are encoded at once."""
-        sites = (site for arming in self._waiting for site in arming.sites.values())
-        is_on_card = any(site.target.device.type != "cpu" for site in sites)
-        return CARD_CHUNK if is_on_card else CHUNK
+        sites = [site for arming in self._waiting for site in arming.sites.values()]
+        if any(site.target.device.type != "cpu" for site in sites):
+            return CARD_CHUNK
+        return CHUNK if any(site.width == site.target.d_sae for site in sites) else FEW_CHUNK
 
     def _flush(self) -> None:
         waiting, self._waiting, self._positions = self._waiting, {}, 0
