@@ -59,7 +59,7 @@ class Selection(msgspec.Struct, frozen=True):
         return EVERY in self.names
 
 
-class Positions(msgspec.Struct, frozen=True):
+class Positions(msgspec.Struct, frozen=True, cache_hash=True):
     """The positions of `include` without those of `exclude`."""
 
     include: Selection = Selection(names=(EVERY,))

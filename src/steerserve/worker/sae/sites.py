@@ -148,7 +148,8 @@ class Site:
             if delta.change is None:
                 return added.view(tensor.shape)
             change = delta.change.to(tensor.device)
-            edited = (added.float() + change / self.scale).to(tensor.dtype)
+            moved = change if self.scale == 1.0 else change / self.scale
+            edited = (added.float() + moved).to(tensor.dtype)
             is_edited = change.ne(0).any(-1, keepdim=True)
             return torch.where(is_edited, edited, added).view(tensor.shape)
         return self._added(shaped, delta).view(tensor.shape)
