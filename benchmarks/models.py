@@ -9,7 +9,13 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    CONFIG_MAPPING,
+    AutoModelForCausalLM,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 
 VOCABULARY = 151_936
 CONTEXT = 8192
@@ -64,6 +70,42 @@ SIZES: dict[str, dict[str, Any]] = {
     },
 }
 """Shapes: next to nothing, 81M, 91M, Qwen2.5-0.5B and Qwen2.5-7B."""
+
+
+_SHAPE: dict[str, Any] = {
+    "hidden_size": 640,
+    "intermediate_size": 1792,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 10,
+    "num_key_value_heads": 2,
+    "vocab_size": 32_000,
+    "max_position_embeddings": CONTEXT,
+    "tie_word_embeddings": True,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+_WIDE_HEADS = {"num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 256}
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "Qwen2": ("qwen2", {}),
+    "Qwen3": ("qwen3", {"head_dim": 128}),
+    "Gemma 2": ("gemma2", _WIDE_HEADS),
+    "Gemma 3": ("gemma3_text", _WIDE_HEADS),
+    "GPT-2": ("gpt2", {"n_embd": 640, "n_layer": 16, "n_head": 10, "n_positions": CONTEXT}),
+    "GPT-NeoX": ("gpt_neox", {"intermediate_size": 2560}),
+}
+"""Architectures in about the shape of 91M, with heads as their models have them."""
+
+
+def family(name: str, folder: Path) -> Path:
+    """A bfloat16 checkpoint of one of FAMILIES."""
+    kind, fields = FAMILIES[name]
+    torch.manual_seed(0)
+    config = CONFIG_MAPPING[kind](**{**_SHAPE, **fields})
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    model.save_pretrained(folder)
+    _tokenizer(int(config.vocab_size)).save_pretrained(folder)
+    return folder
 
 
 def half_billion(folder: Path) -> Path:

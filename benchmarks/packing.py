@@ -38,14 +38,15 @@ STEPS = 12
 
 
 class Steps:
-    """Decode steps of one checkpoint; without `is_packed`, its linear layers are plain, and without `is_short` its
-    modules have the forward functions of the library."""
+    """Decode steps of one checkpoint; without `is_packed`, its linear layers are plain, without `is_whole`, its layers
+    run through their modules, and without `is_short` its modules have the forward functions of the library."""
 
     def __init__(
         self,
         folder: Path,
         *,
         is_packed: bool = True,
+        is_whole: bool = True,
         is_short: bool = True,
         quantization: str = "FP16",
     ) -> None:
@@ -54,6 +55,7 @@ class Steps:
         )
         if not is_packed:
             _unpack(self.model.model)
+        if not (is_packed and is_whole):
             _lengthen(self.model.model, whole_layers)
         if not is_short:
             _lengthen(self.model.model, whole_layers, forwards)
@@ -102,7 +104,7 @@ def measure(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {str(rows): {} for rows in ROWS}
     for rows in ROWS:
         for name, other in others.items():
-            pairs = [_pair(ours, other, rows, turn) for turn in range(STEPS + 2)][2:]
+            pairs = [pair(ours, other, rows, turn) for turn in range(STEPS + 2)][2:]
             ratios = [theirs / own for own, theirs in pairs]
             found[str(rows)] |= {
                 f"packed_seconds{'' if name == 'plain' else '_beside_library'}": asdict(
@@ -114,7 +116,7 @@ def measure(folder: Path) -> dict[str, Any]:
     return found
 
 
-def _pair(ours: Steps, other: Steps, rows: int, turn: int) -> tuple[float, float]:
+def pair(ours: Steps, other: Steps, rows: int, turn: int) -> tuple[float, float]:
     """Seconds of our step and of the other one; each comes first in every other turn."""
     if turn % 2:
         return ours.seconds(rows), other.seconds(rows)

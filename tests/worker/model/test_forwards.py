@@ -26,7 +26,9 @@ def own(model: Any, name: str) -> list[bool]:
     return [kind.forward.__module__ == forwards.__name__ for kind in kinds]
 
 
-@pytest.mark.parametrize("variant", ["llama", "mistral", "qwen2", "qwen3", "mixtral"])
+@pytest.mark.parametrize(
+    "variant", ["llama", "mistral", "qwen2", "qwen3", "mixtral", "gemma2", "gemma3"]
+)
 def test_a_model_with_shorter_functions_answers_as_the_library_does(
     variant: str, tmp_path: Path
 ) -> None:
@@ -41,7 +43,7 @@ def test_a_model_with_shorter_functions_answers_as_the_library_does(
     torch.testing.assert_close(next_logits(model, IDS), plain, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("variant", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("variant", ["llama", "qwen2", "qwen3", "gemma2", "gemma3"])
 def test_half_precision_is_as_near_to_float64_as_with_the_library(
     variant: str, tmp_path: Path
 ) -> None:
@@ -63,7 +65,7 @@ def error(found: Tensor, true: Tensor) -> float:
     return float((found.double() - true).square().mean().sqrt())
 
 
-class OutsideNorm(LlamaRMSNorm):
+class OutsideRMSNorm(LlamaRMSNorm):
     """Adds its constant outside the root."""
 
     def forward(self, hidden_states: Tensor) -> Tensor:
@@ -71,20 +73,36 @@ class OutsideNorm(LlamaRMSNorm):
         return self.weight * hidden_states / (length + self.variance_epsilon)
 
 
-class ShiftedNorm(LlamaRMSNorm):
-    """Multiplies by one more than its weight."""
+class ShiftedRMSNorm(LlamaRMSNorm):
+    """Multiplies by two more than its weight."""
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        return super().forward(hidden_states) * (1 + self.weight) / self.weight
+        return super().forward(hidden_states) * (2 + self.weight) / self.weight
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @torch.inference_mode()
 def test_a_module_of_another_form_keeps_its_own_function(dtype: torch.dtype) -> None:
-    for kind in (OutsideNorm, ShiftedNorm, Gemma2RMSNorm):
+    for kind in (OutsideRMSNorm, ShiftedRMSNorm):
         norm = kind(16).requires_grad_(False).to(dtype)
         assert forwards.shorten(nn.ModuleList([norm]), dtype) == 0
         assert type(norm) is kind
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", [LlamaRMSNorm, Gemma2RMSNorm])
+@torch.inference_mode()
+def test_a_norm_with_some_large_weights_gives_the_values_of_the_library(
+    kind: type[nn.Module], dtype: torch.dtype
+) -> None:
+    norm: Any = kind(32).requires_grad_(False).to(dtype)
+    norm.weight.copy_(torch.linspace(-2.0, 2.0, 32))
+    norm.weight[3:20] = 150.0
+    rows = torch.randn(4, 32, generator=torch.Generator().manual_seed(0)).to(dtype)
+    plain = norm(rows)
+    assert forwards.shorten(nn.ModuleList([norm]), dtype) == 1
+    off = 2**-7 if dtype == torch.bfloat16 else 1e-5
+    torch.testing.assert_close(norm(rows), plain, rtol=off, atol=0)
 
 
 def test_attention_of_another_form_keeps_its_own_function(tmp_path: Path) -> None:

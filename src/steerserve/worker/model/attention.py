@@ -107,13 +107,12 @@ class PartedAttention:
     def is_plain(self) -> bool:
         """Whether the pass that runs is a decode pass in which a function may take the place of the library's."""
         cache = self.cache
-        return self.library == SDPA and cache is not None and bool(cache.parts) and self.cut is None
+        return cache is not None and bool(cache.parts) and self.cut is None
 
     @property
     def is_plain_prompt(self) -> bool:
         """Whether the pass that runs is a prefill pass in which a function may take the place of the library's."""
-        cache = self.cache
-        return self.library == SDPA and cache is not None and cache.is_prefill
+        return self.cache is not None and self.cache.is_prefill
 
     def window(self, layer: int) -> int:
         """How many of the last tokens a row sees in this layer; 0 for all."""

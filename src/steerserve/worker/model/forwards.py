@@ -18,6 +18,7 @@ from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers import Cache, PreTrainedConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -29,6 +30,8 @@ from steerserve.worker.model.packing import PanelWeight, native_weights, togethe
 
 _ATTENTIONS = frozenset(
     {
+        "Gemma2Attention",
+        "Gemma3Attention",
         "LlamaAttention",
         "MistralAttention",
         "MixtralAttention",
@@ -38,17 +41,22 @@ _ATTENTIONS = frozenset(
         "Qwen3MoeAttention",
     }
 )
-"""Attention of queries and keys that are rotated as a whole, and perhaps normalised by head before."""
+"""Attention of queries and keys that are rotated as a whole, and perhaps normalised by head before. Their scores may
+have a cap."""
 
-_MLPS = frozenset({"LlamaMLP", "MistralMLP", "Qwen2MLP", "Qwen3MLP"})
+_MLPS = frozenset({"Gemma2MLP", "Gemma3MLP", "LlamaMLP", "MistralMLP", "Qwen2MLP", "Qwen3MLP"})
 """MLPs whose hidden numbers are multiplied by those of a gate."""
 
 _NORM = "RMSNorm"
+_SHIFTS = (0.0, 1.0)
+"""What norms add to their weights."""
 _SIZES = (1.0, 1e-3)
 """The sizes of the rows that are compared. The smaller one shows where a norm adds its constant."""
 _TOKENS = 3
 _OTHER_FORM = (RuntimeError, TypeError, ValueError, AttributeError, AssertionError)
 """What a function raises for a module of another form."""
+_EXACT = 1e-5
+"""The most by which an activation may differ in float32. GELU without a tanh differs by 5e-4."""
 _OFF = 2**-6
 """The most by which values may differ, relative to the largest: each function rounds a few times to 8 bits."""
 
@@ -57,7 +65,8 @@ class _Norm(Protocol):
     """What a norm has that is given `_normalise`."""
 
     weight: Tensor
-    variance_epsilon: float
+    shift: float
+    constant: float
     least: Tensor
     kernels: native.Kernels | None
 
@@ -106,8 +115,7 @@ def shorten(model: nn.Module, dtype: torch.dtype) -> int:
         kind: type[nn.Module] = type(module)
         if any(p.device.type != "cpu" for p in module.parameters()) or "forward" in vars(module):
             continue
-        if kind.__name__.endswith(_NORM) and _may_be_norm(module):
-            module.least = torch.tensor(math.sqrt(module.variance_epsilon))
+        if kind.__name__.endswith(_NORM) and _read_norm(module):
             module.kernels = kernels if kernels and kernels.may_normalise(module.weight) else None
             count += _take(module, _normalise, _norm_inputs(module))
         elif kind.__name__ in _ATTENTIONS:
@@ -118,6 +126,7 @@ def shorten(model: nn.Module, dtype: torch.dtype) -> int:
             count += _take(module, _attend, _attention_inputs(module, dtype))
         elif kind.__name__ in _MLPS and kernels and _may_gate(module, kernels, dtype):
             module.kernels, module.own = kernels, kind.forward
+            module.activation = _activation(module.act_fn)
             count += _take(module, _gated, _mlp_inputs(module, dtype))
         elif kind is nn.ModuleList:
             module.__class__ = _Stack
@@ -219,17 +228,37 @@ class _Stack(nn.ModuleList):
 def _normalise(self: _Norm, hidden_states: Tensor) -> Tensor:
     """RMSNorm (Zhang and Sennrich 2019, arXiv:1910.07467) of [..., width], computed in float32 and rounded once."""
     if self.kernels is not None and hidden_states.dtype == self.weight.dtype:
-        return self.kernels.normalise(hidden_states, self.weight, self.variance_epsilon)
+        return self.kernels.normalise(hidden_states, self.weight, self.constant, self.shift)
     wide = hidden_states.to(torch.float32, copy=True)
     width = hidden_states.shape[-1]
     length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).div_(math.sqrt(width))
     root = torch.hypot(length, self.least)
-    return wide.mul_(self.weight).div_(root).to(hidden_states.dtype)
+    factors = self.weight.float() + self.shift if self.shift else self.weight
+    return wide.mul_(factors).div_(root).to(hidden_states.dtype)
 
 
-def _may_be_norm(module: Any) -> bool:
-    weight, constant = getattr(module, "weight", None), getattr(module, "variance_epsilon", None)
-    return isinstance(weight, nn.Parameter) and isinstance(constant, float)
+def _read_norm(module: Any) -> bool:
+    """Give a norm what `_normalise` reads; False for a norm of another form. What it makes of rows in float32 tells
+    whether it multiplies by its weight or by 1 more than its weight."""
+    weight = getattr(module, "weight", None)
+    constant = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+    if not isinstance(weight, nn.Parameter) or not isinstance(constant, float):
+        return False
+    rows = _rows(_TOKENS * weight.numel(), torch.float32).view(_TOKENS, -1)
+    plain = rows / (rows.square().mean(-1, keepdim=True) + constant).sqrt()
+    try:
+        with torch.inference_mode():
+            found = type(module).forward(module, rows).float()
+            shifts = [
+                s for s in _SHIFTS if torch.allclose(found, plain * (weight.float() + s), _OFF, 0.0)
+            ]
+    except _OTHER_FORM:
+        return False
+    if not shifts:
+        return False
+    module.shift, module.constant = shifts[0], constant
+    module.least = torch.tensor(math.sqrt(constant))
+    return True
 
 
 def _norm_inputs(module: Any) -> Iterator[tuple[Tensor]]:
@@ -248,6 +277,7 @@ class _Mlp(Protocol):
     up_proj: nn.Linear
     down_proj: nn.Linear
     act_fn: nn.Module
+    activation: native.Activation
     kernels: native.Kernels | None
     own: Callable[..., Tensor]
 
@@ -259,12 +289,27 @@ def _gated(self: _Mlp, x: Tensor) -> Tensor:
     layers = self.gate_proj, self.up_proj
     joined = together(layers, x)
     gates, others = (layer(x) for layer in layers) if joined is None else joined.chunk(2, -1)
-    return cast(Tensor, self.down_proj(self.kernels.gate(gates, others)))
+    return cast(Tensor, self.down_proj(self.kernels.gate(gates, others, self.activation)))
 
 
 def _may_gate(module: Any, kernels: native.Kernels, dtype: torch.dtype) -> bool:
     width = getattr(getattr(module, "gate_proj", None), "out_features", 0)
-    return bool(width) and kernels.may_gate(dtype, width)
+    may = bool(width) and kernels.may_gate(dtype, width)
+    return may and _activation(getattr(module, "act_fn", None)) is not None
+
+
+def _activation(function: Any) -> native.Activation | None:
+    """The compiled activation that gives the values of this one."""
+    points = torch.linspace(-8.0, 8.0, 65)
+    own = {
+        native.Activation.SILU: functional.silu(points),
+        native.Activation.GELU: functional.gelu(points, approximate="tanh"),
+    }
+    try:
+        found = function(points)
+        return next((kind for kind in own if torch.allclose(found, own[kind], 0.0, _EXACT)), None)
+    except _OTHER_FORM:
+        return None
 
 
 def _mlp_inputs(module: Any, dtype: torch.dtype) -> Iterator[tuple[Tensor]]:
@@ -274,6 +319,11 @@ def _mlp_inputs(module: Any, dtype: torch.dtype) -> Iterator[tuple[Tensor]]:
 
 
 # ---------------------------------------------------------------- attention
+
+_HeadNorms = tuple[native.Norm, native.Norm]
+"""The norms of the heads of queries and of keys."""
+
+_NO_NORMS: _HeadNorms = native.Norm(), native.Norm()
 
 
 def _attend(
@@ -298,6 +348,7 @@ def _attend(
         key, value = past_key_values.update(key, value, self.layer_idx)
     eager = sys.modules[type(self).__module__].eager_attention_forward
     attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager)
+    cap = whole_layers.cap(self)
     out, weights = attend(
         self,
         query,
@@ -307,6 +358,7 @@ def _attend(
         dropout=0.0,
         scaling=self.scaling,
         sliding_window=getattr(self, "sliding_window", None),
+        **({"softcap": cap} if cap else {}),
         **kwargs,
     )
     return self.o_proj(out.reshape(rows, tokens, -1)), weights
@@ -344,7 +396,7 @@ def _decoded(
 ) -> Tensor:
     """Attention [rows, 1, heads * dim] of a decode pass, before its last projection. Rows without room in the cache,
     which follow the others, get zeros."""
-    query, key, value, cosines, sines = _heads(self, hidden, embeddings)
+    query, key, value, cosines, sines, norms = _heads(self, hidden, embeddings)
     rows, heads, _, dim = query.shape
     shared = key.shape[1]
     last = cache.parts[-1].last
@@ -371,6 +423,8 @@ def _decoded(
                 part.shelf.capacity,
                 window,
                 self.scaling,
+                whole_layers.cap(self),
+                *norms,
             ),
         )
     return out
@@ -385,7 +439,7 @@ def _prompted(
 ) -> Tensor:
     """Attention [rows, T, heads * dim] of a prefill pass, before its last projection. Padding gets zeros."""
     rows, tokens = hidden.shape[:2]
-    query, key, value, cosines, sines = _heads(self, hidden, embeddings)
+    query, key, value, cosines, sines, norms = _heads(self, hidden, embeddings)
     _, heads, _, dim = query.shape
     shared = key.shape[1]
     held_keys, held_values, starts, sizes = cache.rooms(self.layer_idx, key, value)
@@ -415,6 +469,8 @@ def _prompted(
             dim,
             cache.window(self.layer_idx),
             self.scaling,
+            whole_layers.cap(self),
+            *norms,
         ),
     )
     return out
@@ -422,23 +478,42 @@ def _prompted(
 
 def _heads(
     self: _Attention, hidden: Tensor, embeddings: tuple[Tensor, Tensor]
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, _HeadNorms]:
     """What a compiled attention reads of [rows, T, hidden]: the queries, keys and values before their rotation
-    [rows * T, heads, 1, dim], where the heads of a token lie one behind the other, and the cosines and sines."""
+    [rows * T, heads, 1, dim], where the heads of a token lie one behind the other, the cosines and sines, and the norms
+    of queries and keys that it computes itself."""
     dim, count = self.head_dim, hidden.shape[0] * hidden.shape[1]
     layers = self.q_proj, self.k_proj, self.v_proj
     cosines, sines = (angles.to(hidden.dtype).contiguous() for angles in embeddings)
-    has_norms = hasattr(self, "q_norm")
-    joined = None if has_norms else together(layers, hidden)
-    if joined is not None:
+    joined = together(layers, hidden)
+    if joined is None:
+        query, key, value = (
+            layer(hidden).reshape(count, -1, 1, dim).contiguous() for layer in layers
+        )
+    else:
         sizes = [layer.out_features // dim for layer in layers]
         query, key, value = joined.view(count, -1, 1, dim).split_with_sizes(sizes, 1)
-        return query, key, value, cosines, sines
-    query, key, value = (layer(hidden).view(*hidden.shape[:2], -1, dim) for layer in layers)
-    if has_norms:
-        query, key = self.q_norm(query), self.k_norm(key)
-    query, key, value = (t.reshape(count, -1, 1, dim).contiguous() for t in (query, key, value))
-    return query, key, value, cosines, sines
+    norms = _head_norms(self, hidden.dtype)
+    if norms is None:
+        shape = *hidden.shape[:2], -1, dim
+        query, key = self.q_norm(query.view(shape)), self.k_norm(key.view(shape))
+        query, key = (t.reshape(count, -1, 1, dim).contiguous() for t in (query, key))
+        norms = _NO_NORMS
+    return query, key, value, cosines, sines, norms
+
+
+def _head_norms(self: _Attention, dtype: torch.dtype) -> _HeadNorms | None:
+    """The norms of queries and keys that a compiled attention computes, with the bits of the modules; None where the
+    modules must compute them, because they have other functions or hooks."""
+    if not hasattr(self, "q_norm"):
+        return _NO_NORMS
+    norms: tuple[Any, Any] = self.q_norm, self.k_norm
+    for norm in norms:
+        if type(norm).forward is not _normalise or norm.kernels is None:
+            return None
+        if norm.weight.dtype != dtype or norm._forward_hooks or norm._forward_pre_hooks:
+            return None
+    return native.Norm.of(norms[0]), native.Norm.of(norms[1])
 
 
 def _rotated(heads: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:

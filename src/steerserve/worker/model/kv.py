@@ -158,7 +158,7 @@ class KvCache:
     pass, and `must_stop` is asked there whether the pass ends with `Stopped`. While a pass is recorded (`is_recorded`),
     keys and values are only noted as `new`, and the call of attention writes them. With `reads_parts` the attention of
     a decode pass reads each shelf by itself, from `parts`; otherwise it gets a copy of all rows, padded to the longest.
-    `ready` is what the compiled layers have made for the decode pass that runs.
+    `ready` is what the compiled layers have made for the decode pass that runs, by the windows of the layers.
     """
 
     is_compileable = False
@@ -173,7 +173,7 @@ class KvCache:
         self.layer = 0
         self.is_recorded = False
         self.new: tuple[Tensor, ...] = ()
-        self.ready: object = None
+        self.ready: dict[int, object] = {}
         self._shelves: dict[int, Shelf] = {}
         self._prefill: _Prefill | None = None
 
@@ -252,7 +252,7 @@ class KvCache:
     def release(self) -> None:
         """Give all memory back; no row has room afterwards."""
         self._shelves.clear()
-        self.parts, self.ready = [], None
+        self.parts, self.ready = [], {}
 
     def take(self, slot: CacheSlot, end: int, start: int = 0) -> Held:
         """A copy of a row's tokens at the positions [start, end)."""
@@ -286,7 +286,7 @@ class KvCache:
     ) -> None:
         """The next pass writes `sizes` tokens of each row at positions from `starts` on, and reads `read` tokens of
         cache; 0 where it reads its own tokens only."""
-        self.parts, self.ready = [], None
+        self.parts, self.ready = [], {}
         self._prefill = _Prefill(slots, sizes, starts, read)
 
     def begin_decode(
@@ -295,7 +295,7 @@ class KvCache:
         """The next pass writes one token per row at its position. The rows are in the order of `order`. Rows without
         room may follow them in the pass."""
         self._prefill = None
-        self.parts, self.ready = [], None
+        self.parts, self.ready = [], {}
         first = 0
         for capacity, group in groupby(slots, key=lambda slot: slot.capacity):
             places = [slot.place for slot in group]

@@ -1,5 +1,6 @@
 """Decode passes of a decoder layer in one compiled call, for layers of the Llama form on a processor: norm, attention,
-addition, norm, gated MLP, addition.
+addition, norm, gated MLP, addition. Queries and keys may have norms of each head. In layers of the Gemma form,
+attention and MLP have norms behind them too.
 
 The call computes what the modules inside the layer compute, bit for bit. Where something hooks one of them, the layer
 runs through its modules.
@@ -21,7 +22,29 @@ from steerserve.worker.model.coded import CodedWeight
 from steerserve.worker.model.kv import KvCache
 from steerserve.worker.model.packing import Joint, JointPart, PackedLinear, PanelWeight
 
-_LAYERS = frozenset({"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer"})
+_LAYERS = frozenset(
+    {
+        "Gemma2DecoderLayer",
+        "Gemma3DecoderLayer",
+        "LlamaDecoderLayer",
+        "MistralDecoderLayer",
+        "Qwen2DecoderLayer",
+        "Qwen3DecoderLayer",
+    }
+)
+_PLACES_OF_TWO = {
+    "before_attention": "input_layernorm",
+    "before_mlp": "post_attention_layernorm",
+}
+_PLACES = {
+    "before_attention": "input_layernorm",
+    "after_attention": "post_attention_layernorm",
+    "before_mlp": "pre_feedforward_layernorm",
+    "after_mlp": "post_feedforward_layernorm",
+}
+"""The norms of a layer of the Llama form, and of one of the Gemma form."""
+
+_PRODUCTS = ("projected", "attended", "gated", "down")
 _POSITION, _CAPACITY = 5, 8
 """Where the tokens are in the pass in which the two ways of a layer are compared, and the room of a row."""
 
@@ -61,21 +84,20 @@ class WholeLayer:
         Raises:
             Stopped: the cache's `must_stop` says so.
         """
-        ready = cache.ready
+        # layers with a window may have other angles than those without
+        window = self.struct.window = cache.window(self.index)
+        ready = cache.ready.get(window)
         if not isinstance(ready, _Ready) or ready.angles is not angles:
-            ready = cache.ready = _Ready(self, hidden, angles, cache)
-        for place, (_, window, keys, values) in enumerate(
-            cache.held(self.index, self.like, self.like)
-        ):
+            ready = cache.ready[window] = _Ready(self, hidden, angles, cache)
+        for place, (_, _, keys, values) in enumerate(cache.held(self.index, self.like, self.like)):
             part = ready.parts[place]
             part.keys, part.values = keys.data_ptr(), values.data_ptr()
-            self.struct.window = window
         return kernels.run_layer(self.struct, ready.struct, hidden.contiguous(), ready.threads)
 
 
 class _Ready:
-    """What all layers of one decode pass read: the angles of its positions, where its rows lie in the cache, and room
-    for what a layer computes."""
+    """What all layers of one window read in one decode pass: the angles of its positions, where its rows lie in the
+    cache, and room for what a layer computes."""
 
     def __init__(self, layer: WholeLayer, hidden: Tensor, angles: Angles, cache: KvCache) -> None:
         self.angles = angles
@@ -155,11 +177,12 @@ def whole(layer: Any, kernels: native.Kernels) -> WholeLayer | None:
     if type(layer).__name__ not in _LAYERS:
         return None
     attention, mlp = layer.self_attn, layer.mlp
-    norms = layer.input_layernorm, layer.post_attention_layernorm
+    norms = _norms(layer)
     first, gates = _joint(attention.q_proj, 3), _joint(mlp.gate_proj, 2)
-    if any(getattr(module, "kernels", None) is None for module in (attention, mlp, *norms)):
+    inside = attention, mlp, *norms.values()
+    if any(getattr(module, "kernels", None) is None for module in inside):
         return None
-    if first is None or gates is None or hasattr(attention, "q_norm"):
+    if first is None or gates is None:
         return None
     weights = [(first.weight, first.bias), _alone(attention.o_proj)]
     weights += [(gates.weight, gates.bias), _alone(mlp.down_proj)]
@@ -173,19 +196,35 @@ def whole(layer: Any, kernels: native.Kernels) -> WholeLayer | None:
         [hooks for module in inner for hooks in (module._forward_hooks, module._forward_pre_hooks)],
         attention.layer_idx,
         native.Layer(
-            *(norm.weight.data_ptr() for norm in norms),
-            *products,
-            shared * attention.num_key_value_groups,
-            shared,
-            dim,
-            0,
-            *(norm.variance_epsilon for norm in norms),
-            attention.scaling,
+            **{place: native.Norm.of(norm) for place, norm in norms.items()},
+            **dict(zip(_PRODUCTS, products, strict=True)),
+            heads=shared * attention.num_key_value_groups,
+            shared=shared,
+            dim=dim,
+            scale=attention.scaling,
+            cap=cap(attention),
+            activation=mlp.activation,
         ),
-        [*weights, *(norm.weight for norm in norms)],
+        [*weights, *(norm.weight for norm in norms.values())],
         sum(of.size * of.width for of in products),
-        norms[0].weight.new_empty(shared, 1, dim),
+        torch.empty(shared, 1, dim, dtype=torch.bfloat16),
     )
+
+
+def cap(attention: Any) -> float:
+    """What the scores of an attention are kept below; 0 where they have no cap."""
+    return getattr(attention, "attn_logit_softcapping", None) or 0.0
+
+
+def _norms(layer: Any) -> dict[str, Any]:
+    """The norms of a layer by their places in `native.Layer`. Layers of both forms have a `post_attention_layernorm`,
+    and only in the Gemma form it is behind the attention."""
+    is_gemma = hasattr(layer, "post_feedforward_layernorm")
+    names = _PLACES if is_gemma else _PLACES_OF_TWO
+    found = {place: getattr(layer, name) for place, name in names.items()}
+    if hasattr(layer.self_attn, "q_norm"):
+        found |= {"of_queries": layer.self_attn.q_norm, "of_keys": layer.self_attn.k_norm}
+    return found
 
 
 def tried(layer: WholeLayer, rows: Tensor, angles: Angles) -> Iterator[dict[str, Any]]:

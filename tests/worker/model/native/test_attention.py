@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from steerserve.worker.model import native
 from tests.worker.compiled import COMPILED
@@ -14,12 +13,12 @@ from tests.worker.compiled import COMPILED
 @COMPILED
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize(
-    ("heads", "shared", "dim", "capacity", "window"),
-    [(10, 2, 64, 200, 0), (4, 4, 16, 64, 0), (20, 1, 128, 150, 37)],
+    ("heads", "shared", "dim", "capacity", "window", "cap"),
+    [(10, 2, 64, 200, 0, 0.0), (4, 4, 16, 64, 0, 2.0), (20, 1, 128, 150, 37, 0.0)],
 )
 @torch.inference_mode()
 def test_attention_is_that_of_float64_and_each_row_has_its_own_bits(
-    dtype: torch.dtype, heads: int, shared: int, dim: int, capacity: int, window: int
+    dtype: torch.dtype, heads: int, shared: int, dim: int, capacity: int, window: int, cap: float
 ) -> None:
     source = torch.Generator().manual_seed(0)
     count, room = 5, 7
@@ -48,7 +47,7 @@ def test_attention_is_that_of_float64_and_each_row_has_its_own_bits(
         torch.set_num_threads(threads)
         kernels.attend(
             dtype,
-            native.Heads(*(t.data_ptr() for t in given), *steps, *pointers, *sizes, dim**-0.5),
+            native.Heads(*(t.data_ptr() for t in given), *steps, *pointers, *sizes, dim**-0.5, cap),
         )
         torch.set_num_threads(before)
         return out, *held
@@ -66,13 +65,22 @@ def test_attention_is_that_of_float64_and_each_row_has_its_own_bits(
     seen = torch.arange(capacity) <= positions[:, None]
     if window:
         seen &= torch.arange(capacity) > positions[:, None] - window
-    exact = functional.scaled_dot_product_attention(
+    exact = attention(
         turned(query, cosines, sines)[:, :, None],
         written[places].double().repeat_interleave(heads // shared, 1),
         exact_values[places].repeat_interleave(heads // shared, 1),
-        attn_mask=seen[:, None, None],
+        seen[:, None, None],
+        cap,
     )
     torch.testing.assert_close(out.double(), exact.reshape(count, -1), rtol=off, atol=off)
+
+
+def attention(query: Tensor, keys: Tensor, values: Tensor, seen: Tensor, cap: float) -> Tensor:
+    """Attention [..., T, dim] in float64 of queries [..., T, dim] that see some of the keys [..., tokens, dim]."""
+    scores = query @ keys.transpose(-1, -2) * query.shape[-1] ** -0.5
+    if cap:
+        scores = cap * torch.tanh(scores / cap)
+    return scores.masked_fill(~seen, -torch.inf).softmax(-1) @ values
 
 
 def turned(head: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:

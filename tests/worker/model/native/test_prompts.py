@@ -7,21 +7,21 @@ from itertools import pairwise
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from steerserve.worker.model import native
 from tests.worker.compiled import COMPILED
-from tests.worker.model.native.test_attention import turned
+from tests.worker.model.native.test_attention import attention, turned
 
 
 @COMPILED
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize(
-    ("heads", "shared", "dim", "window"), [(10, 2, 64, 0), (4, 4, 16, 0), (20, 1, 128, 37)]
+    ("heads", "shared", "dim", "window", "cap"),
+    [(10, 2, 64, 0, 0.0), (4, 4, 16, 0, 2.0), (20, 1, 128, 37, 0.0)],
 )
 @torch.inference_mode()
 def test_attention_of_prompts_is_that_of_float64_whatever_the_parts_of_the_prompt(
-    dtype: torch.dtype, heads: int, shared: int, dim: int, window: int
+    dtype: torch.dtype, heads: int, shared: int, dim: int, window: int, cap: float
 ) -> None:
     source = torch.Generator().manual_seed(0)
     tokens, capacity = 150, 192
@@ -63,7 +63,7 @@ def test_attention_of_prompts_is_that_of_float64_whatever_the_parts_of_the_promp
                 *(t.data_ptr() for t in padded),
                 *(heads * dim, shared * dim, shared * dim, size * dim),
                 *(row.data_ptr() for row in told),
-                *(out.data_ptr(), len(parts), size, heads, shared, dim, window, dim**-0.5),
+                *(out.data_ptr(), len(parts), size, heads, shared, dim, window, dim**-0.5, cap),
             ),
         )
         found = [
@@ -100,10 +100,11 @@ def test_attention_of_prompts_is_that_of_float64_whatever_the_parts_of_the_promp
     seen = at <= at[:, None]
     if window:
         seen &= at > at[:, None] - window
-    exact = functional.scaled_dot_product_attention(
+    exact = attention(
         turned(query, cosines, sines).transpose(0, 1),
         whole[0][:, :tokens].double().repeat_interleave(heads // shared, 0),
         value.double().transpose(0, 1).repeat_interleave(heads // shared, 0),
-        attn_mask=seen,
+        seen,
+        cap,
     )
     torch.testing.assert_close(out.double(), exact.transpose(0, 1), rtol=off, atol=off)

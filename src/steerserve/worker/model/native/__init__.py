@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
+from enum import IntEnum
 from functools import cache
 from typing import Any, cast
 
@@ -22,6 +23,7 @@ from steerserve.worker.model.native.structs import (
     Figures,
     Heads,
     Layer,
+    Norm,
     Part,
     Pass,
     Prompts,
@@ -29,11 +31,13 @@ from steerserve.worker.model.native.structs import (
 )
 
 __all__ = (
+    "Activation",
     "Draw",
     "Figures",
     "Heads",
     "Kernels",
     "Layer",
+    "Norm",
     "Part",
     "Pass",
     "Prompts",
@@ -47,8 +51,8 @@ _LANES, _PANEL, _DIM = 8, 16, 256
 _NAMES = {torch.bfloat16: "half", torch.float32: "single"}
 _TYPES = {"p": ctypes.c_void_p, "n": ctypes.c_int64, "f": ctypes.c_float, "i": ctypes.c_int}
 _ARGUMENTS = {
-    "normalise": "pppnnfi",
-    "gate": "pppnnnni",
+    "normalise": "pppnni",
+    "gate": "pppnnnnii",
     "multiply": "pppppni",
     "attend": "pi",
     "attend_prompts": "pi",
@@ -60,6 +64,14 @@ _ARGUMENTS = {
 """The arguments of each function: pointers, numbers of 64 bits, floats, and integers of 32 bits."""
 _WORK = 1 << 18
 """Numbers of work below which a second thread would take longer to begin than to help."""
+
+
+class Activation(IntEnum):
+    """The activations of gates: SiLU, and GELU with a tanh (Hendrycks and Gimpel 2016, arXiv:1606.08415)."""
+
+    SILU = 0
+    GELU = 1
+
 
 Function = Callable[..., None]
 """A compiled function."""
@@ -123,8 +135,9 @@ class Kernels:
         """Whether rows of the width and dtype of this weight can be normalised."""
         return weight.dtype in _NAMES and weight.shape[0] % _LANES == 0 and weight.is_contiguous()
 
-    def normalise(self, rows: Tensor, weight: Tensor, constant: float) -> Tensor:
-        """RMSNorm (Zhang and Sennrich 2019, arXiv:1910.07467) of [..., width] in the dtype of the weight.
+    def normalise(self, rows: Tensor, weight: Tensor, constant: float, shift: float) -> Tensor:
+        """RMSNorm (Zhang and Sennrich 2019, arXiv:1910.07467) of [..., width] in the dtype of the weight, to which the
+        shift is added. Rounded once.
 
         Raises:
             ValueError: the rows have another width or dtype than the weight.
@@ -136,11 +149,10 @@ class Kernels:
         width, size = weight.shape[0], rows.numel()
         self._normalise[rows.dtype](
             rows.data_ptr(),
-            weight.data_ptr(),
+            ctypes.byref(Norm(weight.data_ptr(), constant, shift)),
             out.data_ptr(),
             size // width,
             width,
-            constant,
             threads(size),
         )
         return out
@@ -149,9 +161,9 @@ class Kernels:
         """Whether rows of this width can be gated."""
         return dtype in _NAMES and width % _LANES == 0
 
-    def gate(self, gates: Tensor, others: Tensor) -> Tensor:
-        """SiLU of the gates [..., width] in bfloat16 or float32 (Hendrycks and Gimpel 2016, arXiv:1606.08415), times
-        the others [..., width]. Rounded once."""
+    def gate(self, gates: Tensor, others: Tensor, activation: Activation) -> Tensor:
+        """The activation of the gates [..., width] in bfloat16 or float32, times the others [..., width]. Rounded
+        once."""
         width = gates.shape[-1]
         flat = [t.reshape(-1, width) for t in (gates, others)]
         flat = [t if t.stride(1) == 1 else t.contiguous() for t in flat]
@@ -163,6 +175,7 @@ class Kernels:
             count,
             width,
             *(t.stride(0) for t in flat),
+            activation,
             threads(count * width),
         )
         return out

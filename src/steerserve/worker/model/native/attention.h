@@ -3,6 +3,7 @@
 
 #include <cmath>
 
+#include "norms.h"
 #include "vectors.h"
 
 namespace {
@@ -23,8 +24,28 @@ inline void turn(const T* head, const T* cosines, const T* sines, int64_t dim, f
     }
 }
 
+// As above, after the norm of the head, where there is one. The norm rounds to numbers of the head, as it does by itself.
+template <typename T>
+inline void turn(const T* head, const Norm<T>& norm, const T* cosines, const T* sines, int64_t dim, float* out) {
+    T normalised[DIM];
+    if (norm.weight) {
+        normalise(head, norm, normalised, dim);
+        head = normalised;
+    }
+    turn(head, cosines, sines, dim, out);
+}
+
+// Scores that stay below a cap: cap * tanh(score / cap).
+inline floats capped(floats score, float cap) {
+    floats twice = score * (2 / cap);
+    floats power = exponential(twice < 0.0f ? twice : -twice);
+    floats found = (1.0f - power) / (power + 1.0f) * cap;
+    return score < 0.0f ? -found : found;
+}
+
 // One layer of a decode pass: for each row the projected heads, where its cache is, and where the result goes. Steps are
-// numbers between the rows of a tensor. A window of 0 means that a row sees all its tokens.
+// numbers between the rows of a tensor. A window of 0 means that a row sees all its tokens, and a cap of 0 that
+// scores have none.
 template <typename T>
 struct Heads {
     const T *queries, *keys, *values, *cosines, *sines;
@@ -33,7 +54,8 @@ struct Heads {
     const int64_t *places, *positions;
     T* out;
     int64_t rows, heads, shared, dim, capacity, window;
-    float scale;
+    float scale, cap;
+    Norm<T> query_norm, key_norm;
 };
 
 // Writes the new key and value of one head of one row, and computes what the heads of queries that share it read. The
@@ -46,7 +68,7 @@ ONCE void attend(const Heads<T>& of, int64_t row, int64_t head) {
     T *keys = of.held_keys + at, *values = of.held_values + at;
     const T *cosines = of.cosines + row * of.angles_step, *sines = of.sines + row * of.angles_step;
     float turned[DIM];
-    turn(of.keys + row * of.keys_step + head * dim, cosines, sines, dim, turned);
+    turn(of.keys + row * of.keys_step + head * dim, of.key_norm, cosines, sines, dim, turned);
     for (int64_t i = 0; i < dim; i += LANES) store(keys + (end - 1) * dim + i, load(turned + i));
     std::memcpy(values + (end - 1) * dim, of.values + row * of.values_step + head * dim, dim * sizeof(T));
     for (int64_t begin = 0; begin < group; begin += GROUP) {
@@ -54,7 +76,8 @@ ONCE void attend(const Heads<T>& of, int64_t row, int64_t head) {
         const int64_t query = head * group + begin;
         float queries[GROUP][DIM], sums[GROUP][DIM], scores[GROUP][BLOCK], most[GROUP], total[GROUP];
         for (int64_t n = 0; n < count; ++n) {
-            turn(of.queries + row * of.queries_step + (query + n) * dim, cosines, sines, dim, queries[n]);
+            const T* own = of.queries + row * of.queries_step + (query + n) * dim;
+            turn(own, of.query_norm, cosines, sines, dim, queries[n]);
             std::memset(sums[n], 0, dim * sizeof(float));
             most[n] = -INFINITY;
             total[n] = 0;
@@ -74,6 +97,10 @@ ONCE void attend(const Heads<T>& of, int64_t row, int64_t head) {
                 }
             }
             for (int64_t n = 0; n < count; ++n) {
+                if (of.cap) {
+                    for (int64_t t = size; t % LANES; ++t) scores[n][t] = 0;
+                    for (int64_t t = 0; t < size; t += LANES) store(scores[n] + t, capped(load(scores[n] + t), of.cap));
+                }
                 float now = most[n];
                 for (int64_t t = 0; t < size; ++t) now = scores[n][t] > now ? scores[n][t] : now;
                 for (int64_t t = size; t < BLOCK; ++t) scores[n][t] = -INFINITY;

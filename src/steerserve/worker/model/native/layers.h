@@ -8,13 +8,15 @@
 
 namespace {
 
-// A decoder layer of the Llama form: norm, attention, addition, norm, gated MLP, addition. `projected` has the queries,
-// the keys and the values one below the other, `gated` the gates and what they are multiplied with.
+// A decoder layer of the Llama form: norm, attention, addition, norm, gated MLP, addition. In the Gemma form, attention
+// and MLP have norms behind them too. `projected` has the queries, the keys and the values one below the other, `gated`
+// the gates and what they are multiplied with.
 struct Layer {
-    const bfloat16 *before_attention, *before_mlp;
+    Norm<bfloat16> before_attention, after_attention, before_mlp, after_mlp, of_queries, of_keys;
     Weight projected, attended, gated, down;
     int64_t heads, shared, dim, window;
-    float attention_constant, mlp_constant, scale;
+    float scale, cap;
+    Activation activation;
 };
 
 // The rows of a decode pass whose caches lie on one shelf, at these places of it, and where their tokens are.
@@ -53,11 +55,23 @@ inline void multiply_shared(const Pass& pass, const Weight& by, const bfloat16* 
     });
 }
 
-inline void normalise_shared(const Pass& pass, const bfloat16* rows, const bfloat16* weight, int64_t width,
-                             float constant, const Team::Turn& turn) {
+// As above, with `residual` added to what the norm makes of the products, where there is a norm.
+inline void multiply_residual(const Pass& pass, const Weight& by, const Norm<bfloat16>& norm, const bfloat16* residual,
+                              bfloat16* out, const Team::Turn& turn) {
+    multiply_shared(pass, by, norm.weight ? nullptr : residual, out, turn);
+    if (!norm.weight) return;
+    Team::own().share(turn, pass.count, [&](int64_t row) {
+        bfloat16* own = out + row * by.width;
+        normalise(own, norm, own, by.width);
+        add(residual + row * by.width, own, by.width);
+    });
+}
+
+inline void normalise_shared(const Pass& pass, const bfloat16* rows, const Norm<bfloat16>& norm, int64_t width,
+                             const Team::Turn& turn) {
     Team::own().share(turn, pass.count, [&](int64_t row) {
         bfloat16* normalised = pass.normalised + row * width;
-        normalise(rows + row * width, weight, normalised, width, constant);
+        normalise(rows + row * width, norm, normalised, width);
         spread(normalised, width, lane(pass.wide, row, pass.count, width), 0);
     });
 }
@@ -79,7 +93,8 @@ inline void attend_shared(const Layer& layer, const Pass& pass, const Team::Turn
             attend<bfloat16>({queries, queries + width, queries + width + layer.shared * dim, pass.cosines + angles,
                               pass.sines + angles, step, step, step, pass.angles_step, part->keys, part->values,
                               part->places, part->positions, pass.heads + part->first * width, part->count,
-                              layer.heads, layer.shared, dim, part->capacity, layer.window, layer.scale},
+                              layer.heads, layer.shared, dim, part->capacity, layer.window, layer.scale,
+                              layer.cap, layer.of_queries, layer.of_keys},
                              row - part->first, head);
         }
         spread(own, size, lane(pass.wide, row, pass.count, width), first);
@@ -89,21 +104,21 @@ inline void attend_shared(const Layer& layer, const Pass& pass, const Team::Turn
 void run_layer(const Layer& layer, const Pass& pass, const bfloat16* rows, bfloat16* out, int threads) {
     const Team::Turn turn(threads);
     const int64_t hidden = layer.down.width, width = layer.down.in;
-    normalise_shared(pass, rows, layer.before_attention, hidden, layer.attention_constant, turn);
+    normalise_shared(pass, rows, layer.before_attention, hidden, turn);
     multiply_shared(pass, layer.projected, nullptr, pass.products, turn);
     attend_shared(layer, pass, turn);
-    multiply_shared(pass, layer.attended, rows, pass.middle, turn);
-    normalise_shared(pass, pass.middle, layer.before_mlp, hidden, layer.mlp_constant, turn);
+    multiply_residual(pass, layer.attended, layer.after_attention, rows, pass.middle, turn);
+    normalise_shared(pass, pass.middle, layer.before_mlp, hidden, turn);
     multiply_shared(pass, layer.gated, nullptr, pass.products, turn);
     const int64_t size = 32 * LANES, pieces = (width + size - 1) / size;
     Team::own().share(turn, pass.count * pieces, [&](int64_t n) {
         const int64_t row = n / pieces, first = n % pieces * size, count = width - first;
         bfloat16 found[size], *gates = pass.products + row * 2 * width + first;
         const int64_t own = count < size ? count : size;
-        gate(gates, gates + width, found, own);
+        gate(gates, gates + width, found, own, layer.activation);
         spread(found, own, lane(pass.wide, row, pass.count, width), first);
     });
-    multiply_shared(pass, layer.down, pass.middle, out, turn);
+    multiply_residual(pass, layer.down, layer.after_mlp, pass.middle, out, turn);
 }
 
 }  // namespace

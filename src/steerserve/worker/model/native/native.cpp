@@ -14,22 +14,21 @@
 #include "prompts.h"
 
 extern "C" {
-void normalise_half(const void* rows, const void* weight, void* out, int64_t count, int64_t width, float constant,
-                    int threads) {
-    normalise_all((const bfloat16*)rows, (const bfloat16*)weight, (bfloat16*)out, count, width, constant, threads);
+void normalise_half(const void* rows, const void* norm, void* out, int64_t count, int64_t width, int threads) {
+    normalise_all((const bfloat16*)rows, *(const Norm<bfloat16>*)norm, (bfloat16*)out, count, width, threads);
 }
-void normalise_single(const void* rows, const void* weight, void* out, int64_t count, int64_t width, float constant,
-                      int threads) {
-    normalise_all((const float*)rows, (const float*)weight, (float*)out, count, width, constant, threads);
+void normalise_single(const void* rows, const void* norm, void* out, int64_t count, int64_t width, int threads) {
+    normalise_all((const float*)rows, *(const Norm<float>*)norm, (float*)out, count, width, threads);
 }
 void gate_half(const void* gates, const void* others, void* out, int64_t count, int64_t width, int64_t gates_step,
-               int64_t others_step, int threads) {
+               int64_t others_step, int activation, int threads) {
     gate_all((const bfloat16*)gates, (const bfloat16*)others, (bfloat16*)out, count, width, gates_step, others_step,
-             threads);
+             (Activation)activation, threads);
 }
 void gate_single(const void* gates, const void* others, void* out, int64_t count, int64_t width, int64_t gates_step,
-                 int64_t others_step, int threads) {
-    gate_all((const float*)gates, (const float*)others, (float*)out, count, width, gates_step, others_step, threads);
+                 int64_t others_step, int activation, int threads) {
+    gate_all((const float*)gates, (const float*)others, (float*)out, count, width, gates_step, others_step,
+             (Activation)activation, threads);
 }
 void multiply_half(const void* by, const void* rows, void* wide, const void* bias, void* out, int64_t count,
                    int threads) {

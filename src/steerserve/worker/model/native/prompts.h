@@ -10,7 +10,7 @@ const int QUERIES = 48;  // queries of a prompt that read a block of tokens toge
 // A prefill pass of one layer: for each row the projected heads of its tokens, where its cache is, and where the result
 // goes. Token `t` of row `b` is number `b * tokens + t`, and its steps are numbers between tokens. A row has `sizes` of
 // the tokens, at the positions from `starts` on. The angles of a row are `angles_step` numbers after those of the one
-// before it. A window of 0 means that a token sees all tokens before it.
+// before it. A window of 0 means that a token sees all tokens before it, and a cap of 0 that scores have none.
 template <typename T>
 struct Prompts {
     const T *queries, *keys, *values, *cosines, *sines;
@@ -19,7 +19,8 @@ struct Prompts {
     const int64_t *capacities, *starts, *sizes;
     T* out;
     int64_t rows, tokens, heads, shared, dim, window;
-    float scale;
+    float scale, cap;
+    Norm<T> query_norm, key_norm;
 };
 
 // Writes the new keys and values of one head of one row.
@@ -29,7 +30,8 @@ void hold(const Prompts<T>& of, int64_t row, int64_t head) {
     for (int64_t t = 0; t < of.sizes[row]; ++t) {
         const int64_t token = row * of.tokens + t, angles = row * of.angles_step + t * dim;
         float turned[DIM];
-        turn(of.keys + token * of.keys_step + head * dim, of.cosines + angles, of.sines + angles, dim, turned);
+        turn(of.keys + token * of.keys_step + head * dim, of.key_norm, of.cosines + angles, of.sines + angles, dim,
+             turned);
         T* to = of.held_keys[row] + (first + t) * dim;
         for (int64_t i = 0; i < dim; i += LANES) store(to + i, load(turned + i));
         std::memcpy(of.held_values[row] + (first + t) * dim, of.values + token * of.values_step + head * dim,
@@ -92,8 +94,8 @@ void attend_queries(const Prompts<T>& of, int64_t row, int64_t head, int64_t beg
     for (int64_t n = 0; n < count; ++n) {
         const int64_t t = (begin + n) / group, angles = row * of.angles_step + t * dim;
         const T* query = of.queries + (row * of.tokens + t) * of.queries_step;
-        turn(query + (head * group + (begin + n) % group) * dim, of.cosines + angles, of.sines + angles, dim,
-             queries + n * dim);
+        turn(query + (head * group + (begin + n) % group) * dim, of.query_norm, of.cosines + angles, of.sines + angles,
+             dim, queries + n * dim);
         most[n] = -INFINITY;
         total[n] = 0;
     }
@@ -128,7 +130,9 @@ void attend_queries(const Prompts<T>& of, int64_t row, int64_t head, int64_t beg
             for (int64_t t = 0; t < BLOCK; t += LANES) {
                 ints place = (ints){0, 1, 2, 3, 4, 5, 6, 7} + (int32_t)t;
                 ints is_seen = (place >= first) & (place <= last);
-                floats score = is_seen ? load(own + t) * of.scale : all(-INFINITY);
+                floats score = load(own + t) * of.scale;
+                if (of.cap) score = capped(score, of.cap);
+                score = is_seen ? score : all(-INFINITY);
                 largest = score > largest ? score : largest;
                 store(own + t, score);
             }

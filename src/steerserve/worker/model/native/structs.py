@@ -3,6 +3,21 @@
 from __future__ import annotations
 
 import ctypes
+from typing import Any
+
+
+class Norm(ctypes.Structure):
+    """The struct of the same name in `norms.h`; no norm where it is made without arguments."""
+
+    _fields_ = (
+        ("weight", ctypes.c_void_p),
+        *((name, ctypes.c_float) for name in ("constant", "shift")),
+    )
+
+    @classmethod
+    def of(cls, norm: Any) -> Norm:
+        """The norm of a module with a weight [width], a constant and a shift. The weight must stay."""
+        return cls(norm.weight.data_ptr(), norm.constant, norm.shift)
 
 
 class Heads(ctypes.Structure):
@@ -15,7 +30,8 @@ class Heads(ctypes.Structure):
         ("out", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in ("rows", "heads", "shared", "dim", "capacity")),
         ("window", ctypes.c_int64),
-        ("scale", ctypes.c_float),
+        *((name, ctypes.c_float) for name in ("scale", "cap")),
+        *((name, Norm) for name in ("query_norm", "key_norm")),
     )
 
 
@@ -32,10 +48,16 @@ class Layer(ctypes.Structure):
     """The struct of the same name in `layers.h`."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("before_attention", "before_mlp")),
+        *(
+            (f"{side}_{part}", Norm)
+            for part in ("attention", "mlp")
+            for side in ("before", "after")
+        ),
+        *((name, Norm) for name in ("of_queries", "of_keys")),
         *((name, Weight) for name in ("projected", "attended", "gated", "down")),
         *((name, ctypes.c_int64) for name in ("heads", "shared", "dim", "window")),
-        *((name, ctypes.c_float) for name in ("attention_constant", "mlp_constant", "scale")),
+        *((name, ctypes.c_float) for name in ("scale", "cap")),
+        ("activation", ctypes.c_int32),
     )
 
 
@@ -90,5 +112,6 @@ class Prompts(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("capacities", "starts", "sizes", "out")),
         *((name, ctypes.c_int64) for name in ("rows", "tokens", "heads", "shared", "dim")),
         ("window", ctypes.c_int64),
-        ("scale", ctypes.c_float),
+        *((name, ctypes.c_float) for name in ("scale", "cap")),
+        *((name, Norm) for name in ("query_norm", "key_norm")),
     )
