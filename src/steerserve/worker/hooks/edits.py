@@ -1,7 +1,8 @@
 """The edits of the rows of one pass at one site.
 
 All numbers are computed in float32 from the value x of the site, and each row is computed from nothing but itself, so a
-row has the same bits in every batch (`readings.py`).
+row has the same bits in every batch. `parts.py` says what each row does, `readings.py` reads numbers of the value, and
+`edit_groups.py` makes edits of several rows together.
 """
 
 from __future__ import annotations

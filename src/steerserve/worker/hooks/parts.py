@@ -12,6 +12,7 @@ from steerserve.rules.steering.vector import Direction
 from steerserve.worker.rows.steering import RowSteering
 
 Reads = Feature | Direction
+"""What an edit or a condition reads: the activation of a feature, or the projection on a direction."""
 
 
 @dataclass(slots=True)

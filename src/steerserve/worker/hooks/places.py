@@ -56,4 +56,5 @@ class Place:
 
 
 def name_of(site: Site) -> PlaceName:
+    """The name of the place at a site."""
     return site.path, site.name
