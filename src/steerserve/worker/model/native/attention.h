@@ -24,7 +24,7 @@ inline void turn(const T* head, const T* cosines, const T* sines, int64_t dim, f
     }
 }
 
-// As above, after the norm of the head, where there is one. The norm rounds to numbers of the head, as it does by itself.
+// As above, after the norm of the head, where there is one. The norm rounds to the dtype of the head, as it does alone.
 template <typename T>
 inline void turn(const T* head, const Norm<T>& norm, const T* cosines, const T* sines, int64_t dim, float* out) {
     T normalised[DIM];

@@ -5,8 +5,8 @@
 
 namespace {
 
-// SiLU or GELU with a tanh (Hendrycks and Gimpel 2016, arXiv:1606.08415): a number x times the logistic function of x, or
-// of 2 sqrt(2 / pi) (x + 0.044715 x^3).
+// SiLU or GELU with a tanh (Hendrycks and Gimpel 2016, arXiv:1606.08415): a number x times the logistic function of x,
+// or of 2 sqrt(2 / pi) (x + 0.044715 x^3).
 enum Activation : int32_t { SILU, GELU };
 
 // The activation of some numbers, times others.
