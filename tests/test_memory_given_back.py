@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.app.test_starting import run_start
+from tests.app.test_starting import run_program
 from tests.service import Running
 
 HELD_MIB = 16.0
@@ -58,7 +58,7 @@ if __name__ == "__main__":
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the heaps of glibc are measured")
 def test_threads_keep_little_of_the_memory_that_they_freed(tmp_path: Path) -> None:
     """A large block is freed first: the C library would then keep twice its size in the heap of each thread."""
-    printed = run_start(tmp_path, A_BURST_WHILE_THE_SERVICE_STARTS).split()
+    printed = run_program(tmp_path, A_BURST_WHILE_THE_SERVICE_STARTS).split()
     held = int(printed[printed.index("held") + 1]) / (1 << 20)
     assert held < HELD_MIB
 

@@ -312,7 +312,7 @@ def in_passes(sae: Sae, parts: Sequence[Part], x: Tensor, width: int, threads: i
 
 
 @pytest.mark.parametrize("name", WIDE_SAES)
-def test_a_row_has_the_same_bits_in_passes_of_every_width_alone_and_beside_others(
+def test_a_row_has_the_same_bits_in_passes_of_any_width_alone_and_beside_others(
     name: str,
 ) -> None:
     sae = WIDE_SAES[name]
@@ -324,7 +324,7 @@ def test_a_row_has_the_same_bits_in_passes_of_every_width_alone_and_beside_other
             for i, part in enumerate(parts)
         ]
     )
-    for width in range(1, TOKENS) if name in ("relu", "topk") else (1, 7, 31, 33, 64):
+    for width in (1, 2, 3, 5, 8, 13, 31, 32, 33, 64) if name in ("relu", "topk") else (1, 7, 33):
         found = in_passes(sae, parts, x, width, threads=1 + width % 2)
         assert torch.equal(found.view(torch.int32), whole.view(torch.int32)), width
 

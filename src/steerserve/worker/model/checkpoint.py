@@ -141,8 +141,8 @@ class Checkpoint(Transformer):
 
         With `wanted`, `every` then holds the logits of each row after the token with this number and all that follow
         it, [tokens, vocabulary]. With `with_sums`, `sums` then holds the last hidden layer summed over each row's
-        tokens, [rows, hidden] in float32. Rows are padded on the right to a multiple of the model's width. Causal
-        attention hides the padding from the tokens before it.
+        tokens, [rows, hidden] in float32. Rows are padded on the right to a multiple of the model's width, and
+        no token sees the padding behind it.
         """
         sizes = [len(ids) for ids in rows]
         # the padding would take part in the rounding of the row
