@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -121,12 +123,19 @@ async def test_nodes_with_other_files_are_found_when_a_replica_comes_there(
             await asyncio.sleep(0.05)
 
 
+def quiet_port() -> int:
+    """A free port below those that the system gives to connections, so that it stays free while other tests run."""
+    for port in random.sample(range(20_000, 30_000), 100):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("", port))
+            return port
+    raise AssertionError("a hundred ports are taken")
+
+
 async def test_a_replica_waits_for_the_service_on_a_port_of_the_range(
     joined: Joining, nodes: Nodes
 ) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = quiet_port()
     async with joined(engine_ports=f"{port}") as cluster:
         engine, _ = await placed(cluster, nodes)
         await engine.stop()
