@@ -11,7 +11,6 @@ import json
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,21 +18,20 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks import machine, models
+from benchmarks import models
+from benchmarks.kept import Kept
 from benchmarks.machine import Spread
 from benchmarks.step_times import (
     BLOCK,
     BLOCKS,
     D_SAE,
     KEY,
-    RESULTS,
     SIZE,
     WARM,
     WATCHED,
     Decoding,
     random_sae,
 )
-from steerserve import __version__
 from steerserve import messages as m
 from steerserve.rules.steering.edits import Condition, Edit, Feature, Target, ordered
 from steerserve.rules.steering.positions import Positions, Selection
@@ -112,7 +110,7 @@ def measured(model: Checkpoint) -> dict[str, Any]:
 
 
 def main() -> None:
-    started = datetime.now(UTC)
+    kept = Kept("step-edits", threads=torch.get_num_threads())
     memory.keep_freed()  # as the engine process does
     with tempfile.TemporaryDirectory() as scratch:
         model = Checkpoint(
@@ -122,17 +120,8 @@ def main() -> None:
             report=lambda *_: None,
         )
         edits = measured(model)
-    result = {
-        "version": __version__,
-        "started": started.isoformat(timespec="seconds"),
-        "machine": machine.describe(),
-        "threads": torch.get_num_threads(),
-        "step-edits": edits,
-    }
     print(json.dumps(edits, indent=2))
-    target = RESULTS / f"{started:%Y-%m-%dT%H%M}-step-edits.json"
-    target.write_text(json.dumps(result, indent=2) + "\n")
-    print(f"written to {target}")
+    kept.end({"step-edits": edits})
 
 
 if __name__ == "__main__":

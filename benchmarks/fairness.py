@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import sys
 import tempfile
 import time
@@ -16,17 +15,16 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import httpx2
 
-from benchmarks import machine, service
+from benchmarks import service
+from benchmarks.kept import Kept
 from benchmarks.machine import quantile
-from steerserve import __version__, demo
+from steerserve import demo
 
-RESULTS = Path(__file__).parent / "results"
 POLITE_ADDRESS, GREEDY_ADDRESS = "127.0.0.1", "127.0.0.2"
 """Without API keys, the service tells clients apart by their addresses."""
 
@@ -176,7 +174,7 @@ def main() -> None:
     if given.greedy:
         asyncio.run(be_greedy(given.url, loads()[given.greedy]))
         return
-    started = datetime.now(UTC)
+    kept = Kept("fairness", given.out, polite=POLITE, requests=given.requests)
     with tempfile.TemporaryDirectory() as scratch:
         found = asyncio.run(measure(Path(scratch) / "home", given.requests))
     for name, figures in found.items():
@@ -185,17 +183,7 @@ def main() -> None:
             f"greatest {figures['greatest']:.2f} s, answers {figures['statuses']}",
             flush=True,
         )
-    result = {
-        "version": __version__,
-        "started": started.isoformat(timespec="seconds"),
-        "machine": machine.describe(),
-        "polite": POLITE,
-        "requests": given.requests,
-        "seconds": found,
-    }
-    target = given.out or RESULTS / f"{started:%Y-%m-%dT%H%M}-fairness.json"
-    target.write_text(json.dumps(result, indent=2) + "\n")
-    print(f"written to {target}")
+    kept.end({"seconds": found})
 
 
 if __name__ == "__main__":

@@ -8,21 +8,19 @@ step through the modules that is outside its products with weights.
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 import time
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
 
-from benchmarks import machine, models
+from benchmarks import models
+from benchmarks.kept import Kept
 from benchmarks.machine import Spread
-from benchmarks.packing import PROMPT, RESULTS, STEPS, Steps, pair
-from steerserve import __version__
+from benchmarks.packing import PROMPT, STEPS, Steps, pair
 from steerserve.worker import memory
 from steerserve.worker.model import native
 
@@ -68,20 +66,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="+", choices=models.FAMILIES, default=[*models.FAMILIES])
     given = parser.parse_args()
-    started = datetime.now(UTC)
     torch.set_num_threads(1)
     memory.keep_freed()
-    result: dict[str, Any] = {
-        "version": __version__,
-        "started": started.isoformat(timespec="seconds"),
-        "machine": machine.describe(),
-        "steps": STEPS,
-        "prompt_tokens": PROMPT,
-        "families": {},
-    }
+    kept = Kept("families", steps=STEPS, prompt_tokens=PROMPT)
+    families = {}
     for name in given.only:
         with tempfile.TemporaryDirectory() as folder:
-            found = result["families"][name] = measure(models.family(name, Path(folder)))
+            found = families[name] = measure(models.family(name, Path(folder)))
         for rows, cell in found.items():
             parts = [f"{cell['seconds_beside_modules']['median'] * 1e3:.1f} ms"]
             parts += [
@@ -89,9 +80,7 @@ def main() -> None:
                 for key in ("modules_over_ours", "library_over_ours", "outside")
             ]
             print(f"{name}, {rows} rows: {', '.join(parts)}", flush=True)
-    target = RESULTS / f"{started:%Y-%m-%dT%H%M}-families.json"
-    target.write_text(json.dumps(result, indent=2) + "\n")
-    print(f"written to {target}")
+    kept.end({"families": families})
 
 
 if __name__ == "__main__":

@@ -11,14 +11,14 @@ import argparse
 import json
 import tempfile
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks import machine, models
+from benchmarks import models
 from benchmarks.engine import FEATURES, KV_TOKENS, PROMPT, ROUNDS, Bench, _prefill
+from benchmarks.kept import Kept
 from benchmarks.machine import Spread, read_bandwidth
 from steerserve import messages as m
 from steerserve.rules.inference import stepping
@@ -30,7 +30,6 @@ from steerserve.worker.batch.graphs import DecodeGraphs, decode_graphs
 from steerserve.worker.sae import sites
 from steerserve.worker.sae.canonical import Sae
 
-RESULTS = Path(__file__).parent / "results"
 ROWS = (1, 8, 16, 32, 64)
 STEPS = 20
 STEERED = 16
@@ -137,18 +136,12 @@ def main() -> None:
     card = torch.cuda.is_available()
     parser.add_argument("--size", choices=list(models.SIZES), default="7b" if card else "tiny")
     parser.add_argument("--out", type=Path, help="where to write the JSON result")
-    given, started = parser.parse_args(), datetime.now(UTC)
-    target = given.out or RESULTS / f"{started:%Y-%m-%dT%H%M}-graphs.json"
+    given = parser.parse_args()
+    kept = Kept("graphs", given.out, shape=given.size)
     with tempfile.TemporaryDirectory() as folder:
         found = measure(models.sized(given.size, Path(folder) / given.size))
-    result = {
-        "started": started.isoformat(),
-        "machine": machine.describe(),
-        "shape": given.size,
-        "graphs": found,
-    }
-    target.write_text(json.dumps(result, indent=2) + "\n")
     print(json.dumps(found, indent=2))
+    kept.end({"graphs": found})
 
 
 if __name__ == "__main__":

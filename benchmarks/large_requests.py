@@ -14,7 +14,6 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +22,13 @@ import numpy as np
 import psutil
 from safetensors.numpy import save_file
 
-from benchmarks import machine, service
+from benchmarks import service
+from benchmarks.kept import Kept
 from benchmarks.machine import Spread, quantile
 from benchmarks.probe import probing
-from steerserve import __version__, demo
+from steerserve import demo
 from steerserve.rules.steering.documents import DOCUMENT_BYTES
 
-RESULTS = Path(__file__).parent / "results"
 JSON = {"content-type": "application/json"}
 ROUNDS = 5
 IDLE_SECONDS = 5.0
@@ -259,18 +258,10 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART")
     parser.add_argument("--out", type=Path, help="where to write; by default benchmarks/results")
     given = parser.parse_args()
-    started = datetime.now(UTC)
-    result = {
-        "version": __version__,
-        "started": started.isoformat(timespec="seconds"),
-        "machine": machine.describe(),
-        "rounds": ROUNDS,
-    }
+    kept = Kept("large-requests", given.out, rounds=ROUNDS)
     with tempfile.TemporaryDirectory() as scratch:
-        result["figures"] = asyncio.run(measure(given.only, Path(scratch)))
-    target = given.out or RESULTS / f"{started:%Y-%m-%dT%H%M}-large-requests.json"
-    target.write_text(json.dumps(result, indent=2) + "\n")
-    print(f"written to {target}")
+        found = asyncio.run(measure(given.only, Path(scratch)))
+    kept.end({"figures": found})
 
 
 if __name__ == "__main__":

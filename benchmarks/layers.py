@@ -13,7 +13,7 @@ import statistics
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +25,9 @@ from tools.demo.steering import StorySampling, continuation_loss, sample, steere
 from torch import Tensor
 from transformers import AutoTokenizer
 
-from benchmarks import machine
+from benchmarks.kept import Kept
 from steerserve import demo
 
-RESULTS = Path(__file__).parent / "results"
 SEED, ROWS = 41, 20
 STRENGTHS = (5.0, 20.0, 50.0)
 PAIRS = (("winter", "sea"), ("hospital", "forest"), ("castle", "train"), ("farm", "desert"))
@@ -67,19 +66,12 @@ class Stories:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, help="where to write the JSON result")
-    started = datetime.now(UTC)
-    target = parser.parse_args().out or RESULTS / f"{started:%Y-%m-%dT%H%M}-layers.json"
+    kept = Kept("layers", parser.parse_args().out, samples=ROWS * len(figures.PROMPTS))
     torch.manual_seed(SEED)
     rows = measured()
-    result = {
-        "started": started.isoformat(),
-        "machine": machine.describe(),
-        "samples": ROWS * len(figures.PROMPTS),
-        "rows": rows,
-        "measured_hazard": texts(rows, started),
-    }
-    target.write_text(json.dumps(result, indent=2) + "\n")
-    print(json.dumps(result["measured_hazard"], indent=2))
+    hazard = texts(rows, kept.started)
+    print(json.dumps(hazard, indent=2))
+    kept.end({"rows": rows, "measured_hazard": hazard})
 
 
 def measured() -> list[dict[str, Any]]:

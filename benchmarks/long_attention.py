@@ -7,23 +7,18 @@ other way; their scores are rounded to bfloat16. The error of each is measured a
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from dataclasses import asdict
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from benchmarks import machine
+from benchmarks.kept import Kept
 from benchmarks.machine import Spread
-from steerserve import __version__
 
-RESULTS = Path(__file__).parent / "results"
 LAYERS, ROWS, KV_HEADS, GROUPS, DIM = 16, 4, 2, 5, 64
 """The heads of the 91M shape: each head of keys serves `GROUPS` heads of queries."""
 TOKENS = 4096
@@ -75,23 +70,16 @@ def measured() -> dict[str, Any]:
 
 
 def main() -> None:
-    started = datetime.now(UTC)
-    result = {
-        "version": __version__,
-        "started": started.isoformat(timespec="seconds"),
-        "machine": machine.describe(),
-        "shape": {"layers": LAYERS, "rows": ROWS, "kv_heads": KV_HEADS, "tokens": TOKENS},
-        "long-attention": measured(),
-    }
+    shape = {"layers": LAYERS, "rows": ROWS, "kv_heads": KV_HEADS, "tokens": TOKENS}
+    kept = Kept("long-attention", shape=shape)
+    found = measured()
     for name in WAYS:
-        one = result["long-attention"][name]
+        one = found[name]
         print(
             f"{name}: {one['seconds']['median'] * 1e3:.1f} ms, {one['bytes_per_s'] / 1e9:.1f} GB/s, "
             f"relative error {one['relative_error']:.1e}"
         )
-    target = RESULTS / f"{started:%Y-%m-%dT%H%M}-long-attention.json"
-    target.write_text(json.dumps(result, indent=2) + "\n")
-    print(f"written to {target}")
+    kept.end({"long-attention": found})
 
 
 if __name__ == "__main__":

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
-from benchmarks import machine, models
-from steerserve import __version__
+from benchmarks import models
+from benchmarks.kept import Kept
 from steerserve import messages as m
 from steerserve.control.residency import fitting
 from steerserve.engines import gpus
@@ -26,7 +23,6 @@ from steerserve.files import weights
 from steerserve.rules.residency.placement import GpuRequest
 from steerserve.settings import Settings
 
-RESULTS = Path(__file__).parent / "results"
 PRECISIONS = ("FP16", "Q8", "Q4")
 SIZES = ("tiny", "0.5b", "7b")
 CONTEXT = 1024
@@ -146,33 +142,21 @@ def main() -> None:
     parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=list(PRECISIONS))
     parser.add_argument("--out", type=Path, help="where to write; by default benchmarks/results")
     given = parser.parse_args()
-    started = datetime.now(UTC)
+    kept = Kept("memory", given.out)
     with tempfile.TemporaryDirectory() as scratch:
         folder = models.sized(given.size, Path(scratch) / given.size)
         nothing = models.sized(
             "none", Path(scratch) / "none", models.SIZES[given.size]["vocab_size"]
         )
         found = asyncio.run(measure(folder, nothing, given.precisions))
-    result: dict[str, Any] = {
-        "version": __version__,
-        "started": started.isoformat(timespec="seconds"),
-        "machine": machine.describe(),
-        "memory": {
-            "size": given.size,
-            "context_tokens": CONTEXT,
-            "mib": {name: asdict(usage) for name, usage in found.items()},
-        },
-    }
-    target = given.out or RESULTS / f"{started:%Y-%m-%dT%H%M}-memory.json"
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(json.dumps(result, indent=2) + "\n")
     for name, usage in found.items():
         print(
             f"{name} ({usage.held_as}): weights {usage.predicted_weights} MiB predicted, {usage.loaded} taken "
             f"({usage.error:+.0%}); in all {usage.predicted_needed} predicted, {usage.peak} at the peak; "
             f"{usage.left} left behind; the engine by itself {usage.engine}"
         )
-    print(f"\nwritten to {target}")
+    mib = {name: asdict(usage) for name, usage in found.items()}
+    kept.end({"memory": {"size": given.size, "context_tokens": CONTEXT, "mib": mib}})
 
 
 if __name__ == "__main__":

@@ -7,11 +7,9 @@ The times are processor seconds of one thread, so that other work on the machine
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 import time
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,16 +18,15 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from benchmarks import machine, models
+from benchmarks import models
+from benchmarks.kept import Kept
 from benchmarks.machine import Spread
-from steerserve import __version__
 from steerserve.worker import memory
 from steerserve.worker.model import forwards, native, whole_layers
 from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.model.kv import CacheSlot, KvCache
 from steerserve.worker.model.packing import PackedLinear
 
-RESULTS = Path(__file__).parent / "results"
 ROWS = (1, 8, 32)
 DTYPES = ("bfloat16", "float32")
 PROMPT = 64
@@ -128,32 +125,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--size", nargs="+", choices=models.SIZES, default=["tiny", "0.5b"])
     given = parser.parse_args()
-    started = datetime.now(UTC)
     torch.set_num_threads(1)
     memory.keep_freed()
-    result: dict[str, Any] = {
-        "version": __version__,
-        "started": started.isoformat(timespec="seconds"),
-        "machine": machine.describe(),
-        "steps": STEPS,
-        "prompt_tokens": PROMPT,
-        "has_compiled_functions": native.kernels() is not None,
-    }
+    has_compiled = native.kernels() is not None
+    kept = Kept("packing", steps=STEPS, prompt_tokens=PROMPT, has_compiled_functions=has_compiled)
+    packing: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as scratch:
         for size in given.size:
             folder = models.sized(size, Path(scratch) / size)
             for dtype in DTYPES:
                 found = measure(_in_dtype(folder, dtype))
-                result.setdefault("packing", {}).setdefault(size, {})[dtype] = found
+                packing.setdefault(size, {})[dtype] = found
                 for kind in ("plain", "library"):
                     ratios = {
                         rows: f"{f[f'{kind}_over_packed']['median']:.2f}"
                         for rows, f in found.items()
                     }
                     print(f"{size} {dtype}: {kind} over ours by rows {ratios}", flush=True)
-    target = RESULTS / f"{started:%Y-%m-%dT%H%M}-packing.json"
-    target.write_text(json.dumps(result, indent=2) + "\n")
-    print(f"written to {target}")
+    kept.end({"packing": packing})
 
 
 def _in_dtype(folder: Path, dtype: str) -> Path:

@@ -8,12 +8,10 @@ The times are processor seconds of one thread, so that other work on the machine
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -21,10 +19,10 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from benchmarks import machine, models
+from benchmarks import models
+from benchmarks.kept import Kept
 from benchmarks.machine import Spread
-from benchmarks.packing import PROMPT, RESULTS, ROWS, Steps
-from steerserve import __version__
+from benchmarks.packing import PROMPT, ROWS, Steps
 from steerserve.worker import memory
 from steerserve.worker.model import native
 from steerserve.worker.model.checkpoint import Checkpoint
@@ -105,25 +103,20 @@ def main() -> None:
     parser.add_argument("--size", nargs="+", choices=models.SIZES, default=["91m"])
     parser.add_argument("--cache", type=Path, help="a folder with checkpoints of `models`")
     given = parser.parse_args()
-    started = datetime.now(UTC)
     torch.set_num_threads(1)
     memory.keep_freed()
-    result: dict[str, Any] = {
-        "version": __version__,
-        "started": started.isoformat(timespec="seconds"),
-        "machine": machine.describe(),
-        "pairs": {("library" if own else "served"): count for own, count in STEPS.items()},
-        "prompt_tokens": PROMPT,
-        "has_compiled_functions": native.kernels() is not None,
-        "precisions": {},
-    }
+    kept = Kept(
+        "precisions",
+        pairs={("library" if own else "served"): count for own, count in STEPS.items()},
+        prompt_tokens=PROMPT,
+        has_compiled_functions=native.kernels() is not None,
+    )
+    precisions = {}
     with tempfile.TemporaryDirectory() as scratch:
         for size in given.size:
             folder = models.sized(size, (given.cache or Path(scratch)) / size)
-            result["precisions"][size] = measure(folder)
-    target = RESULTS / f"{started:%Y-%m-%dT%H%M}-precisions.json"
-    target.write_text(json.dumps(result, indent=2) + "\n")
-    print(f"written to {target}")
+            precisions[size] = measure(folder)
+    kept.end({"precisions": precisions})
 
 
 if __name__ == "__main__":

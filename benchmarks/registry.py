@@ -8,29 +8,25 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import statistics
 import tempfile
 import time
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import psutil
 
-from benchmarks import machine
+from benchmarks.kept import Kept
 from benchmarks.probe import probing
 from benchmarks.service import running
-from steerserve import __version__
 from steerserve.database.catalog import Catalog
 from steerserve.database.db import Database
 from steerserve.database.documents import Documents
 from steerserve.database.labels import Labels
 from steerserve.settings import Settings
 
-RESULTS = Path(__file__).parent / "results"
 MODELS, SAES, PROFILES = 500, 500, 200
 UNITS = 99
 """The SAEs of each repository that is registered as a whole."""
@@ -103,23 +99,16 @@ REQUESTS = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, help="where to write; by default benchmarks/results")
-    started = datetime.now(UTC)
-    target = parser.parse_args().out or RESULTS / f"{started:%Y-%m-%dT%H%M}-registry.json"
+    kept = Kept("registry", parser.parse_args().out)
     with tempfile.TemporaryDirectory() as folder:
         registry = asyncio.run(measure(Path(folder)))
-    result = {
-        "version": __version__,
-        "started": started.isoformat(timespec="seconds"),
-        "machine": machine.describe(),
-        "registry": registry,
-    }
-    target.write_text(json.dumps(result, indent=2) + "\n")
     for name, times in registry["requests"].items():
         print(
             f"{name:30} {times['alone_ms']:8.1f} ms, processor {times['processor_ms']:8.1f} ms, "
             f"liveness {times['liveness_p99_ms']:8.1f} ms"
         )
-    print(f"starts: {registry['start_seconds']}, memory: {registry['resident_mib']} MiB; {target}")
+    print(f"starts: {registry['start_seconds']}, memory: {registry['resident_mib']} MiB")
+    kept.end({"registry": registry})
 
 
 async def measure(scratch: Path) -> dict[str, Any]:

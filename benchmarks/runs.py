@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import json
 import time
 import traceback
 from collections.abc import Callable, Collection
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from benchmarks import machine, tables
-from steerserve import __version__
-
-RESULTS = Path(__file__).parent / "results"
+from benchmarks import tables
+from benchmarks.kept import Kept
 
 
 def options(
@@ -43,17 +39,9 @@ class Run:
     """The parts of one run, and the file that they are written to."""
 
     def __init__(self, name: str, parts: Collection[str], out: Path | None, **facts: Any) -> None:
-        started = datetime.now(UTC)
         self._began = time.monotonic()
         self._parts = list(parts)
-        self._result: dict[str, Any] = {
-            "version": __version__,
-            "started": started.isoformat(timespec="seconds"),
-            "machine": machine.describe(),
-            **facts,
-        }
-        self._target = out or RESULTS / f"{started:%Y-%m-%dT%H%M}-{name}.json"
-        self._target.parent.mkdir(parents=True, exist_ok=True)
+        self._kept = Kept(name, out, **facts)
 
     def say(self, text: str) -> None:
         minutes, seconds = divmod(int(time.monotonic() - self._began), 60)
@@ -67,15 +55,14 @@ class Run:
         except Exception as error:
             traceback.print_exc()
             figures = {"failed": f"{type(error).__name__}: {error}"}
-        self._result[part] = figures
-        written = self._target.with_suffix(".partial")
-        written.write_text(json.dumps(self._result, indent=2) + "\n")
-        written.replace(self._target)
+        self._kept.write({part: figures})
         for row in tables.rows(part, figures):
             self.say(f"  {row.name}: {row.figure}{row.remark}")
 
     def end(self) -> int:
         """Say where the figures are. The exit status is 1 if a part failed."""
-        failed = [part for part in self._parts if "failed" in self._result.get(part, {})]
-        self.say(f"written to {self._target}{'; failed: ' + ', '.join(failed) if failed else ''}")
+        failed = [part for part in self._parts if "failed" in self._kept.found.get(part, {})]
+        self.say(
+            f"written to {self._kept.target}{'; failed: ' + ', '.join(failed) if failed else ''}"
+        )
         return bool(failed)

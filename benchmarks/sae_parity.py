@@ -14,7 +14,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +21,13 @@ import numpy as np
 import torch
 from tests.worker.sae import checkpoints as disk
 
-from benchmarks import machine, sae_libraries
+from benchmarks import sae_libraries
 from benchmarks.environments import environment
-from steerserve import __version__
+from benchmarks.kept import Kept
 from steerserve.errors import Refusal
 from steerserve.messages import Overrides, SaeSource
 from steerserve.worker.sae import formats
 
-RESULTS = Path(__file__).parent / "results"
 LIBRARIES = ("sae-lens==6.54.12",)
 WITHOUT_DEPENDENCIES = ("dictionary-learning==0.1.0", "eai-sparsify==1.3.3", "natsort==8.4.0")
 """Their maths need what is there already; training, which they also do, would need much more."""
@@ -86,27 +84,19 @@ def main() -> None:
     parser.add_argument("--environment", type=Path, help="where to make it, or where it is")
     parser.add_argument("--out", type=Path, help="by default benchmarks/results/<time>.json")
     given = parser.parse_args()
-    started = datetime.now(UTC)
+    kept = Kept("sae-parity", given.out)
     with tempfile.TemporaryDirectory() as scratch:
         folder = given.environment or Path(scratch) / "environment"
         python = environment(folder, LIBRARIES, WITHOUT_DEPENDENCIES)
         rows = compared(python, Path(scratch))
-    result: dict[str, Any] = {
-        "version": __version__,
-        "started": started.isoformat(timespec="seconds"),
-        "machine": machine.describe(),
-        "sae_parity": {
-            "libraries": [*LIBRARIES, *WITHOUT_DEPENDENCIES[:2]],
-            "inputs": {"rows": ROWS, "d_in": disk.D_IN, "d_sae": disk.D_SAE, "dtype": "float32"},
-            "tolerance": TOLERANCE,
-            "rows": [asdict(row) for row in rows],
-        },
-    }
-    target = given.out or RESULTS / f"{started:%Y-%m-%dT%H%M}-sae-parity.json"
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(json.dumps(result, indent=2) + "\n")
     print("\n".join(table(rows)))
-    print(f"\nwritten to {target}")
+    found = {
+        "libraries": [*LIBRARIES, *WITHOUT_DEPENDENCIES[:2]],
+        "inputs": {"rows": ROWS, "d_in": disk.D_IN, "d_sae": disk.D_SAE, "dtype": "float32"},
+        "tolerance": TOLERANCE,
+        "rows": [asdict(row) for row in rows],
+    }
+    kept.end({"sae_parity": found})
     sys.exit(any(row.agrees is False for row in rows))
 
 

@@ -16,16 +16,15 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks import machine, models
+from benchmarks import models
+from benchmarks.kept import Kept
 from benchmarks.machine import Spread, quantile
-from steerserve import __version__
 from steerserve import messages as m
 from steerserve.worker import memory
 from steerserve.worker.batch.admission import rows_of
@@ -40,7 +39,6 @@ from steerserve.worker.observers.target import target_of
 from steerserve.worker.sae import sites
 from steerserve.worker.sae.canonical import Sae
 
-RESULTS = Path(__file__).parent / "results"
 SIZE = "91m"
 SHORT_TOKENS, LONG_TOKENS = 16, 4000
 CASES: dict[str, tuple[int, int]] = {
@@ -290,7 +288,7 @@ def lines(cases: dict[str, Any]) -> Iterable[str]:
 
 
 def main() -> None:
-    started = datetime.now(UTC)
+    kept = Kept("step-times", threads=torch.get_num_threads())
     memory.keep_freed()  # as the engine process does
     with tempfile.TemporaryDirectory() as scratch:
         model = Checkpoint(
@@ -301,20 +299,10 @@ def main() -> None:
         )
         cases = {name: measured(model, *rows) for name, rows in CASES.items()}
         reading, watching = beside_a_prompt(model), watched(model)
-    result = {
-        "version": __version__,
-        "started": started.isoformat(timespec="seconds"),
-        "machine": machine.describe(),
-        "threads": torch.get_num_threads(),
-        "step-times": {"size": SIZE, "steps": STEPS, "cases": cases},
-        "step-watched": watching,
-        "step-reading": reading,
-    }
     print("\n".join(lines(cases)))
     print(json.dumps({"watched": watching, "reading": reading}, indent=2))
-    target = RESULTS / f"{started:%Y-%m-%dT%H%M}-step-times.json"
-    target.write_text(json.dumps(result, indent=2) + "\n")
-    print(f"written to {target}")
+    times = {"size": SIZE, "steps": STEPS, "cases": cases}
+    kept.end({"step-times": times, "step-watched": watching, "step-reading": reading})
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
-from datetime import UTC, datetime
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -24,12 +23,12 @@ from typing import Any
 import psutil
 import torch
 
-from benchmarks import machine, streams
+from benchmarks import streams
+from benchmarks.kept import Kept
 from benchmarks.machine import Spread
 from benchmarks.models import sized
 from benchmarks.plans import CACHE
 from benchmarks.service import load, running
-from steerserve import __version__
 from steerserve import messages as m
 from steerserve.logs import setup as logs
 from steerserve.worker import memory
@@ -39,7 +38,6 @@ from steerserve.worker.process.wire import Wire
 from steerserve.worker.rows import sampling
 from steerserve.worker.rows.text import TextStream
 
-RESULTS = Path(__file__).parent / "results"
 SIZE = "91m"
 TOKENS, WARM, REQUESTS = 500, 20, 3
 SAMPLING: dict[str, Any] = {"temperature": 0.8, "top_p": 0.9, "seed": 1, "max_tokens": TOKENS}
@@ -152,28 +150,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cache", type=Path, default=CACHE, help="folder of models")
     given = parser.parse_args()
-    started = datetime.now(UTC)
-    about = machine.describe()
+    kept = Kept("token-costs")
     checkpoint = sized(SIZE, given.cache / SIZE)
     engine = of_engine(checkpoint)
     control = asyncio.run(of_control_plane(checkpoint))
     together = engine["outside the pass"]["median"] + control["median"]
-    result = {
-        "version": __version__,
-        "started": started.isoformat(timespec="seconds"),
-        "machine": about,
-        "token-costs": {
-            "size": SIZE,
-            "tokens": TOKENS,
-            "control_plane_s": control,
-            "engine_s": engine,
-            "together_s": together,
-        },
+    costs = {
+        "size": SIZE,
+        "tokens": TOKENS,
+        "control_plane_s": control,
+        "engine_s": engine,
+        "together_s": together,
     }
-    print(json.dumps(result["token-costs"], indent=2))
-    target = RESULTS / f"{started:%Y-%m-%dT%H%M}-token-costs.json"
-    target.write_text(json.dumps(result, indent=2) + "\n")
-    print(f"written to {target}")
+    print(json.dumps(costs, indent=2))
+    kept.end({"token-costs": costs})
 
 
 if __name__ == "__main__":

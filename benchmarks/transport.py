@@ -19,7 +19,6 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from datetime import UTC, datetime
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,6 +28,7 @@ import msgspec
 import uvloop
 
 from benchmarks import machine
+from benchmarks.kept import Kept
 from steerserve.engines.checkpoint.process import FrameReader, FrameWriter
 from steerserve.engines.remote import certificates
 from steerserve.engines.remote.contact import Contact
@@ -37,7 +37,6 @@ from steerserve.engines.remote.link import connect
 from steerserve.messages import LENGTH, endings
 from steerserve.rules.residency.heartbeat import Activity, Sign
 
-RESULTS = Path(__file__).parent / "results"
 FRAME = 160
 """Bytes of a frame: about the size of a step of four rows."""
 TOKENS = 50
@@ -219,8 +218,6 @@ async def run(rounds: int, requests: int) -> dict[str, Any]:
         ways["Ray actor"] = import_module("benchmarks.transport_ray").over_ray
     figures = await compare(ways, rounds, requests)
     return {
-        "taken": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": machine.describe(),
         "frame_bytes": FRAME,
         "step_seconds": STEP_SECONDS,
         "tokens": TOKENS,
@@ -244,11 +241,10 @@ def main() -> None:
     elif wanted.host:
         uvloop.run(serve_host())
     else:
-        result = uvloop.run(run(wanted.rounds, wanted.requests))
-        out = wanted.out or RESULTS / f"{datetime.now(UTC):%Y-%m-%dT%H%M}-transport.json"
-        out.write_text(json.dumps(result, indent=1) + "\n")
-        print(json.dumps(result["added"], indent=1))
-        print(out)
+        kept = Kept("transport", wanted.out)
+        found = uvloop.run(run(wanted.rounds, wanted.requests))
+        print(json.dumps(found["added"], indent=1))
+        kept.end(found)
 
 
 if __name__ == "__main__":

@@ -8,24 +8,21 @@ processes step in turns, and the times are seconds on the clock. "one thread" is
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks import machine, models
+from benchmarks import models
+from benchmarks.kept import Kept
 from benchmarks.machine import Spread
 from benchmarks.packing import Steps
-from steerserve import __version__
 
-RESULTS = Path(__file__).parent / "results"
 POLICIES: dict[str, dict[str, str]] = {
     **{f"{spins} spins": {"GOMP_SPINCOUNT": str(spins)} for spins in (0, 1000, 4000, 10000)},
     "the library's own": {},
@@ -112,23 +109,14 @@ def main() -> None:
     if given.serve:
         serve(given.serve)
         return
-    started = datetime.now(UTC)
+    kept = Kept("waiting", steps=STEPS)
     with tempfile.TemporaryDirectory() as scratch:
         found = measure(models.sized("91m", Path(scratch) / "91m"), given.rounds)
     for where, of_policies in found.items():
         for name, of_rows in of_policies.items():
             steps = ", ".join(f"{rows}: {s['median'] * 1e3:.1f}" for rows, s in of_rows.items())
             print(f"{where}, {name}: ms of a step by rows {steps}", flush=True)
-    result = {
-        "version": __version__,
-        "started": started.isoformat(timespec="seconds"),
-        "machine": machine.describe(),
-        "steps": STEPS,
-        "waiting": found,
-    }
-    target = RESULTS / f"{started:%Y-%m-%dT%H%M}-waiting.json"
-    target.write_text(json.dumps(result, indent=2) + "\n")
-    print(f"written to {target}")
+    kept.end({"waiting": found})
 
 
 if __name__ == "__main__":
