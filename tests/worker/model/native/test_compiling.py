@@ -24,7 +24,9 @@ def loaded() -> tuple[native.Kernels | None, str]:
     """The functions as a new engine would get them, and the reason that the log has too where there are none."""
     with capture_logs() as logs:
         found, why = native.found.__wrapped__()
-    assert [entry["why"] for entry in logs] == ([] if found else [why])
+    # threads of earlier tests may log too
+    told = [entry["why"] for entry in logs if entry["event"] == "kernels_not_compiled"]
+    assert told == ([] if found else [why])
     return found, why
 
 
