@@ -1,9 +1,9 @@
 """Measures what a card does: `python -m benchmarks.cards [--sizes SIZES] [--only PARTS] [--rounds N]`.
 
 One command measures everything that needs a card, with models of random weights: decode passes called and replayed;
-requests through HTTP with and without recorded passes, with seeds, with quantized weights, and steered beside plain, also
-with an SAE of real size; memory predicted and taken; two models that are swapped; live streams beside a corpus. Without
-a card the parts run on the processor, which shows that they work and nothing else.
+requests through HTTP with and without recorded passes, with seeds, with quantized weights, and steered beside plain,
+also with an SAE of real size; memory predicted and taken; two models that are swapped; live streams beside a corpus.
+Without a card the parts run on the processor, which shows that they work and nothing else.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ RESULTS = Path(__file__).parent / "results"
 
 
 class Kept:
-    """What a run has found so far, beside the moment of its start, the machine, and `facts` of how it measures. Its file
-    is `out`, or one in RESULTS that is named by the moment and by `name`."""
+    """What a run has found so far, with the time of its start, the machine, and `facts` that say how it measures. Its
+    file is `out`, or one in RESULTS with the time and `name` as its name."""
 
     def __init__(self, name: str, out: Path | None = None, **facts: Any) -> None:
         self.started = datetime.now(UTC)

@@ -1,4 +1,4 @@
-"""Clients of live events, many in one process: each is a WebSocket that speaks Socket.IO and notes changes of steering."""
+"""Clients of live events, many in one process. Each speaks Socket.IO over a WebSocket and notes changes of steering."""
 
 from __future__ import annotations
 

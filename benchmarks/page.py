@@ -126,8 +126,8 @@ def _size(part: str) -> str:
 def _concurrency(part: str, figures: Part) -> Iterator[str]:
     yield prose(
         f"A Qwen2 shape with random weights in bfloat16; answers of {figures['tokens']} tokens, short prompts. Answers "
-        "of steerserve are sampled (temperature 0.8, top-p 0.9) where nothing else is said; the peers are greedy. Where "
-        "a name has Q8 or Q4, the same checkpoint was loaded so. A "
+        "of steerserve are sampled (temperature 0.8, top-p 0.9) where nothing else is said; the peers are greedy. "
+        "Where a name has Q8 or Q4, the same checkpoint was loaded so. A "
         f"round is cut after {figures['cut_seconds']:.0f} s, and counts the tokens until then. Times are in ms, and "
         "medians of the rounds."
     )
@@ -265,9 +265,9 @@ def _neighbours(_: str, figures: Part) -> Iterator[str]:
 
 def _beside_batch(_: str, figures: Part) -> Iterator[str]:
     yield prose(
-        f"Each live client asks again as soon as its answer of {figures['answer_tokens']} tokens is there. The batch has "
-        f"more lines than end meanwhile, and the service has {figures['slots']} slots. Without live requests a batch "
-        f"has {spread(figures['batch_alone_tokens_per_s'], 0)} tokens/s."
+        f"Each live client asks again as soon as its answer of {figures['answer_tokens']} tokens is there. The batch "
+        f"has more lines than end meanwhile, and the service has {figures['slots']} slots. Without live requests a "
+        f"batch has {spread(figures['batch_alone_tokens_per_s'], 0)} tokens/s."
     )
     lines = [
         (
@@ -312,10 +312,11 @@ def _beside_jobs(_: str, figures: Part) -> Iterator[str]:
 def _beside_corpus(_: str, figures: Part) -> Iterator[str]:
     alone, limit = figures["counted"], figures["limit_bytes"] >> 20
     yield prose(
-        f"{figures['streams']} live clients ask as above beside one corpus of {figures['tokens']:,} tokens, which is read "
-        f"to its end in {figures['seconds'] / 60:.1f} minutes, {figures['tokens_per_s']:,.0f} tokens/s. In the middle the "
-        f"service is killed with SIGKILL and started again: {figures['lost_by_kill']} tokens are read a second time. "
-        f"Without live streams the same corpus takes {figures['seconds_without_live'] / 60:.1f} minutes. Both readings "
+        f"{figures['streams']} live clients ask as above beside one corpus of {figures['tokens']:,} tokens, which is "
+        f"read to its end in {figures['seconds'] / 60:.1f} minutes, {figures['tokens_per_s']:,.0f} tokens/s. In the "
+        f"middle the service is killed with SIGKILL and started again: {figures['lost_by_kill']} tokens are read a "
+        "second time. Without live streams the same corpus takes "
+        f"{figures['seconds_without_live'] / 60:.1f} minutes. Both readings "
         f"count {alone[0]:,} and {alone[1]:,} tokens; of {figures['features_compared']} features "
         f"{figures['features_that_differ']} have other statistics or examples. The corpus takes at most "
         f"{figures['most_stored_bytes'] / 2**20:.0f} MiB in the database while it is read, of {limit} MiB that are "
@@ -359,8 +360,8 @@ def _step_times(_: str, figures: Part) -> Iterator[str]:
 def _step_watched(_: str, figures: Part) -> Iterator[str]:
     yield prose(
         f"Steps of {figures['rows']} rows in the process (`python -m benchmarks.step_times`), with an SAE of "
-        f"{figures['d_sae']:,} features. The observers copy values in the pass, and encode them after it. To encode the "
-        f"tokens of one step alone takes {spread(figures['encoding_ms'], 1)} ms."
+        f"{figures['d_sae']:,} features. The observers copy values in the pass, and encode them after it. To encode "
+        f"the tokens of one step alone takes {spread(figures['encoding_ms'], 1)} ms."
     )
     lines = [
         (name, spread(one["pass_ms"], 1), spread(one["observers_ms"], 1))
@@ -371,9 +372,9 @@ def _step_watched(_: str, figures: Part) -> Iterator[str]:
 
 def _step_reading(_: str, figures: Part) -> Iterator[str]:
     yield prose(
-        f"Steps of {figures['rows']} rows in the process (`python -m benchmarks.step_times`), alone and while one prompt "
-        f"of {figures['prompt_tokens']:,} tokens is read, {figures['prompts']} times. A part of the prompt is read in "
-        f"{figures['share_with_a_part']:.0%} of the steps. The p50 of all steps beside the prompt is "
+        f"Steps of {figures['rows']} rows in the process (`python -m benchmarks.step_times`), alone and while one "
+        f"prompt of {figures['prompt_tokens']:,} tokens is read, {figures['prompts']} times. A part of the prompt is "
+        f"read in {figures['share_with_a_part']:.0%} of the steps. The p50 of all steps beside the prompt is "
         f"{figures['p50_over_alone']:.2f} times the p50 alone."
     )
     lines = [(name, spread(one, 1), str(one["count"])) for name, one in figures["step_ms"].items()]
@@ -404,8 +405,8 @@ def _plain(part: str, figures: Part) -> Iterator[str]:
 
 def _bandwidth(part: str, figures: Part) -> Iterator[str]:
     yield (
-        "The product is PyTorch's, in float32, with all threads. A product that asks the memory ahead reads faster: the "
-        "compiled products of this service do, and those of llama.cpp."
+        "The product is PyTorch's, in float32, with all threads. A product that asks the memory ahead reads faster: "
+        "the compiled products of this service do, and those of llama.cpp."
     )
     yield from _plain(part, figures)
 

@@ -129,8 +129,8 @@ class Decoding:
 
     @torch.inference_mode()
     def reading(self) -> Iterator[tuple[bool, float]]:
-        """Let a row with a long prompt join. For each step until its prompt is read: whether the step read a part of the
-        prompt, and its seconds."""
+        """Let a row with a long prompt join. For each step until its prompt is read: whether the step read a part of
+        the prompt, and its seconds."""
         self._add(1, LONG_TOKENS)
         group = self._batch._shared
         while self._batch._waiting or group.joining:

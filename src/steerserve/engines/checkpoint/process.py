@@ -190,7 +190,7 @@ class ForkServer:
 @contextlib.contextmanager
 def _no_program() -> Iterator[None]:
     """Inside the block, `multiprocessing` does not know which program this process runs. By itself it runs the program
-    again in each new process, where the imports of the command line would take half as long as a load."""
+    again in each new process, and waits for all imports of the command line there."""
     names = sys.modules["__main__"].__dict__
     file = names.pop("__file__", None)
     try:

@@ -105,7 +105,7 @@ class LlamaServer:
             limits=httpx2.Limits(max_connections=None, max_keepalive_connections=16),
             # a request to the loopback address must not go through a proxy of the environment
             trust_env=False,
-            # and needs no certificates, whose reading would hold up the event loop for 0.03 s
+            # and needs no certificates, whose reading would hold up the event loop
             verify=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),
         )
 

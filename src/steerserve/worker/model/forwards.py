@@ -42,7 +42,7 @@ _ATTENTIONS = frozenset(
     }
 )
 """Attention of queries and keys that are rotated as a whole, and perhaps normalised by head before. Their scores may
-have a cap."""
+have a soft cap."""
 
 _MLPS = frozenset({"Gemma2MLP", "Gemma3MLP", "LlamaMLP", "MistralMLP", "Qwen2MLP", "Qwen3MLP"})
 """MLPs whose hidden numbers are multiplied by those of a gate."""

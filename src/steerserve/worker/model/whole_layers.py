@@ -212,7 +212,7 @@ def whole(layer: Any, kernels: native.Kernels) -> WholeLayer | None:
 
 
 def cap(attention: Any) -> float:
-    """What the scores of an attention are kept below; 0 where they have no cap."""
+    """The soft cap of the scores of an attention (Gemma 2, arXiv:2408.00118); 0 where there is none."""
     return getattr(attention, "attn_logit_softcapping", None) or 0.0
 
 

@@ -35,7 +35,7 @@ inline void turn(const T* head, const Norm<T>& norm, const T* cosines, const T* 
     turn(head, cosines, sines, dim, out);
 }
 
-// Scores that stay below a cap: cap * tanh(score / cap).
+// Scores with a soft cap (Gemma 2, arXiv:2408.00118): cap * tanh(score / cap).
 inline floats capped(floats score, float cap) {
     floats twice = score * (2 / cap);
     floats power = exponential(twice < 0.0f ? twice : -twice);
