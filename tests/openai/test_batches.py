@@ -6,8 +6,8 @@ import json
 import os
 import signal
 import sqlite3
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import AsyncIterator, Iterator
+from contextlib import closing, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -17,6 +17,9 @@ from openai.types import Batch
 
 import openai
 from steerserve import demo
+from steerserve.control.inference import batches
+from steerserve.database.batches import BatchRow
+from steerserve.errors import Refusal
 from steerserve.rules.inference import batches as rules
 from tests.conftest import Start
 from tests.service import ANSWER_SECONDS, Polls, Running, add_sae, load_demo, running
@@ -318,6 +321,60 @@ def _until_answered(client: openai.OpenAI, batch: Batch, count: int) -> None:
         assert now.request_counts is not None
         if now.request_counts.completed >= count:
             return
+
+
+AWAY = Refusal("DATABASE_UNAVAILABLE", "the database is away for a moment")
+
+
+class Faulty:
+    """The next calls end with these faults; those after them work."""
+
+    def __init__(self, owner: Any, name: str, faults: list[Exception | None]) -> None:
+        self.work, self.faults = getattr(owner, name), faults
+
+    def _fail(self) -> None:
+        if self.faults and (fault := self.faults.pop(0)) is not None:
+            raise fault
+
+    async def parts(self, file_id: str) -> AsyncIterator[bytes]:
+        self._fail()
+        async for part in self.work(file_id):
+            yield part
+
+    async def get(self, batch_id: str) -> BatchRow:
+        self._fail()
+        row: BatchRow = await self.work(batch_id)
+        return row
+
+
+@pytest.mark.parametrize(
+    ("status", "reads", "looks"),
+    [
+        ("completed", [AWAY], []),
+        ("completed", [None, AWAY], []),
+        ("failed", [None, ValueError("an error of ours")], [None, AWAY]),
+    ],
+    ids=["at the check", "while lines run", "while it is marked as failed"],
+)
+def test_a_passing_fault_of_the_database_ends_no_batch(
+    shared: Running,
+    client: openai.OpenAI,
+    monkeypatch: pytest.MonkeyPatch,
+    status: str,
+    reads: list[Exception | None],
+    looks: list[Exception | None],
+) -> None:
+    owner = shared.service.owners.batches
+    monkeypatch.setattr(batches, "PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(owner.files, "parts", Faulty(owner.files, "parts", reads).parts)
+    monkeypatch.setattr(owner.store, "get", Faulty(owner.store, "get", looks).get)
+    batch = begun(client, [text("a"), text("b")], TEXT)
+    while batch.status not in OVER:
+        with suppress(openai.InternalServerError):  # this read may be the one that fails
+            batch = client.batches.retrieve(batch.id)
+    assert batch.status == status
+    if status == "completed":
+        assert [line["custom_id"] for line in read(client, batch.output_file_id)] == ["a", "b"]
 
 
 def _expired(client: openai.OpenAI, batch: Batch, lines: list[dict[str, Any]]) -> None:

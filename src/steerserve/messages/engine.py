@@ -18,6 +18,7 @@ import psutil
 from steerserve import messages as m
 from steerserve.errors import Refusal
 from steerserve.messages import endings
+from steerserve.messages.carried import carry_edit
 from steerserve.rules.residency.heartbeat import Sign
 from steerserve.rules.residency.replicas import ReplicaView
 from steerserve.rules.sensing.cluster_sensing import History
@@ -197,12 +198,13 @@ class Engine(ABC):
     async def change(self, step: m.Step) -> Mapping[str, m.Attached]:
         """Bring the engine from its state to the state that `step` makes of it. Returns once the next forward pass runs
         in the new state, with the facts of all attached SAEs by their keys. Changes are made one after the other. A
-        caller that gives up has changed nothing.
+        change that has begun is carried to its end, also when its caller is cancelled.
 
         Raises:
             Refusal: the refusal of the engine, which keeps the state that it had.
         """
-        async with self._changing:
+
+        async def edit() -> Mapping[str, m.Attached]:
             after = step(self._state)
             facts = await self._apply(after)
             coming = {sae.key for sae in after.since(self._state).coming}
@@ -211,6 +213,8 @@ class Engine(ABC):
             )
             self._state = after
             return facts
+
+        return await carry_edit(self._changing, edit)
 
     @property
     def passes(self) -> Passes:

@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import threading
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from steerserve.control.bus import LoadComplete, LoadError, LoadProgress, UnloadComplete
+from steerserve.database.catalog import ModelRow
 from steerserve.errors import Refusal
 from steerserve.files import local
 from steerserve.messages.endings import NotStarted
 from steerserve.rules.residency.swap import Phase
 from tests.control.conftest import Make, refused
-from tests.doubles import FACTS, PATIENCE, World, soon, until
+from tests.doubles import FACTS, PATIENCE, Gate, World, soon, until
 
 BROKEN = Refusal("INSUFFICIENT_MEMORY", "the weights do not fit")
 
@@ -441,6 +443,30 @@ async def test_two_operators_may_end_a_load_at_once(world: World) -> None:
     assert world.phase is Phase.EMPTY
     assert len(world.published(LoadError)) == 1
     await soon(world.conductor.end_load(row.id))
+
+
+async def test_a_load_that_is_ended_in_the_turn_in_which_it_succeeds_is_no_crash(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = await world.model()
+    write, gate = world.catalog.change_model, Gate()
+
+    async def written(model_id: int, **values: Any) -> ModelRow:
+        changed = await write(model_id, **values)
+        if values.get("status") == "loaded":
+            gate.reached.set()
+            await gate.open.wait()
+        return changed
+
+    monkeypatch.setattr(world.catalog, "change_model", written)
+    coming = await world.conductor.load(row)
+    await soon(gate.reached.wait())
+    gate.open.set()
+    await world.conductor.end_load(row.id)  # in the same turn of the event loop
+    assert (await refused(coming.ready)).message == ENDED
+    assert await world.status(row) == ("ready", ENDED)
+    assert world.phase is Phase.EMPTY
+    assert world.launcher.alive == []
 
 
 async def test_a_model_that_serves_is_not_ended_as_a_load(world: World) -> None:

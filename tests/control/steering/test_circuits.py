@@ -119,7 +119,9 @@ async def test_a_second_activation_that_fails_keeps_the_claims_of_the_first(worl
     assert not world.claims.health().claims_degraded
 
 
-async def test_a_cancelled_activation_leaves_no_claim(world: World) -> None:
+async def test_an_activation_whose_caller_is_cancelled_serves_and_holds_its_claims(
+    world: World,
+) -> None:
     await attached(world)
     circuit_id = await imported(world)
     gate = world.launcher.hold("steer")
@@ -130,7 +132,9 @@ async def test_a_cancelled_activation_leaves_no_claim(world: World) -> None:
     with pytest.raises(asyncio.CancelledError):
         await activating
     gate.open.set()
-    assert await claims(world) == []
+    async with world.serving.editing:
+        assert [one.id for one in world.steering.circuits] == [circuit_id]
+        assert await claims(world) == [(circuit_id, 1), (circuit_id, 2)]
 
 
 async def test_a_failed_intensity_puts_the_old_one_back(world: World) -> None:

@@ -255,7 +255,8 @@ async def test_an_activation_while_the_sae_is_detached_leaves_nothing_active(wor
 async def test_a_detach_that_comes_first_refuses_the_activation(world: World) -> None:
     await attached(world)
     row = await saved(world)
-    gate = world.launcher.hold("change")
+    await world.steering.set_values({1: 5.0})
+    gate = world.launcher.hold("steer")
     detaching = world.begin(world.attachments.detach("sae_a"))
     await soon(gate.reached.wait())
     activating = world.begin(world.serving.activate(row.id))

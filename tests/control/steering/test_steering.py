@@ -12,6 +12,7 @@ import pytest
 from steerserve.control.bus import SteeringUpdate
 from steerserve.control.residency.engine_state import Return
 from steerserve.control.steering.steering import Steering
+from steerserve.database.catalog import SaeRow
 from steerserve.errors import Refusal
 from steerserve.rules.steering import live as rules
 from steerserve.rules.steering.live import Live
@@ -308,3 +309,60 @@ async def test_a_restore_that_the_engine_refuses_changes_nothing(world: World) -
     with pytest.raises(Refusal):
         await restored(world, before)
     assert world.steering.live is now
+
+
+async def unloaded(world: World) -> None:
+    await soon(world.conductor.unload(world.resident.row.id))
+
+
+@pytest.mark.parametrize("leave", [unloaded, World.crash])
+async def test_every_engine_has_the_epoch_before_it_serves(
+    world: World, leave: Callable[[World], Awaitable[None]]
+) -> None:
+    await attached(world)
+    await world.steering.set_values({1: 5.0})
+    await world.attachments.detach("sae_a")
+    for model in ("a", "b"):  # the same model again, and another one
+        if model == "b":
+            await world.model("b")
+        await leave(world)
+        served = world.begin(world.ask(model))
+        (await world.launcher.stream()).complete("told")
+        await soon(served)
+        assert in_engine(world) == (world.steering.live.epoch, False, {})
+    assert world.steering.live.epoch > 0
+
+
+@pytest.mark.parametrize(
+    ("step", "edit"),
+    [
+        ("attach", lambda world, sae: world.attachments.attach(sae, 2)),
+        ("detach", lambda world, sae: world.attachments.attach(sae, 2)),
+        ("attach", lambda world, sae: world.attachments.attach_set([(sae.id, 2), (sae.id, 3)])),
+        ("detach", lambda world, sae: world.attachments.detach(sae.id)),
+        ("steer", lambda world, sae: world.steering.set_values({2: 7.0})),
+        ("steer", lambda world, sae: world.steering.clear()),
+        ("monitor", lambda world, sae: world.monitoring.enable(True)),
+    ],
+)
+async def test_an_edit_whose_caller_is_cancelled_leaves_the_owners_and_the_engine_alike(
+    world: World, step: str, edit: Callable[[World, SaeRow], Awaitable[object]]
+) -> None:
+    sae = await world.attached()
+    await world.steering.set_values({1: 5.0})
+    before = world.launcher.engine.state
+    editing, gate = await world.held(step, edit(world, sae))
+    editing.cancel()
+    gate.open.set()
+    await asyncio.wait([editing])
+    # the next edits come after it
+    await soon(world.steering.everywhere(lambda live: live))
+    async with world.conductor.editing:
+        pass
+    state, live = world.launcher.engine.state, world.steering.live
+    assert state != before
+    assert state.keys == [one.key for one in world.conductor.attachments()]
+    assert in_engine(world) == (live.epoch, live.enabled, live.values)
+    served = world.begin(world.ask())
+    (await world.launcher.stream()).complete("told")
+    assert await soon(served) == "told"

@@ -102,10 +102,7 @@ class BatchRun:
         """
         pending = _Pending(self._input(), await self._parts.store.answered(self.row.id))
         while not pending.is_over:
-            workers = min(self._parts.queue.counts().max_concurrent, WORKERS_MAXIMUM)
-            async with asyncio.TaskGroup() as group:
-                for _ in range(workers):
-                    group.create_task(self._work(pending))
+            await self._work_together(pending)
             while pending.lost:
                 line = pending.lost.popleft()
                 for tries in range(1, rules.TRIES + 1):
@@ -162,6 +159,22 @@ class BatchRun:
                 why = f"all lines of a batch are for one model, and the first is for {first.name!r}"
                 check.fault("mismatched_model", why, line, "body.model")
         return first
+
+    async def _work_together(self, pending: _Pending) -> None:
+        """Answer lines until there is none, or until lines have to run alone.
+
+        Raises:
+            Refusal: the database cannot be read. What is answered is kept.
+        """
+        workers = min(self._parts.queue.counts().max_concurrent, WORKERS_MAXIMUM)
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(workers):
+                    group.create_task(self._work(pending))
+        except ExceptionGroup as raised:
+            faults = raised.exceptions
+            errors = [fault for fault in faults if not isinstance(fault, Refusal)]
+            raise (errors or faults)[0] from None
 
     async def _work(self, pending: _Pending) -> None:
         while (line := await pending.next()) is not None:

@@ -168,9 +168,13 @@ class Batches:
     async def _run(self, batch_id: str, former: asyncio.Task[None] | None) -> None:
         if former is not None:
             await asyncio.wait([former])
+        has_failed = False
         while True:
             try:
-                await self._carry_out(await self.store.get(batch_id))
+                if has_failed:
+                    await self._fail(batch_id)
+                else:
+                    await self._carry_out(await self.store.get(batch_id))
                 return
             except Refusal as refusal:
                 if refusal.code == "BATCH_NOT_FOUND":
@@ -180,8 +184,9 @@ class Batches:
             except Exception:
                 # border of a task in the background: the batch fails, and the service goes on
                 log.exception("batch_failed", batch_id=batch_id)
-                await self._fail(batch_id)
-                return
+                if not has_failed:
+                    has_failed = True
+                    continue
             await asyncio.sleep(PAUSE_SECONDS)
 
     async def _carry_out(self, row: BatchRow) -> None:

@@ -1,5 +1,5 @@
-"""State that an engine holds for one of its owners: what the owner loses when the engine ends by itself, and how the
-owner puts it back on the next engine. Attached SAEs, steering and monitoring are such states."""
+"""State that an engine holds for one of its owners: what the owner loses when the engine ends by itself, and what the
+owner gives to the next engine. Attached SAEs, steering and monitoring are such states."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def unchanged() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Return:
-    """A model that is loaded again after its engine had ended by itself. `attached` are the SAEs that its new engine
-    has so far; an owner that attaches an SAE appends it."""
+    """A model that was loaded into a new engine and does not serve yet. `attached` are the SAEs that this engine has so
+    far; an owner that attaches an SAE appends it."""
 
     model_id: int
     engine: Engine
@@ -42,8 +42,11 @@ class EngineState(Generic[Loss]):
         return None
 
     @asynccontextmanager
-    async def put_back(self, back: Return, loss: Callable[[], Loss]) -> AsyncIterator[Switch]:
-        """Give the new engine what was lost. `loss` is called as late as possible: an operator may change the loss
+    async def put_back(
+        self, back: Return, loss: Callable[[], Loss | None]
+    ) -> AsyncIterator[Switch]:
+        """Give the new engine what every engine of this owner has, and what was lost. `loss` answers what the last
+        engine of this model lost, None for nothing. It is called as late as possible: an operator may change the loss
         until then.
 
         Raises:
@@ -67,8 +70,8 @@ class Losses(Generic[Loss]):
     def items(self) -> list[tuple[int, Loss]]:
         return list(self._by_model.items())
 
-    def of(self, model_id: int) -> Loss:
-        return self._by_model[model_id]
+    def of(self, model_id: int) -> Loss | None:
+        return self._by_model.get(model_id)
 
     def replace(self, model_id: int, loss: Loss) -> None:
         self._by_model[model_id] = loss

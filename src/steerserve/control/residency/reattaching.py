@@ -48,15 +48,20 @@ class Reattaching(EngineState[Lost]):
         return tuple(resident.attachments.values()) or None
 
     @asynccontextmanager
-    async def put_back(self, back: Return, loss: Callable[[], Lost]) -> AsyncIterator[Switch]:
+    async def put_back(
+        self, back: Return, loss: Callable[[], Lost | None]
+    ) -> AsyncIterator[Switch]:
         """Attach the lost SAEs again, except those that were deleted meanwhile. If all were deleted, the model comes
         back unlocked.
 
         Raises:
             Refusal: MODEL_LOAD_FAILED naming the SAE that cannot be attached again.
         """
+        if loss() is None:
+            yield unchanged
+            return
         registered = {row.id for row in await self._catalog.saes()}
-        wanted = [attachment for attachment in loss() if attachment.sae_id in registered]
+        wanted = [attachment for attachment in loss() or () if attachment.sae_id in registered]
         if not wanted:
             self._restoring.unlock(back.model_id)
         for attachment in wanted:

@@ -76,8 +76,8 @@ class Restoring:
 
     @asynccontextmanager
     async def putting_back(self, occupant: Occupant, engine: Engine) -> AsyncIterator[Switch]:
-        """Give the new engine of a model the states that its last engine had. The switch lets the model serve with
-        these states, and forgets the losses.
+        """Give the new engine of a model the states that its owners have, and those that its last engine lost. The
+        switch lets the model serve with these states, and forgets the losses.
 
         Raises:
             Refusal: what an owner refuses, or MODEL_LOAD_FAILED by the switch when the engine ended meanwhile; then
@@ -89,8 +89,8 @@ class Restoring:
             switches = [
                 await held.enter_async_context(state.put_back(back, partial(losses.of, model_id)))
                 for state, losses in self._states
-                if model_id in losses
             ]
+            was_lost = any(model_id in losses for _, losses in self._states)
 
             def switch() -> None:
                 if engine.ended.done():
@@ -101,7 +101,7 @@ class Restoring:
                 for step in switches:
                     step()
                 self.forget_model(model_id)
-                if switches or lock is not None:
+                if was_lost or lock is not None:
                     log.info("restored", model=occupant.row.name, saes=len(back.attached))
 
             yield switch

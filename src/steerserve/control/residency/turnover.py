@@ -88,8 +88,12 @@ class Turnover:
 
     def begin_end_load(self, coming: Occupant) -> None:
         """Begin to end the load of a model that does not serve yet. Does not wait."""
+        loading = self._loading
+        assert loading is not None
         coming.leave()
-        task = self._ended_loads[coming] = self._spawn(self._end_load(coming))
+        # at once: in a later turn of the event loop the load may have succeeded
+        loading.cancel()
+        task = self._ended_loads[coming] = self._spawn(self._end_load(coming, loading))
         task.add_done_callback(lambda _: self._ended_loads.pop(coming))
 
     async def until_load_ended(self, coming: Occupant) -> None:
@@ -150,12 +154,10 @@ class Turnover:
                 assert leaving is not None
                 self._stay(leaving)
 
-    async def _end_load(self, coming: Occupant) -> None:
-        """End the load at whatever point it is. If another model was to leave for it and its engine still serves, that
-        model stays."""
-        loading, leaving = self._loading, self._slot.resident
-        assert loading is not None
-        loading.cancel()
+    async def _end_load(self, coming: Occupant, loading: asyncio.Task[None]) -> None:
+        """Clean up after a load that was cancelled at whatever point it was. If another model was to leave for it and
+        its engine still serves, that model stays."""
+        leaving = self._slot.resident
         await asyncio.wait([loading])
         if self._slot.next is coming and self._leaving is not None:
             await asyncio.wait([self._leaving])

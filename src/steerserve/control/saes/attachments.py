@@ -24,6 +24,7 @@ from steerserve.control.saes.attachable import AttachRequest
 from steerserve.control.saes.records import origin_of, source_of
 from steerserve.database.catalog import Catalog, SaeRow
 from steerserve.errors import Refusal
+from steerserve.messages.carried import carry_edit
 from steerserve.messages.engine import Engine
 from steerserve.rules.saes import attachment as rules
 from steerserve.rules.saes import sets as sae_set
@@ -85,13 +86,14 @@ class Attachments:
                 INVALID_LOCAL_PATH, INSUFFICIENT_MEMORY.
         """
         changed = m.Overrides(**overrides or {})
-        wanted = AttachRequest(sae, layer, dtype, changed, is_checked)
-        await self._prepare([wanted])
-        async with self._conductor.editing:
+        asked = AttachRequest(sae, layer, dtype, changed, is_checked)
+        await self._prepare([asked])
+
+        async def edit() -> Attachment:
             # the SAE may have been deleted or attached while this edit waited for the one before it
             row = await self._catalog.sae(sae.id)
             resident = self._conductor.loaded()
-            wanted = replace(wanted, sae=row)
+            wanted = replace(asked, sae=row)
             if wanted.key in resident.attachments:
                 raise Refusal(
                     "SAE_ALREADY_ATTACHED",
@@ -111,7 +113,9 @@ class Attachments:
                 made.append(_replacing(attached, before))
                 await self._exchange(resident, before, made)
             await self._note(resident, before, made)
-        return made[0]
+            return made[0]
+
+        return await carry_edit(self._conductor.editing, edit)
 
     async def attach_set(
         self, members: Sequence[tuple[str, int]], dtype: str | None = None
@@ -126,7 +130,8 @@ class Attachments:
         rows = await attachable.complete(self._catalog, members)
         coming = [AttachRequest(rows[sae_id], layer, dtype) for sae_id, layer in members]
         await self._prepare(coming)
-        async with self._conductor.editing:
+
+        async def edit() -> list[Member]:
             rows = await attachable.complete(self._catalog, members)
             resident = self._conductor.loaded()
             kept_in = dtype or self._settings.multisae_attach_dtype
@@ -151,11 +156,13 @@ class Attachments:
                     await self._exchange(resident, [], made)
             await self._note(resident, [], made)
             attachments = [resident.attachments[wanted.key] for wanted in asked]
-        # if the set names an SAE twice, the second member counts as attached before
-        return [
-            Member(a, was_there=a.key not in missing or a in attachments[:number])
-            for number, a in enumerate(attachments)
-        ]
+            # if the set names an SAE twice, the second member counts as attached before
+            return [
+                Member(a, was_there=a.key not in missing or a in attachments[:number])
+                for number, a in enumerate(attachments)
+            ]
+
+        return await carry_edit(self._conductor.editing, edit)
 
     async def detach(self, sae_id: str) -> int:
         """Detach an SAE at every layer, once the requests in flight have ended. An SAE that a crash took is not
@@ -164,7 +171,8 @@ class Attachments:
         Raises:
             Refusal: SAE_NOT_ATTACHED.
         """
-        async with self._conductor.editing:
+
+        async def edit() -> int:
             resident = self._conductor.resident
             detached = [a for a in self._conductor.attachments() if a.sae_id == sae_id]
             if resident is not None and detached:
@@ -173,7 +181,9 @@ class Attachments:
             was_lost = self._conductor.reattaching.forget(sae_id)
             if not detached and not was_lost:
                 raise Refusal("SAE_NOT_ATTACHED", f"SAE {sae_id!r} is not attached", sae_id=sae_id)
-        return sum(attached.memory_mb for attached in detached)
+            return sum(attached.memory_mb for attached in detached)
+
+        return await carry_edit(self._conductor.editing, edit)
 
     async def _prepare(self, asked: Sequence[AttachRequest]) -> None:
         """What may take minutes before an attach, so no other edit waits for it: nodes fetch the files of the SAEs, and

@@ -14,6 +14,7 @@ from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.engine_state import EngineState, Return, unchanged
 from steerserve.control.residency.resident import Attachment, Resident, Switch
 from steerserve.errors import Refusal
+from steerserve.messages.carried import carry_edit
 from steerserve.messages.engine import Engine
 
 log = structlog.get_logger(__name__)
@@ -71,14 +72,17 @@ class SensingState(EngineState[ArmedAt[Message, Facts]]):
     ) -> Refusal | None:
         """Let the engine sense what `want` answers, or nothing where it answers None or refuses. Returns why it cannot
         be sensed."""
-        async with self._editing:
+
+        async def edit() -> Refusal | None:
             try:
                 await self._push(await want())
             except Refusal as refusal:
                 with suppress(Refusal):
                     await self._disarm()
                 return refusal
-        return None
+            return None
+
+        return await carry_edit(self._editing, edit)
 
     async def _push(self, wanted: ArmedAt[Message, Facts] | None) -> None:
         """Give the engine what is to be armed, unless it has that already."""
@@ -104,11 +108,14 @@ class SensingState(EngineState[ArmedAt[Message, Facts]]):
 
     @asynccontextmanager
     async def put_back(
-        self, back: Return, loss: Callable[[], ArmedAt[Message, Facts]]
+        self, back: Return, loss: Callable[[], ArmedAt[Message, Facts] | None]
     ) -> AsyncIterator[Switch]:
         """Sense the same on the new engine, before the model serves. What cannot be armed does not fail the load."""
         async with self._editing:
             armed = loss()
+            if armed is None:
+                yield unchanged
+                return
             there = {one.place: one for one in back.attached}
             again = tuple(there.get(one.place) for one in armed.attachments)
             attachments = tuple(one for one in again if one is not None)

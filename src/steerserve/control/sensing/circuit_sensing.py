@@ -31,6 +31,7 @@ from steerserve.control.sensing.sensor import Sensor
 from steerserve.control.steering.steering import Steering
 from steerserve.database.circuits import CircuitStore, WholeCircuit
 from steerserve.errors import Refusal
+from steerserve.messages.carried import carried
 from steerserve.messages.engine import Engine
 from steerserve.rules.sensing import circuit_sensing as rules
 from steerserve.rules.sensing import cluster_sensing as sensing
@@ -149,6 +150,7 @@ class CircuitSensing(Sensor[tuple[m.ArmedCircuit, ...], tuple[SensedCircuitRepor
 
     # ------------------------------------------------------------- editing
 
+    @carried
     async def enable(self, circuit_id: str, *, enabled: bool = True) -> CircuitSensingChange:
         """Enable or disable the sensing of a circuit.
 

@@ -38,6 +38,7 @@ from steerserve.control.sensing.monitoring_views import (
 )
 from steerserve.database.catalog import Clock, utc_now
 from steerserve.errors import Refusal
+from steerserve.messages.carried import carry_edit
 from steerserve.messages.engine import Engine
 from steerserve.rules.sensing import monitoring as rules
 from steerserve.rules.sensing import ranking
@@ -276,7 +277,8 @@ class Monitoring(EngineState[_Watch]):
     async def _edit(
         self, step: Callable[[Attachment, Configuration], Configuration]
     ) -> MonitoringReport:
-        async with self._editing:
+
+        async def edit() -> MonitoringReport:
             attached = self._conductor.first_attachment()
             before = self._wanted
             if attached is not self._meant:
@@ -291,6 +293,8 @@ class Monitoring(EngineState[_Watch]):
             self._ring.resize(wanted.history_size)
             self._tell(is_always=True)
             return self.state()
+
+        return await carry_edit(self._editing, edit)
 
     async def _push(self, attached: Attachment, wanted: Configuration) -> None:
         """Send the configuration for this attachment to the engine. If the engine refuses, it goes on as before."""
@@ -354,16 +358,21 @@ class Monitoring(EngineState[_Watch]):
         return _Watch(meant.place, self._wanted)
 
     @asynccontextmanager
-    async def put_back(self, back: Return, loss: Callable[[], _Watch]) -> AsyncIterator[Switch]:
+    async def put_back(
+        self, back: Return, loss: Callable[[], _Watch | None]
+    ) -> AsyncIterator[Switch]:
         """Monitor the first SAE again after a crash, if it is the SAE that was monitored before. The model serves
         requests without waiting for the command to the engine."""
-        first = next(iter(back.attached), None)
-        if first is None or first.place != loss().place:
+        first, lost = next(iter(back.attached), None), loss()
+        if first is None or lost is None or first.place != lost.place:
             yield unchanged
             return
 
         def resume() -> None:
-            self._wanted, self._meant = loss().wanted, first
+            now = loss()
+            if now is None:  # a new configuration replaced the lost one
+                return
+            self._wanted, self._meant = now.wanted, first
             task = asyncio.create_task(self._resume(first), name="monitoring-resume")
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)

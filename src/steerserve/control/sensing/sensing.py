@@ -33,6 +33,7 @@ from steerserve.control.sensing.sensor import Sensor
 from steerserve.control.steering.serving import Serving
 from steerserve.database.documents import Documents, ProfileRow
 from steerserve.errors import Refusal
+from steerserve.messages.carried import carried
 from steerserve.messages.engine import Engine
 from steerserve.rules.sensing import cluster_sensing as rules
 from steerserve.rules.sensing.cluster_sensing import ClusterPlan, Thresholds
@@ -133,6 +134,7 @@ class ClusterSensing(Sensor[m.ArmedCluster, ClusterFacts]):
 
     # ------------------------------------------------------------- editing
 
+    @carried
     async def enable(self, profile_id: str, *, enabled: bool = True) -> SensingChange:
         """Enable or disable the sensing of a cluster.
 
@@ -146,6 +148,7 @@ class ClusterSensing(Sensor[m.ArmedCluster, ClusterFacts]):
                 row = await self._documents.change_profile(profile_id, {"sensing_enabled": enabled})
             return SensingChange(profile_id, enabled, await self._rearm(row))
 
+    @carried
     async def configure(self, profile_id: str, min_k: int | None) -> QuorumChange:
         """Set the quorum of a cluster; None restores the default.
 

@@ -24,6 +24,7 @@ from steerserve.control.steering.serving import Serving
 from steerserve.control.steering.steering import Steering
 from steerserve.database.circuits import CircuitRow, CircuitStore
 from steerserve.errors import DocumentRefusal, Refusal
+from steerserve.messages.carried import carried
 from steerserve.rules.steering import binding, evidence, hazards
 from steerserve.rules.steering import circuit as documents
 from steerserve.rules.steering import circuit_serving as rules
@@ -62,6 +63,7 @@ class CircuitServing:
 
     # ------------------------------------------------------------- activating
 
+    @carried
     async def activate(
         self, circuit_id: str, *, acknowledged: bool, allows_overlap: bool
     ) -> CircuitActivation:
@@ -150,6 +152,7 @@ class CircuitServing:
 
     # ------------------------------------------------------------- ending
 
+    @carried
     async def deactivate(self, circuit_id: str) -> tuple[CircuitView, bool]:
         """End a circuit, and return whether values were removed. A circuit that does not serve stays as it is.
 
@@ -161,6 +164,7 @@ class CircuitServing:
             was_serving = await self._end(circuit_id)
             return self._circuits.described(row), was_serving
 
+    @carried
     async def remove(self, circuit_id: str) -> None:
         """Delete a circuit, and the clusters that were made of its layers. If it serves, it is ended first.
 
@@ -186,6 +190,7 @@ class CircuitServing:
 
     # ------------------------------------------------------------- dialing
 
+    @carried
     async def set_intensity(
         self, intensity: float, *, reapply: bool, acknowledged: bool
     ) -> CircuitIntensity:

@@ -15,6 +15,7 @@ from steerserve.control.steering.views import HubReference, ImportedItem, Intens
 from steerserve.database.documents import Documents, ProfileRow, SliceOf
 from steerserve.database.stored import NameTaken
 from steerserve.errors import Refusal
+from steerserve.messages.carried import carried
 from steerserve.rules.steering import cluster as rules
 from steerserve.rules.steering.cluster import ImportedCluster, ReadClusters
 from steerserve.rules.steering.members import names_to_try
@@ -199,6 +200,7 @@ class Clusters:
             raise Refusal("NO_ACTIVE_CLUSTER", "no cluster is active")
         return await self.set_intensity(row.id, intensity, reapply=reapply)
 
+    @carried
     async def set_intensity(
         self, cluster_id: str, intensity: float, *, reapply: bool
     ) -> IntensityReport:

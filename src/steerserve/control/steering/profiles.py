@@ -10,6 +10,7 @@ from steerserve.control.saes.records import origin_of
 from steerserve.control.steering.serving import Serving
 from steerserve.database.catalog import Catalog
 from steerserve.database.documents import Documents, ProfileRow
+from steerserve.messages.carried import carried
 from steerserve.rules.saes.provenance import ModelOrigin, Origin
 from steerserve.rules.steering import profile as rules
 from steerserve.rules.steering.activation import steered
@@ -98,6 +99,7 @@ class Profiles:
             edits=[one.sent for one in live.standing],
         )
 
+    @carried
     async def change(self, profile_id: str, changes: Mapping[str, Any]) -> ProfileRow:
         """Replace some fields of a saved profile. The live values stay as they are until the next activation. If the
         profile is active, the dial scales the new values from now on.
@@ -125,6 +127,7 @@ class Profiles:
             await self._serving.amend(row)
         return row
 
+    @carried
     async def remove(self, profile_id: str) -> bool:
         """Delete a profile. If the profile is active, it is ended first and its values are cleared. Returns whether it
         was active.

@@ -22,6 +22,7 @@ from steerserve.control.steering.views import ServingProfile
 from steerserve.database.catalog import Catalog
 from steerserve.database.documents import Documents, ProfileRow
 from steerserve.errors import Refusal
+from steerserve.messages.carried import carried
 from steerserve.rules.steering import activation as rules
 from steerserve.rules.steering import cluster, interventions
 from steerserve.rules.steering import live as live_rules
@@ -159,6 +160,7 @@ class Serving:
 
     # ------------------------------------------------------------- changing
 
+    @carried
     async def activate(self, profile_id: str, *, applies: bool = True) -> ActivationReport:
         """Make a profile the active one. In one step, its values times its intensity replace the live values of every
         owner, and steering is enabled. All checks come before any change. If `applies` is False, the live values stay
@@ -213,6 +215,7 @@ class Serving:
         active = self.live.active
         return active is not None and active.id == row.id and active.is_applied
 
+    @carried
     async def deactivate(self, profile_id: str, *, clears: bool = True) -> bool:
         """End a profile, and return whether its values were cleared. If the profile is not active, nothing changes.
 

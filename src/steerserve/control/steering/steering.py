@@ -13,9 +13,10 @@ from dataclasses import replace
 from steerserve import messages as m
 from steerserve.control.bus import ActiveProfileChanged, Bus, ServedCircuitsChanged, SteeringUpdate
 from steerserve.control.residency.conductor import Conductor
-from steerserve.control.residency.engine_state import EngineState, Return, unchanged
+from steerserve.control.residency.engine_state import EngineState, Return
 from steerserve.control.residency.resident import Attachment, Resident, Switch
 from steerserve.errors import Refusal
+from steerserve.messages.carried import finish_edit
 from steerserve.messages.engine import Engine
 from steerserve.rules.residency.swap import Phase
 from steerserve.rules.saes.attachment import FIRST_SAE, SaeChoice
@@ -143,39 +144,38 @@ class Steering(EngineState[Live]):
         after a crash until their model is loaded again, so that an edit made meanwhile is not undone. Returns whether
         any value changed."""
         async with self._editing:
-            before = self._live
-            await self._apply(step(before))
-            is_waiting_changed = self._losses.edit(step)
-            return is_waiting_changed or self._live is not before
+            live, lost = self._live, dict(self._losses.items())
+            await self._apply(step(live), lambda: self._losses.edit(step))
+            return self._live is not live or dict(self._losses.items()) != lost
 
     def lost(self, resident: Resident) -> Live | None:
         """All live values. `Live` is frozen, so later edits do not change the returned values."""
         return self._live if resident.attachments or self._live.standing else None
 
     @asynccontextmanager
-    async def put_back(self, back: Return, loss: Callable[[], Live]) -> AsyncIterator[Switch]:
-        """Restore on the new engine what a crash took: the values of every owner, whether steering is enabled, and the
-        active profile. Values of SAEs that are not attached again are left out. The epoch grows by one.
+    async def put_back(
+        self, back: Return, loss: Callable[[], Live | None]
+    ) -> AsyncIterator[Switch]:
+        """Give a new engine the live steering with its epoch, and what a crash took: the values of every owner, whether
+        steering is enabled, and the active profile. Values of SAEs that are not attached again are left out. The epoch
+        grows by one where values come back.
 
         Raises:
             Refusal: a refusal of the engine. Nothing is restored then.
         """
-        if not back.attached and not loss().standing:
-            yield unchanged
-            return
         async with self._editing:
-            live = loss()
+            live, lost = self._live, loss()
+            if lost is not None and (back.attached or lost.standing):
+                live = replace(lost, epoch=max(lost.epoch, live.epoch) + 1)
             named = {*live.values, *(key for one in live.standing for key in one.keys)}
             for key in named - {attachment.key for attachment in back.attached}:
                 live = rules.leave(live, key)
-            live = replace(live, epoch=max(live.epoch, self._live.epoch) + 1)
             await _push(back.engine, live)
             yield lambda: self._take(live)
 
     @asynccontextmanager
     async def part(self, gone: Sequence[str]) -> AsyncIterator[Switch]:
-        """Remove the values of the SAEs with the keys `gone`, which are being detached, in one step. The engine is told
-        the steering in any case, because a new engine does not know the epoch yet."""
+        """Remove the values of the SAEs with the keys `gone`, which are being detached, in one step."""
         async with self._editing:
             live, resident = self._live, self._conductor.resident
             for key in gone:
@@ -201,15 +201,24 @@ class Steering(EngineState[Live]):
         running."""
         await self.act(lambda live, attached: edit(live, choice.first(attached)))
 
-    async def _apply(self, after: Live) -> None:
-        if after is self._live:
-            return
+    async def _apply(self, after: Live, also: Callable[[], object] = lambda: None) -> None:
+        """Make these the live values, in the engine first, and then do `also`. Both are done, or neither, also when the
+        caller is cancelled."""
+
+        def take() -> None:
+            if after is not self._live:
+                self._take(after)
+            also()
+
         is_step = after.epoch != self._live.epoch
-        # without an attached SAE the engine needs no values; the next attach sends them
         is_intervened = bool(self._live.standing or after.standing)
-        if is_step and (self._conductor.attachments() or is_intervened):
-            await _push(self._conductor.loaded().running()[0], after)
-        self._take(after)
+        resident = self._conductor.resident
+        is_served = resident is not None and resident.phase is Phase.LOADED
+        # while no model serves, the next one gets the steering before it serves
+        if is_step and (is_served or is_intervened or self._conductor.attachments()):
+            await finish_edit(_push(self._conductor.loaded().running()[0], after), take)
+        else:
+            take()
 
     def _take(self, live: Live) -> None:
         """Make these the live values, and publish the state if it has changed."""
@@ -232,7 +241,8 @@ class Steering(EngineState[Live]):
 async def _push(engine: Engine, live: Live) -> None:
     values = {key: dict(values) for key, values in live.values.items()}
     steering = m.Steering(live.epoch, live.enabled, values, live.edits, live.keeps_norm)
-    await engine.change(m.setting(steering=steering))
+    if engine.state.steering != steering:
+        await engine.change(m.setting(steering=steering))
 
 
 def _profile_of(live: Live) -> str | None:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 import structlog
 
@@ -15,12 +13,12 @@ from steerserve import messages as m
 from steerserve.engines.fleet.replica import Replica
 from steerserve.engines.fleet.roster import Roster
 from steerserve.errors import Refusal
+from steerserve.messages.carried import carry_on
 from steerserve.messages.engine import Engine
 from steerserve.rules.residency import replicas as rules
 from steerserve.rules.residency.replicas import EditAnswer, ReplicaState
 
 log = structlog.get_logger(__name__)
-Result = TypeVar("Result")
 Facts = Mapping[str, m.Attached]
 Send = Callable[[Engine, m.State], Awaitable[Facts]]
 
@@ -85,14 +83,12 @@ class Edit:
     Attributes:
         step: the change of the state.
         send: asks an engine to make it; gets the state after it.
-        is_given_up: whether the caller has gone. An edit that was made all the same is then taken back.
-        span: what the replicas were told before and after it, once it was made.
+        on_made: is called once it is made.
     """
 
     step: m.Step
     send: Send = _change
-    is_given_up: bool = False
-    span: tuple[Told, Told] | None = None
+    on_made: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,42 +181,22 @@ class Editing:
         self._roster = roster
         self._check = check
         self._clock = clock
-        self._tasks: set[asyncio.Task[object]] = set()
 
     async def make(self, edit: Edit) -> Facts:
         """Make an edit on all replicas. Returns once every replica that serves has made it.
 
-        A caller that gives up leaves every replica as it was: the edit goes on in a task of its own, which takes back
-        what it has made.
+        An edit that has begun is carried to its end, also when its caller is cancelled.
 
         Raises:
             Refusal: no replica has made the edit, and nothing has changed.
         """
-        task = self._spawn(self._make(edit))
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            edit.is_given_up = True
-            if edit.span is not None:
-                # the caller has gone in the moment in which the edit was made
-                self._spawn(self._undo(*edit.span))
-            raise
-
-    def _spawn(self, work: Coroutine[object, object, Result]) -> asyncio.Task[Result]:
-        task = asyncio.create_task(work, name="fleet-edit")
-        self._tasks.add(task)
-        task.add_done_callback(self._forget)
-        return task
-
-    def _forget(self, task: asyncio.Task[object]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled():
-            task.exception()  # read here, because the caller may have given up
+        await self._take_turn()
+        return await carry_on(lambda: self._make(edit), self.lock.release)
 
     async def close(self) -> None:
-        """Wait for the edits that are under way. The engines have ended, so each ends at once."""
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        """Wait for the edit that is under way. The engines have ended, so it ends at once."""
+        async with self.lock:
+            pass
 
     async def join(self, replica: Replica) -> None:
         """Tell a replica what the others were told, and let it serve.
@@ -238,46 +214,39 @@ class Editing:
     # ------------------------------------------------------------- one edit
 
     async def _make(self, edit: Edit) -> Facts:
-        async with self._turn():
-            before = self.told
-            state = edit.step(before.state)
-            members = self._begin()
-            answers = await self._ask(members, lambda engine: edit.send(engine, state))
-            answers.settle()
-            if not rules.is_accepted([reply.answer for reply in answers.replies.values()]):
-                raise self._refuse(answers)
-            self._leave_behind(answers)
-            assert answers.first is not None
-            after = self.told = before.after(state, answers.first)
-            if edit.is_given_up:
-                await self._take_back(before)
-            else:
-                edit.span = before, after
-            return answers.first
+        before = self.told
+        state = edit.step(before.state)
+        members = self._begin()
+        answers = await self._ask(members, lambda engine: edit.send(engine, state))
+        answers.settle()
+        if not rules.is_accepted([reply.answer for reply in answers.replies.values()]):
+            raise self._refuse(answers)
+        self._leave_behind(answers)
+        assert answers.first is not None
+        self.told = before.after(state, answers.first)
+        edit.on_made()
+        return answers.first
 
-    async def _undo(self, before: Told, after: Told) -> None:
-        """Take an edit back that has been made, unless another edit was made since."""
-        async with self._turn():
-            if self.told is after:
-                await self._take_back(before)
-
-    @asynccontextmanager
-    async def _turn(self) -> AsyncIterator[None]:
-        """Hold the lock while a replica serves. The wait for one is without the lock, because a new replica needs it.
+    async def _take_turn(self) -> None:
+        """Take the lock while a replica serves. The wait for one is without the lock, because a new replica needs it.
 
         Raises:
             Refusal: the fleet has ended or is stalled, or no replica finds a place.
         """
         while True:
             self._check()
-            if self._roster.serving:
-                async with self.lock:
-                    self._check()
-                    if self._roster.serving:
-                        yield
-                        return
-            else:
+            if not self._roster.serving:
                 await self._roster.change_for_work()
+                continue
+            await self.lock.acquire()
+            try:
+                self._check()
+                if self._roster.serving:
+                    return
+            except Refusal:
+                self.lock.release()
+                raise
+            self.lock.release()
 
     def _begin(self) -> list[AskedEngine]:
         """Raise the epoch, and return the replicas that are asked. A stalled replica would miss the edit, so it is
@@ -336,19 +305,6 @@ class Editing:
             member.acknowledge(self._roster.epoch)
         self._roster.tell()
         return answers.refusal()
-
-    async def _take_back(self, before: Told) -> None:
-        """Bring the replicas back to what they were told before an edit whose caller has gone."""
-        members = self._begin()
-        self.told = before
-        works = [tell(member.engine, before) for member in members]
-        results = await asyncio.gather(*works, return_exceptions=True)
-        for member, result in zip(members, results, strict=True):
-            if isinstance(result, BaseException):
-                member.lose("the engine could not take back a change that had been given up")
-            else:
-                member.acknowledge(self._roster.epoch)
-        self._roster.tell()
 
 
 async def _sent(send: Callable[[Engine], Awaitable[Facts]], engine: Engine) -> Facts:

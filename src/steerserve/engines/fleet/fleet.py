@@ -190,9 +190,11 @@ class Fleet(Engine):
 
     async def change(self, step: m.Step) -> Facts:
         """One step of the epoch; see `Editing.make`."""
-        facts = await self._editing.make(Edit(step))
+        return await self._editing.make(Edit(step, on_made=self._count_attached))
+
+    def _count_attached(self) -> None:
+        """Count the steering of the SAEs that are attached now, and of no other."""
         self._set_applied({key: self._counted(key) for key in self.state.keys})
-        return facts
 
     async def ask(self, question: m.Question[Answer]) -> Answer:
         """The answer of the tokenizer, of one replica, or of all replicas as if they were one engine; see
