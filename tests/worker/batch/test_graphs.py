@@ -415,6 +415,28 @@ def test_a_recording_that_fails_ends_in_called_passes(
     assert run.graphs.recordings == run.graphs.replays == 0
 
 
+def test_after_memory_ran_out_passes_are_recorded_again(
+    loaded: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(graphs, "PAUSE_PASSES", 3)
+    failures = iter([True])
+
+    def refuse(call: Any) -> Any:
+        if next(failures, False):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return call
+
+    plain = Run(loaded("llama"), "plain", monkeypatch)
+    monkeypatch.setattr("tests.worker.running._recorder", lambda *_: Tape(refuse))
+    taped = Run(loaded("llama"), "taped", monkeypatch)
+    assert is_same(taped.logits, plain.logits)
+    assert not taped.bench.refused
+    changes = [state.decoding for state in taped.bench.changes]
+    assert changes == [Decoding.STATIC, Decoding.REPLAYED]
+    assert "for 3 passes" in taped.bench.changes[0].reason
+    assert taped.graphs.replays > 0
+
+
 def test_a_model_that_waits_for_a_value_of_the_card_is_not_recorded(
     loaded: Loaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:

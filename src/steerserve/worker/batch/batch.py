@@ -129,6 +129,15 @@ class Batch:
                 group.cache.release()
         return outcomes
 
+    def fail(self, error: Exception) -> list[Ending]:
+        """End every request, after an error of a step that was in no forward pass."""
+        rows = [row for group in self._groups() for row in group.all_rows()] + self._waiting.rows
+        device, why = self._model.device, "a step of the engine failed"
+        failed = {row.request: row.failed(error, device, len(rows), why) for row in rows}
+        for request in failed:
+            self.cancel(request)
+        return list(failed.values())
+
     def _step_groups(self, resting: set[BatchRow]) -> list[Ending]:
         outcomes = [outcome for group in self._lasting() for outcome in group.step(resting)]
         for request, group in list(self._seeded.items()):

@@ -3,7 +3,8 @@
 Tokens, positions and the steering of each row are written into buffers before a pass; logits and the values of the
 sites are read from buffers after the pass. A replay is used only where it certainly did what a called pass does.
 Whenever anything is not as it must be, the pass is called on the same buffers, and no later pass is replayed. Where the
-called pass fails too, the pass runs as any other pass, steered by hooks.
+called pass fails too, the pass runs as any other pass, steered by hooks. Where only memory ran out, passes are recorded
+again later.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import structlog
 import torch
@@ -45,6 +47,9 @@ passes, and edits at some positions only make kinds that never come again."""
 RECORDED = 64
 """The most passes that are held recorded."""
 
+PAUSE_PASSES = 256
+"""Passes after memory ran out until they run as before again. Each further pause is twice as long."""
+
 
 @dataclass(frozen=True, slots=True)
 class RecordedDecode:
@@ -73,6 +78,8 @@ class DecodeGraphs:
         self._recorder = recorder
         saes.calls.recorder = None if recorder is None else recorder.apart()
         self._is_off = False
+        self._pause, self._next_pause = 0, PAUSE_PASSES
+        self._resume: Callable[[], None] = lambda: None
         self._numbers: tuple[int, ...] = ()
         self._recorded: OrderedDict[Kind, RecordedDecode] = OrderedDict()
         self._called_kinds: Counter[Kind] = Counter()
@@ -81,6 +88,13 @@ class DecodeGraphs:
         self.on_change: Callable[[CudaGraphs], None] = lambda _: None
         self.recordings = 0
         self.replays = 0
+
+    def begin_pass(self) -> None:
+        """A decode pass begins. At the end of a pause, passes run again as before it."""
+        if self._pause:
+            self._pause -= 1
+            if not self._pause:
+                self._resume()
 
     def takes(self, rows: int) -> bool:
         """Whether a decode pass over so many rows runs on static buffers."""
@@ -217,18 +231,35 @@ class DecodeGraphs:
         self._called_kinds.clear()
 
     def _fall_back(self, error: Exception) -> None:
-        """From now on, record no passes. Where none was recorded anyway, run no passes on static buffers."""
+        """From now on, record no passes. Where none was recorded anyway, run no passes on static buffers. After memory
+        ran out, both are for a while only."""
         why = str(error) if isinstance(error, Unlike) else described_error(error)
         log.warning("cuda_graphs_off", was_recorded=self._recorder is not None, why=why)
+        end = "any more"
+        if memory.is_exhausted(error):
+            if not self._pause:
+                self._resume = partial(self._go_up, self._recorder, self._saes.calls.recorder)
+            self._pause, self._next_pause = self._next_pause, 2 * self._next_pause
+            end = f"for {self._pause} passes"
+        else:
+            self._pause = 0
         if self._recorder is not None:
             self._recorder = self._saes.calls.recorder = None
             self._forget()
-            self.on_change(CudaGraphs(Decoding.STATIC, f"passes are not recorded any more: {why}"))
+            self.on_change(CudaGraphs(Decoding.STATIC, f"passes are not recorded {end}: {why}"))
             return
         self._is_off = True
         self.on_change(
-            CudaGraphs(Decoding.CALLED, f"passes on static buffers were given up: {why}")
+            CudaGraphs(Decoding.CALLED, f"passes do not run on static buffers {end}: {why}")
         )
+
+    def _go_up(self, recorder: PassRecorder | None, apart: PassRecorder | None) -> None:
+        """Run passes again as before memory ran out."""
+        self._is_off = False
+        self._recorder, self._saes.calls.recorder = recorder, apart
+        decoding = Decoding.STATIC if recorder is None else Decoding.REPLAYED
+        log.info("cuda_graphs_on", decoding=decoding)
+        self.on_change(CudaGraphs(decoding, "memory had run out; passes run as before again"))
 
 
 def decode_graphs(state: CudaGraphs, model: Checkpoint, saes: HookedSaes) -> DecodeGraphs | None:

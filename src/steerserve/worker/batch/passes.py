@@ -41,6 +41,15 @@ class Passes:
     def cancel(self, request: int) -> None:
         self._waiting.cancel(request)
 
+    def fail(self, error: Exception) -> list[Ending]:
+        """End every request, after an error of a step that was in no forward pass."""
+        rows = self._waiting.rows
+        device, why = self._model.device, "a step of the engine failed"
+        failed = {row.request: row.failed(error, device, len(rows), why) for row in rows}
+        for request in failed:
+            self.cancel(request)
+        return list(failed.values())
+
     def step(self) -> list[Ending]:
         """One forward pass over as many texts as fit in it."""
         rows: list[BatchRow] = []

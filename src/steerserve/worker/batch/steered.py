@@ -52,7 +52,9 @@ class SteeredPasses:
         try:
             catches = self._observers.expect(rows, spans)
             tokens = spans[0][1] if self._model.is_alone else 0
-            graphs = self._graphs
+            graphs = self._graphs if inputs else None
+            if graphs is not None:
+                graphs.begin_pass()
             if inputs and graphs is not None and graphs.takes(len(rows)):
                 logits = graphs.decode(*inputs, rows=steered, spans=spans, catches=catches)
             else:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import signal
 import socket
+from collections.abc import Callable
 from functools import partial
+from typing import TypeVar
 
 import structlog
 import torch
@@ -25,6 +27,7 @@ from steerserve.worker.process.loading import LoadedModel
 from steerserve.worker.process.wire import Wire
 
 log = structlog.get_logger(__name__)
+Seen = TypeVar("Seen")
 
 _CODE_OF_FAILURE = {Activity.LOAD: "MODEL_LOAD_FAILED", Activity.SAE: "SAE_LOAD_FAILED"}
 """The code of an unexpected error in a command, by what the engine was doing; else INTERNAL_ERROR."""
@@ -110,7 +113,13 @@ class Worker:
 
     def _step(self, batch: Batch | Passes) -> None:
         self._pulse.doing(Activity.DECODE)
-        outcomes = batch.step()
+        try:
+            outcomes = batch.step()
+        except Exception as error:
+            # an error of a step ends the requests of the batch; the engine goes on
+            log.exception("step_failed")
+            outcomes = batch.fail(error)
+            memory.recover(error)
         # events are sent before the end of the choice, so that a client with the whole answer finds its record
         model = self._tell_observed()
         sent = [o for o in outcomes if isinstance(o, m.Outcome) and _says_something(o)]
@@ -120,7 +129,7 @@ class Worker:
             if isinstance(refused, m.Refused):
                 self._wire.send(refused)
         if model is not None:
-            model.observers.work()
+            self._observe(model.observers.work)
         self.commands.threads.stepped()
 
     def _tell_observed(self) -> LoadedModel | None:
@@ -128,9 +137,17 @@ class Worker:
         loaded = self.commands.loaded
         if not isinstance(loaded, LoadedModel):
             return None
-        for event in loaded.observers.events():
+        for event in self._observe(lambda: list(loaded.observers.events())) or ():
             self._wire.send(event)
         return loaded
+
+    def _observe(self, work: Callable[[], Seen]) -> Seen | None:
+        """Do work of the observers. An error of theirs loses what they saw in this step, and nothing else."""
+        try:
+            return work()
+        except Exception:
+            log.exception("observers_failed")
+            return None
 
     def answer(self, command: m.Command, work: Work) -> None:
         """Do the work of a command and send its answer, or the reason for which it is refused."""

@@ -343,10 +343,16 @@ class BatchRow:
         named = f"{self.where}: {message}" if self.where else message
         return Refused(self.request, code, named, self.where, details)
 
-    def failed(self, error: Exception, device: torch.device, rows: int) -> Refused:
-        """The refusal of this row after an error in a forward pass over `rows` rows."""
+    def failed(
+        self,
+        error: Exception,
+        device: torch.device,
+        rows: int,
+        why: str = "the model's forward pass failed",
+    ) -> Refused:
+        """The refusal of this row after an error in a forward pass over `rows` rows, or in a step with so many."""
         if not memory.is_exhausted(error):
-            return self.refused("INTERNAL_ERROR", "the model's forward pass failed")
+            return self.refused("INTERNAL_ERROR", why)
         device = memory.exhausted(error, device)
         return self.refused(
             "INSUFFICIENT_MEMORY",

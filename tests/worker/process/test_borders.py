@@ -1,0 +1,113 @@
+"""An error anywhere in a step ends the requests of the batch with a typed error, and the engine serves the next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from steerserve import messages as m
+from steerserve.worker.batch.batch import Batch
+from steerserve.worker.batch.group import Group
+from steerserve.worker.batch.waiting import WaitingRows
+from steerserve.worker.observers.observers import Observers
+from steerserve.worker.process import loop
+from steerserve.worker.process.wire import Wire
+from tests.worker.batch.test_embeddings import save_encoder
+from tests.worker.conftest import Folder
+
+PROMPT = [m.Tokens([5, 6, 7])]
+
+
+class Told(Wire):
+    """A wire that brings these commands, one in each turn, and keeps what the engine sends."""
+
+    def __init__(self, *commands: m.Command) -> None:
+        self.commands = list(commands)
+        self.sent: list[m.Event] = []
+        self.is_closed = False
+
+    def receive(self, *, wait: bool, seconds: float | None = None) -> Iterator[m.Command]:
+        if self.commands:
+            yield self.commands.pop(0)
+        elif wait:
+            self.is_closed = True
+
+    def pending(self) -> list[m.Command]:
+        return self.commands
+
+    def send(self, event: m.Event) -> None:
+        self.sent.append(event)
+
+
+def fails_in_turn(
+    monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, number: int, error: Exception
+) -> None:
+    """The call of this number fails."""
+    work, calls = getattr(owner, name), iter(range(10_000))
+
+    def faulty(*args: Any, **fields: Any) -> Any:
+        if next(calls) == number:
+            raise error
+        return work(*args, **fields)
+
+    monkeypatch.setattr(owner, name, faulty)
+
+
+@pytest.mark.parametrize("error", [KeyError("x"), MemoryError()], ids=["error", "memory"])
+@pytest.mark.parametrize(
+    ("model", "owner", "name", "number"),
+    [
+        ("llama", Batch, "_admit", 1),
+        ("llama", Group, "_due", 1),
+        ("llama", Group, "_read_states", 2),
+        ("bert", WaitingRows, "next", 0),
+    ],
+)
+def test_an_error_of_a_step_ends_its_requests_and_the_engine_goes_on(
+    folder: Folder,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    model: str,
+    owner: type,
+    name: str,
+    number: int,
+    error: Exception,
+) -> None:
+    def ask(number: int) -> m.Command:
+        if model == "bert":
+            return m.Embed(number, PROMPT)
+        return m.Generate(number, PROMPT, 1, m.Sampling(max_tokens=8), m.Suppressed())
+
+    fails_in_turn(monkeypatch, owner, name, number, error)
+    path = save_encoder("bert", tmp_path / "bert") if model == "bert" else folder(model)
+    wire = Told(m.Load(1, str(path), "FP16", False, 1, 8, 16), *map(ask, range(2, 5)))
+    worker = loop.Worker(wire)
+    worker.run()
+    wire.is_closed, wire.commands = False, [ask(9)]
+    worker.run()
+    refused = [event for event in wire.sent if isinstance(event, m.Refused)]
+    code = "INTERNAL_ERROR" if isinstance(error, KeyError) else "INSUFFICIENT_MEMORY"
+    assert refused
+    assert {event.code for event in refused} == {code}
+    ends = [one.id for one in wire.sent if isinstance(one, m.Refused)]
+    ends += [
+        o.id for e in wire.sent if isinstance(e, m.Stepped) for o in e.outcomes if m.is_last(o)
+    ]
+    assert sorted(ends) == [2, 3, 4, 9]
+    assert 9 not in {event.id for event in refused}
+
+
+@pytest.mark.parametrize("name", ["events", "work"])
+def test_an_error_of_the_observers_ends_no_request(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    fails_in_turn(monkeypatch, Observers, name, 1, ValueError("x"))
+    ask = m.Generate(2, PROMPT, 1, m.Sampling(max_tokens=4), m.Suppressed())
+    wire = Told(m.Load(1, str(folder("llama")), "FP16", False, 1, 8, 16), ask)
+    loop.Worker(wire).run()
+    pieces = [o for e in wire.sent if isinstance(e, m.Stepped) for o in e.outcomes]
+    assert isinstance(pieces[-1], m.Piece)
+    assert pieces[-1].finish == "length"
