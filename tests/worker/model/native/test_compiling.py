@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
 
+from steerserve.rules.models import compilers
 from steerserve.worker.model import native
-from steerserve.worker.model.native import compiling
+from steerserve.worker.model.native import compiling, structs
 from tests.worker.compiled import COMPILED
 
 
@@ -80,3 +83,33 @@ def test_a_library_is_of_all_its_sources_and_of_its_flags(
     monkeypatch.setattr(compiling, "_FLAGS", (*compiling._FLAGS, "-DONE=3"))
     assert one() == 3
     assert len(list(folder.iterdir())) == 3
+
+
+@COMPILED
+def test_structs_have_the_sizes_and_offsets_of_their_twins_in_cpp(tmp_path: Path) -> None:
+    compiler = compilers.compiler(shutil.which)
+    assert compiler is not None
+    found = [one for one in vars(structs).values() if isinstance(one, type(ctypes.Structure))]
+    sources = "".join(path.read_text() for path in compiling.SOURCES.glob("*.h"))
+    lines = ['#include "native.cpp"', "#include <cstddef>"]
+    for one in found:
+        name = one.__name__
+        of = "<bfloat16>" if f"template <typename T>\nstruct {name} {{" in sources else ""
+        lines.append(f"using Twin{name} = {name}{of};")
+        lines.append(f'static_assert(sizeof(Twin{name}) == {ctypes.sizeof(one)}, "{name}");')
+        for field, *_ in one._fields_:
+            place, twin = getattr(one, field), f"Twin{name}"
+            lines.append(
+                f"static_assert(offsetof({twin}, {field}) == {place.offset} && "
+                f'sizeof({twin}::{field}) == {place.size}, "{name}.{field}");'
+            )
+    assert len(found) == 9
+    source = tmp_path / "twins.cpp"
+    source.write_text("\n".join(lines))
+    done = subprocess.run(
+        [compiler, "-std=c++17", "-fsyntax-only", "-w", f"-I{compiling.SOURCES}", str(source)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr

@@ -103,7 +103,7 @@ inline void attend_shared(const Layer& layer, const Pass& pass, const Team::Turn
 
 void run_layer(const Layer& layer, const Pass& pass, const bfloat16* rows, bfloat16* out, int threads) {
     const Team::Turn turn(threads);
-    const int64_t hidden = layer.down.width, width = layer.down.in;
+    const int64_t hidden = layer.down.width, width = layer.down.size;
     normalise_shared(pass, rows, layer.before_attention, hidden, turn);
     multiply_shared(pass, layer.projected, nullptr, pass.products, turn);
     attend_shared(layer, pass, turn);

@@ -62,7 +62,7 @@ inline void add_part(const W& numbers, const uint8_t* from, int64_t panel_bytes,
 // the panels are.
 template <typename W, int COUNT, int PANELS, typename T>
 ONCE void block(const Product<T>& of, const W& numbers, int64_t row, int64_t panel) {
-    const int64_t in = of.by->in, bytes = in / W::STEP * W::BYTES;
+    const int64_t in = of.by->size, bytes = in / W::STEP * W::BYTES;
     const int64_t each = W::HAS_SCALES ? of.by->each : in, blocks = in / each;
     const float* __restrict rows = of.wide + row * in;
     const uint8_t* __restrict from = of.by->panels + panel * bytes;
@@ -113,7 +113,7 @@ ONCE void add_widened(const float* __restrict numbers, const float* __restrict r
 // As `block`, with the same bits, for the rows from `first` to before `last`, which share what is widened.
 template <typename T>
 void multiply_crowd(const Product<T>& of, const Four& numbers, int64_t first, int64_t last, int64_t panel) {
-    const int64_t in = of.by->in, each = of.by->each, blocks = in / each;
+    const int64_t in = of.by->size, each = of.by->each, blocks = in / each;
     const uint8_t* from = of.by->panels + panel * in / Four::STEP * Four::BYTES;
     alignas(64) float wide[DEPTH * PANEL], total[CROWD * PANEL];
     std::memset(total, 0, (last - first) * PANEL * sizeof(float));
@@ -213,7 +213,7 @@ inline void multiply_chunk(const Product<T>& of, int64_t chunk) {
 
 template <typename T>
 void multiply_all(const Product<T>& of, int threads) {
-    const int64_t in = of.by->in, count = chunks(of.by->width);
+    const int64_t in = of.by->size, count = chunks(of.by->width);
     const auto spread_row = [&](int64_t row) { spread(of.rows + row * in, in, lane(of.wide, row, of.count, in), 0); };
     if (of.count <= FEW) {
         const Team::Turn turn(threads);

@@ -5,15 +5,15 @@
 
 namespace {
 
-// A weight [width, in], plus a bias where there is one, in panels of PANEL outputs. Without scales the numbers are bfloat16,
+// A weight [width, size], plus a bias where there is one, in panels of PANEL outputs. Without scales the numbers are bfloat16,
 // as `Half` reads them. With scales a number is a code times a scale that `each` codes of an output share: a code is an
 // integer of 8 bits, as `Eight` reads it, or with a table the place of an integer in the table, as `Four` reads it.
 struct Weight {
     const uint8_t* panels;
-    const float* scales;  // [panels, in / each, PANEL]
+    const float* scales;  // [panels, size / each, PANEL]
     const uint8_t* table;
     const void* bias;
-    int64_t in, width, each;
+    int64_t size, width, each;
 };
 
 // Numbers of bfloat16: those of the first half of a panel, each beside one of the second half.
