@@ -55,10 +55,11 @@ def write(
     split: int = 0,
     seed: int = 0,
     layers: int = 1,
+    last: str = END,
     **values: Any,
 ) -> Path:
     """Write a model file. With `split`, write several files with `split` tensors each. `kind` is counting, random or
-    encoder.
+    encoder. `last` is the token that the counting model writes after its last word.
 
     `values` are further strings for the header. `__` in a name stands for `.`.
     """
@@ -72,7 +73,8 @@ def write(
     if kind == "encoder":
         tensors = _encoder(writer, random, context)
     else:
-        tensors = _decoder(writer, random, context, kind == "counting", layers)
+        last = last if kind == "counting" else ""
+        tensors = _decoder(writer, random, context, last, layers)
         if template is not None:
             writer.add_chat_template(template)
     for name, values_ in tensors:
@@ -102,7 +104,7 @@ def vocabulary() -> list[tuple[str, float, TokenType]]:
 
 
 def _decoder(
-    writer: GGUFWriter, random: np.random.Generator, context: int, is_counting: bool, layers: int
+    writer: GGUFWriter, random: np.random.Generator, context: int, last: str, layers: int
 ) -> Iterator[tuple[str, np.ndarray]]:
     tokens = vocabulary()
     texts = [text for text, _, _ in tokens]
@@ -123,21 +125,21 @@ def _decoder(
     writer.add_add_bos_token(True)
     embedding = _normal(random, len(tokens), WIDTH)
     output = _normal(random, len(tokens), WIDTH)
-    if is_counting:
+    if last:
         embedding = np.eye(len(tokens), WIDTH, dtype=np.float32)
-        output = _table(ids)
+        output = _table(ids, last)
     yield "token_embd.weight", embedding
     for i in range(layers):
-        yield from _block(f"blk.{i}.", random, is_counting)
+        yield from _block(f"blk.{i}.", random, bool(last))
     yield "output_norm.weight", np.ones(WIDTH, np.float32)
     yield "output.weight", output
 
 
-def _table(ids: dict[str, int]) -> np.ndarray:
+def _table(ids: dict[str, int], last: str) -> np.ndarray:
     """Output weights [tokens, width]. After token t, they make the token that follows t the most probable."""
     chain = [ids[f"{_BLANK}{word}"] for word in WORDS]
     following = dict.fromkeys(range(len(ids)), chain[0])
-    following.update(zip(chain, [*chain[1:], ids[END]], strict=True))
+    following.update(zip(chain, [*chain[1:], ids[last]], strict=True))
     table = np.zeros((len(ids), WIDTH), np.float32)
     for token, follower in following.items():
         # RMS normalisation scales a one-hot vector to the length sqrt(width)

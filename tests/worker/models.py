@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import (
     CONFIG_MAPPING,
     AutoModelForCausalLM,
@@ -181,4 +183,50 @@ def save(variant: str, folder: Path, *, dtype: torch.dtype = torch.float32, **mo
     model.generation_config = GenerationConfig(bos_token_id=0, eos_token_id=1)
     model.save_pretrained(folder)
     tokenizer().save_pretrained(folder)
+    return folder
+
+
+def sentence_pieces() -> PreTrainedTokenizerFast:
+    """A tokenizer as Llama 2 has one: it puts a blank before every text, and its decoder strips a blank at the beginning
+    of what it decodes. Bytes stand for characters without a token, and `<end>` is special without being the EOS."""
+    special = ["<bos>", "<eos>", "<end>", "<unk>"]
+    merges = [("o", "n"), ("on", "e"), ("▁", "one"), ("t", "w"), ("tw", "o"), ("▁", "two")]
+    merges += [("t", "h"), ("th", "r"), ("thr", "e"), ("thre", "e"), ("▁", "three")]
+    tokens = [*special, *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *"abcdefhinorstw.,"]
+    tokens += [first + second for first, second in merges]
+    vocabulary = {token: place for place, token in enumerate(dict.fromkeys(tokens))}
+    core = Tokenizer(models.BPE(vocabulary, merges, unk_token="<unk>", byte_fallback=True))
+    core.normalizer = normalizers.Sequence(  # type: ignore[assignment]
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    core.decoder = decoders.Sequence(  # type: ignore[assignment]
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    core.add_special_tokens(special)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core, bos_token="<bos>", eos_token="<eos>", unk_token="<unk>"
+    )
+
+
+def save_chain(
+    folder: Path, tokenizer: PreTrainedTokenizerFast, follows: Mapping[str, str]
+) -> Path:
+    """A checkpoint that writes after each of these tokens the one that follows it."""
+    save("llama", folder, hidden_size=64)
+    tokenizer.save_pretrained(folder)
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    for name, tensor in tensors.items():
+        if name.endswith(("o_proj.weight", "down_proj.weight", "lm_head.weight")):
+            tensor.zero_()
+    embedding = torch.nn.functional.normalize(tensors["model.embed_tokens.weight"])
+    for first, second in follows.items():
+        one, other = tokenizer.convert_tokens_to_ids([first, second])
+        tensors["lm_head.weight"][other] += 4 * embedding[one]
+    save_file(tensors, file, metadata={"format": "pt"})
     return folder

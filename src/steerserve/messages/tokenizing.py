@@ -8,12 +8,15 @@ from steerserve.rules.text_offsets import BROKEN
 
 
 class Spelling(msgspec.Struct, frozen=True, array_like=True):
-    """A text and its tokens: their ids, the text of each token, and the character of `text` at which each begins."""
+    """A text and its tokens: their ids, the text of each token, and the character of `text` at which each begins. `bos`
+    and `eos` are the tokens that the tokenizer names as the beginning and the end of a text."""
 
     text: str
     ids: list[int]
     pieces: list[str]
     offsets: list[int]
+    bos: int | None = None
+    eos: int | None = None
 
 
 def tokens_of(spelling: Spelling, start: int, end: int) -> tuple[int, int]:

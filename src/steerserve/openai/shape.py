@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 
 import msgspec
+from msgspec.structs import replace
 
 from steerserve.control.inference.generate import (
     Distribution,
@@ -22,7 +23,7 @@ from steerserve.control.inference.generate import (
 from steerserve.rules.inference.activations import labelled
 from steerserve.rules.inference.intent import GenerateIntent, ScoreIntent
 from steerserve.rules.steering.account import Listed
-from steerserve.rules.text_offsets import text_offsets
+from steerserve.rules.text_offsets import place_tokens
 
 NOTE = "the last sampled token has no activation: no forward pass reads it"
 UNSTEERED = "unsteered"
@@ -105,11 +106,12 @@ class AnswerShape:
             top = [_described(score, intent) for score in scored.top[: intent.top]]
             return {"content": [{**_described(scored.best, intent), "top_logprobs": top}]}
         prompt = _prompt_text(scored, intent)
-        told: list[TokenScore | PromptToken] = [*scored.prompt]
+        texts, offsets = place_tokens(prompt, [token.text for token in scored.prompt])
+        placed = [_as_in_text(*one) for one in zip(scored.prompt, texts, strict=True)]
+        told: list[TokenScore | PromptToken] = [*placed]
         tops: list[dict[str, float] | None] = [
-            None if token.logprob is None else _listed(token.top, intent) for token in scored.prompt
+            None if token.logprob is None else _listed(token.top, intent) for token in placed
         ]
-        offsets = text_offsets(prompt, [token.text for token in scored.prompt])
         if intent.max_tokens:
             told.append(scored.best)
             tops.append(_listed(scored.top, intent))
@@ -153,13 +155,18 @@ def logprobs(choices: Sequence[AnswerChoice]) -> list[dict[str, object]]:
         {
             **({"choice": index} if len(choices) > 1 else {}),
             "token_id": one.token,
-            "token": one.text,
-            **({"steered": _distribution(one.steered)} if one.steered is not None else {}),
-            **({"plain": _distribution(one.plain)} if one.plain is not None else {}),
+            "token": text,
+            **({"steered": _distribution(one.steered, one.text, text)} if one.steered else {}),
+            **({"plain": _distribution(one.plain, one.text, text)} if one.plain else {}),
         }
         for index, choice in enumerate(choices)
-        for one in choice.written
+        for one, text in zip(choice.written, _texts(choice), strict=True)
     ]
+
+
+def _texts(choice: AnswerChoice) -> list[str]:
+    """The text of each token that was written, as the answer has it."""
+    return place_tokens("".join(choice.text), [one.text for one in choice.written])[0]
 
 
 def readings(
@@ -180,10 +187,12 @@ def readings(
     ]
 
 
-def _distribution(one: Distribution) -> dict[str, object]:
+def _distribution(one: Distribution, whole: str, text: str) -> dict[str, object]:
+    """The distribution at the place of a token, which is `whole` inside a text and is `text` in the answer."""
+    top = _without_blanks(one.top) if whole == " " + text else one.top
     return {
         "logprob": one.logprob,
-        "top": [{"token_id": t.token, "token": t.text, "logprob": t.logprob} for t in one.top],
+        "top": [{"token_id": t.token, "token": t.text, "logprob": t.logprob} for t in top],
     }
 
 
@@ -246,6 +255,17 @@ def _prompt_text(scored: Scored, intent: ScoreIntent) -> str:
     """The text of a prompt that is no conversation."""
     prompt = intent.prompts[scored.choice]
     return prompt if isinstance(prompt, str) else scored.prompt_text
+
+
+def _as_in_text(token: PromptToken, text: str) -> PromptToken:
+    """A token with the text that it has in its prompt. Where the prompt begins without the blank of the token, the
+    other tokens at its place have no blank either."""
+    top = _without_blanks(token.top) if token.text == " " + text else token.top
+    return replace(token, text=text, top=top)
+
+
+def _without_blanks(scores: Sequence[TokenScore]) -> list[TokenScore]:
+    return [replace(one, text=one.text.removeprefix(" ")) for one in scores]
 
 
 def _listed(top: Sequence[TokenScore], intent: ScoreIntent) -> dict[str, float]:

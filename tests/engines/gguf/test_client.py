@@ -156,6 +156,23 @@ async def test_a_stop_string_cuts_where_it_begins(
     assert not await busy_slots(engine)
 
 
+async def test_a_stop_string_may_have_special_tokens_that_do_not_end_the_text_by_themselves(
+    write: Write,
+) -> None:
+    begin = "<|im_start|>"
+    async with loaded(write(last=begin)) as (engine, _):
+        for stops, text, tokens in (
+            ([begin], " twenty", 2),
+            ([f"twenty{begin}"], " ", 2),
+            ([f"{begin} one two"], " twenty", 4),
+            ([f"{begin}nothing"], " twenty one two three", 5),
+            (["twenty one"], " ", 3),
+        ):
+            stopped = "length" if tokens == 5 else "stop"
+            asked = ask(engine, "nineteen", stops=stops, max_tokens=5)
+            assert await answer(asked) == (text, stopped, tokens), stops
+
+
 async def test_several_prompts_are_choices_by_their_place(engine: GgufEngine) -> None:
     words = "one two three four five six seven eight nine ten".split()
     prompts, found = await answers(ask(engine, *words, max_tokens=3))

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 
+from steerserve.messages.stops import StopStrings
 from steerserve.worker.rows.text import HELD_MAXIMUM, TextStream
 from tests.worker.models import tokenizer
 
@@ -231,3 +232,33 @@ def test_a_stop_string_in_the_prompt_does_not_end_the_text() -> None:
     pieces, is_stopped = stream(merged("op now"), ["stop"], prompt=merged("please st"))
     assert "".join(pieces) == "op now"
     assert not is_stopped
+
+
+@quick
+@given(
+    st.lists(st.tuples(st.text(st.sampled_from("ab"), max_size=3), st.booleans()), max_size=8),
+    st.lists(st.text(st.sampled_from("abX"), min_size=1, max_size=4), max_size=3),
+)
+def test_a_stop_string_is_found_in_the_shown_text_and_in_the_text_with_hidden_tokens(
+    parts: list[tuple[str, bool]], stops: list[str]
+) -> None:
+    """`X` is the text of a hidden token, which may stand behind each part."""
+    found, told, stopped, shown = StopStrings(stops), "", False, ""
+    for part, is_followed in parts:
+        for new in (part, "X" if is_followed else ""):
+            if stopped:
+                break
+            told += found.push(new, is_hidden=new == "X")
+            shown += new
+            stopped = found.is_stopped
+            plain = shown.replace("X", "")
+            cuts = [plain.find(stop) for stop in stops if stop in plain]
+            cuts += [
+                len(shown[: shown.find(stop)].replace("X", "")) for stop in stops if stop in shown
+            ]
+            assert stopped == bool(cuts)
+            assert plain.startswith(told)
+            if stopped:
+                assert told == plain[: min(cuts)]
+    if not stopped:
+        assert told + found.finish() == shown.replace("X", "")

@@ -55,7 +55,7 @@ from steerserve.messages.tokenizing import Spelling
 from steerserve.rules import clients
 from steerserve.rules.models.gguf_header import Header
 from steerserve.rules.residency.heartbeat import SIGN_SECONDS
-from steerserve.rules.text_offsets import text_offsets
+from steerserve.rules.text_offsets import BROKEN, place_tokens
 
 __all__ = ["GgufEngine", "LlamaLauncher", "Options"]
 
@@ -256,7 +256,8 @@ class GgufEngine(Engine):
             raise await self._lost() from None
         pieces = [piece for _, piece in named]
         ids = [token for token, _ in named]
-        return Spelling(text.text, ids, pieces, text_offsets(text.text, pieces))
+        ends = opened.header.bos_id, opened.header.eos_id
+        return Spelling(text.text, ids, *place_tokens(text.text, pieces), *ends)
 
     async def _read_back(self, ids: list[int]) -> Spelling:
         opened = self._serving()
@@ -269,7 +270,8 @@ class GgufEngine(Engine):
         except Lost:
             raise await self._lost() from None
         pieces = [by_id[token] for token in ids]
-        return Spelling(text, ids, pieces, text_offsets(text, pieces))
+        ends = opened.header.bos_id, opened.header.eos_id
+        return Spelling(text, ids, *place_tokens(text, pieces), *ends)
 
     # ------------------------------------------------------------- inside
 
@@ -321,6 +323,7 @@ class GgufEngine(Engine):
         """A row for each prompt, with its tokens."""
         rows = []
         try:
+            stop_tokens = await self._texts_of_tokens(opened, sampling.stops)
             for index, made in enumerate(await self._made(opened.header, request.prompts)):
                 check_ids(made, opened.header.vocabulary, "INVALID_PARAMETER")
                 with NamedPrompt(request.prompts, index, request.field):
@@ -329,7 +332,7 @@ class GgufEngine(Engine):
                         why = "the prompt has no tokens"
                         raise Refusal("INVALID_PARAMETER", why, param="prompt")
                     limit = max_tokens(sampling, len(tokens), context)
-                rows.append(LlamaRow(index, tokens, limit, sampling.stops))
+                rows.append(LlamaRow(index, tokens, limit, sampling.stops, stop_tokens))
         except Lost:
             raise await self._lost() from None
         except Refusal:
@@ -346,6 +349,14 @@ class GgufEngine(Engine):
         check_length(prompt, opened.header.longest_token, context, wanted)
         with self._life.tokenizing():
             return await opened.server.tokenize(prompt.text, special=prompt.special)
+
+    async def _texts_of_tokens(self, opened: Opened, texts: Sequence[str]) -> dict[int, str]:
+        """The tokens of these texts with their own texts, without those that have only a part of a character."""
+        found: dict[int, str] = {}
+        for text in texts:
+            with self._life.tokenizing():
+                found.update(await opened.server.pieces(text, special=False))
+        return {token: piece for token, piece in found.items() if BROKEN not in piece}
 
     async def _made(
         self, header: Header, prompts: Sequence[m.Prompt]
@@ -395,7 +406,7 @@ class GgufEngine(Engine):
                         self._life.progressed(work, chunk)
                         cached += chunk.tokens
                         is_over = chunk.finish is not None
-                        piece = piece_of(stops, chunk, number, row.choice)
+                        piece = piece_of(stops, chunk, number, row)
                         if piece.text or piece.finish:
                             events.put_nowait(piece)
                         if piece.finish or not row.is_wanted:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -18,13 +18,14 @@ Events = asyncio.Queue[m.Outcome | Exception]
 
 @dataclass(slots=True, eq=False)
 class LlamaRow:
-    """One completion or one text to embed: its prompt's tokens, its most new tokens, whether a client still waits for
-    it, and whether its request yields to others."""
+    """One completion or one text to embed: its prompt's tokens, its most new tokens, its stop strings with the texts of
+    their tokens, whether a client still waits for it, and whether its request yields to others."""
 
     choice: int
     tokens: list[int]
     max_tokens: int
     stops: Sequence[str]
+    stop_tokens: Mapping[int, str]
     is_wanted: bool = True
     is_sent: bool = False
     yields: bool = False
@@ -47,14 +48,19 @@ async def until_finished(events: Events, choices: int) -> AsyncGenerator[m.Outco
         yield event
 
 
-def piece_of(stops: StopStrings, chunk: Chunk, number: int, choice: int) -> m.Piece:
-    """The piece of a choice whose text is certain after one more chunk."""
+def piece_of(stops: StopStrings, chunk: Chunk, number: int, row: LlamaRow) -> m.Piece:
+    """The piece of a choice whose text is certain after one more chunk. A special token has no text in its chunk, and
+    ends the choice where a stop string has it."""
     text = stops.push(chunk.text)
+    if not chunk.text:
+        for token in chunk.tokens:
+            if token in row.stop_tokens:
+                text += stops.push(row.stop_tokens[token], is_hidden=True)
     if stops.is_stopped:
-        return m.Piece(number, choice, text, chunk.count, "stop")
+        return m.Piece(number, row.choice, text, chunk.count, "stop")
     if chunk.finish is not None:
         text += stops.finish()
-    return m.Piece(number, choice, text, chunk.count, chunk.finish)
+    return m.Piece(number, row.choice, text, chunk.count, chunk.finish)
 
 
 def refuse_unhonoured(request: m.Generation) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -10,6 +10,7 @@ import torch
 from steerserve import messages as m
 from steerserve.errors import Refusal
 from steerserve.messages.prompts import NamedPrompt, check_ids, max_tokens
+from steerserve.messages.stops import stopping_tokens
 from steerserve.rules.inference import activations
 from steerserve.rules.saes.sites import RESID_POST
 from steerserve.rules.steering.edits import Edit
@@ -50,6 +51,8 @@ def rows_of(
             may have too many log-probabilities.
     """
     rows: list[BatchRow] = []
+    stops = command.sampling.stops
+    hidden = stopping_tokens(stops, model.hidden_texts) if stops else {}
     for index, prompt in enumerate(command.prompts):
         plan = command.plans[index] if command.plans else command.plan
         check_ids(prompt, model.input_vocabulary, "INVALID_PARAMETER")
@@ -57,7 +60,7 @@ def rows_of(
             ids = _ids(prompt, model, "INVALID_PARAMETER")
             limit = max_tokens(command.sampling, len(ids), context)
             for i in range(command.n):
-                goal = _writing(command, model, i, ids, constrain)
+                goal = _writing(command, model, i, ids, constrain, hidden)
                 row = BatchRow(command.id, index * command.n + i, ids, plan, goal, limit)
                 row.steering = _steering(row, prompt, model, command.counted, command.readings)
                 row.where = where
@@ -107,7 +110,12 @@ def scoring_rows(command: m.Score, model: Checkpoint, context: int) -> list[Batc
             max_tokens(m.Sampling(max_tokens=echo.max_tokens if echo else 1), len(ids), context)
             _check_echo(echo, ids, model)
             goal = Scoring(
-                command.temperature, command.top, allowed, model.decode_token, echo is not None
+                command.temperature,
+                command.top,
+                allowed,
+                model.decode_token,
+                model.decode_next(ids),
+                echo is not None,
             )
             if prompt.place is not None:
                 goal.prompt_text = model.decode(ids, skip_special=False)
@@ -383,6 +391,7 @@ def _writing(
     repeat: int,
     ids: list[int],
     constrain: Callable[[], RowConstraint] | None,
+    hidden: Mapping[int, str],
 ) -> Writing:
     wanted, seen = command.sampling, None
     if wanted.repetition_penalty != 1.0:
@@ -396,7 +405,7 @@ def _writing(
         sampling.generator(wanted.seed, repeat),
         seen,
     )
-    text = TextStream(model.decode, ids, wanted.stops)
+    text = TextStream(model.decode, ids, wanted.stops, hidden)
     written: Written | Diverging | None = None
     if command.logprobs is not None:
         written = Written(command.logprobs, model.decode_token)

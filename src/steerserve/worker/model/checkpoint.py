@@ -5,8 +5,9 @@ It owns the model, its tokenizer and its masks; it knows nothing of requests, sa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,11 +27,13 @@ from steerserve.worker.model.attention import SLIDING, PartedAttention
 from steerserve.worker.model.kv import CacheSlot, KvCache
 from steerserve.worker.model.plain import PlainPasses, beat_per_layer
 from steerserve.worker.model.transformer import (
+    CONTEXT_TOKENS,
     Report,
     Transformer,
     configuration,
     decode,
     special_tokens,
+    token_text,
 )
 
 log = structlog.get_logger(__name__)
@@ -114,11 +117,24 @@ class Checkpoint(Transformer):
         return decode(self.tokenizer, ids, skip_special=skip_special)
 
     def decode_token(self, token: int) -> str:
-        """The text of one token, even of a special one; empty for an id that the tokenizer does not know."""
+        """The text of a token inside a text, even of a special one; empty for an id that the tokenizer does not
+        know."""
         text = self._texts.get(token)
         if text is None:
-            text = self._texts[token] = str(self.tokenizer.decode([token]))
+            text = self._texts[token] = token_text(self.tokenizer, token)
         return text
+
+    def decode_next(self, prompt: Sequence[int]) -> Callable[[int], str]:
+        """Decodes the token that follows a prompt, as the first piece of its answer has it."""
+        if self.decode(prompt[-CONTEXT_TOKENS:]):
+            return self.decode_token
+        return lambda token: self.decode([token], skip_special=False)
+
+    @cached_property
+    def hidden_texts(self) -> dict[int, str]:
+        """The texts of the special tokens that no answer shows."""
+        hidden = (token for token in self.special_tokens if not self.decode([token, token]))
+        return {token: self.decode_token(token) for token in hidden}
 
     # ------------------------------------------------------------- passes
 

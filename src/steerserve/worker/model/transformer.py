@@ -21,6 +21,7 @@ from transformers.models.auto.auto_factory import _BaseAutoModelClass
 
 from steerserve.errors import Refusal
 from steerserve.messages import LOADING_WEIGHTS
+from steerserve.rules.text_offsets import BROKEN
 from steerserve.worker import memory
 from steerserve.worker.heartbeat import Pulse
 from steerserve.worker.model import coded, forwards, packing, placement, precision
@@ -33,6 +34,9 @@ PREPARATION_BYTES = 3 << 30
 
 _SCALES_DEPTH = 3
 """How deep the scales of a quantized parameter may lie within its fields."""
+
+CONTEXT_TOKENS = 5
+"""The tokens of a prompt that are decoded with its answer: the text of a token depends on the text before it."""
 
 WEIGHTS = ("*.safetensors", "*.bin")
 LINE_CHARACTERS = 200
@@ -152,6 +156,18 @@ def decode(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], *, skip_speci
     backend = getattr(tokenizer, "backend_tokenizer", None)
     read = tokenizer.decode if backend is None else backend.decode
     return str(read(list(ids), skip_special_tokens=skip_special))
+
+
+def token_text(tokenizer: PreTrainedTokenizerBase, token: int) -> str:
+    """The text of a token inside a text, even of a special token; empty for an id that the tokenizer does not know.
+
+    The token is decoded after itself, because some tokenizers leave out the blank with which the tokens that they
+    decode begin.
+    """
+    alone = decode(tokenizer, [token], skip_special=False)
+    if BROKEN in alone:
+        return alone  # two of them may be a character
+    return decode(tokenizer, [token, token], skip_special=False)[len(alone) :]
 
 
 def special_tokens(tokenizer: PreTrainedTokenizerBase, ends: frozenset[int]) -> frozenset[int]:

@@ -21,9 +21,15 @@ from transformers.utils import logging as transformers_logging
 
 from steerserve.messages import LENGTH
 from steerserve.messages.tokenizing import Spelling, TextAnswer, TextQuestion
-from steerserve.rules.text_offsets import span_offsets, text_offsets
+from steerserve.rules.text_offsets import place_tokens, span_offsets
 from steerserve.worker import memory
-from steerserve.worker.model.transformer import decode, described_error, encode, open_tokenizer
+from steerserve.worker.model.transformer import (
+    decode,
+    described_error,
+    encode,
+    open_tokenizer,
+    token_text,
+)
 
 MEMORY_BYTES = 3 << 30
 """The memory that the process may take: for the tokenizer, and for the tokens of the prompts of one request."""
@@ -84,10 +90,10 @@ def _spelled(tokenizer: PreTrainedTokenizerBase, text: str, special: bool) -> Sp
         text, add_special_tokens=special, return_offsets_mapping=is_fast, verbose=False
     )
     ids = list(made["input_ids"])
-    pieces = [str(tokenizer.decode([token])) for token in ids]
+    pieces, offsets = place_tokens(text, _texts(tokenizer, ids))
     if is_fast:
-        return Spelling(text, ids, pieces, span_offsets(text, made["offset_mapping"]))
-    return Spelling(text, ids, pieces, text_offsets(text, pieces))
+        offsets = span_offsets(text, made["offset_mapping"])
+    return Spelling(text, ids, pieces, offsets, tokenizer.bos_token_id, tokenizer.eos_token_id)
 
 
 def _read_back(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> TextAnswer:
@@ -96,8 +102,15 @@ def _read_back(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> TextAnswer
     if max(ids) >= size:
         return TextAnswer(outside=size)
     text = decode(tokenizer, ids, skip_special=False)
-    pieces = [str(tokenizer.decode([token])) for token in ids]
-    return TextAnswer(spelling=Spelling(text, ids, pieces, text_offsets(text, pieces)))
+    placed = place_tokens(text, _texts(tokenizer, ids))
+    ends = tokenizer.bos_token_id, tokenizer.eos_token_id
+    return TextAnswer(spelling=Spelling(text, ids, *placed, *ends))
+
+
+def _texts(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> list[str]:
+    """The text of each of these tokens inside a text."""
+    known = {token: token_text(tokenizer, token) for token in set(ids)}
+    return [known[token] for token in ids]
 
 
 def _decode_all(tokenizer: PreTrainedTokenizerBase) -> None:

@@ -68,12 +68,13 @@ class Scoring:
     """Scores the next token among candidates: the tokens `allowed` [k], or the whole vocabulary. All allowed tokens are
     listed, or the `top` most probable of the vocabulary; none where `top` is None. With `is_echoed` the tokens of the
     prompt are scored too, and `prompt` has the scores so far. `prompt_text` is the text of a prompt that came as token
-    ids."""
+    ids. `text_of` decodes tokens of the prompt, and `next_text_of` the token after it."""
 
     temperature: float
     top: int | None
     allowed: Tensor | None
     text_of: Callable[[int], str]
+    next_text_of: Callable[[int], str]
     is_echoed: bool = False
     prompt: list[PromptToken] = field(default_factory=list)
     prompt_text: str = ""
@@ -142,7 +143,7 @@ class Scoring:
     def _described(self, places: Tensor, logprobs: Tensor) -> list[TokenScore]:
         tokens = places if self.allowed is None else self.allowed[places]
         return [
-            TokenScore(token, self.text_of(token), logprob)
+            TokenScore(token, self.next_text_of(token), logprob)
             for token, logprob in zip(tokens.tolist(), logprobs[places].tolist(), strict=True)
         ]
 
@@ -195,7 +196,7 @@ def reread(row: BatchRow, held: list[Ending]) -> BatchRow | None:
     written = row.goal.written
     if not written.needs_plain:
         return None
-    goal = Rereading(1.0, None, None, str, is_echoed=True, written=written, held=list(held))
+    goal = Rereading(1.0, None, None, str, str, is_echoed=True, written=written, held=list(held))
     # a choice of its own, because the observers know the finished row by its name
     name = row.request, -1 - row.choice
     return BatchRow(

@@ -20,6 +20,7 @@ from steerserve.rules.steering.edits import (
 )
 from steerserve.rules.steering.positions import Positions, PromptFacts, Span
 from steerserve.rules.steering.vector import Direction
+from steerserve.worker.model.transformer import CONTEXT_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,10 +181,18 @@ class RowSteering:
         while upto < index and not is_found:
             upto += 1
             # a character may be cut into four tokens
-            tail = self._out[max(0, upto - 4 * len(text) - 8) : upto + 1]
-            is_found = text in self._facts.decode(list(tail))
+            first = max(0, upto - 4 * len(text) - 8)
+            is_found = text in self._answer(first, upto + 1)
         self._written[text] = upto, is_found
         return is_found and index >= upto
+
+    def _answer(self, first: int, end: int) -> str:
+        """The text of the tokens [first, end) of the answer. The text at its beginning follows the prompt."""
+        out, decode = list(self._out[first:end]), self._facts.decode
+        if first:
+            return decode(out)
+        before = list(self._prompt[-CONTEXT_TOKENS:])
+        return decode(before + out)[len(decode(before)) :]
 
     # ------------------------------------------------------------- conditions
 

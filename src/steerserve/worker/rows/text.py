@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 from steerserve.messages.stops import StopStrings
+from steerserve.worker.model.transformer import CONTEXT_TOKENS
 
 INCOMPLETE = "\ufffd"
-CONTEXT_TOKENS = 5
 HELD_MAXIMUM = 8
 CHARACTER_TOKENS = 4
 """The most tokens of one character: one for each byte."""
@@ -20,15 +21,22 @@ class TextStream:
 
     The last tokens of the prompt are decoded together with the completion, so that a tokenizer that drops a leading
     blank keeps the blank between prompt and completion. The joined pieces are the whole text, even where tokens cut a
-    character.
+    character. `hidden` has the texts of tokens that end the text with a stop string, but are never shown.
     """
 
-    def __init__(self, decode: Decode, prompt: Sequence[int], stops: Sequence[str]) -> None:
+    def __init__(
+        self,
+        decode: Decode,
+        prompt: Sequence[int],
+        stops: Sequence[str],
+        hidden: Mapping[int, str] = MappingProxyType({}),
+    ) -> None:
         self._decode = decode
         self._ids = list(prompt[-CONTEXT_TOKENS:])
         self._from = 0
         self._read = len(self._ids)
         self._stops = StopStrings(stops)
+        self._hidden = hidden
 
     @property
     def is_stopped(self) -> bool:
@@ -37,6 +45,8 @@ class TextStream:
 
     def push(self, token: int) -> str:
         """The text that is certain after one more token. Sets `is_stopped` when a stop string was completed."""
+        if token in self._hidden:
+            return self._stops.push(self._hidden[token], is_hidden=True)
         self._ids.append(token)
         before = self._decode(self._ids[self._from : self._read])
         after = self._decode(self._ids[self._from :])
@@ -47,6 +57,10 @@ class TextStream:
             # a long run of broken bytes: send it, except for the last ones, which may still become a character
             upto -= CHARACTER_TOKENS - 1
             after = self._decode(self._ids[self._from : upto])
+        elif after == before and not self._decode([token, token]):
+            # the text of the next token depends on the last token that has a text
+            self._ids.pop()
+            return ""
         self._from, self._read = self._read, upto
         return self._stops.push(after[len(before) :])
 
