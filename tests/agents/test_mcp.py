@@ -132,6 +132,64 @@ async def test_an_agent_finds_a_feature_and_steers_its_own_requests(sailing: Run
     assert sailing.data("GET", "/api/saes/steering")["values"] == {}
 
 
+async def test_a_score_counts_every_token_of_the_continuation(shared: Running) -> None:
+    """The border of text and continuation may fall into a token, which both have a part of."""
+
+    def summed(whole: str, words: int) -> float:
+        """The sum over the last tokens of a text, each of which is a word here."""
+        asked = {"max_tokens": 0, "logprobs": 1, "echo": True, "temperature": 0}
+        scored = shared.complete(whole, **asked)["choices"][0]["logprobs"]["token_logprobs"]
+        return sum(scored[-words:])
+
+    async with agent(shared.url) as one:
+        for text, continuation, words, shared_part in (
+            ("Once upon", " a time", 2, ""),
+            ("Once upon ", "a time", 2, " "),
+            ("Once upon a t", "ime", 1, " t"),
+            ("Once u", "pon a time", 3, " u"),
+            ("", "Once upon", 2, ""),
+            ("On", "ce upon", 2, "On"),
+            ("Once upon a time", " ☕ there", None, ""),
+        ):
+            told = await one.call("score", text=text, continuation=continuation)
+            assert told["text_scored"] == shared_part
+            written = "".join(token["text"] for token in told["tokens"])
+            if words is None:
+                assert written.endswith(" there")
+                words = len(told["tokens"])
+            else:
+                assert written == shared_part + continuation
+            assert told["logprob"] == pytest.approx(summed(text + continuation, words), abs=1e-4)
+        begun = [*STORY, {"role": "assistant", "content": "Once upon "}]
+        told = await one.call("score", messages=begun, continuation="a time")
+        assert [token["text"] for token in told["tokens"]] == [" a", " time"]
+        empty = await one.refusal("score", text="Once", continuation="")
+        assert empty["details"] == {"param": "continuation"}
+
+
+async def test_a_profile_is_named_by_its_id_or_its_name(sailing: Running) -> None:
+    made = sailing.data("POST", "/api/profiles", {"name": "at sea", "steering": {"90": 52.5}}, 201)
+    asked = {"prompt": "One day", "max_tokens": 8, "seed": 1}
+    score = {"text": "The boats came back to the", "continuation": " sea"}
+    try:
+        async with agent(sailing.url) as one:
+            for tool, fields in (("generate", asked), ("score", score)):
+                first, second = [
+                    await one.call(tool, **fields, profile=made[key]) for key in ("id", "name")
+                ]
+                assert first == second
+                assert first["steering_sources"] == [f"profile:{made['id']}"]
+                error = await one.refusal(tool, **fields, profile="nope")
+                assert (error["code"], error["details"]) == (
+                    "PROFILE_NOT_FOUND",
+                    {"param": "profile"},
+                )
+            sides = await one.call("compare", prompt="One day", profile=made["id"], max_tokens=4)
+            assert sides["sides"][1]["text"]
+    finally:
+        sailing.data("DELETE", f"/api/profiles/{made['id']}")
+
+
 async def test_a_refusal_is_an_error_of_the_tool_with_code_and_message(sailing: Running) -> None:
     async with agent(sailing.url) as one:
         error = await one.refusal("get_vector", vector="nope")
@@ -142,7 +200,7 @@ async def test_a_refusal_is_an_error_of_the_tool_with_code_and_message(sailing: 
         for arguments, told in (
             ({"prompt": "a", "steerng": {}}, "steerng"),
             ({"prompt": "a", "max_tokens": "many"}, "max_tokens"),
-            ({}, "give a text or messages"),
+            ({}, "give either prompt or messages"),
             ({"prompt": "a", "plain": True, "profile": "b"}, "give one of"),
         ):
             error = await one.refusal("generate", **arguments)

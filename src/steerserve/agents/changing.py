@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from steerserve.agents.reading import Layer, Message, SaeId, given
+from steerserve.agents.reading import Layer, Message, SaeId, found_profile, given
 from steerserve.client import AsyncClient
 from steerserve.client.faults import InvalidParameter, ProfileNotFound
 
@@ -80,12 +80,8 @@ class Changing:
         self, profile: Annotated[str, Field(description="Id or name of a saved profile.")]
     ) -> object:
         """Let a saved profile steer every request without steering of its own."""
-        for one in await self._client.profiles.list():
-            if profile in (one.id, one.name):
-                return await self._client.profiles.activate(one.id)
-        raise ProfileNotFound(
-            f"no profile has the id or the name {profile!r}", details={"param": "profile"}
-        )
+        found, _ = await found_profile(self._client, profile)
+        return await self._client.profiles.activate(found)
 
     async def deactivate_profile(self) -> object:
         """End the active profile, and clear its values."""

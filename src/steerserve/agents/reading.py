@@ -1,11 +1,20 @@
 """The tools that leave the service as it is. The docstring of a tool is its description for agents."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from steerserve.client import Answer, AsyncClient
-from steerserve.client.faults import InvalidParameter, ModelNotLoaded, SaeNotAttached
+from steerserve.client.faults import (
+    InvalidParameter,
+    ModelNotLoaded,
+    ProfileNotFound,
+    SaeNotAttached,
+)
+
+BROKEN = "\ufffd"
+"""Stands in the text of a token that has a part of a character."""
 
 Message = dict[str, object]
 """A message of a conversation: `role` and `content`."""
@@ -176,7 +185,7 @@ class Reading:
         own = self._own(steering, edits, profile, plain=plain)
         body = own | given(max_tokens=max_tokens, temperature=temperature, seed=seed)
         model = await self._model(profile)
-        asked = _either(prompt, messages)
+        asked = _either(prompt, messages, "prompt")
         if isinstance(asked, str):
             answer = await self._client.complete(asked, model=model, **body)
         else:
@@ -197,18 +206,27 @@ class Reading:
         top: Annotated[int, Field(ge=1, le=20)] = 1,
     ) -> dict[str, object]:
         """The log-probability (natural) of a continuation, in sum and for each token, with the `top` most probable
-        tokens at each place. Without steering of its own it is scored plain: the live steering has no effect."""
-        before = await self._ids(text, messages)
-        if text is None:
-            after = await self._client.tokenize(continuation, add_special_tokens=False)
-            whole = [*before, *after.ids]
+        tokens at each place. Without steering of its own it is scored plain: the live steering has no effect. The text
+        and the continuation are tokenized as one text, and every token with a character of the continuation is scored.
+        Where the text ends inside the first of these tokens, that token is scored whole, and `text_scored` has its part
+        of the text, which is otherwise empty."""
+        asked = _either(text, messages, "text")
+        if isinstance(asked, str):
+            made = await self._client.tokenize(asked + continuation)
         else:
-            whole = (await self._client.tokenize(text + continuation)).ids
+            made = await self._client.tokenize(messages=_continued(asked, continuation))
+        border = len(made.text) - len(continuation)
+        first, end = _tokens_from(border, made.text, made.pieces, made.offsets)
+        if first == end:
+            raise InvalidParameter("the continuation is empty", details={"param": "continuation"})
+        if first == 0:
+            told = f"the first token of a text, {made.pieces[0]!r}, has no log-probability: begin the text earlier"
+            raise InvalidParameter(told, details={"param": "text"})
         own = self._own(steering, edits, profile)
         if own or profile is not None:
             own["score_steered"] = True
         answer = await self._client.complete(
-            whole,
+            made.ids,
             model=await self._model(profile),
             max_tokens=0,
             temperature=0,
@@ -216,13 +234,10 @@ class Reading:
             echo=True,
             **own,
         )
-        scored = (answer.logprobs or [])[len(before) :]
-        if not scored:
-            raise InvalidParameter(
-                "the continuation has no token", details={"param": "continuation"}
-            )
+        scored = (answer.logprobs or [])[first:end]
         total = sum(one.logprob or 0.0 for one in scored)
-        return {"logprob": total, "tokens": scored} | _said(answer)
+        shared = made.text[made.offsets[first] : border]
+        return {"logprob": total, "tokens": scored, "text_scored": shared} | _said(answer)
 
     async def compare(
         self,
@@ -241,6 +256,9 @@ class Reading:
     ) -> object:
         """One prompt completed at several intensities of the same steering, side by side. Without steering of its own
         the live steering is compared."""
+        _either(prompt, messages, "prompt")
+        if profile is not None:
+            _, profile = await found_profile(self._client, profile)
         fields = given(
             prompt=prompt,
             messages=messages,
@@ -355,21 +373,23 @@ class Reading:
 
     async def _ids(self, text: str | None, messages: list[Message] | None) -> list[int]:
         """The tokens of a text with its special tokens, or of a conversation with the generation prompt."""
-        asked = _either(text, messages)
+        asked = _either(text, messages, "text")
         if isinstance(asked, str):
             return (await self._client.tokenize(asked)).ids
         return (await self._client.tokenize(messages=asked)).ids
 
     async def _model(self, profile: str | None) -> str:
-        """The name of the loaded model, with the profile that is asked for.
+        """The name of the loaded model, with the profile that is asked for by its id or its name.
 
         Raises:
-            ServiceError: no model is loaded.
+            ServiceError: no model is loaded, or there is no such profile.
         """
         loaded = (await self._client.health.detailed()).model_name
         if loaded is None:
             raise ModelNotLoaded("no model is loaded")
-        return loaded if profile is None else f"{loaded}@{profile}"
+        if profile is None:
+            return loaded
+        return f"{loaded}@{(await found_profile(self._client, profile))[1]}"
 
     @staticmethod
     def _own(
@@ -394,20 +414,69 @@ class Reading:
         return {}
 
 
+async def found_profile(client: AsyncClient, named: str) -> tuple[str, str]:
+    """The id and the name of the profile with this id or this name.
+
+    Raises:
+        ServiceError: there is none.
+    """
+    offset = 0
+    while listed := list(await client.profiles.list(offset=offset)):
+        for one in listed:
+            if named in (one.id, one.name):
+                return one.id, one.name
+        offset += len(listed)
+    raise ProfileNotFound(
+        f"no profile has the id or the name {named!r}", details={"param": "profile"}
+    )
+
+
 def given(**fields: object) -> dict[str, Any]:
     """The fields that are not None."""
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _either(text: str | None, messages: list[Message] | None) -> str | list[Message]:
-    """Raises:
-    ServiceError: both or none are given.
+def _either(text: str | None, messages: list[Message] | None, name: str) -> str | list[Message]:
+    """The text, which is the argument `name`, or the conversation.
+
+    Raises:
+        ServiceError: both or none are given.
     """
     if text is not None and messages is None:
         return text
     if messages is not None and text is None:
         return messages
-    raise InvalidParameter("give a text or messages, and not both")
+    raise InvalidParameter(f"give either {name} or messages", details={"param": name})
+
+
+def _continued(messages: list[Message], continuation: str) -> list[Message]:
+    """A conversation whose last message, of the assistant, goes on with the continuation."""
+    *before, last = messages or [{}]
+    if last.get("role") != "assistant":
+        return [*messages, {"role": "assistant", "content": continuation}]
+    said = last.get("content") or ""
+    if isinstance(said, str):
+        return [*before, {**last, "content": said + continuation}]
+    raise InvalidParameter(
+        "the content of the message that is continued must be a text", details={"param": "messages"}
+    )
+
+
+def _tokens_from(
+    start: int, text: str, pieces: Sequence[str], offsets: Sequence[int]
+) -> tuple[int, int]:
+    """The tokens [first, end) that have a character of the text from `start` on. Tokens with a part of a character each
+    have that character."""
+    having: list[int] = []
+    ends = after = len(text)  # where the next token begins, and the next one that begins later
+    for at in reversed(range(len(offsets))):
+        begins = offsets[at]
+        if begins < ends:
+            after = ends
+        if max(begins, start) < (after if BROKEN in pieces[at] else ends):
+            having.append(at)
+        ends = begins
+    return (having[-1], having[0] + 1) if having else (0, 0)
 
 
 def _said(answer: Answer) -> dict[str, object]:
