@@ -37,6 +37,11 @@ class Request:
     prompts: Sequence[Prompt]
 
     @property
+    def client(self) -> str:
+        """The client whose request it is."""
+        return ""
+
+    @property
     def rows(self) -> int:
         """The choices of each prompt."""
         return 1

@@ -8,7 +8,7 @@ from steerserve.messages.values import Chat, Text
 
 
 class Spell(Question[Spelling], frozen=True, kw_only=True):
-    """The text of a prompt, of at most `longest` characters, with its tokens.
+    """The text of a prompt of a client, of at most `longest` characters, with its tokens.
 
     Refused with NO_CHAT_TEMPLATE, PAYLOAD_TOO_LARGE; INVALID_PARAMETER when the template or the tokenizer refuses the
     prompt.
@@ -16,6 +16,7 @@ class Spell(Question[Spelling], frozen=True, kw_only=True):
 
     prompt: Text | Chat
     longest: int
+    client: str = ""
 
 
 class ReadBack(Question[Spelling], frozen=True, kw_only=True):
@@ -23,3 +24,4 @@ class ReadBack(Question[Spelling], frozen=True, kw_only=True):
     vocabulary."""
 
     ids: list[int]
+    client: str = ""

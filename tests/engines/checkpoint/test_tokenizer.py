@@ -57,9 +57,11 @@ async def opened(folder: Path) -> AsyncIterator[TokenizerProcess]:
         await made.close()
 
 
-async def ids(made: TokenizerProcess, *texts: str, **fields: Any) -> list[list[int]]:
+async def ids(
+    made: TokenizerProcess, *texts: str, client: str = "a", **fields: Any
+) -> list[list[int]]:
     asked = [m.Text(text, **fields) for text in texts]
-    return [tokens.ids for tokens in await made.tokens(asked, CONTEXT, None, "prompt")]
+    return [tokens.ids for tokens in await made.tokens(asked, CONTEXT, None, "prompt", client)]
 
 
 async def refused(made: TokenizerProcess, *texts: str) -> Refusal:
@@ -74,7 +76,7 @@ async def test_texts_get_the_tokens_that_the_library_gives(folder: Path) -> None
     async with opened(folder) as made:
         plain = await ids(made, *texts, special=False)
         special = await ids(made, *texts)
-        (chat,) = await made.tokens([m.Text("a", is_chat=True)], CONTEXT, None, "prompt")
+        (chat,) = await made.tokens([m.Text("a", is_chat=True)], CONTEXT, None, "prompt", "a")
     assert plain == [whole(text, add_special_tokens=False)["input_ids"] for text in texts]
     assert special == [[0, *row] for row in plain]
     assert chat.is_chat
@@ -114,25 +116,29 @@ async def test_a_tokenizer_that_cannot_read_a_plain_text_is_not_loaded(
     assert caught.value.message.startswith("the tokenizer of the model ")
 
 
-async def test_the_shortest_prompt_is_next_and_a_client_that_leaves_ends_nothing(
-    folder: Path,
-) -> None:
+async def test_clients_take_turns_and_one_that_leaves_ends_nothing(folder: Path) -> None:
+    """Of one client the shortest prompt is next, but the prompts of another client do not wait for all of them."""
     async with opened(folder) as made:
         pid, order = made.pid, []
 
-        async def ask(name: str, text: str) -> None:
-            await ids(made, text)
+        async def ask(name: str, text: str, client: str = "a") -> None:
+            await ids(made, text, client=client)
             order.append(name)
 
         leaving = asyncio.create_task(ask("leaving", words(400)))
         tasks = [
-            asyncio.create_task(ask(name, "a " * size))
-            for name, size in (("long", 3000), ("short", 3), ("middle", 300))
+            asyncio.create_task(ask(name, "a " * size, client))
+            for name, size, client in (
+                ("long", 3000, "a"),
+                ("short", 3, "a"),
+                ("middle", 300, "a"),
+                ("other", 9000, "b"),
+            )
         ]
         await until(lambda: len(made._waiting) == len(tasks))
         leaving.cancel()
         await asyncio.gather(*tasks)
-        assert order == ["short", "middle", "long"]
+        assert order == ["other", "short", "middle", "long"]
         assert made.pid == pid
 
 

@@ -49,7 +49,7 @@ class Letters:
         self.facts = facts
 
     async def tokens(
-        self, prompts: Sequence[Any], max_tokens: int | None, field: str
+        self, prompts: Sequence[Any], max_tokens: int | None, field: str, client: str
     ) -> list[m.Tokens]:
         return [m.Tokens([ord(letter) for letter in prompt.text]) for prompt in prompts]
 

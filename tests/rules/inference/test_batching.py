@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from steerserve.rules.inference import batching
@@ -16,13 +17,17 @@ from steerserve.rules.inference.intent import (
     OutputConstraint,
     SamplingParameters,
     ScoreIntent,
+    WrittenLogprobs,
     repetition_penalty,
 )
+from steerserve.rules.inference.runs import Run
 from steerserve.rules.steering.request import RequestSteering, SteeredFeature
+from tests import recorded
 
 FIXED = Fixed(temperature=0.7, top_p=0.95)
 SAMPLING = SamplingParameters(temperature=0.7, top_p=0.95)
 PLAIN = GenerateIntent(("a",), SAMPLING)
+RUN = msgspec.convert(recorded.RUN, Run)
 CONVERSATION = ({"role": "user", "content": "hi"},)
 
 
@@ -81,6 +86,9 @@ def test_a_request_of_the_fixed_sampling_parameters_runs_without_a_slot(
         replace(PLAIN, steering=RequestSteering((SteeredFeature(4, 2.0),))),
         replace(PLAIN, activations=Activations()),
         replace(PLAIN, constraint=OutputConstraint()),
+        replace(PLAIN, logprobs=WrittenLogprobs(1, True, False)),
+        replace(PLAIN, readings=("calm",)),
+        replace(PLAIN, replayed=RUN),
     ],
     ids=[
         "greedy",
@@ -101,6 +109,9 @@ def test_a_request_of_the_fixed_sampling_parameters_runs_without_a_slot(
         "steering of its own",
         "activations",
         "a response format",
+        "log-probabilities of its tokens",
+        "readings of probes",
+        "a recorded answer made again",
     ],
 )
 def test_each_departure_alone_takes_a_slot(intent: GenerateIntent) -> None:

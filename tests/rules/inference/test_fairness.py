@@ -56,6 +56,15 @@ def test_a_client_gets_its_short_questions_answered_first() -> None:
     assert fairness.next_turn([long, short, other], [], PROCESSES, {"a": 0.1}) == other
 
 
+def test_a_long_question_is_next_after_enough_later_ones() -> None:
+    long = Turn("a", 0, size=10**6)
+    for newest, is_next in ((fairness.OLD - 1, False), (fairness.OLD, True)):
+        short = Turn("a", newest, size=1)
+        assert (fairness.next_turn([long, short], [], 1, {}) == long) == is_next
+    other = Turn("b", fairness.OLD, size=1)
+    assert fairness.next_turn([long, other], [], 1, {"a": 0.1}) == other
+
+
 def test_a_single_lane_serves_questions_of_every_kind() -> None:
     for kind in "aA":
         (turn,) = turns(kind)

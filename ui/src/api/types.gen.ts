@@ -5963,6 +5963,8 @@ export interface components {
             ids: number[];
             pieces: string[];
             offsets: number[];
+            bos_token_id: number | null;
+            eos_token_id: number | null;
         };
         Top: {
             k?: number;

@@ -76,8 +76,8 @@ def router(speller: Speller, settings: Settings) -> APIRouter:
         return success(await speller.spell(prompt, has_special=has_special, client=client))
 
     @routes.post("/detokenize", response_model=Answer[TokenizedText])
-    async def detokenize(body: DetokenizeBody) -> Response:
-        return success(await speller.read_back(body.ids))
+    async def detokenize(body: DetokenizeBody, request: Request) -> Response:
+        return success(await speller.read_back(body.ids, client=client_of(request, settings)))
 
     return routes
 

@@ -452,7 +452,11 @@ class Corpora:
         for prompt in prompts:
             try:
                 made = await engine.ask(
-                    Spell(prompt=prompt, longest=self._settings.tokenize_max_characters)
+                    Spell(
+                        prompt=prompt,
+                        longest=self._settings.tokenize_max_characters,
+                        client=asked.client,
+                    )
                 )
             except Refusal as refusal:
                 why = f"{place}: {refusal.message}"

@@ -35,9 +35,10 @@ class Speller:
             asked = m.Chat([dict(message) for message in prompt], client=client)
         longest = self._settings.tokenize_max_characters
         engine, _ = resident.running()
-        return _tokenized(resident.row.name, await engine.ask(Spell(prompt=asked, longest=longest)))
+        question = Spell(prompt=asked, longest=longest, client=client)
+        return _tokenized(resident.row.name, await engine.ask(question))
 
-    async def read_back(self, ids: list[int]) -> TokenizedText:
+    async def read_back(self, ids: list[int], *, client: str = "") -> TokenizedText:
         """The text that these tokens stand for.
 
         Raises:
@@ -45,8 +46,17 @@ class Speller:
         """
         resident = self._conductor.loaded()
         engine, _ = resident.running()
-        return _tokenized(resident.row.name, await engine.ask(ReadBack(ids=ids)))
+        return _tokenized(resident.row.name, await engine.ask(ReadBack(ids=ids, client=client)))
 
 
 def _tokenized(model: str, made: Spelling) -> TokenizedText:
-    return TokenizedText(model, made.text, len(made.ids), made.ids, made.pieces, made.offsets)
+    return TokenizedText(
+        model,
+        made.text,
+        len(made.ids),
+        made.ids,
+        made.pieces,
+        made.offsets,
+        made.bos,
+        made.eos,
+    )

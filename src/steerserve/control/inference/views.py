@@ -19,7 +19,8 @@ from steerserve.rules.steering.records import ProbeRecord, VectorRecord
 
 class TokenizedText(Form, frozen=True):
     """A text and its tokens by the tokenizer of `model`. `pieces` has the text of each token, and `offsets` the
-    character of `text` at which each begins."""
+    character of `text` at which each begins. `bos_token_id` and `eos_token_id` are the tokens that the tokenizer names
+    as the beginning and the end of a text, null where it names none."""
 
     model: str
     text: str
@@ -27,6 +28,8 @@ class TokenizedText(Form, frozen=True):
     ids: list[int]
     pieces: list[str]
     offsets: list[int]
+    bos_token_id: int | None
+    eos_token_id: int | None
 
 
 FinishReason = Literal["stop", "length"]

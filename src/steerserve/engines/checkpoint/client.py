@@ -126,7 +126,9 @@ class CheckpointEngine(Engine):
                 before the request, ENGINE_UNAVAILABLE when the engine ended during the request.
         """
         tokens = await self._prepared(
-            lambda: self._prompts.tokens(request.prompts, request.max_tokens, request.field)
+            lambda: self._prompts.tokens(
+                request.prompts, request.max_tokens, request.field, request.client
+            )
         )
         number = next(self._ids)
         events = self._streams[number] = Mailbox[m.Started | m.Refused | m.Outcome]()

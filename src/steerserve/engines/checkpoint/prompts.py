@@ -28,7 +28,7 @@ class PromptMaker(Protocol):
     def serve(self, facts: m.Loaded) -> None: ...
 
     async def tokens(
-        self, prompts: Sequence[Any], max_tokens: int | None, field: str
+        self, prompts: Sequence[Any], max_tokens: int | None, field: str, client: str
     ) -> list[m.Tokens]: ...
 
     async def spell(self, question: Spell | ReadBack) -> Spelling: ...
@@ -48,7 +48,7 @@ class TokensGiven:
         """Every prompt was checked before."""
 
     async def tokens(
-        self, prompts: Sequence[Any], _max_tokens: int | None, _field: str
+        self, prompts: Sequence[Any], _max_tokens: int | None, _field: str, _client: str
     ) -> list[m.Tokens]:
         """The prompts as they are."""
         return list(prompts)
@@ -89,11 +89,11 @@ class Prompts:
         self._facts = facts
 
     async def tokens(
-        self, prompts: Sequence[m.Prompt], max_tokens: int | None, field: str
+        self, prompts: Sequence[m.Prompt], max_tokens: int | None, field: str, client: str
     ) -> list[m.Tokens]:
-        """The tokens of the prompts, in their order. Prompts that are tokens already stay as they are: a client has
-        sent tokens, or a fleet has made them. `field` names prompts that are no conversations; `max_tokens` is the
-        number that the request names.
+        """The tokens of the prompts of a client, in their order. Prompts that are tokens already stay as they are: a
+        client has sent tokens, or a fleet has made them. `field` names prompts that are no conversations; `max_tokens`
+        is the number that the request names.
 
         Raises:
             Refusal: MODEL_NOT_LOADED, NO_CHAT_TEMPLATE, CONTEXT_LENGTH_EXCEEDED; INVALID_PARAMETER when the template or
@@ -107,15 +107,15 @@ class Prompts:
         written = [prompt for prompt in prompts if not isinstance(prompt, m.Tokens)]
         texts = await self._templates.texts(written, self._facts.chat_template)
         context = self._facts.context_length
-        tokens = await self._tokenizer.tokens(texts, context, max_tokens, field)
+        tokens = await self._tokenizer.tokens(texts, context, max_tokens, field, client)
         return [
-            await self._located(one, text) if text.contents else one
+            await self._located(one, text, client) if text.contents else one
             for one, text in zip(tokens, texts, strict=True)
         ]
 
-    async def _located(self, tokens: m.Tokens, text: m.Text) -> m.Tokens:
+    async def _located(self, tokens: m.Tokens, text: m.Text, client: str) -> m.Tokens:
         """The tokens of a conversation with the places of its messages' contents."""
-        spelling = await self._tokenizer.spell(text)
+        spelling = await self._tokenizer.spell(text, client)
         spans = (
             Span(content.role, *tokens_of(spelling, content.start, content.end))
             for content in text.contents
@@ -127,12 +127,12 @@ class Prompts:
         Refusal: the refusals of the question; MODEL_NOT_LOADED, SHUTTING_DOWN after `close`.
         """
         if isinstance(question, ReadBack):
-            return await self._tokenizer.read_back(question.ids)
+            return await self._tokenizer.read_back(question.ids, question.client)
         if self._facts is None:
             raise Refusal("MODEL_NOT_LOADED", "this engine holds no model")
         (text,) = await self._templates.texts([question.prompt], self._facts.chat_template)
         check_spelled(text, question.longest)
-        return await self._tokenizer.spell(text)
+        return await self._tokenizer.spell(text, question.client)
 
     async def close(self) -> None:
         """End the processes. Requests that wait for them are refused."""

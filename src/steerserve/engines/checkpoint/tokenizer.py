@@ -2,16 +2,17 @@
 limits of time and memory.
 
 The process is started with the load of a checkpoint, and again after it had to be ended. It answers one request at a
-time. Of the requests that wait, the one with the shortest prompts is next.
+time. The clients whose requests wait take turns (`rules/inference/fairness.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import heapq
 import itertools
+import time
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from multiprocessing import connection
 
 import msgspec
@@ -21,6 +22,8 @@ from steerserve.engines.checkpoint.process import Child, Started
 from steerserve.errors import Refusal
 from steerserve.messages.prompts import NamedPrompt, check_ids, too_long
 from steerserve.messages.tokenizing import Spelling, TextAnswer, TextQuestion
+from steerserve.rules.inference import fairness
+from steerserve.rules.inference.fairness import Account, Turn
 
 OPEN_SECONDS = 30.0
 """Seconds that reading the tokenizer of a checkpoint may take."""
@@ -45,14 +48,20 @@ class Unanswered(Exception):
 class TokenizerProcess:
     """Owns the process. `start` starts one."""
 
-    def __init__(self, start: Callable[[], Awaitable[Started]]) -> None:
+    def __init__(
+        self,
+        start: Callable[[], Awaitable[Started]],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._start = start
+        self._clock = clock
         self._folder = ("", False)
         self._child: Child | None = None
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._numbers = itertools.count()
-        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._waiting: dict[Turn, asyncio.Future[None]] = {}
+        self._accounts: dict[str, Account] = {}
         self._exchange: asyncio.Task[TextAnswer] | None = None
         self._is_taken = False
         self._is_closed = False
@@ -74,16 +83,21 @@ class TokenizerProcess:
             raise Refusal("MODEL_LOAD_FAILED", f"the tokenizer of the model {error}") from None
 
     async def tokens(
-        self, texts: Sequence[m.Text], context: int, max_tokens: int | None, field: str
+        self,
+        texts: Sequence[m.Text],
+        context: int,
+        max_tokens: int | None,
+        field: str,
+        client: str,
     ) -> list[m.Tokens]:
-        """The tokens of the prompts of one request. `field` names prompts that are no conversations.
+        """The tokens of the prompts of one request of a client. `field` names prompts that are no conversations.
 
         Raises:
             Refusal: CONTEXT_LENGTH_EXCEEDED for a text that is far too long; INVALID_PARAMETER when tokenizing needs
                 more time or memory than it may take; SHUTTING_DOWN.
         """
         try:
-            answer = await self._ask(texts, context, ENCODE_SECONDS)
+            answer = await self._ask(texts, context, ENCODE_SECONDS, client=client)
         except Unanswered as error:
             with NamedPrompt(texts[:1], 0, field):
                 why = f"the model's tokenizer {error}"
@@ -96,21 +110,21 @@ class TokenizerProcess:
             prompts.append(m.Tokens(row, texts[index].is_chat))
         return prompts
 
-    async def spell(self, text: m.Text) -> Spelling:
-        """A text with its tokens.
+    async def spell(self, text: m.Text, client: str) -> Spelling:
+        """A text of a client with its tokens.
 
         Raises:
             Refusal: INVALID_PARAMETER when tokenizing needs more time or memory than it may take; SHUTTING_DOWN.
         """
-        return self._spelling(await self._told([text], is_spelled=True))
+        return self._spelling(await self._told([text], client, is_spelled=True))
 
-    async def read_back(self, ids: list[int]) -> Spelling:
+    async def read_back(self, ids: list[int], client: str) -> Spelling:
         """The text that these tokens stand for.
 
         Raises:
             Refusal: INVALID_PARAMETER naming the place of an id that is not in the vocabulary; as `spell`.
         """
-        answer = await self._told([], ids=ids)
+        answer = await self._told([], client, ids=ids)
         if answer.outside is not None:
             check_ids(m.Tokens(ids, place="ids"), answer.outside, "INVALID_PARAMETER")
         return self._spelling(answer)
@@ -127,10 +141,17 @@ class TokenizerProcess:
     # ------------------------------------------------------------- inside
 
     async def _told(
-        self, texts: Sequence[m.Text], *, is_spelled: bool = False, ids: list[int] | None = None
+        self,
+        texts: Sequence[m.Text],
+        client: str,
+        *,
+        is_spelled: bool = False,
+        ids: list[int] | None = None,
     ) -> TextAnswer:
         try:
-            return await self._ask(texts, 0, ENCODE_SECONDS, is_spelled=is_spelled, ids=ids)
+            return await self._ask(
+                texts, 0, ENCODE_SECONDS, client=client, is_spelled=is_spelled, ids=ids
+            )
         except Unanswered as error:
             why = f"the model's tokenizer {error}"
             raise Refusal("INVALID_PARAMETER", why, param="text") from None
@@ -146,6 +167,7 @@ class TokenizerProcess:
         context: int,
         seconds: float,
         *,
+        client: str = "",
         is_trial: bool = False,
         is_spelled: bool = False,
         ids: list[int] | None = None,
@@ -164,42 +186,53 @@ class TokenizerProcess:
             is_spelled,
             ids,
         )
-        await self._turn(sum(len(text.text) for text in texts) + len(ids or ()))
+        await self._turn(client, sum(len(text.text) for text in texts) + len(ids or ()))
         # a client that leaves does not end the process, because the next request would wait for its start
         self._exchange = asyncio.create_task(self._answer(question))
-        self._exchange.add_done_callback(self._leave)
+        self._exchange.add_done_callback(partial(self._leave, client, self._clock()))
         answer = await asyncio.shield(self._exchange)
         if answer.reason is not None:
             raise Unanswered(answer.reason)
         return answer
 
-    async def _turn(self, size: int) -> None:
-        """Wait until no request uses the process, and no shorter one waits."""
+    async def _turn(self, client: str, size: int) -> None:
+        """Wait until the process is free and no other request is next."""
         if not self._is_taken:
             self._is_taken = True
             return
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        heapq.heappush(self._waiting, (size, next(self._numbers), turn))
+        turn = Turn(client, next(self._numbers), size)
+        free = self._waiting[turn] = asyncio.get_running_loop().create_future()
         try:
-            await turn
+            await free
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
+            if free.done() and not free.cancelled():
                 self._next()
             raise
+        finally:
+            self._waiting.pop(turn, None)
 
-    def _leave(self, done: asyncio.Task[TextAnswer]) -> None:
+    def _leave(self, client: str, since: float, done: asyncio.Task[TextAnswer]) -> None:
         if not done.cancelled():
             done.exception()  # read here, because the client may have left
+        now = self._clock()
+        account = self._accounts.get(client, Account())
+        self._accounts[client] = account.charged(now - since, now)
+        if len(self._accounts) > 2 * fairness.ACCOUNTS_MAXIMUM:
+            self._accounts = fairness.kept(self._accounts, now)
         self._next()
 
     def _next(self) -> None:
         """Let the next request use the process."""
-        while self._waiting:
-            _, _, turn = heapq.heappop(self._waiting)
-            if not turn.done():
-                turn.set_result(None)
-                return
-        self._is_taken = False
+        now = self._clock()
+        waiting = [turn for turn, free in self._waiting.items() if not free.done()]
+        used = {
+            turn.client: self._accounts.get(turn.client, Account()).lately(now) for turn in waiting
+        }
+        turn = fairness.next_turn(waiting, (), 1, used)
+        if turn is None:
+            self._is_taken = False
+        else:
+            self._waiting.pop(turn).set_result(None)
 
     async def _answer(self, question: TextQuestion) -> TextAnswer:
         body = msgspec.msgpack.encode(question)

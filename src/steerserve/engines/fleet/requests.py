@@ -114,7 +114,9 @@ class Requests:
 
     async def _tokens(self, request: m.Request) -> list[m.Tokens]:
         try:
-            return await self._prompts.tokens(request.prompts, request.max_tokens, request.field)
+            return await self._prompts.tokens(
+                request.prompts, request.max_tokens, request.field, request.client
+            )
         except Refusal as refusal:
             if refusal.code == "SHUTTING_DOWN":
                 self._roster.check()  # the processes that make tokens end with the fleet

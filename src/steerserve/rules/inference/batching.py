@@ -37,5 +37,8 @@ def backend(intent: Intent, fixed: Fixed | None) -> str:
         and intent.activations is None
         and intent.constraint is None
         and intent.sweep is None
+        and intent.logprobs is None
+        and not intent.readings
+        and intent.replayed is None
     )
     return BATCHED if is_plain else SERIAL

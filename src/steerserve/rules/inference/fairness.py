@@ -22,6 +22,9 @@ QUICK_SECONDS = 0.25
 HALF_LIFE = 30.0
 """Seconds after which half of the time that a client used is forgotten."""
 
+OLD = 64
+"""The number of later questions after which a question is the next of its client, however long it is."""
+
 ACCOUNTS_MAXIMUM = 1000
 """The number of clients whose used time is remembered."""
 
@@ -63,13 +66,16 @@ def next_turn(
     waiting: Collection[Turn], running: Collection[Turn], processes: int, used: Mapping[str, float]
 ) -> Turn | None:
     """The waiting question that gets the next free process: of the client that used least, its shortest, and of
-    equally short ones the first. None where no question may start. `used` has the seconds that clients used lately."""
+    equally short ones the first; an old one goes before the shorter ones. None where no question may start. `used` has
+    the seconds that clients used lately."""
+    newest = max((turn.number for turn in waiting), default=0)
+
+    def rank(turn: Turn) -> tuple[float, int, int]:
+        is_old = newest - turn.number >= OLD
+        return used.get(turn.client, 0.0), 0 if is_old else 1 + turn.size, turn.number
+
     startable = [turn for turn in waiting if may_run(turn, running, processes)]
-    return min(
-        startable,
-        key=lambda turn: (used.get(turn.client, 0.0), turn.size, turn.number),
-        default=None,
-    )
+    return min(startable, key=rank, default=None)
 
 
 def may_run(turn: Turn, running: Collection[Turn], processes: int) -> bool:
