@@ -21,12 +21,12 @@ class SteerserveAPI(OpenAIAPI):
         base_url: the address of the service (STEERSERVE_URL).
         api_key: its key (STEERSERVE_API_KEY).
         config: the configuration of the generation.
-        profile: the name of a profile that steers every request.
+        profile: the name or the id of a profile that steers every request.
         steering_intensity: the dial of the profile, or of what steers now.
         interventions, sae_steering: the fields of a request, as objects or as JSON.
 
     Raises:
-        ValueError: an argument is not valid.
+        WrongArgument: there is no such profile, or the service refuses the steering.
     """
 
     def __init__(
@@ -41,16 +41,20 @@ class SteerserveAPI(OpenAIAPI):
         sae_steering: object = None,
         **others: object,
     ) -> None:
+        url = steering.base_url(base_url)
+        profile = steering.named_profile(url, profile)
         of = steering.Steering.of(profile, interventions=interventions, sae_steering=sae_steering)
         self.body = dict(of.fields)
         if profile is not None:
             self.body["profile"] = profile
         if steering_intensity is not None:
             self.body["steering_intensity"] = steering_intensity
+        if self.body:
+            steering.try_fields(url, model_name, self.body, is_chat=True)
         self._flattened: Any = None
         super().__init__(
             model_name,
-            base_url=f"{steering.base_url(base_url)}/v1",
+            base_url=f"{url}/v1",
             api_key=api_key or steering.api_key(),
             config=config,
             responses_api=False,

@@ -9,7 +9,9 @@ from typing import Any
 from lm_eval.api.registry import register_model
 from lm_eval.models.openai_completions import LocalCompletionsAPI
 
+from steerserve.client import Client
 from steerserve.evals import steering
+from steerserve.evals.tokenizer import ServiceTokenizer
 
 
 @register_model("steerserve")
@@ -19,16 +21,16 @@ class SteerserveLM(LocalCompletionsAPI):
     Args:
         model: the name of the model; by default the one that is loaded.
         base_url: the address of the service (STEERSERVE_URL).
-        profile: the name of a profile that steers every request.
+        profile: the name or the id of a profile that steers every request.
         interventions, sae_steering: the fields of a request, as objects or as JSON.
-        tokenizer: a folder or a repository; by default that of the model.
+        tokenizer: a folder of this machine or a repository; by default the service tokenizes.
         max_length: tokens of a prompt with its continuation; by default the context of the model.
         num_concurrent: requests at once; by default as many as the service has slots.
         add_bos_token: whether prompts begin with the token that begins every text; by default where the tokenizer has
             one.
 
     Raises:
-        ValueError: there is no such model, or an argument is not valid.
+        WrongArgument: there is no such model or profile, or the service refuses the steering.
     """
 
     def __init__(
@@ -44,23 +46,30 @@ class SteerserveLM(LocalCompletionsAPI):
         add_bos_token: bool | None = None,
         **others: Any,
     ) -> None:
-        self._steering = steering.Steering.of(
-            profile, interventions=interventions, sae_steering=sae_steering
-        )
         url = steering.base_url(base_url)
+        self._steering = steering.Steering.of(
+            steering.named_profile(url, profile),
+            interventions=interventions,
+            sae_steering=sae_steering,
+        )
         record = steering.served(url, model)
-        where = tokenizer or record.local_path or record.repo_id
-        if where is None:
-            raise ValueError("tokenizer: name the folder or the repository of the tokenizer")
+        named = self._steering.named(record.name)
+        # this loads the model too, where it is not loaded
+        steering.try_fields(url, named, self._steering.fields)
         super().__init__(
             base_url=f"{url}/v1/completions",
-            tokenizer_backend="huggingface",
-            model=self._steering.named(record.name),
-            tokenizer=where,
+            tokenizer_backend="None" if tokenizer is None else "huggingface",
+            model=named,
+            tokenizer=tokenizer,
             max_length=int(max_length or record.context_length or 2048),
             num_concurrent=int(num_concurrent or steering.slots(url)),
             **others,
         )
+        if tokenizer is None:
+            # the harness asks this object as it asks a tokenizer of transformers
+            self.tokenizer_backend = "huggingface"
+            self.tokenized_requests = bool(others.get("tokenized_requests", True))
+            self.tokenizer = ServiceTokenizer(Client(base_url=url), record.name)
         begins = bool(self.tokenizer("").input_ids)
         self.add_bos_token = begins if add_bos_token is None else add_bos_token
 
@@ -75,6 +84,26 @@ class SteerserveLM(LocalCompletionsAPI):
             if not generate:
                 payload["score_steered"] = True
         return payload
+
+    @property
+    def prefix_token_id(self) -> int:
+        """The token before a text that nothing precedes."""
+        found = self.custom_prefix_token_id
+        for token in (self.tokenizer.bos_token_id, self.tokenizer.eos_token_id):
+            found = token if found is None else found
+        if found is None:
+            raise steering.WrongArgument(
+                "custom_prefix_token_id: the tokenizer names no token that begins a text; name one"
+            )
+        return int(found)
+
+    def loglikelihood(self, requests: Any, disable_tqdm: bool = False) -> Any:
+        if isinstance(self.tokenizer, ServiceTokenizer):
+            # the harness asks for one text after the other
+            pairs = [request.args for request in requests]
+            texts = chain.from_iterable((a + b, a.rstrip()) if a else (b,) for a, b in pairs)
+            self.tokenizer.keep(texts, add_special_tokens=bool(self.add_bos_token))
+        return super().loglikelihood(requests, disable_tqdm=disable_tqdm)
 
     def _loglikelihood_tokens(self, requests: Any, **others: Any) -> Any:
         """The log-likelihoods of (names, context, continuation), in the order of the requests.

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import steerserve
+from steerserve.client import ServiceError, ServiceUnreachable
 from steerserve.control.models.views import ModelRecord
+
+NAMES_SHOWN = 20
+"""The most names of profiles in a message."""
+
+
+class WrongArgument(ValueError):
+    """An argument of an evaluation is wrong, or the service refuses what it names. The message is one line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +31,7 @@ class Steering:
         """The steering from arguments, whose values are objects, or JSON texts of objects.
 
         Raises:
-            ValueError: naming the argument that is no object.
+            WrongArgument: naming the argument that is no object.
         """
         read: dict[str, object] = {
             name: _object(name, value) for name, value in fields.items() if value is not None
@@ -39,9 +48,9 @@ def _object(name: str, value: object) -> dict[str, object]:
         try:
             value = json.loads(value)
         except ValueError as error:
-            raise ValueError(f"{name}: not JSON: {error}") from None
+            raise WrongArgument(f"{name}: not JSON: {error}") from None
     if not isinstance(value, dict):
-        raise ValueError(f"{name}: must be a JSON object")
+        raise WrongArgument(f"{name}: must be a JSON object")
     return value
 
 
@@ -58,7 +67,7 @@ def served(url: str, name: str | None) -> ModelRecord:
     """The model with this name; without one, the loaded model.
 
     Raises:
-        ValueError: there is no such model.
+        WrongArgument: there is no such model.
         steerserve.ServiceError: the service does not answer.
     """
     with steerserve.Client(base_url=url) as client:
@@ -68,7 +77,46 @@ def served(url: str, name: str | None) -> ModelRecord:
             return model
     known = ", ".join(model.name for model in models) or "none"
     what = "no model is loaded" if name is None else f"no model is named {name!r}"
-    raise ValueError(f"{what}; registered: {known}")
+    raise WrongArgument(f"{what}; registered: {known}")
+
+
+def named_profile(url: str, profile: str | None) -> str | None:
+    """The name of the profile with this name or this id.
+
+    Raises:
+        WrongArgument: there is no such profile.
+        steerserve.ServiceError: the service does not answer.
+    """
+    if profile is None:
+        return None
+    found: list[str] = []
+    with steerserve.Client(base_url=url) as client:
+        while listed := list(client.profiles.list(offset=len(found))):
+            for one in listed:
+                if profile in (one.name, one.id):
+                    return one.name
+            found += [one.name for one in listed]
+    known = ", ".join(found[:NAMES_SHOWN]) or "none"
+    raise WrongArgument(f"profile: no profile is named {profile!r}; saved: {known}")
+
+
+def try_fields(
+    url: str, model: str, fields: Mapping[str, object], *, is_chat: bool = False
+) -> None:
+    """Let the model write one token with the steering of an evaluation.
+
+    Raises:
+        WrongArgument: the service refuses the request.
+        ServiceUnreachable: the service does not answer.
+    """
+    asked = {"model": model, "max_tokens": 1, "temperature": 0.0, **fields}
+    with steerserve.Client(base_url=url) as client:
+        try:
+            (client.chat if is_chat else client.complete)("a", **asked)
+        except ServiceUnreachable:
+            raise
+        except ServiceError as error:
+            raise WrongArgument(" ".join(error.message.split())) from None
 
 
 def slots(url: str) -> int:

@@ -20,12 +20,11 @@ from lm_eval import simple_evaluate
 from lm_eval.tasks import TaskManager
 
 from steerserve.client import ServiceUnreachable
+from steerserve.evals.intervals import interval
 from steerserve.evals.lm_eval_model import SteerserveLM
 from steerserve.evals.plot import drawn
-from steerserve.evals.steering import api_key, base_url
+from steerserve.evals.steering import api_key, base_url, try_fields
 
-INTERVAL = 1.96
-"""Standard errors on each side of a score in an interval of 95 %."""
 BOOTSTRAPS = 1000
 FIRST_POLL_SECONDS, POLL_SECONDS = 0.05, 1.0
 """The pause before the first question after a batch, and the longest one; each is twice the one before."""
@@ -139,18 +138,21 @@ def sweep(
     """The curve of a task. `edits` gives the fields of a request at each of the strengths.
 
     Raises:
-        ValueError: no such model, task or metric; the batch failed, or lines of it did.
+        ValueError: no such model, task or metric; the service refuses an edit; the batch failed, or lines of it did.
         steerserve.ServiceError: the service does not answer.
         KeyboardInterrupt: the batch is cancelled then.
     """
     lm = Rehearsed(model=model, base_url=url, tokenizer=tokenizer)
+    for strength in strengths:
+        try_fields(base_url(url), lm.model, edits(strength))
     manager = TaskManager(include_path=include_path)
     if task not in manager.all_tasks:
         raise ValueError(
             f"the harness has no task {task!r}; `--include-path` adds a folder of tasks"
         )
 
-    def scored() -> dict[str, object]:
+    def scored() -> tuple[dict[str, object], int]:
+        """The scores of the task, and the number of its documents."""
         told = simple_evaluate(
             model=lm,
             tasks=[task],
@@ -162,7 +164,7 @@ def sweep(
         if task not in results:
             raise ValueError(f"{task}: name one task, not a group of them")
         found: dict[str, Any] = results[task]
-        return found
+        return found, int(told["n-samples"][task]["effective"])
 
     scored()
     lines = batch_lines(lm.asked.values(), [edits(strength) for strength in strengths])
@@ -171,9 +173,9 @@ def sweep(
     points = []
     for at, strength in enumerate(strengths):
         lm.answers = {key: bodies[f"{at}-{place}"] for place, key in enumerate(lm.asked)}
-        found = scored()
+        found, documents = scored()
         metric = _metric(found, metric)
-        points.append(_point(strength, found, metric))
+        points.append(_point(strength, found, metric, documents))
     return Curve(task, metric or "", lm.model, batch_id, tuple(points))
 
 
@@ -271,10 +273,10 @@ def _metric(found: Mapping[str, object], wanted: str | None) -> str:
     return wanted or names[0]
 
 
-def _point(strength: float, found: Mapping[str, Any], metric: str) -> Point:
+def _point(strength: float, found: Mapping[str, Any], metric: str, documents: int) -> Point:
     name = next(name for name in found if name.partition(",")[0] == metric)
     kind = name.partition(",")[2]
     score, error = float(found[name]), found.get(f"{metric}_stderr,{kind}")
     if not isinstance(error, int | float):
         return Point(strength, score, None, None)
-    return Point(strength, score, score - INTERVAL * error, score + INTERVAL * error)
+    return Point(strength, score, *interval(score, error, documents))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
 import math
 import sys
@@ -16,6 +17,7 @@ import typer
 from steerserve.terminal import output
 
 LIBRARIES = ("lm_eval", "inspect_ai")
+MISSING = "lm-evaluation-harness is not installed: pip install 'steerserve[lm-eval]'"
 
 commands = typer.Typer(
     help="Evaluate a model of a running service, steered and not.", no_args_is_help=True
@@ -29,11 +31,20 @@ commands = typer.Typer(
 )
 def lm_command(context: typer.Context) -> None:
     """Run lm-evaluation-harness with the model `steerserve`; takes the arguments of `lm_eval`."""
+    if {"--help", "-h"} & set(context.args) and importlib.util.find_spec("lm_eval") is None:
+        typer.echo(context.get_help())
+        output.note(f"{MISSING}; its own options are listed then")
+        return
     _module("lm_eval_model")
+    wrong = _module("steering").WrongArgument
     harness = importlib.import_module("lm_eval.__main__")
     sys.argv = ["lm_eval", *_of_harness(context.args)]
     with output.refusals():
-        harness.cli_evaluate()
+        try:
+            harness.cli_evaluate()
+        except wrong as error:
+            output.say(str(error))
+            raise typer.Exit(output.REFUSED) from None
 
 
 def _of_harness(arguments: list[str]) -> list[str]:
@@ -57,7 +68,7 @@ def sweep_command(
     ] = None,
     model: Annotated[str | None, typer.Option(help="By default the loaded model.")] = None,
     tokenizer: Annotated[
-        str | None, typer.Option(help="Folder or repository; by default that of the model.")
+        str | None, typer.Option(help="Folder or repository; by default the service tokenizes.")
     ] = None,
     limit: Annotated[int | None, typer.Option(help="Documents of the task.", min=1)] = None,
     include_path: Annotated[
@@ -128,5 +139,5 @@ def _module(name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in LIBRARIES:
             raise
-        output.say("lm-evaluation-harness is not installed: pip install 'steerserve[lm-eval]'")
+        output.say(MISSING)
         raise typer.Exit(output.WRONG_USE) from None
