@@ -42,7 +42,7 @@ class SteerserveAPI(OpenAIAPI):
         **others: object,
     ) -> None:
         url = steering.base_url(base_url)
-        profile = steering.named_profile(url, profile)
+        profile = steering.named_profile(url, profile, key=api_key)
         of = steering.Steering.of(profile, interventions=interventions, sae_steering=sae_steering)
         self.body = dict(of.fields)
         if profile is not None:
@@ -50,7 +50,7 @@ class SteerserveAPI(OpenAIAPI):
         if steering_intensity is not None:
             self.body["steering_intensity"] = steering_intensity
         if self.body:
-            steering.try_fields(url, model_name, self.body, is_chat=True)
+            steering.try_fields(url, model_name, self.body, is_chat=True, key=api_key)
         self._flattened: Any = None
         super().__init__(
             model_name,

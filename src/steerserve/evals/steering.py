@@ -80,7 +80,7 @@ def served(url: str, name: str | None) -> ModelRecord:
     raise WrongArgument(f"{what}; registered: {known}")
 
 
-def named_profile(url: str, profile: str | None) -> str | None:
+def named_profile(url: str, profile: str | None, *, key: str | None = None) -> str | None:
     """The name of the profile with this name or this id.
 
     Raises:
@@ -90,7 +90,7 @@ def named_profile(url: str, profile: str | None) -> str | None:
     if profile is None:
         return None
     found: list[str] = []
-    with steerserve.Client(base_url=url) as client:
+    with steerserve.Client(base_url=url, api_key=key) as client:
         while listed := list(client.profiles.list(offset=len(found))):
             for one in listed:
                 if profile in (one.name, one.id):
@@ -101,7 +101,12 @@ def named_profile(url: str, profile: str | None) -> str | None:
 
 
 def try_fields(
-    url: str, model: str, fields: Mapping[str, object], *, is_chat: bool = False
+    url: str,
+    model: str,
+    fields: Mapping[str, object],
+    *,
+    is_chat: bool = False,
+    key: str | None = None,
 ) -> None:
     """Let the model write one token with the steering of an evaluation.
 
@@ -110,7 +115,7 @@ def try_fields(
         ServiceUnreachable: the service does not answer.
     """
     asked = {"model": model, "max_tokens": 1, "temperature": 0.0, **fields}
-    with steerserve.Client(base_url=url) as client:
+    with steerserve.Client(base_url=url, api_key=key) as client:
         try:
             (client.chat if is_chat else client.complete)("a", **asked)
         except ServiceUnreachable:
