@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import steerserve
 from steerserve.client import ServiceError, ServiceUnreachable
@@ -114,7 +115,7 @@ def try_fields(
         WrongArgument: the service refuses the request.
         ServiceUnreachable: the service does not answer.
     """
-    asked = {"model": model, "max_tokens": 1, "temperature": 0.0, **fields}
+    asked: dict[str, Any] = {"model": model, "max_tokens": 1, "temperature": 0.0, **fields}
     with steerserve.Client(base_url=url, api_key=key) as client:
         try:
             (client.chat if is_chat else client.complete)("a", **asked)
