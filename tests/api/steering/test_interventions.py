@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
 from tests.openai.test_interventions import SET, edit
 from tests.openai.test_sae_steering import STATE, chat, words
+from tests.resident import engine_of
 from tests.service import Running
 
 PATH = "/api/interventions"
@@ -31,3 +36,24 @@ def test_a_wrong_edit_is_refused_by_its_place(steered: Running) -> None:
     status, code, details = steered.error("PUT", PATH, {"edits": [SET, edit("set")]})
     assert (status, code, details["param"]) == (422, "INVALID_INTERVENTION", "edits[1].value")
     assert steered.data("GET", PATH)["edits"] == []
+
+
+def test_edits_by_roles_act_in_a_prompt_that_is_in_tokens_when_they_are_set(
+    steered: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    edits = [edit("add", 7, 150) | {"positions": {"roles": ["user"]}}]
+    prompts: Any = engine_of(steered)._prompts  # type: ignore[attr-defined]
+    tokens, calls = prompts.tokens, iter([True])
+
+    async def overtaken(*args: Any) -> Any:
+        made = await tokens(*args)
+        if next(calls, False):
+            await steered.service.owners.interventions.put({"edits": edits})
+        return made
+
+    monkeypatch.setattr(prompts, "tokens", overtaken)
+    late = chat(steered, return_logprobs={})
+    live = chat(steered, return_logprobs={})
+    steered.data("DELETE", PATH)
+    assert late.json()["service"] == live.json()["service"]
+    assert chat(steered, return_logprobs={}).json()["service"] != live.json()["service"]

@@ -21,7 +21,7 @@ from steerserve import messages as m
 from steerserve.engines.checkpoint import preparation, process
 from steerserve.engines.checkpoint.asks import Asks, refusal, refused
 from steerserve.engines.checkpoint.process import EngineProcess, FrameReader, FrameWriter
-from steerserve.engines.checkpoint.prompts import PromptMaker, Prompts
+from steerserve.engines.checkpoint.prompts import PromptMaker, Prompts, make_tokens
 from steerserve.engines.checkpoint.tokenizer import TokenizerProcess
 from steerserve.errors import Refusal
 from steerserve.messages import endings
@@ -126,9 +126,7 @@ class CheckpointEngine(Engine):
                 before the request, ENGINE_UNAVAILABLE when the engine ended during the request.
         """
         tokens = await self._prepared(
-            lambda: self._prompts.tokens(
-                request.prompts, request.max_tokens, request.field, request.client
-            )
+            lambda: make_tokens(self._prompts, request, lambda: self.state.steering)
         )
         number = next(self._ids)
         events = self._streams[number] = Mailbox[m.Started | m.Refused | m.Outcome]()

@@ -4,7 +4,7 @@ their own."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Protocol
 
@@ -34,6 +34,30 @@ class PromptMaker(Protocol):
     async def spell(self, question: Spell | ReadBack) -> Spelling: ...
 
     async def close(self) -> None: ...
+
+
+async def make_tokens(
+    prompts: PromptMaker, request: m.Request, steering: Callable[[], m.Steering]
+) -> list[m.Tokens]:
+    """The tokens of a request. Where its conversations are in tokens already when an operator sets live edits that name
+    roles, they are made into tokens again with the places of their messages.
+
+    Raises:
+        Refusal: as `PromptMaker.tokens`.
+    """
+    given = request.prompts
+    while True:
+        made = await prompts.tokens(given, request.max_tokens, request.field, request.client)
+        follows = isinstance(request, m.Generation) and isinstance(request.plan, m.Follow)
+        if not follows or not any(edit.positions.roles for edit in steering().edits):
+            return made
+        located = [
+            structs.replace(one, is_located=True) if isinstance(one, m.Chat) else one
+            for one in given
+        ]
+        if located == list(given):
+            return made
+        given = located
 
 
 class TokensGiven:

@@ -64,7 +64,9 @@ class Fleet(Engine):
         )
         self._editing = Editing(self._roster, self._may_edit, clock)
         self._reading = Readings(self._roster, self._editing)
-        self._requests = Requests(self._roster, prompts, self._reading.note)
+        self._requests = Requests(
+            self._roster, prompts, lambda: self.state.steering, self._reading.note
+        )
         effects = Effects(self._began, self._left, self._reading.keep, self._finish)
         self._lives = Lives(
             launch, self._roster, self._editing, effects, bounds, drain_seconds, pause, clock

@@ -11,7 +11,7 @@ from dataclasses import replace
 import structlog
 
 from steerserve import messages as m
-from steerserve.engines.checkpoint.prompts import PromptMaker
+from steerserve.engines.checkpoint.prompts import PromptMaker, make_tokens
 from steerserve.engines.fleet.affinity import Affinity, chain
 from steerserve.engines.fleet.replica import Replica
 from steerserve.engines.fleet.roster import Roster
@@ -38,12 +38,18 @@ class Requests:
     a seed and requests without one wait separately, because they need not wait for the same replicas.
 
     Args:
+        steering: gives the live steering of the replicas.
         note: is called when a completion begins on an engine.
     """
 
     def __init__(
-        self, roster: Roster, prompts: PromptMaker, note: Callable[[Engine], None]
+        self,
+        roster: Roster,
+        prompts: PromptMaker,
+        steering: Callable[[], m.Steering],
+        note: Callable[[Engine], None],
     ) -> None:
+        self._steering = steering
         self._roster = roster
         self._prompts = prompts
         self._note = note
@@ -114,9 +120,7 @@ class Requests:
 
     async def _tokens(self, request: m.Request) -> list[m.Tokens]:
         try:
-            return await self._prompts.tokens(
-                request.prompts, request.max_tokens, request.field, request.client
-            )
+            return await make_tokens(self._prompts, request, self._steering)
         except Refusal as refusal:
             if refusal.code == "SHUTTING_DOWN":
                 self._roster.check()  # the processes that make tokens end with the fleet
