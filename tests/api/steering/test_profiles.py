@@ -72,6 +72,7 @@ def test_a_profile_is_created_listed_read_and_deleted(empty: Running) -> None:
         "is_active": False,
         "created_at": made["created_at"],
         "updated_at": made["created_at"],
+        "warnings": [],
     }
     assert datetime.fromisoformat(made["created_at"]).utcoffset() == timedelta(0)
     path = f"{PROFILES}/{made['id']}"
@@ -375,13 +376,38 @@ def test_an_activation_replaces_what_steers_by_the_scaled_values(both: Running) 
         "profile_id": made["id"],
         "applied_steering": True,
         "feature_count": 2,
-        "warnings": [],
+        "warnings": ["the values were clamped to [-200, 200]: features 5"],
     }
     assert state(both) == ({"5": 200.0, "6": -15.0}, True, made["id"])
     active = made | {"is_active": True}
     assert both.data("GET", f"{PROFILES}/active") == active
     assert both.data("GET", f"{PROFILES}/{made['id']}") == active
     assert both.data("GET", PROFILES)["profiles"] == [active]
+
+
+def test_values_that_will_be_clamped_are_warned_of_everywhere(both: Running) -> None:
+    def clamped(intensity: float, features: str) -> list[str]:
+        values = f"at intensity {intensity:g} the values of features {features}"
+        return [f"{values} are outside [-200, 200] and will be clamped"]
+
+    added = {"op": "add", "feature": {"index": 3}, "value": 120}
+    made = create(both, "loud", steering={"5": 500, "6": -10})
+    assert made["warnings"] == clamped(1, "5")
+    assert change(both, made, steering={"6": 150}, edits=[added])["warnings"] == []
+    changed = change(both, made, intensity=2)
+    assert changed["warnings"] == clamped(2, "3, 6")
+    (listed,) = both.data("GET", PROFILES)["profiles"]
+    assert listed["warnings"] == changed["warnings"]
+    done = activate(both, made)
+    assert done["warnings"] == ["the values were clamped to [-200, 200]: features 3, 6"]
+    exported = both.data("GET", f"{PROFILES}/{made['id']}/export")
+    assert "warnings" not in exported
+    imported = both.data("POST", IMPORT, exported | {"name": "again"}, 201)
+    assert imported["warnings"] == changed["warnings"]
+    same = {"op": "add", "feature": {"index": 6}, "value": 60}
+    change(both, made, intensity=1, edits=[same])
+    done = activate(both, made)
+    assert done["warnings"] == ["the values were clamped to [-200, 200]: features 6"]
 
 
 def test_an_active_profile_steers_the_text_as_its_values_do(both: Running) -> None:

@@ -258,6 +258,16 @@ def test_what_does_not_fit_is_refused_by_its_place(
     assert (refused.value.code, refused.value.param) == (code, f"interventions.edits[1].{part}")
 
 
+def test_a_sum_beyond_the_bounds_says_what_the_edits_add() -> None:
+    loud = {"op": "add", "feature": of("low"), "value": -150}
+    with pytest.raises(Refusal) as refused:
+        place(loud, loud)
+    assert refused.value.message == (
+        "interventions.edits[1].value must be closer to 0: the edits of feature 4 add -300 together, "
+        "and a sum is from -200 to 200"
+    )
+
+
 def test_a_vector_that_must_be_projected_may_be_projected() -> None:
     assert len(place(edit_of("refusal", "ablate")).edits) == 1
 

@@ -16,6 +16,7 @@ const PROFILE = {
   steering: { "90": 10, "7": -4 },
   intensity: 1,
   source_kind: "manual",
+  warnings: [],
   is_active: true,
   created_at: "2026-01-05T10:00:00Z",
   updated_at: "2026-01-05T10:00:00Z",

@@ -128,7 +128,7 @@ class NewProfile(ProfileFields):
 class ProfileChanges(RequestBody):
     """The fields to replace; `steering` is replaced as a whole. null empties a field that may be empty."""
 
-    answered = frozenset({"id", "source_kind", "is_active", "created_at", "updated_at"})
+    answered = frozenset({"id", "source_kind", "is_active", "created_at", "updated_at", "warnings"})
 
     name: Name | None = None
     description: Description | None = None
@@ -178,8 +178,14 @@ _NO_DOCUMENT: dict[int | str, dict[str, object]] = {
 
 def record(row: Any, active_id: str | None) -> ProfileRecord:
     """A profile in the form in which every route answers it."""
-    is_active = row.id == active_id
-    return ProfileRecord(**_saved(row), id=row.id, source_kind=row.source_kind, is_active=is_active)
+    own = rules.value_warnings(row.steering, row.edits, row.intensity)
+    return ProfileRecord(
+        **_saved(row),
+        id=row.id,
+        source_kind=row.source_kind,
+        is_active=row.id == active_id,
+        warnings=own if row.cluster is None else row.warnings,
+    )
 
 
 def document(row: Any, origin: Origin) -> ProfileExport:
@@ -261,7 +267,8 @@ def router(profiles: Profiles, serving: Serving, reader: DocumentReader) -> APIR
             return failure(refusal, 200)
         note_object(profile_id=row.id)
         saved = structs.asdict(described(row))
-        return success(ImportedProfileRecord(**saved, warnings=imported.warnings), 201)
+        saved["warnings"] = (*imported.warnings, *saved["warnings"])
+        return success(ImportedProfileRecord(**saved), 201)
 
     @routes.get("/active", response_model=Answer[ProfileRecord | None])
     async def get_active() -> Response:

@@ -28,13 +28,11 @@ from steerserve.rules.steering import cluster, interventions
 from steerserve.rules.steering import live as live_rules
 from steerserve.rules.steering.live import Live
 from steerserve.rules.steering.members import Range
+from steerserve.rules.steering.placed import listed
 from steerserve.rules.steering.profile import Profile, ProfileEdits
 from steerserve.settings import Settings
 
 log = structlog.get_logger(__name__)
-
-LISTED = 20
-"""How many features a warning lists."""
 
 Displaced = Callable[[], Awaitable[Sequence[str]]]
 """Ends what the activation of a profile displaces, and answers warnings."""
@@ -265,7 +263,7 @@ class Serving:
             )
             warnings[:] = _of_site(row, profile, after, attached)
             warnings.extend(
-                f"the values that were set by hand at {key} were cleared: {_listed(features)}"
+                f"the values that were set by hand at {key} were cleared: features {listed(features)}"
                 for key, features in rules.cleared(live, after).items()
             )
             return after
@@ -322,20 +320,15 @@ class Serving:
 def _of_site(
     row: ProfileRow, profile: Profile, after: Live, attached: Sequence[Attachment]
 ) -> list[str]:
-    """The warnings about the SAE that an activated cluster steers now, and about its clamped values."""
-    if row.cluster is None:
-        return []
-    at = next(one for one in attached if after.active is not None and one.key == after.active.key)
-    warnings = [
-        *cluster.site_warnings(row.cluster, profile.sae_id, at),
-        *cluster.strength_warnings(row.cluster),
-    ]
-    clamped = rules.clamped_features(profile)
+    """The warnings about the SAE that an activated cluster steers now, and about clamped values."""
+    active = after.active
+    assert active is not None
+    warnings: list[str] = []
+    if row.cluster is not None:
+        at = next(one for one in attached if one.key == active.key)
+        warnings += cluster.site_warnings(row.cluster, profile.sae_id, at)
+        warnings += cluster.strength_warnings(row.cluster)
+    clamped = rules.clamped_features(active)
     if clamped:
-        warnings.append(f"the values were clamped to [-200, 200]: {_listed(clamped)}")
+        warnings.append(f"the values were clamped to [-200, 200]: features {listed(clamped)}")
     return warnings
-
-
-def _listed(features: Sequence[int]) -> str:
-    more = f" and {len(features) - LISTED} more" if len(features) > LISTED else ""
-    return f"features {', '.join(map(str, features[:LISTED]))}{more}"

@@ -67,7 +67,8 @@ class LiveInterventions(Form, frozen=True):
 
 
 class ProfileRecord(Form, frozen=True, kw_only=True):
-    """A saved profile. A cluster is a profile of the kind `cluster`."""
+    """A saved profile. A cluster is a profile of the kind `cluster`. `warnings` say which values are clamped where the
+    profile is applied, and for a cluster what its own list says."""
 
     id: str
     name: str
@@ -84,6 +85,7 @@ class ProfileRecord(Form, frozen=True, kw_only=True):
     created_at: datetime
     updated_at: datetime
     edits: list[dict[str, object]] | UnsetType = UNSET
+    warnings: Sequence[str]
 
 
 class ProfileList(Form, frozen=True):
@@ -95,9 +97,7 @@ class ProfileList(Form, frozen=True):
 
 
 class ImportedProfileRecord(ProfileRecord, frozen=True, kw_only=True):
-    """The profile that was imported. `warnings` say what of the document could not be used."""
-
-    warnings: Sequence[str]
+    """The profile that was imported. Its `warnings` also say what of the document could not be used."""
 
 
 class ProfileExport(Form, frozen=True, kw_only=True):

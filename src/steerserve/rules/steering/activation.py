@@ -12,8 +12,9 @@ from steerserve.errors import Refusal
 from steerserve.rules.saes.attachment import AttachedSae, ClusterChoice, Sae
 from steerserve.rules.steering import cluster
 from steerserve.rules.steering import live as steering
+from steerserve.rules.steering.edits import Feature
 from steerserve.rules.steering.live import Live
-from steerserve.rules.steering.placed import INTERVENTIONS, MANUAL, MAXIMUM, Placed, Values
+from steerserve.rules.steering.placed import INTERVENTIONS, MANUAL, Placed, Values, is_clamped
 from steerserve.rules.steering.placing import ModelFacts, standing_of
 from steerserve.rules.steering.profile import Profile, site
 from steerserve.rules.steering.served import Owned, ServedProfile
@@ -71,9 +72,23 @@ def gate(profile_id: str, profile: Profile, attached: Sequence[Sae]) -> Sae:
     return at
 
 
-def clamped_features(profile: Profile) -> list[int]:
-    """The features whose values at the profile's own intensity are clamped."""
-    return [i for i, v in profile.values.items() if abs(v * profile.intensity) > MAXIMUM]
+def clamped_features(active: ServedProfile) -> list[int]:
+    """The features whose values, or whose sums of values and edits, are clamped at the intensity of an applied
+    profile."""
+    clamped: set[int] = set()
+    sums: dict[tuple[str, int], float] = {}
+    for part in active.parts.values():
+        added = [(key, i, v) for key, values in part.values.items() for i, v in values.items()]
+        for key, index, value in added:
+            sums[key, index] = sums.get((key, index), 0.0) + value
+        added += [
+            (edit.at.key, edit.at.index, edit.target.offset)
+            for edit in part.edits
+            if edit.is_added and isinstance(edit.at, Feature)
+        ]
+        clamped |= {index for _, index, value in added if is_clamped(value, active.intensity)}
+    clamped |= {index for (_, index), s in sums.items() if is_clamped(s, active.intensity)}
+    return sorted(clamped)
 
 
 def _served(profile_id: str, profile: Profile) -> ServedProfile:

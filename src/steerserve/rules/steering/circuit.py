@@ -16,11 +16,8 @@ from steerserve.rules.steering.circuit_shape import KIND, LAYERS_MAXIMUM, SHAPE
 from steerserve.rules.steering.documents import DocumentFault, Place, as_number, part_of
 from steerserve.rules.steering.evidence import rung_of
 from steerserve.rules.steering.members import AuthoredMember, SaeReference, SensingOverrides
-from steerserve.rules.steering.placed import MAXIMUM as VALUE_MAXIMUM
+from steerserve.rules.steering.placed import clamp_warnings, is_clamped
 from steerserve.rules.text import storable
-
-_LISTED = 20
-"""The most members that a warning lists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,15 +166,9 @@ def warnings(circuit: Circuit, intensity: float) -> tuple[str, ...]:
         f"{member.feature_idx} at layer {layer}"
         for layer, of_layer in circuit.members.items()
         for member in of_layer
-        if abs(member.value * intensity) > VALUE_MAXIMUM
+        if is_clamped(member.value, intensity)
     ]
-    if not clamped:
-        return ()
-    more = f" and {len(clamped) - _LISTED} more" if len(clamped) > _LISTED else ""
-    return (
-        f"at intensity {intensity:g} the values of features {', '.join(clamped[:_LISTED])}{more} are outside "
-        f"[-{VALUE_MAXIMUM:g}, {VALUE_MAXIMUM:g}] and are clamped",
-    )
+    return clamp_warnings(clamped, intensity)
 
 
 def _circuit(document: Mapping[str, Any]) -> Circuit:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any
 
 from steerserve.errors import Refusal
@@ -19,6 +18,7 @@ from steerserve.rules.steering.members import (
     SaeReference,
     SensingOverrides,
 )
+from steerserve.rules.steering.placed import LISTED, clamp_warnings, is_clamped, listed
 from steerserve.rules.text import shown
 
 DEFINITION = "mistudio.cluster-definition"
@@ -26,9 +26,6 @@ BUNDLE = "mistudio.cluster-bundle"
 KINDS = (DEFINITION, BUNDLE)
 BUNDLE_MAXIMUM = 50
 NAME_MAXIMUM = 120
-STEERING_MAXIMUM = 200.0
-LISTED = 20
-"""The most members that a warning or a refusal lists."""
 
 _DEFINITION = fields(
     {
@@ -237,14 +234,10 @@ def site_warnings(cluster: Cluster, bound_to: str | None, sae: AttachedSae) -> t
 
 def own_warnings(cluster: Cluster, intensity: float, configured: Range) -> tuple[str, ...]:
     """What is remarkable about the values of a cluster, whatever SAE is attached."""
-    warnings = []
+    warnings: list[str] = []
     highest = INTENSITY_MAXIMUM if cluster.declared_range is None else limits(cluster).highest
-    above = [m.feature_idx for m in cluster.members if abs(m.value * highest) > STEERING_MAXIMUM]
-    if above:
-        warnings.append(
-            f"at intensity {highest:g} the values of features {_listed(above)} are outside "
-            f"[-{STEERING_MAXIMUM:g}, {STEERING_MAXIMUM:g}] and will be clamped"
-        )
+    above = [m.feature_idx for m in cluster.members if is_clamped(m.value, highest)]
+    warnings += clamp_warnings(above, highest)
     warnings += strength_warnings(cluster)
     most = limits(cluster, configured).highest
     if intensity > most:
@@ -262,11 +255,6 @@ def _other_layer(cluster: Cluster, sae: AttachedSae) -> tuple[str, ...]:
     if cluster.sae.layer in (None, sae.layer):
         return ()
     return (f"the cluster is made for layer {cluster.sae.layer}; the SAE is at layer {sae.layer}",)
-
-
-def _listed(features: Sequence[int]) -> str:
-    more = f" and {len(features) - LISTED} more" if len(features) > LISTED else ""
-    return ", ".join(map(str, islice(features, LISTED))) + more
 
 
 # ------------------------------------------------------------- activating
@@ -293,7 +281,7 @@ def check_fits(cluster: Cluster, profile_id: str, sae: AttachedSae) -> None:
     if bad:
         raise Refusal(  # (2)
             "INVALID_FEATURE_INDEX",
-            f"features {_listed(bad)} are outside [0, {sae.d_sae}) of {sae.sae_id}",
+            f"features {listed(bad)} are outside [0, {sae.d_sae}) of {sae.sae_id}",
             feature_idx=bad[0],
             bad_indices=bad[:LISTED],
             d_sae=sae.d_sae,

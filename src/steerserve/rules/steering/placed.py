@@ -6,7 +6,7 @@ The live values, a profile, a cluster, a circuit, the live interventions and the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from msgspec import structs
@@ -21,6 +21,9 @@ INTERVENTIONS = "interventions"
 
 MINIMUM = -200.0
 MAXIMUM = 200.0
+
+LISTED = 20
+"""The most features that a warning or a refusal lists."""
 
 _DIGITS = 15
 """The significant digits that every decimal number keeps as a float."""
@@ -102,6 +105,26 @@ def not_zero(values: Values) -> dict[int, float]:
 def clamped(value: float) -> float:
     """The value, held within [-200, 200]. A zero has no sign."""
     return min(MAXIMUM, max(MINIMUM, value)) + 0.0
+
+
+def is_clamped(value: float, intensity: float) -> bool:
+    """Whether a value times an intensity is outside of [-200, 200]."""
+    return abs(value * intensity) > MAXIMUM
+
+
+def listed(features: Sequence[object]) -> str:
+    """Features as a list in words, which has at most LISTED of them."""
+    more = f" and {len(features) - LISTED} more" if len(features) > LISTED else ""
+    return ", ".join(map(str, features[:LISTED])) + more
+
+
+def clamp_warnings(features: Sequence[object], intensity: float) -> tuple[str, ...]:
+    """The warning about features whose values at an intensity are outside of [-200, 200]."""
+    if not features:
+        return ()
+    bounds = f"[{MINIMUM:g}, {MAXIMUM:g}] and will be clamped"
+    values = f"at intensity {intensity:g} the values of features {listed(features)}"
+    return (f"{values} are outside {bounds}",)
 
 
 def at_intensity(value: float, intensity: float) -> float:

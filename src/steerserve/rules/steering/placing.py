@@ -214,11 +214,11 @@ def _sum(
     if steering.field == FIELD:
         raise twice(steering, at)
     if not MINIMUM <= before + value <= MAXIMUM:
-        where = steering.where(at, "value")
         expected = (
-            f"a value with which the sum of the feature's values is from {MINIMUM:g} to {MAXIMUM:g}"
+            f"closer to 0: the edits of feature {index} add {before + value:g} together, "
+            f"and a sum is from {MINIMUM:g} to {MAXIMUM:g}"
         )
-        raise invalid(steering, where, expected)
+        raise invalid(steering, steering.where(at, "value"), expected)
     return before + value
 
 

@@ -18,11 +18,12 @@ from steerserve.rules.saes.provenance import Origin
 from steerserve.rules.steering import cluster, documents, interventions
 from steerserve.rules.steering.cluster import Cluster
 from steerserve.rules.steering.documents import DOCUMENT_BYTES
+from steerserve.rules.steering.edits import ADD
 from steerserve.rules.steering.live import BATCH_MAXIMUM
 from steerserve.rules.steering.members import Range
-from steerserve.rules.steering.placed import Placed, Values
+from steerserve.rules.steering.placed import Placed, Values, clamp_warnings, is_clamped
 from steerserve.rules.steering.placing import Largest, ModelFacts, placed
-from steerserve.rules.steering.request import RequestSteering
+from steerserve.rules.steering.request import ACTIVATION, RequestSteering, SteeredFeature
 from steerserve.rules.text import shown
 
 INTENSITY_MAXIMUM = 2.0
@@ -90,6 +91,21 @@ def check_intensity(intensity: float) -> None:
     """
     if not 0.0 <= intensity <= INTENSITY_MAXIMUM:
         raise invalid("intensity", f"outside [0, {INTENSITY_MAXIMUM:g}]")
+
+
+def value_warnings(
+    values: Values, edits: Sequence[Any] | None, intensity: float
+) -> tuple[str, ...]:
+    """The warning about values, and about sums of `add` edits, that are clamped where a saved profile is applied."""
+    clamped = {index for index, value in values.items() if is_clamped(value, intensity)}
+    sums: dict[tuple[SaeChoice, int], float] = {}
+    for edit in interventions.parse({"edits": edits}, "").edits if edits else ():
+        if isinstance(edit, SteeredFeature) and (edit.op, edit.unit) == (ADD, ACTIVATION):
+            named = edit.choice, edit.index
+            sums[named] = sums.get(named, 0.0) + edit.value
+            clamped |= {edit.index} if is_clamped(edit.value, intensity) else set()
+    clamped |= {index for (_, index), value in sums.items() if is_clamped(value, intensity)}
+    return clamp_warnings(sorted(clamped), intensity)
 
 
 def check_cluster_changes(

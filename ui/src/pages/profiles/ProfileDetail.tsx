@@ -88,7 +88,7 @@ export function ProfileDetail({ profile, onDeleted }: { profile: Profile; onDele
             </button>
           </div>
         )}
-        <Warnings warnings={warnings} />
+        <Warnings warnings={warnings.length > 0 ? warnings : profile.warnings} />
         <Members
           intensity={profile.intensity}
           members={features.map((index) => ({
