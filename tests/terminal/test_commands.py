@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
+import struct
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -14,14 +16,26 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from steerserve import demo
+from steerserve import Client, demo
 from steerserve.cli import main
-from steerserve.terminal import commands, completing, output, watching
+from steerserve.terminal import chat, commands, completing, output, watching
+from tests.circuits import activated, imported
 from tests.conftest import Start
 from tests.service import Running, add_sae
 
 Run = Callable[..., Result]
 LABELS = {"90": "sea", "7": "farm animals", "8": "farm work"}
+CALM = {
+    "op": "add",
+    "vector": {"layer": 2, "data": base64.b64encode(struct.pack("<192f", *[1.0] * 192)).decode()},
+    "value": 2,
+}
+CLUSTER = {
+    "kind": "mistudio.cluster-definition",
+    "schema_version": "1",
+    "name": "words of the sea",
+    "members": [{"feature_idx": 90, "strength": 5}],
+}
 
 
 @pytest.fixture
@@ -33,7 +47,8 @@ def run(steered: Running, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> It
     steered.data("POST", f"/api/saes/{sae_id}/labels", LABELS)
     runner = CliRunner()
     yield lambda *words, **more: runner.invoke(main, list(words), **more)
-    steered.data("DELETE", "/api/saes/steering")
+    if steered.data("GET", "/api/saes/attachments")["count"]:
+        steered.data("DELETE", "/api/saes/steering")
     steered.data("DELETE", f"/api/saes/{sae_id}/labels")
     for row in steered.data("GET", "/api/profiles")["profiles"]:
         steered.data("DELETE", f"/api/profiles/{row['id']}")
@@ -60,6 +75,70 @@ def test_ps_says_what_is_loaded_attached_and_set(run: Run) -> None:
     for fact in (demo.MODEL_NAME, "at layer 2", "0 running", "52.5", "sea"):
         assert fact in text
     assert answered(run("ps", "--json"))["model_name"] == demo.MODEL_NAME
+
+
+def test_steer_and_ps_show_everything_that_steers_every_request(
+    run: Run, attached: Running
+) -> None:
+    def shows(*facts: str) -> None:
+        for command in ("steer", "ps"):
+            text = run(command).stdout
+            assert [fact for fact in facts if fact not in text] == [], text
+            assert "nothing is set" not in text
+
+    circuit = imported(attached)
+    activated(attached, circuit)
+    shows("circuit", "rain to umbrella", "intensity 1", "70", "31")
+    attached.data("POST", f"/api/circuits/{circuit}/deactivate")
+    edit = {
+        "op": "at_most",
+        "feature": {"index": 14, "layer": demo.saes()[0].layer},
+        "value": 3,
+        "positions": "prompt",
+    }
+    body = {"name": "quiet", "edits": [edit], "intensity": 0.5}
+    made = attached.data("POST", "/api/profiles", body, 201)
+    attached.data("POST", f"/api/profiles/{made['id']}/activate")
+    shows("profile", "quiet", "intensity 0.5", "at_most", "14", "prompt")
+    shown = answered(run("steer", "--json"))
+    assert (shown["values"], shown["active_profile"]["name"]) == ({}, "quiet")
+    assert (shown["interventions"], shown["circuits"]) == ([edit], [])
+    attached.data("DELETE", "/api/interventions")
+    attached.data("PUT", "/api/interventions", {"edits": [CALM], "mode": "replace"})
+    attached.data("POST", "/api/saes/steering/disable")
+    shows("add", "a direction", "layer 2", "in place of the values", "switched off")
+    assert run("steer", "--off").stdout == "nothing is set\n"
+    (cluster,) = attached.data("POST", "/api/clusters/import", CLUSTER)["results"]
+    attached.data("POST", f"/api/clusters/{cluster['profile_id']}/activate")
+    shows("cluster", "words of the sea", "90")
+
+
+def test_without_an_sae_everything_that_steers_is_shown_and_cleared(
+    run: Run, unattached: Running
+) -> None:
+    text = run("ps").stdout
+    assert demo.MODEL_NAME in text
+    assert "off" in text
+    assert run("steer").stdout == "nothing is set\n"
+    unattached.data("PUT", "/api/interventions", {"edits": [CALM]})
+    for command in ("steer", "ps"):
+        assert "a direction" in run(command).stdout
+    assert run("steer", "--off").stdout == "nothing is set\n"
+    assert unattached.data("GET", "/api/interventions")["edits"] == []
+
+
+def test_the_warnings_of_a_route_are_printed_beside_its_answer(run: Run, attached: Running) -> None:
+    first, other = demo.saes()
+    told = run("attach", other.name, "--layer", "1")
+    assert told.exit_code == 0
+    assert "warning: " in told.stderr
+    assert "trained on layer" in told.stderr
+    assert "warning: " in run("attach", first.name, "--layer", "1", "--beside").stderr
+    ran = run("run", demo.MODEL_NAME, "One day", "--sae", first.name, "--layer", "1")
+    assert "trained on layer" in ran.stderr
+    loud = {"name": "loud", "steering": {"5": 500}}
+    attached.data("POST", "/api/profiles", loud, 201)
+    assert "warning: the values were clamped" in run("profile", "loud").stderr
 
 
 def test_features_are_steered_by_index_and_by_label(run: Run) -> None:
@@ -229,9 +308,37 @@ def test_run_answers_a_prompt_and_ends(run: Run) -> None:
     assert len(plain.stdout.split()) > 3
     steered = run("run", demo.MODEL_NAME, "--steer", "sea=10", "--json", input="Tell me a story.")
     assert answered(steered)["choices"][0]["message"]["content"]
+    assert "every request" in steered.stderr
+    assert "steerserve steer --off" in steered.stderr
     assert answered(run("steer", "--json"))["values"] == {"90": 10.0}
     refused = run("run", demo.MODEL_NAME, "--json", input="")
     assert refused.exit_code == 2
+
+
+def test_run_samples_as_the_checkpoint_says_or_as_the_options_say(
+    run: Run, shared: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = answered(run("show", demo.MODEL_NAME, "--json"))["generation_config"]
+    said = json.loads((demo.MODEL_DIR / "generation_config.json").read_text())
+    assert kept == {"temperature": said["temperature"], "top_p": said["top_p"]}
+    sent: list[Any] = []
+    begun = chat.Chat
+
+    def noted(client: Client, model: str, **more: Any) -> chat.Chat:
+        sent.append(more["fields"])
+        return begun(client, model, **more)
+
+    monkeypatch.setattr(chat, "Chat", noted)
+    words = ("run", demo.MODEL_NAME, "Tell me a story.", "--json", "--max-tokens", "3")
+    plain = answered(run(*words))["usage"]
+    greedy = ("--temperature", "0", "--seed", "7", "--system", "Be brief.")
+    own = answered(run(*words, *greedy))["usage"]
+    assert plain["completion_tokens"] == own["completion_tokens"] == 3
+    assert own["prompt_tokens"] > plain["prompt_tokens"]
+    assert sent == [
+        kept | {"max_tokens": 3},
+        {"temperature": 0.0, "top_p": kept["top_p"], "max_tokens": 3, "seed": 7},
+    ]
 
 
 def test_piped_output_has_no_colour_and_is_not_cut(run: Run) -> None:

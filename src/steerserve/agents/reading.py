@@ -60,7 +60,7 @@ class Reading:
 
     async def status(self) -> dict[str, object]:
         """What is loaded, attached and set: the loaded model, the attached SAEs, the live steering that every request
-        without steering of its own has, and the active profile."""
+        without steering of its own has, the active profile, and the circuits that serve."""
         health = await self._client.health.detailed()
         attached = await self._client.saes.attachments()
         return {
@@ -71,6 +71,7 @@ class Reading:
             "steering": await self._client.steering.get() if len(attached) else None,
             "interventions": await self._client.interventions.get(),
             "active_profile": health.active_profile,
+            "circuits": await self._client.circuits.active(),
         }
 
     async def list_models(self) -> object:

@@ -8,6 +8,7 @@ from steerserve.messages.sensing import SensedEdges, SensedSpans, Window
 from steerserve.messages.values import ChatTemplate, Message
 from steerserve.rules.inference.lens import LensKind
 from steerserve.rules.inference.stepping import CompiledFunctions, CudaGraphs, RowSteps, SeededRows
+from steerserve.rules.models.generation_config import GenerationConfig
 
 FinishReason = Literal["stop", "length"]
 
@@ -33,7 +34,8 @@ class Loaded(Message, frozen=True):
     `rules.sae_sites.SITES`. `row_steps` says whether rows share passes, and `seeded_rows` whether seeded rows
     do; None where there are none. Engines with the same `probe` compute the same logits, bit for bit; it is empty where
     this was not tried out. `cuda_graphs` says how decode passes are run; None for a model without such passes.
-    `compiled_functions` is None for a model on cards."""
+    `compiled_functions` is None for a model on cards. `generation_config` is None for a model that writes no text, and
+    for a file that recommends no sampling."""
 
     id: int
     architecture: str
@@ -59,6 +61,7 @@ class Loaded(Message, frozen=True):
     probe: str = ""
     cuda_graphs: CudaGraphs | None = None
     compiled_functions: CompiledFunctions | None = None
+    generation_config: GenerationConfig | None = None
 
 
 class DeviceMemory(Message, frozen=True):

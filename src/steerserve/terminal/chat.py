@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
 
 import typer
 from rich.table import Table
@@ -11,7 +13,7 @@ from rich.text import Text
 
 from steerserve.client import Answer, Client, ServiceError, Stream
 from steerserve.client.faults import NoChatTemplate
-from steerserve.terminal import lines, naming, output, starting
+from steerserve.terminal import lines, naming, output, starting, steered
 
 PROMPT = ">>> "
 HISTORY = "terminal_history"
@@ -27,12 +29,22 @@ class Chat:
     """A conversation with a model.
 
     Attributes:
-        messages: what was said, as the chat route takes it.
+        messages: what was said, as the chat route takes it, without the system message.
     """
 
-    def __init__(self, client: Client, model: str) -> None:
+    def __init__(
+        self,
+        client: Client,
+        model: str,
+        *,
+        system: str | None = None,
+        fields: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
+        """`fields` are those of every request, such as its temperature."""
         self._client = client
         self._model = model
+        self._system = [] if system is None else [{"role": "system", "content": system}]
+        self._fields = fields
         self.messages: list[dict[str, str]] = []
         self._has_template = True
         self._commands: dict[str, tuple[Callable[[str], None], str]] = {
@@ -122,10 +134,24 @@ class Chat:
         """A model without a chat template continues the text of the last message."""
         if self._has_template:
             try:
-                return self._client.chat(self.messages, model=self._model, stream=True)
+                return self._client.chat(
+                    [*self._system, *self.messages], model=self._model, stream=True, **self._fields
+                )
             except NoChatTemplate:
-                self._has_template = False
-        return self._client.complete(self.messages[-1]["content"], model=self._model, stream=True)
+                self._lack_template()
+        return self._client.complete(
+            self.messages[-1]["content"], model=self._model, stream=True, **self._fields
+        )
+
+    def _lack_template(self) -> None:
+        """Note that the model has no chat template.
+
+        Raises:
+            typer.BadParameter: there is a system message, which only a chat template can place.
+        """
+        self._has_template = False
+        if self._system:
+            raise typer.BadParameter("--system needs a chat template, and this model has none")
 
     def once(self, text: str, *, as_json: bool) -> None:
         """Answer one text.
@@ -140,9 +166,11 @@ class Chat:
                 raise KeyboardInterrupt
             return
         try:
-            whole = self._client.chat(self.messages, model=self._model)
+            asked = [*self._system, *self.messages]
+            whole = self._client.chat(asked, model=self._model, **self._fields)
         except NoChatTemplate:
-            whole = self._client.complete(text, model=self._model)
+            self._lack_template()
+            whole = self._client.complete(text, model=self._model, **self._fields)
         output.show_json(whole.raw)
 
     # ---------------------------------------------------------------- the commands
@@ -150,15 +178,18 @@ class Chat:
     def _steer(self, rest: str) -> None:
         wishes = [naming.wish(word) for word in naming.words(rest)]
         if not wishes:
-            show_steering(self._client)
+            self._show()
             return
         sae_id = naming.attached(self._client)
         self._client.steering.set(naming.features(self._client, wishes, sae_id))
-        show_steering(self._client)
+        self._show()
 
     def _off(self, _: str) -> None:
         self._client.steering.clear()
-        typer.echo("nothing is set")
+        self._show()
+
+    def _show(self) -> None:
+        steered.show(self._client, steered.read(self._client))
 
     def _features(self, rest: str) -> None:
         sae_id = naming.attached(self._client)
@@ -178,7 +209,8 @@ class Chat:
             return
         by = {"prompt": text}
         if self._has_template:
-            by = {"messages": [{"role": "user", "content": text}]}  # type: ignore[dict-item]
+            messages = [*self._system, {"role": "user", "content": text}]
+            by = {"messages": messages}  # type: ignore[dict-item]
         compared = self._client.compare(**by, max_tokens=COMPARED_TOKENS)  # type: ignore[arg-type]
         show_sides(
             [f"intensity {side.intensity:g}" for side in compared.sides],
@@ -203,28 +235,6 @@ class Chat:
 
     def _bye(self, _: str) -> None:
         self._is_over = True
-
-
-def show_steering(client: Client) -> None:
-    """Print the values that are set, with the labels of their features."""
-    state = client.steering.get()
-    if not state.values and not state.others:
-        typer.echo("nothing is set")
-        return
-    sae_id = naming.attached(client)
-    named: dict[int, str] = {}
-    if state.values:
-        wanted = ",".join(state.values)
-        labels = client.features.labels(sae_id, features=wanted, limit=len(state.values))
-        named = {one.feature_idx: one.label for one in labels}
-    rows: list[tuple[object, ...]] = [
-        (sae_id, index, named.get(int(index)), value) for index, value in state.values.items()
-    ]
-    others = state.others if isinstance(state.others, dict) else {}
-    rows += [(key, i, None, v) for key, values in others.items() for i, v in values.items()]
-    output.show_table(["SAE", "feature", "label", "value"], rows)
-    if not state.enabled:
-        typer.echo("steering is switched off")
 
 
 def show_sides(titles: list[str], texts: list[str]) -> None:

@@ -13,7 +13,7 @@ from steerserve.client import Client
 from steerserve.client.faults import ModelNotFound, SaeIncompatible, SaeNotFound
 from steerserve.control.models.views import ModelRecord
 from steerserve.control.saes.views import SaeDetails, SaeRecord
-from steerserve.terminal import chat, naming, output, starting
+from steerserve.terminal import chat, naming, output, starting, steered
 from steerserve.terminal.completing import model_names, profile_names, sae_names
 from steerserve.terminal.output import megabytes, refusals, show_facts, show_json, show_table
 from steerserve.terminal.watching import logs, watch
@@ -48,8 +48,18 @@ def run(
     ] = None,
     layer: Layer = None,
     steer: Annotated[
-        list[str] | None, typer.Option(help="Set a feature: 90=52.5, sea=+10.")
+        list[str] | None,
+        typer.Option(help="Set a feature for every request of the service: 90=52.5, sea=+10."),
     ] = None,
+    system: Annotated[
+        str | None, typer.Option(help="The system message that a chat begins with.")
+    ] = None,
+    temperature: Annotated[
+        float | None,
+        typer.Option(help="0 is greedy; by default what the checkpoint recommends."),
+    ] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="The most tokens of an answer.")] = None,
+    seed: Annotated[int | None, typer.Option(help="One seed gives one text.")] = None,
     as_json: Json = False,
 ) -> None:
     """Chat with a model. Starts a service on this machine if none answers, and loads what is needed."""
@@ -67,7 +77,11 @@ def run(
         if wishes:
             values = naming.features(client, wishes, naming.attached(client))
             client.steering.set(values)
-        talk = chat.Chat(client, loaded.name)
+            named = ", ".join(f"{index}={value:g}" for index, value in values.items())
+            output.note(f"{named} stays set for every request of the service; {steered.CLEARING}")
+        own = {"temperature": temperature, "max_tokens": max_tokens, "seed": seed}
+        fields = _recommended(loaded) | {k: v for k, v in own.items() if v is not None}
+        talk = chat.Chat(client, loaded.name, system=system, fields=fields)
         if prompt:
             talk.once(prompt, as_json=as_json)
             return
@@ -144,21 +158,20 @@ def ps(as_json: Json = False) -> None:
         if as_json:
             show_json(health)
             return
-        attached, steering = client.saes.attachments(), client.steering.get()
+        attached, found = client.saes.attachments(), steered.read(client)
         queue = health.inference
         show_facts(
             {
                 "service": f"{client.base_url}, {health.status}, version {health.version}",
                 "model": health.model_name or "none is loaded",
                 "SAEs": ", ".join(f"{one.sae_id} at layer {one.layer}" for one in attached),
-                "profile": health.active_profile.name if health.active_profile else None,
-                "steering": "on" if steering.enabled else "off",
+                "steering": "on" if found.live.enabled else "off",
                 "requests": f"{queue.in_flight} running, {queue.queue_pending} waiting",
             }
         )
-        if steering.values or steering.others:
+        if not found.is_empty:
             typer.echo()
-            chat.show_steering(client)
+            steered.show(client, found)
 
 
 def rm(
@@ -231,6 +244,8 @@ def attach(
         at = _layer(record, layer)
         if beside:
             both = client.saes.attach_set([{"sae_id": record.id, "layer": at}])
+            for member in () if as_json else both.entries:
+                output.warn(member)
             _show(both, as_json, lambda one: f"{one.attached_count} SAEs are attached")
         else:
             made = client.saes.attach(record.id, layer=at)
@@ -260,24 +275,22 @@ def steer(
     sae: Annotated[str | None, typer.Option(help="By default the SAE attached first.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Set values of features, or show those that are set."""
+    """Set values of features. Shows everything that steers every request."""
     wishes = [naming.wish(text) for text in edits or []]
     if off and wishes:
         raise typer.BadParameter("give values or --off")
     with refusals(), Client() as client:
         chosen = None if sae is None else client.saes.find(sae).id
         if off:
-            state = client.steering.clear(sae_id=chosen)
+            client.steering.clear(sae_id=chosen)
         elif wishes:
             sae_id = chosen or naming.attached(client)
-            values = naming.features(client, wishes, sae_id)
-            state = client.steering.set(values, sae_id=sae_id)
-        else:
-            state = client.steering.get(sae_id=chosen)
+            client.steering.set(naming.features(client, wishes, sae_id), sae_id=sae_id)
+        found = steered.read(client, chosen)
         if as_json:
-            show_json(state)
+            show_json(found.plain())
         else:
-            chat.show_steering(client)
+            steered.show(client, found)
 
 
 def profile(
@@ -341,6 +354,7 @@ def _show(answer: Shown, as_json: bool, line: Callable[[Shown], str]) -> None:
     if as_json:
         show_json(answer)
     else:
+        output.warn(answer)
         typer.echo(output.readable(line(answer)))
 
 
@@ -362,6 +376,12 @@ def _known(client: Client, text: str) -> int | str:
     return client.models.register(source, progress=output.is_lively(), **fields).id
 
 
+def _recommended(model: ModelRecord) -> dict[str, object]:
+    """The sampling that the checkpoint recommends, as fields of a request."""
+    said = model.generation_config
+    return {} if said is None else {"temperature": said.temperature, "top_p": said.top_p}
+
+
 def _load(client: Client, model: int | str, gpu: str | None = None) -> ModelRecord:
     card = int(gpu) if gpu is not None and gpu.isdigit() else gpu
     return client.models.load(model, gpu=card, progress=output.is_lively())
@@ -372,14 +392,14 @@ def _attach_wanted(client: Client, sae: str | None, layer: int | None, *, is_dem
     if sae is not None:
         record = _sae(client, sae)
         at = _layer(record, layer)
-        if (record.id, at) not in {(one.sae_id, one.layer) for one in client.saes.attachments()}:
-            client.saes.attach(record.id, layer=at)
+        there = {(one.sae_id, one.layer): one for one in client.saes.attachments()}
+        output.warn(there.get((record.id, at)) or client.saes.attach(record.id, layer=at))
     elif is_demo and not client.saes.attachment().is_attached:
         shipped = next(one for one in demo.saes() if one.name == demo.proof()["sae"])
         stored = client.saes.download(str(shipped.path), progress=False)
         document = {str(index): entry for index, entry in demo.labels(shipped).items()}
         client.features.add_labels(stored.id, document)
-        client.saes.attach(stored.id, layer=shipped.layer)
+        output.warn(client.saes.attach(stored.id, layer=shipped.layer))
 
 
 def _sae(client: Client, text: str) -> SaeRecord:

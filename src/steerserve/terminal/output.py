@@ -57,6 +57,13 @@ def note(message: str) -> None:
     console(is_error=True).print(Text(readable(message), "dim"))
 
 
+def warn(answer: object) -> None:
+    """Print the warnings that an answer has on the error output."""
+    shown = console(is_error=True)
+    for warning in getattr(answer, "warnings", ()):
+        shown.print(Text(readable(f"warning: {warning}"), "yellow"))
+
+
 def is_lively() -> bool:
     """Whether bars may be shown, which are on the error output."""
     return sys.stderr.isatty()

@@ -9,6 +9,7 @@ from typing import Literal
 
 from steerserve.rules.form import Form
 from steerserve.rules.models.downloads import FetchProgress
+from steerserve.rules.models.generation_config import GenerationConfig
 from steerserve.rules.models.gguf import GgufFile
 from steerserve.rules.models.status import ModelEngine, ModelSource, ModelStatus
 from steerserve.rules.residency.lease_status import LeaseStatus
@@ -36,8 +37,9 @@ class ModelLock(Form, frozen=True):
 class ModelRecord(Form, frozen=True, kw_only=True):
     """A registered model. `params` is the number of parameters as a short text, such as `7B`. Sizes named `_mb` are in
     MiB. `download_progress` is in percent; it and `download` are null while no download runs. `layers` is the number of
-    decoder layers of a loaded model. The facts from `loaded_at` to `kv_cache_mb` that only a loaded model has are null,
-    or empty, for other models; `memory_footprint` is in bytes, `context_length` and `kv_cache_tokens` are in tokens. An
+    decoder layers of a loaded model. The facts from `loaded_at` to `generation_config` that only a loaded model has are
+    null, or empty, for other models; `memory_footprint` is in bytes, `context_length` and `kv_cache_tokens` are in
+    tokens. `generation_config` is the sampling that the checkpoint recommends, and null for a GGUF model. An
     `embedding_only` model writes no text and is never steered. `content_digest` is the SHA-256 of the files of a model
     of this machine, and null until it has been computed. `error_message` says why the status is `error`. `replicas` is
     null where one engine process serves."""
@@ -76,6 +78,7 @@ class ModelRecord(Form, frozen=True, kw_only=True):
     context_length: int | None
     kv_cache_tokens: int | None
     kv_cache_mb: int | None
+    generation_config: GenerationConfig | None
     created_at: datetime
     updated_at: datetime
     locked: bool

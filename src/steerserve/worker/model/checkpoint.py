@@ -20,6 +20,7 @@ from steerserve.errors import Refusal
 from steerserve.rules.inference import stepping
 from steerserve.rules.inference.stepping import RowSteps
 from steerserve.rules.models.architecture import first_range, max_context
+from steerserve.rules.models.generation_config import GenerationConfig, recommended
 from steerserve.rules.residency.heartbeat import Activity
 from steerserve.worker.model import agreement, attention, forwards, invariance
 from steerserve.worker.model.agreement import Agreement, BytesByDevice, Disagreement
@@ -326,6 +327,13 @@ class Checkpoint(Transformer):
         configured = getattr(self.model.generation_config, "eos_token_id", None)
         ends = configured if isinstance(configured, list) else [configured]
         return frozenset(int(e) for e in [*ends, self.tokenizer.eos_token_id] if e is not None)
+
+    @property
+    def generation_config(self) -> GenerationConfig:
+        """The sampling that the checkpoint recommends."""
+        said = self.model.generation_config
+        named = (getattr(said, name, None) for name in ("do_sample", "temperature", "top_p"))
+        return recommended(*named)
 
     @torch.inference_mode()
     def _check(self, first: int | None) -> BytesByDevice:

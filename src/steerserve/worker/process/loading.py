@@ -126,6 +126,7 @@ class LoadedModel:
             probe=self._probe(),
             cuda_graphs=self.cuda_graphs,
             compiled_functions=forwards.compiled(model.model),
+            generation_config=model.generation_config,
         )
 
     def _probe(self) -> str:
