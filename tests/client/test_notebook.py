@@ -21,6 +21,7 @@ def side(intensity: float, text: str) -> ComparedSide:
     return ComparedSide(
         intensity=intensity,
         steering={},
+        edits=[],
         steering_state=None,
         text=text,
         finish_reason="stop",

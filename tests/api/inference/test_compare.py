@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import struct
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,6 +16,11 @@ from tests.service import Running, add_sae
 PROMPT = "The children went down to the"
 PROOF = demo.proof()
 INDEX, STRENGTH = str(PROOF["feature_idx"]), PROOF["strength"]
+CALM = {
+    "op": "add",
+    "vector": {"layer": 2, "data": base64.b64encode(struct.pack("<192f", *[4.0] * 192)).decode()},
+    "value": 2,
+}
 ABLATED = {"op": "ablate", "feature": {"index": 1}}
 OWN = {"features": [{"index": 1, "value": 1.0}]}
 
@@ -74,6 +82,7 @@ def test_edits_are_compared_at_several_strengths(steered: Running) -> None:
     assert plain["steering_state"] is None
     assert half["steering_state"] not in (None, whole["steering_state"])
     assert whole["text"] != plain["text"]
+    assert [side["edits"] for side in (plain, half, whole)] == [[], edits, edits]
 
 
 def test_features_of_several_saes_are_compared_at_once(steered: Running) -> None:
@@ -182,8 +191,60 @@ def test_a_comparison_that_cannot_be(
     assert refused(steered, **body) == (status, code)
 
 
-def test_without_an_attached_sae_nothing_is_compared(shared: Running) -> None:
-    assert refused(shared, steering={"1": 1.0}) == (400, "SAE_NOT_ATTACHED")
+@pytest.fixture
+def kept(shared: Running) -> Iterator[dict[str, str]]:
+    """Profiles of the shared service, which has no SAE attached: one of edits of a vector, one of values, one of
+    both."""
+    fields: dict[str, dict[str, Any]] = {
+        "edits": {"edits": [CALM]},
+        "values": {"steering": {"1": 1.0}},
+        "both": {"steering": {"1": 1.0}, "edits": [CALM]},
+    }
+    made = {
+        name: shared.data("POST", "/api/profiles", {"name": name, **more}, 201)["id"]
+        for name, more in fields.items()
+    }
+    yield made
+    for profile_id in made.values():
+        shared.data("DELETE", f"/api/profiles/{profile_id}")
+
+
+def test_without_an_sae_the_plain_model_and_vectors_are_compared(
+    shared: Running, kept: dict[str, str]
+) -> None:
+    (plain,) = compare(shared, intensities=[0])["sides"]
+    assert (plain["steering"], plain["edits"], plain["steering_state"]) == ({}, [], None)
+    told = {**CALM, "vector": {"layer": 2}}
+    found = compare(shared, interventions={"edits": [CALM]})["sides"]
+    assert [side["edits"] for side in found] == [[], [told]]
+    assert found[0]["text"] == plain["text"] != found[1]["text"]
+    assert compare(shared, profile="edits")["sides"] == found
+    shared.data("PUT", "/api/interventions", {"edits": [CALM]})
+    assert compare(shared)["sides"] == found
+    events = streamed(shared)
+    assert [side["edits"] for side in events[0][1]["sides"]] == [[], [told]]
+    shared.data("DELETE", "/api/interventions")
+    assert refused(shared) == (422, "VALIDATION_ERROR")
+
+
+def test_without_an_sae_values_are_refused(shared: Running, kept: dict[str, str]) -> None:
+    for own in (
+        {"steering": {"1": 1.0}},
+        {"sae_steering": OWN},
+        {"interventions": {"edits": [ABLATED]}},
+    ):
+        assert refused(shared, **own) == (400, "SAE_NOT_ATTACHED")
+    for name in ("values", "both"):
+        assert refused(shared, profile=name) == (400, "SAE_NOT_ATTACHED")
+        activated = shared.error("POST", f"/api/profiles/{kept[name]}/activate")
+        assert activated[:2] == (400, "SAE_NOT_ATTACHED")
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
+    for steered in (
+        {"model": demo.MODEL_NAME, "profile": "both"},
+        {"model": f"{demo.MODEL_NAME}@both"},
+    ):
+        status, error = shared.v1_error("/v1/chat/completions", body | steered)
+        assert (status, error["code"]) == (400, "sae_not_attached"), error
 
 
 # ---------------------------------------------------------------- as a stream

@@ -14,6 +14,27 @@ from tests.service import Running
 PATH = "/api/interventions"
 
 
+def test_a_deleted_value_says_which_edits_still_steer_its_feature(steered: Running) -> None:
+    steering = "/api/saes/steering"
+    steered.data("POST", f"{steering}/batch", {"steering": {"7": 1, "14": 2}})
+    edits = [edit("ablate", 14), edit("add", 7, value=5), SET, edit("set", 7, value=5)]
+    steered.data("PUT", PATH, {"edits": edits})
+    still = "feature 7 is still steered by edits[1] and edits[3] of the interventions"
+    state = steered.data("DELETE", f"{steering}/7")
+    assert (state["values"], state["warnings"]) == ({"7": 5.0, "14": 2.0}, [still])
+    layer = steered.data("GET", "/api/saes/attachment")["layer"]
+    state = steered.data("DELETE", f"{steering}?layer={layer}")
+    assert state["warnings"] == [
+        still,
+        "feature 14 is still steered by edits[0] of the interventions",
+        f"feature {SET['feature']['index']} is still steered by edits[2] of the interventions",
+    ]
+    assert "warnings" not in steered.data("GET", steering)
+    steered.data("POST", f"{steering}/disable")
+    assert "warnings" not in steered.data("DELETE", f"{steering}/7")
+    assert "warnings" not in steered.data("DELETE", steering)
+
+
 def test_interventions_steer_every_request_until_they_are_cleared(steered: Running) -> None:
     unsteered = chat(steered)
     assert steered.data("GET", PATH)["edits"] == []

@@ -585,6 +585,34 @@ def test_the_live_values_are_saved_with_their_sae(both: Running) -> None:
     assert both.error("POST", path, {"name": "x"})[:2] == (400, "SAE_NOT_ATTACHED")
 
 
+def test_a_profile_is_active_as_long_as_its_values_or_its_edits_steer(both: Running) -> None:
+    def left() -> tuple[dict[str, float], int, str | None]:
+        values, _, active = state(both)
+        return values, both.data("GET", "/api/health/detailed")["interventions"], active
+
+    edit = {"op": "ablate", "feature": {"index": 3}}
+    mixed = create(both, "mixed", steering={"5": 3, "6": 1}, edits=[edit])
+    activate(both, mixed)
+    for index, values in ((5, {"6": 1.0}), (6, {})):
+        both.data("DELETE", f"{STEERING}/{index}")
+        assert left() == (values, 1, mixed["id"])
+    both.data("DELETE", "/api/interventions")
+    assert left() == ({}, 0, None)
+    activate(both, mixed)
+    both.data("DELETE", "/api/interventions")
+    assert left() == ({"5": 3.0, "6": 1.0}, 0, mixed["id"])
+    alone = create(both, "alone", edits=[edit])
+    for method, path, body, edits in (
+        ("DELETE", "/api/interventions", None, 0),
+        ("PUT", "/api/interventions", {"edits": [edit | {"op": "set", "value": 1}]}, 1),
+        ("DELETE", STEERING, None, 0),
+    ):
+        activate(both, alone)
+        assert left() == ({}, 1, alone["id"])
+        both.data(method, path, body)
+        assert left() == ({}, edits, None)
+
+
 # ---------------------------------------------------------------- travelling
 
 IMPORT = f"{PROFILES}/import"

@@ -47,7 +47,8 @@ async def test_an_activation_is_one_push_one_step_and_one_event(world: World) ->
     epoch, pushed = world.steering.live.epoch, world.launcher.log.count("steer")
     told = len(world.published(SteeringUpdate))
     done = await world.serving.activate(row.id)
-    assert (done.applied, done.count, done.warnings) == (True, 1, ())
+    clamped = "the values were clamped to [-200, 200]: features 4"
+    assert (done.applied, done.count, done.warnings) == (True, 1, (clamped,))
     assert state(world) == (True, {4: 200.0}, row.id)
     assert world.launcher.engine.state.steering == m.Steering(epoch + 1, True, {KEY: {4: 200.0}})
     assert world.launcher.log.count("steer") == pushed + 1

@@ -12,7 +12,7 @@ from steerserve.rules.steering import activation as serving
 from steerserve.rules.steering import circuit_serving, interventions
 from steerserve.rules.steering import live as steering
 from steerserve.rules.steering.live import Live
-from steerserve.rules.steering.placed import MANUAL
+from steerserve.rules.steering.placed import INTERVENTIONS, MANUAL, Placed
 from steerserve.rules.steering.profile import Profile, ProfileEdits
 from tests.rules.steering.owners import owned, values_of, whole
 from tests.rules.steering.saes import Sae
@@ -261,14 +261,16 @@ def test_a_profile_whose_values_an_operator_deleted_takes_none_of_his_later_ones
     assert steering.end(live, ID) is live
 
 
-def test_a_profile_that_loses_its_last_value_takes_its_edits_along() -> None:
+def test_a_profile_that_loses_its_last_value_keeps_its_edits_until_they_are_gone() -> None:
     sent = [{"op": "set", "feature": {"index": 3, "sae_id": "sae_a"}, "value": 1}]
     edits = ProfileEdits(interventions.parse({"edits": sent}, ""), sent)
     made = Profile("one", {4: 2.0}, edits=edits)
     live = serving.activate(FRESH, ID, made, (FIRST,))
     assert (len(live.edits), live.is_intervened_by_profile) == (1, True)
     after = steering.remove(live, A, 10, 4)
-    assert (after.active, after.edits, after.enabled) == (None, (), False)
+    assert (after.active is not None, len(after.edits), after.enabled) == (True, 1, True)
+    gone = steering.give(after, INTERVENTIONS, Placed())
+    assert (gone.active, gone.edits, gone.enabled) == (None, (), False)
 
 
 # ------------------------------------------------------------------ saving what steers

@@ -11,6 +11,7 @@ import {
   type Comparison,
   type Phase,
   type Report,
+  type StartedSide,
 } from "../rules/comparison";
 import { ApiError, connectionLost, isAborted } from "../rules/errors";
 import type { Sent } from "../rules/snippet";
@@ -118,7 +119,7 @@ async function follow(
 function known({ name, data }: StreamEvent): CompareEvent | null {
   switch (name) {
     case "started":
-      return { name, data: data as Events["started"] };
+      return { name, data: data as Omit<Events["started"], "sides"> & { sides: StartedSide[] } };
     case "prompt":
       return { name, data: data as Events["prompt"] };
     case "text":

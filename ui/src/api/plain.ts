@@ -5,6 +5,7 @@ import type { Report } from "../rules/comparison";
 import type { Edit } from "../rules/edits";
 import type { Interventions } from "../rules/interventions";
 import type { Sent } from "../rules/snippet";
+import type { components } from "./types.gen";
 
 interface Chunk {
   model: string;
@@ -13,6 +14,7 @@ interface Chunk {
   service?: { logprobs?: { token: string }[] };
   usage?: { prompt_tokens: number; completion_tokens: number } | null;
 }
+type Started = components["schemas"]["CompareStarted"];
 type Messages = Body<"/v1/chat/completions">["messages"];
 type Asked = { prompt: string } | { messages: { role: string; content: string }[] };
 interface Sampling {
@@ -68,6 +70,12 @@ export async function* asComparison(
   let first: number | null = null;
   let completion_tokens = 0;
   for await (const event of events) {
+    if (event.name === "started") {
+      const { sides, ...more } = event.data as Started;
+      // a column shows the values of such a comparison; `edits` of a side are those that the page sent itself
+      yield { ...event, data: { ...more, sides: sides.map(({ edits: _, ...one }) => one) } };
+      continue;
+    }
     if (event.name !== "message") {
       yield event;
       continue;

@@ -65,7 +65,7 @@ export interface Comparison {
   endedAt: number | null;
 }
 
-interface StartedSide {
+export interface StartedSide {
   side: number;
   intensity: number;
   steering: Record<string, Record<string, number>>;

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Annotated, Any, Literal
@@ -254,6 +254,7 @@ def _steered(side: Side) -> dict[str, Any]:
     return {
         "intensity": side.intensity,
         "steering": {key: texts(values) for key, values in side.steering.items()},
+        "edits": [interventions.without_data(edit) for edit in side.edits],
         "steering_state": side.state,
     }
 
@@ -331,6 +332,7 @@ def _intent(body: CompareBody, settings: Settings, request: Request) -> Generate
             body.sae_id,
             body.layer,
             own,
+            _sent(body.interventions),
         ),
         is_stream=body.stream,
         may_load=False,
@@ -352,6 +354,11 @@ def _own(steering: CompareSteering | None, raw: object) -> RequestSteering | Non
             for one in steering.features
         )
     )
+
+
+def _sent(raw: object) -> tuple[Mapping[str, object], ...]:
+    """The edits of a field `interventions` that was read without a refusal."""
+    return tuple(raw["edits"]) if isinstance(raw, dict) else ()
 
 
 def _invalid(field: str, why: str) -> Refusal:

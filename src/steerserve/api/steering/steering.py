@@ -6,7 +6,7 @@ the request.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query
@@ -70,10 +70,12 @@ def router(steering: Steering) -> APIRouter:
         prefix="/api/saes/steering", tags=["steering"], dependencies=[Depends(unambiguous)]
     )
 
-    def state(choice: SaeChoice = FIRST_SAE) -> Response:
+    def state(choice: SaeChoice = FIRST_SAE, warnings: Sequence[str] = ()) -> Response:
         enabled, values = steering.state(choice)
         others = {key: texts(values) for key, values in steering.others(choice).items()}
-        return success(SteeringState(enabled, texts(values), others or UNSET))
+        return success(
+            SteeringState(enabled, texts(values), others or UNSET, list(warnings) or UNSET)
+        )
 
     @routes.get("", response_model=Answer[SteeringState])
     async def get_steering(choice: Chosen) -> Response:
@@ -108,8 +110,9 @@ def router(steering: Steering) -> APIRouter:
 
     @routes.delete("/{index}", response_model=Answer[SteeringState])
     async def remove_feature(index: RowId, choice: Chosen) -> Response:
+        """Forget the value of one feature. `warnings` name the edits that still steer the feature."""
         await steering.remove(index, choice)
-        return state(choice)
+        return state(choice, steering.still_edited(choice, index))
 
     @routes.delete("", response_model=Answer[SteeringState])
     async def clear(choice: Chosen) -> Response:
@@ -117,7 +120,7 @@ def router(steering: Steering) -> APIRouter:
         With `sae_id` or `layer`, forget only the values of that attached SAE."""
         if choice != FIRST_SAE:
             await steering.clear_one(choice)
-            return state(choice)
+            return state(choice, steering.still_edited(choice))
         await steering.clear()
         return success(SteeringState(False, {}))
 

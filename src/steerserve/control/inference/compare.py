@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -23,12 +23,14 @@ from steerserve.rules.models import architecture
 
 @dataclass(slots=True)
 class Side:
-    """One completion. `steering` has its values by attachment (`sae_id@layer`), and `state` says which steering that is
+    """One completion. `steering` has its values by attachment (`sae_id@layer`), `edits` its edits as they were sent, of
+    which `intensity` is the strength, and `state` says which steering that is
     (`rules/steering/digest.py`). `readings` has the activations, and is None where the request does not ask for
     them."""
 
     intensity: float
     steering: Overlay
+    edits: Sequence[Mapping[str, object]] = ()
     state: str | None = None
     text: str = ""
     tokens: int = 0
@@ -81,10 +83,9 @@ class Compare:
         """The model that comparisons run on.
 
         Raises:
-            Refusal: MODEL_NOT_LOADED, SAE_NOT_ATTACHED; INVALID_PARAMETER for a model that can only embed.
+            Refusal: MODEL_NOT_LOADED; INVALID_PARAMETER for a model that can only embed.
         """
         row = self._conductor.loaded().row
-        self._conductor.first_attachment()
         architecture.check_generates(row.name, row.architecture, row.engine)
         return await self._models.of(row)
 
@@ -112,7 +113,7 @@ class Compare:
                 started.prompt_tokens[0],
                 tapped,
                 [
-                    Side(intensity, plan.overlay or {}, state)
+                    Side(intensity, plan.overlay or {}, plan.sent, state)
                     for intensity, plan, state in zip(
                         intent.sweep.intensities, admitted.swept, admitted.states, strict=True
                     )

@@ -229,12 +229,18 @@ class Planner:
             base.values, sweep.intensities, None if sweep.has_values else beside
         )
         is_live = profile is None and not sweep.has_values
+        sent = sweep.sent
+        if is_live and live.enabled:
+            sent = tuple(one.sent for one in live.standing)
+        elif profile is not None and profile.edits is not None:
+            sent = tuple(profile.edits.sent)
         keeps_norm = live.keeps_norm if is_live else bool(sweep.own and sweep.own.keeps_norm)
         return tuple(
             dial.Plan(
                 overlay,
                 edits=tuple(at_strength(edit, one) for edit in base.edits) if one else (),
                 keeps_norm=keeps_norm,
+                sent=sent if one else (),
             )
             for one, overlay in zip(sweep.intensities, overlays, strict=True)
         )

@@ -62,11 +62,13 @@ class SideActivations(Form, frozen=True, kw_only=True):
 
 
 class SteeredSide(Form, frozen=True, kw_only=True):
-    """How a side of a comparison is steered: its intensity, its values by `<sae_id>@<layer>`, and the digest of the
-    steering, which is null where nothing is added."""
+    """How a side of a comparison is steered: its intensity, its values by `<sae_id>@<layer>`, its edits, and the digest
+    of the steering, which is null where nothing is added. `edits` are as they were sent, but without the numbers of
+    directions; the intensity is their strength, and `steering` has the values that they add to features too."""
 
     intensity: float
     steering: dict[str, Values]
+    edits: list[dict[str, object]]
     steering_state: str | None
 
 

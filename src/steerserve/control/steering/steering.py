@@ -110,15 +110,16 @@ class Steering(EngineState[Live]):
         await self._edit(choice, lambda live, sae: rules.remove(live, sae.key, sae.d_sae, index))
 
     async def clear(self) -> None:
-        """Remove every value of every SAE, whoever set it. This includes values that are kept after a crash until their
-        model is loaded again.
+        """Remove every value of every SAE, whoever set it, and every live intervention. This includes what is kept
+        after a crash until its model is loaded again.
 
         Raises:
-            Refusal: SAE_NOT_ATTACHED when no SAE is attached and no values are kept after a crash.
+            Refusal: SAE_NOT_ATTACHED when no SAE is attached, no intervention is live, and nothing is kept after a
+                crash.
         """
 
         def step(live: Live) -> Live:
-            if not self._losses:
+            if not (self._losses or live.standing):
                 self.attachment()
             return rules.clear(live)
 
@@ -131,6 +132,14 @@ class Steering(EngineState[Live]):
             Refusal: SAE_NOT_ATTACHED.
         """
         await self._edit(choice, lambda live, sae: rules.clear_one(live, sae.key))
+
+    def still_edited(self, choice: SaeChoice, index: int | None = None) -> list[str]:
+        """The edits that steer one feature of an attached SAE, or any of its features, in words.
+
+        Raises:
+            Refusal: SAE_NOT_ATTACHED.
+        """
+        return rules.still_edited(self._live, self.attachment(choice).key, index)
 
     async def act(self, step: Step) -> Live:
         """Apply one step to the present values and attachments, and return the values after the step. If the step

@@ -48,11 +48,13 @@ Values = dict[str, float]
 
 class SteeringState(Form, frozen=True):
     """The live values of one SAE. `enabled` is the one switch of steering. `others` has the values of the other SAEs by
-    `<sae_id>@<layer>`, and is left out where no other SAE has values."""
+    `<sae_id>@<layer>`, and is left out where no other SAE has values. After values were deleted, `warnings` say which
+    edits still steer their features; it is left out where none do."""
 
     enabled: bool
     values: Values
     others: dict[str, Values] | UnsetType = UNSET
+    warnings: list[str] | UnsetType = UNSET
 
 
 class LiveInterventions(Form, frozen=True):

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from steerserve.errors import Refusal
-from steerserve.rules.saes.attachment import AttachedSae
+from steerserve.rules.saes.attachment import AttachedSae, SaeChoice
 from steerserve.rules.steering.dial import HIGHEST
 from steerserve.rules.steering.live import check_index, check_value
 from steerserve.rules.steering.placed import Placed, Values, scaled, total
@@ -27,14 +27,16 @@ Overlay = Mapping[str, Values]
 @dataclass(frozen=True, slots=True)
 class Sweep:
     """The intensities to compare, and the base values that they multiply. `steering` has the base values for the first
-    attached SAE with this `sae_id` and `layer`; None means any. `own` has base values that name their SAEs themselves.
-    Without both the base values are those of the named profile, else those of what steers now."""
+    attached SAE with this `sae_id` and `layer`; None means any. `own` has base values that name their SAEs themselves,
+    and `sent` its edits as they were sent. Without both the base values are those of the named profile, else those of
+    what steers now."""
 
     intensities: tuple[float, ...]
     steering: Values | None = None
     sae_id: str | None = None
     layer: int | None = None
     own: RequestSteering | None = None
+    sent: tuple[Mapping[str, object], ...] = ()
 
     @property
     def has_values(self) -> bool:
@@ -76,8 +78,7 @@ def base(
         if not fits:
             raise Refusal(
                 "SAE_NOT_ATTACHED",
-                f"SAE {sweep.sae_id or 'any'} is not attached at layer "
-                f"{'any' if sweep.layer is None else sweep.layer}",
+                SaeChoice(sweep.sae_id, sweep.layer).absent,
                 attached=[{"sae_id": one.sae_id, "layer": one.layer} for one in attached],
             )
         for index, value in sweep.steering.items():

@@ -59,9 +59,7 @@ def gate(profile_id: str, profile: Profile, attached: Sequence[Sae]) -> Sae:
         Refusal: SAE_NOT_ATTACHED, PROFILE_INCOMPATIBLE, VALIDATION_ERROR, INVALID_FEATURE_INDEX.
     """
     if not attached:
-        raise Refusal(  # (1)
-            "SAE_NOT_ATTACHED", f"profile {profile.name!r} steers, and no SAE is attached"
-        )
+        raise no_sae(profile)  # (1)
     if profile.cluster is not None and not any(map(profile.cluster.is_wide, attached)):
         cluster.check_fits(profile.cluster, profile_id, attached[0])  # (3)
     at = site(profile, attached)  # (2)
@@ -70,6 +68,12 @@ def gate(profile_id: str, profile: Profile, attached: Sequence[Sae]) -> Sae:
     for index in profile.values:
         steering.check_index(index, at.d_sae)  # (4)
     return at
+
+
+def no_sae(profile: Profile, param: str | None = None) -> Refusal:
+    """The refusal of a profile with values where no SAE is attached."""
+    why = f"profile {profile.name!r} steers features, and no SAE is attached"
+    return Refusal("SAE_NOT_ATTACHED", why, param=param)
 
 
 def clamped_features(active: ServedProfile) -> list[int]:

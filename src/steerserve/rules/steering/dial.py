@@ -25,8 +25,7 @@ from msgspec import structs
 
 from steerserve.errors import Refusal
 from steerserve.rules.saes.attachment import AttachedSae
-from steerserve.rules.steering import circuit_serving, members
-from steerserve.rules.steering.activation import dialed
+from steerserve.rules.steering import activation, circuit_serving, members
 from steerserve.rules.steering.edits import Edit
 from steerserve.rules.steering.live import Live, without_interventions
 from steerserve.rules.steering.members import Range as Range
@@ -74,6 +73,7 @@ class Plan:
         is_own: whether the request keeps this steering to its end, whatever an operator changes meanwhile.
         keeps_norm: whether the values of sites keep their norms.
         added: the parts of the values that the request adds itself, each with its place in the request as its number.
+        sent: for a side of a comparison, its edits as they were sent.
     """
 
     overlay: Mapping[str, Values] | None = None
@@ -83,6 +83,7 @@ class Plan:
     is_own: bool = False
     keeps_norm: bool = False
     added: tuple[Edit, ...] = field(default=(), compare=False)
+    sent: tuple[Mapping[str, object], ...] = field(default=(), compare=False)
 
     @property
     def placed(self) -> Placed | None:
@@ -128,7 +129,7 @@ def plan(
     intensity 0. `configured` is the range of a base that declares none.
 
     Raises:
-        Refusal: PROFILE_INCOMPATIBLE; the refusals of `rules/steering/placing.placed`.
+        Refusal: PROFILE_INCOMPATIBLE, SAE_NOT_ATTACHED; the refusals of `rules/steering/placing.placed`.
     """
     facts = model or ModelFacts()
     made = _planned(intensity, is_profile_named, profile, live, attached, configured, own, facts)
@@ -291,12 +292,14 @@ def base(
     `rules/steering/activation.dialed` gives.
 
     Raises:
-        Refusal: PROFILE_INCOMPATIBLE.
+        Refusal: PROFILE_INCOMPATIBLE; SAE_NOT_ATTACHED for a profile with values and edits where no SAE is attached.
     """
     if profile is not None and profile.edits is not None and not profile.values:
         return {}
     if profile is None or not (attached or profile.edits):
-        return dialed(live, attached)
+        return activation.dialed(live, attached)
+    if not attached:
+        raise activation.no_sae(profile, param="profile")
     return {_site(profile, attached): profile.values}
 
 
@@ -326,8 +329,10 @@ def _swept(
     scaled. No range is a bound.
 
     Raises:
-        Refusal: PROFILE_INCOMPATIBLE.
+        Refusal: PROFILE_INCOMPATIBLE, SAE_NOT_ATTACHED.
     """
+    if profile is not None and profile.values and not attached:
+        raise activation.no_sae(profile, param="profile")
     values = base(profile, live, attached)
     circuits = _whole_circuits(live) if profile is None and live.enabled else []
     if not circuits:
@@ -366,7 +371,7 @@ def _has_base(
     if is_profile_named:
         return profile is not None and (bool(profile.values) or profile.edits is not None)
     is_steered = live.enabled and (any(live.values.values()) or bool(live.standing))
-    return is_steered or any(dialed(live, attached).values())
+    return is_steered or any(activation.dialed(live, attached).values())
 
 
 def _site(profile: Profile, attached: Sequence[AttachedSae]) -> str:

@@ -177,6 +177,17 @@ def parse(raw: object, field: str = INTERVENTIONS) -> RequestSteering:
     return request.check(RequestSteering(made, is_added, field, keeps_norm))
 
 
+def without_data(edit: Mapping[str, object]) -> dict[str, object]:
+    """An edit as it was sent, without the numbers of directions that it has itself."""
+    return {name: _without_data(part) for name, part in edit.items() if name != "data"}
+
+
+def _without_data(part: object) -> object:
+    if isinstance(part, Mapping):
+        return without_data(part)
+    return [_without_data(one) for one in part] if isinstance(part, list) else part
+
+
 def _converted(raw: object, field: str) -> InterventionsPart:
     try:
         return msgspec.convert(raw, InterventionsPart)

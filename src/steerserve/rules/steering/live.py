@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from steerserve.errors import Refusal
-from steerserve.rules.steering.edits import Edit
+from steerserve.rules.steering.edits import Edit, Feature
 from steerserve.rules.steering.placed import (
     INTERVENTIONS,
     MANUAL,
@@ -256,10 +256,30 @@ def clear_one(live: Live, key: str) -> Live:
     return _step(live, _without(live, key), enabled=live.enabled)
 
 
+def still_edited(live: Live, key: str, index: int | None = None) -> list[str]:
+    """Which live interventions steer a feature of an SAE, or with None any of its features, in words."""
+    part = live.interventions
+    numbers: dict[int, set[int]] = {}
+    for edit in (*part.added, *part.edits) if live.enabled else ():
+        at = edit.at
+        if isinstance(at, Feature) and at.key == key and index in (None, at.index):
+            numbers.setdefault(at.index, set()).add(edit.number)
+    named = {
+        feature: " and ".join(f"edits[{number}]" for number in sorted(those))
+        for feature, those in sorted(numbers.items())
+    }
+    return [
+        f"feature {feature} is still steered by {edits} of the interventions"
+        for feature, edits in named.items()
+    ]
+
+
 def leave(live: Live, key: str) -> Live:
-    """Forget every feature of an SAE that was detached, and the interventions that read or edit it. Steering stays on
-    or off as it is."""
-    owned = {owner: held.without(key) for owner, held in live.owned.items()}
+    """Forget every feature of an SAE that was detached, and the interventions that read or edit it. A profile with
+    values there ends, with all of its edits. Steering stays on or off as it is."""
+    is_ending = live.active is not None and live.active.key == key and live.is_intervened_by_profile
+    gone = {INTERVENTIONS} if is_ending else set()
+    owned = {owner: held.without(key) for owner, held in live.owned.items() if owner not in gone}
     served = tuple(one.without(key) for one in live.served)
     return _step(live, owned, enabled=live.enabled, served=served, is_kept=True)
 

@@ -102,6 +102,17 @@ class ServedProfile(Served):
         """All values of MANUAL right after the activation, or after the last change of the intensity."""
         return self.parts.get(MANUAL, NOTHING).at(self.intensity).values
 
+    def stands(self, owned: Owned) -> bool:
+        """Whether its values or its edits are left. A profile that has neither stands until it is ended."""
+        had = [o for o, part in self.parts.items() if part.values or o == INTERVENTIONS]
+        return not had or any(self._has_left(owner, owned) for owner in had)
+
+    def _has_left(self, owner: str, owned: Owned) -> bool:
+        part, held = self.parts[owner], owned.get(owner, NOTHING)
+        if owner == INTERVENTIONS:
+            return bool(part.standing) and part.standing == held.standing
+        return part.values.keys() <= held.values.keys()
+
     def switched(self, *, enabled: bool, mutes: bool) -> Served:
         if self.is_applied:
             return self
@@ -145,10 +156,10 @@ class ServedCircuit(Served):
 
 
 def left(owned: Owned, served: Sequence[Served]) -> tuple[Owned, tuple[Served, ...]]:
-    """What is left of the owned values and of what serves after an edit. (1) A profile or a circuit ends when one of
-    the attachments that it steers has no value of its owner any more, so that no circuit serves with less layers than
-    it claims. (2) A slice ends with its cluster. (3) What has ended takes along all that is its own but the values of
-    MANUAL, which an operator may have set."""
+    """What is left of the owned values and of what serves after an edit. (1) A circuit ends when one of the attachments
+    that it steers has no value of its owner any more, so that no circuit serves with less layers than it claims. A
+    profile ends when neither its values nor its edits are left. (2) A slice ends with its cluster. (3) What has ended
+    takes along all that is its own but the values of MANUAL, which an operator may have set."""
     standing = {one.id: one for one in served if one.stands(owned)}  # (1)
     still = {i: one for i, one in standing.items() if one.cluster_id in (None, *standing)}  # (2)
     gone = {owner for one in served if one.id not in still for owner in one.own(owned)} - {MANUAL}
