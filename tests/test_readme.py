@@ -49,7 +49,7 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
         assert process.stdout is not None
         for line in process.stdout:
             said.append(line)
-            if "curl -s -X DELETE" in line:
+            if "SENSING_CONTEXT_TOKENS=0" in line:  # the last line says which texts are kept
                 announced.set()
 
     reader = threading.Thread(target=read, daemon=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from steerserve.settings import Settings
+
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs/security.md").read_text()
 PARTS = re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL)
@@ -16,6 +18,14 @@ def test_every_file_that_the_page_names_exists() -> None:
     places = [ROOT, ROOT / "src/steerserve"]
     missing = [file for file in files if not any((place / file).exists() for place in places)]
     assert missing == []
+
+
+def test_every_place_where_text_is_kept_has_a_switch_that_exists() -> None:
+    (places,) = re.findall(r"\n\| where text is kept .*?\n\n", PAGE, re.DOTALL)
+    rows = [row.strip("| ").split(" | ") for row in places.strip().splitlines()[2:]]
+    settings = {name.upper() for name in Settings.model_fields} | {"STEERSERVE_HISTORY"}
+    without = [row[0] for row in rows if not settings & set(re.findall(r"[A-Z_]{5,}", row[-1]))]
+    assert without == ["the page of a browser"]
 
 
 def test_every_promise_names_its_test_and_every_part_says_what_is_not_promised() -> None:

@@ -294,6 +294,27 @@ def test_a_full_store_refuses_files(start: Start) -> None:
         assert (full.value.status_code, full.value.code) == (507, "document_store_full")
 
 
+def test_where_an_operator_keeps_no_texts_none_are_taken(start: Start) -> None:
+    with start(max_batch_documents=0, corpora_max_mb=0) as live, of(live) as client:
+        load_demo(live)
+        with pytest.raises(openai.APIStatusError) as refused:
+            client.files.create(file=("a.jsonl", b"{}"), purpose="batch", timeout=60)
+        assert (refused.value.status_code, refused.value.code) == (507, "document_store_full")
+        assert "MAX_BATCH_DOCUMENTS" in refused.value.message
+        assert "delete" not in refused.value.message
+        sae = demo.saes()[0]
+        live.data("POST", f"/api/saes/{add_sae(live, sae)}/attach", {"layer": sae.layer})
+        for source in (
+            {"source": "inline", "texts": ["a", "b"]},
+            {"source": "local", "local_path": str(demo.DATA / "report.json")},
+        ):
+            answer = live.http.post("/api/corpora", json={"name": "a", **source})
+            error = answer.json()["error"]
+            assert (answer.status_code, error["code"]) == (507, "CORPORA_FULL"), error
+            assert "CORPORA_MAX_MB" in error["message"]
+            assert "delete" not in error["message"]
+
+
 @pytest.mark.local("it kills the one engine process of this machine")
 def test_a_batch_outlasts_its_engine_and_its_service(start: Start) -> None:
     lines = [text(str(i), max_tokens=1 + i % 9) for i in range(80)]

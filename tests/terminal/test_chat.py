@@ -183,6 +183,21 @@ def test_lines_are_completed_and_come_back_in_the_next_chat(labelled: Running) -
         assert terminal.process.wait(PATIENCE) == 0
 
 
+@pytest.mark.parametrize(("kept", "lines"), [("0", None), ("1", ["/bye"])])
+def test_the_history_keeps_as_many_lines_as_it_is_told(
+    labelled: Running, home: Path, kept: str, lines: list[str] | None
+) -> None:
+    settings = {"STEERSERVE_URL": labelled.url, "STEERSERVE_HISTORY": kept}
+    with Terminal("run", demo.MODEL_NAME, **settings) as terminal:
+        terminal.until(chats.PROMPT)
+        terminal.write("/help\n")
+        terminal.until(chats.PROMPT)
+        terminal.write("/bye\n")
+        assert terminal.process.wait(PATIENCE) == 0
+    file = home / chats.HISTORY
+    assert (file.read_text().splitlines() if file.exists() else None) == lines
+
+
 def test_ctrl_c_in_the_middle_of_an_answer_ends_it_there(held: Gate) -> None:
     with Terminal("run", demo.MODEL_NAME, STEERSERVE_URL=held.url) as terminal:
         terminal.until(chats.PROMPT)

@@ -242,6 +242,17 @@ async def _registered(owners: Owners, folder: Path) -> ModelRow:
     )
 
 
+def _kept_texts(settings: Settings) -> str:
+    """Which texts the sensing of the examples keeps, in words."""
+    most = max(settings.sensing_context_tokens, settings.circuit_sensing_context_tokens)
+    if not most:
+        return "No text around firings is kept."
+    return (
+        f"While the cluster or the circuit serves, up to {most} tokens on each side of a firing are kept for days.\n"
+        "  SENSING_CONTEXT_TOKENS=0 and CIRCUIT_SENSING_CONTEXT_TOKENS=0 keep none."
+    )
+
+
 def _announce(ready: DemoReady, settings: Settings) -> None:
     """Print requests that the person at the terminal can try."""
     base = f"http://{settings.host}:{settings.port}"
@@ -273,6 +284,8 @@ steerserve {__version__} is ready at {base}  (Ctrl-C stops it)
     curl -s -X POST {base}/api/circuits/{demo.CIRCUIT_ID}/activate
   See which of its edges fired in the last story:
     curl -s '{base}/api/circuit-sensing/events?limit=3'
+
+  {_kept_texts(settings)}
 """,
         file=sys.stdout,
         flush=True,

@@ -406,6 +406,7 @@ class Owners:
         )
         self.trainings = Trainings(self.conductor, self.texts, self.vectors, self.probes, self.jobs)
         self.effects = EffectMeasurements(
+            self.settings,
             self.conductor,
             self.texts,
             self.edit_parts,
@@ -434,6 +435,7 @@ class Owners:
             settings.disk_reserve_mb,
             tables=(files, batches),
             kinds="files and batches",
+            setting="MAX_BATCH_DOCUMENTS",
         )
         store = BatchStore(around.database, room, around.now)
         stored = FileStore(around.database, room, around.now)

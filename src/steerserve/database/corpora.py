@@ -330,10 +330,22 @@ class CorpusStore:
             row = (await connection.execute(select(corpora).where(matches))).mappings().first()
         return None if row is None else _record(row)
 
+    def check_kept(self) -> None:
+        """Check that corpora are kept at all.
+
+        Raises:
+            Refusal: CORPORA_FULL.
+        """
+        if self.most_mb == 0:
+            raise Refusal(
+                "CORPORA_FULL", "this service keeps no corpora (CORPORA_MAX_MB is 0)", limit_mb=0
+            )
+
     async def _check_room(self, connection: AsyncConnection, size: int) -> None:
         """Raises:
         Refusal: CORPORA_FULL.
         """
+        self.check_kept()
         stored = await connection.scalar(select(func.sum(corpora.c.stored_bytes)))
         if int(stored or 0) + size > self.most_mb * MIB:
             raise Refusal(

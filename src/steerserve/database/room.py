@@ -25,6 +25,7 @@ class DocumentRoom:
         reserve_mb: the MiB that must stay free on the disk.
         tables: the tables, each with a column `stored_bytes`.
         kinds: what their rows are, for refusals.
+        setting: the setting that says `most`, for refusals.
     """
 
     def __init__(
@@ -35,7 +36,9 @@ class DocumentRoom:
         reserve_mb: int,
         tables: Sequence[Table] = (profiles, circuits, vectors, probes, effects, lenses),
         kinds: str = "profiles, clusters, circuits, vectors, probes, effects and trained lenses",
+        setting: str = "MAX_STORED_DOCUMENTS",
     ) -> None:
+        self._setting = setting
         self._tables = tables
         self._kinds = kinds
         self._folder = folder
@@ -74,6 +77,13 @@ class DocumentRoom:
             count, stored = (await connection.execute(counted)).one()
             more, size = more + count, size + int(stored or 0)
         kinds = self._kinds
+        if self._most == 0:
+            raise Refusal(
+                "DOCUMENT_STORE_FULL",
+                f"this service stores no {kinds} ({self._setting} is 0)",
+                limit_documents=0,
+                limit_mb=self._most_mb,
+            )
         if more > self._most:
             limit = f"{self._most} {kinds} are stored at most"
         elif size > self._most_mb * MIB:

@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field
 from pydantic_settings import BaseSettings
 
-from steerserve.settings.limits import MIB_MAXIMUM, Count
+from steerserve.settings.limits import MIB_MAXIMUM, Count, CountOrNone
 
 
 class BatchSettings(BaseSettings):
@@ -18,8 +18,10 @@ class BatchSettings(BaseSettings):
         description="Largest file in MiB that `/v1/files` takes. MAX_BODY_BYTES bounds each line of it.",
     )
     batch_max_lines: Count = Field(default=50_000, description="Lines in the input of one batch.")
-    max_batch_documents: Count = Field(
-        default=500, description="Most files and batches that are stored, in all."
+    max_batch_documents: CountOrNone = Field(
+        default=500,
+        description="Most files and batches that are stored, in all. Their texts are those of users; 0 stores none, "
+        "and files and batches are refused.",
     )
     batch_storage_mb: Annotated[int, Field(ge=1, le=MIB_MAXIMUM)] = Field(
         default=1024,

@@ -49,10 +49,15 @@ class SensingSettings(BaseSettings):
         "as `https://api.example.com/v1=EXAMPLE_KEY`: the base URL, and the environment variable with the key that is "
         "sent there; without a variable no key is sent.",
     )
-    corpora_max_mb: Annotated[int, Field(ge=1, le=1 << 20)] = Field(
+    corpora_max_mb: Annotated[int, Field(ge=0, le=1 << 20)] = Field(
         default=2048,
         description="Most MiB that all corpora together take in the database, and the largest file of texts that is "
-        "read from this machine.",
+        "read from this machine. The texts are those of users; 0 keeps none, and corpora are refused.",
+    )
+    keep_effect_samples: bool = Field(
+        default=True,
+        description="Let results of `/api/effects`, which are kept in the database, have two texts of each strength "
+        "as examples.",
     )
     corpora_max_tokens: Annotated[int, Field(ge=1, le=100_000_000)] = Field(
         default=10_000_000, description="Most tokens that one corpus may ask for."

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-KEPT = 1000
-"""Lines of the history that are kept."""
+SETTING, KEPT = "STEERSERVE_HISTORY", 1000
+"""The variable of the environment with the number of lines of the history that are kept, and the number without it."""
 
 
 @contextmanager
@@ -20,9 +21,11 @@ def edited(history: Path, commands: Collection[str]) -> Iterator[None]:
     except ImportError:
         yield
         return
-    with suppress(OSError):  # there is none yet, or it cannot be read
-        editor.read_history_file(history)
-    editor.set_history_length(KEPT)
+    kept = _kept()
+    if kept:
+        with suppress(OSError):  # there is none yet, or it cannot be read
+            editor.read_history_file(history)
+    editor.set_history_length(kept)
     editor.set_completer_delims(" ")
     editor.set_completer(lambda text, at: completion(commands, text, at))
     is_libedit = "libedit" in (editor.__doc__ or "")
@@ -31,9 +34,18 @@ def edited(history: Path, commands: Collection[str]) -> Iterator[None]:
         yield
     finally:
         editor.set_completer(None)
-        with suppress(OSError):  # a chat needs no history
-            history.parent.mkdir(parents=True, exist_ok=True)
-            editor.write_history_file(history)
+        if kept:
+            with suppress(OSError):  # a chat needs no history
+                history.parent.mkdir(parents=True, exist_ok=True)
+                editor.write_history_file(history)
+
+
+def _kept() -> int:
+    said = os.environ.get(SETTING)
+    if said is None:
+        return KEPT
+    # whoever writes `off` or `no` wants none
+    return int(said) if said.isascii() and said.isdigit() else 0
 
 
 def completion(commands: Collection[str], text: str, at: int) -> str | None:

@@ -233,6 +233,17 @@ def test_a_result_is_kept_and_is_evidence_for_a_profile_until_either_is_deleted(
     assert live.error("GET", f"{PATH}/{other['id']}")[:2] == (404, "EFFECT_NOT_FOUND")
 
 
+def test_a_result_has_no_texts_where_an_operator_keeps_none(
+    served: Measured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(served.live.service.owners.settings, "keep_effect_samples", False)
+    found = served.effects(feature={"index": FEATURE}, seed=11, **SHORT)
+    kept = served.live.data("GET", f"{PATH}/{found['id']}")["result"]
+    assert kept == found
+    rows = [kept["plain"], *kept["rows"], *kept["random"]]
+    assert [row["samples"] for row in rows] == [[] for _ in rows]
+
+
 def test_a_result_for_which_there_is_no_room_is_answered_with_the_reason(
     served: Measured, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -194,6 +194,7 @@ class Corpora:
         if asked.context > facts.context_length:
             why = f"context: the model reads at most {facts.context_length} tokens"
             raise Refusal("INVALID_PARAMETER", why, param="context", maximum=facts.context_length)
+        self._store.check_kept()
         source = asked.source
         if source.local_path is not None:
             await asyncio.to_thread(files.find, source.local_path, self._store.most_mb)

@@ -44,6 +44,7 @@ from steerserve.rules.steering.edits import Feature
 from steerserve.rules.steering.placed import Placed
 from steerserve.rules.steering.placing import ModelFacts, placed
 from steerserve.rules.steering.request import RequestSteering
+from steerserve.settings import Settings
 
 KIND = "effects"
 TEXTS_MAXIMUM = 4096
@@ -110,12 +111,14 @@ class EffectMeasurements:
 
     def __init__(
         self,
+        settings: Settings,
         conductor: Conductor,
         reader: TextReader,
         parts: EditParts,
         jobs: Jobs,
         store: EffectStore,
     ) -> None:
+        self._settings = settings
         self._store = store
         self._conductor = conductor
         self._reader = reader
@@ -250,6 +253,8 @@ class EffectMeasurements:
             random_calibrated=rules.calibrated(drawn) if drawn else None,
             random_missing=NO_COUNTERPART if is_missing else None,
         )
+        if not self._settings.keep_effect_samples:
+            result = _without_samples(result)
         return await self._kept(structs.replace(result, digest=_digest(result)))
 
     async def _kept(self, result: Effects) -> Effects:
@@ -413,6 +418,14 @@ def _of_lever(refusal: Refusal, asked: EffectsRequest) -> Refusal:
     param = name if refusal.param == "edits[0]" else refusal.param.removeprefix("edits[0].")
     message = refusal.message.replace(refusal.param, param, 1)
     return Refusal(refusal.code, message, param=param, **refusal.details)
+
+
+def _without_samples(result: Effects) -> Effects:
+    plain, *rows = (
+        structs.replace(row, samples=[]) for row in (result.plain, *result.rows, *result.random)
+    )
+    count = len(result.rows)
+    return structs.replace(result, plain=plain, rows=rows[:count], random=rows[count:])
 
 
 def _digest(result: Effects) -> str:

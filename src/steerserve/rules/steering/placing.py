@@ -314,7 +314,7 @@ def check_fits(where: str, direction: Direction, model: ModelFacts) -> None:
         why = f"the model has no {site} at layer {layer}"
         details["model_layers"] = model.layers
     elif width is None:
-        why = f"the model offers no site {site!r}; it offers {', '.join(model.widths)}"
+        why = f"the model offers no site {site!r}; it offers {', '.join(model.widths) or 'none'}"
     elif width != direction.width:
         why = f"it has {direction.width} numbers at layer {layer}, and {site} has {width}"
         details["model_width"] = width
