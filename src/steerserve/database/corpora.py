@@ -123,10 +123,13 @@ class CorpusStore:
         """Raises:
         Refusal: CORPUS_NOT_FOUND.
         """
-        row = await self._first(corpora.c.id == corpus_id)
+        row = await self.find(corpus_id)
         if row is None:
             raise _unknown(corpus_id)
         return row
+
+    async def find(self, corpus_id: str) -> CorpusRow | None:
+        return await self._first(corpora.c.id == corpus_id)
 
     async def saes(self, corpus_id: str) -> list[ReadSae]:
         """The SAEs of a corpus, in their order."""
@@ -180,12 +183,24 @@ class CorpusStore:
         """Raises:
         Refusal: CORPUS_NOT_FOUND.
         """
-        async with self._database.write(frees=True) as connection:
-            found = await connection.execute(delete(corpora).where(corpora.c.id == corpus_id))
-            for table in (corpus_saes, corpus_parts, corpus_activations, corpus_features):
-                await connection.execute(delete(table).where(table.c.corpus_id == corpus_id))
-        if not found.rowcount:
+        if not await self.discard(corpus_id):
             raise _unknown(corpus_id)
+
+    async def discard(self, corpus_id: str) -> bool:
+        """Delete a corpus, and return whether it was there."""
+        async with self._database.write(frees=True) as connection:
+            return await _discard(connection, corpus_id)
+
+    async def replace(self, corpus_id: str, new_id: str, name: str) -> None:
+        """Give the corpus `new_id` the id `corpus_id` and this name, in the place of the corpus that has the id, if
+        there is one."""
+        async with self._database.write() as connection:
+            await _discard(connection, corpus_id)
+            renamed = update(corpora).where(corpora.c.id == new_id)
+            await connection.execute(renamed.values(id=corpus_id, name=name))
+            for table in _PARTS:
+                moved = update(table).where(table.c.corpus_id == new_id)
+                await connection.execute(moved.values(corpus_id=corpus_id))
 
     # ------------------------------------------------------------- parts
 
@@ -361,6 +376,16 @@ def taken(name: str, why: str = "a corpus has this name", **details: object) -> 
 
 def _unknown(corpus_id: str) -> Refusal:
     return Refusal("CORPUS_NOT_FOUND", f"no corpus {shown(corpus_id)}", corpus_id=corpus_id)
+
+
+_PARTS = (corpus_saes, corpus_parts, corpus_activations, corpus_features)
+
+
+async def _discard(connection: AsyncConnection, corpus_id: str) -> bool:
+    found = await connection.execute(delete(corpora).where(corpora.c.id == corpus_id))
+    for table in _PARTS:
+        await connection.execute(delete(table).where(table.c.corpus_id == corpus_id))
+    return bool(found.rowcount)
 
 
 async def _change(

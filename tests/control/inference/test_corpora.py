@@ -75,6 +75,35 @@ async def test_the_same_results_are_stored_once_and_others_replace_them(database
     assert record.created_at > first.created_at
 
 
+async def test_results_that_are_not_accepted_leave_those_before_them(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await Owned(database).add()
+    before = await Owned(database).owner.get(ID)
+    other = file_of(msgspec.structs.replace(corpus_of(FILE), digest="f" * 64))
+    full = Owned(database, most_mb=1)
+    with pytest.raises(Refusal) as refused:
+        await full.add(other)
+    assert refused.value.code == "CORPORA_FULL"
+    cut = Owned(database)
+
+    with monkeypatch.context() as patch:
+
+        async def killed(*_: object) -> None:
+            patch.setattr(cut.store, "discard", killed)
+            raise KeyboardInterrupt
+
+        patch.setattr(cut.store, "replace", killed)
+        with pytest.raises(KeyboardInterrupt):
+            await cut.add(other)
+    assert await cut.owner.get(ID) == before
+    await cut.add(other)
+    (record,) = (await cut.owner.all()).corpora
+    assert (record.id, record.name, record.state) == (ID, before.name, "done")
+    assert [sae.features for sae in record.saes] == [sae.features for sae in before.saes]
+    assert (await cut.store.get(ID)).digest == "f" * 64
+
+
 async def test_results_whose_storing_was_cut_are_stored_anew(database: Database) -> None:
     owned = Owned(database)
     read = [ReadSae(0, "a key", "sae_3", 3, "resid_post", 8)]

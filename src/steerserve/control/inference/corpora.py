@@ -54,6 +54,8 @@ from steerserve.rules.inference.intent import Conversation
 from steerserve.settings import Settings
 
 KIND = "corpus"
+COMING = "+"
+"""Behind the id and the name of a corpus while its results are stored, beside those that they will replace."""
 HUB_FILE_MB = 64
 """The largest file that is read from the hub, in MiB."""
 TEXTS_AT_ONCE = 64
@@ -150,7 +152,7 @@ class Corpora:
         self, corpus_id: str, file: bytes, model: str, sae_ids: Mapping[str, str]
     ) -> None:
         """Store the results in a file under an id of its own, unless this very corpus is there. Other results under
-        this id are replaced. `sae_ids` has the ids of the SAEs of the file by their names.
+        this id stay until the new ones are stored whole. `sae_ids` has the ids of the SAEs of the file by their names.
 
         Raises:
             Refusal: CORPUS_ALREADY_EXISTS where another corpus has its name, CORPORA_FULL, INSUFFICIENT_DISK.
@@ -160,19 +162,20 @@ class Corpora:
             ReadSae(number, one.key, sae_ids[one.name], one.layer, one.site, one.d_sae)
             for number, one in enumerate(stored.saes)
         ]
-        try:
-            if await self._is_stored(corpus_id, stored, saes):
-                return
-            await self._store.remove(corpus_id)
-        except Refusal as refusal:
-            if refusal.code != "CORPUS_NOT_FOUND":
-                raise
-        row = await self._store.add(stored.name, model, stored.asked, saes, corpus_id)
+        namesake = await self._store.named(stored.name)
+        if namesake is not None and namesake.id != corpus_id:
+            raise taken(stored.name)
+        if await self._is_stored(corpus_id, stored, saes):
+            return
+        coming = corpus_id + COMING
+        await self._store.discard(coming)  # its storing was cut
+        row = await self._store.add(stored.name + COMING, model, stored.asked, saes, coming)
         try:
             await self._store.set_digest(row.id, stored.digest)
             await self._write(row.id, stored)
+            await self._store.replace(corpus_id, row.id, stored.name)
         except BaseException:
-            await self._store.remove(row.id)
+            await self._store.discard(row.id)
             raise
         self._results.forget()
 
@@ -216,10 +219,11 @@ class Corpora:
     async def _is_stored(
         self, corpus_id: str, stored: StoredCorpus, saes: Sequence[ReadSae]
     ) -> bool:
-        row = await self._store.get(corpus_id)
+        row = await self._store.find(corpus_id)
         there = [(one.key, one.sae_id) for one in await self._store.saes(corpus_id)]
         return (
-            row.finished_at is not None
+            row is not None
+            and row.finished_at is not None
             and (row.digest, row.asked) == (stored.digest, stored.asked)
             and there == [(one.key, one.sae_id) for one in saes]
         )
