@@ -77,7 +77,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 LONG = [
     f"tests/{file}.py"
     for file in (
-        *("contract/test_schema", "app/test_lifecycle", "worker/batch/test_graphs_guarantees"),
+        *(
+            "test_every_way_to_steer",
+            "contract/test_schema",
+            "app/test_lifecycle",
+            "worker/batch/test_graphs_guarantees",
+        ),
         *("terminal/test_chat", "app/test_starting", "client/test_client"),
         *("test_memory_predicted", "test_recipes", "test_fuzz", "test_readme", "test_proof"),
         *("engines/fleet/test_real", "engines/checkpoint/test_process", "openai/test_sae_steering"),

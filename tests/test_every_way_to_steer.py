@@ -30,6 +30,8 @@ from tests.local_cluster import LocalCluster
 from tests.service import Running, add_model, add_sae, load_demo, running
 from tests.worker import models
 
+pytestmark = pytest.mark.timeout(400)  # one test brings a service through all states
+
 SAE = demo.saes()[1]
 FEATURE, VALUE = 90, 52.5
 """The feature of the sea, and its value."""
