@@ -6,16 +6,27 @@ from fastapi import APIRouter, FastAPI
 from pydantic import TypeAdapter
 
 from steerserve.api.answers import RefusedAnswer, events
+from steerserve.app.fields import FieldTexts
+from steerserve.http.guards import PROBES
 from steerserve.openai.answers import FaultBody
 
-REFUSALS = (400, 403, 404, 405, 408, 409, 413, 415, 422, 431, 500, 503, 507)
+REFUSALS = (400, 401, 403, 404, 405, 408, 409, 413, 415, 422, 431, 500, 503, 507)
 """The statuses with which every route may refuse a request."""
 _BODIES = {"/api/": RefusedAnswer, "/v1/": FaultBody}
 _TEMPLATE = "#/components/schemas/{model}"
+_KEY = "key"
+_SCHEMES = {
+    _KEY: {
+        "type": "http",
+        "scheme": "bearer",
+        "description": "A key of the setting API_KEYS. A service without this setting needs no key.",
+    }
+}
 
 
 class DescribedApi(FastAPI):
-    """The routes. Their description has the refusals of every route, and the payloads of the live events."""
+    """The routes. Their description has the refusals of every route, the payloads of the live events, what each field
+    means, and the keys."""
 
     def add(self, router: APIRouter) -> None:
         """Add the routes of a router. `include_router` would build each of them a second time at the first request, and
@@ -34,6 +45,12 @@ class DescribedApi(FastAPI):
             for name in ("HTTPValidationError", "ValidationError"):
                 del schemas[name]
             schemas |= _bodies() | events.components()
+            document["components"]["securitySchemes"] = _SCHEMES
+            document["security"] = [{_KEY: []}, {}]
+            for path in PROBES:
+                for operation in document["paths"][path].values():
+                    operation["security"] = []
+            self.openapi_schema = FieldTexts().described(document)
         return super().openapi()
 
 
