@@ -15,10 +15,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
+from safetensors.numpy import save
 
 from steerserve import demo
+from tests.loopback_hub import LoopbackHub
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -28,8 +31,40 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
 
 
+SEA = frozenset(
+    "beach boat captain coast fish fishermen harbour ocean sea shells ship shore".split()
+)
+
+
+def is_of_the_sea(text: str) -> bool:
+    return not SEA.isdisjoint(re.findall(r"\w+", text.lower()))
+
+
+def sae_in_a_repository() -> dict[str, bytes]:
+    """An SAE in the form of sparsify, which fits the demo model at layer 3."""
+    width = json.loads((demo.MODEL_DIR / "config.json").read_text())["hidden_size"]
+    facts = {"expansion_factor": 1, "normalize_decoder": True, "num_latents": 0, "k": 4}
+    tensors = {name: np.eye(width, dtype=np.float32) for name in ("encoder.weight", "W_dec")}
+    tensors |= {name: np.zeros(width, np.float32) for name in ("encoder.bias", "b_dec")}
+    return {
+        "config.json": json.dumps({"model": "EleutherAI/pythia-70m"}).encode(),
+        "layers.3/cfg.json": json.dumps({**facts, "d_in": width, "signed": False}).encode(),
+        "layers.3/sae.safetensors": save(tensors),
+    }
+
+
 @pytest.fixture(scope="module")
-def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+def hub() -> Iterator[LoopbackHub]:
+    """A hub that has the model and the SAE that the README names; its model is the demo's."""
+    with LoopbackHub() as double:
+        files = {file.name: file.read_bytes() for file in demo.MODEL_DIR.iterdir()}
+        double.add("EleutherAI/pythia-70m", files)
+        double.add("EleutherAI/sae-pythia-70m-32k", sae_in_a_repository())
+        yield double
+
+
+@pytest.fixture(scope="module")
+def port(hub: LoopbackHub, tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     """Runs `steerserve demo`, as `make run` does, and waits until it has printed what to try next."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -37,7 +72,7 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     home = tmp_path_factory.mktemp("readme")
     process = subprocess.Popen(
         [sys.executable, "-m", "steerserve", "demo", "--port", str(chosen)],
-        env=os.environ | {"STEERSERVE_HOME": str(home)},
+        env=os.environ | {"STEERSERVE_HOME": str(home), "HF_ENDPOINT": hub.url},
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
@@ -80,8 +115,9 @@ def test_every_command_of_the_tour_works_in_order(port: int) -> None:
             )
             assert ran.returncode == 0, ran.stderr
             answers.append(json.loads(ran.stdout))
-    story, turned_up, attachment, steering, off, *rest = answers
-    assert story["choices"][0]["message"]["content"]
+    story, turned_up, steered, attachment, steering, off, *rest = answers
+    texts = [one["choices"][0]["message"]["content"] for one in (story, steered)]
+    assert [is_of_the_sea(text) for text in texts] == [False, True], texts
     proof = demo.proof()
     expected = {str(proof["feature_idx"]): proof["strength"]}
     assert turned_up["data"] == steering["data"] == {"enabled": True, "values": expected}
@@ -113,20 +149,49 @@ def test_the_python_examples_write_a_story(port: int) -> None:
         assert len(ran.stdout.split()) > 5
 
 
+def test_its_comparison_shows_the_sea_on_one_side(port: int) -> None:
+    (example,) = [block for block in blocks("python") if "compare" in block]
+    shown = "\nfor side in _.sides: print(side.text)"
+    ran = subprocess.run(
+        [sys.executable, "-c", example.replace("client.compare", "_ = client.compare") + shown],
+        env=os.environ | {"STEERSERVE_URL": f"http://127.0.0.1:{port}"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    plain, steered = ran.stdout.splitlines()[-2:]
+    assert [is_of_the_sea(text) for text in (plain, steered)] == [False, True], ran
+
+
+def in_the_terminal(port: int, *words: str) -> str:
+    ran = subprocess.run(
+        [sys.executable, "-m", "steerserve", *words],
+        env=os.environ | {"STEERSERVE_URL": f"http://127.0.0.1:{port}"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
+
+
+def commands_of_the_terminal() -> list[list[str]]:
+    return [shlex.split(block.removeprefix("$ steerserve ")) for block in blocks("console")]
+
+
 def test_the_command_of_the_terminal_writes_a_steered_story(port: int) -> None:
-    (block,) = blocks("console")
-    command = shlex.split(block.removeprefix("$ steerserve "))
-    address = {"STEERSERVE_URL": f"http://127.0.0.1:{port}"}
-    for words in (command, ["steer", "--off"]):
-        ran = subprocess.run(
-            [sys.executable, "-m", "steerserve", *words],
-            env=os.environ | address,
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-        assert ran.returncode == 0, ran.stderr
-        assert len(ran.stdout.split()) > 2
+    command, _ = commands_of_the_terminal()
+    assert len(in_the_terminal(port, *command).split()) > 2
+    in_the_terminal(port, "steer", "--off")
+
+
+def test_a_model_and_an_sae_of_the_hub_are_steered_by_one_command(port: int) -> None:
+    _, command = commands_of_the_terminal()
+    assert len(in_the_terminal(port, *command).split()) > 2
+    assert json.loads(in_the_terminal(port, "ps", "--json"))["model_name"] == "pythia-70m"
+    assert json.loads(in_the_terminal(port, "steer", "--json"))["values"] == {"30": 10.0}
+    in_the_terminal(port, "steer", "--off")
+    in_the_terminal(port, "run", "demo", "Hello!")
 
 
 def test_a_model_of_ones_own_is_registered_loaded_and_served(port: int, tmp_path: Path) -> None:
@@ -153,6 +218,16 @@ def test_a_model_of_ones_own_is_registered_loaded_and_served(port: int, tmp_path
     assert run(ask)["error"]["code"] == "model_locked"  # the SAE of the demo is attached
     assert run(load.replace("MODEL_ID", str(added["id"])))["data"]["status"] == "loaded"
     assert run(ask)["model"] == "my-model"
+
+
+def test_it_opens_with_the_commands_that_need_nothing_before_them() -> None:
+    first = re.search(r"```\w*\n(.*?)```", README, re.DOTALL)
+    assert first is not None
+    commands = [line.partition("#")[0].strip() for line in first[1].splitlines()]
+    assert commands == ["make run", "make test"]
+    makefile = (ROOT / "Makefile").read_text()
+    for target in ("run", "test"):
+        assert re.search(rf"^{target}: \$\(STAMP\) ", makefile, re.MULTILINE), target
 
 
 def test_the_make_targets_it_names_exist() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -69,3 +70,12 @@ def test_a_notebook_is_a_page_with_its_outputs(notebook: Path) -> None:
 def test_a_fence_is_longer_than_those_inside_it() -> None:
     cell = {"cell_type": "code", "source": ["x = '```'"], "outputs": []}
     assert page(json.dumps({"cells": [cell]})) == "````python\nx = '```'\n````\n"
+
+
+def test_the_first_comparison_shows_the_sea_on_the_steered_side_only() -> None:
+    cells = json.loads((ROOT / "docs" / "notebooks" / "first-look.ipynb").read_text())["cells"]
+    (compared,) = [one for one in cells if "client.compare" in "".join(one["source"])]
+    shown = "".join(compared["outputs"][0]["data"]["text/plain"])
+    plain, steered = re.findall(r"text='(.*?)', finish_reason", shown)
+    assert "ocean" in steered
+    assert not {"sea", "ocean", "ship", "beach", "coast"} & set(re.findall(r"\w+", plain))

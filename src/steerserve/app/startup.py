@@ -258,7 +258,8 @@ def _announce(ready: DemoReady, settings: Settings) -> None:
     base = f"http://{settings.host}:{settings.port}"
     body = json.dumps({"feature_idx": ready.feature_idx, "value": ready.strength})
     message = {"role": "user", "content": "Tell me a story."}
-    ask = json.dumps({"model": ready.model_name, "messages": [message]})
+    # greedy, so that the difference shows each time
+    ask = json.dumps({"model": ready.model_name, "messages": [message], "temperature": 0})
     saes = json.dumps({"saes": ready.others})
     send = "-H 'content-type: application/json' -d"
     print(
