@@ -5,6 +5,7 @@ Parts are plain JSON here, so that the page is made without PyTorch.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +26,9 @@ class Aim:
     def outcome(self, figure: float) -> str:
         """Whether the figure is within the bound, or the part of the bound by which it is missed."""
         is_met = figure >= self.bound if self.is_least else figure <= self.bound
-        return "met" if is_met else f"missed by {abs(figure / self.bound - 1):.0%}"
+        part = abs(figure / self.bound - 1)
+        missed = f"missed by {part:.0%}" if part >= 0.005 else "missed by less than 1%"
+        return "met" if is_met else missed
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +100,10 @@ STEERED_AIMS = {
     "monitoring": ("monitoring of the top 10 of 16,384 features", Aim(0.93)),
 }
 BESIDE = Aim(0.8)
+SEEDED = Aim(0.8)
+SMALLER = Aim(1.0)
+WIDE = Aim(0.93)
+"""Ratios on cards, as on processors: with seeds, in fewer bits, with a wide SAE."""
 LINEAR = Aim(0.9)
 ADDED_FIRST_MS = Aim(5.0, is_least=False)
 ADDED_TOKEN_MS = Aim(0.3, is_least=False)
@@ -109,10 +116,60 @@ def _of_bandwidth(part: Part) -> Iterator[Row]:
         yield Row(f"one row that reads as fast, {size.upper()}, tokens/s", f"{limit:.1f}")
 
 
+BATCHED, LLAMA = "transformers serve, continuous batching", "llama.cpp BF16"
+COMPARED = {
+    "32 over transformers": ("steerserve", BATCHED, "32"),
+    "32 greedy over transformers": ("steerserve, greedy", BATCHED, "32"),
+}
+"""Ratios over a peer that serves several requests at once: our cell, the peer, and the requests at once."""
+FIRST_TOKEN = Aim(1.0, is_least=False)
+
+
 def _of_concurrency(part: Part) -> Iterator[Row]:
+    cells = part["cells"]
     for key, values in part["ratios"].items():
         name, aim = AIMS[key]
-        yield aimed(name, values, aim)
+        ours, peer, count = COMPARED.get(key, ("", "", ""))
+        if peer and has_collapsed(cells[peer], count):
+            yield _over_best(name, cells[ours][count], cells[peer], count, aim)
+        else:
+            yield aimed(name, values, aim)
+    for count, cell in cells["steerserve"].items():
+        yield from _first_token(count, cell, cells)
+
+
+def has_collapsed(cells: Part, count: str) -> bool:
+    """Whether a server writes less than half of the tokens that it writes with fewer requests at once. What it is
+    compared with then says nothing."""
+    rates = {int(at): cell["tokens_per_s"]["median"] for at, cell in cells.items()}
+    fewer = [rate for at, rate in rates.items() if at < int(count)]
+    return bool(fewer) and rates[int(count)] < max(fewer) / 2
+
+
+def _over_best(name: str, ours: Part, peer: Part, count: str, aim: Aim | None) -> Row:
+    """The row of a ratio whose peer collapsed: the peer counts with the requests at once with which it is fastest."""
+    best = max(peer, key=lambda at: peer[at]["tokens_per_s"]["median"])
+    most, here = (peer[at]["tokens_per_s"]["median"] for at in (best, count))
+    ratio = ours["tokens_per_s"]["median"] / most
+    shown = f"{name}, which collapses to {here:.1f} tokens/s and counts with its {most:.1f} of {best} at once"
+    outcome = aim.outcome(ratio) if aim else ""
+    return Row(shown, f"{ratio:.2f}", str(aim or ""), outcome)
+
+
+def _first_token(count: str, cell: Part, cells: Part) -> Iterator[Row]:
+    """The time to the first token over that of the quickest peer in 16 bits with as many requests at once."""
+    peers = {
+        name: cells[name][count]["first_token_s"]["p50"]["median"]
+        for name in (BATCHED, LLAMA)
+        if count in cells.get(name, ()) and not has_collapsed(cells[name], count)
+    }
+    if peers:
+        quickest = min(peers, key=lambda name: peers[name])
+        ratio = cell["first_token_s"]["p50"]["median"] / peers[quickest]
+        name = (
+            f"first token of {count} at once, p50, over the quickest peer in 16 bits ({quickest})"
+        )
+        yield Row(name, f"{ratio:.2f}", str(FIRST_TOKEN), FIRST_TOKEN.outcome(ratio))
 
 
 def _of_long_prompts(part: Part) -> Iterator[Row]:
@@ -463,9 +520,8 @@ def _of_card_bandwidth(part: Part) -> Iterator[Row]:
 
 def _of_card_graphs(part: Part) -> Iterator[Row]:
     state = part["decoding"]
-    yield Row(
-        "decode passes", f"{state['decoding']}: {'; '.join(part['given_up']) or state['reason']}"
-    )
+    ended = [_ERROR.sub(", after an error of a library", why) for why in part["given_up"]]
+    yield Row("decode passes", f"{state['decoding']}: {'; '.join(ended) or state['reason']}")
     for rows_, called in part["called_ms"].items():
         shown = f"{spread(called)}, {spread(part['static_ms'][rows_])}"
         yield Row(f"a step of {rows_} rows, called and recorded, ms", shown)
@@ -517,12 +573,12 @@ def _of_card_swaps(part: Part) -> Iterator[Row]:
 def _of_card_wide(part: Part) -> Iterator[Row]:
     yield Row(f"to attach an SAE of {part['d_sae']:,} features, s", f"{part['attach_s']:.1f}")
     for name, values in part["ratios"].items():
-        yield aimed(f"{name}, over {part['requests']} plain requests, tokens/s", values, None)
+        yield aimed(f"{name}, over {part['requests']} plain requests, tokens/s", values, WIDE)
 
 
 def _of_card_seeds(part: Part) -> Iterator[Row]:
     for name, values in part["ratios"].items():
-        yield aimed(f"{name}, in shared passes, tokens/s", values, None)
+        yield aimed(f"{name}, in shared passes, tokens/s", values, SEEDED)
     for count, same in part["same_again"].items():
         yield Row(
             f"{count} with seeds: texts that were the same when asked again",
@@ -536,8 +592,11 @@ def _of_card_precisions(part: Part) -> Iterator[Row]:
             name = "16 bits" if precision == "FP16" else precision
             yield Row(f"{count} at once, {name}, tokens/s", spread(cell["tokens_per_s"], 0))
     for name, values in part["ratios"].items():
-        yield aimed(f"{name}, tokens/s", values, None)
+        yield aimed(f"{name}, tokens/s", values, SMALLER)
 
+
+_ERROR = re.compile(r": \w*(Error|Exception)\b.*", re.DOTALL)
+"""What an exception says, at the end of a reason. The file of the run has it."""
 
 CARD: dict[str, Callable[[Part], Iterator[Row]]] = {
     "bandwidth": _of_card_bandwidth,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from benchmarks import page, tables
@@ -58,6 +60,36 @@ def test_a_processor_without_avx_512_has_sections_of_its_own(tmp_path: Path) -> 
     wide, narrow = text.split(heads[1])
     assert "2026-01-03" in wide
     assert "2026-01-02" in narrow
+
+
+def test_a_peer_that_collapses_counts_at_its_best() -> None:
+    def cells(rates: dict[str, float]) -> dict[str, Any]:
+        first = {"p50": {"median": 1.0}}
+        return {
+            at: {"tokens_per_s": {"median": rate}, "first_token_s": first}
+            for at, rate in rates.items()
+        }
+
+    spread = {"median": 50.0, "least": 49.0, "greatest": 51.0, "count": 3}
+    ours, peer = cells({"1": 20.0, "32": 100.0}), cells({"1": 10.0, "8": 12.5, "32": 2.0})
+    part = {
+        "ratios": {"32 over transformers": spread},
+        "cells": {"steerserve": ours, tables.BATCHED: peer},
+    }
+    collapsed, *_ = tables.rows("concurrency-91m", part)
+    assert (collapsed.figure, collapsed.outcome) == ("8.00", "met")
+    assert "2.0 tokens/s" in collapsed.name
+    assert "12.5 of 8 at once" in collapsed.name
+    part["cells"][tables.BATCHED] = cells({"1": 10.0, "8": 12.5, "32": 7.0})
+    counted, *_ = tables.rows("concurrency-91m", part)
+    assert counted.figure.startswith("50.00")
+
+
+def test_no_cell_of_a_table_is_a_crash() -> None:
+    cells = [line for line in page.PAGE.read_text().splitlines() if line.startswith("|")]
+    assert not [
+        line for line in cells if re.search(r"\w(Error|Exception)\b|ASSERT|Traceback", line)
+    ]
 
 
 def test_every_part_of_a_run_has_rows_and_a_section() -> None:
