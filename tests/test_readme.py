@@ -181,7 +181,7 @@ def commands_of_the_terminal() -> list[list[str]]:
 
 def test_the_command_of_the_terminal_writes_a_steered_story(port: int) -> None:
     command, _ = commands_of_the_terminal()
-    assert len(in_the_terminal(port, *command).split()) > 2
+    assert is_of_the_sea(in_the_terminal(port, *command))
     in_the_terminal(port, "steer", "--off")
 
 
