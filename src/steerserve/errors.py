@@ -213,7 +213,12 @@ _ROWS = (
     Row("CONTEXT_LENGTH_EXCEEDED", 400, 400, "prompt and completion exceed the context"),
     Row("QUEUE_FULL", 503, 503, "the request queue is full", Retry.QUEUE),
     Row("FIELD_NOT_HONOURED", 400, 400, "the field cannot be honoured on this route"),
-    Row("UNUSED_FIELDS_REFUSED", 400, 400, "strict mode: the request has unused fields"),
+    Row(
+        "UNUSED_FIELDS_REFUSED",
+        400,
+        400,
+        "the request has unused fields, in strict mode, or one that is nearly a steering field",
+    ),
     Row("RESPONSE_FORMAT_UNSUPPORTED", 400, 400, "the response_format cannot be honoured"),
     Row("NO_CHAT_TEMPLATE", 400, 400, "the model has no chat template, or one that is not valid"),
     Row("CONSTRAINED_OUTPUT_INVALID", 500, 500, "the constrained output is invalid", final=True),

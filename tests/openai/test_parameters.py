@@ -124,3 +124,76 @@ def test_fields_that_nothing_reads_are_logged_once_without_their_values(
     for location in ("user", "messages[0].mood"):
         assert location in record.getMessage()
     assert "sentinel" not in caplog.text
+
+
+ROUTES: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": STORY, "max_tokens": 1},
+    TEXT: {"prompt": "One day", "max_tokens": 1},
+    "/v1/responses": {"input": "Hello", "max_output_tokens": 1},
+    "/v1/embeddings": {"input": "Hello"},
+}
+
+
+@pytest.mark.parametrize("path", ROUTES)
+def test_a_field_that_is_nearly_steering_is_refused_on_every_route(
+    shared: Running, path: str
+) -> None:
+    body = {"model": demo.MODEL_NAME, **ROUTES[path], "user": "u", "sae_stering": {"features": []}}
+    for strict in ({}, {"X-Service-Strict": "true"}):
+        status, error = shared.v1_error(path, body, **strict)
+        assert (status, error["code"]) == (400, "unused_fields_refused")
+        assert error["details"]["fields"] == ["user", "sae_stering"]
+    assert "nearly sae_steering" in shared.v1_error(path, body)[1]["message"]
+    listed = shared.post(path, body, **{"X-Service-Strict": "false"})
+    assert listed.headers["x-service-ignored-fields"] == "user, sae_stering"
+    assert shared.post(path, body | {"sae_stering": None}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "code", "param"),
+    [
+        (
+            CHAT,
+            {"sae_steering": {"features": [], "mod": "add"}},
+            "invalid_parameter",
+            "sae_steering.mod",
+        ),
+        (
+            TEXT,
+            {"interventions": {"edits": [], "keep_norm": True}},
+            "invalid_parameter",
+            "interventions.keep_norm",
+        ),
+        (
+            CHAT,
+            {"return_sae_activations": {"topk": 1}},
+            "sae_activations_refused",
+            "return_sae_activations.topk",
+        ),
+        (
+            CHAT,
+            {"response_format": {"type": "json_object", "schema": {"type": "object"}}},
+            "response_format_unsupported",
+            "response_format.schema",
+        ),
+        (
+            CHAT,
+            {"response_format": {"type": "text", "json_schema": {"name": "a", "schema": {}}}},
+            "response_format_unsupported",
+            "response_format.json_schema",
+        ),
+        (
+            "/v1/responses",
+            {"text": {"format": {"type": "text", "schema": {}}}},
+            "response_format_unsupported",
+            "text.format.schema",
+        ),
+    ],
+)
+def test_an_unknown_field_inside_steering_or_a_format_is_refused_by_its_place(
+    shared: Running, path: str, fields: dict[str, Any], code: str, param: str
+) -> None:
+    body = {"model": demo.MODEL_NAME, **ROUTES[path], **fields}
+    status, error = shared.v1_error(path, body, **{"X-Service-Strict": "false"})
+    assert (status, error["code"], error["param"]) == (400, code, param)
+    assert param in error["message"]

@@ -7,7 +7,6 @@ import json
 import re
 from collections.abc import Sequence
 from contextlib import suppress
-from difflib import get_close_matches
 from itertools import islice
 from typing import Annotated, ClassVar
 
@@ -26,6 +25,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from steerserve.errors import DocumentRefusal, Refusal
+from steerserve.rules import near_names
 from steerserve.rules.steering import documents
 from steerserve.rules.text import shown
 
@@ -95,9 +95,7 @@ def _names(body: type[BaseModel]) -> list[str]:
 
 def _unknown_field(name: str, known: Sequence[str]) -> InitErrorDetails:
     """Pydantic's error for one unknown field. Its message names the nearest known field."""
-    near = get_close_matches(name[:100], known, 1)
-    names = ", ".join(repr(other) for other in known)
-    hint = f"the nearest known field is {near[0]!r}" if near else f"the known fields are {names}"
+    hint = near_names.hint(name, known)
     # the hint is passed as context, because braces inside the template itself would be filled in
     problem = PydanticCustomError("extra_forbidden", "unknown field; {hint}", {"hint": hint})
     return InitErrorDetails(type=problem, loc=(shown(name),), input=None)

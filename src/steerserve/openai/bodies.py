@@ -37,6 +37,12 @@ class Body(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
 
 
+class WholeBody(Body):
+    """The base of objects in which `rules/inference/fields.py` refuses unknown fields."""
+
+    model_config = ConfigDict(json_schema_extra={"additionalProperties": False})
+
+
 class ContentPart(Body):
     """A part of a message's content; only text is understood."""
 
@@ -59,29 +65,30 @@ class StreamOptions(Body):
     include_usage: bool | None = None
 
 
-class JsonSchema(Body):
+class JsonSchema(WholeBody):
     """A schema in the supported subset; it is enforced whatever `strict` says."""
 
     name: Annotated[str, Field(min_length=1, max_length=NAME_MAXIMUM)]
+    description: str | None = None
     strict: bool | None = None
     schema_: Annotated[dict[str, object] | bool, Field(alias="schema")]
 
 
-class ResponseFormat(Body):
+class ResponseFormat(WholeBody):
     """The form that each choice must have."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
 
-class Positions(Body):
+class Positions(WholeBody):
     """The positions from `start` up to but without `end`, counted from the beginning of the prompt."""
 
     start: Annotated[int, Field(ge=0)]
     end: Annotated[int, Field(ge=1)]
 
 
-class ReturnActivations(Body):
+class ReturnActivations(WholeBody):
     """The SAE activations that the answer carries."""
 
     sae_id: str | None = None
@@ -94,7 +101,7 @@ class ReturnActivations(Body):
     rank: Literal["value", "share", "rarity"] | None = None
 
 
-class SteeredFeatureBody(Body):
+class SteeredFeatureBody(WholeBody):
     """A feature of an attached SAE, and its value. `sae_id` and `layer` name the SAE where several are attached."""
 
     index: Annotated[int, Field(ge=0, le=COUNT_MAXIMUM)]
@@ -103,7 +110,7 @@ class SteeredFeatureBody(Body):
     layer: Annotated[int, Field(ge=0, le=COUNT_MAXIMUM)] | None = None
 
 
-class SaeSteeringBody(Body):
+class SaeSteeringBody(WholeBody):
     """The steering of this request. It replaces the live steering, or with the mode `add` is added to it."""
 
     features: Annotated[list[SteeredFeatureBody], Field(max_length=sae_steering.FEATURES_MAXIMUM)]
@@ -123,11 +130,9 @@ Metadata = Annotated[
 _INTERVENTIONS = {"anyOf": [interventions.schema(), {"type": "null"}]}
 
 
-class ReturnLogprobs(Body):
+class ReturnLogprobs(WholeBody):
     """The log-probabilities of the generated tokens that the answer carries: under the steered model, and under the
     model without steering, which reads the same tokens. `top` is the number of alternatives to list for each token."""
-
-    model_config = ConfigDict(extra="forbid")
 
     top: Annotated[int, Field(ge=0, le=LOGPROBS_MAXIMUM)] | None = None
     of: Annotated[list[Literal["steered", "plain"]], Field(min_length=1, max_length=2)] | None = (
@@ -235,11 +240,12 @@ InputItem = Annotated[
 ]
 
 
-class TextFormat(Body):
+class TextFormat(WholeBody):
     """The form of the answer, as `response_format` has it."""
 
     type: Literal["text", "json_object", "json_schema"]
     name: Annotated[str, Field(min_length=1, max_length=NAME_MAXIMUM)] | None = None
+    description: str | None = None
     strict: bool | None = None
     schema_: Annotated[dict[str, object] | bool | None, Field(alias="schema")] = None
 

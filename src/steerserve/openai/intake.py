@@ -227,12 +227,15 @@ class Intake:
         engine = fields.CHECKPOINT if isinstance(model, Refusal) else model.engine
         fields.check_honoured(route, fields.changing(raw, route), engine, raw)
         fields.check_named_profile(profile, route, engine)
+        fields.check_whole(route, raw)
         unused = fields.unused(route, raw)
         ignored = unused + fields.unused_by(engine, raw)
         if ignored:
             log.warning("request_fields_unused", route=route, locations=ignored[:LOCATIONS_LOGGED])
         if is_strict:
             fields.check_strict(unused)
+        elif arrived.strict is None:
+            fields.check_near(unused)
         honoured = fields.changing_fields(route)
         kept = {
             name: value

@@ -416,27 +416,11 @@ def test_conversations_of_another_type_are_left_to_the_schema(name: str, value: 
     assert fields.unused(CHAT, {name: value}) == []
 
 
-@pytest.mark.parametrize("route", [CHAT, COMPLETIONS])
-def test_an_unknown_part_of_the_activations_asked_for_is_reported(route: str) -> None:
-    asked = {"sae_id": "a", "x": 1, "features": [1], "top_k": 1, "positions": "all"}
-    body = {"return_sae_activations": {**asked, "read_point": "pre_steering", "größe": 0}}
-    assert fields.unused(route, body) == [
-        "return_sae_activations.x",
-        "return_sae_activations.größe",
-    ]
-    assert fields.unused(route, {"return_sae_activations": "all"}) == []
-
-
 def test_a_field_that_a_route_does_not_read_is_reported_once_whatever_is_in_it() -> None:
     body = {"return_sae_activations": {"x": 1}, "return_tokens_as_token_ids": True}
     assert fields.unused(EMBEDDINGS, body) == list(body)
     body = {"messages": [{"mood": 1}], "extra_messages": [[{"mood": 1}]]}
     assert fields.unused(COMPLETIONS, body) == list(body)
-
-
-@pytest.mark.parametrize("route", [CHAT, COMPLETIONS])
-def test_an_explicit_null_in_the_activations_asked_for_is_not_reported(route: str) -> None:
-    assert fields.unused(route, {"return_sae_activations": {"top_k": 1, "mood": None}}) == []
 
 
 @pytest.mark.parametrize(
@@ -447,23 +431,101 @@ def test_an_explicit_null_in_the_activations_asked_for_is_not_reported(route: st
             "messages[0].content[0].mood",
         ),
         ({"stream": True, "stream_options": {"mood": 1}}, "stream_options.mood"),
-        ({"response_format": {"type": "json_object", "mood": 1}}, "response_format.mood"),
         (
             {
                 "response_format": {
                     "type": "json_schema",
-                    "json_schema": {"name": "a", "schema": {}, "mood": 1},
+                    "json_schema": {"name": "a", "schema": {}, "description": "b"},
                 }
             },
-            "response_format.json_schema.mood",
+            "response_format.json_schema.description",
         ),
     ],
-    ids=["a part of a content", "stream options", "a format", "a schema's envelope"],
+    ids=["a part of a content", "stream options", "the description of a schema"],
 )
 def test_an_unknown_field_inside_a_field_that_is_read_is_reported(
     body: dict[str, Any], where: str
 ) -> None:
     assert fields.unused(CHAT, body) == [where]
+    fields.check_whole(CHAT, body)
+
+
+SCHEMA = {"name": "a", "schema": {}}
+
+
+@pytest.mark.parametrize(
+    ("route", "body", "where", "hint"),
+    [
+        (CHAT, {"sae_steering": {"features": [], "mod": "add"}}, "sae_steering.mod", "'mode'"),
+        (
+            COMPLETIONS,
+            {"sae_steering": {"features": [{"index": 1, "value": 1}, {"valu": 2}]}},
+            "sae_steering.features[1].valu",
+            "'value'",
+        ),
+        (
+            fields.RESPONSES,
+            {"return_sae_activations": {"größe": 0}},
+            "return_sae_activations.größe",
+            "'top_k'",
+        ),
+        (
+            CHAT,
+            {"return_sae_activations": {"positions": {"star": 0, "end": 1}}},
+            "return_sae_activations.positions.star",
+            "'start'",
+        ),
+        (CHAT, {"return_logprobs": {"tops": 1}}, "return_logprobs.tops", "'top'"),
+        (
+            CHAT,
+            {"response_format": {"type": "json_schema", "json_schema": {**SCHEMA, "strct": True}}},
+            "response_format.json_schema.strct",
+            "'strict'",
+        ),
+        (
+            CHAT,
+            {"response_format": {"type": "json_object", "schema": {}}},
+            "response_format.schema",
+            "json_schema",
+        ),
+        (
+            CHAT,
+            {"response_format": {"type": "text", "json_schema": SCHEMA}},
+            "response_format.json_schema",
+            "json_schema",
+        ),
+        (
+            fields.RESPONSES,
+            {"text": {"format": {"type": "json_object", "schema": {}}}},
+            "text.format.schema",
+            "json_schema",
+        ),
+        (
+            fields.RESPONSES,
+            {"text": {"format": {"type": "json_schema", **SCHEMA, "json_schema": {}}}},
+            "text.format.json_schema",
+            "'schema'",
+        ),
+    ],
+)
+def test_an_unknown_field_inside_what_says_what_is_written_is_refused(
+    route: str, body: dict[str, Any], where: str, hint: str
+) -> None:
+    with pytest.raises(Refusal) as refused:
+        fields.check_whole(route, body)
+    assert refused.value.row.v1 == 400
+    assert refused.value.param == where
+    assert refused.value.message.startswith(f"{where}: ")
+    assert hint in refused.value.message
+
+
+def test_a_null_inside_what_says_what_is_written_is_no_field() -> None:
+    body = {
+        "response_format": {"type": "text", "json_schema": None},
+        "return_sae_activations": {"top_k": 1, "mood": None},
+    }
+    fields.check_whole(CHAT, body)
+    fields.check_whole(fields.RESPONSES, {"text": {"format": None, "verbosity": "low"}, **body})
 
 
 @settings(deadline=None, derandomize=True)

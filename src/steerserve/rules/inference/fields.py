@@ -7,10 +7,11 @@ for no change. Every other field that a route does not use is ignored and report
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from steerserve.errors import Refusal
+from steerserve.rules import near_names
 from steerserve.rules.inference import activations
 from steerserve.rules.steering import readings
 from steerserve.rules.steering import request as sae_steering
@@ -97,6 +98,22 @@ READ: dict[str, frozenset[str]] = {
 }
 """Route -> the fields that it reads beside those of `CHANGING`."""
 
+_FIELDS = frozenset().union(CHANGING, _OF_RESPONSES, *READ.values())
+"""The fields of all routes."""
+_STEERING_FIELDS = (
+    sae_steering.FIELD,
+    sae_steering.INTERVENTIONS,
+    "steering_intensity",
+    SCORE_STEERED,
+    activations.FIELD,
+    readings.FIELD,
+    "return_logprobs",
+    REPORT,
+)
+"""The fields that steer, or ask what steering did. A request that misspells one would be answered without it."""
+_OF_OTHERS = frozenset({"return_logprob"})
+"""Fields of other servers that are nearly one of `_STEERING_FIELDS`."""
+
 _IDLE_IN_SCORING: tuple[tuple[str, tuple[object, ...]], ...] = (
     ("top_p", (1,)),
     ("stop", ([],)),
@@ -109,32 +126,44 @@ Known = Mapping[str, Any]
 """Field that is read -> the fields of its value that are read. None means that the value may have any fields."""
 
 _ANY = None
+_FORMAT_FIELD = "response_format"
 _MESSAGE: Known = {"role": _ANY, "content": {"type": _ANY, "text": _ANY}, "name": _ANY}
-_FORMAT: Known = {"type": _ANY, "json_schema": {"name": _ANY, "strict": _ANY, "schema": _ANY}}
-_PLAIN_FORMAT: Known = {"type": _ANY}
 _INNER: dict[str, Known] = {
     "messages": _MESSAGE,
     "extra_messages": _MESSAGE,
     "stream_options": {"include_usage": _ANY},
-    "response_format": _FORMAT,
+    _FORMAT_FIELD: {"type": _ANY, "json_schema": dict.fromkeys(("name", "strict", "schema"))},
+}
+_SCHEMA_PARTS = ("name", "description", "strict", "schema")
+_CHAT_FORMAT: Known = {"type": _ANY, "json_schema": dict.fromkeys(_SCHEMA_PARTS)}
+_RESPONSE_FORMAT: Known = dict.fromkeys(("type", *_SCHEMA_PARTS))
+_WITHOUT_SCHEMA: Known = {"type": _ANY}
+_WHOLE: dict[str, Known] = {
+    _FORMAT_FIELD: _CHAT_FORMAT,
+    "text.format": _RESPONSE_FORMAT,
     sae_steering.FIELD: {
-        "features": {"index": _ANY, "value": _ANY, "sae_id": _ANY, "layer": _ANY},
+        "features": dict.fromkeys(("index", "value", "sae_id", "layer")),
         "mode": _ANY,
     },
     activations.FIELD: {
-        **dict.fromkeys(activations.FIELDS),
-        "positions": {"start": _ANY, "end": _ANY},
+        **dict.fromkeys(sorted(activations.FIELDS)),
+        "positions": dict.fromkeys(("start", "end")),
     },
+    "return_logprobs": dict.fromkeys(("top", "of")),
+}
+"""Objects that say what is written. An unknown field inside one is refused, because without it the answer is another
+one."""
+_REFUSAL_CODES = {
+    _FORMAT_FIELD: "RESPONSE_FORMAT_UNSUPPORTED",
+    "text.format": "RESPONSE_FORMAT_UNSUPPORTED",
+    activations.FIELD: "SAE_ACTIVATIONS_REFUSED",
 }
 
 _INPUT: Known = {
     **dict.fromkeys(("type", "id", "status", "role", "phase")),
     "content": dict.fromkeys(("type", "text", "annotations", "logprobs")),
 }
-_INNER_OF_RESPONSES: dict[str, Known] = {
-    "input": _INPUT,
-    "text": {"format": dict.fromkeys(("type", "name", "description", "schema", "strict"))},
-}
+_INNER_OF_RESPONSES: dict[str, Known] = {"input": _INPUT, "text": {"format": _ANY}}
 
 
 def changing_fields(route: str) -> Mapping[str, frozenset[tuple[str, str]]]:
@@ -305,7 +334,7 @@ def unused(route: str, body: Mapping[str, object]) -> list[str]:
     inner = _INNER | _INNER_OF_RESPONSES if route == RESPONSES else _INNER
     for field, known in inner.items():
         if field in used or field in honoured:
-            locations += list(_unknown(field, body.get(field), known))
+            locations += [one.where for one in _unknown(field, body.get(field), known)]
     if is_scoring(body):
         locations += [
             name for name, idle in _IDLE_IN_SCORING if body.get(name) not in (None, *idle)
@@ -326,23 +355,76 @@ def _is_in_ids(prompt: object) -> bool:
     return isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], int | list)
 
 
-def _unknown(where: str, value: object, known: Known) -> Iterator[str]:
-    """Locations of the fields inside a value that nothing reads."""
+class _Unknown(NamedTuple):
+    """A field inside a value that nothing reads, and the fields that are read there."""
+
+    where: str
+    name: str
+    known: Known
+
+
+def _unknown(where: str, value: object, known: Known) -> Iterator[_Unknown]:
     if isinstance(value, list):
         for index, item in enumerate(value):
             yield from _unknown(f"{where}[{index}]", item, known)
     elif isinstance(value, Mapping):
-        if known is _FORMAT and value.get("type") != "json_schema":
-            known = _PLAIN_FORMAT
         if known is _INPUT and value.get("type") == REASONING:
-            yield where
+            yield _Unknown(where, "", known)
             return
+        has_schema = known is _CHAT_FORMAT or known is _RESPONSE_FORMAT
+        if has_schema and value.get("type") != "json_schema":
+            known = _WITHOUT_SCHEMA
         for name, inner in value.items():
             if name in known:
                 if known[name] is not _ANY:
                     yield from _unknown(f"{where}.{name}", inner, known[name])
             elif inner is not None:
-                yield f"{where}.{name}"
+                yield _Unknown(f"{where}.{name}", name, known)
+
+
+def check_whole(route: str, body: Mapping[str, object]) -> None:
+    """Check the objects that say what is written.
+
+    Raises:
+        Refusal: naming the place of the first field inside one that nothing reads.
+    """
+    used = READ[route] | changing_fields(route).keys()
+    for path, known in _WHOLE.items():
+        field, _, part = path.partition(".")
+        value = body.get(field) if field in used else None
+        if part:
+            value = value.get(part) if isinstance(value, Mapping) else None
+        for where, name, siblings in _unknown(path, value, known):
+            code = _REFUSAL_CODES.get(path, "INVALID_PARAMETER")
+            if siblings is _WITHOUT_SCHEMA:
+                hint = f"only a {path} of type 'json_schema' has other fields than type"
+            else:
+                hint = near_names.hint(name, list(siblings))
+            raise Refusal(code, f"{where}: unknown field; {hint}", param=where)
+
+
+def near_steering_field(name: str) -> str | None:
+    """The field that steers, or asks what steering did, which an unknown name is nearly; None where there is none."""
+    if name in _FIELDS or name in _OF_OTHERS:
+        return None
+    return near_names.nearly(name, _STEERING_FIELDS)
+
+
+def check_near(unused: Sequence[str]) -> None:
+    """Raises:
+    Refusal: UNUSED_FIELDS_REFUSED naming every unused field, where one is nearly the name of a steering field.
+    """
+    for name in unused:
+        near = near_steering_field(name)
+        if near is not None:
+            raise Refusal(
+                "UNUSED_FIELDS_REFUSED",
+                f"{name}: unknown field, and nearly {near}; not used: {', '.join(unused)}. "
+                "With X-Service-Strict: false they are ignored",
+                param=name,
+                fields=list(unused),
+                nearest=near,
+            )
 
 
 def is_strict(header: str | None) -> bool:
