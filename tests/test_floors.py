@@ -83,8 +83,8 @@ FLOORS: dict[str, set[str]] = {
     "app.service": ZERO | {"app", "openai", "api", "events", "http"},
     "app.commands": ZERO | {"rules", "app.doctor", "app.serve"},
     "terminal": {"", "client", "terminal", "demo"} | FORMS,
-    "evals": {"", "client", "evals"} | FORMS,
-    "agents": {"", "client", "agents"},
+    "evals": {"", "client", "evals", "rules.near_names"} | FORMS,
+    "agents": {"", "client", "agents", "rules.near_names", "rules.field_faults"},
     # imports `app.commands` and `agents.server` by their names, because a command needs no part that it does not use
     "cli": {"", "terminal"},
     "__main__": {"cli"},

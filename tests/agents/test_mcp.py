@@ -198,7 +198,7 @@ async def test_a_refusal_is_an_error_of_the_tool_with_code_and_message(sailing: 
         error = await one.refusal("generate", prompt="One day", steering={str(SEA): 1000})
         assert error["details"]["param"] == "sae_steering.features[0].value"
         for arguments, told in (
-            ({"prompt": "a", "steerng": {}}, "steerng"),
+            ({"prompt": "a", "steerng": {}}, "the nearest known argument is 'steering'"),
             ({"prompt": "a", "max_tokens": "many"}, "max_tokens"),
             ({}, "give either prompt or messages"),
             ({"prompt": "a", "plain": True, "profile": "b"}, "give one of"),

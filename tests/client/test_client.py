@@ -75,6 +75,22 @@ def test_a_chat_is_answered_with_its_text_usage_and_steering(client: Client) -> 
     assert steered.raw["choices"][0]["message"]["content"] == steered.text
 
 
+@pytest.mark.parametrize(
+    ("method", "name", "near"),
+    [
+        ("chat", "sae_stering", "sae_steering"),
+        ("complete", "interventons", "interventions"),
+        ("embed", "encoding", "encoding_format"),
+    ],
+)
+def test_an_argument_that_is_no_field_is_refused_before_it_is_sent(
+    client: Client, method: str, name: str, near: str
+) -> None:
+    refused = pytest.raises(TypeError, match=f"{name}'; the nearest known argument is '{near}'")
+    with refused:
+        getattr(client, method)(STORY, model="nobody", **{name: {}})
+
+
 def test_edits_of_a_request_are_reported_also_by_a_stream(client: Client) -> None:
     edits = [{"op": "add", "feature": {"index": SEA}, "value": 20}]
     body: dict[str, Any] = {"interventions": {"edits": edits}, "return_steering_report": True}

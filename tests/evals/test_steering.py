@@ -31,6 +31,24 @@ def test_steering_that_is_no_object_is_refused_by_its_name(text: object) -> None
         Steering.of(None, interventions=text)
 
 
+class Harness:
+    """A model of a library, which reads one argument and drops those that it does not know."""
+
+    def __init__(self, max_retries: int = 3, **_: object) -> None: ...
+
+
+class Model(Harness):
+    def __init__(self, interventions: object = None, **others: object) -> None:
+        steering.refuse_unknown(others, type(self), more=("device",))
+        super().__init__(**others)  # type: ignore[arg-type]
+
+
+def test_an_argument_that_nothing_reads_is_refused_with_the_nearest_one() -> None:
+    Model(interventions={}, max_retries=1, device="cpu")
+    with pytest.raises(ValueError, match=r"interventons: unknown.*nearest.*'interventions'"):
+        Model(interventons={})
+
+
 def test_the_model_is_the_loaded_one_unless_it_is_named(shared: Running) -> None:
     assert steering.served(shared.url, None).name == demo.MODEL_NAME
     assert steering.served(shared.url, demo.MODEL_NAME).status == "loaded"

@@ -12,12 +12,13 @@ from mcp import types
 from mcp.server import Server, ServerRequestContext
 from mcp.server.stdio import stdio_server
 from pydantic import TypeAdapter, ValidationError
-from pydantic_core import ArgsKwargs
+from pydantic_core import ArgsKwargs, ErrorDetails
 
 from steerserve import __version__
 from steerserve.agents.changing import Changing
 from steerserve.agents.reading import Reading
 from steerserve.client import AsyncClient, ServiceError
+from steerserve.rules import field_faults, near_names
 
 INSTRUCTIONS = """Look inside a language model that runs in steerserve, and steer it by features of sparse autoencoders
 (SAEs). Begin with `status`. Find features with search_features, text_features or contrast_features, see what they do
@@ -45,8 +46,7 @@ class Tool:
         try:
             answer = await self._arguments.validate_python(ArgsKwargs((), dict(arguments)))
         except ValidationError as error:
-            places = error.errors(include_url=False, include_context=False, include_input=False)
-            told = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in places)
+            told = "; ".join(map(self._fault, error.errors(include_url=False)))
             return _result({"code": "INVALID_ARGUMENTS", "message": told}, is_error=True)
         except ServiceError as error:
             return _result(
@@ -60,6 +60,14 @@ class Tool:
                 is_error=True,
             )
         return _result(msgspec.to_builtins(answer, str_keys=True))
+
+    def _fault(self, fault: ErrorDetails) -> str:
+        """What is wrong with an argument, after its place."""
+        where = ".".join(map(str, fault["loc"]))
+        if fault["type"] == "unexpected_keyword_argument":
+            known = list(self.described.input_schema["properties"])
+            return f"{where}: unknown argument; {near_names.hint(where, known, 'argument')}"
+        return f"{where}: {field_faults.described(fault)}"
 
 
 def _result(content: dict[str, object], *, is_error: bool = False) -> types.CallToolResult:

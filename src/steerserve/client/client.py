@@ -37,6 +37,8 @@ from steerserve.client.faults import ServiceError, ServiceUnreachable
 from steerserve.control.inference.lens_views import AttributionAnswer, LensAnswer
 from steerserve.control.inference.views import TokenizedText
 from steerserve.control.models.views import ModelList
+from steerserve.rules import near_names
+from steerserve.rules.inference import fields
 
 if TYPE_CHECKING:
     import numpy as np
@@ -188,6 +190,7 @@ class Service(Noun[Mode]):
     ) -> Steps[NDArray[np.float32]]:
         """The vectors of texts: float32 [texts, width]. They are never steered."""
         one: Service[Mode] = self
+        _refuse_unknown("embed", fields.EMBEDDINGS, body)
         named = yield from one._model(model)
         whole = {"model": named, "input": [texts] if isinstance(texts, str) else texts, **body}
         reply = yield from answered(Call("POST", "/v1/embeddings", body=whole), one.retries)
@@ -274,6 +277,7 @@ class Asking(Generic[Whole, Pieces]):
     other fields of the body are those of the route. With `stream` the answer is the pieces of the text.
 
     Raises:
+        TypeError: an argument is no field of the route.
         ServiceError: the request was refused, or failed.
     """
 
@@ -314,6 +318,7 @@ class Asking(Generic[Whole, Pieces]):
         lease: str | None = None,
         **body: object,
     ) -> Any:
+        _refuse_unknown(*_METHODS[self._path], body)
         asked: dict[str, object] = {"prompt": prompt}
         if self._path == CHAT:
             one = [{"role": "user", "content": prompt}]
@@ -471,6 +476,20 @@ class AsyncClient(Service[Awaited]):
             raise self._unreachable(error) from error
         finally:
             await response.aclose()
+
+
+_METHODS = {CHAT: ("chat", fields.CHAT), COMPLETIONS: ("complete", fields.COMPLETIONS)}
+
+
+def _refuse_unknown(method: str, route: str, body: Mapping[str, object]) -> None:
+    """Raises:
+    TypeError: naming the first argument that is no field of the route. The service would ignore it.
+    """
+    known = fields.READ[route] | fields.changing_fields(route).keys()
+    for name in body:
+        if name not in known:
+            hint = near_names.hint(name, sorted(known), "argument")
+            raise TypeError(f"{method}() got an unknown argument {name!r}; {hint}")
 
 
 def _openai() -> ModuleType:

@@ -9,6 +9,7 @@ from typing import Any
 from inspect_ai.model import GenerateConfig, modelapi
 from inspect_ai.model._providers.openai import OpenAIAPI
 
+from openai import AsyncOpenAI
 from steerserve.evals import steering
 
 
@@ -41,6 +42,7 @@ class SteerserveAPI(OpenAIAPI):
         sae_steering: object = None,
         **others: object,
     ) -> None:
+        steering.refuse_unknown(others, type(self), (AsyncOpenAI.__init__,))
         url = steering.base_url(base_url)
         profile = steering.named_profile(url, profile, key=api_key)
         of = steering.Steering.of(profile, interventions=interventions, sae_steering=sae_steering)

@@ -13,6 +13,9 @@ from steerserve.client import Client
 from steerserve.evals import steering
 from steerserve.evals.tokenizer import ServiceTokenizer
 
+_OF_HARNESS = ("batch_size", "max_batch_size", "device")
+"""Arguments that the harness gives every model."""
+
 
 @register_model("steerserve")
 class SteerserveLM(LocalCompletionsAPI):
@@ -46,6 +49,7 @@ class SteerserveLM(LocalCompletionsAPI):
         add_bos_token: bool | None = None,
         **others: Any,
     ) -> None:
+        steering.refuse_unknown(others, type(self), more=_OF_HARNESS)
         url = steering.base_url(base_url)
         self._steering = steering.Steering.of(
             steering.named_profile(url, profile),

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import steerserve
 from steerserve.client import ServiceError, ServiceUnreachable
 from steerserve.control.models.views import ModelRecord
+from steerserve.rules import near_names
 
 NAMES_SHOWN = 20
 """The most names of profiles in a message."""
@@ -42,6 +44,37 @@ class Steering:
     def named(self, model: str) -> str:
         """The name of a model with the profile, for requests whose bodies have no field for it."""
         return model if self.profile is None else f"{model}@{self.profile}"
+
+
+def refuse_unknown(
+    given: Mapping[str, object],
+    kind: type,
+    calls: Iterable[Callable[..., object]] = (),
+    more: Iterable[str] = (),
+) -> None:
+    """Check the arguments of a model that its class does not name itself. The libraries ignore those that they do not
+    know.
+
+    Args:
+        given: the arguments.
+        kind: the class of the model. What one of its bases names is known.
+        calls: functions that get the arguments too.
+        more: further known names.
+
+    Raises:
+        WrongArgument: naming the first argument that nothing reads.
+    """
+    readers = [vars(one)["__init__"] for one in kind.__mro__ if "__init__" in vars(one)]
+    known = set(more)
+    for reader in (*readers, *calls):
+        for parameter in inspect.signature(reader).parameters.values():
+            if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+                known.add(parameter.name)
+    names = sorted(known - {"self"})
+    for name in given:
+        if name not in names:
+            hint = near_names.hint(name, names, "argument")
+            raise WrongArgument(f"{name}: unknown argument; {hint}")
 
 
 def _object(name: str, value: object) -> dict[str, object]:
