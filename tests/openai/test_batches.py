@@ -57,7 +57,10 @@ def jsonl(lines: list[dict[str, Any]]) -> bytes:
 
 
 def begun(
-    client: openai.OpenAI, lines: list[dict[str, Any]] | bytes, endpoint: str = CHAT
+    client: openai.OpenAI,
+    lines: list[dict[str, Any]] | bytes,
+    endpoint: str = CHAT,
+    **headers: str,
 ) -> Batch:
     content = lines if isinstance(lines, bytes) else jsonl(lines)
     file = client.files.create(file=("lines.jsonl", content), purpose="batch")
@@ -65,6 +68,7 @@ def begun(
         input_file_id=file.id,
         endpoint=endpoint,  # type: ignore[arg-type]
         completion_window="24h",
+        extra_headers=headers,
     )
 
 
@@ -164,6 +168,26 @@ def test_an_input_is_refused_whole_with_every_fault_of_its_lines(client: openai.
         ("invalid_json_line", 10, None),
     ]
     assert faults(ended(client, begun(client, b"\n"))) == [("empty_file", None, None)]
+
+
+def test_a_line_lists_its_unused_fields_unless_they_are_refused(client: openai.OpenAI) -> None:
+    lines = [chat("plain"), chat("odd", user="u", **{"no, field": 1})]
+    plain, odd = read(client, ended(client, begun(client, lines)).output_file_id)
+    assert "service" not in plain
+    assert odd["service"] == {"ignored_fields": ["user", "no, field"]}
+
+    lines = [chat("near", sae_stering={"features": []}), chat("beside") | {"sae_steering": {}}]
+    assert faults(ended(client, begun(client, lines))) == [
+        ("unused_fields_refused", 1, "body.sae_stering"),
+        ("invalid_request", 2, "sae_steering"),
+    ]
+    relaxed, strict = ({"X-Service-Strict": value} for value in ("false", "true"))
+    (answer,) = read(client, ended(client, begun(client, lines[:1], **relaxed)).output_file_id)
+    assert answer["service"] == {"ignored_fields": ["sae_stering"]}
+    refused = ended(client, begun(client, [chat("odd", user="u")], **strict))
+    assert faults(refused) == [("unused_fields_refused", 1, "body.user")]
+    with pytest.raises(openai.BadRequestError, match="X-Service-Strict"):
+        begun(client, lines, **{"X-Service-Strict": "maybe"})
 
 
 def test_files_are_listed_and_deleted(client: openai.OpenAI) -> None:

@@ -32,7 +32,8 @@ AT_ONCE = 500
 @dataclass(frozen=True, slots=True)
 class BatchRow:
     """One batch. `times` has the seconds since 1970 of each change of the status. `attached` has the SAEs that were
-    attached when its first line ran; None before that."""
+    attached when its first line ran; None before that. `is_strict` is the X-Service-Strict header of the request that
+    made the batch."""
 
     id: str
     endpoint: str
@@ -56,6 +57,7 @@ class BatchRow:
     output_tokens: int = 0
     output_file_id: str | None = None
     error_file_id: str | None = None
+    is_strict: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,7 @@ class BatchStore:
         output_seconds: int | None,
         window: timedelta,
         most: int,
+        is_strict: bool | None = None,
     ) -> BatchRow:
         """A new batch.
 
@@ -120,6 +123,7 @@ class BatchStore:
             {},
             output_seconds,
             metadata,
+            is_strict=is_strict,
         )
         values = {column.name: getattr(row, column.name) for column in _READ}
         unfinished = select(func.count()).where(batches.c.status.in_(UNFINISHED))

@@ -487,10 +487,12 @@ batches = Table(
     Column("output_file_id", String(40)),
     Column("error_file_id", String(40)),
     Column("stored_bytes", BigInteger, nullable=False, default=0),
+    Column("is_strict", Boolean),
     Index("ix_batches_listed", "created_at", "id"),
 )
 """`times` has the seconds since 1970 of each change of the status. `attached` has the SAEs and layers that were
-attached when the first line ran. `stored_bytes` is the size of the answers in `batch_lines`."""
+attached when the first line ran. `stored_bytes` is the size of the answers in `batch_lines`. `is_strict` is what the
+request said about unused fields; null where it said nothing."""
 
 batch_lines = Table(
     "batch_lines",

@@ -18,12 +18,13 @@ from steerserve.errors import Refusal
 from steerserve.openai import render
 from steerserve.openai.intake import CLIENT, Intake
 from steerserve.rules import clients
+from steerserve.rules.inference import fields
 from steerserve.rules.inference.batches import ENDPOINTS
 
 log = structlog.get_logger(__name__)
 Answer = Callable[[Request], Awaitable[Response]]
 
-_HEADERS = [(b"content-type", b"application/json"), (b"x-service-load-policy", b"refuse")]
+_HEADERS = ((b"content-type", b"application/json"), (b"x-service-load-policy", b"refuse"))
 """The owner of the batches loads its model, so no line does."""
 
 
@@ -45,11 +46,13 @@ class BatchLines:
             raise model
         return model, profile
 
-    async def answer(self, endpoint: str, body: bytes, client: str) -> Answered:
+    async def answer(
+        self, endpoint: str, body: bytes, client: str, is_strict: bool | None
+    ) -> Answered:
         # its refusals are those of no client, so they are not counted
         token = CURRENT.set(RequestRecord(in_background=True))
         try:
-            response = await self._answers[endpoint](_request(endpoint, body, client))
+            response = await self._answers[endpoint](_request(endpoint, body, client, is_strict))
         except Refusal as refusal:
             return _refused(refusal)
         except Exception:
@@ -58,20 +61,22 @@ class BatchLines:
             return _refused(Refusal("INTERNAL_ERROR", why))
         finally:
             CURRENT.reset(token)
-        return Answered(response.status_code, bytes(response.body))
+        ignored = fields.locations(response.headers.get("x-service-ignored-fields"))
+        return Answered(response.status_code, bytes(response.body), ignored=ignored)
 
 
 def _refused(refusal: Refusal) -> Answered:
     return Answered(refusal.row.v1, render.error_bytes(refusal), refusal)
 
 
-def _request(endpoint: str, body: bytes, client: str) -> Request:
+def _request(endpoint: str, body: bytes, client: str, is_strict: bool | None) -> Request:
+    strict = [] if is_strict is None else [(b"x-service-strict", str(is_strict).lower().encode())]
     scope: MutableMapping[str, object] = {
         "type": "http",
         "method": "POST",
         "path": endpoint,
         "query_string": b"",
-        "headers": _HEADERS,
+        "headers": [*_HEADERS, *strict],
         "client": None,
         CLIENT: clients.in_background(client),
     }

@@ -10,7 +10,8 @@ from steerserve.control.inference.batches import Batches, BatchRow
 from steerserve.control.metrics import note_object
 from steerserve.openai import answers, bodies
 from steerserve.openai.files import listed
-from steerserve.openai.intake import client_of, read_json
+from steerserve.openai.intake import client_of, header, read_json
+from steerserve.rules.inference import fields
 from steerserve.rules.inference.batches import seconds
 from steerserve.settings import Settings
 
@@ -38,6 +39,7 @@ def router(batches: Batches, settings: Settings) -> APIRouter:
     )
     async def create_batch(request: Request) -> dict[str, object]:
         """Begin a batch. Its input is checked whole before its first line runs."""
+        is_strict = fields.is_strict(header(request, "x-service-strict"))
         body = bodies.validated(bodies.BatchBody, await read_json(request))
         lasts = body.output_expires_after
         row = await batches.create(
@@ -46,6 +48,7 @@ def router(batches: Batches, settings: Settings) -> APIRouter:
             client_of(request, settings),
             body.metadata,
             None if lasts is None else lasts.seconds,
+            is_strict=is_strict,
         )
         note_object(batch_id=row.id)
         return shown(row)

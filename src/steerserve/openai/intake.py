@@ -212,8 +212,8 @@ class Intake:
         return _Arrived(
             await read_json(request),
             client_of(request, self._settings),
-            _header(request, "x-service-strict"),
-            _header(request, "x-service-load-policy"),
+            header(request, "x-service-strict"),
+            header(request, "x-service-load-policy"),
             request.headers.get("x-service-lease") or None,
         )
 
@@ -234,7 +234,7 @@ class Intake:
             log.warning("request_fields_unused", route=route, locations=ignored[:LOCATIONS_LOGGED])
         if is_strict:
             fields.check_strict(unused)
-        elif arrived.strict is None:
+        elif is_strict is None:
             fields.check_near(unused)
         honoured = fields.changing_fields(route)
         kept = {
@@ -354,7 +354,7 @@ async def read_json(request: Request) -> dict[str, object]:
     return body
 
 
-def _header(request: Request, name: str) -> str | None:
+def header(request: Request, name: str) -> str | None:
     """The value of a header. Different values of a header that was sent twice are joined by commas, and the check of
     that header then refuses the joined text."""
     values = request.headers.getlist(name)

@@ -47,11 +47,32 @@ def test_a_line_is_read_with_its_body_as_it_was_sent() -> None:
         (line(body={"model": "tiny", "stream": True}), "invalid_request", "body.stream"),
         (line(body={"model": "tiny", "extra_body": {}}), "invalid_request", "body.extra_body"),
         (line(body={"model": "tiny", "prompt": "x" * 100}), "body_too_large", "body"),
+        (line(sae_steering={"features": []}), "invalid_request", "sae_steering"),
+        (line()[:-1] + b', "custom_id": "b"}', "invalid_request", None),
+        (line().replace(b'"x"', b'"x", "seed": 1, "seed": 2'), "invalid_request", None),
+        (
+            line(body={"model": "tiny", "interventons": {}}),
+            "unused_fields_refused",
+            "body.interventons",
+        ),
     ],
 )
 def test_a_wrong_line_is_named(text: bytes, code: str, param: str | None) -> None:
     (fault,) = checked(text).faults()
     assert (fault.code, fault.line, fault.param) == (code, 1, param)
+
+
+@pytest.mark.parametrize(
+    ("is_strict", "faults"),
+    [(None, ["body.sae_stering"]), (True, ["body.user"]), (False, [])],
+)
+def test_unused_fields_of_a_line_are_refused_as_the_batch_says(
+    is_strict: bool | None, faults: list[str]
+) -> None:
+    check = InputCheck(URL, 1, 1000, is_strict)
+    body = {"model": "m", "prompt": "x", "user": "u", "sae_stering": {}, "echo": None}
+    check.take([(0, line(body=body, note=None))])
+    assert [fault.param for fault in check.faults()] == faults
 
 
 def test_the_faults_that_are_not_listed_are_counted() -> None:

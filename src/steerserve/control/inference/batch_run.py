@@ -7,7 +7,7 @@ import asyncio
 import codecs
 import secrets
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, replace
 from operator import is_not
 from typing import Any, Protocol
@@ -34,11 +34,13 @@ _encoded = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """What a line was answered, as a request is. `refusal` is the refusal that the body tells."""
+    """What a line was answered, as a request is. `refusal` is the refusal that the body tells. `ignored` are the
+    locations of the fields that were not used."""
 
     status: int
     body: bytes
     refusal: Refusal | None = None
+    ignored: tuple[str, ...] = ()
 
 
 class LineRunner(Protocol):
@@ -51,7 +53,9 @@ class LineRunner(Protocol):
             Refusal: MODEL_NOT_FOUND, AMBIGUOUS_MODEL_NAME, MODEL_LOAD_FAILED.
         """
 
-    async def answer(self, endpoint: str, body: bytes, client: str) -> Answered:
+    async def answer(
+        self, endpoint: str, body: bytes, client: str, is_strict: bool | None
+    ) -> Answered:
         """Run a line."""
 
 
@@ -77,7 +81,9 @@ class BatchRun:
     async def check(self) -> None:
         """Check the whole input. The batch is in progress then, or has failed with every fault of its input."""
         row, settings, store = self.row, self._parts.settings, self._parts.store
-        check = InputCheck(row.endpoint, settings.batch_max_lines, settings.max_body_bytes)
+        check = InputCheck(
+            row.endpoint, settings.batch_max_lines, settings.max_body_bytes, row.is_strict
+        )
         async for lines in self._input():
             await asyncio.to_thread(check.take, lines)
         served = await self._model(check)
@@ -193,7 +199,7 @@ class BatchRun:
             await parts.models.until_ready(row.model_id, self.row.attached or ())
             await self._note_attached()
             before = parts.models.attachments(self.row.attached or ())
-            answered = await parts.runner.answer(row.endpoint, line.body, row.client)
+            answered = await parts.runner.answer(row.endpoint, line.body, row.client, row.is_strict)
             after = parts.models.attachments(self.row.attached or ())
             if before is None or after is None or any(map(is_not, before, after)):
                 continue  # an SAE was away for a moment, so the line may have run without it
@@ -264,19 +270,22 @@ def _answer(line: BatchLine, answered: Answered) -> LineAnswer:
     }
     is_failed = answered.status >= 400
     read, written = (0, 0) if is_failed else _tokens(answered.body)
-    return LineAnswer(line.number, is_failed, _written(line, response, None), read, written)
+    ours = {"ignored_fields": answered.ignored} if answered.ignored else None
+    text = _written(line, response, None, ours)
+    return LineAnswer(line.number, is_failed, text, read, written)
 
 
-def _written(line: BatchLine, response: object, error: object) -> bytes:
-    """A line of a file of a batch."""
-    return _encoded(
-        {
-            "id": f"batch_req_{secrets.token_hex(12)}",
-            "custom_id": line.custom_id,
-            "response": response,
-            "error": error,
-        }
-    )
+def _written(
+    line: BatchLine, response: object, error: object, ours: Mapping[str, object] | None = None
+) -> bytes:
+    """A line of a file of a batch. `ours` is what the protocol has no place for."""
+    told = {
+        "id": f"batch_req_{secrets.token_hex(12)}",
+        "custom_id": line.custom_id,
+        "response": response,
+        "error": error,
+    }
+    return _encoded(told if ours is None else {**told, "service": ours})
 
 
 class _Body(msgspec.Struct):

@@ -99,8 +99,11 @@ class Batches:
         client: str,
         metadata: dict[str, str] | None,
         output_seconds: int | None,
+        *,
+        is_strict: bool | None,
     ) -> BatchRow:
-        """A new batch, whose check begins.
+        """A new batch, whose check begins. `is_strict` says whether its lines may have unused fields; where it is None,
+        they may have those that are not nearly steering fields.
 
         Raises:
             Refusal: FILE_NOT_FOUND, TOO_MANY_BATCHES, DOCUMENT_STORE_FULL, INSUFFICIENT_DISK, SHUTTING_DOWN;
@@ -120,6 +123,7 @@ class Batches:
             output_seconds,
             rules.WINDOW,
             self._settings.max_unfinished_batches,
+            is_strict,
         )
         self._spawn(row.id)
         return row

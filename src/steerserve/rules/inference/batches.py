@@ -12,10 +12,19 @@ from enum import StrEnum
 import msgspec
 
 from steerserve.errors import Refusal
+from steerserve.rules import json_size
 from steerserve.rules.form import Form
+from steerserve.rules.inference import fields
+from steerserve.rules.steering import documents
 from steerserve.rules.text import shown
 
-ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
+_ROUTES = {
+    "/v1/chat/completions": fields.CHAT,
+    "/v1/completions": fields.COMPLETIONS,
+    "/v1/embeddings": fields.EMBEDDINGS,
+    "/v1/responses": fields.RESPONSES,
+}
+ENDPOINTS = tuple(_ROUTES)
 WINDOW = timedelta(hours=24)
 """The one completion window that there is."""
 CUSTOM_ID_MAXIMUM = 512
@@ -98,7 +107,9 @@ class _Sent(msgspec.Struct):
     body: msgspec.Raw
 
 
+_KEYS = tuple(field.name for field in msgspec.structs.fields(_Sent))
 _read_line = msgspec.json.Decoder(_Sent).decode
+_read_keys = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 def read_line(number: int, text: bytes) -> BatchLine:
@@ -114,9 +125,11 @@ def read_line(number: int, text: bytes) -> BatchLine:
 class InputCheck:
     """Checks the lines of an input, one after the other.
 
-    (1) A line is a JSON object with custom_id, method, url and body. (2) Its method is POST, and its url is the
-    endpoint of the batch. (3) No two lines have one custom_id. (4) The body is an object that names a model, is no
-    larger than a request, and asks for no stream. (5) There is a line, and there are at most `most` lines.
+    (1) A line is a JSON object with custom_id, method, url and body, and with nothing else. (2) Its method is POST, and
+    its url is the endpoint of the batch. (3) No two lines have one custom_id. (4) The body is an object that names a
+    model, is no larger than a request, and asks for no stream. (5) There is a line, and there are at most `most` lines.
+    (6) No key stands twice in one object. (7) Where the batch is strict, a body has no unused field. Where `is_strict`
+    is None, a body has none that is nearly a steering field.
 
     Attributes:
         lines: the number of lines; blank ones are none.
@@ -124,8 +137,11 @@ class InputCheck:
         is_steered: whether a line brings steering, or asks for activations.
     """
 
-    def __init__(self, endpoint: str, most: int, most_bytes: int) -> None:
+    def __init__(
+        self, endpoint: str, most: int, most_bytes: int, is_strict: bool | None = None
+    ) -> None:
         self._endpoint = endpoint
+        self._is_strict = is_strict
         self._most = most
         self._most_bytes = most_bytes
         self._ids: dict[str, int] = {}
@@ -173,6 +189,8 @@ class InputCheck:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             self.fault("invalid_json_line", f"the line is not valid JSON: {error}", line)
             return
+        if not self._has_right_keys(text, line):
+            return
         if sent.method != "POST":  # (2)
             self.fault("invalid_method", "the method is POST", line, "method")
         if sent.url != self._endpoint:
@@ -180,6 +198,25 @@ class InputCheck:
             self.fault("mismatched_url", why, line, "url")
         self._check_id(sent.custom_id, line)
         self._check_body(bytes(sent.body), line)
+
+    def _has_right_keys(self, text: bytes, line: int) -> bool:
+        others = [
+            name for name, value in _read_keys(text).items() if bytes(value).strip() != b"null"
+        ]
+        strangers = [shown(name) for name in others if name not in _KEYS]
+        for name in strangers:  # (1)
+            why = f"{name}: a line has {', '.join(_KEYS)}; fields of the request stand in body"
+            self.fault("invalid_request", why, line, name)
+        if strangers:
+            return False
+        # other bodies are too large for a request
+        if not json_size.has_more_values(text, json_size.REQUEST_MAXIMUM):
+            try:
+                documents.read_json(text)
+            except Refusal as refusal:  # (6)
+                self.fault("invalid_request", refusal.message, line)
+                return False
+        return True
 
     def _check_id(self, custom_id: str, line: int) -> None:
         if not 0 < len(custom_id) <= CUSTOM_ID_MAXIMUM:
@@ -197,27 +234,38 @@ class InputCheck:
             self.fault("body_too_large", why, line, "body")
             return
         try:
-            fields: object = msgspec.json.decode(body)
+            sent: object = msgspec.json.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             self.fault("invalid_json_line", f"the body is not valid JSON: {error}", line, "body")
             return
-        if not isinstance(fields, dict):
+        if not isinstance(sent, dict):
             self.fault("invalid_request", "the body is an object", line, "body")
             return
-        model = fields.get("model")
+        model = sent.get("model")
         if not isinstance(model, str) or not model:
             why = "the body names no model"
             self.fault("missing_required_parameter", why, line, "body.model")
         else:
             self.models.setdefault(model, line)
-        if fields.get("stream"):
+        if sent.get("stream"):
             why = "a line of a batch is not streamed"
             self.fault("invalid_request", why, line, "body.stream")
-        if "extra_body" in fields:
+        if "extra_body" in sent:
             why = "clients put the fields of extra_body into the body; here nobody does"
             self.fault("invalid_request", why, line, "body.extra_body")
-        if any(fields.get(name) is not None for name in _STEERING):
+        if any(sent.get(name) is not None for name in _STEERING):
             self.is_steered = True
+        self._check_unused(sent, line)
+
+    def _check_unused(self, sent: dict[str, object], line: int) -> None:
+        unused = fields.unused(_ROUTES[self._endpoint], sent)
+        try:  # (7)
+            if self._is_strict:
+                fields.check_strict(unused)
+            elif self._is_strict is None:
+                fields.check_near(unused)
+        except Refusal as refusal:
+            self.fault(refusal.row.v1_code, refusal.message, line, f"body.{refusal.param}")
 
 
 def is_passing(refusal: Refusal) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from steerserve.errors import Refusal
 from steerserve.rules import near_names
@@ -427,14 +427,14 @@ def check_near(unused: Sequence[str]) -> None:
             )
 
 
-def is_strict(header: str | None) -> bool:
-    """The X-Service-Strict header.
+def is_strict(header: str | None) -> bool | None:
+    """The X-Service-Strict header; None where there is none.
 
     Raises:
         Refusal: INVALID_PARAMETER naming the header for any value but true, false, 1 and 0.
     """
     if header is None:
-        return False
+        return None
     value = header.strip().lower()
     if value not in ("true", "1", "false", "0"):
         raise Refusal(
@@ -472,6 +472,11 @@ def check_strict(locations: list[str]) -> None:
             param=locations[0],
             fields=locations,
         )
+
+
+def locations(header: str | None) -> tuple[str, ...]:
+    """The locations in a value of `header_value`, and the count of the others where not all of them fit."""
+    return tuple(map(unquote, header.split(", "))) if header else ()
 
 
 _WRITTEN = "".join(set(map(chr, range(0x20, 0x7F))) - set(" %,"))
