@@ -80,6 +80,7 @@ FLOORS: dict[str, set[str]] = {
     "app.error_handlers": ZERO | {"rules", "control", "openai", "api", "app.meter", "http"},
     "app.openapi": {"openai", "api", "app.fields", "http.guards"},
     "app.fields": {"rules.form"},
+    "app.known_inputs": {"errors", "rules"},
     "app.service": ZERO | {"app", "openai", "api", "events", "http"},
     "app.commands": ZERO | {"rules", "app.doctor", "app.serve"},
     "terminal": {"", "client", "terminal", "demo"} | FORMS,

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 import re
 from collections.abc import Sequence
-from contextlib import suppress
 from itertools import islice
 from typing import Annotated, ClassVar
 
@@ -28,9 +25,6 @@ from steerserve.errors import DocumentRefusal, Refusal
 from steerserve.rules import near_names
 from steerserve.rules.steering import documents
 from steerserve.rules.text import shown
-
-AT_ONCE = 1 << 16
-"""The largest JSON, in bytes, that is parsed on the event loop; larger JSON is parsed in a thread."""
 
 UNKNOWN_NAMED = 20
 """The number of unknown fields of one body that a refusal names."""
@@ -175,21 +169,3 @@ def require_json(request: Request) -> None:
         kind.startswith("application/") and kind.endswith("+json")
     ):
         raise documents.malformed("the body must be sent with content-type: application/json")
-
-
-async def unambiguous(request: Request) -> None:
-    """A dependency of routes whose bodies have maps and are parsed by the framework, which accepts repeated keys.
-
-    Raises:
-        Refusal: VALIDATION_ERROR for a key that stands twice in one object.
-    """
-    body = await request.body()
-    if len(body) > AT_ONCE:
-        await asyncio.to_thread(_check_once, body)
-    else:
-        _check_once(body)
-
-
-def _check_once(body: bytes) -> None:
-    with suppress(ValueError, RecursionError):  # the route itself refuses a body that is not JSON
-        json.loads(body.decode("utf-8-sig"), object_pairs_hook=documents.once)

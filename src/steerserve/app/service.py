@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager, suppress
 
 import structlog
 from fastapi import APIRouter, FastAPI
+from fastapi.routing import APIRoute
 from socketio import ASGIApp
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp as Application
@@ -18,6 +19,7 @@ from steerserve import __version__
 from steerserve.api import reference, webui
 from steerserve.app import routes, startup
 from steerserve.app.error_handlers import Refusals
+from steerserve.app.known_inputs import limit_inputs
 from steerserve.app.meter import Meter
 from steerserve.app.openapi import DescribedApi
 from steerserve.app.wiring import Owners, Surroundings, surroundings
@@ -62,6 +64,9 @@ class Service:
         )
         for router in self._routers():
             self.api.add(router)
+        for route in self.api.routes:
+            if isinstance(route, APIRoute):
+                limit_inputs(route, self.settings.ignored_fields_header_max_bytes)
         self._refusals = Refusals(self.settings, self.owners.metrics, self.api.routes)
         self._refusals.handle(self.api)
         self._app = self._guarded()

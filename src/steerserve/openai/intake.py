@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import codecs
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
@@ -33,7 +33,7 @@ from steerserve.rules.inference.intent import (
     ScoreIntent,
 )
 from steerserve.rules.models import architecture, naming
-from steerserve.rules.steering import dial
+from steerserve.rules.steering import dial, documents
 from steerserve.settings import Settings
 
 log = structlog.get_logger(__name__)
@@ -63,10 +63,11 @@ class Accepted(Generic[Kind]):
 
 @dataclass(frozen=True, slots=True)
 class _Arrived:
-    """A request as it arrived: its body, the headers that are read, and its client."""
+    """A request as it arrived: its body, the names in its query, the headers that are read, and its client."""
 
     body: dict[str, object]
     client: str
+    query: Iterable[str] = ()
     strict: str | None = None
     policy: str | None = None
     lease: str | None = None
@@ -212,6 +213,7 @@ class Intake:
         return _Arrived(
             await read_json(request),
             client_of(request, self._settings),
+            dict.fromkeys(request.query_params),
             header(request, "x-service-strict"),
             header(request, "x-service-load-policy"),
             request.headers.get("x-service-lease") or None,
@@ -228,7 +230,7 @@ class Intake:
         fields.check_honoured(route, fields.changing(raw, route), engine, raw)
         fields.check_named_profile(profile, route, engine)
         fields.check_whole(route, raw)
-        unused = fields.unused(route, raw)
+        unused = fields.unused(route, raw) + fields.query_locations(arrived.query)
         ignored = unused + fields.unused_by(engine, raw)
         if ignored:
             log.warning("request_fields_unused", route=route, locations=ignored[:LOCATIONS_LOGGED])
@@ -333,7 +335,7 @@ async def read_json(request: Request) -> dict[str, object]:
 
     Raises:
         Refusal: PAYLOAD_TOO_LARGE for too many values; VALIDATION_ERROR for a media type other than JSON, broken JSON,
-            or JSON that is not an object.
+            JSON that is not an object, or a key that stands twice in one object.
     """
     media = (
         request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
@@ -351,6 +353,7 @@ async def read_json(request: Request) -> dict[str, object]:
         raise Refusal("VALIDATION_ERROR", f"the body is not valid JSON: {error}") from error
     if not isinstance(body, dict):
         raise Refusal("VALIDATION_ERROR", "the body must be a JSON object")
+    documents.check_once(text)
     return body
 
 

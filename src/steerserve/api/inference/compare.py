@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import structlog
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from msgspec import UNSET, UnsetType
 from pydantic import Field, WithJsonSchema
 from starlette.requests import Request
@@ -24,7 +24,7 @@ from steerserve.api.answers.compare import (
     ReadToken,
     StartedSide,
 )
-from steerserve.api.envelope import RequestBody, encoded, success, unambiguous
+from steerserve.api.envelope import RequestBody, encoded, success
 from steerserve.api.inference.tokens import client_of
 from steerserve.api.steering.steering import Value, texts
 from steerserve.control import retry
@@ -121,9 +121,7 @@ STREAMED: dict[int | str, dict[str, object]] = {
 
 
 def router(compare: Compare, settings: Settings) -> APIRouter:
-    routes = APIRouter(
-        prefix="/api/compare", tags=["steering"], dependencies=[Depends(unambiguous)]
-    )
+    routes = APIRouter(prefix="/api/compare", tags=["steering"])
 
     @routes.post("", response_model=Answer[Comparison], responses=STREAMED)
     async def run(body: CompareBody, request: Request) -> Response:

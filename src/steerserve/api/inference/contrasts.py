@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
 from steerserve.api.answers import Answer
 from steerserve.api.answers.jobs import BEGUN, Wait, answered
-from steerserve.api.envelope import RequestBody, unambiguous
+from steerserve.api.envelope import RequestBody
 from steerserve.api.inference.tokens import (
     Conversation,
     Written,
@@ -50,9 +50,7 @@ class ContrastBody(RequestBody):
 
 
 def router(contrasts: Contrasts, settings: Settings) -> APIRouter:
-    routes = APIRouter(
-        prefix="/api/features", tags=["features"], dependencies=[Depends(unambiguous)]
-    )
+    routes = APIRouter(prefix="/api/features", tags=["features"])
 
     @routes.post("/contrast", response_model=Answer[JobAnswer], responses=BEGUN)
     async def contrast(body: ContrastBody, request: Request, wait: Wait = False) -> Response:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from pydantic import Field, SecretStr
 from starlette.requests import Request
 from starlette.responses import Response
 
 from steerserve.api.answers import Answer
 from steerserve.api.answers.jobs import BEGUN, Wait, answered
-from steerserve.api.envelope import RequestBody, check_source, success, unambiguous
+from steerserve.api.envelope import RequestBody, check_source, success
 from steerserve.api.inference.tokens import Conversation, Written, client_of, texts_or_chats
 from steerserve.control.inference.corpora import Corpora, CorpusRequest
 from steerserve.control.inference.views import JobAnswer
@@ -84,7 +84,6 @@ def router(corpora: Corpora, settings: Settings) -> APIRouter:
         "",
         response_model=Answer[JobAnswer],
         responses=BEGUN,
-        dependencies=[Depends(unambiguous)],
     )
     async def add_corpus(body: CorpusBody, request: Request, wait: Wait = False) -> Response:
         """Begin a job that reads a corpus for the features of all attached SAEs, or carry on a corpus that was cut:

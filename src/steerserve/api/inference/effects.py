@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Query
 from pydantic import AfterValidator, Field, WithJsonSchema
 from starlette.requests import Request
 from starlette.responses import Response
@@ -17,7 +17,6 @@ from steerserve.api.envelope import (
     PageOffset,
     RequestBody,
     success,
-    unambiguous,
 )
 from steerserve.api.inference.tokens import (
     Conversation,
@@ -105,7 +104,7 @@ class EffectsBody(RequestBody):
 
 
 def router(effects: EffectMeasurements, settings: Settings) -> APIRouter:
-    routes = APIRouter(prefix="/api", tags=["steering"], dependencies=[Depends(unambiguous)])
+    routes = APIRouter(prefix="/api", tags=["steering"])
 
     @routes.post("/effects", response_model=Answer[JobAnswer], responses=BEGUN)
     async def measure(body: EffectsBody, request: Request, wait: Wait = False) -> Response:

@@ -6,13 +6,13 @@ from __future__ import annotations
 from collections.abc import Coroutine
 from typing import Annotated
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
 from steerserve.api.answers import Answer
-from steerserve.api.envelope import RequestBody, success, unambiguous
+from steerserve.api.envelope import RequestBody, success
 from steerserve.api.inference.tokens import Conversation, Id, Written, client_of, text_or_chat
 from steerserve.control.inference.lens_views import AttributionAnswer, LensAnswer
 from steerserve.control.inference.lenses import Lenses
@@ -67,7 +67,7 @@ class AttributionBody(RequestBody):
 
 
 def router(lenses: Lenses, settings: Settings) -> APIRouter:
-    routes = APIRouter(prefix="/api", tags=["inference"], dependencies=[Depends(unambiguous)])
+    routes = APIRouter(prefix="/api", tags=["inference"])
 
     @routes.post("/lens", response_model=Answer[LensAnswer])
     async def lens(body: LensBody, request: Request) -> Response:

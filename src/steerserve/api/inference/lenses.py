@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
@@ -17,7 +17,6 @@ from steerserve.api.envelope import (
     PageOffset,
     check_source,
     success,
-    unambiguous,
 )
 from steerserve.api.saes.saes import SaeHubBody
 from steerserve.control.inference.lens_views import DeletedLens, LensList
@@ -75,7 +74,6 @@ def router(lenses: TrainedLenses) -> APIRouter:
         "",
         response_model=Answer[JobAnswer],
         responses=BEGUN,
-        dependencies=[Depends(unambiguous)],
     )
     async def add_lens(body: NewLens, request: Request, wait: Wait = False) -> Response:
         """Begin a job that registers a trained lens. The result of the job is the record of the lens."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from pydantic import AfterValidator, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
 from steerserve.api.answers import Answer
-from steerserve.api.envelope import RequestBody, success, unambiguous
+from steerserve.api.envelope import RequestBody, success
 from steerserve.control.inference.spelling import Speller
 from steerserve.control.inference.views import TokenizedText
 from steerserve.errors import Refusal
@@ -66,7 +66,7 @@ class DetokenizeBody(RequestBody):
 
 
 def router(speller: Speller, settings: Settings) -> APIRouter:
-    routes = APIRouter(prefix="/api", tags=["inference"], dependencies=[Depends(unambiguous)])
+    routes = APIRouter(prefix="/api", tags=["inference"])
 
     @routes.post("/tokenize", response_model=Answer[TokenizedText])
     async def tokenize(body: TokenizeBody, request: Request) -> Response:

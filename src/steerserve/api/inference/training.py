@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
 from steerserve.api.answers import Answer
 from steerserve.api.answers.jobs import BEGUN, Wait, answered
-from steerserve.api.envelope import RequestBody, unambiguous
+from steerserve.api.envelope import RequestBody
 from steerserve.api.inference.lens import LAYERS_MAXIMUM
 from steerserve.api.inference.tokens import (
     Conversation,
@@ -86,7 +86,7 @@ class TrainProbeBody(TrainBody):
 
 
 def router(trainings: Trainings, settings: Settings) -> APIRouter:
-    routes = APIRouter(prefix="/api", dependencies=[Depends(unambiguous)])
+    routes = APIRouter(prefix="/api")
 
     @routes.post(
         "/vectors/train", tags=["vectors"], response_model=Answer[JobAnswer], responses=BEGUN

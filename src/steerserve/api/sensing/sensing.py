@@ -5,12 +5,12 @@ from __future__ import annotations
 from datetime import MINYEAR, UTC, datetime
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Query
 from pydantic import Field
 from starlette.responses import Response
 
 from steerserve.api.answers import Answer
-from steerserve.api.envelope import RequestBody, RowId, success, unambiguous
+from steerserve.api.envelope import RequestBody, RowId, success
 from steerserve.control.sensing.sensing import ClusterSensing
 from steerserve.control.sensing.sensing_views import (
     ClusterFirings,
@@ -64,7 +64,6 @@ def router(sensing: ClusterSensing) -> APIRouter:
     @routes.put(
         "/api/sensing/{profile_id}/config",
         response_model=Answer[QuorumChange],
-        dependencies=[Depends(unambiguous)],
     )
     async def configure(profile_id: str, body: SensingConfig) -> Response:
         return success(await sensing.configure(profile_id, body.min_k))

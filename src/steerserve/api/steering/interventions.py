@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from pydantic import RootModel, WithJsonSchema
 from starlette.responses import Response
 
 from steerserve.api.answers import Answer
-from steerserve.api.envelope import success, unambiguous
+from steerserve.api.envelope import success
 from steerserve.control.metrics import note_object
 from steerserve.control.steering.interventions import Interventions
 from steerserve.control.steering.views import LiveInterventions
@@ -21,9 +21,7 @@ class InterventionsBody(RootModel[Annotated[dict[str, object], WithJsonSchema(ru
 
 
 def router(interventions: Interventions) -> APIRouter:
-    routes = APIRouter(
-        prefix="/api/interventions", tags=["steering"], dependencies=[Depends(unambiguous)]
-    )
+    routes = APIRouter(prefix="/api/interventions", tags=["steering"])
 
     @routes.get("", response_model=Answer[LiveInterventions])
     async def get_interventions() -> Response:

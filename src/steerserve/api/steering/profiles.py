@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from msgspec import UNSET, structs
 from pydantic import (
     AfterValidator,
@@ -29,7 +29,6 @@ from steerserve.api.envelope import (
     failure,
     import_body,
     success,
-    unambiguous,
 )
 from steerserve.api.steering.steering import texts
 from steerserve.control.metrics import note_object
@@ -212,7 +211,6 @@ def _saved(row: Any) -> dict[str, Any]:
 
 def router(profiles: Profiles, serving: Serving, reader: DocumentReader) -> APIRouter:
     routes = APIRouter(prefix="/api/profiles", tags=["profiles"])
-    maps = [Depends(unambiguous)]
     # one page at a time, so that many requests for large pages take the memory of one
     listing = asyncio.Lock()
 
@@ -232,15 +230,13 @@ def router(profiles: Profiles, serving: Serving, reader: DocumentReader) -> APIR
 
             return await asyncio.to_thread(answer)
 
-    @routes.post("", response_model=Answer[ProfileRecord], status_code=201, dependencies=maps)
+    @routes.post("", response_model=Answer[ProfileRecord], status_code=201)
     async def create_profile(body: NewProfile) -> Response:
         row = await profiles.create(**body.model_dump())
         note_object(profile_id=row.id)
         return success(described(row), 201)
 
-    @routes.post(
-        "/save-current", response_model=Answer[ProfileRecord], status_code=201, dependencies=maps
-    )
+    @routes.post("/save-current", response_model=Answer[ProfileRecord], status_code=201)
     async def save_current(body: Snapshot) -> Response:
         """Save the live values, which must all belong to one SAE."""
         row = await profiles.save_current(body.name, body.description)
@@ -280,7 +276,7 @@ def router(profiles: Profiles, serving: Serving, reader: DocumentReader) -> APIR
     async def get_profile(profile_id: str) -> Response:
         return success(described(await profiles.get(profile_id)))
 
-    @routes.patch("/{profile_id}", response_model=Answer[ProfileRecord], dependencies=maps)
+    @routes.patch("/{profile_id}", response_model=Answer[ProfileRecord])
     async def change_profile(profile_id: str, body: ProfileChanges) -> Response:
         """The live values stay as they are until the profile is activated again; the dial of an active profile uses
         the new values at once."""
@@ -292,9 +288,7 @@ def router(profiles: Profiles, serving: Serving, reader: DocumentReader) -> APIR
         was_active = await profiles.remove(profile_id)
         return success(DeletedProfile(profile_id, was_active))
 
-    @routes.post(
-        "/{profile_id}/activate", response_model=Answer[ActivatedProfile], dependencies=maps
-    )
+    @routes.post("/{profile_id}/activate", response_model=Answer[ActivatedProfile])
     async def activate(profile_id: str, body: Activation | None = None) -> Response:
         applies = body is None or body.apply_steering
         done = await serving.activate(profile_id, applies=applies)

@@ -15,7 +15,7 @@ from pydantic import Field
 from starlette.responses import Response
 
 from steerserve.api.answers import Answer
-from steerserve.api.envelope import RequestBody, RowId, success, unambiguous
+from steerserve.api.envelope import RequestBody, RowId, success
 from steerserve.control.metrics import note_object
 from steerserve.control.steering.steering import Steering
 from steerserve.control.steering.views import SteeringState
@@ -66,9 +66,7 @@ Chosen = Annotated[SaeChoice, Depends(chosen)]
 
 
 def router(steering: Steering) -> APIRouter:
-    routes = APIRouter(
-        prefix="/api/saes/steering", tags=["steering"], dependencies=[Depends(unambiguous)]
-    )
+    routes = APIRouter(prefix="/api/saes/steering", tags=["steering"])
 
     def state(choice: SaeChoice = FIRST_SAE, warnings: Sequence[str] = ()) -> Response:
         enabled, values = steering.state(choice)

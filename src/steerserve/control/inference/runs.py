@@ -42,7 +42,7 @@ from steerserve.rules.inference.runs import (
     RunSettings,
     RunSteering,
 )
-from steerserve.rules.steering import digest
+from steerserve.rules.steering import digest, documents
 from steerserve.rules.steering.placed import Values
 from steerserve.settings import Settings
 
@@ -400,6 +400,7 @@ def _parsed(body: bytes, *, is_lines: bool) -> list[NewRun]:
         lines = [line for line in body.split(b"\n") if line.strip()]
         places = [f"line {number}" for number in range(1, len(lines) + 1)]
     else:
+        documents.check_once(body)
         try:
             lines = list(msgspec.json.decode(body, type=_RunsBody).runs)
         except (msgspec.DecodeError, RecursionError) as error:
@@ -409,6 +410,10 @@ def _parsed(body: bytes, *, is_lines: bool) -> list[NewRun]:
         raise _wrong("runs", "no record")
     made = []
     for place, line in zip(places, lines, strict=True):
+        try:
+            documents.check_once(bytes(line))
+        except Refusal as twice:
+            raise _wrong(place, twice.message) from None
         try:
             run = msgspec.json.decode(line, type=Run)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:

@@ -6,7 +6,7 @@ for no change. Every other field that a route does not use is ignored and report
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
@@ -348,6 +348,11 @@ def unused(route: str, body: Mapping[str, object]) -> list[str]:
     if route == COMPLETIONS and body.get(_SPECIAL) and _is_in_ids(body.get("prompt")):
         locations.append(_SPECIAL)
     return locations
+
+
+def query_locations(names: Iterable[str]) -> list[str]:
+    """Locations of query parameters that nothing reads."""
+    return [f"query.{name}" for name in names]
 
 
 def _is_in_ids(prompt: object) -> bool:

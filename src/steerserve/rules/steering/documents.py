@@ -10,6 +10,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -90,6 +91,14 @@ def read_json(body: bytes) -> object:
         return json.loads(body.decode("utf-8-sig"), object_pairs_hook=once)
     except (ValueError, RecursionError) as error:
         raise not_json(error) from error
+
+
+def check_once(body: bytes) -> None:
+    """Raises:
+    Refusal: VALIDATION_ERROR for a key that stands twice in one object. A body that is not JSON passes.
+    """
+    with suppress(ValueError, RecursionError):
+        json.loads(body.decode("utf-8-sig"), object_pairs_hook=once)
 
 
 def not_json(error: Exception) -> Refusal:
