@@ -131,6 +131,30 @@ def test_a_large_number_for_a_template_is_served_or_refused_as_the_clients(
     assert answer.status_code in (200, 400), answer.text
 
 
+def test_a_variable_that_the_template_never_reads_is_listed_and_refused_in_strict_mode(
+    shared: Running,
+) -> None:
+    variables = {"bos_token": "", "enable_thinking": False, "größe": 1}
+    unread = ["chat_template_kwargs.enable_thinking", "chat_template_kwargs.größe"]
+    listed = "user, chat_template_kwargs.enable_thinking, chat_template_kwargs.gr%C3%B6%C3%9Fe"
+    body = chat(chat_template_kwargs=variables, max_tokens=1, user="u")
+    response = {"model": body["model"], "input": "Hello", "max_output_tokens": 1, "user": "u"}
+    for path, sent in (
+        (CHAT, body),
+        (CHAT, body | {"stream": True}),
+        (CHAT, body | {"extra_messages": [body["messages"]]}),
+        ("/v1/responses", response | {"chat_template_kwargs": variables}),
+    ):
+        assert shared.post(path, sent).headers["x-service-ignored-fields"] == listed
+    del body["user"]
+    status, error = shared.v1_error(CHAT, body, **{"X-Service-Strict": "true"})
+    assert (status, error["code"]) == (400, "unused_fields_refused")
+    assert error["details"]["fields"] == unread
+    read = body | {"chat_template_kwargs": {"bos_token": ""}}
+    answer = shared.post(CHAT, read, **{"X-Service-Strict": "true"})
+    assert "x-service-ignored-fields" not in answer.headers
+
+
 def test_a_template_is_given_the_variables_of_the_request(shared: Running) -> None:
     plain = texts(shared)
     assert texts(shared, chat_template_kwargs={"enable_thinking": False}) == plain

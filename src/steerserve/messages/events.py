@@ -287,10 +287,12 @@ class Refused(Message, frozen=True):
 
 
 class Started(Message, frozen=True):
-    """Every check that needs the model has passed. `prompt_tokens` has an entry per prompt."""
+    """Every check that needs the model has passed. `prompt_tokens` has an entry per prompt. `unused` are the locations
+    of the fields of the request that the model does not use."""
 
     id: int
     prompt_tokens: list[int]
+    unused: tuple[str, ...] = ()
 
 
 RUNS_MAXIMUM = 1000

@@ -17,23 +17,25 @@ class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
 class Text(Message, frozen=True):
     """A prompt that goes to the model verbatim; `special` adds the tokenizer's special tokens. `is_chat` says that the
     text is a rendered conversation. `contents` are the characters of its messages' contents, where they are asked
-    for."""
+    for. `unused` are the locations of the variables that the template does not read."""
 
     text: str
     special: bool = True
     is_chat: bool = False
     contents: tuple[Span, ...] = ()
+    unused: tuple[str, ...] = ()
 
 
 class Tokens(Message, frozen=True):
     """A prompt as token ids, as the engine gets it. `is_chat` says that it was a conversation. `place` is where the
     client's request has the ids (`prompt[1]`); None where the service has tokenized a text. `spans` are the contents
-    of the messages of a conversation, where an edit asks for them."""
+    of the messages of a conversation, where an edit asks for them. `unused` is that of its `Text`."""
 
     ids: list[int]
     is_chat: bool = False
     place: str | None = None
     spans: tuple[Span, ...] = ()
+    unused: tuple[str, ...] = ()
 
 
 class ChatTemplate(Message, frozen=True):
@@ -46,12 +48,13 @@ class ChatTemplate(Message, frozen=True):
 class Chat(Message, frozen=True):
     """A conversation: role and content of each message, rendered by the model's own template with `variables`. It is
     rendered before an engine gets it. `client` names who asks (`rules/clients.py`). With `is_located`, the contents of
-    the messages are found in the prompt."""
+    the messages are found in the prompt. With `is_strict`, a variable that the template does not read is refused."""
 
     messages: list[dict[str, Any]]
     variables: dict[str, object] = {}
     client: str = ""
     is_located: bool = False
+    is_strict: bool = False
 
 
 Prompt = Text | Chat | Tokens

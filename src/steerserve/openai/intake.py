@@ -250,6 +250,7 @@ class Intake:
             "ignored": tuple(ignored),
             "lease": arrived.lease,
             "client": arrived.client,
+            "is_strict": bool(is_strict),
         }
         sent = SentRequest(route, fields.read_fields(route, kept), raw.get("store") is not False)
         return _Opened(kept, base, model, arrived.policy, sent, profile)

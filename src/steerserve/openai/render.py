@@ -9,7 +9,7 @@ import struct
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 import structlog
@@ -153,6 +153,9 @@ async def _start(stack: AsyncExitStack, accepted: Accepted[Kind], parts: AnswerP
     events = aiter(run.events)
     started = await anext(events)
     assert isinstance(started, Started)
+    if started.unused:
+        log.warning("request_fields_unused", locations=started.unused)
+        intent = replace(intent, ignored=(*intent.ignored, *started.unused))
     headers = service_headers.of(
         intent,
         run,

@@ -24,6 +24,7 @@ class IntentBase(TypedDict):
     ignored: tuple[str, ...]
     lease: str | None
     client: str
+    is_strict: bool
 
 
 COLDEST_SCORING = 0.001

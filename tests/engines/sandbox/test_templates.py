@@ -50,6 +50,27 @@ async def refused(renderer: Templates, template: str, messages: Any = HELLO) -> 
     return caught.value
 
 
+@pytest.mark.parametrize(
+    ("template", "unused"),
+    [
+        ("{{ messages[0].content }}", ["chat_template_kwargs.mood", "chat_template_kwargs.size"]),
+        ("{% if mood is defined %}{% endif %}", ["chat_template_kwargs.size"]),
+        ("{% set size = size | default(1) %}{{ size }}", ["chat_template_kwargs.mood"]),
+        ("{% if false %}{{ size }}{% endif %}", ["chat_template_kwargs.mood"]),
+        (
+            "{% macro m() %}{{ mood }}{% endmacro %}{% set size = 2 %}",
+            ["chat_template_kwargs.size"],
+        ),
+    ],
+)
+async def test_the_variables_that_a_template_never_reads_are_told(
+    renderer: Templates, template: str, unused: list[str]
+) -> None:
+    chat = m.Chat(HELLO, {"mood": None, "size": 1})
+    (text,) = await renderer.texts([chat], m.ChatTemplate(template, {"bos_token": "<s>"}))
+    assert list(text.unused) == unused
+
+
 KINDS: list[dict[str, Any]] = [
     {"role": "user", "content": [{"type": "text", "text": "é\u2028"}], "name": "Ann"},
     {"role": "assistant", "content": None, "thinking": "why", "tool_calls": [{"id": 1.0}]},

@@ -272,6 +272,7 @@ class Planner:
                 has_special=intent.has_special,
                 template=intent.template,
                 is_located=is_located,
+                is_strict=intent.is_strict,
             )
             for prompt in intent.prompts
         ]
@@ -388,13 +389,14 @@ def _prompt(
     has_special: bool = True,
     template: Mapping[str, object] | None = None,
     is_located: bool = False,
+    is_strict: bool = False,
 ) -> m.Prompt:
     if isinstance(prompt, str):
         return m.Text(prompt, has_special)
     if isinstance(prompt, TokenIds):
         return m.Tokens(list(prompt.ids), place=prompt.place)
     variables = dict(template or {})
-    return m.Chat([dict(message) for message in prompt], variables, client, is_located)
+    return m.Chat([dict(message) for message in prompt], variables, client, is_located, is_strict)
 
 
 def _constraint(wanted: OutputConstraint | None) -> m.Constraint | None:

@@ -138,7 +138,9 @@ class CheckpointEngine(Engine):
                 if isinstance(event, m.Refused):
                     unfinished = 0
                     raise refusal(event)
-                if not isinstance(event, m.Started) and m.is_last(event):
+                if isinstance(event, m.Started):
+                    event = structs.replace(event, unused=tokens[0].unused if tokens else ())
+                elif m.is_last(event):
                     unfinished -= 1
                 yield event
         finally:

@@ -133,12 +133,16 @@ class Prompts:
         context = self._facts.context_length
         tokens = await self._tokenizer.tokens(texts, context, max_tokens, field, client)
         return [
-            await self._located(one, text, client) if text.contents else one
+            await self._located(one, text, client) if text.contents or text.unused else one
             for one, text in zip(tokens, texts, strict=True)
         ]
 
     async def _located(self, tokens: m.Tokens, text: m.Text, client: str) -> m.Tokens:
-        """The tokens of a conversation with the places of its messages' contents."""
+        """The tokens of a conversation with what is known of its text: the places of its messages' contents, and the
+        variables that are not used."""
+        tokens = structs.replace(tokens, unused=text.unused)
+        if not text.contents:
+            return tokens
         spelling = await self._tokenizer.spell(text, client)
         spans = (
             Span(content.role, *tokens_of(spelling, content.start, content.end))

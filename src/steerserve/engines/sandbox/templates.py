@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 
 import jinja2
 import msgspec
+from jinja2 import meta
 from jinja2.ext import Extension, loopcontrols
 from jinja2.nodes import CallBlock, Node
 from jinja2.parser import Parser
@@ -29,6 +30,7 @@ from steerserve.engines.sandbox.pool import ProcessPool
 from steerserve.engines.sandbox.pool_process import Died, limit, serve
 from steerserve.errors import Refusal
 from steerserve.messages.prompts import Continuation, NamedPrompt, Prompt
+from steerserve.rules.inference import fields
 from steerserve.rules.steering.positions import Span
 
 RENDER_SECONDS = 2.0
@@ -64,11 +66,13 @@ class TemplateQuestion(msgspec.Struct):
 
 class TemplateAnswer(msgspec.Struct):
     """The rendered texts up to the first conversation that the template refuses, and the reason of that refusal.
-    `is_broken` says that the template is no valid template, whatever the messages."""
+    `is_broken` says that the template is no valid template, whatever the messages. `unread` are the variables that the
+    template never reads."""
 
     texts: list[str] = []
     reason: str | None = None
     is_broken: bool = False
+    unread: list[str] = []
 
 
 # ------------------------------------------------------------------ in the control plane
@@ -97,7 +101,7 @@ class Templates:
         Raises:
             Refusal: NO_CHAT_TEMPLATE, also for a template that cannot be compiled; INVALID_PARAMETER when the template
                 refuses the messages, or needs more time or memory than it may take. The refusal names the
-                conversation.
+                conversation. UNUSED_FIELDS_REFUSED where a strict request has variables that the template never reads.
         """
         chats = [prompt for prompt in prompts if isinstance(prompt, m.Chat)]
         if not chats:
@@ -115,6 +119,11 @@ class Templates:
         if answer.is_broken:
             why = f"the model's chat template is not valid: {answer.reason}; use /v1/completions"
             raise Refusal("NO_CHAT_TEMPLATE", why)
+        unused = tuple(
+            f"chat_template_kwargs.{name}" for name in answer.unread if name in chats[0].variables
+        )
+        if chats[0].is_strict:
+            fields.check_strict(list(unused))
         bos, texts = template.tokens.get("bos_token"), []
         for index, conversation in enumerate(conversations):
             with NamedPrompt(prompts, index):
@@ -128,7 +137,7 @@ class Templates:
                         raise _refused(answer.reason)
                     skeleton = answer.texts[len(chats) + index]
                     contents = conversation.contents(answer.texts[index], skeleton)
-                texts.append(m.Text(text, not has_bos, is_chat=True, contents=contents))
+                texts.append(m.Text(text, not has_bos, True, contents, unused))
         return texts
 
     async def close(self) -> None:
@@ -223,7 +232,8 @@ def _json(
 
 
 @lru_cache(maxsize=4)
-def _compiled(template: str) -> jinja2.Template:
+def _compiled(template: str) -> tuple[jinja2.Template, frozenset[str]]:
+    """A template, and the names of the variables that it reads."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Passed, loopcontrols]
     )
@@ -232,15 +242,18 @@ def _compiled(template: str) -> jinja2.Template:
     environment.globals["strftime_now"] = _now
     environment.globals["dict"] = _Dicts()
     environment.globals["namespace"] = _PublicNamespace
-    return environment.from_string(template)
+    made = environment.from_string(template)
+    return made, frozenset(meta.find_undeclared_variables(environment.parse(template)))
 
 
 def rendered(ask: TemplateQuestion) -> TemplateAnswer:
     """Each conversation with a generation prompt behind it."""
     texts: list[str] = []
+    unread: list[str] = []
     reason = None
     try:
-        template = _compiled(ask.template)
+        template, read = _compiled(ask.template)
+        unread = [name for name in ask.variables if name not in read]
         for messages in ask.conversations:
             text = template.render(
                 messages=_plain(messages),
@@ -262,7 +275,7 @@ def rendered(ask: TemplateQuestion) -> TemplateAnswer:
     except Exception as error:
         # a template may raise any error
         reason = _line(error)
-    return TemplateAnswer(texts, reason)
+    return TemplateAnswer(texts, reason, unread=unread)
 
 
 def _line(error: Exception) -> str:

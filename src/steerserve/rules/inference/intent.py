@@ -70,6 +70,7 @@ class BaseIntent:
         may_load: whether the request may cause a load of its model.
         lease: the id of the lease that the client claims to hold, which is a secret.
         client: the name under which the requests of one client are counted together (`rules/clients.py`).
+        is_strict: whether fields that are not used are refused.
     """
 
     answer_id: str = ""
@@ -77,6 +78,7 @@ class BaseIntent:
     may_load: bool = True
     lease: str | None = field(default=None, repr=False)
     client: str = field(default="", repr=False)
+    is_strict: bool = False
 
 
 @dataclass(frozen=True, slots=True)
