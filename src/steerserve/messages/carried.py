@@ -20,9 +20,6 @@ Given = ParamSpec("Given")
 Result = TypeVar("Result")
 Work = Callable[[], Coroutine[Any, Any, Result]]
 
-_running: set[asyncio.Task[Any]] = set()
-"""The edits that run. The event loop itself keeps no task alive."""
-
 
 async def carry_edit(lock: asyncio.Lock, edit: Work[Result]) -> Result:
     """Take the lock, make the edit, and free the lock. A caller that is cancelled before the lock is taken has changed
@@ -41,14 +38,9 @@ async def carry_on(edit: Work[Result], release: Callable[[], None] = lambda: Non
     Raises:
         Exception: whatever the edit raises.
     """
+    # the task needs no owner: whoever completes what it waits for keeps it alive
     task = asyncio.create_task(edit(), name="edit")
-    _running.add(task)
-
-    def end(_: asyncio.Task[Result]) -> None:
-        _running.discard(task)
-        release()
-
-    task.add_done_callback(end)
+    task.add_done_callback(lambda _: release())
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
@@ -80,10 +72,12 @@ async def finish_edit(edit: Coroutine[Any, Any, object], then: Callable[[], None
             await asyncio.wait([task])
         except asyncio.CancelledError as error:
             cancelled = error
-    task.result()
-    then()
-    if cancelled is not None:
-        raise cancelled
+    try:
+        task.result()
+        then()
+    finally:
+        if cancelled is not None:
+            raise cancelled
 
 
 def _log_fault(task: asyncio.Task[Any]) -> None:
