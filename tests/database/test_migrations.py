@@ -219,3 +219,16 @@ async def test_a_circuit_of_before_is_listed_as_a_circuit_of_now(url: str, tmp_p
     assert (listed.outline, listed.description) == (made.outline, "from before")
     assert await CircuitStore(database).document(made.id) == imported.document
     await database.close()
+
+
+async def test_the_id_of_an_early_answer_goes_on_naming_its_sae(url: str) -> None:
+    migrate(url, "0023", SAE, "UPDATE saes SET look_id = 'sae_early' WHERE id = 'sae_1'")
+    database = Database(url)
+    await database.open()
+    catalog = Catalog(database)
+    assert (await catalog.sae("sae_early")).ids == ["sae_1", "sae_early"]
+    # the former id of an SAE that gets another one goes on too
+    await catalog.rename_sae("sae_1", "sae_2")
+    for one in ("sae_1", "sae_early", "sae_2"):
+        assert (await catalog.sae(one)).id == "sae_2"
+    await database.close()

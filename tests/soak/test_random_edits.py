@@ -69,6 +69,9 @@ class Attached:
     def key(self) -> str:
         return f"{self.sae_id}@{self.layer}"
 
+    def is_named(self, sae_id: str) -> bool:
+        return sae_id == self.sae_id
+
 
 # ------------------------------------------------------------- a case as a request has it
 

@@ -493,7 +493,8 @@ def _attachment(raw: object) -> FirstAttachment | NoAttachment:
 
 
 def _names(sae: SaeRecord) -> set[str | None]:
-    return {sae.id, sae.name, sae.local_path, f"{sae.repository_id}/{sae.file_path}"}
+    path = f"{sae.repository_id}/{sae.file_path}"
+    return {sae.id, *sae.other_ids, sae.name, sae.local_path, path}
 
 
 class Steering(Noun[Mode]):

@@ -69,8 +69,8 @@ class SaeRow:
     """One registered SAE. `local_path` is its folder or file on this machine, None until it is downloaded. `file_path`
     is the path in its repository, None for the record of a whole repository. `content_digest` is the SHA-256 of an SAE
     that was registered from this machine. `claims` are the claims of the checkpoint (`Claims` in `engines/wire`). Facts
-    that are only known once the checkpoint is read are None or empty before. `look_id` is the id under which the last
-    request was answered that did not wait for the hub; it names this SAE too."""
+    that are only known once the checkpoint is read are None or empty before. `other_ids` name this SAE too: they were
+    given in answers to requests that turned out to be about this SAE."""
 
     id: str
     repository_id: str | None
@@ -94,9 +94,14 @@ class SaeRow:
     status: SaeStatus
     error_message: str | None
     error_code: str | None
-    look_id: str | None
+    other_ids: list[str]
     created_at: datetime
     updated_at: datetime
+
+    @property
+    def ids(self) -> list[str]:
+        """The ids that name this SAE. The first is its own."""
+        return [self.id, *self.other_ids]
 
 
 def utc_now() -> datetime:
@@ -178,7 +183,7 @@ class Catalog:
         return await self._saes.listed(self._database)
 
     async def sae(self, sae_id: str) -> SaeRow:
-        """The SAE with this id, or else the SAE with this `look_id`.
+        """The SAE that this id names.
 
         Raises:
             Refusal: SAE_NOT_FOUND.
@@ -186,13 +191,13 @@ class Catalog:
         records = await self._saes.records(self._database)
         record = records.get(sae_id)
         if record is None:
-            record = next((row for row in records.values() if row.look_id == sae_id), None)
+            record = next((row for row in records.values() if sae_id in row.other_ids), None)
         return _known_sae(record, sae_id)
 
-    def names_of_sae(self, sae_id: str) -> list[str]:
-        """The ids that name this SAE: its own, and that of a look."""
+    def ids_of_sae(self, sae_id: str) -> list[str]:
+        """The ids that name the SAE whose own id this is."""
         record = self._saes.kept(sae_id)
-        return [sae_id, *([record.look_id] if record and record.look_id else [])]
+        return record.ids if record else [sae_id]
 
     async def add_sae(self, **values: Any) -> SaeRow:
         now, sae_id = self._now(), values["id"]
@@ -245,29 +250,34 @@ class Catalog:
             await connection.execute(insert(saes).values(**whole))
         return await self._saes.reread(connection, sae_id)
 
-    async def follow_sae(self, look_id: str, sae_id: str) -> SaeRow:
-        """Remove the record of a look, and let its id name the SAE that was found.
+    async def merge_sae(self, merged_id: str, sae_id: str) -> SaeRow:
+        """Remove the record `merged_id`, which turned out to be about the SAE `sae_id`, and let its ids name that SAE.
 
         Raises:
             Refusal: SAE_NOT_FOUND.
         """
         async with self._saes.writing(self._database) as connection:
-            await connection.execute(delete(saes).where(saes.c.id == look_id))
-            self._saes.drop(look_id)
-            former = update(saes).where(saes.c.look_id == look_id).returning(saes.c.id)
-            for row_id in (await connection.execute(former.values(look_id=None))).scalars().all():
-                await self._saes.reread(connection, row_id)
-            follow = update(saes).where(saes.c.id == sae_id)
-            await connection.execute(follow.values(look_id=look_id))
+            merged = _known_sae(await self._saes.reread(connection, merged_id), merged_id)
+            row = _known_sae(await self._saes.reread(connection, sae_id), sae_id)
+            await connection.execute(delete(saes).where(saes.c.id == merged_id))
+            self._saes.drop(merged_id)
+            named = update(saes).where(saes.c.id == sae_id)
+            await connection.execute(named.values(other_ids=[*row.other_ids, *merged.ids]))
             return _known_sae(await self._saes.reread(connection, sae_id), sae_id)
 
     async def rename_sae(self, sae_id: str, new_id: str, **values: object) -> SaeRow:
-        """Give an SAE a new id, which no other SAE may have. The labels of the SAE and the profiles that name it get
-        the new id too."""
+        """Give an SAE a new id, which no other SAE may have; the former one names the SAE too. The labels of the SAE
+        and the profiles that name it get the new id."""
         try:
             async with self._saes.writing(self._database) as connection:
+                row = _known_sae(await self._saes.reread(connection, sae_id), sae_id)
+                renamed = update(saes).where(saes.c.id == sae_id)
                 await connection.execute(
-                    update(saes).where(saes.c.id == sae_id).values(id=new_id, **values)
+                    renamed.values(
+                        id=new_id,
+                        other_ids=[one for one in (*row.other_ids, sae_id) if one != new_id],
+                        **values,
+                    )
                 )
                 for table in (feature_labels, label_suggestions, profiles):
                     follow = update(table).where(table.c.sae_id == sae_id)

@@ -172,7 +172,7 @@ saes = Table(
     Column("status", String(20), nullable=False),
     Column("error_message", Text),
     Column("error_code", String(50)),
-    Column("look_id", String(50)),
+    Column("other_ids", TextList, nullable=False, default=[], server_default="[]"),
     Column("created_at", UtcDateTime, nullable=False),
     Column("updated_at", UtcDateTime, nullable=False),
 )

@@ -93,6 +93,12 @@ def add(live: Running, **fields: Any) -> dict[str, Any]:
     return live.data("POST", "/api/models", body(**fields), 202)
 
 
+def model_files(live: Running) -> list[Path]:
+    """The files of models that are on this machine."""
+    found = [p for p in live.service.settings.model_cache_dir.rglob("*") if p.is_file()]
+    return [path for path in found if ".hub" not in path.parts]
+
+
 @pytest.mark.shows(
     "events.2 events.5 chat-parameters.20 model-record.3 model-record.4 model-record.10",
     "models.2 models.3 models.5",
@@ -174,8 +180,7 @@ def test_a_cancelled_download_leaves_nothing_and_goes_on_when_asked_again(
     assert (cancelled["status"], cancelled["error_message"]) == ("error", "cancelled by user")
     failed = dict(events.until("model:download:error"))["model:download:error"]
     assert failed["error"]["code"] == "DOWNLOAD_CANCELLED"
-    left = [p for p in live.service.settings.model_cache_dir.rglob("*") if p.is_file()]
-    assert [p for p in left if ".hub" not in p.parts] == []
+    assert model_files(live) == []
     status, code, _ = live.error("POST", f"/api/models/{row['id']}/load")
     assert (status, code) == (499, "DOWNLOAD_CANCELLED")
     # a model in any other status is left as it is
@@ -186,6 +191,21 @@ def test_a_cancelled_download_leaves_nothing_and_goes_on_when_asked_again(
     assert (again["id"], again["status"]) == (row["id"], "downloading")
     events.until("model:download:complete")
     assert live.data("POST", f"/api/models/{row['id']}/cancel")["status"] == "ready"
+
+
+def test_a_record_whose_download_was_cancelled_keeps_no_files_of_another_precision(
+    live: Running, hub: LoopbackHub, events: Events
+) -> None:
+    fault = hub.fault("/model.safetensors", hold=100)
+    cancelled = add(live)
+    assert fault.held.wait(30)
+    live.data("POST", f"/api/models/{cancelled['id']}/cancel")
+    fault.release.set()
+    hub.heal()
+    second = add(live, quantization="Q8")
+    events.until("model:download:complete")
+    live.data("DELETE", f"/api/models/{second['id']}")
+    assert model_files(live) == []
 
 
 @pytest.mark.shows("download-errors.2")

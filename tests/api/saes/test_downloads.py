@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from steerserve import demo
+from tests import circuits
 from tests.api.models.test_downloads import Events
 from tests.loopback_hub import LoopbackHub
 from tests.service import Running, load_demo, running
@@ -60,23 +61,27 @@ def live(hub: LoopbackHub, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 @pytest.fixture(scope="module")
 def hasty(hub: LoopbackHub, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """A service that waits for no answer of the hub."""
+    """A service with a model, which waits for no answer of the hub."""
     home = tmp_path_factory.mktemp("hasty")
     settings: dict[str, Any] = {"hf_endpoint": hub.url, "disk_reserve_mb": 0}
     with running(home, hub_answer_wait_s=0, hub_breaker_failures=100, **settings) as made:
+        load_demo(made)
         yield made
 
 
 class Told(Events):
     """What a Socket.IO client is told."""
 
-    def end(self, sae_id: str) -> tuple[str, dict[str, Any]]:
-        """How a download ends."""
+    def end(self, *sae_ids: str) -> tuple[str, dict[str, Any]]:
+        """How a download ends, once this is told under each of these ids."""
         ends = ("sae:download:complete", "sae:download:error")
+        left = set(sae_ids)
         while True:
             name, told = self._loop.run_until_complete(self._client.receive(timeout=30))
-            if name in ends and told["saeId"] == sae_id:
-                return name, told
+            if name in ends:
+                left.discard(told["saeId"])
+                if not left:
+                    return name, told
 
     def error(self, sae_id: str) -> str:
         """Why a download failed."""
@@ -280,38 +285,105 @@ def test_what_a_look_has_read_is_not_fetched_again(
 # ------------------------------------------------------------------ a hub that answers late
 
 
-def test_a_download_is_answered_before_the_hub_answers_and_ends_under_its_own_id(
+def test_an_id_that_was_given_before_the_hub_answered_is_the_id_of_the_sae(
     hasty: Running, live: Running, hub: LoopbackHub, events: Told
 ) -> None:
     hub.add("acme/late", ONE)
-    alone = fetch(live, events, "acme/late")["id"]
+    derived = fetch(live, events, "acme/late")["id"]
     fault = hub.fault("/api/models/acme/late", hold=0, times=1)
     told = Told(hasty)
     made = ask(hasty, "acme/late")
+    sae_id = made["sae_id"]
     assert (made["status"], "hub" in made["message"]) == ("downloading", True)
     assert fault.held.wait(30)
-    row = hasty.data("GET", f"/api/saes/{made['sae_id']}")
-    assert (row["id"], row["status"], row["repository_id"]) == (
-        made["sae_id"],
-        "downloading",
-        "acme/late",
-    )
+    row = hasty.data("GET", f"/api/saes/{sae_id}")
+    assert (row["id"], row["status"], row["repository_id"]) == (sae_id, "downloading", "acme/late")
     assert (row["download_progress"], row["download"]["phase"]) == (0, "looking")
     again = ask(hasty, "acme/late")
-    assert (again["sae_id"], again["status"]) == (made["sae_id"], "already_downloading")
+    assert (again["sae_id"], again["status"]) == (sae_id, "already_downloading")
     fault.release.set()
-    assert told.end(made["sae_id"])[0] == "sae:download:complete"
+    assert told.end(sae_id)[0] == "sae:download:complete"
     told.close()
-    row = hasty.data("GET", f"/api/saes/{made['sae_id']}")
-    assert (row["status"], row["id"]) == ("cached", alone)
-    load_demo(hasty)
-    attached = hasty.data("POST", f"/api/saes/{made['sae_id']}/attach", {"layer": DEMO.layer})
-    assert attached["sae_id"] == alone
-    hasty.data("POST", f"/api/saes/{made['sae_id']}/detach")
-    assert [sae["id"] for sae in hasty.data("GET", "/api/saes")["saes"]] == [alone]
-    assert ask(hasty, "acme/late", revision=row["revision"], file_path=PATH)["status"] == "cached"
-    hasty.data("DELETE", f"/api/saes/{made['sae_id']}")
+    row = hasty.data("GET", f"/api/saes/{sae_id}")
+    assert (row["status"], row["id"], row["other_ids"]) == ("cached", sae_id, [derived])
+    # the id that the commit gives is the same on every machine, and names the SAE too
+    assert hasty.data("GET", f"/api/saes/{derived}") == row
+    attached = hasty.data("POST", f"/api/saes/{sae_id}/attach", {"layer": DEMO.layer})
+    assert attached["sae_id"] == sae_id
+    hasty.data("POST", f"/api/saes/{sae_id}/detach")
+    assert [sae["id"] for sae in hasty.data("GET", "/api/saes")["saes"]] == [sae_id]
+    pinned = ask(hasty, "acme/late", revision=row["revision"], file_path=PATH)
+    assert (pinned["sae_id"], pinned["status"]) == (sae_id, "cached")
+    hasty.data("DELETE", f"/api/saes/{sae_id}")
     assert cached_files(hasty, "acme/late") == []
+
+
+def late_pair(hasty: Running, hub: LoopbackHub, repo: str) -> tuple[str, str]:
+    """Ask for the branch and for the commit of a repository whose hub is slow; the two ids, while the files of the one
+    SAE are held."""
+    sha = hub.add(repo, ONE).sha
+    files = hub.fault(f"{repo}/resolve/{sha}/{PATH}/cfg.json", hold=10)
+    looks = [hub.fault(f"/api/models/{repo}/revision/{rev}", hold=0) for rev in ("main", sha)]
+    ids = [ask(hasty, repo, revision=rev)["sae_id"] for rev in ("main", sha)]
+    for fault in (*looks, files):
+        if fault in looks:
+            assert fault.held.wait(30)
+            fault.release.set()
+    assert files.held.wait(30)
+    while len({hasty.data("GET", f"/api/saes/{one}")["id"] for one in ids}) > 1:
+        pass
+    return ids[0], ids[1]
+
+
+def test_two_ids_of_one_sae_name_it_everywhere(hasty: Running, hub: LoopbackHub) -> None:
+    told = Told(hasty)
+    first, second = late_pair(hasty, hub, "acme/both")
+    for fault in hub.faults:
+        fault.release.set()
+    assert told.end(first, second)[0] == "sae:download:complete"
+    told.close()
+    (row,) = hasty.data("GET", "/api/saes")["saes"]
+    own, other = (first, second) if row["id"] == first else (second, first)
+    assert (row["id"], row["status"], other in row["other_ids"]) == (own, "cached", True)
+    member = {"sae_id": other, "layer": DEMO.layer}
+    (attached,) = hasty.data("POST", "/api/saes/attach-set", {"saes": [member]})["entries"]
+    assert attached["sae_id"] == own
+    hasty.data("POST", f"/api/saes/{other}/labels", {"labels": [{"feature_idx": 3, "label": "x"}]})
+    for one in (own, other):
+        assert hasty.data("GET", f"/api/saes/{one}/features/3")["label"] == "x"
+    profile = {"name": "late", "steering": {"3": 20.0}, "sae_id": other}
+    made = hasty.data("POST", "/api/profiles", profile, 201)
+    hasty.data("POST", f"/api/profiles/{made['id']}/activate")
+    for one in (own, other):
+        assert hasty.data("GET", f"/api/saes/steering?sae_id={one}")["values"] == {"3": 20.0}
+    edit = {"features": [{"index": 3, "value": 20.0, "sae_id": other}]}
+    hasty.chat("Hi", max_tokens=2, sae_steering=edit)
+    read = {"sae_id": other, "features": [3], "positions": "last"}
+    hasty.chat("Hi", max_tokens=2, return_sae_activations=read)
+    circuit = circuits.document(
+        saes=[{"layer": DEMO.layer, "mistudio_sae_id": other}],
+        members=[{"layer": DEMO.layer, "feature": circuits.feature(3)}],
+        edges=[],
+    )
+    (bound,) = hasty.data("POST", "/api/circuits/import", circuit)["per_sae_warnings"]
+    assert (bound["verdict"], bound["sae_id"]) == ("bind", own)
+    hasty.data("POST", f"/api/saes/{other}/detach")
+    hasty.data("DELETE", f"/api/saes/{other}")
+    for one in (first, second):
+        assert hasty.error("GET", f"/api/saes/{one}")[:2] == (404, "SAE_NOT_FOUND")
+    assert cached_files(hasty, "acme/both") == []
+
+
+def test_a_cancel_by_either_id_leaves_no_files(hasty: Running, hub: LoopbackHub) -> None:
+    for number in (0, 1):
+        repo = f"acme/cancelled-{number}"
+        ids = late_pair(hasty, hub, repo)
+        cancelled = hasty.data("POST", f"/api/saes/{ids[number]}/cancel")
+        assert cancelled["status"] == "cancelled"
+        assert cached_files(hasty, repo) == []
+        for one in ids:
+            assert hasty.data("GET", f"/api/saes/{one}")["error_code"] == "DOWNLOAD_CANCELLED"
+        hasty.data("DELETE", f"/api/saes/{ids[0]}")
 
 
 def test_the_id_of_an_early_answer_outlasts_a_restart(hub: LoopbackHub, tmp_path: Path) -> None:
@@ -322,19 +394,19 @@ def test_the_id_of_an_early_answer_outlasts_a_restart(hub: LoopbackHub, tmp_path
         made = ask(first, "acme/later")
         told.end(made["sae_id"])
         told.close()
-        row = first.data("GET", f"/api/saes/{made['sae_id']}")
         fault = hub.fault("/api/models/acme/later", hold=0)
         looked = ask(first, "acme/later", revision="main")
         assert fault.held.wait(30)
     fault.release.set()
     hub.heal()
     with running(tmp_path / "home", hub_answer_wait_s=PATIENT, **settings) as second:
-        assert second.data("GET", f"/api/saes/{made['sae_id']}")["id"] == row["id"]
+        assert second.data("GET", f"/api/saes/{made['sae_id']}")["id"] == made["sae_id"]
         broken = second.data("GET", f"/api/saes/{looked['sae_id']}")
         assert (broken["status"], broken["same_request"]) == ("error", "retry")
-        # the look begins again, and its record makes room for that of the SAE
-        assert ask(second, "acme/later", revision="main")["sae_id"] == row["id"]
-        assert [sae["id"] for sae in second.data("GET", "/api/saes")["saes"]] == [row["id"]]
+        # the look begins again, and its record turns out to be about the SAE
+        assert ask(second, "acme/later", revision="main")["sae_id"] == made["sae_id"]
+        assert second.data("GET", f"/api/saes/{looked['sae_id']}")["id"] == made["sae_id"]
+        assert len(second.data("GET", "/api/saes")["saes"]) == 1
 
 
 def test_a_look_is_cancelled(hasty: Running, hub: LoopbackHub) -> None:

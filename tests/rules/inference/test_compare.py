@@ -25,6 +25,9 @@ class At:
     def key(self) -> str:
         return f"{self.sae_id}@{self.layer}"
 
+    def is_named(self, sae_id: str) -> bool:
+        return sae_id == self.sae_id
+
 
 FIRST, SECOND = At("sae_a", 1), At("sae_b", 2, 4)
 LIVE = {"sae_a@1": {3: 10.0}}

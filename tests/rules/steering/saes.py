@@ -16,3 +16,6 @@ class Sae:
     @property
     def key(self) -> str:
         return key_of(self.sae_id, self.layer)
+
+    def is_named(self, sae_id: str) -> bool:
+        return sae_id == self.sae_id

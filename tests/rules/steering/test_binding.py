@@ -24,6 +24,9 @@ class Sae:
     def key(self) -> str:
         return key_of(self.sae_id, self.layer)
 
+    def is_named(self, sae_id: str) -> bool:
+        return sae_id == self.sae_id
+
 
 def document(*layers: int, **more: Any) -> Circuit:
     """A circuit with the feature 3 on each of the layers."""

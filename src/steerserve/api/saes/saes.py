@@ -98,6 +98,7 @@ def record(row: SaeRow, downloads: SaeDownloads) -> SaeRecord:
     l0 = row.average_l0
     return SaeRecord(
         id=row.id,
+        other_ids=row.other_ids,
         repository_id=row.repository_id,
         revision=row.revision,
         file_path=row.file_path,

@@ -108,7 +108,7 @@ class Suggestions:
             Refusal: SAE_NOT_FOUND, MODEL_NOT_LOADED, SAE_NOT_ATTACHED, INVALID_FEATURE_INDEX, LABEL_ENDPOINT_REFUSED,
                 LABEL_ENDPOINT_FAILED, TOO_MANY_JOBS.
         """
-        await self._features.check(asked.sae_id)
+        await self._features.own_id(asked.sae_id)
         resident = self._conductor.loaded()
         choice = SaeChoice(asked.sae_id, None)
         attached = choice.first(list(resident.attachments.values()))
@@ -124,7 +124,7 @@ class Suggestions:
         Raises:
             Refusal: SAE_NOT_FOUND, DATABASE_UNAVAILABLE.
         """
-        await self._features.check(sae_id)
+        sae_id = await self._features.own_id(sae_id)
         return SuggestionList(sae_id, [_suggested(row) for row in await self._store.all(sae_id)])
 
     async def accept(self, sae_id: str, features: Sequence[int]) -> AcceptedLabels:
@@ -133,7 +133,7 @@ class Suggestions:
         Raises:
             Refusal: SAE_NOT_FOUND; VALIDATION_ERROR for a feature without a suggestion; DATABASE_UNAVAILABLE.
         """
-        await self._features.check(sae_id)
+        sae_id = await self._features.own_id(sae_id)
         rows = {row.feature_idx: row for row in await self._store.all(sae_id, features)}
         for place, index in enumerate(features):
             if index not in rows:

@@ -16,6 +16,7 @@ from steerserve.control.models.plan import (
     ModelPlan,
     ModelRequest,
     already_exists,
+    is_cancelled,
     is_empty,
     make_plan,
     name_of,
@@ -132,7 +133,9 @@ class ModelDownloads(RecordedDownloads[int, ModelPlan, dict[str, object]]):
         others = [
             other
             for other in await self._catalog.models()
-            if (other.repo_id, other.revision) == (row.repo_id, row.revision) and other.id != row.id
+            if (other.repo_id, other.revision) == (row.repo_id, row.revision)
+            and other.id != row.id
+            and not is_cancelled(other)
         ]
         await asyncio.to_thread(_remove, folder, row, others)
 

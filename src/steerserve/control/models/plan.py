@@ -104,6 +104,11 @@ def is_empty(row: ModelRow) -> bool:
     return row.local_path is None and row.status == "error"
 
 
+def is_cancelled(row: ModelRow) -> bool:
+    """Whether a record has only a download that was cancelled, so no file is kept for it."""
+    return is_empty(row) and row.download_error == "DOWNLOAD_CANCELLED"
+
+
 def standing_at_other_commit(same: Sequence[ModelRow]) -> ModelRow | None:
     """The record that answers a request without a revision when no record has the hub's present commit. A record whose
     download of a named revision failed answers only requests for that revision."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Protocol
@@ -27,7 +27,7 @@ Switch = Callable[[], None]
 class Order:
     """An SAE to attach to a model. The engine gets the order now, and the next engine gets it again after a crash.
     `dtype` is the dtype of the matrices, None for the dtype of the file. `warnings` come from the checks before the
-    engine is asked. `origin` identifies the SAE on every machine."""
+    engine is asked. `origin` identifies the SAE on every machine. `ids` gives all ids that name the SAE now."""
 
     model_id: int
     sae_id: str
@@ -37,6 +37,7 @@ class Order:
     is_checked: bool
     warnings: tuple[str, ...] = ()
     origin: SaeOrigin = field(default_factory=SaeOrigin)
+    ids: Callable[[], Collection[str]] = field(default=tuple, compare=False)
 
     @property
     def key(self) -> str:
@@ -100,6 +101,9 @@ class Attachment:
     @property
     def layer(self) -> int:
         return self.order.layer
+
+    def is_named(self, sae_id: str) -> bool:
+        return sae_id == self.sae_id or sae_id in self.order.ids()
 
     @property
     def place(self) -> tuple[int, str]:

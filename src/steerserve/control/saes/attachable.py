@@ -118,12 +118,12 @@ async def check_ready(catalog: Catalog, row: SaeRow) -> None:
 
 
 async def complete(catalog: Catalog, members: Sequence[tuple[str, int]]) -> dict[str, SaeRow]:
-    """The records of all SAEs by their ids, if every member of the set is ready to be attached.
+    """The records of all SAEs by all ids that name them, if every member of the set is ready to be attached.
 
     Raises:
         Refusal: SAE_SET_INCOMPLETE.
     """
-    rows = {row.id: row for row in await catalog.saes()}
+    rows = {one: row for row in await catalog.saes() for one in row.ids}
     offenders = []
     for sae_id, layer in members:
         row = rows.get(sae_id)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from steerserve import messages as m
@@ -237,6 +238,7 @@ class Attachments:
             wanted.is_checked,
             verdict.warnings,
             origin_of(wanted.sae),
+            partial(self._catalog.ids_of_sae, wanted.sae.id),
         )
         return await hook(engine, order)
 

@@ -14,13 +14,15 @@ from steerserve.control.bus import Bus, SaeDownloadComplete, SaeDownloadError, S
 from steerserve.control.models.recorded_downloads import NOT_STORED, RecordedDownloads
 from steerserve.control.residency.records import noted
 from steerserve.control.saes.plan import (
+    BEGUN,
     Looked,
     SaePlan,
     SaeRequest,
     id_of,
-    look_id_of,
+    is_look,
     look_values,
     make_plan,
+    new_look_id,
     place_of,
     source_of,
     values_of,
@@ -55,6 +57,7 @@ class _Look:
     """A look at the hub that has a record. `work` may be cancelled; `end` then writes into the record how the look
     ended, and is never cancelled."""
 
+    request: SaeRequest
     work: asyncio.Task[Looked]
     end: asyncio.Task[None]
 
@@ -116,8 +119,8 @@ class SaeDownloads(RecordedDownloads[str, SaePlan, Sequence[ReadSae]]):
         or `attached` if nothing has to be fetched again.
 
         The hub is looked at first. If it does not answer within HUB_ANSWER_WAIT_S, the look goes on in the background
-        under a record of its own: (1) its refusal is written into that record; (2) otherwise the record of the SAE
-        takes its place, and its id goes on naming the SAE.
+        under a record of its own: (1) its refusal is written into that record; (2) otherwise it becomes the record of
+        the SAE; (3) where the SAE has a record already, the id of the look names that SAE too, for ever.
 
         Raises:
             Refusal: what `describe` raises, VALIDATION_ERROR for a path that names no SAE, SAE_INCOMPATIBLE for an
@@ -128,10 +131,10 @@ class SaeDownloads(RecordedDownloads[str, SaePlan, Sequence[ReadSae]]):
             return pinned
         check_repo_id(request.repo_id, "repository_id")
         self._hub.check_question(request.revision, request.token)
-        look_id = look_id_of(request)
-        if look_id in self._looks:
+        look_id = self._looking(request)
+        if look_id is not None:
             return await self._catalog.sae(look_id), "already_downloading"
-        look = asyncio.create_task(self._look(request), name=f"look-{look_id}")
+        look = asyncio.create_task(self._look(request), name=f"look-{request.repo_id}")
         look.add_done_callback(_noted)
         try:
             await asyncio.wait({look}, timeout=self._settings.hub_answer_wait_s)
@@ -139,8 +142,8 @@ class SaeDownloads(RecordedDownloads[str, SaePlan, Sequence[ReadSae]]):
             look.cancel()
             raise
         if look.done():
-            return await self._begin_looked(look.result(), look_id)
-        return await self._go_on_looking(request, look_id, look)
+            return await self._begin_looked(look.result(), request)
+        return await self._go_on_looking(request, look)
 
     async def cancel(self, sae_id: str) -> tuple[SaeRow, bool]:
         """Cancel a running download and remove its files. Returns the record, and whether a download was cancelled.
@@ -237,7 +240,7 @@ class SaeDownloads(RecordedDownloads[str, SaePlan, Sequence[ReadSae]]):
         hub need not be asked."""
         if request.revision is None or not is_commit(request.revision):
             return None
-        row = await self._find_exactly(id_of(request.repo_id, request.revision, request.file_path))
+        row = await self._find(request.repo_id, request.revision, request.file_path)
         if row is None or row.file_path is None or row.status not in ("cached", "attached"):
             return None
         folder = folder_of(self._settings.sae_cache_dir, request.repo_id, request.revision)
@@ -246,7 +249,7 @@ class SaeDownloads(RecordedDownloads[str, SaePlan, Sequence[ReadSae]]):
 
     async def _standing(self, plan: SaePlan) -> tuple[SaeRow, RegisteredStatus] | None:
         """The answer for an SAE that is on the disk already, or is being downloaded."""
-        row = await self._find_exactly(plan.sae_id)
+        row = await self._find(plan.job.repo_id, plan.job.sha, plan.path)
         if row is None:
             return None
         if row.id in self._running:
@@ -281,58 +284,81 @@ class SaeDownloads(RecordedDownloads[str, SaePlan, Sequence[ReadSae]]):
         begun = replace(job, begun={unit.weights: header.begun})
         return Looked(replace(plan, job=begun), sae_shapes.width_of(header.tensors))
 
-    async def _begin_looked(self, looked: Looked, look_id: str) -> tuple[SaeRow, RegisteredStatus]:
+    async def _begin_looked(
+        self, looked: Looked, request: SaeRequest
+    ) -> tuple[SaeRow, RegisteredStatus]:
         """Begin the download that a look has found, unless its files are here. Returns and raises what `begin` does."""
         plan = looked.plan
         async with self._deciding:
-            row, status = await self._standing(plan) or await self._begin_plan(looked)
-            if row.id != look_id and await self._find_exactly(look_id) is not None:
-                row = await self._catalog.follow_sae(look_id, row.id)
-        return row, status
+            look = await self._find_look(request)
+            known = await self._find(plan.job.repo_id, plan.job.sha, plan.path)
+            begun = await self._standing(plan) or await self._begin_plan(looked, known or look)
+            if look is not None and look.id != begun[0].id:
+                return await self._catalog.merge_sae(look.id, begun[0].id), begun[1]
+            return begun
 
-    async def _begin_plan(self, looked: Looked) -> tuple[SaeRow, RegisteredStatus]:
+    async def _begin_plan(
+        self, looked: Looked, before: SaeRow | None
+    ) -> tuple[SaeRow, RegisteredStatus]:
+        """Begin a download in the record `before`, or in a new one."""
         plan = looked.plan
         await self._downloads.check_disk(plan.job)
-        before = await self._find_exactly(plan.sae_id)
-        # a running attach may use this record, and facts that were read from this commit stay true, so they are kept
-        is_known = before is not None and before.claims is not None
-        values = {} if is_known else values_of(plan, looked.width)
-        begun = {"status": "downloading", "error_message": None, "error_code": None}
-        row = await self._catalog.put_sae(plan.sae_id, **values | begun)
-        if row.status == "attached":
-            return row, row.status
-        self._failed.pop(plan.sae_id, None)
-        await self._start(plan.sae_id, plan, plan.job)
-        return row, "downloading"
+        own_id = id_of(plan.job.repo_id, plan.job.sha, plan.path)
+        if before is None:
+            before = await self._catalog.put_sae(own_id, **values_of(plan, looked.width))
+        elif is_look(before):
+            values = values_of(plan, looked.width) | {"other_ids": [*before.other_ids, own_id]}
+            before = await self._catalog.put_sae(before.id, **values)
+        elif before.claims is None:
+            before = await self._catalog.put_sae(before.id, **values_of(plan, looked.width))
+        else:
+            # a running attach may use this record, and facts that were read from this commit stay true
+            before = await self._catalog.put_sae(before.id, **BEGUN)
+        if before.status == "attached":
+            return before, before.status
+        self._failed.pop(before.id, None)
+        await self._start(before.id, plan, plan.job)
+        return before, "downloading"
 
     async def _go_on_looking(
-        self, request: SaeRequest, look_id: str, work: asyncio.Task[Looked]
+        self, request: SaeRequest, work: asyncio.Task[Looked]
     ) -> tuple[SaeRow, RegisteredStatus]:
         """Let a look go on under a record of its own, unless an equal request is being looked at already."""
         try:
             async with self._deciding:
-                if look_id in self._looks:
+                look_id = self._looking(request)
+                if look_id is not None:
                     work.cancel()
                     return await self._catalog.sae(look_id), "already_downloading"
-                row = await self._catalog.put_sae(look_id, **look_values(request))
+                known = await self._find(request.repo_id, request.revision, request.file_path)
+                former = known or await self._find_look(request)
+                look_id = former.id if former else new_look_id()
+                values = look_values(request) if known is None else BEGUN
+                row = await self._catalog.put_sae(look_id, **values)
                 end = asyncio.create_task(
-                    self._end_look(look_id, work), name=f"end-{work.get_name()}"
+                    self._end_look(look_id, request, work), name=f"end-{work.get_name()}"
                 )
-                self._looks[look_id] = _Look(work, end)
+                self._looks[look_id] = _Look(request, work, end)
         except BaseException:
             work.cancel()
             raise
         self._bus.publish(SaeDownloadProgress(look_id, 0))
         return row, "downloading"
 
-    async def _end_look(self, look_id: str, work: asyncio.Task[Looked]) -> None:
+    def _looking(self, request: SaeRequest) -> str | None:
+        """The id of the record of an equal request that is being looked at."""
+        return next((id for id, look in self._looks.items() if look.request == request), None)
+
+    async def _end_look(
+        self, look_id: str, request: SaeRequest, work: asyncio.Task[Looked]
+    ) -> None:
         """Begin the download when the look has ended, or write why it failed."""
         await asyncio.wait({work})
         refusal: Refusal | None = None
         try:
             if work.cancelled():
                 raise Refusal("DOWNLOAD_CANCELLED", "cancelled by user")
-            await self._begin_looked(work.result(), look_id)
+            await self._begin_looked(work.result(), request)
         except Refusal as refused:
             refusal = refused
         except Exception:
@@ -370,13 +396,16 @@ class SaeDownloads(RecordedDownloads[str, SaePlan, Sequence[ReadSae]]):
         for unit, refused in bad.items():
             log.warning("sae_unreadable", sae_id=record_id, path=unit.path, code=refused.code)
         try:
-            await (self._keep_all if plan.path is None else self._keep_one)(plan, outcomes)
+            keep = self._keep_all if plan.path is None else self._keep_one
+            await keep(record_id, plan, outcomes)
         finally:
-            await self._remove_units(plan, bad)
-        for one in self._catalog.names_of_sae(record_id):
+            await self._remove_units(record_id, plan, bad)
+        for one in self._catalog.ids_of_sae(record_id):
             self._bus.publish(SaeDownloadComplete(one))
 
-    async def _keep_one(self, plan: SaePlan, outcomes: Mapping[Unit, ReadSae]) -> None:
+    async def _keep_one(
+        self, record_id: str, plan: SaePlan, outcomes: Mapping[Unit, ReadSae]
+    ) -> None:
         """Write the claims of the only unit into the record.
 
         Raises:
@@ -387,10 +416,12 @@ class SaeDownloads(RecordedDownloads[str, SaePlan, Sequence[ReadSae]]):
             raise outcome
         values = {"status": "cached", "error_message": None, "error_code": None}
         values |= claimed(outcome)
-        if not await self._write(plan.sae_id, local_path=str(place_of(plan, unit)), **values):
+        if not await self._write(record_id, local_path=str(place_of(plan, unit)), **values):
             raise Refusal("DOWNLOAD_FAILED", NOT_STORED)
 
-    async def _keep_all(self, plan: SaePlan, outcomes: Mapping[Unit, ReadSae]) -> None:
+    async def _keep_all(
+        self, record_id: str, plan: SaePlan, outcomes: Mapping[Unit, ReadSae]
+    ) -> None:
         """Give each unit of a repository a record of its own.
 
         Raises:
@@ -402,10 +433,11 @@ class SaeDownloads(RecordedDownloads[str, SaePlan, Sequence[ReadSae]]):
             raise Refusal("SAE_LOAD_FAILED", why)
         records: dict[str, dict[str, object]] = {}
         for unit, outcome in outcomes.items():
-            sae_id = id_of(plan.job.repo_id, plan.job.sha, unit.path)
+            known = await self._find(plan.job.repo_id, plan.job.sha, unit.path)
+            sae_id = known.id if known else id_of(plan.job.repo_id, plan.job.sha, unit.path)
             if sae_id in self._running:
                 continue
-            values = values_of(SaePlan(sae_id, unit.path, (unit,), plan.job), None)
+            values = values_of(SaePlan(unit.path, (unit,), plan.job), None)
             if isinstance(outcome, Refusal):
                 values |= {"status": "error", "error_message": outcome.message}
                 values |= {"error_code": outcome.code}
@@ -415,17 +447,25 @@ class SaeDownloads(RecordedDownloads[str, SaePlan, Sequence[ReadSae]]):
             records[sae_id] = values
         await self._catalog.put_saes(records)
         note = f"{len(bad)} of {len(outcomes)} SAEs cannot be read" if bad else None
-        if not await self._write(plan.sae_id, status="cached", error_message=note):
+        if not await self._write(record_id, status="cached", error_message=note):
             raise Refusal("DOWNLOAD_FAILED", NOT_STORED)
 
     async def _discard(self, record_id: str, plan: SaePlan) -> None:
-        await self._remove_units(plan, plan.units)
+        await self._remove_units(record_id, plan, plan.units)
 
-    async def _remove_units(self, plan: SaePlan, units: Iterable[Unit]) -> None:
-        """Remove the files of units that cannot be used, except files that other registered SAEs use."""
-        in_use = ("cached", "attached", "downloading")
+    async def _remove_units(self, record_id: str, plan: SaePlan, units: Iterable[Unit]) -> None:
+        """Remove the files of units that cannot be used, except files that other registered SAEs or running downloads
+        use."""
         rows = await self._commit_rows(plan.job.repo_id, plan.job.sha)
-        kept = {row.file_path for row in rows if row.status in in_use and row.id != plan.sae_id}
+        kept = {
+            row.file_path
+            for row in rows
+            if row.status in ("cached", "attached") and row.id != record_id
+        }
+        # a request that is still looked at has fetched nothing, so its record keeps no file
+        for other_id, other in self._running.items():
+            if other_id != record_id and other.plan.job.folder == plan.job.folder:
+                kept |= {unit.path for unit in other.plan.units}
         removed = {unit.path for unit in units} - kept
         if removed:
             folder, repo_id = plan.job.folder, plan.job.repo_id
@@ -438,18 +478,27 @@ class SaeDownloads(RecordedDownloads[str, SaePlan, Sequence[ReadSae]]):
         why = {"error_message": refusal.message, "error_code": refusal.code}
         await self._write(record_id, status="error", **why)
         if is_published:
-            for one in self._catalog.names_of_sae(record_id):
+            for one in self._catalog.ids_of_sae(record_id):
                 self._bus.publish(SaeDownloadError(one, refusal.message))
 
     def _publish_progress(self, record_id: str, progress: FetchProgress) -> None:
-        for one in self._catalog.names_of_sae(record_id):
+        for one in self._catalog.ids_of_sae(record_id):
             self._bus.publish(SaeDownloadProgress(one, progress.percent))
 
     # ------------------------------------------------------------- records
 
-    async def _find_exactly(self, sae_id: str) -> SaeRow | None:
-        """The record whose own id this is."""
-        return next((row for row in await self._catalog.saes() if row.id == sae_id), None)
+    async def _find(self, repo_id: str, sha: str | None, path: str | None) -> SaeRow | None:
+        """The record of what is at a path of a commit."""
+        rows = await self._commit_rows(repo_id, sha)
+        return next((row for row in rows if row.file_path == path), None)
+
+    async def _find_look(self, request: SaeRequest) -> SaeRow | None:
+        """The record of an equal request of which the hub has not said yet what it means."""
+        wanted = (request.repo_id, request.revision, request.file_path)
+        for row in await self._catalog.saes():
+            if is_look(row) and (row.repository_id, row.revision, row.file_path) == wanted:
+                return row
+        return None
 
     async def _same_commit(self, row: SaeRow) -> list[SaeRow]:
         """The other records of the same commit."""
@@ -458,7 +507,11 @@ class SaeDownloads(RecordedDownloads[str, SaePlan, Sequence[ReadSae]]):
 
     async def _commit_rows(self, repo_id: str | None, sha: str | None) -> list[SaeRow]:
         rows = await self._catalog.saes()
-        return [r for r in rows if repo_id and (r.repository_id, r.revision) == (repo_id, sha)]
+        return [
+            row
+            for row in rows
+            if repo_id and (row.repository_id, row.revision) == (repo_id, sha) and not is_look(row)
+        ]
 
     async def _write(self, sae_id: str, **values: object) -> bool:
         """Write values into the record. Returns whether the database stored them; if not, the next start of the service

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from steerserve import messages as m
 from steerserve.control.saes.records import REPOSITORY, hub_name, sae_id_of
+from steerserve.database.catalog import SaeRow
 from steerserve.errors import Refusal
 from steerserve.files.folder import folder_of
 from steerserve.hub.described import Repository
@@ -15,16 +17,19 @@ from steerserve.hub.job import Job
 from steerserve.rules.saes.shapes import Width
 from steerserve.rules.saes.units import TOP, Unit, UnitListing
 
+BEGUN: dict[str, Any] = {"status": "downloading", "error_message": None, "error_code": None}
+"""The values of the record of a download that begins."""
+
 
 @dataclass(frozen=True, slots=True)
 class SaeRequest:
     """A client's request for an SAE of the hub. `file_path` None means all SAEs of the repository. The token is used
-    for this request and not kept."""
+    for this request and not kept. Two requests are equal if they ask for the same."""
 
     repo_id: str
     revision: str | None = None
     file_path: str | None = None
-    token: str | None = field(default=None, repr=False)
+    token: str | None = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +46,6 @@ class SaePlan:
     """The units that belong to one record. `path` is the path of the only unit, and None for a record of several
     units."""
 
-    sae_id: str
     path: str | None
     units: tuple[Unit, ...]
     job: Job
@@ -59,7 +63,7 @@ def make_plan(
     files = {file.path: file for unit in units for file in unit.files}
     folder = folder_of(cache, listed.repo_id, listed.sha)
     job = Job(listed.repo_id, listed.sha, tuple(files.values()), folder, request.token)
-    return SaePlan(id_of(listed.repo_id, listed.sha, path), path, units, job)
+    return SaePlan(path, units, job)
 
 
 def choose(listing: UnitListing, file_path: str | None) -> tuple[tuple[Unit, ...], str | None]:
@@ -87,10 +91,15 @@ def id_of(repo_id: str, sha: str, path: str | None) -> str:
     return sae_id_of("/".join(part for part in (f"{repo_id}@{sha}", path) if part))
 
 
-def look_id_of(request: SaeRequest) -> str:
-    """The id of the record of a request whose commit is not known yet. Equal requests have the same id. Where the
-    request names the commit and the path of an SAE, it is the SAE's own id."""
-    return id_of(request.repo_id, request.revision or "", request.file_path)
+def new_look_id() -> str:
+    """An id for an SAE whose commit is not known yet. It becomes the SAE's own id, so it derives from nothing that can
+    change."""
+    return f"sae_{secrets.token_hex(6)}"
+
+
+def is_look(row: SaeRow) -> bool:
+    """Whether the hub has not said yet what the request of a record means."""
+    return row.repository_id is not None and row.format == ""
 
 
 def look_values(request: SaeRequest) -> dict[str, Any]:
@@ -103,9 +112,7 @@ def look_values(request: SaeRequest) -> dict[str, Any]:
         "format": "",
         "architecture": "",
         "dtype": "",
-        "status": "downloading",
-        "error_message": None,
-        "error_code": None,
+        **BEGUN,
     }
 
 
@@ -141,7 +148,5 @@ def values_of(plan: SaePlan, width: Width | None) -> dict[str, Any]:
         "average_l0": named.l0 if named and isinstance(named.l0, int) else None,
         "file_size_bytes": sum(u.size_bytes for u in plan.units),
         "claims": None,
-        "status": "downloading",
-        "error_message": None,
-        "error_code": None,
+        **BEGUN,
     }

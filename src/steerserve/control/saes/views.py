@@ -16,15 +16,17 @@ RegisteredStatus = Literal["downloading", "already_downloading", "cached", "atta
 
 
 class SaeRecord(Form, frozen=True, kw_only=True):
-    """A registered SAE. `content_digest` is the SHA-256 of an SAE of this machine. `d_in` is the width of the
-    activations that it reads, `d_sae` the number of its features, and `width` the same as a short text, such as `16k`.
-    Facts that are only known once the files are read are null before. `download_progress` is in percent; it and
-    `download` are null while no download runs. `error_code` is the code of the refusal that ended the download.
-    `same_request` says what the same request would do after that: go on with the bytes that are kept (`resume`), begin
-    anew (`retry`), or null where it would be refused again. `reason` says why the SAE cannot be attached as it is,
-    where `is_loadable` is false."""
+    """A registered SAE. `other_ids` name it wherever its `id` does: they were given before it was known which SAE a
+    request is about. `content_digest` is the SHA-256 of an SAE of this machine. `d_in` is the width of the activations
+    that it reads, `d_sae` the number of its features, and `width` the same as a short text, such as `16k`. Facts that
+    are only known once the files are read are null before. `download_progress` is in percent; it and `download` are
+    null while no download runs. `error_code` is the code of the refusal that ended the download. `same_request` says
+    what the same request would do after that: go on with the bytes that are kept (`resume`), begin anew (`retry`), or
+    null where it would be refused again. `reason` says why the SAE cannot be attached as it is, where `is_loadable` is
+    false."""
 
     id: str
+    other_ids: Sequence[str] = ()
     repository_id: str | None
     revision: str | None
     file_path: str | None

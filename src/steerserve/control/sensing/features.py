@@ -96,7 +96,7 @@ class Features:
         Raises:
             Refusal: SAE_NOT_FOUND.
         """
-        await self._saes.get(sae_id)
+        sae_id = (await self._saes.get(sae_id)).id
         every = await self._labels.of(sae_id)
         wanted = every
         if features is not None:
@@ -151,8 +151,8 @@ class Features:
         """Raises:
         Refusal: SAE_NOT_FOUND.
         """
-        await self._saes.get(sae_id)
-        return await self._labels.forget(sae_id)
+        row = await self._saes.get(sae_id)
+        return await self._labels.forget(row.id)
 
     async def clear_label(self, sae_id: str, index: int) -> int:
         """Delete the label of one feature, and return 1, or 0 where the feature had none.
@@ -160,9 +160,9 @@ class Features:
         Raises:
             Refusal: SAE_NOT_FOUND, SAE_INCOMPATIBLE, INVALID_FEATURE_INDEX.
         """
-        _, d_sae = await self._one(sae_id)
+        row, d_sae = await self._one(sae_id)
         check_index(index, d_sae)
-        return await self._labels.forget(sae_id, index)
+        return await self._labels.forget(row.id, index)
 
     # ------------------------------------------------------------- features
 
@@ -171,6 +171,7 @@ class Features:
         Refusal: SAE_NOT_FOUND, SAE_INCOMPATIBLE, INVALID_FEATURE_INDEX, SAE_LOAD_FAILED, INVALID_LOCAL_PATH.
         """
         row, d_sae = await self._one(sae_id)
+        sae_id = row.id
         check_index(index, d_sae)
         attached = self._attached(sae_id)
         explored = await self._explore(row, attached, [index], 0)
@@ -234,6 +235,7 @@ class Features:
             Refusal: SAE_NOT_FOUND, SAE_INCOMPATIBLE, INVALID_FEATURE_INDEX, SAE_LOAD_FAILED, INVALID_LOCAL_PATH.
         """
         row, d_sae = await self._one(sae_id)
+        sae_id = row.id
         labels = await self._labels.of(sae_id)
         if index is None:
             matched = await asyncio.to_thread(_matching, labels, query)
@@ -250,11 +252,14 @@ class Features:
 
     # ------------------------------------------------------------- inside
 
-    async def check(self, sae_id: str) -> None:
-        """Raises:
-        Refusal: SAE_NOT_FOUND, SAE_INCOMPATIBLE (a record that is not one SAE).
+    async def own_id(self, sae_id: str) -> str:
+        """The own id of the SAE that this id names.
+
+        Raises:
+            Refusal: SAE_NOT_FOUND, SAE_INCOMPATIBLE (a record that is not one SAE).
         """
-        await self._one(sae_id)
+        row, _ = await self._one(sae_id)
+        return row.id
 
     async def _one(self, sae_id: str) -> tuple[SaeRow, int]:
         """Raises:

@@ -74,7 +74,7 @@ class Promotions:
     # ------------------------------------------------------------- inside
 
     async def _attached(self, sae_id: str) -> tuple[Resident, Attachment]:
-        await self._features.check(sae_id)
+        sae_id = await self._features.own_id(sae_id)
         resident = self._conductor.loaded()
         for attached in resident.attachments.values():
             if attached.sae_id == sae_id:

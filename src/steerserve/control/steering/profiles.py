@@ -168,7 +168,7 @@ class Profiles:
             raise rules.is_cluster(row.id)
         known = row.origin or Origin()
         saes, models = await self._catalog.saes(), await self._catalog.models()
-        sae = next((origin_of(sae) for sae in saes if sae.id == row.sae_id), None)
+        sae = next((origin_of(sae) for sae in saes if row.sae_id in sae.ids), None)
         names = (ModelOrigin(m.name, m.repo_id) for m in models if str(m.id) == row.model_id)
         return Origin(known.sae or sae, known.model or next(names, None))
 

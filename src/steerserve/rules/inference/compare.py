@@ -70,11 +70,7 @@ def base(
     if sweep.own is not None:
         steering = placed(sweep.own, attached, model)
     elif sweep.steering is not None:
-        fits = [
-            one
-            for one in attached
-            if sweep.sae_id in (None, one.sae_id) and sweep.layer in (None, one.layer)
-        ]
+        fits = SaeChoice(sweep.sae_id, sweep.layer).among(attached)
         if not fits:
             raise Refusal(
                 "SAE_NOT_ATTACHED",

@@ -24,6 +24,9 @@ class AttachedSae(Protocol):
     @property
     def d_sae(self) -> int: ...
 
+    def is_named(self, sae_id: str) -> bool:
+        """Whether this id names the SAE. An SAE can have other ids beside its own."""
+
 
 Sae = TypeVar("Sae", bound=AttachedSae)
 
@@ -40,7 +43,8 @@ class SaeChoice:
         return [
             candidate
             for candidate in attached
-            if self.sae_id in (None, candidate.sae_id) and self.layer in (None, candidate.layer)
+            if (self.sae_id is None or candidate.is_named(self.sae_id))
+            and self.layer in (None, candidate.layer)
         ]
 
     def first(self, attached: Sequence[Sae]) -> Sae:
@@ -105,9 +109,11 @@ class ClusterChoice:
         (3) An unbound cluster may steer any SAE; one with the declared number of features is better, then one at the
         declared layer."""
         ordered = sorted(attached, key=lambda sae: (not self.is_wide(sae), not self._is_at(sae)))
-        own = [sae for sae in ordered if sae.sae_id == self.sae_id]
-        if self.sae_id is None or own:
-            return own or ordered  # (1), (3)
+        if self.sae_id is None:
+            return ordered  # (3)
+        own = [sae for sae in ordered if sae.is_named(self.sae_id)]
+        if own:
+            return own  # (1)
         if self.layer is None or self.n_features is None:
             return []
         return [sae for sae in ordered if self.is_wide(sae) and self._is_at(sae)]  # (2)

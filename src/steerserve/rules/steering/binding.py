@@ -163,7 +163,7 @@ def _bound(need: Declared, attached: Sequence[AttachedSae]) -> LayerBinding:
     fault = _fault(need, sae)
     if fault is not None:
         return LayerBinding(need.layer, BLOCK, sae.sae_id, fault)
-    differs = need.sae_id is not None and need.sae_id != sae.sae_id
+    differs = need.sae_id is not None and not sae.is_named(need.sae_id)
     reason = f"the document declares the SAE {need.sae_id!r}" if differs else None
     verdict = WARN if differs else BIND
     return LayerBinding(need.layer, verdict, sae.sae_id, reason, sae.key, sae.d_sae)
@@ -173,7 +173,7 @@ def _serving(need: Declared, attached: Sequence[AttachedSae]) -> AttachedSae | N
     """The attached SAE of a layer: the only one, or else the one that has the declared id."""
     there = [sae for sae in attached if sae.layer == need.layer]
     if len(there) > 1:
-        there = [sae for sae in there if sae.sae_id == need.sae_id]
+        there = [sae for sae in there if need.sae_id and sae.is_named(need.sae_id)]
     return there[0] if len(there) == 1 else None
 
 

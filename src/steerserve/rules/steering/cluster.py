@@ -227,7 +227,7 @@ def bind(cluster: Cluster, attached: Sequence[AttachedSae]) -> Binding:
 def site_warnings(cluster: Cluster, bound_to: str | None, sae: AttachedSae) -> tuple[str, ...]:
     """What does not agree between a cluster and the SAE that it steers."""
     other: tuple[str, ...] = ()
-    if bound_to not in (None, sae.sae_id):
+    if bound_to is not None and not sae.is_named(bound_to):
         other = (f"the cluster is bound to SAE {bound_to!r}; it steers {sae.sae_id!r}",)
     return other + _other_layer(cluster, sae)
 
