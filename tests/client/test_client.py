@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import shutil
 import struct
 import subprocess
 import sys
@@ -18,7 +19,13 @@ import steerserve
 from steerserve import AsyncClient, Client, ServiceError, demo
 from steerserve.client import calls, faults
 from steerserve.client.calls import Call, Pause, Reply
-from steerserve.client.faults import ModelNotFound, QueueFull, SaeNotFound, ValidationError
+from steerserve.client.faults import (
+    ModelLoadFailed,
+    ModelNotFound,
+    QueueFull,
+    SaeNotFound,
+    ValidationError,
+)
 from steerserve.errors import TABLE
 from tests.client.awaiting import Awaiting
 from tests.conftest import Start
@@ -260,6 +267,21 @@ def test_a_model_is_registered_loaded_and_used_from_nothing(bare: Running) -> No
         assert client.saes.detach(sae.id).status == "detached"
         assert client.models.unload("story").status == "ready"
         assert client.models.delete("story").deleted
+
+
+def test_a_model_whose_load_failed_is_loaded_once_its_files_are_mended(
+    bare: Running, tmp_path: Path
+) -> None:
+    shutil.copytree(demo.MODEL_DIR, tmp_path / "story")
+    tokenizer = tmp_path / "story" / "tokenizer.json"
+    sound = tokenizer.read_bytes()
+    tokenizer.write_text('{"broken": ')
+    with Client(bare.url) as client:
+        client.models.register(str(tmp_path / "story"), progress=False)
+        with pytest.raises(ModelLoadFailed):
+            client.models.load("story", progress=False)
+        tokenizer.write_bytes(sound)
+        assert client.models.load("story", progress=False).status == "loaded"
 
 
 def test_saes_are_listed_with_what_is_attached(client: Client) -> None:

@@ -226,13 +226,17 @@ class Service(Noun[Mode]):
         return ServiceUnreachable(f"the connection to {self.base_url} ended: {why}")
 
     def _model(self, named: str | None) -> Steps[str]:
-        """The name of the model to ask: the named one, else that of the client, else that of the loaded model."""
+        """The name of the model to ask: the named one, else that of the client, else that of the loaded model, else that
+        of the model that is loading, for which the request waits."""
         if named or self.model:
             return str(named or self.model)
         reply = yield from answered(Call("GET", "/api/models"), self.retries)
         listed = data(reply, ModelList)
         for model in listed.models:
             if model.id == listed.loaded_model_id:
+                return model.name
+        for model in listed.models:
+            if model.status == "loading":
                 return model.name
         raise fault(
             "MODEL_NOT_LOADED", "no model is loaded; load one with client.models.load, or name one"

@@ -29,7 +29,14 @@ from steerserve.client.calls import (
     route,
 )
 from steerserve.client.faults import UnexpectedAnswer
-from steerserve.client.waiting import job_of, until_cached, until_loaded, until_over, until_stored
+from steerserve.client.waiting import (
+    job_of,
+    until_cached,
+    until_fetched,
+    until_loaded,
+    until_over,
+    until_stored,
+)
 from steerserve.control.health.views import (
     BackendReport,
     CardReport,
@@ -279,7 +286,7 @@ class Models(Noun[Mode]):
         retries = self._runner.retries
         if isinstance(model_id, str):
             model_id = (yield from model_of(model_id, retries)).id
-        stored = yield from until_stored(model_id, retries, progress=progress)
+        stored = yield from until_fetched(model_id, retries, progress=progress)
         if stored.status in ("loading", "loaded"):
             return (yield from until_loaded(model_id, retries, progress=progress))
         call = Models.begin_load.call(

@@ -71,16 +71,22 @@ def _until(
             yield Pause(PERIOD)
 
 
+def until_fetched(model_id: int, retries: int, *, progress: bool) -> Steps[ModelRecord]:
+    """The record of a model once no download of it runs. Its status is `error` where the download failed, and also
+    where the model is here and its last load failed."""
+    path, title = f"/api/models/{model_id}", f"model {model_id}"
+    return (
+        yield from _until(path, ModelRecord, ["downloading"], title, retries, progress=progress)
+    )
+
+
 def until_stored(model_id: int, retries: int, *, progress: bool) -> Steps[ModelRecord]:
-    """The record of a model once its download has ended.
+    """The record of a model that was just registered, once its download has ended.
 
     Raises:
         ServiceError: DOWNLOAD_FAILED with the reason.
     """
-    path, title = f"/api/models/{model_id}", f"model {model_id}"
-    record = yield from _until(
-        path, ModelRecord, ["downloading"], title, retries, progress=progress
-    )
+    record = yield from until_fetched(model_id, retries, progress=progress)
     if record.status == "error":
         why = record.error_message or "the download failed"
         raise fault("DOWNLOAD_FAILED", why, model_id=model_id)
