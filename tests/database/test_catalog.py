@@ -42,10 +42,12 @@ def catalog(database: Database) -> Catalog:
 async def test_the_same_folder_at_the_same_quantization_is_registered_once(
     catalog: Catalog,
 ) -> None:
-    await catalog.add_model(**MODEL)
-    refusal = await refused(catalog.add_model(**MODEL | {"name": "another name"}))
-    assert refusal.code == "MODEL_ALREADY_EXISTS"
-    assert refusal.row.api == 409
+    row = await catalog.add_model(**MODEL)
+    for other in ({"name": "another name"}, {"local_path": "/models/another"}):
+        refusal = await refused(catalog.add_model(**MODEL | other))
+        assert (refusal.code, refusal.row.api) == ("MODEL_ALREADY_EXISTS", 409)
+        assert refusal.details["model_id"] == row.id
+        assert f"model {row.id}" in refusal.message
     assert len(await catalog.models()) == 1
 
 

@@ -150,12 +150,25 @@ class Catalog:
                 model_id: int = made.inserted_primary_key[0]
                 return _known_model(await self._models.reread(connection, model_id), model_id)
         except IntegrityError as error:
-            raise Refusal(
-                "MODEL_ALREADY_EXISTS",
-                f"this checkpoint, or another one named {values['name']!r}, is registered at "
-                f"{values['quantization']}; custom_name gives it another name",
-                quantization=values["quantization"],
-            ) from error
+            raise await self._already_exists(values) from error
+
+    async def _already_exists(
+        self, values: Mapping[str, object], own_id: int | None = None
+    ) -> Refusal:
+        """The refusal of a model whose files or whose name another one has at this quantization."""
+        at = values["quantization"]
+        rows = [r for r in await self.models() if r.quantization == at and r.id != own_id]
+        place = values.get("local_path")
+        same = next((row for row in rows if place and row.local_path == place), None)
+        other = same or next((row for row in rows if row.name == values["name"]), None)
+        if other is None:  # it was deleted meanwhile
+            return Refusal("MODEL_ALREADY_EXISTS", "another model had this name or these files")
+        why = (
+            f"these files are registered at {at} as {other.name!r}, model {other.id}"
+            if same
+            else f"model {other.id} is named {other.name!r} at {at}; custom_name gives this one another name"
+        )
+        return Refusal("MODEL_ALREADY_EXISTS", why, model_id=other.id, quantization=at)
 
     async def change_model(self, model_id: int, **values: object) -> ModelRow:
         """Raises:
@@ -167,9 +180,9 @@ class Catalog:
                 await connection.execute(changed.values(**values, updated_at=self._now()))
                 return _known_model(await self._models.reread(connection, model_id), model_id)
         except IntegrityError as error:
-            raise Refusal(
-                "MODEL_ALREADY_EXISTS", "another model has this name or these files"
-            ) from error
+            row = await self.model(model_id)
+            kept = {name: getattr(row, name) for name in ("name", "quantization", "local_path")}
+            raise await self._already_exists(kept | values, model_id) from error
 
     async def remove_model(self, model_id: int) -> None:
         async with self._models.writing(self._database) as connection:
