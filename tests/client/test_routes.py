@@ -17,6 +17,8 @@ LEFT_OUT = {
 """Routes that no method reaches, and why."""
 NOT_ARGUMENTS = {
     ("POST", "/api/compare"): {"stream"},
+    # a script that waits for a service asks with the status code
+    ("GET", "/api/health/ready"): {"for"},
     # `features.promoting` sends them
     ("POST", "/api/saes/{sae_id}/features/search"): {"by", "wait"},
 }

@@ -31,6 +31,7 @@ async def begin(owners: Owners) -> None:
     """Load the demo or the model that the settings name, if any, and go on with batches. A failure is logged, and the
     service goes on. Readiness shows the reason until a model is loaded."""
     await _load_named(owners)
+    owners.vitals.is_starting = False
     owners.batches.begin()
 
 

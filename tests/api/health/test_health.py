@@ -42,6 +42,27 @@ def forget_the_version(file: Path) -> None:
         connection.commit()
 
 
+def test_readiness_for_inference_waits_for_the_model_and_not_for_the_database(start: Start) -> None:
+    asked = "/api/health/ready?for=inference"
+    with start(auto_load_model="nobody") as live:
+        # without a model the service is ready, but not for inference
+        assert live.data("GET", "/api/health/ready")["ready"]
+        while "failed" not in live.error("GET", asked)[2]["components"][0]["message"]:
+            pass
+        load_demo(live)
+        assert live.data("GET", asked)["ready"]
+        assert live.error("GET", "/api/health/ready?for=dinner")[0] == 422
+    with start(auto_load_model=demo.MODEL_NAME) as live:
+        while (answer := live.http.get(asked)).status_code == 503:
+            assert answer.json()["error"]["code"] == "NOT_READY"
+            assert answer.headers["retry-after"] == "5"
+        assert answer.json()["data"]["model_loaded"]
+        assert live.complete("One day", max_tokens=1)["choices"]
+        (live.home / "steerserve.db").unlink()
+        assert live.error("GET", "/api/health/ready")[0] == 503
+        assert live.data("GET", asked)["ready"]
+
+
 @pytest.mark.shows("retry-after.7", "health.2")
 @pytest.mark.parametrize("destroy", [Path.unlink, forget_the_version])
 def test_a_database_that_cannot_be_used_is_not_ready_and_liveness_stays(

@@ -120,6 +120,15 @@ def test_a_failed_load_leaves_the_reason_and_the_next_load_works(
     assert bare.complete("One day", max_tokens=1)["choices"]
 
 
+def test_a_model_that_is_loading_is_not_the_loaded_one(bare: Running) -> None:
+    model_id = add_demo(bare)
+    bare.data("POST", f"/api/models/{model_id}/load", status=202)
+    listed: dict[str, Any] = {"loaded_model_id": None}
+    while listed["loaded_model_id"] is None:
+        listed = bare.data("GET", "/api/models")
+    assert listed["models"][0]["loaded_at"] is not None
+
+
 @pytest.mark.shows("model-record.5", "models.2", "download-errors.6")
 @pytest.mark.parametrize(
     ("body", "status", "code"),

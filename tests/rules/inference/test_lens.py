@@ -59,7 +59,7 @@ def test_the_share_of_nothing_is_not_a_number() -> None:
 
 
 def sae(sae_id: str, layer: int) -> Any:
-    return SimpleNamespace(sae_id=sae_id, layer=layer)
+    return SimpleNamespace(sae_id=sae_id, layer=layer, is_named=sae_id.__eq__)
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,20 @@ it("unloads at once where nothing is cut, and asks where a request is in flight"
   await waitFor(() => expect(busy.map(route)).toContain("POST /api/models/1/unload"));
 });
 
+it("empties the form of a model of this machine once it is registered", async () => {
+  served({ "POST /api/models": READY });
+  const user = userEvent.setup();
+  showPage(<Models />);
+  await user.click(await screen.findByRole("radio", { name: "From this machine" }));
+  const name = screen.getByLabelText<HTMLInputElement>(/Name in \/v1/);
+  const label = screen.getByLabelText<HTMLInputElement>(/GGUF label/);
+  await user.type(screen.getByPlaceholderText("/models/mine"), "/models/two");
+  await user.type(name, "two");
+  await user.type(label, "Q4_K_M");
+  await user.click(screen.getByRole("button", { name: "Register" }));
+  await waitFor(() => expect([name.value, label.value]).toEqual(["", ""]));
+});
+
 it("says why a lease refuses, and never asks for its id", async () => {
   const lease = { model_id: 1, model_name: "one", holder: "nightly", reason: "a run", expires_at: "2999-01-01T00:00:00Z" };
   served({ "GET /api/health/detailed": { ...HEALTH, lease } });

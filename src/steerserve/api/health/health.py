@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query
 from starlette.responses import Response
@@ -36,8 +36,11 @@ def router(vitals: Vitals, gauges: Gauges, lines: RecentLines) -> APIRouter:
         return success(vitals.liveness())
 
     @routes.get("/ready", response_model=Answer[Readiness])
-    async def readiness() -> Response:
-        state = await vitals.readiness()
+    async def readiness(
+        purpose: Annotated[Literal["inference"] | None, Query(alias="for")] = None,
+    ) -> Response:
+        """With `for=inference`, whether a model serves now. Without it, the service is ready without a model too."""
+        state = vitals.inference_readiness() if purpose else await vitals.readiness()
         if state.ready:
             return success(state)
         raise Refusal("NOT_READY", "the service is not ready", **asdict(state))

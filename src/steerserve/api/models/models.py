@@ -40,6 +40,7 @@ from steerserve.rules.residency import placement
 from steerserve.rules.residency.lease_status import LeaseStatus
 from steerserve.rules.residency.lock import Lock, LockedBy
 from steerserve.rules.residency.replicas import ReplicaSet
+from steerserve.rules.residency.swap import Phase
 
 
 class ModelHubBody(RequestBody):
@@ -93,7 +94,9 @@ class SlotState:
     def of(cls, conductor: Conductor, replicas: Replicas) -> SlotState:
         view = conductor.view()
         lease = conductor.leases.status()
-        return cls(conductor.resident, view.model_id, view.lock, lease, replicas.now())
+        # a model that is still loading is not the loaded one
+        loaded_id = None if view.phase is Phase.LOADING else view.model_id
+        return cls(conductor.resident, loaded_id, view.lock, lease, replicas.now())
 
     def record(self, row: ModelRow, progress: FetchProgress | None) -> ModelRecord:
         """A model record: the stored facts, and for the resident model its live facts too."""

@@ -103,6 +103,8 @@ class Vitals:
         self._since = time.monotonic()
         self.load_failure: str | None = None
         """Why the model that is loaded at the start of the service could not be loaded; None if it could."""
+        self.is_starting = bool(settings.auto_load_model) or settings.demo
+        """Whether the start of the service still has to load a model."""
 
     def liveness(self) -> Liveness:
         return Liveness("healthy", __version__, utc_now(), self._uptime())
@@ -117,6 +119,26 @@ class Vitals:
         return Readiness(
             ready=status != "unhealthy",
             status=status,
+            version=__version__,
+            timestamp=utc_now(),
+            components=components,
+            model_loaded=self._is_loaded(),
+            sae_attached=bool(self._conductor.attachments()),
+            replicas=figures(self._replicas.now()),
+        )
+
+    def inference_readiness(self) -> Readiness:
+        """Whether a model serves now, and the model that is loaded at the start has been loaded, or another one after
+        it had failed. The database is not looked at."""
+        components = [self._engine_health(), *self._serving_health()]
+        is_ready = self._is_loaded() and not self.is_starting
+        if self.is_starting and self._is_loaded():
+            why = "the model of the settings is not loaded yet"
+            components.append(Component("start", "unhealthy", why))
+        is_ready = is_ready and _worst(components) != "unhealthy"
+        return Readiness(
+            ready=is_ready,
+            status=_worst(components) if is_ready else "unhealthy",
             version=__version__,
             timestamp=utc_now(),
             components=components,
@@ -261,9 +283,7 @@ class Vitals:
 
     def _components(self, database: Component, reading: CardReading | None) -> list[Component]:
         components = [database, self._engine_health(), _gpu_health(reading), self._hub_health()]
-        replicas = self._replicas.now()
-        if replicas is not None:
-            components.append(_replica_health(replicas, self._is_loaded()))
+        components += self._serving_health()
         claims = self._claims.health()
         if claims.claims_degraded:
             components.append(Component("circuits", "degraded", "; ".join(claims.reasons)))
@@ -273,6 +293,14 @@ class Vitals:
         if self._runs.fault is not None:
             lost = f"answers that were not recorded: {self._runs.lost}; {self._runs.fault}"
             components.append(Component("runs", "degraded", lost))
+        return components
+
+    def _serving_health(self) -> list[Component]:
+        """The replicas, and the end of the service."""
+        components = []
+        replicas = self._replicas.now()
+        if replicas is not None:
+            components.append(_replica_health(replicas, self._is_loaded()))
         if self._generation.is_closing:
             components.append(Component("service", "unhealthy", "the service is shutting down"))
         return components

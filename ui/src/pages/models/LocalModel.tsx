@@ -25,6 +25,8 @@ export function LocalModel() {
     onSuccess: (model) => {
       notify(`${model.name} is registered.`);
       setPath("");
+      setName("");
+      setLabel("");
     },
     onSettled: () => client.invalidateQueries({ queryKey: ["models"] }),
   });
