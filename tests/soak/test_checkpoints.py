@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.soak, pytest.mark.timeout(240)]
 
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with running(tmp_path_factory.mktemp("checkpoints"), **watching.SMALL) as live:
+    with running(tmp_path_factory.mktemp("checkpoints"), **watching.SMALL, load_timeout=60) as live:
         yield live
 
 

@@ -12,6 +12,9 @@ from steerserve.rules.models.generation_config import GenerationConfig
 
 FinishReason = Literal["stop", "length"]
 
+LOADING_TOKENIZER = "loading_tokenizer"
+"""The stage of a load in which the tokenizer is read, which takes long where its vocabulary is large."""
+
 LOADING_WEIGHTS = "loading_weights"
 """The stage of a load in which the weights are read. The stages before read the configuration and the tokenizer."""
 

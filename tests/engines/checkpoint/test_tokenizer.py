@@ -48,8 +48,8 @@ def growing_for(folder: Path, character: str) -> Path:
 
 
 @asynccontextmanager
-async def opened(folder: Path) -> AsyncIterator[TokenizerProcess]:
-    made = TokenizerProcess(partial(process.ForkServer().start, process.TOKENIZER))
+async def opened(folder: Path, open_seconds: float = 60.0) -> AsyncIterator[TokenizerProcess]:
+    made = TokenizerProcess(partial(process.ForkServer().start, process.TOKENIZER), open_seconds)
     try:
         await made.open(str(folder), False)
         yield made
@@ -106,14 +106,33 @@ async def test_a_text_that_takes_too_much_is_refused_and_the_next_is_served(
 
 
 async def test_a_tokenizer_that_cannot_read_a_plain_text_is_not_loaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(tokenizer, "OPEN_SECONDS", 2.0)
     with pytest.raises(Refusal) as caught:
-        async with opened(growing_for(with_bos(tmp_path), "x")):
+        async with opened(growing_for(with_bos(tmp_path), "x"), 2.0):
             pass
     assert caught.value.code == "MODEL_LOAD_FAILED"
     assert caught.value.message.startswith("the tokenizer of the model ")
+
+
+async def test_the_time_in_which_a_new_process_reads_the_tokenizer_is_not_that_of_a_request(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(folder) as made:
+        before = await ids(made, "fine")
+        assert made.pid is not None
+        os.kill(made.pid, signal.SIGKILL)
+        psutil.Process(made.pid).wait(10)
+        asked: list[float] = []
+        exchanged = made._exchanged
+
+        async def noted(question: Any) -> Any:
+            asked.append(question.seconds)
+            return await exchanged(question)
+
+        monkeypatch.setattr(made, "_exchanged", noted)
+        assert await ids(made, "fine") == before
+        assert asked == [60.0, tokenizer.ENCODE_SECONDS]
 
 
 async def test_clients_take_turns_and_one_that_leaves_ends_nothing(folder: Path) -> None:

@@ -45,7 +45,9 @@ class Engines:
         """The ids of the nodes that must not get replicas of the resident model, each with the name and the reason."""
         self._settings = settings
         self._cluster = cluster
-        self._checkpoints = client.Launcher(settings.log_level, settings.log_format)
+        self._checkpoints = client.Launcher(
+            settings.log_level, settings.log_format, settings.load_timeout
+        )
         self._options = options(settings)
         self._ggufs = llama.LlamaLauncher(self._options)
         self._clock = clock

@@ -146,20 +146,32 @@ async def fill(coming: Occupant, prepared: Prepared, settings: Settings, bus: Bu
     """Load the model into the engine of the occupant.
 
     Raises:
-        Refusal: whatever refuses the load.
-        TimeoutError: after LOAD_TIMEOUT, without the time in which nodes fetch files.
+        Refusal: whatever refuses the load; MODEL_LOAD_FAILED after LOAD_TIMEOUT, without the time in which nodes fetch
+            files.
     """
     row, plan = prepared.row, prepared.plan
     engine = coming.held()
-    async with asyncio.timeout(settings.load_timeout) as limit:
+    stage = ""
+    try:
+        async with asyncio.timeout(settings.load_timeout) as limit:
 
-        def report(progress: Progress) -> None:
-            extend(limit, progress, settings.load_timeout)
-            bus.publish(LoadProgress(row.id, progress.stage, progress.percent))
+            def report(progress: Progress) -> None:
+                nonlocal stage
+                stage = progress.stage
+                extend(limit, progress, settings.load_timeout)
+                bus.publish(LoadProgress(row.id, progress.stage, progress.percent))
 
-        facts = await engine.load(report, **_asked(prepared, settings))
+            facts = await engine.load(report, **_asked(prepared, settings))
+    except TimeoutError:
+        raise _too_long(settings.load_timeout, stage) from None
     coming.fill(facts, plan.placement(facts.memory_by_device_mb), utc_now())
     return facts
+
+
+def _too_long(seconds: float, stage: str) -> Refusal:
+    ended_in = f"; it ended in the stage {stage!r}" if stage else ""
+    why = f"the load took longer than LOAD_TIMEOUT, {seconds:g} s{ended_in}"
+    return Refusal("MODEL_LOAD_FAILED", why)
 
 
 def _asked(prepared: Prepared, settings: Settings) -> dict[str, object]:

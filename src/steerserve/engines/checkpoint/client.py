@@ -36,15 +36,18 @@ STOP_PATIENCE = 5.0
 
 
 class Launcher:
-    """Starts engines; owns the fork server and the log settings of the engines."""
+    """Starts engines; owns the fork server and the log settings of the engines. Reading a tokenizer may take
+    `load_timeout` seconds."""
 
-    def __init__(self, log_level: str, log_format: str) -> None:
+    def __init__(self, log_level: str, log_format: str, load_timeout: float) -> None:
         self._server = process.ForkServer()
+        self._load_timeout = load_timeout
         self._log = (log_level, log_format)
 
     def prompts(self) -> Prompts:
         """Makes the prompts of an engine, or of several engines that hold the same model."""
-        return Prompts(TokenizerProcess(partial(self._server.start, process.TOKENIZER)))
+        start = partial(self._server.start, process.TOKENIZER)
+        return Prompts(TokenizerProcess(start, self._load_timeout))
 
     async def launch(self, prompts: PromptMaker | None = None) -> CheckpointEngine:
         return self.client(*await self._server.start_engine(*self._log), prompts)
@@ -94,7 +97,7 @@ class CheckpointEngine(Engine):
         def ask(watched: Report) -> Awaitable[m.Event]:
             return self._ask(lambda i: m.Load(id=i, **fields), watched)
 
-        async with self._prompts.opening(fields["path"], fields["trust_remote_code"]):
+        async with self._prompts.opening(fields["path"], fields["trust_remote_code"], report):
             answer = await preparation.bounded(ask, report, self._process.kill)
         self._is_loading = False
         assert isinstance(answer, m.Loaded)

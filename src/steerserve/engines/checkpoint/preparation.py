@@ -1,4 +1,5 @@
-"""The bound on the part of a load before any weights are read: an engine then reads only small untrusted files."""
+"""The bound on the part of a load before the tokenizer and the weights are read: an engine then reads only small
+untrusted files."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from steerserve.messages import endings
 from steerserve.messages.engine import Report
 
 PREPARATION_SECONDS = 60.0
-"""Seconds in which an engine must have read the configuration and the tokenizer of a checkpoint."""
+"""Seconds in which an engine must have read the configuration of a checkpoint."""
 
 
 async def bounded(
@@ -24,9 +25,13 @@ async def bounded(
             read weights, because hostile files may use up its memory.
     """
     deadline = asyncio.timeout(PREPARATION_SECONDS)
+    has_prepared = False
 
     def watched(progress: m.Progress) -> None:
-        if progress.stage == m.LOADING_WEIGHTS and not deadline.expired():
+        nonlocal has_prepared
+        has_prepared = has_prepared or progress.stage == m.LOADING_WEIGHTS
+        is_bounded = progress.stage not in (m.LOADING_TOKENIZER, m.LOADING_WEIGHTS)
+        if not is_bounded and not deadline.expired():
             deadline.reschedule(None)
         report(progress)
 
@@ -35,9 +40,9 @@ async def bounded(
             return await ask(watched)
     except TimeoutError:
         kill()
-        why = f"the configuration and the tokenizer take longer than {PREPARATION_SECONDS:g} s to read"
+        why = f"the configuration takes longer than {PREPARATION_SECONDS:g} s to read"
         raise Refusal("MODEL_LOAD_FAILED", why) from None
     except Refusal as refusal:
-        if refusal.code != "ENGINE_UNAVAILABLE" or deadline.when() is None:
+        if refusal.code != "ENGINE_UNAVAILABLE" or has_prepared:
             raise
         raise endings.gone_while(refusal, "the configuration and the tokenizer were read") from None

@@ -14,16 +14,22 @@ from steerserve import messages as m
 from steerserve.engines.checkpoint.tokenizer import TokenizerProcess
 from steerserve.engines.sandbox.templates import Templates
 from steerserve.errors import Refusal
+from steerserve.messages.engine import Report
 from steerserve.messages.prompts import check_spelled
 from steerserve.messages.spelling import ReadBack, Spell
 from steerserve.messages.tokenizing import Spelling, tokens_of
 from steerserve.rules.steering.positions import Span
 
+OPENING_PERCENT = 95.0
+"""How far a load is when only the tokenizer is still read."""
+
 
 class PromptMaker(Protocol):
     """Makes the prompts of requests into tokens."""
 
-    def opening(self, path: str, trust_remote_code: bool) -> AbstractAsyncContextManager[None]: ...
+    def opening(
+        self, path: str, trust_remote_code: bool, report: Report
+    ) -> AbstractAsyncContextManager[None]: ...
 
     def serve(self, facts: m.Loaded) -> None: ...
 
@@ -65,7 +71,9 @@ class TokensGiven:
     hold the same model. Nothing here waits, so a request reaches such an engine in the step in which it begins."""
 
     @asynccontextmanager
-    async def opening(self, _path: str, _trust_remote_code: bool) -> AsyncIterator[None]:
+    async def opening(
+        self, _path: str, _trust_remote_code: bool, _report: Report
+    ) -> AsyncIterator[None]:
         yield
 
     def serve(self, facts: m.Loaded) -> None:
@@ -93,8 +101,10 @@ class Prompts:
         self._facts: m.Loaded | None = None
 
     @asynccontextmanager
-    async def opening(self, path: str, trust_remote_code: bool) -> AsyncIterator[None]:
-        """Read the tokenizer of a checkpoint folder while the block runs.
+    async def opening(
+        self, path: str, trust_remote_code: bool, report: Report
+    ) -> AsyncIterator[None]:
+        """Read the tokenizer of a checkpoint folder while the block runs, and report where that takes longer.
 
         Raises:
             Refusal: MODEL_LOAD_FAILED when the tokenizer needs more time or memory than it may take, or fails.
@@ -104,6 +114,8 @@ class Prompts:
         opening.add_done_callback(lambda done: done.cancelled() or done.exception())
         try:
             yield
+            if not opening.done():
+                report(m.Progress(0, m.LOADING_TOKENIZER, OPENING_PERCENT))
             await opening
         finally:
             opening.cancel()

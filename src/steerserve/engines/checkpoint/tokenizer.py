@@ -25,11 +25,8 @@ from steerserve.messages.tokenizing import Spelling, TextAnswer, TextQuestion
 from steerserve.rules.inference import fairness
 from steerserve.rules.inference.fairness import Account, Turn
 
-OPEN_SECONDS = 30.0
-"""Seconds that reading the tokenizer of a checkpoint may take."""
-
 ENCODE_SECONDS = 30.0
-"""Seconds that tokenizing the prompts of one request may take, without the wait for the process."""
+"""Seconds that tokenizing the prompts of one request may take, without the wait for the process and its start."""
 
 LONG_TOKEN = 16
 """A text with this many characters for each token of the context is rarely a prompt that fits."""
@@ -46,14 +43,16 @@ class Unanswered(Exception):
 
 
 class TokenizerProcess:
-    """Owns the process. `start` starts one."""
+    """Owns the process. `start` starts one, and reading the tokenizer may take `open_seconds`."""
 
     def __init__(
         self,
         start: Callable[[], Awaitable[Started]],
+        open_seconds: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._start = start
+        self._open_seconds = open_seconds
         self._clock = clock
         self._folder = ("", False)
         self._child: Child | None = None
@@ -78,7 +77,7 @@ class TokenizerProcess:
         """
         self._folder = (path, trust_remote_code)
         try:
-            await self._ask([m.Text(PROBE)], len(PROBE), OPEN_SECONDS, is_trial=True)
+            await self._ask([m.Text(PROBE)], len(PROBE), self._open_seconds, is_trial=True)
         except Unanswered as error:
             raise Refusal("MODEL_LOAD_FAILED", f"the tokenizer of the model {error}") from None
 
@@ -235,9 +234,20 @@ class TokenizerProcess:
             self._waiting.pop(turn).set_result(None)
 
     async def _answer(self, question: TextQuestion) -> TextAnswer:
+        if await self._started() and not question.is_trial:
+            # a new process reads the tokenizer first, whose time does not count as that of the request
+            opening = TextQuestion(*self._folder, [], 0, 0, self._open_seconds)
+            opened = await self._exchanged(opening)
+            if opened.reason is not None:
+                return opened
+        return await self._exchanged(question)
+
+    async def _exchanged(self, question: TextQuestion) -> TextAnswer:
         body = msgspec.msgpack.encode(question)
+        reader, writer = self._reader, self._writer
+        assert reader is not None
+        assert writer is not None
         try:
-            reader, writer = await self._running()
             async with asyncio.timeout(question.seconds):
                 writer.write(m.LENGTH.pack(len(body)) + body)
                 await writer.drain()
@@ -259,15 +269,15 @@ class TokenizerProcess:
         if self._is_closed:
             raise Refusal("SHUTTING_DOWN", "the service is shutting down")
 
-    async def _running(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _started(self) -> bool:
+        """Start a process where none runs, and return whether it was started."""
         self._check_open()
-        if self._has_ended():
-            await self._end()
-            self._child, self._reader, self._writer = await self._start()
-            self._check_open()
-        assert self._reader is not None
-        assert self._writer is not None
-        return self._reader, self._writer
+        if not self._has_ended():
+            return False
+        await self._end()
+        self._child, self._reader, self._writer = await self._start()
+        self._check_open()
+        return True
 
     def _has_ended(self) -> bool:
         """Whether no process runs. A process that ends closes its socket first, and sends nothing between requests."""

@@ -96,7 +96,7 @@ class Fleet(Engine):
         Raises:
             Refusal: too few replicas have loaded the model; the reason of the first that failed.
         """
-        async with self._prompts.opening(fields["path"], fields["trust_remote_code"]):
+        async with self._prompts.opening(fields["path"], fields["trust_remote_code"], report):
             facts = await self._lives.begin(self._count, self._least, report, fields)
         self._prompts.serve(facts)
         return facts

@@ -60,7 +60,7 @@ class RayCluster:
         self._certificates = importlib.import_module("steerserve.engines.remote.certificates")
         self._settings = settings
         self._caches = checkpoints.caches(settings)
-        self._launcher = Launcher(settings.log_level, settings.log_format)
+        self._launcher = Launcher(settings.log_level, settings.log_format, settings.load_timeout)
         self._placer = PlacerProcess(
             settings.ray_address, f"steerserve-{secrets.token_hex(8)}", self._lose
         )

@@ -20,7 +20,7 @@ from transformers import (
 from transformers.models.auto.auto_factory import _BaseAutoModelClass
 
 from steerserve.errors import Refusal
-from steerserve.messages import LOADING_WEIGHTS
+from steerserve.messages import LOADING_TOKENIZER, LOADING_WEIGHTS
 from steerserve.rules.text_offsets import BROKEN
 from steerserve.worker import memory
 from steerserve.worker.heartbeat import Pulse
@@ -83,7 +83,7 @@ class Transformer:
         with memory.bounded("reading the configuration and the tokenizer", PREPARATION_BYTES):
             _check_size(path, kind, config, trust_remote_code)
             where = placement.device_map(kind, config, devices, self.device, trust_remote_code)
-            report("loading_tokenizer", 5.0)
+            report(LOADING_TOKENIZER, 5.0)
             self.tokenizer: PreTrainedTokenizerBase = open_tokenizer(path, trust_remote_code)
         report(LOADING_WEIGHTS, 10.0)
         loaded = kind.from_pretrained(
