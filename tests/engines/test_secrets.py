@@ -26,7 +26,7 @@ from pathlib import Path
 from steerserve.engines.checkpoint.client import Launcher
 
 async def main():
-    launcher = Launcher("CRITICAL", "json", 600.0)
+    launcher = Launcher("CRITICAL", "json")
     engine = await launcher.launch()
     # the fork server, its engine, and what looks after their shared memory
     for process in psutil.Process().children(recursive=True):

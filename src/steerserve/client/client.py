@@ -226,8 +226,8 @@ class Service(Noun[Mode]):
         return ServiceUnreachable(f"the connection to {self.base_url} ended: {why}")
 
     def _model(self, named: str | None) -> Steps[str]:
-        """The name of the model to ask: the named one, else that of the client, else that of the loaded model, else that
-        of the model that is loading, for which the request waits."""
+        """The name of the model to ask: the named one, else that of the client, else that of the loaded model, else
+        that of the model that is loading, for which the request waits."""
         if named or self.model:
             return str(named or self.model)
         reply = yield from answered(Call("GET", "/api/models"), self.retries)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 import struct
+from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -45,6 +46,17 @@ STORED_BITS |= {"I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 3
 STORED_BITS |= {"F64": 64, "I64": 64, "U64": 64, "C64": 64}
 """Dtype as safetensors names it -> bits of an element."""
 _INDEX = "model.safetensors.index.json"
+JSON_FILES = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    _INDEX,
+)
+"""The JSON files of a checkpoint that an engine reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +141,7 @@ def read_model(path: Path) -> ModelFolder:
         files outside the folder.
     """
     config = configuration(path)
+    check_encoding(path)
     weights = weight_files(path)
     with reading(path):
         total = sum(f.stat().st_size for f in path.iterdir() if f.is_file())
@@ -140,6 +153,29 @@ def read_model(path: Path) -> ModelFolder:
         parameters=sum(counts) if counts else None,
         size_bytes=total,
     )
+
+
+def check_encoding(path: Path) -> None:
+    """Check that no JSON file that the engine reads begins with a byte order mark, because the engine would refuse it
+    only when the model is loaded.
+
+    Raises:
+        Refusal: INVALID_LOCAL_PATH.
+    """
+    for name in JSON_FILES:
+        if _is_file(file := path / name):
+            with reading(path), file.open("rb") as opened:
+                if opened.read(len(BOM_UTF8)) == BOM_UTF8:
+                    why = f"{name} begins with a byte order mark; save it as UTF-8 without one"
+                    raise bad_path(why, str(path))
+
+
+def model_at(place: Path) -> str | None:
+    """The architecture of the model in this folder, or whose weights are this file; None where there is no model."""
+    try:
+        return architecture(configuration(place if place.is_dir() else place.parent))
+    except Refusal:
+        return None
 
 
 def configuration(path: Path) -> dict[str, object]:

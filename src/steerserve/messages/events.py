@@ -65,6 +65,7 @@ class Loaded(Message, frozen=True):
     cuda_graphs: CudaGraphs | None = None
     compiled_functions: CompiledFunctions | None = None
     generation_config: GenerationConfig | None = None
+    warnings: list[str] = []
 
 
 class DeviceMemory(Message, frozen=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -81,3 +82,52 @@ def test_a_text_on_which_the_tokenizer_hangs_is_refused_and_others_are_served(
         assert error["message"].startswith("the model's tokenizer ")
     monkeypatch.undo()
     assert live.post("/v1/completions", body).json()["choices"] == before
+
+
+def test_a_failed_load_names_the_tensor_and_the_two_shapes(
+    live: Running, sound: Path, tmp_path: Path
+) -> None:
+    damage = damaged.config(intermediate_size=8)
+    error = load(live, damaged.copy(sound, tmp_path / "narrow", damage))
+    assert error["code"] == "MODEL_LOAD_FAILED"
+    assert "in another shape" in error["message"]
+    assert "model.layers.0.mlp.down_proj.weight [" in error["message"]
+    assert ", not [" in error["message"]
+
+
+def test_layers_that_the_configuration_leaves_out_are_warned_of(
+    live: Running, sound: Path, tmp_path: Path
+) -> None:
+    folder = damaged.copy(sound, tmp_path / "short", damaged.config(num_hidden_layers=1))
+    assert load(live, folder) == {}
+    listed = live.data("GET", "/api/models")["models"]
+    (record,) = [one for one in listed if one["status"] == "loaded"]
+    (warning,) = record["warnings"]
+    assert "config.json names 1 layers" in warning
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json"])
+def test_a_byte_order_mark_is_refused_when_the_model_is_registered(
+    shared: Running, sound: Path, tmp_path: Path, name: str
+) -> None:
+    def mark(folder: Path) -> None:
+        (folder / name).write_bytes(BOM_UTF8 + (folder / name).read_bytes())
+
+    folder = damaged.copy(sound, tmp_path / "marked", mark)
+    body = {"source": "local", "local_path": str(folder)}
+    error = shared.http.post("/api/models", json=body).json()["error"]
+    assert error["code"] == "INVALID_LOCAL_PATH"
+    assert error["message"].startswith(f"{name} begins with a byte order mark")
+
+
+@pytest.mark.parametrize("inside", ["", "model.safetensors"])
+def test_a_model_is_refused_as_an_sae_in_one_sentence(
+    shared: Running, sound: Path, inside: str
+) -> None:
+    body = {"local_path": str(sound / inside)}
+    answer = shared.http.post("/api/saes/download", json=body)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (400, "SAE_INCOMPATIBLE")
+    assert error["message"] == (
+        "the path is of a model (LlamaForCausalLM), not of an SAE; POST /api/models registers it"
+    )

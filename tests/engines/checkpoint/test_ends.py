@@ -24,7 +24,7 @@ Way = Callable[[Launcher, Path], Awaitable[None]]
 
 @pytest.fixture(scope="module")
 def launcher() -> Launcher:
-    return Launcher("CRITICAL", "json", 600.0)
+    return Launcher("CRITICAL", "json")
 
 
 @pytest.fixture

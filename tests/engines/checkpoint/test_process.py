@@ -43,7 +43,7 @@ Pieces = list[m.Started | m.Piece]
 
 @pytest.fixture(scope="session")
 def here() -> Launcher:
-    return Launcher("CRITICAL", "json", 600.0)
+    return Launcher("CRITICAL", "json")
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ ONE_TOKEN = m.Sampling(temperature=0.0, max_tokens=1)
 @asynccontextmanager
 async def serving(count: int, **more: Any) -> AsyncIterator[Fleet]:
     """A fleet that has loaded the demo model and attached its SAE."""
-    launcher = Launcher("CRITICAL", "json", 600.0)
+    launcher = Launcher("CRITICAL", "json")
     given = {
         "least": 1,
         "drain_seconds": 20.0,

@@ -40,7 +40,7 @@ QUICK = Patience(beat=0.05, lost=2.0, contact=30.0)
 
 @pytest.fixture(scope="session")
 def launcher() -> Launcher:
-    return Launcher("CRITICAL", "json", 600.0)
+    return Launcher("CRITICAL", "json")
 
 
 @pytest.fixture(scope="module")

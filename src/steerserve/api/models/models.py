@@ -135,6 +135,7 @@ class SlotState:
             memory_by_device_mb=facts.memory_by_device_mb if facts else {},
             placement=placed,
             layers=facts.layers if facts else None,
+            warnings=facts.warnings if facts else [],
             context_length=facts.context_length if facts else None,
             kv_cache_tokens=facts.kv_tokens if facts else None,
             kv_cache_mb=facts.kv_tokens * facts.kv_bytes_per_token >> 20 if facts else None,

@@ -165,6 +165,8 @@ def router(saes: Saes, downloads: SaeDownloads, attached: Status) -> APIRouter:
             status, message = row.status, "already registered" if was_there else "registered"
         else:
             why = "one of repository_id and local_path is required"
+            if body.local_path is not None:
+                why = "repository_id and local_path cannot both be sent; leave one out"
             errors = [{"loc": ["body", "repository_id"], "msg": why}]
             raise Refusal("VALIDATION_ERROR", why, param="repository_id", errors=errors)
         note_object(sae_id=row.id)

@@ -214,6 +214,8 @@ class Turnover:
             await self._records.sae(attachment.sae_id, "attached")
         coming.ready.set_result(None)
         log.info("model_loaded", model=coming.row.name, memory_mb=facts.memory_mb)
+        for warning in facts.warnings:
+            log.warning("model_remarkable", model=coming.row.name, reason=warning)
         self._bus.publish(LoadProgress(coming.row.id, "complete", 100.0))
         self._bus.publish(LoadComplete(coming.row.id, facts.memory_mb))
         for attachment in attached:

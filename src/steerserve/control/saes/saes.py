@@ -98,9 +98,16 @@ class Saes:
 
     async def _read(self, place: Path) -> m.Claims:
         """Raises:
-        Refusal: as `SaeReader.read`.
+        Refusal: as `SaeReader.read`; SAE_INCOMPATIBLE for a model.
         """
-        return await self._reader.read(m.SaeSource(str(place), str(place)))
+        try:
+            return await self._reader.read(m.SaeSource(str(place), str(place)))
+        except Refusal as refusal:
+            model = await asyncio.to_thread(local.model_at, place)
+            if refusal.code != "SAE_LOAD_FAILED" or model is None:
+                raise
+            why = f"the path is of a model ({model}), not of an SAE; POST /api/models registers it"
+            raise Refusal("SAE_INCOMPATIBLE", why, architecture=model) from None
 
     async def _renew_id(self, row: SaeRow, digest: str) -> SaeRow:
         """Give an SAE of an earlier version an id made from its content, unless the SAE is attached or another SAE has

@@ -39,7 +39,7 @@ class Launcher:
     """Starts engines; owns the fork server and the log settings of the engines. Reading a tokenizer may take
     `load_timeout` seconds."""
 
-    def __init__(self, log_level: str, log_format: str, load_timeout: float) -> None:
+    def __init__(self, log_level: str, log_format: str, load_timeout: float = 1800.0) -> None:
         self._server = process.ForkServer()
         self._load_timeout = load_timeout
         self._log = (log_level, log_format)

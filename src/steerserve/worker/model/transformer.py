@@ -41,6 +41,7 @@ CONTEXT_TOKENS = 5
 WEIGHTS = ("*.safetensors", "*.bin")
 LINE_CHARACTERS = 200
 _PATH = re.compile(r"(?:/[^/\s'\"]+)+/")
+_LAYER = re.compile(r"\.(\d+)\.")
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 
 Report = Callable[[str, float], None]
@@ -91,11 +92,15 @@ class Transformer:
             output_loading_info=True,
             dtype=getattr(torch, self.held.dtype),
             device_map=where,
+            # the library's own refusal of tensors in another shape names none of them
+            ignore_mismatched_sizes=True,
             **precision.load_options(self.held, kind, config, trust_remote_code=trust_remote_code),
             **common,
         )
         self.model: PreTrainedModel = loaded[0]
         _check_whole(loaded[1])
+        self.warnings = _unread_layers(loaded[1], getattr(config, "num_hidden_layers", None))
+        """What is remarkable about the checkpoint, for its record."""
         self.input_vocabulary = int(self.model.get_input_embeddings().weight.shape[0])
         report("moving_to_device", 80.0)
         self.model.eval().requires_grad_(False)
@@ -216,15 +221,31 @@ def _check_whole(loading_info: dict[str, Any]) -> None:
     """
     missing = sorted(n for n in loading_info.get("missing_keys", ()) if "pooler." not in n)
     odd = [
-        entry if isinstance(entry, str) else entry[0] for entry in loading_info["mismatched_keys"]
+        f"{name} {list(stored)}, not {list(wanted)}"
+        for name, stored, wanted in sorted(loading_info["mismatched_keys"])
     ]
-    for why, names in (("does not have", missing), ("has in another shape", sorted(odd))):
+    for why, names in (("does not have", missing), ("has in another shape", odd)):
         if names:
             shown = ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
             raise Refusal(
                 "MODEL_LOAD_FAILED",
                 f"the checkpoint {why} {len(names)} of the tensors that its configuration asks for: {shown}",
             )
+
+
+def _unread_layers(loading_info: dict[str, Any], layers: int | None) -> list[str]:
+    """A warning where the weights have more layers than the configuration, which the library leaves out silently."""
+    numbers = {
+        int(found[1])
+        for name in loading_info.get("unexpected_keys", ())
+        if (found := _LAYER.search(name)) is not None
+    }
+    beyond = sorted(number for number in numbers if layers is not None and number >= layers)
+    if not beyond:
+        return []
+    return [
+        f"the weights have layers up to {beyond[-1]}, and config.json names {layers} layers: the others are not used"
+    ]
 
 
 def configuration(path: Path, trust_remote_code: bool) -> PreTrainedConfig:
@@ -236,8 +257,10 @@ def configuration(path: Path, trust_remote_code: bool) -> PreTrainedConfig:
 
 
 def first_line(error: Exception) -> str:
-    """An error of the library in one short line, without the paths and addresses of this machine."""
-    line = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    """An error of the library in one short line, without the paths and addresses of this machine. A line that ends with
+    a colon goes on with the next one, which says the reason."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    line = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])
     line = _ADDRESS.sub("...", _PATH.sub("", line))
     return line[:LINE_CHARACTERS] or type(error).__name__
 

@@ -207,6 +207,7 @@ def _facts(command: m.Load, model: Checkpoint | Encoder, **more: Any) -> m.Loade
         memory_by_device_mb=by_device,
         gpu_indices=[d.index or 0 for d in model.devices if d.type == "cuda"],
         quantization=model.held.name,
+        warnings=model.warnings,
         layers=model.layers,
         hidden_size=model.hidden_size,
         vocabulary=model.vocabulary,

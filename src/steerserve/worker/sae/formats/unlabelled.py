@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 from steerserve.errors import Refusal
 from steerserve.rules.saes.shapes import NAMES
 from steerserve.worker.sae.files import Tensors
@@ -15,6 +17,9 @@ from steerserve.worker.sae.formats.description import (
 )
 from steerserve.worker.sae.formats.shapes import shapes_of
 from steerserve.worker.sae.formats.sources import Fields, SourceFiles
+
+SHOWN = 6
+"""The most tensors that the message of a refusal names. Its details list all."""
 
 
 def describe(files: SourceFiles) -> Description | None:
@@ -37,10 +42,11 @@ def describe(files: SourceFiles) -> Description | None:
     parts = parts_by_name(tensors, NAMES)
     if "W_enc" not in parts or "W_dec" not in parts:
         keys = shapes_of(tensors)
-        stored = ", ".join(f"{name} {shape}" for name, shape in keys.items()) or "no tensor"
+        stored = ", ".join(f"{name} {shape}" for name, shape in islice(keys.items(), SHOWN))
+        stored += f" and {len(keys) - SHOWN} more" if len(keys) > SHOWN else ""
         raise Refusal(
             "SAE_LOAD_FAILED",
-            f"{tensors.path.name} has no encoder and decoder under a known name; it holds {stored}",
+            f"{tensors.path.name} has no encoder and decoder under a known name; it holds {stored or 'no tensor'}",
             tensors=keys,
         )
     own = Fields(tensors.path.name, dict(tensors.config or {}))
