@@ -27,6 +27,8 @@ NAMED_MAXIMUM = 20
 """The most unknown parameters that a refusal names."""
 _ANY_QUERY = ("/api/health", "/api/health/ready", "/api/health/metrics/prometheus")
 """Routes that probes and scrapers ask, some of which add parameters of their own."""
+_OF_CLIENTS = {"/api/circuits": "promoted"}
+"""Path -> a parameter that clients send although the route has no use for it."""
 WAIT = "wait"
 _MAY_WAIT = (
     *("/api/attribution", "/api/corpora", "/api/effects", "/api/features/", "/api/jobs"),
@@ -76,6 +78,8 @@ class _Refusing:
         self._known = list(_parameters(route.dependant))
         if WAIT not in self._known and route.path.startswith(_MAY_WAIT):
             self._known.append(WAIT)
+        if route.path in _OF_CLIENTS:
+            self._known.append(_OF_CLIENTS[route.path])
         self._is_parsed = route.body_field is not None
         # other routes with a body read and check it themselves
         self._has_body = self._is_parsed or "requestBody" in (route.openapi_extra or {})

@@ -164,7 +164,7 @@ async def test_a_lost_replica_degrades_readiness_with_the_figures(three: Replica
 
 
 async def test_a_load_degrades_readiness_as_with_one_process(three: Replicated) -> None:
-    await three.data("POST", "/api/models/1/unload?wait=true")
+    await three.data("POST", "/api/models/1/unload")
     held = three.launcher.hold("load")
     await three.data("POST", "/api/models/1/load")
     await soon(held.reached.wait())
