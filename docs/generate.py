@@ -29,7 +29,7 @@ RETRY_SOURCES = {
     Retry.MEMORY: "`RETRY_AFTER_MEMORY_S`",
     Retry.HUB: "the time until the circuit breaker lets a call through",
     Retry.READINESS: "`RETRY_AFTER_READINESS_S`",
-    Retry.DATABASE: "`RETRY_AFTER_DATABASE_S`",
+    Retry.DATABASE: "`RETRY_AFTER_DATABASE_S`; where it is not set `RETRY_AFTER_FALLBACK_S`",
     Retry.CONNECTIONS: "`RETRY_AFTER_CONNECTIONS_S`",
     Retry.FALLBACK: "`RETRY_AFTER_FALLBACK_S`",
 }

@@ -261,7 +261,9 @@ def test_a_quorum_is_kept_beside_the_document(sensed: tuple[Running, str]) -> No
         "sensable_count": MEMBERS,
     }
     assert live.data("GET", f"/api/clusters/{cluster_id}/export") == before
-    assert live.data("PUT", config, {"min_k": None})["effective_min_k"] == 1
+    # null asks for all, whatever the document says
+    assert live.data("PUT", config, {"min_k": None})["effective_min_k"] == MEMBERS
+    assert live.data("PUT", config, {"min_k": 1})["effective_min_k"] == 1
     for wrong in ({"min_k": 0}, {"min_k": 1.5}, {"min_k": True}, {}):
         assert live.error("PUT", config, wrong)[:2] == (422, "VALIDATION_ERROR")
     twice = live.http.put(config, content=b'{"min_k": 1, "min_k": 2}', headers=JSON)

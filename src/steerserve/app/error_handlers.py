@@ -55,7 +55,9 @@ class Refusals:
             response = envelope.failure(refusal)
         if refusal.is_final:
             response.headers["x-should-retry"] = "false"
-        after = retry.seconds(self._settings, refusal, response.status_code)
+        after = retry.seconds(
+            self._settings, refusal, response.status_code, self._metrics.defaulted
+        )
         if after is not None:
             response.headers["Retry-After"] = str(after)
         return response

@@ -120,7 +120,9 @@ class Service:
                 allow_headers=["*"],
                 expose_headers=["*"],
             )
-        return Meter(Guards(inner, self.settings, self._refusals.answer), self.owners.metrics)
+        metrics = self.owners.metrics
+        answer, defaulted = self._refusals.answer, metrics.defaulted.note_path
+        return Meter(Guards(inner, self.settings, answer, defaulted), metrics)
 
     @asynccontextmanager
     async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:

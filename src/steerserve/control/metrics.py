@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from steerserve.control.bus import Event, LoadComplete, LoadError, LoadProgress, UnloadComplete
 from steerserve.control.full_queue import FullQueue, Later, on_loop
+from steerserve.control.retry import DefaultedLog
 from steerserve.messages import Embedded, Outcome, Piece, Scored, Started
 
 NAMESPACE = "steerserve"
@@ -73,6 +74,7 @@ class Metrics:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, later: Later = on_loop) -> None:
         self.full_queue = FullQueue(later)
+        self.defaulted = DefaultedLog(clock)
         self.registry = CollectorRegistry()
         self.clock = clock
         self.latencies: deque[float] = deque(maxlen=RECENT)

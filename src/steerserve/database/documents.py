@@ -44,7 +44,7 @@ class ProfileRow:
         warnings: the warnings of the import or of the last activation.
         hub_ref: the `repo_id`, `revision` and `path` of a document that came from the hub.
         sensing_enabled: whether an operator wants the cluster to be sensed.
-        sensing_min_k: the quorum that an operator set; None for the default.
+        sensing_min_k: the quorum that an operator set, 0 for all sensable members; None where no operator set one.
     """
 
     id: str

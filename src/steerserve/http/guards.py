@@ -14,7 +14,6 @@ import re
 from collections.abc import Awaitable, Callable
 from ipaddress import ip_address
 
-import structlog
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
@@ -27,10 +26,11 @@ from steerserve.rules.text import shown
 from steerserve.rules.units import MIB
 from steerserve.settings import Settings
 
-log = structlog.get_logger(__name__)
-
 Answer = Callable[[str, Refusal], Response]
 """Makes the response to a refusal from the path of its request and the refusal."""
+
+Defaulted = Callable[[str], None]
+"""Logs that an answer to a path got the fallback of Retry-After."""
 
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 _LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
@@ -56,10 +56,13 @@ _DENIAL = "websocket.http.response"
 class Guards:
     """Refuses a request before any route sees it."""
 
-    def __init__(self, app: ASGIApp, settings: Settings, answer: Answer) -> None:
+    def __init__(
+        self, app: ASGIApp, settings: Settings, answer: Answer, defaulted: Defaulted
+    ) -> None:
         self._app = app
         self._settings = settings
         self._answer = answer
+        self._defaulted = defaulted
         self._hosts = _LOCAL_NAMES | {
             name.lower() for name in (settings.host, *settings.allowed_hosts)
         }
@@ -191,7 +194,7 @@ class Guards:
                     headers.setdefault("X-Service-Backend", "serial")
                     headers["X-Service-Batch"] = "extra_messages"
                 if message["status"] == 503 and not _is_time(headers.get("retry-after", "")):
-                    log.warning("retry_after_defaulted", path=scope["path"])
+                    self._defaulted(scope["path"])
                     headers["Retry-After"] = str(self._settings.retry_after_fallback_s)
             return send(message)
 

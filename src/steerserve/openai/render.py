@@ -284,7 +284,7 @@ def failure(error: Exception, parts: AnswerParts) -> dict[str, dict[str, object]
         log.error("stream_failed", exc_info=error)
         refusal = Refusal("INTERNAL_ERROR", "an error inside the service")
     parts.metrics.failed(refusal.code)
-    after = retry.seconds(parts.settings, refusal, refusal.row.v1)
+    after = retry.seconds(parts.settings, refusal, refusal.row.v1, parts.metrics.defaulted)
     return in_stream(refusal, after)
 
 

@@ -347,8 +347,11 @@ class Settings(
     retry_after_readiness_s: Seconds = Field(
         default=5, description="Retry-After while the service is not ready."
     )
-    retry_after_database_s: Seconds = Field(
-        default=10, description="Retry-After while the database cannot be used."
+    retry_after_database_s: int | None = Field(
+        default=None,
+        ge=1,
+        le=3600,
+        description="Retry-After while the database cannot be used; without it RETRY_AFTER_FALLBACK_S.",
     )
     retry_after_connections_s: Seconds = Field(
         default=5, description="Retry-After while all connections of the service are in use."

@@ -620,11 +620,13 @@ async def test_close_refuses_requests_in_flight_as_shutting_down(world: World) -
     assert (await refused(asked)).code == "SHUTTING_DOWN"
 
 
-async def test_close_twice_is_harmless(world: World) -> None:
-    await world.loaded()
+async def test_a_second_close_changes_nothing(world: World) -> None:
+    """An orderly stop closes twice: after the requests have ended, and with everything else."""
+    row = await world.loaded()
     await soon(world.conductor.close())
     await soon(world.conductor.close())
     assert world.launcher.log.count("stop") == 1
+    assert await world.status(row) == ("loaded", None)
 
 
 async def test_what_the_database_cannot_record_does_not_stop_an_unload(world: World) -> None:

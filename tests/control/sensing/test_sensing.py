@@ -157,13 +157,16 @@ async def test_a_cluster_of_the_next_activation_takes_the_place(world: World) ->
     assert engine(world).state.cluster.title == "other"
 
 
-async def test_the_quorum_of_the_operator_rearms_and_null_restores_the_default(
+async def test_the_quorum_of_the_operator_rearms_and_null_asks_for_all_sensable_members(
     world: World,
 ) -> None:
-    row = await serving(world, replace(WEATHER, sensing=SensingOverrides(min_k=9)))
+    row = await serving(world, replace(WEATHER, sensing=SensingOverrides(min_k=1)))
+    assert engine(world).state.cluster.min_k == 1
+    report = await world.sensing.configure(row.id, 2)
+    assert (report.min_k, report.effective_min_k, report.armed) == (2, 2, True)
+    assert engine(world).state.cluster.min_k == 2
     report = await world.sensing.configure(row.id, 1)
     assert (report.min_k, report.effective_min_k, report.armed) == (1, 1, True)
-    assert engine(world).state.cluster.min_k == 1
     why = await refused(world.sensing.configure(row.id, 3))
     assert (why.code, why.details) == (
         "VALIDATION_ERROR",

@@ -102,6 +102,7 @@ def test_a_cluster_without_any_threshold_is_refused(peaks: list[float | None]) -
         (None, None, 3),
         (None, 2, 2),
         (1, 2, 1),
+        (sensing.ALL_SENSABLE, 2, 3),
         (None, 9, 3),
         (9, None, 3),
     ],

@@ -188,8 +188,8 @@ async def _events(
 
 
 def _failure(refusal: Refusal, compare: Compare, settings: Settings) -> bytes:
-    compare.failed(refusal)
-    after = retry.seconds(settings, refusal, refusal.row.api)
+    defaulted = compare.failed(refusal)
+    after = retry.seconds(settings, refusal, refusal.row.api, defaulted)
     failed = CompareFailed(
         code=refusal.code,
         message=refusal.message,

@@ -27,7 +27,7 @@ Scope = Annotated[str | None, Query(max_length=200)]
 
 
 class SensingConfig(RequestBody):
-    """The quorum of a cluster; null restores the default."""
+    """The quorum of a cluster; null stands for all sensable members, also over the quorum of the document."""
 
     min_k: Annotated[int, Field(ge=1, le=2**31 - 1)] | None
 

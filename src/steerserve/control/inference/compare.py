@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from steerserve.control.inference.generate import Generation, Piece, Reading, Started
 from steerserve.control.inference.positions import TextWithReadings, paired, unpaired
 from steerserve.control.metrics import Metrics
+from steerserve.control.retry import DefaultedLog
 from steerserve.control.models.served import ServedModel, ServedModels
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.resident import Attachment, Resident
@@ -135,9 +136,11 @@ class Compare:
                 pass
         return comparing.compared
 
-    def failed(self, refusal: Refusal) -> None:
-        """Count a comparison that failed after the beginning of its answer was sent."""
+    def failed(self, refusal: Refusal) -> DefaultedLog:
+        """Count a comparison that failed after the beginning of its answer was sent. Returns the log of the service for
+        a `retry_after` without a rule."""
         self._metrics.failed(refusal.code)
+        return self._metrics.defaulted
 
     async def _written(
         self,

@@ -72,6 +72,7 @@ class Turnover:
         self._loading: asyncio.Task[None] | None = None
         self._leaving: asyncio.Task[None] | None = None
         self._ended_loads: dict[Occupant, asyncio.Task[None]] = {}
+        self._is_closed = False
 
     def begin_load(self, prepared: Prepared) -> Occupant:
         """Give the slot to the model. If another model is in the slot, that model is unloaded first. Does not wait."""
@@ -113,7 +114,10 @@ class Turnover:
             await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
 
     async def close(self) -> None:
-        """End every load and unload, then the engine."""
+        """End every load and unload, then the engine. A second close changes nothing."""
+        if self._is_closed:
+            return
+        self._is_closed = True
         for task in self._tasks:
             task.cancel()
         if self._tasks:

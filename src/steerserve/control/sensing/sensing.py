@@ -150,7 +150,7 @@ class ClusterSensing(Sensor[m.ArmedCluster, ClusterFacts]):
 
     @carried
     async def configure(self, profile_id: str, min_k: int | None) -> QuorumChange:
-        """Set the quorum of a cluster; None restores the default.
+        """Set the quorum of a cluster; None stands for all sensable members, also over the quorum of the document.
 
         Raises:
             Refusal: PROFILE_NOT_FOUND; VALIDATION_ERROR for a plain profile, for a quorum above the number of sensable
@@ -158,12 +158,13 @@ class ClusterSensing(Sensor[m.ArmedCluster, ClusterFacts]):
         """
         async with self._serving.editing:
             row, cluster = await self._cluster(profile_id)
-            plan = self._plan_or_none(cluster, min_k)
+            wanted = rules.ALL_SENSABLE if min_k is None else min_k
+            plan = self._plan_or_none(cluster, wanted)
             if min_k is not None:
                 sensable = plan.sensable_count if plan else 0
                 rules.check_quorum(min_k, len(cluster.members), sensable)
-            if row.sensing_min_k != min_k:
-                row = await self._documents.change_profile(profile_id, {"sensing_min_k": min_k})
+            if row.sensing_min_k != wanted:
+                row = await self._documents.change_profile(profile_id, {"sensing_min_k": wanted})
             armed = await self._rearm(row)
         return QuorumChange(profile_id, min_k, plan.min_k if plan else None, armed)
 
@@ -281,7 +282,7 @@ class ClusterSensing(Sensor[m.ArmedCluster, ClusterFacts]):
             )
         return row, row.cluster
 
-    def _plan_or_none(self, cluster: Cluster, min_k: int | None) -> ClusterPlan | None:
+    def _plan_or_none(self, cluster: Cluster, min_k: int) -> ClusterPlan | None:
         try:
             return rules.plan(cluster.members, cluster.sensing, self._thresholds, min_k)
         except Refusal:

@@ -82,6 +82,10 @@ class ClusterPlan:
         return sum(member.is_sensable for member in self.members)
 
 
+ALL_SENSABLE = 0
+"""The quorum of an operator who asks for all sensable members, whatever the document says."""
+
+
 def plan(
     authored: Sequence[AuthoredMember],
     overrides: SensingOverrides,
@@ -90,8 +94,9 @@ def plan(
 ) -> ClusterPlan:
     """The plan of a cluster. A feature that is named twice counts once, as it is named first.
 
-    The quorum is (1) the operator's, (2) or else the document's, (3) or else all sensable members. (4) It is never
-    above the number of sensable members, because such a quorum could not be reached.
+    The quorum is (1) the operator's, (2) or else the document's, (3) or else all sensable members. An operator asks for
+    all of them with ALL_SENSABLE. (4) It is never above the number of sensable members, because such a quorum could not
+    be reached.
 
     Raises:
         Refusal: VALIDATION_ERROR when no member has a threshold.
@@ -113,7 +118,8 @@ def plan(
             member_count=len(members),
             sensable_count=0,
         )
-    wanted = local_min_k or overrides.min_k or sensable  # (1), (2), (3)
+    asked = overrides.min_k if local_min_k is None else local_min_k  # (1), (2)
+    wanted = asked or sensable  # (3)
     has_own = any(math.isfinite(Thresholds(1.0, 0.0).theta(m.max_activation)) for m in authored)
     return ClusterPlan(
         members, min(wanted, sensable), EPSILON_MAX if has_own else FLOOR_ONLY

@@ -85,7 +85,7 @@ function Quorum({ id, status }: { id: string; status: ClusterSensing }) {
           Set
         </button>
         <button type="button" disabled={set.isPending} onClick={() => set.mutate(null)}>
-          Default
+          All
         </button>
       </div>
       {set.error !== null && <ErrorNotice error={set.error} />}
