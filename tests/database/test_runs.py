@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 from steerserve.database.db import Database
-from steerserve.database.runs import NewRun, RunStore
+from steerserve.database.runs import FoundRun, NewRun, RunStore
 from steerserve.rules.inference.runs import RunSummary
 
 NOW = datetime(2026, 1, 5, tzinfo=UTC)
@@ -36,7 +36,7 @@ async def test_the_oldest_go_where_there_are_too_many_bytes(database: Database) 
     assert await store.add([new("a", part), new("b", part)]) == 2
     assert await store.add([new("b", "other"), new("c", part)]) == 1
     assert await ids(store) == ["c", "b"]
-    assert await store.get("b") == part
+    assert await store.get("b") == FoundRun(part)
     assert [text async for text in store.all()] == [part, part]
 
 

@@ -50,7 +50,7 @@ class Meter:
             return
         headers = Headers(scope=scope)
         request_id, client = request_id_of(headers), (scope.get("client") or ("unknown",))[0]
-        record = RequestRecord(in_background=BACKGROUND in headers)
+        record = RequestRecord(in_background=BACKGROUND in headers, request_id=request_id)
         token = CURRENT.set(record)
         try:
             # every line that the request causes says who sent it; `Guards` adds the digest of the key

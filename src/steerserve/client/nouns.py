@@ -162,7 +162,7 @@ from steerserve.control.steering.views import (
 )
 from steerserve.logs.lines import Level, LogLine, LogLines
 from steerserve.rules.inference.lens import LensRecord
-from steerserve.rules.inference.runs import Replayed, Run, RunSummary
+from steerserve.rules.inference.runs import Replayed, RunSummary, ShownRun
 from steerserve.rules.jobs import JobFacts
 from steerserve.rules.models.breaker import BreakerStatus
 from steerserve.rules.residency.lease_status import (
@@ -1286,7 +1286,7 @@ class Runs(Noun[Mode]):
     def list(self, *, limit: int = 50) -> Listing[RunSummary, RunList]: ...
 
     @route("GET", "/api/runs/{request_id}")
-    def get(self, request_id: str) -> Run: ...
+    def get(self, request_id: str) -> ShownRun: ...
 
     @route("DELETE", "/api/runs/{request_id}")
     def delete(self, request_id: str) -> DeletedRun: ...

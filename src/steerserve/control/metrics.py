@@ -34,13 +34,14 @@ _LOAD = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0
 class RequestRecord:
     """The facts of one request for the access log, filled in while the request is served. `code` is the error code of
     its refusal. A page sends a request `in_background` when nobody clicked; its refusals are not counted.
-    `object` names what the request changes, where its path does not."""
+    `object` names what the request changes, where its path does not. `request_id` is its X-Request-Id."""
 
     model: str | None = None
     code: str | None = None
     in_background: bool = False
     object: dict[str, object] = field(default_factory=dict)
     timing: Timing | None = None
+    request_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,16 +16,27 @@ from steerserve.database.tables import runs
 from steerserve.rules.inference.runs import RunSummary
 from steerserve.rules.units import MIB
 
+ALSO_MAXIMUM = 1000
+"""The most records of one X-Request-Id that are looked at."""
 _AT_ONCE = 50
 """Records that are read or deleted in one statement."""
 
 
 @dataclass(frozen=True, slots=True)
 class NewRun:
-    """A record to write: its summary, and the whole of it as JSON."""
+    """A record to write: its summary, the whole of it as JSON, and the X-Request-Id of its request."""
 
     summary: RunSummary
     text: str
+    x_request_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FoundRun:
+    """A record as JSON, and the ids of the other records of its request, the newest first."""
+
+    text: str
+    also: tuple[str, ...] = ()
 
 
 class RunStore:
@@ -74,6 +85,7 @@ class RunStore:
                     "run": one.text,
                     "kept_at": now,
                     "stored_bytes": len(one.text.encode()),
+                    "x_request_id": one.x_request_id,
                 }
                 for request_id, one in by_id.items()
                 if request_id not in known
@@ -97,16 +109,26 @@ class RunStore:
             count, size = (await connection.execute(counted)).one()
         return found, int(count), int(size or 0)
 
-    async def get(self, request_id: str) -> str | None:
-        """One record as JSON; None where there is none.
+    async def get(self, request_id: str) -> FoundRun | None:
+        """The record of the answer with this id, or else the newest of a request with this X-Request-Id; None where
+        there is none.
 
         Raises:
             Refusal: DATABASE_UNAVAILABLE.
         """
-        wanted = select(runs.c.run).where(runs.c.request_id == request_id, self._is_kept())
+        at = runs.c
+        wanted = select(at.run).where(at.request_id == request_id, self._is_kept())
+        listed = select(at.request_id).where(at.x_request_id == request_id, self._is_kept())
         async with self._database.read() as connection:
             found: str | None = await connection.scalar(wanted)
-        return found
+            if found is not None:
+                return FoundRun(found)
+            rows = await connection.execute(listed.order_by(at.number.desc()).limit(ALSO_MAXIMUM))
+            newest, *also = rows.scalars().all() or [None]
+            if newest is None:
+                return None
+            named = select(at.run).where(at.request_id == newest)
+            return FoundRun(str(await connection.scalar(named)), tuple(also))
 
     async def remove(self, request_id: str) -> bool:
         """Delete one record, and return whether there was one.

@@ -401,8 +401,10 @@ runs = Table(
     Column("run", Text, nullable=False),
     Column("kept_at", UtcDateTime, nullable=False),
     Column("stored_bytes", Integer, nullable=False),
+    Column("x_request_id", String(128)),
     UniqueConstraint("request_id", name="uq_runs_request_id"),
     Index("ix_runs_kept_at", "kept_at"),
+    Index("ix_runs_x_request_id", "x_request_id"),
     Index("ix_runs_stored_bytes", "stored_bytes"),
     sqlite_autoincrement=True,
 )

@@ -11,7 +11,7 @@ import pytest
 
 from steerserve import demo
 from steerserve.database.runs import RunStore
-from steerserve.rules.inference.runs import Run
+from steerserve.rules.inference.runs import ShownRun
 from tests.service import Running, add_sae, load_demo, running
 
 TEXT = {"model": demo.MODEL_NAME, "prompt": "One day the", "max_tokens": 12}
@@ -59,6 +59,27 @@ def imported(live: Running, run: dict[str, Any], request_id: str, **changes: Any
 
 def steer(live: Running, value: float) -> None:
     live.data("POST", "/api/saes/steering", {"feature_idx": FEATURE, "value": value})
+
+
+def test_an_answer_is_found_by_the_id_of_its_request(live: Running) -> None:
+    sent = {"X-Request-Id": "trial:7"}
+    body = TEXT | {"max_tokens": 1}
+    ids = [live.post("/v1/completions", body, **sent).json()["id"] for _ in range(2)]
+    streamed = live.http.post("/v1/completions", json=body | {"stream": True}, headers=sent)
+    newest_id = json.loads(streamed.text.split("data: ")[1])["id"]
+    found = live.data("GET", "/api/runs/trial:7")
+    assert (found["request_id"], found["also"]) == (newest_id, ids[::-1])
+    by_answer = live.data("GET", f"/api/runs/{ids[0]}")
+    assert (by_answer["request_id"], by_answer["x_request_id"], by_answer["also"]) == (
+        ids[0],
+        "trial:7",
+        [],
+    )
+    # the service names a request that has no id of its own
+    unnamed = live.post("/v1/completions", body)
+    by_header = live.data("GET", f"/api/runs/{unnamed.headers['x-request-id']}")
+    assert by_header["request_id"] == unnamed.json()["id"]
+    assert live.error("GET", "/api/runs/trial:8")[:2] == (404, "RUN_NOT_FOUND")
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])
@@ -261,4 +282,4 @@ def test_one_record_is_deleted_and_the_others_stay(live: Running) -> None:
 def test_a_record_is_read_as_it_was_written(live: Running) -> None:
     live.complete("One day the", max_tokens=2)
     run = newest(live)
-    assert msgspec.to_builtins(msgspec.convert(run, Run, strict=False), str_keys=True) == run
+    assert msgspec.to_builtins(msgspec.convert(run, ShownRun, strict=False), str_keys=True) == run

@@ -13,7 +13,7 @@ from steerserve.api.inference.tokens import client_of
 from steerserve.control.inference.runs import ReadAgain, Runs
 from steerserve.control.inference.views import DeletedRun, ImportedRuns, RunList
 from steerserve.http.disconnect import Disconnected, unless_disconnected
-from steerserve.rules.inference.runs import Replayed, Run
+from steerserve.rules.inference.runs import Replayed, ShownRun
 from steerserve.settings import Settings
 
 PAGE_MAXIMUM = 1000
@@ -60,8 +60,10 @@ def router(runs: Runs, read: ReadAgain, settings: Settings) -> APIRouter:
         body = await (request.body() if is_lines else import_body(request))
         return success(await runs.add(body, is_lines=is_lines))
 
-    @routes.get("/{request_id}", response_model=Answer[Run])
+    @routes.get("/{request_id}", response_model=Answer[ShownRun])
     async def get_run(request_id: str) -> Response:
+        """One recorded answer, by its id or by the X-Request-Id of its request. Of several answers with one
+        X-Request-Id the newest is shown, and `also` has the ids of the others."""
         return success(await runs.get(request_id))
 
     @routes.delete("/{request_id}", response_model=Answer[DeletedRun])

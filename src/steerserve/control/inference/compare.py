@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from steerserve.control.inference.generate import Generation, Piece, Reading, Started
 from steerserve.control.inference.positions import TextWithReadings, paired, unpaired
 from steerserve.control.metrics import Metrics
-from steerserve.control.retry import DefaultedLog
 from steerserve.control.models.served import ServedModel, ServedModels
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.resident import Attachment, Resident
+from steerserve.control.retry import DefaultedLog
 from steerserve.control.sensing.features import Features
 from steerserve.control.steering.serving import Serving
 from steerserve.errors import Refusal

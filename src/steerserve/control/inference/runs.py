@@ -18,6 +18,7 @@ from typing import TypeVar
 
 import msgspec
 import structlog
+from msgspec import structs
 
 from steerserve import __version__
 from steerserve import messages as m
@@ -25,6 +26,7 @@ from steerserve.control.inference.generate import Generation
 from steerserve.control.inference.generate import Run as Answering
 from steerserve.control.inference.planning import Admitted, described
 from steerserve.control.inference.views import ImportedRuns, RunList
+from steerserve.control.metrics import CURRENT
 from steerserve.control.models.served import ServedModel
 from steerserve.database.catalog import Clock, utc_now
 from steerserve.database.runs import NewRun, RunStore
@@ -41,6 +43,7 @@ from steerserve.rules.inference.runs import (
     RunScore,
     RunSettings,
     RunSteering,
+    ShownRun,
 )
 from steerserve.rules.steering import digest, documents
 from steerserve.rules.steering.placed import Values
@@ -131,7 +134,9 @@ class Runs:
         """The events of an answer, which is recorded once all of them were read."""
         if not self._keeps(sent) or not isinstance(intent, GenerateIntent | ScoreIntent):
             return events
-        return self._watched(sent, intent, answering, started, events)
+        serving = CURRENT.get()
+        x_request_id = serving.request_id if serving is not None else None
+        return self._watched(sent, intent, answering, started, events, x_request_id)
 
     async def _watched(
         self,
@@ -140,13 +145,15 @@ class Runs:
         answering: Answering,
         started: m.Started,
         events: Outcomes,
+        x_request_id: str | None,
     ) -> Outcomes:
         choices = _Choices(intent.choices)
         async for event in events:
             choices.take(event)
             yield event
         try:
-            self._take(self._made(sent, intent, answering, started, choices))
+            made = self._made(sent, intent, answering, started, choices)
+            self._take(structs.replace(made, x_request_id=x_request_id))
         except Exception:
             # a fault of the record is none of the answer
             self._lose(1, "an error inside the service")
@@ -213,7 +220,7 @@ class Runs:
         elif self._waiting_bytes + len(text) > WAITING_BYTES:
             self._lose(1, self.fault or "the database is slower than the answers")
         else:
-            self._line.append(NewRun(rules.summary(run), text))
+            self._line.append(NewRun(rules.summary(run), text, run.x_request_id))
             self._waiting_bytes += len(text)
             if self._writing is None or self._writing.done():
                 self._writing = asyncio.create_task(self._write(), name="run-recorder")
@@ -264,15 +271,18 @@ class Runs:
             runs=found, total=count, stored_bytes=size, recording=self._settings.record_runs
         )
 
-    async def get(self, request_id: str) -> Run:
-        """Raises:
-        Refusal: RUN_NOT_FOUND, DATABASE_UNAVAILABLE.
+    async def get(self, request_id: str) -> ShownRun:
+        """The recorded answer with this id, or else the newest one of a request with this X-Request-Id.
+
+        Raises:
+            Refusal: RUN_NOT_FOUND, DATABASE_UNAVAILABLE.
         """
         await self.settled()
-        text = await self._store.get(request_id)
-        if text is None:
+        found = await self._store.get(request_id)
+        if found is None:
             raise _unknown(request_id)
-        return msgspec.json.decode(text, type=Run)
+        run = msgspec.json.decode(found.text, type=Run)
+        return ShownRun(**structs.asdict(run), also=list(found.also))
 
     async def remove(self, request_id: str) -> str:
         """Delete one record, and return its id.
@@ -422,7 +432,7 @@ def _parsed(body: bytes, *, is_lines: bool) -> list[NewRun]:
         text = msgspec.json.encode(run).decode()
         if len(text) > rules.BYTES_MAXIMUM:
             raise _wrong(place, f"larger than {rules.BYTES_MAXIMUM} bytes")
-        made.append(NewRun(rules.summary(run), text))
+        made.append(NewRun(rules.summary(run), text, run.x_request_id))
     return made
 
 

@@ -1,7 +1,7 @@
 """Records of answers: what an answer was made from, how two records differ, and the steering of a record as it is put
 into the request again.
 
-A record has no header of its request, so neither keys nor leases are in it.
+A record has no header of its request but X-Request-Id, so neither keys nor leases are in it.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ ROUTES = {
 """The routes whose answers are recorded, by their names in `fields`."""
 BYTES_MAXIMUM = 4 << 20
 """The largest record, as JSON."""
+X_REQUEST_ID_MAXIMUM = 128
 EXCERPT = 40
 """The characters that an answer shows of a text that differs."""
 STEERING_FIELDS = ("profile", "steering_intensity", "sae_steering", "interventions")
@@ -132,7 +133,8 @@ class RunChoice(Form, frozen=True, kw_only=True):
 
 class Run(Form, frozen=True, kw_only=True):
     """One answer, and what it was made from. `body` has the fields of the request that the service read. `seed` is null
-    where no seed was used; `seed_chosen` says that the service chose it."""
+    where no seed was used; `seed_chosen` says that the service chose it. `x_request_id` is the X-Request-Id of the
+    request; null for a line of a batch."""
 
     request_id: str
     created_at: datetime
@@ -148,6 +150,13 @@ class Run(Form, frozen=True, kw_only=True):
     settings: RunSettings
     prompt_tokens: list[int]
     choices: list[RunChoice]
+    x_request_id: str | None = None
+
+
+class ShownRun(Run, frozen=True, kw_only=True):
+    """One answer, and in `also` the ids of the other answers with its X-Request-Id, where it was asked for by that."""
+
+    also: list[str]
 
 
 class RunSummary(Form, frozen=True, kw_only=True):
@@ -224,6 +233,8 @@ def check_imported(run: Run, place: str) -> None:
         why = "request_id: up to 64 letters, digits, `-` and `_`"
     elif run.route not in ROUTES.values():
         why = f"route: one of {', '.join(ROUTES.values())}"
+    elif len(run.x_request_id or "") > X_REQUEST_ID_MAXIMUM:
+        why = f"x_request_id: at most {X_REQUEST_ID_MAXIMUM} characters"
     if why is not None:
         errors = [{"loc": ["body", place], "msg": why}]
         raise Refusal("VALIDATION_ERROR", f"{place}: {why}", param=place, errors=errors)
