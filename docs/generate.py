@@ -64,8 +64,9 @@ def errors_page() -> str:
         "Every refusal carries a code of this table. Under `/api` the code is `error.code` of the\n"
         "[envelope](index.md#two-apis). Under `/v1` it is `error.code` of the protocol's error body, in the\n"
         "form of the fourth column. Some refusals under `/api` come with status 200; check `success`. Every 503\n"
-        "has a `Retry-After` in whole seconds. A code marked *final* is answered with `x-should-retry: false`,\n"
-        "because the same request sent again cannot succeed.",
+        "has a `Retry-After` in whole seconds. A code marked *may pass* has none, and the same request may succeed\n"
+        "later. All others are answered with `x-should-retry: false`, because the same request sent again cannot\n"
+        "succeed; clients of OpenAI, which repeat 408, 409 and 5xx by themselves, then do not.",
         ("code", "`/api`", "`/v1`", "`/v1` code", "`/v1` type", "`Retry-After`", "meaning"),
         rows,
     )
@@ -73,7 +74,7 @@ def errors_page() -> str:
 
 def error_row(row: Row) -> tuple[str, ...]:
     source = RETRY_SOURCES[row.retry] if 503 in (row.api, row.v1) else ""
-    meaning = f"{row.meaning} (*final*)" if row.final else row.meaning
+    meaning = f"{row.meaning} (*may pass*)" if row.may_pass else row.meaning
     return (
         f"`{row.code}`",
         str(row.api),

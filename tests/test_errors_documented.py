@@ -101,6 +101,27 @@ def test_a_row_has_a_source_of_the_time_exactly_when_it_can_be_a_503(code: str) 
     assert (row.retry is not Retry.NONE) == (503 in (row.api, row.v1))
 
 
+def test_only_what_may_pass_is_repeated_by_clients_of_openai() -> None:
+    """These clients repeat 408, 409 and 5xx where no header forbids it."""
+    repeated = {
+        code
+        for code, row in TABLE.items()
+        if not row.final
+        and any(status in (408, 409) or status >= 500 for status in (row.api, row.v1))
+    }
+    timed = {code for code, row in TABLE.items() if row.retry is not Retry.NONE}
+    assert repeated - timed == {
+        "DOWNLOAD_FAILED",
+        "STEERING_CHANGED",
+        "LABEL_ENDPOINT_FAILED",
+        "TOO_MANY_JOBS",
+        "TOO_MANY_BATCHES",
+        "CONSTRAINED_OUTPUT_UNCHECKED",
+        "REQUEST_TIMEOUT",
+        "INTERNAL_ERROR",
+    }
+
+
 def test_a_busy_model_is_a_fault_of_the_server_not_of_the_request() -> None:
     assert TABLE["MODEL_BUSY"].v1_type == "server_error"
 

@@ -28,21 +28,26 @@ class Retry(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """How one code is answered. `v1_code` is the code under `/v1`. `final` says that repeating the request cannot
-    change the refusal, so the answer has `x-should-retry: false`."""
+    """How one code is answered. `v1_code` is the code under `/v1`. `may_pass` says that the same request may succeed
+    later although no Retry-After says when."""
 
     code: str
     api: int
     v1: int
     meaning: str
     retry: Retry = Retry.NONE
-    final: bool = False
+    may_pass: bool = False
     v1_name: str | None = None
     v1_type: str = "invalid_request_error"
 
     @property
     def v1_code(self) -> str:
         return self.v1_name or self.code.lower()
+
+    @property
+    def final(self) -> bool:
+        """Whether repeating the request cannot change the refusal, so the answer has `x-should-retry: false`."""
+        return self.retry is Retry.NONE and not self.may_pass
 
 
 _ROWS = (
@@ -51,7 +56,7 @@ _ROWS = (
     Row(
         "MODEL_ALREADY_EXISTS", 409, 409, "this checkpoint is already registered at this precision"
     ),
-    Row("MODEL_LOAD_FAILED", 500, 500, "the model could not be loaded", final=True),
+    Row("MODEL_LOAD_FAILED", 500, 500, "the model could not be loaded"),
     Row(
         "MODEL_NOT_LOADED",
         400,
@@ -68,11 +73,11 @@ _ROWS = (
         Retry.LOAD,
         v1_type="server_error",
     ),
-    Row("MODEL_LOCKED", 409, 409, "a model is locked against replacement", final=True),
-    Row("MODEL_LEASED", 409, 409, "another holder leases the resident model", final=True),
-    Row("MODEL_NOT_RESIDENT", 409, 409, "the named model is not resident", final=True),
+    Row("MODEL_LOCKED", 409, 409, "a model is locked against replacement"),
+    Row("MODEL_LEASED", 409, 409, "another holder leases the resident model"),
+    Row("MODEL_NOT_RESIDENT", 409, 409, "the named model is not resident"),
     Row("LEASE_NOT_FOUND", 404, 404, "unknown lease; a restart ends every lease"),
-    Row("LEASE_EXPIRED", 409, 409, "the lease has ended", final=True),
+    Row("LEASE_EXPIRED", 409, 409, "the lease has ended"),
     Row("INVALID_LEASE_REQUEST", 400, 400, "a lease field is missing or out of bounds"),
     Row("MODEL_LOADING", 503, 503, "the named model is being loaded", Retry.LOAD),
     Row(
@@ -87,13 +92,12 @@ _ROWS = (
     Row("INSUFFICIENT_DISK", 507, 507, "the disk does not suffice"),
     Row("UNSUPPORTED_QUANTIZATION", 400, 400, "the engine cannot apply this quantization"),
     Row("GPU_NOT_FOUND", 404, 404, "the named card is not visible"),
-    Row("SPLIT_NOT_HONOURED", 409, 409, "a card would get no part of the model", final=True),
+    Row("SPLIT_NOT_HONOURED", 409, 409, "a card would get no part of the model"),
     Row(
         "INVALID_GGUF_TENSOR_SPLIT",
         500,
         500,
         "GGUF_TENSOR_SPLIT does not fit the cards",
-        final=True,
     ),
     Row("REPLICA_NOT_FOUND", 404, 404, "no replica of the resident model has this name"),
     Row(
@@ -103,7 +107,7 @@ _ROWS = (
         "the replicas cannot be changed: there is one engine process, or the last replica would go",
     ),
     # downloads
-    Row("DOWNLOAD_FAILED", 502, 502, "the download failed"),
+    Row("DOWNLOAD_FAILED", 502, 502, "the download failed", may_pass=True),
     Row("DOWNLOAD_CANCELLED", 499, 499, "the download was cancelled"),
     Row("REPO_NOT_FOUND", 404, 404, "the repository does not exist"),
     Row("GATED_MODEL_NO_TOKEN", 401, 401, "the repository is gated and no token was given"),
@@ -144,7 +148,13 @@ _ROWS = (
         "the request does not match its schema",
         v1_name="invalid_parameter",
     ),
-    Row("STEERING_CHANGED", 409, 409, "the steering was changed while a comparison ran"),
+    Row(
+        "STEERING_CHANGED",
+        409,
+        409,
+        "the steering was changed while a comparison ran",
+        may_pass=True,
+    ),
     Row("SAE_ACTIVATIONS_REFUSED", 400, 400, "the requested activations cannot be given"),
     # profiles, clusters, circuits
     Row("PROFILE_NOT_FOUND", 404, 404, "no profile has this id or name"),
@@ -183,7 +193,12 @@ _ROWS = (
     Row("LENS_MISMATCH", 409, 409, "the trained lens is of another checkpoint"),
     Row("LENS_NOT_FOUND", 404, 404, "no trained lens has this id or name"),
     Row("LENS_ALREADY_EXISTS", 409, 409, "a trained lens has this name, or these files"),
-    Row("EFFECT_NOT_FOUND", 404, 404, "no kept effects have this id"),
+    Row(
+        "EFFECT_NOT_FOUND",
+        404,
+        404,
+        "no kept effects have this id, or they are no evidence for the document",
+    ),
     Row("CORPUS_NOT_FOUND", 404, 404, "no corpus has this id"),
     Row(
         "CORPUS_ALREADY_EXISTS",
@@ -199,15 +214,21 @@ _ROWS = (
         403,
         "the endpoint or the variable with its key is not in LABEL_ENDPOINTS",
     ),
-    Row("LABEL_ENDPOINT_FAILED", 502, 502, "the endpoint that suggests labels does not answer"),
+    Row(
+        "LABEL_ENDPOINT_FAILED",
+        502,
+        502,
+        "the endpoint that suggests labels does not answer",
+        may_pass=True,
+    ),
     Row("RUN_NOT_FOUND", 404, 404, "no answer of this id is recorded"),
     Row("RUN_NOT_REPLAYABLE", 409, 409, "the recorded answer cannot be made again"),
-    Row("TOO_MANY_JOBS", 409, 409, "too many jobs run or wait"),
+    Row("TOO_MANY_JOBS", 409, 409, "too many jobs run or wait", may_pass=True),
     Row("FILE_NOT_FOUND", 404, 404, "no file has this id, or it has expired"),
     Row("FILE_IN_USE", 409, 409, "a batch that is not over reads this file"),
     Row("BATCH_NOT_FOUND", 404, 404, "no batch has this id"),
     Row("BATCH_OVER", 409, 409, "the batch is over, so it cannot be cancelled"),
-    Row("TOO_MANY_BATCHES", 409, 409, "too many batches are not over yet"),
+    Row("TOO_MANY_BATCHES", 409, 409, "too many batches are not over yet", may_pass=True),
     Row("BREAKER_NOT_FOUND", 404, 404, "no circuit breaker has this name"),
     # general and /v1
     Row("CONTEXT_LENGTH_EXCEEDED", 400, 400, "prompt and completion exceed the context"),
@@ -221,21 +242,22 @@ _ROWS = (
     ),
     Row("RESPONSE_FORMAT_UNSUPPORTED", 400, 400, "the response_format cannot be honoured"),
     Row("NO_CHAT_TEMPLATE", 400, 400, "the model has no chat template, or one that is not valid"),
-    Row("CONSTRAINED_OUTPUT_INVALID", 500, 500, "the constrained output is invalid", final=True),
+    Row("CONSTRAINED_OUTPUT_INVALID", 500, 500, "the constrained output is invalid"),
     Row(
         "CONSTRAINED_OUTPUT_UNCHECKED",
         500,
         500,
         "the constrained output is complete, but its validation met a limit of time, memory or depth",
+        may_pass=True,
         v1_type="server_error",
     ),
     Row("INVALID_SCORING_REQUEST", 400, 400, "the scoring request is invalid"),
-    Row("NON_FINITE_LOGITS", 500, 500, "the model produced NaN or infinite logits", final=True),
+    Row("NON_FINITE_LOGITS", 500, 500, "the model produced NaN or infinite logits"),
     Row("INVALID_PARAMETER", 400, 400, "a parameter is invalid"),
     Row("MALFORMED_REQUEST", 400, 400, "the request is not valid HTTP"),
     Row("UNSUPPORTED_ENCODING", 415, 415, "the body of the request is not UTF-8"),
     Row("HEADERS_TOO_LARGE", 431, 431, "the headers of the request are too large"),
-    Row("REQUEST_TIMEOUT", 408, 408, "the request arrived too slowly"),
+    Row("REQUEST_TIMEOUT", 408, 408, "the request arrived too slowly", may_pass=True),
     Row(
         "TOO_MANY_CONNECTIONS",
         503,
@@ -279,7 +301,14 @@ _ROWS = (
         Retry.FALLBACK,
         v1_type="server_error",
     ),
-    Row("INTERNAL_ERROR", 500, 500, "an error inside the service", v1_type="server_error"),
+    Row(
+        "INTERNAL_ERROR",
+        500,
+        500,
+        "an error inside the service",
+        may_pass=True,
+        v1_type="server_error",
+    ),
 )
 
 TABLE: dict[str, Row] = {row.code: row for row in _ROWS}

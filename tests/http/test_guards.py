@@ -110,6 +110,24 @@ def test_a_page_that_all_origins_may_use_gets_no_credentials(
             assert "access-control-allow-credentials" not in answer.headers
 
 
+def test_a_page_may_read_why_it_is_refused(keyed: Running) -> None:
+    """Also where no route has seen the request: without these headers a browser hides the answer from its page."""
+    large = b" " * (keyed.service.settings.max_body_bytes + 1)
+    for status, sent, body in (
+        (401, {}, b"{}"),
+        (413, BEARER, large),
+        (400, BEARER | {"content-encoding": "gzip"}, b"{}"),
+        (400, BEARER | {"content-type": "text/plain"}, b"{}"),
+    ):
+        headers = sent | {"Origin": PAGE}
+        answer = keyed.http.post("/v1/chat/completions", content=body, headers=headers)
+        assert answer.status_code == status, answer.text
+        assert answer.headers["access-control-allow-origin"] == PAGE
+        assert answer.headers["access-control-expose-headers"] == "*"
+    foreign = keyed.http.post("/v1/models", headers={"Origin": "https://other.example"})
+    assert (foreign.status_code, "access-control-allow-origin" in foreign.headers) == (403, False)
+
+
 @pytest.mark.shows("authentication.4")
 def test_a_page_of_another_origin_joins_no_live_events(keyed: Running) -> None:
     path = "/socket.io/?EIO=4&transport=polling"

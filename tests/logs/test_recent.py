@@ -10,8 +10,8 @@ import pytest
 import structlog
 
 from steerserve.logs import setup as log
-from steerserve.logs.lines import LogLine
-from steerserve.logs.recent import KEPT, RecentLines
+from steerserve.logs.lines import KEPT, LogLine
+from steerserve.logs.recent import RecentLines
 from tests.service import Running
 
 TOKEN = "hf_SENTINEL0123456789"

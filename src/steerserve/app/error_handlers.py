@@ -53,7 +53,7 @@ class Refusals:
             response = Response(render.error_bytes(refusal), row.v1, media_type="application/json")
         else:
             response = envelope.failure(refusal)
-        if refusal.is_final:
+        if refusal.is_final and response.status_code >= 400:
             response.headers["x-should-retry"] = "false"
         after = retry.seconds(
             self._settings, refusal, response.status_code, self._metrics.defaulted

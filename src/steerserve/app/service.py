@@ -112,17 +112,19 @@ class Service:
             self._refusals.answer,
             self.settings.max_live_clients,
         )
+        metrics = self.owners.metrics
+        answer, defaulted = self._refusals.answer, metrics.defaulted.note_path
+        guarded: Application = Guards(inner, self.settings, answer, defaulted)
+        # around the guards, so that a page that may call the service can read why a guard refused it
         if self.settings.cors_origins:
-            inner = CORSMiddleware(
-                inner,
+            guarded = CORSMiddleware(
+                guarded,
                 allow_origins=self.settings.cors_origins,
                 allow_methods=["*"],
                 allow_headers=["*"],
                 expose_headers=["*"],
             )
-        metrics = self.owners.metrics
-        answer, defaulted = self._refusals.answer, metrics.defaulted.note_path
-        return Meter(Guards(inner, self.settings, answer, defaulted), metrics)
+        return Meter(guarded, metrics)
 
     @asynccontextmanager
     async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:

@@ -147,11 +147,7 @@ class EffectStore:
         await self.get(effect_id)
         column, table = _place(document_id)
         async with self._database.write() as connection:
-            has = None
-            if not UNSTORABLE.search(document_id):
-                has = await connection.scalar(select(table.c.id).where(table.c.id == document_id))
-            if has is None:
-                raise _no_document(document_id)
+            await self._check_document(connection, table, document_id)
             ties = effect_evidence.c
             its = (ties.effect_id == effect_id, ties[column] == document_id)
             if await connection.scalar(select(ties.number).where(*its)) is None:
@@ -162,20 +158,34 @@ class EffectStore:
         """Make a result no evidence for a document.
 
         Raises:
-            Refusal: EFFECT_NOT_FOUND; PROFILE_NOT_FOUND or CIRCUIT_NOT_FOUND where it is none; DATABASE_UNAVAILABLE.
+            Refusal: PROFILE_NOT_FOUND, CIRCUIT_NOT_FOUND; EFFECT_NOT_FOUND for an unknown result, and for one that is
+                no evidence for the document; DATABASE_UNAVAILABLE.
         """
         await self.get(effect_id)
-        column, _ = _place(document_id)
-        removed = 0
-        if not UNSTORABLE.search(document_id):
-            ties = effect_evidence.c
-            its = (ties.effect_id == effect_id, ties[column] == document_id)
-            async with self._database.write(frees=True) as connection:
-                removed = (await connection.execute(delete(effect_evidence).where(*its))).rowcount
+        column, table = _place(document_id)
+        ties = effect_evidence.c
+        its = (ties.effect_id == effect_id, ties[column] == document_id)
+        async with self._database.write(frees=True) as connection:
+            await self._check_document(connection, table, document_id)
+            removed = (await connection.execute(delete(effect_evidence).where(*its))).rowcount
         if not removed:
-            raise _no_document(document_id)
+            raise Refusal(
+                "EFFECT_NOT_FOUND",
+                f"the effects {effect_id!r} are no evidence for {shown(document_id)!r}",
+                effect_id=effect_id,
+                document_id=shown(document_id),
+            )
 
     # ------------------------------------------------------------- inside
+
+    async def _check_document(
+        self, connection: AsyncConnection, table: Table, document_id: str
+    ) -> None:
+        has = None
+        if not UNSTORABLE.search(document_id):
+            has = await connection.scalar(select(table.c.id).where(table.c.id == document_id))
+        if has is None:
+            raise _no_document(document_id)
 
     async def _supports(
         self, connection: AsyncConnection, ids: Sequence[str]

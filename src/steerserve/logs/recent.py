@@ -17,12 +17,10 @@ from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
 
-from steerserve.logs.lines import Level, LoggedException, LogLine, LogLines, Value
+from steerserve.logs.lines import KEPT, Level, LoggedException, LogLine, LogLines, Value
 from steerserve.logs.setup import printable, scrub
 
 LEVELS: dict[Level, int] = {"DEBUG": 10, "INFO": 20, "WARNING": 30, "ERROR": 40}
-KEPT = 500
-"""The number of lines that are kept."""
 TEXT = 500
 """The most characters of a value that a line has."""
 ENTRIES = 16

@@ -200,6 +200,7 @@ def test_without_wait_the_job_is_told_at_once_and_may_be_cancelled(served: Plant
         ({"sae_id": "sae_nobody"}, 400, "SAE_NOT_ATTACHED", "sae_nobody"),
         ({"layer": 1}, 400, "SAE_NOT_ATTACHED", "1"),
         ({"negatives": ["a b", "<eos>"]}, 400, "INVALID_PARAMETER", "negatives[1]"),
+        ({"positives": ["a", "b"], "negatives": ["b", "a"]}, 400, "INVALID_PARAMETER", "negatives"),
         ({"positives": ["a b", "a " * 400]}, 400, "CONTEXT_LENGTH_EXCEEDED", "positives[1]"),
     ],
 )

@@ -220,7 +220,7 @@ def test_a_result_is_kept_and_is_evidence_for_a_profile_until_either_is_deleted(
     detached = live.data("DELETE", f"{PATH}/{found['id']}/evidence/{calm}")
     assert detached["evidence_for"] == []
     again = live.error("DELETE", f"{PATH}/{found['id']}/evidence/{calm}")
-    assert again[:2] == (404, "PROFILE_NOT_FOUND")
+    assert again == (404, "EFFECT_NOT_FOUND", {"effect_id": found["id"], "document_id": calm})
     live.data("PUT", f"{PATH}/{found['id']}/evidence/{calm}")
     live.data("PUT", f"{PATH}/{other['id']}/evidence/{calm}")
     assert live.data("DELETE", f"{PATH}/{other['id']}") == {"effect_id": other["id"]}
@@ -228,8 +228,9 @@ def test_a_result_is_kept_and_is_evidence_for_a_profile_until_either_is_deleted(
     live.data("DELETE", f"/api/profiles/{calm}")
     assert live.data("GET", f"{PATH}/{found['id']}")["evidence_for"] == []
     for nobody, code in (("prof_nobody", "PROFILE_NOT_FOUND"), ("circ_x", "CIRCUIT_NOT_FOUND")):
-        answer = live.error("PUT", f"{PATH}/{found['id']}/evidence/{nobody}")
-        assert answer[:2] == (404, code)
+        for method in ("PUT", "DELETE"):
+            answer = live.error(method, f"{PATH}/{found['id']}/evidence/{nobody}")
+            assert answer[:2] == (404, code)
     assert live.error("GET", f"{PATH}/{other['id']}")[:2] == (404, "EFFECT_NOT_FOUND")
 
 

@@ -122,6 +122,15 @@ def test_a_mean_difference_is_that_of_the_states_at_the_last_token(served: Train
         assert told["auc_held_out"] is None
         assert told["auc_shuffled"] is None
     assert served.live.data("GET", f"/api/vectors/{record['id']}")["training"] == training
+    # an export brings its training back, wherever it is imported
+    exported = served.live.http.get(f"/api/vectors/{record['id']}/export").content
+    sent = {"files": {"file": ("v.json", exported)}, "data": {"name": "brought back"}}
+    again = served.live.http.post("/api/vectors", **sent).json()["data"]
+    assert (again["training"], again["content_digest"]) == (training, record["content_digest"])
+    moved = {"files": sent["files"], "data": {"name": "moved", "layer_offset": "1"}}
+    other = served.live.http.post("/api/vectors", **moved).json()["data"]
+    assert other["training"] is None
+    assert any("training" in warning for warning in other["warnings"])
 
 
 def test_figures_are_those_of_the_held_out_texts(served: Trained) -> None:
@@ -371,7 +380,14 @@ def test_without_wait_the_job_is_told_at_once_and_may_be_cancelled(served: Train
     live.check_events()
 
 
-ALIKE = {"positives": ["a b"] * 3, "negatives": ["a b"] * 3}
+ALIKE = {
+    "positives": ["a b"] * 3,
+    "negatives": ["a c"] * 3,
+    "read": {"index": 0},
+    "special_tokens": True,
+}
+"""Texts that differ behind the position that is read."""
+GROUPLESS = {"positives": None, "negatives": None}
 
 
 @pytest.mark.parametrize(
@@ -391,6 +407,13 @@ ALIKE = {"positives": ["a b"] * 3, "negatives": ["a b"] * 3}
         ({"negatives": ["a b", "<eos>"]}, 400, "INVALID_PARAMETER", "negatives[1]"),
         ({"positives": ["a b", "a " * 400]}, 400, "CONTEXT_LENGTH_EXCEEDED", "positives[1]"),
         (ALIKE, 400, "INVALID_PARAMETER", "layers"),
+        ({"positives": ["a", "b"], "negatives": ["b", "a"]}, 400, "INVALID_PARAMETER", "negatives"),
+        (
+            {**GROUPLESS, "pairs": [*PAIRS, {"positive": "a", "negative": "a"}]},
+            400,
+            "INVALID_PARAMETER",
+            f"pairs[{len(PAIRS)}].negative",
+        ),
     ],
 )
 def test_what_cannot_be_trained_is_refused_with_its_place(

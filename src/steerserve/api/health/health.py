@@ -23,8 +23,8 @@ from steerserve.control.health.views import (
     ServiceVersion,
 )
 from steerserve.errors import Refusal
-from steerserve.logs.lines import Level, LogLines
-from steerserve.logs.recent import KEPT, RecentLines
+from steerserve.logs.lines import KEPT, Level, LogLines
+from steerserve.logs.recent import RecentLines
 from steerserve.rules.models.breaker import BreakerStatus
 
 

@@ -62,8 +62,9 @@ class Contrasts:
         the model or the SAE goes meanwhile.
 
         Raises:
-            Refusal: MODEL_NOT_LOADED, SAE_NOT_ATTACHED, TOO_MANY_JOBS.
+            Refusal: INVALID_PARAMETER for equal groups; MODEL_NOT_LOADED, SAE_NOT_ATTACHED, TOO_MANY_JOBS.
         """
+        rules.check_groups(asked.positives, asked.negatives)
         resident = self._conductor.loaded()
         attached = asked.choice.first(list(resident.attachments.values()))
         return self._jobs.start(KIND, partial(self._run, asked, resident, attached))

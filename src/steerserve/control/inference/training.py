@@ -21,6 +21,7 @@ from steerserve.rules.inference.intent import Conversation
 from steerserve.rules.inference.lens import check_layers
 from steerserve.rules.models import architecture
 from steerserve.rules.sensing import training as rules
+from steerserve.rules.sensing.contrast import check_groups
 from steerserve.rules.sensing.training import Examples, Judgement
 from steerserve.rules.steering.positions import Span
 from steerserve.rules.steering.probe import ReadProbe
@@ -111,10 +112,11 @@ class Trainings:
 
         Raises:
             Refusal: MODEL_NOT_LOADED, TOO_MANY_JOBS; VALIDATION_ERROR for the name; VECTOR_ALREADY_EXISTS,
-                PROBE_ALREADY_EXISTS; SAE_INCOMPATIBLE for a GGUF model; INVALID_PARAMETER for a model that can only
-                embed, layers and sites that the model does not have, completions that are not known, and for too many
-                values.
+                PROBE_ALREADY_EXISTS; SAE_INCOMPATIBLE for a GGUF model; INVALID_PARAMETER for equal texts, a model
+                that can only embed, layers and sites that the model does not have, completions that are not known, and
+                for too many values.
         """
+        _check_examples(asked)
         await (self._probes if asked.is_probe else self._vectors).check_name(asked.name)
         resident = self._conductor.loaded()
         if resident.row.engine == fields.GGUF:
@@ -313,3 +315,16 @@ def _named(example: Example, asked: TrainingRequest) -> NamedText:
 
 def _wrong(place: str, why: str) -> Refusal:
     return Refusal("INVALID_PARAMETER", f"{place}: {why}", param=place)
+
+
+def _check_examples(asked: TrainingRequest) -> None:
+    """Raises:
+    Refusal: INVALID_PARAMETER for a pair of equal texts, and for groups of the same texts.
+    """
+    if asked.is_paired:
+        for positive, negative in zip(asked.positives, asked.negatives, strict=True):
+            if positive.text == negative.text:
+                why = f"{negative.place}: is the same text as {positive.place}"
+                raise Refusal("INVALID_PARAMETER", why, param=negative.place)
+    groups = [[one.text for one in group] for group in (asked.positives, asked.negatives)]
+    check_groups(*groups)

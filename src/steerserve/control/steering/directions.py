@@ -7,14 +7,16 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
+from typing import ClassVar, Generic, Protocol, TypeVar
 
+import msgspec
 from msgspec import structs
 
 from steerserve.control.steering.hub_files import KEYS_KEPT, HubFile
 from steerserve.control.steering.reading import DocumentReader
 from steerserve.database.directions import DirectionStore
 from steerserve.database.stored import Row as Row
+from steerserve.errors import Refusal
 from steerserve.files.vectors import VectorFile
 from steerserve.hub.client import Hub
 from steerserve.rules.steering.probe import ReadProbe
@@ -67,6 +69,9 @@ class Directions(Generic[Row, Kind, Read]):
         find: reads one from the database, with its directions.
         prefix: the beginning of all ids, with which no name begins.
     """
+
+    UNREADABLE: ClassVar[str]
+    """The code for a file that cannot be read as one."""
 
     def __init__(
         self,
@@ -187,9 +192,20 @@ class Directions(Generic[Row, Kind, Read]):
         """How a file says that it was trained.
 
         Raises:
-            Refusal: INVALID_PROBE.
+            Refusal: INVALID_VECTOR, INVALID_PROBE.
         """
-        return None
+        try:
+            training = msgspec.convert(read.training, Training | None)
+        except msgspec.ValidationError as error:
+            raise self._bad_training(source, str(error)) from None
+        layers = {one.layer for one in read.directions}
+        if training is not None and training.best_layer not in {None, *layers}:
+            raise self._bad_training(source, "names a best layer that has no direction")
+        return training
+
+    def _bad_training(self, source: VectorSource, why: str) -> Refusal:
+        message = f"{source.file or 'body'}: 'training' {why}"
+        return Refusal(self.UNREADABLE, message, key="training")
 
     async def check_name(self, name: str) -> None:
         """Refuse a name before a file is read or a text.

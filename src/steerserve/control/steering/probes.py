@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 from pathlib import Path
 
-import msgspec
 from msgspec import structs
 
 from steerserve.control.steering.directions import Directions, Reading
@@ -16,7 +15,6 @@ from steerserve.control.steering.vector_views import (
     StoredDirection,
 )
 from steerserve.database.probes import ProbeStore
-from steerserve.errors import Refusal
 from steerserve.files import probes as files
 from steerserve.files.vectors import VectorFile
 from steerserve.hub.client import Hub
@@ -26,6 +24,8 @@ from steerserve.rules.steering.records import ProbeRecord, Training, VectorSourc
 
 class Probes(Directions[ProbeRecord, Probe, ReadProbe]):
     """All probes."""
+
+    UNREADABLE = "INVALID_PROBE"
 
     def __init__(self, store: ProbeStore, reader: DocumentReader, hub: Hub) -> None:
         reading = Reading(_load, _fetched, files.read, files.inline)
@@ -40,18 +40,6 @@ class Probes(Directions[ProbeRecord, Probe, ReadProbe]):
         training: Training | None = None,
     ) -> ProbeRecord:
         return await self._probe_store.add(name, read, source, training)
-
-    def _training(self, read: ReadProbe, source: VectorSource) -> Training | None:
-        try:
-            training = msgspec.convert(read.training, Training | None)
-        except msgspec.ValidationError as error:
-            why = f"{source.file or 'body'}: 'training' {error}"
-            raise Refusal("INVALID_PROBE", why, key="training") from None
-        layers = {one.layer for one in read.directions}
-        if training is not None and training.best_layer not in {None, *layers}:
-            why = f"{source.file or 'body'}: the best layer of 'training' is no layer of the probe"
-            raise Refusal("INVALID_PROBE", why, key="training")
-        return training
 
 
 def _load(local_path: str) -> tuple[Path, VectorFile]:

@@ -7,7 +7,7 @@ from typing import Literal
 from msgspec import UNSET, UnsetType
 
 from steerserve.rules.form import Form
-from steerserve.rules.steering.records import ProbeRecord, VectorRecord
+from steerserve.rules.steering.records import ProbeRecord, Training, VectorRecord
 
 
 class VectorList(Form, frozen=True):
@@ -36,6 +36,7 @@ class VectorDocument(Form, frozen=True, kw_only=True):
     operation: Literal["project"] | UnsetType = UNSET
     suggested_value: float | UnsetType = UNSET
     model_hint: str | UnsetType = UNSET
+    training: Training | UnsetType = UNSET
     directions: list[StoredDirection]
 
 

@@ -33,6 +33,8 @@ __all__ = ["NewVector", "VectorFile", "Vectors"]
 class Vectors(Directions[VectorRecord, Vector, ReadVector]):
     """All vectors, and where they come from."""
 
+    UNREADABLE = "INVALID_VECTOR"
+
     def __init__(
         self,
         store: VectorStore,
@@ -70,7 +72,7 @@ class Vectors(Directions[VectorRecord, Vector, ReadVector]):
         vector, row = await self.find(id_or_name), await self.get(id_or_name)
         hint, value = row.model_hint, row.suggested_value
         if format == "json":
-            return row, await self._reader.read(exports.document, vector, hint, value)
+            return row, await self._reader.read(exports.document, vector, hint, value, row.training)
         if format == "gguf":
             return row, await self._reader.read(exports.gguf, vector, hint, value)
         return row, await self._reader.read(exports.safetensors, vector, hint, value)

@@ -65,6 +65,7 @@ class _Found:
     model_hint: str | None = None
     suggested_value: float | None = None
     warnings: list[str] = field(default_factory=list)
+    training: dict[str, object] | None = None
     is_named: bool = True
     """Whether the file says the layers of its directions."""
 
@@ -150,6 +151,7 @@ def _json(made: JsonVector) -> _Found:
         made.model_hint,
         made.suggested_value,
         made.warnings,
+        made.training,
     )
 
 
@@ -286,6 +288,11 @@ def _placed(file: str, found: _Found, options: ReadOptions) -> ReadVector:
                 key,
             )
         directions.append((key, Direction(*where, float32(file, key, numbers))))
+    if found.training is not None and (convention != RESID_POST or options.layer_offset):
+        found.training = None
+        found.warnings.append(
+            "its training is left out, because it names the layers before they were moved"
+        )
     return ReadVector(
         format=found.format,
         directions=checked(file, directions),
@@ -296,6 +303,7 @@ def _placed(file: str, found: _Found, options: ReadOptions) -> ReadVector:
         model_hint=found.model_hint,
         suggested_value=found.suggested_value,
         warnings=tuple(found.warnings),
+        training=found.training,
     )
 
 

@@ -47,6 +47,7 @@ class JsonVector:
     model_hint: str | None = None
     suggested_value: float | None = None
     warnings: list[str] = field(default_factory=list)
+    training: dict[str, object] | None = None
 
 
 def read(file: str, data: bytes) -> JsonVector:
@@ -157,13 +158,14 @@ def of_export(file: str, document: Mapping[str, Any]) -> JsonVector:
             raise invalid(file, "lacks a layer or a site", key)
         numbers = of_base64(file, key, entry.get("data"), entry.get("dtype"), entry.get("shape"))
         found.append((key, layer, site, numbers))
-    hint = document.get("model_hint")
+    hint, training = document.get("model_hint"), document.get("training")
     return JsonVector(
         "steerserve",
         found,
         operation=operation,
         model_hint=hint if isinstance(hint, str) else None,
         suggested_value=suggestion(document.get("suggested_value")),
+        training=training if isinstance(training, dict) else None,
     )
 
 

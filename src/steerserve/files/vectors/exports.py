@@ -9,6 +9,7 @@ import struct
 from steerserve.errors import Refusal
 from steerserve.rules.models.gguf_layout import ALIGNMENT_DEFAULT
 from steerserve.rules.saes.sites import RESID_POST
+from steerserve.rules.steering.records import Training
 from steerserve.rules.steering.vector import ADD, KIND, PROJECT, SUGGESTED, Vector
 
 _VERSION = 3
@@ -72,9 +73,9 @@ def safetensors(vector: Vector, model_hint: str | None, suggested_value: float |
 
 
 def document(
-    vector: Vector, model_hint: str | None, suggested_value: float | None
+    vector: Vector, model_hint: str | None, suggested_value: float | None, training: Training | None
 ) -> dict[str, object]:
-    """The JSON document of a vector, which can be imported again."""
+    """The JSON document of a vector, which can be imported again. It says how the vector was trained."""
     said: dict[str, object] = {"kind": KIND, "version": 1, "name": vector.name}
     if vector.operation != ADD:
         said["operation"] = vector.operation
@@ -90,6 +91,8 @@ def document(
         }
         for one in vector.directions
     ]
+    if training is not None:
+        said["training"] = training
     return said | _hinted(model_hint) | {"directions": directions}
 
 

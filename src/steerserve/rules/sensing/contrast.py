@@ -10,11 +10,25 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from steerserve.errors import Refusal
+
 NORMAL_95 = 1.959963984540054
 """The 97.5 % quantile of the standard normal distribution."""
 
 Pooled = Mapping[int, float]
 """Feature -> pooled activation of one text, of the features that are not 0."""
+
+
+def check_groups(positives: Sequence[object], negatives: Sequence[object]) -> None:
+    """Check that two groups of texts and conversations differ. Equal groups would be told apart by chance alone,
+    because different ones of their texts are held out.
+
+    Raises:
+        Refusal: INVALID_PARAMETER.
+    """
+    if set(map(repr, positives)) == set(map(repr, negatives)):
+        why = "negatives: both groups have the same texts, so nothing tells them apart"
+        raise Refusal("INVALID_PARAMETER", why, param="negatives")
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,7 +96,8 @@ class ReadOptions(msgspec.Struct, frozen=True):
 
 class ReadVector(msgspec.Struct, frozen=True, kw_only=True):
     """What was read from a file. `keys` are the names of its tensors or fields that became directions.
-    `suggested_value` is the strength that the file recommends; it is not part of the directions."""
+    `suggested_value` is the strength that the file recommends; it is not part of the directions. `training` is what a
+    document of this service says."""
 
     format: str
     directions: tuple[Direction, ...]
@@ -107,6 +108,7 @@ class ReadVector(msgspec.Struct, frozen=True, kw_only=True):
     model_hint: str | None = None
     suggested_value: float | None = None
     warnings: tuple[str, ...] = ()
+    training: dict[str, object] | None = None
 
 
 def invalid(file: str, why: str, key: str | None = None) -> Refusal:
