@@ -136,7 +136,7 @@ class Running:
         with self.http.stream("POST", path, json={**body, "stream": True}) as answer:
             assert answer.status_code == 200, answer.read()
             assert answer.headers["content-type"].startswith("text/event-stream")
-            return [_event(line) for line in answer.iter_lines() if line]
+            return [_event(line) for line in answer.iter_lines() if line and line[0] != ":"]
 
 
 def _emitted(server: socketio.AsyncServer) -> deque[tuple[str, Any]]:

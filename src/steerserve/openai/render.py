@@ -33,7 +33,7 @@ from steerserve.control.inference.runs import Runs
 from steerserve.control.metrics import Metrics
 from steerserve.errors import Refusal
 from steerserve.http.disconnect import Disconnected, unless_disconnected
-from steerserve.http.event_stream import EventStream, event
+from steerserve.http.event_stream import COMMENT, EventStream, event, with_waits
 from steerserve.openai import headers as service_headers
 from steerserve.openai.chunks import Chunks
 from steerserve.openai.intake import Accepted, Kind
@@ -227,7 +227,8 @@ async def _stream(
             for index in range(len(choices)):
                 yield chunks.chunk([shape.opening(index)])
         try:
-            async for written in paired(opened.events) if is_streamed else opened.events:
+            parted = paired(opened.events) if is_streamed else opened.events
+            async for written in with_waits(parted):
                 piece: Started | Outcome | None
                 if isinstance(written, TextWithReadings):
                     piece, read = written.piece, _read(intent, opened, written.readings)
@@ -254,7 +255,7 @@ async def _stream(
                         service |= service_of(intent, opened, piece.readings)
                         continue
                     case _:
-                        yield chunks.chunk([], **read)
+                        yield COMMENT if written is None else chunks.chunk([], **read)
                         continue
                 yield chunks.chunk([end], **_ending(opened, intent, choices))
             service |= logprobs_of(intent, choices)

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from steerserve.control.inference.generate import Activated, Piece
 from steerserve.errors import Refusal
 from steerserve.http.disconnect import unless_disconnected
-from steerserve.http.event_stream import EventStream
+from steerserve.http.event_stream import COMMENT, EventStream, with_waits
 from steerserve.openai import answers, bodies, render
 from steerserve.openai.intake import Accepted, Intake
 from steerserve.openai.render import AnswerParts, Opened
@@ -91,8 +91,10 @@ async def _stream(
         yield events.write("response.output_item.added", output_index=0, item=begun)
         yield events.of_text("response.content_part.added", part=shape.part(choice))
         try:
-            async for outcome in opened.events:
+            async for outcome in with_waits(opened.events):
                 match outcome:
+                    case None:
+                        yield COMMENT
                     case Piece():
                         choice.take(outcome)
                         if outcome.text:

@@ -41,7 +41,7 @@ from steerserve.control.inference.views import (
 from steerserve.control.models.served import ServedModel
 from steerserve.errors import Refusal
 from steerserve.http.disconnect import Disconnected, unless_disconnected
-from steerserve.http.event_stream import EventStream, event
+from steerserve.http.event_stream import COMMENT, EventStream, event, with_waits
 from steerserve.rules.form import Form
 from steerserve.rules.inference import activations
 from steerserve.rules.inference import compare as rules
@@ -174,7 +174,10 @@ async def _events(
     compared = comparing.compared
     yield event(encoded(_started(compared)), "started")
     try:
-        async for written in comparing.events:
+        async for written in with_waits(comparing.events):
+            if written is None:
+                yield COMMENT
+                continue
             for name, data in _written(written, compared):
                 yield event(encoded(data), name)
     except Refusal as refusal:
