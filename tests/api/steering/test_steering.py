@@ -54,7 +54,7 @@ def test_an_sae_is_registered_once_from_its_folder(shared: Running) -> None:
         ({}, 422, "VALIDATION_ERROR"),
         ({"local_path": "x"}, 400, "INVALID_LOCAL_PATH"),
         ({"local_path": "/etc"}, 400, "INVALID_LOCAL_PATH"),
-        ({"local_path": str(demo.MODEL_DIR)}, 500, "SAE_LOAD_FAILED"),
+        ({"local_path": str(demo.MODEL_DIR)}, 400, "SAE_INCOMPATIBLE"),
     ],
 )
 def test_a_bad_registration_is_refused(
