@@ -245,6 +245,22 @@ def test_each_key_opens_every_route(keyed: Running, scheme: str, key: str) -> No
         assert keyed.http.get(path, headers=headers).status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("headers", "why"),
+    [
+        ({}, "needs a key"),
+        ({"Authorization": "Basic eDp5"}, "needs a key"),
+        ({"Authorization": "Bearer another"}, "the key that was sent is not among the keys"),
+    ],
+)
+def test_a_wrong_key_is_told_from_a_missing_one(
+    keyed: Running, headers: dict[str, str], why: str
+) -> None:
+    message = keyed.http.get("/v1/models", headers=headers).json()["error"]["message"]
+    assert why in message
+    assert "another" not in message
+
+
 def test_a_key_in_an_address_is_none(keyed: Running) -> None:
     assert keyed.http.get(f"/api/models?api_key={KEYS[0]}").status_code == 401
 

@@ -259,4 +259,4 @@ def test_a_model_without_layers_has_no_lens(live: Running) -> None:
     chat(live, Q8)
     asked = {"text": "count", "position": -1, "target_token": 1}
     for route, body in (("lens", {"text": "count"}), ("attribution", asked)):
-        assert live.error("POST", f"/api/{route}", body)[:2] == (400, "SAE_INCOMPATIBLE")
+        assert live.error("POST", f"/api/{route}", body)[:2] == (400, "INVALID_PARAMETER")

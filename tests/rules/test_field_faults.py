@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
@@ -57,7 +58,9 @@ class Named:
         (Annotated[str, Field(pattern="^a+$")], "b", "must match the pattern ^a+$"),
         (Named, {}, "is required"),
         (Named, {"name": "x"}, "no color has this name"),
-        (None, 5, "Input should be None"),
+        (None, 5, "must be null"),
+        (datetime, "yesterday", "must be a time, as 2026-01-31T12:00:00Z"),
+        (bytes, 5, "must be a valid bytes"),
     ],
 )
 def test_a_fault_is_described_in_plain_words(kind: Any, value: object, clause: str) -> None:

@@ -40,19 +40,25 @@ encoded = msgspec.json.Encoder().encode
 _DIGITS = re.compile(r"-?[0-9]{1,64}", re.ASCII)
 
 
-def _plain(value: object) -> object:
+def _plain(value: object, hint: str = "") -> object:
     """The value, if it is not a text or is the plain form of a whole number.
 
     Raises:
         ValueError: the text has blanks, a plus sign, leading zeros, underscores or a fraction.
     """
     if isinstance(value, str) and not (_DIGITS.fullmatch(value) and str(int(value)) == value):
-        raise ValueError("a whole number in plain digits")
+        raise ValueError(f"must be a whole number in plain digits{hint}")
     return value
+
+
+def _id_of_model(value: object) -> object:
+    return _plain(value, ", the id of the model; GET /api/models lists the ids beside the names")
 
 
 RowId = Annotated[int, BeforeValidator(_plain), Path()]
 """The id of a record in a path. Only the usual form of a number is accepted."""
+ModelId = Annotated[int, BeforeValidator(_id_of_model), Path()]
+"""The id of a model in a path."""
 
 
 class RequestBody(BaseModel):

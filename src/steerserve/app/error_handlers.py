@@ -3,6 +3,9 @@ path: `/api` or `/v1`."""
 
 from __future__ import annotations
 
+import re
+from difflib import get_close_matches
+from typing import Any
 from json import JSONDecodeError
 
 from fastapi import FastAPI
@@ -20,12 +23,15 @@ from steerserve.control.metrics import Metrics
 from steerserve.errors import Refusal
 from steerserve.http.guards import BodyRefused
 from steerserve.openai import render
-from steerserve.rules import field_faults
+from steerserve.rules import field_faults, near_names
 from steerserve.rules.steering import documents
 from steerserve.settings import Settings
 
 _CODES = {404: "NOT_FOUND", 405: "METHOD_NOT_ALLOWED"}
 """Status of a refusal by the framework itself -> the code that is answered."""
+
+
+_AS_JSON = "the body must be sent with content-type: application/json"
 
 
 class Refusals:
@@ -35,6 +41,9 @@ class Refusals:
         self._settings = settings
         self._metrics = metrics
         self._routes = [route for route in routes if isinstance(route, Route)]
+        self._shown = [
+            route for route in self._routes if route.include_in_schema and route.path.count("/") > 1
+        ]
 
     def handle(self, app: FastAPI) -> None:
         """Register this object with the framework as the handler of every exception."""
@@ -70,7 +79,10 @@ class Refusals:
         assert isinstance(error, RequestValidationError)
         if isinstance(error.__cause__, JSONDecodeError):
             return self.answer(request.scope["path"], documents.not_json(error.__cause__))
-        return self.answer(request.scope["path"], field_faults.refusal(error.errors()))
+        faults = error.errors()
+        if faults[0]["loc"] == ("body",) and isinstance(error.body, bytes) and error.body:
+            return self.answer(request.scope["path"], documents.malformed(_AS_JSON))
+        return self.answer(request.scope["path"], field_faults.refusal(faults))
 
     async def _on_http(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -83,17 +95,32 @@ class Refusals:
             return self.answer(path, documents.not_json(error.__cause__))
         is_ours = error.status_code >= 500
         code = "INTERNAL_ERROR" if is_ours else _CODES.get(error.status_code, "VALIDATION_ERROR")
-        message = {
-            "NOT_FOUND": f"no route {path!r}",
-            "METHOD_NOT_ALLOWED": f"{request.method} is not allowed here",
-        }.get(code, str(error.detail))
-        response = self.answer(path, Refusal(code, message))
+        message, details = str(error.detail), dict[str, Any]()
+        methods = sorted(self._methods(request.scope)) if error.status_code == 405 else []
+        if code == "METHOD_NOT_ALLOWED":
+            message = f"{request.method} is not allowed here; the route takes {', '.join(methods)}"
+            details = {"allowed_methods": methods}
+        elif code == "NOT_FOUND":
+            near = self._nearest(path)
+            message = f"no route {path!r}" + (f"; the nearest is {near!r}" if near else "")
+            details = {"nearest": near} if near else {}
+        response = self.answer(path, Refusal(code, message, **details))
         response.headers.update(error.headers or {})
         if is_ours:
             response.status_code = error.status_code
-        if error.status_code == 405:
-            response.headers["Allow"] = ", ".join(sorted(self._methods(request.scope)))
+        if methods:
+            response.headers["Allow"] = ", ".join(methods)
         return response
+
+    def _nearest(self, path: str) -> str | None:
+        """The route that was meant by a path of no route: without a slash at the end, with one prefix, or the most
+        similar one."""
+        inner = re.sub(r"^(/(v1|api))+(?=/|$)", "", path.rstrip("/"))
+        for meant in (path.rstrip("/"), f"/v1{inner}", f"/api{inner}"):
+            if any(route.path_regex.match(meant) for route in self._shown):
+                return meant
+        named = [route.path for route in self._shown if "{" not in route.path]
+        return next(iter(get_close_matches(path[:100], named, 1, near_names.SIMILARITY)), None)
 
     def _methods(self, scope: Scope) -> set[str]:
         """The methods of all routes with the path of a request. The framework names those of the first route only."""

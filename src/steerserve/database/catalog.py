@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -205,7 +205,9 @@ class Catalog:
         record = records.get(sae_id)
         if record is None:
             record = next((row for row in records.values() if sae_id in row.other_ids), None)
-        return _known_sae(record, sae_id)
+        if record is None:
+            raise unknown_sae(sae_id, list(records.values()))
+        return record
 
     def ids_of_sae(self, sae_id: str) -> list[str]:
         """The ids that name the SAE whose own id this is."""
@@ -313,6 +315,10 @@ class Catalog:
             self._saes.drop(*sae_ids)
 
 
+SAES_NAMED = 5
+"""The most SAEs that the refusal of an unknown one names."""
+
+
 def _known_model(record: ModelRow | None, model_id: int) -> ModelRow:
     if record is None:
         raise Refusal("MODEL_NOT_FOUND", f"no model has the id {model_id}", model_id=model_id)
@@ -325,9 +331,16 @@ def _known_sae(record: SaeRow | None, sae_id: str) -> SaeRow:
     return record
 
 
-def unknown_sae(sae_id: str) -> Refusal:
+def unknown_sae(sae_id: str, known: Sequence[SaeRow] = ()) -> Refusal:
     unknown = shown(sae_id)
-    return Refusal("SAE_NOT_FOUND", f"no SAE has the id {unknown!r}", sae_id=unknown)
+    named = [row.id for row in known if row.name == sae_id]
+    if named:
+        hint = f"; the SAE of this name has the id {' or '.join(map(repr, named[:SAES_NAMED]))}"
+    else:
+        listed = ", ".join(f"{row.id} ({row.name})" for row in known[:SAES_NAMED])
+        more = f" and {len(known) - SAES_NAMED} more" if len(known) > SAES_NAMED else ""
+        hint = f"; there are {listed}{more}" if listed else ""
+    return Refusal("SAE_NOT_FOUND", f"no SAE has the id {unknown!r}{hint}", sae_id=unknown)
 
 
 def _held(values: Mapping[str, object]) -> dict[str, object]:

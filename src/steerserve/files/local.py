@@ -113,9 +113,14 @@ def resolve_file(named: str) -> Path:
         Refusal: INVALID_LOCAL_PATH, also when the link leads to a system folder.
     """
     folder, _, name = named.rpartition("/")
-    file = resolve(folder or "/") / name
+    try:
+        file = resolve(folder or "/") / name
+    except Refusal as refusal:
+        raise bad_path(refusal.message, named) from None
     if not _is_file(file):
-        raise bad_path("the path is not a file", named)
+        with reading(file.parent):
+            is_there = file.exists()
+        raise bad_path("the path is not a file" if is_there else "the file does not exist", named)
     if is_protected(file.resolve()):
         raise bad_path("the path is in a protected system folder", named)
     check_written(file)

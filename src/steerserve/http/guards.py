@@ -172,9 +172,10 @@ class Guards:
         if scheme.lower() == "bearer" and any(matches):
             bind_contextvars(key=digest.hex()[:KEY_CHARACTERS])
             return None
-        return Refusal(
-            "UNAUTHORIZED", "the service needs a key: send it as `Authorization: Bearer <key>`"
-        )
+        why = "the service needs a key: send it as `Authorization: Bearer <key>`"
+        if scheme.lower() == "bearer" and key.strip():
+            why = "the key that was sent is not among the keys of the service"
+        return Refusal("UNAUTHORIZED", why)
 
     def _too_large(self, path: str, headers: Headers) -> Refusal | None:
         length = headers.get("content-length", "")

@@ -28,9 +28,9 @@ Report = Callable[[m.Progress], None]
 Answers = AsyncGenerator[m.Started | m.Outcome, None]
 
 
-def no_layers() -> Refusal:
-    """The refusal of everything that needs an SAE."""
-    return Refusal("SAE_INCOMPATIBLE", "a GGUF model has no layers to hook")
+def no_layers(code: str = "SAE_INCOMPATIBLE") -> Refusal:
+    """The refusal of everything that reads or changes layers."""
+    return Refusal(code, "a GGUF model has no layers that can be read or changed")
 
 
 class Heartbeat:

@@ -43,7 +43,9 @@ class NamedPrompt:
         if not isinstance(error, Refusal):
             return
         message = error.message if self._is_one else f"{self._where}: {error.message}"
-        param = error.param if self._is_one and error.param != "prompt" else self._where
+        is_whole = error.param is None and self._is_one
+        is_of_prompt = error.param in (None, "prompt", "messages") and not is_whole
+        param = self._where if is_of_prompt else error.param
         raise Refusal(error.code, message, param=param, **error.details) from error
 
 

@@ -57,10 +57,10 @@ class TextQuestion(msgspec.Struct, array_like=True):
 
 
 class TextAnswer(msgspec.Struct, array_like=True):
-    """For each text its token ids, or for a text that is too long a number of tokens that it has at least. `outside` is
-    the size of the vocabulary where the question has an id that is not in it. `reason` says why there is no answer."""
+    """For each text its token ids, or for a text that is too long a number of tokens that it has at least.
+
+    `reason` says why there is no answer."""
 
     rows: list[list[int] | int] = []
     reason: str | None = None
     spelling: Spelling | None = None
-    outside: int | None = None

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -357,13 +358,35 @@ def validated(kind: type[Kind], raw: dict[str, object]) -> Kind:
         first = max(problems, key=lambda p: (len(p["loc"]), not p["type"].endswith("_type")))
         where = _location(first["loc"])
         field = where.partition(".")[0]
-        clause = field_faults.described(first)
+        clause = _clause(first, problems, where)
+        other = _ELSEWHERE.get(where)
+        if first["type"] == "missing" and other is not None and raw.get(other[0]) is not None:
+            clause = f"{clause}; {other[1]}"
         raise Refusal(
             _CODES.get(field, "INVALID_PARAMETER"),
             f"{where}: {clause}" if where else f"the body {clause}",
             param=field if field == "response_format" else where or None,
         ) from None
 
+
+def _clause(first: Mapping[str, Any], problems: Sequence[Mapping[str, Any]], where: str) -> str:
+    """The clause for a fault. A value of the wrong type has a fault for each type that it may have."""
+    if not str(first["type"]).endswith("_type"):
+        return field_faults.described(first)
+    same = (one for one in problems if _location(one["loc"]) == where)
+    clauses = dict.fromkeys(
+        field_faults.described(one) for one in same if str(one["type"]).endswith("_type")
+    )
+    return " or ".join(
+        [next(iter(clauses)), *(c.removeprefix("must be ") for c in list(clauses)[1:])]
+    )
+
+
+_ELSEWHERE = {
+    "messages": ("prompt", "this route takes messages, and a prompt goes to /v1/completions"),
+    "prompt": ("messages", "this route takes a prompt, and messages go to /v1/chat/completions"),
+}
+"""A field that is missing -> the field of another route that was sent, and where it goes."""
 
 _CODES = {
     "response_format": "RESPONSE_FORMAT_UNSUPPORTED",

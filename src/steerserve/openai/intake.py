@@ -23,7 +23,7 @@ from steerserve.control.steering.profiles import Profiles
 from steerserve.errors import Refusal
 from steerserve.openai import bodies, counts, response_body, response_shape, shape, values
 from steerserve.openai.values import IntentBase, invalid
-from steerserve.rules import clients, json_size
+from steerserve.rules import clients, json_faults, json_size
 from steerserve.rules.inference import activations, fields
 from steerserve.rules.inference.intent import (
     ClientIntent,
@@ -185,6 +185,13 @@ class Intake:
     async def embedding(self, request: Request) -> Accepted[EmbedIntent]:
         """An embeddings request."""
         opened = await self._open(await self._arrived(request), fields.EMBEDDINGS)
+        given = opened.body.get("input")
+        if isinstance(given, list) and given and isinstance(given[0], int | list):
+            raise invalid(
+                "input[0]",
+                "must be a text; token ids are not taken, so send the texts themselves "
+                "(in LangChain, set check_embedding_ctx_length=False)",
+            )
         body = bodies.validated(bodies.EmbeddingBody, opened.body)
         texts = values.texts(body.input)
         for index, text in enumerate(texts):
@@ -233,7 +240,9 @@ class Intake:
         unused = fields.unused(route, raw) + fields.query_locations(arrived.query)
         ignored = unused + fields.unused_by(engine, raw)
         if ignored:
-            log.warning("request_fields_unused", route=route, locations=ignored[:LOCATIONS_LOGGED])
+            named = ignored[:LOCATIONS_LOGGED]
+            near = fields.nearest(route, named)
+            log.warning("request_fields_unused", route=route, locations=named, **near)
         if is_strict:
             fields.check_strict(unused)
         elif is_strict is None:
@@ -351,7 +360,10 @@ async def read_json(request: Request) -> dict[str, object]:
     try:
         body = msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise Refusal("VALIDATION_ERROR", f"the body is not valid JSON: {error}") from error
+        if not text.strip():
+            raise Refusal("VALIDATION_ERROR", "the body is empty; send a JSON object") from error
+        why = f"the body is not valid JSON: {json_faults.fault_of(text)}"
+        raise Refusal("VALIDATION_ERROR", why) from error
     if not isinstance(body, dict):
         raise Refusal("VALIDATION_ERROR", "the body must be a JSON object")
     documents.check_once(text)

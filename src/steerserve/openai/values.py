@@ -141,7 +141,9 @@ def score(
     max_tokens = _max_tokens(body)
     if max_tokens != 1 and not (is_echoed and max_tokens == 0):
         needed = "1, or 0 with echo" if is_echoed else "1"
-        raise invalid("max_tokens", f"a scoring request needs max_tokens: {needed}")
+        why = f"a scoring request needs max_tokens: {needed}"
+        hint = "return_logprobs gives the log-probabilities of the tokens of an answer"
+        raise invalid("max_tokens", f"{why}; {hint}")
     if is_echoed and body.allowed_token_ids is not None:
         raise invalid("echo", "cannot be combined with allowed_token_ids")
     temperature = 1.0 if body.temperature is None else body.temperature

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ _NAMED_MAXIMUM = 20
 
 _WHOLE, _NUMBER, _BOOLEAN = "must be a whole number", "must be a number", "must be true or false"
 _OBJECT = "must be an object"
+_TIME = "must be a time, as 2026-01-31T12:00:00Z"
 
 _CLAUSES = {
     "missing": "is required",
@@ -36,6 +38,13 @@ _CLAUSES = {
     "less_than": "must be below {lt}",
     "less_than_equal": "must be at most {le}",
     "string_pattern_mismatch": "must match the pattern {pattern}",
+    "string_unicode": "must not have half of a surrogate pair",
+    "none_required": "must be null",
+    "datetime_type": _TIME,
+    "datetime_parsing": _TIME,
+    "datetime_object_invalid": _TIME,
+    "datetime_from_date_parsing": _TIME,
+    "timezone_naive": _TIME,
 }
 """By the validator's type of the fault, with the names that its context has."""
 
@@ -63,7 +72,58 @@ def described(fault: Mapping[str, Any]) -> str:
         return f"must have {bound} {count} {unit}{'' if count == 1 else 's'}"
     if kind in _CLAUSES:
         return _CLAUSES[kind].format_map({name: _plain(value) for name, value in context.items()})
-    return str(fault["msg"]).removeprefix("Value error, ")
+    clause = str(fault["msg"]).removeprefix("Value error, ")
+    return _PLAIN.get(clause) or re.sub(r"^Input should be", "must be", clause)
+
+
+_PLAIN = {"Extra inputs are not permitted": "is an unknown field"}
+_TYPES = {
+    "str": "a string",
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "object": "an object",
+    "array": "a list",
+    "null": "null",
+}
+"""The types in the words of the decoder -> for people."""
+_SPOKEN = (
+    (re.compile(r"Expected `(?P<kinds>[^`]*)`, got `[^`]*`"), "must be {kinds}"),
+    (
+        re.compile(r"Expected `(?P<kinds>[^`]*)` (?P<bound>>=|<=|>|<) (?P<limit>\S+)"),
+        "{bound} {limit}",
+    ),
+    (re.compile(r"Object missing required field `(?P<name>[^`]*)`"), "{name!r} is required"),
+    (
+        re.compile(r"Object contains unknown field `(?P<name>[^`]*)`"),
+        "{name!r} is an unknown field",
+    ),
+)
+_BOUNDS = {
+    ">=": "must be at least",
+    "<=": "must be at most",
+    ">": "must be above",
+    "<": "must be below",
+}
+_AT = re.compile(r" - at `\$\.?(?P<place>.*)`$", re.DOTALL)
+
+
+def spoken(fault: str) -> str:
+    """The words of the decoder of records about a fault, as a clause for people. The place comes first where the
+    decoder names one."""
+    place = ""
+    if found := _AT.search(fault):
+        place, fault = f"{found['place']}: ", fault[: found.start()]
+    for pattern, clause in _SPOKEN:
+        if match := pattern.match(fault):
+            named = match.groupdict()
+            if "kinds" in named:
+                kinds = dict.fromkeys(_TYPES.get(k, k) for k in named["kinds"].split(" | "))
+                named["kinds"] = " or ".join(kinds)
+            if "bound" in named:
+                named["bound"] = _BOUNDS[named["bound"]]
+            return place + clause.format_map(named)
+    return place + fault[:1].lower() + fault[1:].replace("`", "'")
 
 
 def refusal(faults: Sequence[Mapping[str, Any]], within: Sequence[str] = ()) -> Refusal:

@@ -10,18 +10,23 @@ EDITS_MAXIMUM = 2
 """The most characters that are missing, added or changed in a name that is nearly another one."""
 WORDS_MINIMUM = 3
 """Only a name of so many words is also meant by a name with one word less or more."""
+SIMILARITY = 0.7
+"""How similar a name must be to count as the nearest one, as difflib measures it: `stop` is 0.67 to `top_p`."""
+NAMED_MAXIMUM = 20
+"""The most names that a hint lists."""
 LONGEST = 100
 """The characters of a name that are compared. No known name is longer."""
 
 
 def hint(name: str, known: Sequence[str], what: str = "field") -> str:
     """What to write in place of an unknown name, as a clause: the nearest known name, or else all of them."""
-    near = get_close_matches(name[:LONGEST], known, 1)
+    near = get_close_matches(name[:LONGEST], known, 1, SIMILARITY)
     if near:
         return f"the nearest known {what} is {near[0]!r}"
     if not known:
         return f"there is no {what}"
-    return f"the known {what}s are {', '.join(map(repr, known))}"
+    more = f" and {len(known) - NAMED_MAXIMUM} more" if len(known) > NAMED_MAXIMUM else ""
+    return f"the known {what}s are {', '.join(map(repr, known[:NAMED_MAXIMUM]))}{more}"
 
 
 def nearly(name: str, known: Iterable[str]) -> str | None:

@@ -8,6 +8,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from steerserve import demo
+from steerserve.worker.process.tokenizing import _read_back, open_tokenizer
 from tests.service import Running
 
 TEXT = "The old  fisherman, caf\u00e9 \U0001f600!"
@@ -65,6 +66,27 @@ def test_ids_have_the_text_that_they_stand_for(shared: Running, tokenizer: Token
     marked = tokenizer.encode(TEXT).ids
     back = shared.data("POST", "/api/detokenize", {"ids": marked})
     assert back["text"] == tokenizer.decode(marked, skip_special_tokens=False)
+
+
+def test_text_parts_follow_each_other_as_in_chats(shared: Running) -> None:
+    parts = [{"type": "text", "text": "Tell me "}, {"type": "text", "text": "a story."}]
+    whole = tokenized(shared, messages=[{"role": "user", "content": "Tell me a story."}])
+    assert tokenized(shared, messages=[{"role": "user", "content": parts}]) == whole
+    asked = {"model": demo.MODEL_NAME, "max_tokens": 1}
+    answer = shared.post(
+        "/v1/chat/completions", asked | {"messages": [{"role": "user", "content": parts}]}
+    )
+    assert answer.json()["usage"]["prompt_tokens"] == whole["count"]
+
+
+def test_an_id_that_only_the_model_has_reads_as_no_text() -> None:
+    """Models have more ids than their tokenizers, to fill up their tables, and may write them."""
+    loaded = open_tokenizer(demo.MODEL_DIR, trust_remote_code=False)
+    answer = _read_back(loaded, [5, len(loaded) + 3, 6])
+    assert answer.spelling is not None
+    assert answer.spelling.text == _read_back(loaded, [5, 6]).spelling.text  # type: ignore[union-attr]
+    assert answer.spelling.ids == [5, len(loaded) + 3, 6]
+    assert answer.spelling.pieces[1] == ""
 
 
 def test_an_empty_text_has_only_special_tokens(shared: Running, tokenizer: Tokenizer) -> None:

@@ -150,7 +150,12 @@ def test_the_sae_meant_is_the_one_named_or_the_only_one(
         (Activations("SAE_A"), [ONE], "sae_id", "'SAE_A' is not attached"),
         (Activations(), [ONE, TWO], "sae_id", "several"),
         (Activations("sae_a"), [ONE, TWICE], "layer", "several"),
-        (Activations("sae_a", layer=5), [ONE, TWICE, TWO], "layer", "'sae_a' at layer 5"),
+        (
+            Activations("sae_a", layer=5),
+            [ONE, TWICE, TWO],
+            "layer",
+            "'sae_a' is not attached at layer 5",
+        ),
         (Activations(layer=9), [ONE, TWO], "layer", "layer 9"),
         (Activations(features=(100,)), [ONE], "features", "100 is not"),
         (Activations(features=(0, 5, 2**31 - 1)), [ONE], "features", "[0, 100)"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import APIRouter
 from pydantic import AfterValidator, Field
@@ -20,6 +20,7 @@ from steerserve.rules.inference import intent
 from steerserve.settings import Settings
 
 MESSAGES_MAXIMUM = 2000
+PARTS_MAXIMUM = 10_000
 ID_MAXIMUM = 2**31 - 1
 Id = Annotated[int, Field(ge=0, le=ID_MAXIMUM)]
 
@@ -39,11 +40,18 @@ def _encodable(text: str) -> str:
 Written = Annotated[str, AfterValidator(_encodable)]
 
 
+class TextPart(RequestBody):
+    """A part of the content of a message."""
+
+    type: Literal["text"]
+    text: Written
+
+
 class TokenizeMessage(RequestBody):
-    """One message of a conversation."""
+    """One message of a conversation. The texts of several parts follow each other with nothing between them."""
 
     role: Annotated[str, Field(min_length=1, max_length=50)]
-    content: Written
+    content: Written | Annotated[list[TextPart], Field(max_length=PARTS_MAXIMUM)]
     name: Annotated[str, Field(max_length=100)] | None = None
 
 
@@ -104,7 +112,11 @@ def text_or_chat(
         raise _invalid("text", "give either text or messages")
     if messages is None:
         return text or ""
-    return tuple(intent.message(one.role, one.content, one.name) for one in messages)
+    return tuple(intent.message(one.role, _joined(one.content), one.name) for one in messages)
+
+
+def _joined(content: str | list[TextPart]) -> str:
+    return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
 def texts_or_chats(

@@ -12,7 +12,7 @@ from pydantic import AliasChoices, Field, SecretStr
 from starlette.responses import Response
 
 from steerserve.api.answers import Answer
-from steerserve.api.envelope import RequestBody, RowId, success
+from steerserve.api.envelope import ModelId, RequestBody, success
 from steerserve.api.residency.leases import LeaseHeader
 from steerserve.control.metrics import note_object
 from steerserve.control.models.downloads import ModelDownloads
@@ -203,16 +203,16 @@ def router(
         raise HTTPException(405)
 
     @routes.get("/{model_id}", response_model=Answer[ModelRecord])
-    async def get_model(model_id: RowId) -> Response:
+    async def get_model(model_id: ModelId) -> Response:
         return success(record(await models.get(model_id)))
 
     @routes.delete("/{model_id}", response_model=Answer[DeletedModel])
-    async def delete_model(model_id: RowId) -> Response:
+    async def delete_model(model_id: ModelId) -> Response:
         row = await models.remove(model_id)
         return success(DeletedModel(row.id, row.name, True))
 
     @routes.post("/{model_id}/cancel", response_model=Answer[ModelRecord])
-    async def cancel_download_or_load(model_id: RowId) -> Response:
+    async def cancel_download_or_load(model_id: ModelId) -> Response:
         await models.get(model_id)
         await conductor.end_load(model_id)
         row, _ = await downloads.cancel(model_id)
@@ -225,7 +225,7 @@ def router(
         responses={200: {"model": Answer[ModelRecord], "description": "loaded, with `wait`"}},
     )
     async def load_model(
-        model_id: RowId,
+        model_id: ModelId,
         body: LoadBody | None = None,
         wait: Annotated[bool, Query()] = False,
         lease: LeaseHeader = None,
@@ -244,19 +244,19 @@ def router(
         return success(record(row), 202)
 
     @routes.post("/{model_id}/unload", response_model=Answer[ModelRecord])
-    async def unload_model(model_id: RowId, lease: LeaseHeader = None) -> Response:
+    async def unload_model(model_id: ModelId, lease: LeaseHeader = None) -> Response:
         await models.get(model_id)
         await conductor.unload(model_id, lease)
         return success(record(await models.get(model_id)))
 
     @routes.post("/{model_id}/lock", response_model=Answer[ModelRecord])
-    async def lock_model(model_id: RowId) -> Response:
+    async def lock_model(model_id: ModelId) -> Response:
         row = await models.get(model_id)
         conductor.lock(model_id)
         return success(record(row))
 
     @routes.post("/{model_id}/unlock", response_model=Answer[UnlockedModel])
-    async def unlock_model(model_id: RowId) -> Response:
+    async def unlock_model(model_id: ModelId) -> Response:
         row = await models.get(model_id)
         lock = conductor.view().lock
         conductor.unlock(model_id)

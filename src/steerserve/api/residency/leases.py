@@ -14,7 +14,7 @@ from pydantic import WithJsonSchema
 from starlette.responses import Response
 
 from steerserve.api.answers import Answer
-from steerserve.api.envelope import RowId, success
+from steerserve.api.envelope import ModelId, success
 from steerserve.control.models.models import Models
 from steerserve.control.residency.conductor import Conductor
 from steerserve.rules.residency import lease as rules
@@ -57,7 +57,7 @@ def router(models: Models, conductor: Conductor) -> APIRouter:
     leases = conductor.leases
 
     @routes.post("", response_model=Answer[GrantedLease], status_code=201)
-    async def grant_lease(model_id: RowId, body: GrantBody = None) -> Response:
+    async def grant_lease(model_id: ModelId, body: GrantBody = None) -> Response:
         terms = rules.terms(body, leases.limits)
         granted = conductor.lease(await models.get(model_id), terms)
         shown = asdict(status(granted.lease, granted.lease.acquired_at))
@@ -66,20 +66,20 @@ def router(models: Models, conductor: Conductor) -> APIRouter:
         return response
 
     @routes.get("", response_model=Answer[LeaseState])
-    async def get_lease(model_id: RowId) -> Response:
+    async def get_lease(model_id: ModelId) -> Response:
         await models.get(model_id)
         return success(LeaseState(leases.status(model_id), leases.last_ended(model_id)))
 
     @routes.post("/renew", response_model=Answer[LeaseStatus])
     async def renew_lease(
-        model_id: RowId, body: RenewBody = None, lease: LeaseHeader = None
+        model_id: ModelId, body: RenewBody = None, lease: LeaseHeader = None
     ) -> Response:
         lease_id = rules.required_id(lease)
         renewed = leases.renew(model_id, lease_id, rules.renewal(body, leases.limits))
         return success(status(renewed, leases.now()))
 
     @routes.delete("", response_model=Answer[EndedLeaseStatus])
-    async def release_lease(model_id: RowId, lease: LeaseHeader = None) -> Response:
+    async def release_lease(model_id: ModelId, lease: LeaseHeader = None) -> Response:
         return success(ended_status(leases.release(model_id, rules.required_id(lease))))
 
     return routes

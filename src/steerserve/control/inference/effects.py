@@ -131,7 +131,7 @@ class EffectMeasurements:
         MODEL_NOT_LOADED, SAE_NOT_ATTACHED or VECTOR_NOT_FOUND when the model, an SAE or a vector goes meanwhile.
 
         Raises:
-            Refusal: MODEL_NOT_LOADED, TOO_MANY_JOBS; SAE_INCOMPATIBLE for a GGUF model; INVALID_PARAMETER for a model
+            Refusal: MODEL_NOT_LOADED, TOO_MANY_JOBS; INVALID_PARAMETER for a GGUF model, and a model
                 that can only embed, for a strength beyond the bounds of the lever, and for too many texts; the refusals
                 of `rules/steering/placing.placed`; VECTOR_NOT_FOUND, PROBE_NOT_FOUND; INVALID_INTERVENTION for a lever
                 that changes nothing, and for roles in prompts without messages; DOCUMENT_STORE_FULL where the result
@@ -141,7 +141,7 @@ class EffectMeasurements:
         row = resident.row
         await self._store.check_room()
         if row.engine == fields.GGUF:
-            raise no_layers()
+            raise no_layers("INVALID_PARAMETER")
         architecture.check_generates(row.name, row.architecture, row.engine)
         _, facts = resident.running()
         try:

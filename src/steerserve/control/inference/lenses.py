@@ -57,10 +57,10 @@ class Lenses:
 
     async def lens(self, intent: LensIntent) -> LensAnswer:
         """Raises:
-        Refusal: every refusal of an inference request; SAE_INCOMPATIBLE for a GGUF model, and for an architecture whose
-            logits are more than its final norm and output embedding over the residual stream; INVALID_PARAMETER for a
-            layer outside the model or the trained lens, and for an answer that would be too large; LENS_NOT_FOUND,
-            INVALID_LOCAL_PATH, INVALID_LENS, LENS_MISMATCH for a trained lens.
+        Refusal: every refusal of an inference request; INVALID_PARAMETER for a GGUF model; SAE_INCOMPATIBLE for an
+            architecture whose logits are more than its final norm and output embedding over the residual stream;
+            INVALID_PARAMETER for a layer outside the model or the trained lens, and for an answer that would be too
+            large; LENS_NOT_FOUND, INVALID_LOCAL_PATH, INVALID_LENS, LENS_MISMATCH for a trained lens.
         """
         model = await self._model()
         rules.check_layers(intent.layers, self._layers())
@@ -165,12 +165,12 @@ class Lenses:
         """The model that texts are read with.
 
         Raises:
-            Refusal: MODEL_NOT_LOADED; SAE_INCOMPATIBLE for a GGUF model; INVALID_PARAMETER for a model that can only
+            Refusal: MODEL_NOT_LOADED; INVALID_PARAMETER for a GGUF model, and a model that can only
                 embed.
         """
         row = self._conductor.loaded().row
         if row.engine == fields.GGUF:
-            raise no_layers()
+            raise no_layers("INVALID_PARAMETER")
         architecture.check_generates(row.name, row.architecture, row.engine)
         return await self._models.of(row)
 

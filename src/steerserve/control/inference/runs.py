@@ -31,6 +31,7 @@ from steerserve.control.models.served import ServedModel
 from steerserve.database.catalog import Clock, utc_now
 from steerserve.database.runs import NewRun, RunStore
 from steerserve.errors import Refusal
+from steerserve.rules import field_faults, json_faults
 from steerserve.rules.inference import fields
 from steerserve.rules.inference import runs as rules
 from steerserve.rules.inference.intent import ClientIntent, GenerateIntent, ScoreIntent
@@ -414,7 +415,7 @@ def _parsed(body: bytes, *, is_lines: bool) -> list[NewRun]:
         try:
             lines = list(msgspec.json.decode(body, type=_RunsBody).runs)
         except (msgspec.DecodeError, RecursionError) as error:
-            raise _wrong("runs", str(error)) from None
+            raise _wrong("runs", _fault(body, error)) from None
         places = [f"runs[{number}]" for number in range(len(lines))]
     if not lines:
         raise _wrong("runs", "no record")
@@ -427,13 +428,19 @@ def _parsed(body: bytes, *, is_lines: bool) -> list[NewRun]:
         try:
             run = msgspec.json.decode(line, type=Run)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-            raise _wrong(place, str(error)) from None
+            raise _wrong(place, _fault(bytes(line), error)) from None
         rules.check_imported(run, place)
         text = msgspec.json.encode(run).decode()
         if len(text) > rules.BYTES_MAXIMUM:
             raise _wrong(place, f"larger than {rules.BYTES_MAXIMUM} bytes")
         made.append(NewRun(rules.summary(run), text, run.x_request_id))
     return made
+
+
+def _fault(text: bytes, error: Exception) -> str:
+    if isinstance(error, msgspec.ValidationError):
+        return field_faults.spoken(str(error))
+    return f"is not valid JSON: {json_faults.fault_of(text)}"
 
 
 class _RunsBody(msgspec.Struct):

@@ -112,7 +112,7 @@ class Trainings:
 
         Raises:
             Refusal: MODEL_NOT_LOADED, TOO_MANY_JOBS; VALIDATION_ERROR for the name; VECTOR_ALREADY_EXISTS,
-                PROBE_ALREADY_EXISTS; SAE_INCOMPATIBLE for a GGUF model; INVALID_PARAMETER for equal texts, a model
+                PROBE_ALREADY_EXISTS; INVALID_PARAMETER for a GGUF model, equal texts, a model
                 that can only embed, layers and sites that the model does not have, completions that are not known, and
                 for too many values.
         """
@@ -120,7 +120,7 @@ class Trainings:
         await (self._probes if asked.is_probe else self._vectors).check_name(asked.name)
         resident = self._conductor.loaded()
         if resident.row.engine == fields.GGUF:
-            raise no_layers()
+            raise no_layers("INVALID_PARAMETER")
         architecture.check_generates(
             resident.row.name, resident.row.architecture, resident.row.engine
         )

@@ -116,7 +116,8 @@ class Replicas:
         fleet = self._conductor.loaded().held().fleet
         if fleet is None:
             raise Refusal(
-                "REPLICAS_UNAVAILABLE", "the resident model is served by one engine process"
+                "REPLICAS_UNAVAILABLE",
+                "the resident model is served by one engine process; replicas need ENGINE_BACKEND=ray",
             )
         return fleet
 

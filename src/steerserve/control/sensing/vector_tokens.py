@@ -29,15 +29,15 @@ class PromotingVectors:
 
         Raises:
             Refusal: VECTOR_NOT_FOUND; VALIDATION_ERROR for a layer that the vector does not have; MODEL_NOT_LOADED;
-                VECTOR_MISMATCH for a vector that does not fit the loaded model; SAE_INCOMPATIBLE for a GGUF model, and
-                for an architecture whose unembedding is not known; INVALID_PARAMETER for a model that can only embed.
+                VECTOR_MISMATCH for a vector that does not fit the loaded model; SAE_INCOMPATIBLE for an architecture
+                whose unembedding is not known; INVALID_PARAMETER for a GGUF model, and one that can only embed.
         """
         vector = await self._vectors.find(id_or_name)
         directions = rules.directions_at(vector, layer)
         resident = self._conductor.loaded()
         row = resident.row
         if row.engine == "gguf":
-            raise no_layers()
+            raise no_layers("INVALID_PARAMETER")
         architecture.check_generates(row.name, row.architecture, row.engine)
         engine, facts = resident.running()
         rules.check_fits(vector.name, directions, facts.layers, facts.site_widths)

@@ -19,6 +19,7 @@ from steerserve.database.stored import Row as Row
 from steerserve.errors import Refusal
 from steerserve.files.vectors import VectorFile
 from steerserve.hub.client import Hub
+from steerserve.rules import field_faults
 from steerserve.rules.steering.probe import ReadProbe
 from steerserve.rules.steering.records import SourceKind, Training, VectorSource
 from steerserve.rules.steering.vector import Direction, ReadOptions, ReadVector, check_name
@@ -197,7 +198,7 @@ class Directions(Generic[Row, Kind, Read]):
         try:
             training = msgspec.convert(read.training, Training | None)
         except msgspec.ValidationError as error:
-            raise self._bad_training(source, str(error)) from None
+            raise self._bad_training(source, field_faults.spoken(str(error))) from None
         layers = {one.layer for one in read.directions}
         if training is not None and training.best_layer not in {None, *layers}:
             raise self._bad_training(source, "names a best layer that has no direction")

@@ -15,7 +15,7 @@ from steerserve.engines.checkpoint.tokenizer import TokenizerProcess
 from steerserve.engines.sandbox.templates import Templates
 from steerserve.errors import Refusal
 from steerserve.messages.engine import Report
-from steerserve.messages.prompts import check_spelled
+from steerserve.messages.prompts import check_ids, check_spelled
 from steerserve.messages.spelling import ReadBack, Spell
 from steerserve.messages.tokenizing import Spelling, tokens_of
 from steerserve.rules.steering.positions import Span
@@ -167,6 +167,9 @@ class Prompts:
         Refusal: the refusals of the question; MODEL_NOT_LOADED, SHUTTING_DOWN after `close`.
         """
         if isinstance(question, ReadBack):
+            if self._facts is not None:
+                tokens = m.Tokens(question.ids, place="ids")
+                check_ids(tokens, self._facts.vocabulary, "INVALID_PARAMETER")
             return await self._tokenizer.read_back(question.ids, question.client)
         if self._facts is None:
             raise Refusal("MODEL_NOT_LOADED", "this engine holds no model")

@@ -20,7 +20,7 @@ import msgspec
 from steerserve import messages as m
 from steerserve.engines.checkpoint.process import Child, Started
 from steerserve.errors import Refusal
-from steerserve.messages.prompts import NamedPrompt, check_ids, too_long
+from steerserve.messages.prompts import NamedPrompt, too_long
 from steerserve.messages.tokenizing import Spelling, TextAnswer, TextQuestion
 from steerserve.rules.inference import fairness
 from steerserve.rules.inference.fairness import Account, Turn
@@ -121,12 +121,9 @@ class TokenizerProcess:
         """The text that these tokens stand for.
 
         Raises:
-            Refusal: INVALID_PARAMETER naming the place of an id that is not in the vocabulary; as `spell`.
+            Refusal: as `spell`.
         """
-        answer = await self._told([], client, ids=ids)
-        if answer.outside is not None:
-            check_ids(m.Tokens(ids, place="ids"), answer.outside, "INVALID_PARAMETER")
-        return self._spelling(answer)
+        return self._spelling(await self._told([], client, ids=ids))
 
     async def close(self) -> None:
         """End the process. Requests that wait for it are refused."""

@@ -125,7 +125,9 @@ def site(asked: Activations, attached: Sequence[Sae]) -> Sae:
         named = f"; SAE {asked.sae_id!r} is not attached" if asked.sae_id else "; none is attached"
         raise _refused("sae_id", f"the id of an attached SAE{named}", attached=listed)
     if not fitting:
-        raise _refused("layer", f"a layer of an attached SAE; {choice} is not", attached=listed)
+        who = f"SAE {asked.sae_id!r} is not" if asked.sae_id else "no SAE is"
+        why = f"the layer of an attached SAE; {who} attached at layer {asked.layer}"
+        raise _refused("layer", why, attached=listed)
     if len(fitting) > 1:
         # the layer tells one SAE at two layers apart, the ids tell several SAEs apart
         part = "layer" if len({sae.sae_id for sae in fitting}) == 1 else "sae_id"

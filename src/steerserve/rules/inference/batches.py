@@ -12,7 +12,7 @@ from enum import StrEnum
 import msgspec
 
 from steerserve.errors import Refusal
-from steerserve.rules import json_size
+from steerserve.rules import field_faults, json_faults, json_size
 from steerserve.rules.form import Form
 from steerserve.rules.inference import fields
 from steerserve.rules.steering import documents
@@ -184,10 +184,14 @@ class InputCheck:
         try:
             sent = _read_line(text)
         except msgspec.ValidationError as error:
-            self.fault("invalid_request", str(error), line)  # (1)
+            self.fault("invalid_request", field_faults.spoken(str(error)), line)  # (1)
             return
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            self.fault("invalid_json_line", f"the line is not valid JSON: {error}", line)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            self.fault(
+                "invalid_json_line",
+                f"the line is not valid JSON: {json_faults.fault_of(text)}",
+                line,
+            )
             return
         if not self._has_right_keys(text, line):
             return
@@ -235,8 +239,9 @@ class InputCheck:
             return
         try:
             sent: object = msgspec.json.decode(body)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            self.fault("invalid_json_line", f"the body is not valid JSON: {error}", line, "body")
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            why = f"the body is not valid JSON: {json_faults.fault_of(body)}"
+            self.fault("invalid_json_line", why, line, "body")
             return
         if not isinstance(sent, dict):
             self.fault("invalid_request", "the body is an object", line, "body")
@@ -251,7 +256,7 @@ class InputCheck:
             why = "a line of a batch is not streamed"
             self.fault("invalid_request", why, line, "body.stream")
         if "extra_body" in sent:
-            why = "clients put the fields of extra_body into the body; here nobody does"
+            why = "put the fields of extra_body into body itself"
             self.fault("invalid_request", why, line, "body.extra_body")
         if any(sent.get(name) is not None for name in _STEERING):
             self.is_steered = True

@@ -224,6 +224,13 @@ def read_fields(route: str, body: Mapping[str, object]) -> dict[str, object]:
     return {name: value for name, value in body.items() if name in read and value is not None}
 
 
+def nearest(route: str, unused: Sequence[str]) -> dict[str, object]:
+    """For the log: the field that each unused one was perhaps meant to be."""
+    known = sorted(READ[route] | changing_fields(route).keys())
+    found = {name: near for name in unused if (near := near_names.nearly(name, known))}
+    return {"nearest": found} if found else {}
+
+
 def check_honoured(
     route: str, names: Sequence[str], engine: str, body: Mapping[str, object] | None = None
 ) -> None:
@@ -238,14 +245,44 @@ def check_honoured(
         where = "a GGUF model on this route" if is_for_gguf else "this route"
         is_other = "steering" in refused and (route, engine) in CHANGING[sae_steering.FIELD]
         instead = f"; send {sae_steering.FIELD} to steer one request" if is_other else ""
+        hints = dict.fromkeys(_INSTEAD[name] for name in refused if name in _INSTEAD)
+        if route == RESPONSES:
+            hints |= dict.fromkeys(
+                _INSTEAD_IN_RESPONSES[n] for n in refused if n in _INSTEAD_IN_RESPONSES
+            )
+        instead += "".join(f"; {hint}" for hint in hints)
+        why = "and would change the output"
+        if route == RESPONSES and _OF_STORED.issuperset(refused):
+            why = "because no response is stored"
         kinds = _tool_types(body or {}) if route == RESPONSES else ""
         named = [f"tools ({kinds})" if name == "tools" and kinds else name for name in refused]
         raise Refusal(
             "FIELD_NOT_HONOURED",
-            f"{', '.join(named)}: not honoured by {where}, and would change the output{instead}",
+            f"{', '.join(named)}: not honoured by {where}, {why}{instead}",
             param=refused[0],
             fields=refused,
         )
+
+
+_TOOLS = "no model here calls tools: ask for their arguments with response_format, in a response with text.format"
+_INSTEAD = {
+    "tools": _TOOLS,
+    "tool_choice": _TOOLS,
+    "n": "send several prompts for several answers",
+    "dimensions": "the embeddings have the width of the model",
+}
+"""What to use in the place of a field that is not honoured."""
+_WHOLE_CONVERSATION = "send the whole conversation as input"
+_INSTEAD_IN_RESPONSES = {
+    "max_tokens": "send max_output_tokens",
+    "messages": "send input",
+    "response_format": "send text.format",
+    "previous_response_id": _WHOLE_CONVERSATION,
+    "conversation": _WHOLE_CONVERSATION,
+    "store": "send store: false",
+}
+_OF_STORED = frozenset({"store", "background", "previous_response_id", "conversation"})
+"""Fields of the Responses API that need stored responses."""
 
 
 def _tool_types(body: Mapping[str, object]) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from steerserve.errors import Refusal
+from steerserve.rules import near_names
 
 SERVEABLE = frozenset({"ready", "loaded", "loading"})
 
@@ -71,6 +72,7 @@ class NameIndex:
                 for name in dict.fromkeys(of_step):
                     meanings.setdefault(name, []).append(model)
         self._steps = steps
+        self._names = sorted(steps[0])
 
     def resolve(self, name: str) -> NamedModel:
         """The one model that a request's `model` names.
@@ -80,9 +82,10 @@ class NameIndex:
         """
         meant = self._meant(name)
         if not meant:
+            hint = near_names.hint(name, self._names, "model")
             raise Refusal(
                 "MODEL_NOT_FOUND",
-                f"no model is named {name[:NAME_MAXIMUM]!r}",
+                f"no model is named {name[:NAME_MAXIMUM]!r}; {hint}",
                 param="model",
                 requested=name[:NAME_MAXIMUM],
             )

@@ -17,6 +17,7 @@ from typing import Any, Literal, get_args, get_origin
 import msgspec
 
 from steerserve.errors import Refusal
+from steerserve.rules import field_faults, near_names
 from steerserve.rules.saes.attachment import SaeChoice
 from steerserve.rules.saes.sites import RESID_POST, SITES
 from steerserve.rules.steering import request
@@ -200,13 +201,34 @@ def _converted(raw: object, field: str) -> InterventionsPart:
             if match := pattern.match(why):
                 name = match["name"]
                 path = _joined(path, name)
-                why = "an unknown field" if pattern is _UNKNOWN else "is required"
+                why = _unknown_in(path, name) if pattern is _UNKNOWN else "is required"
         if why.startswith(_NO_CHOICE):
             why = _expected(path)
         where = _joined(field, path)
-        raise _wrong(where, why[0].lower() + why[1:]) from None
+        raise _wrong(where, field_faults.spoken(why)) from None
     except RecursionError:
         raise _wrong(field, "nested too deep") from None
+
+
+def _unknown_in(path: str, name: str) -> str:
+    """Why the last part of a path is unknown, with the fields that are known at its place."""
+    holder = path.removesuffix(name).rstrip(".").rpartition(".")[2].partition("[")[0]
+    known = _PARTS.get(holder)
+    hint = (
+        near_names.hint(name, [one.encode_name for one in msgspec.structs.fields(known)])
+        if known
+        else ""
+    )
+    return f"an unknown field; {hint}" if hint else "an unknown field"
+
+
+_PARTS: dict[str, type[msgspec.Struct]] = {
+    "": InterventionsPart,
+    "edits": EditPart,
+    "vector": VectorPart,
+    "positions": PositionsPart,
+}
+"""The name of a field -> the object that it holds."""
 
 
 def _expected(path: str) -> str:

@@ -214,11 +214,14 @@ def _sum(
     if steering.field == FIELD:
         raise twice(steering, at)
     if not MINIMUM <= before + value <= MAXIMUM:
-        expected = (
-            f"closer to 0: the edits of feature {index} add {before + value:g} together, "
-            f"and a sum is from {MINIMUM:g} to {MAXIMUM:g}"
+        where = steering.where(at, "value")
+        total = before + value
+        raise Refusal(
+            "INVALID_INTERVENTION",
+            f"{where}: the values that the edits add to this feature sum up to {total:g}; "
+            f"the sum must be from {MINIMUM:g} to {MAXIMUM:g}",
+            param=where,
         )
-        raise invalid(steering, steering.where(at, "value"), expected)
     return before + value
 
 

@@ -37,7 +37,8 @@ CLUSTERS = "/api/clusters"
 CLUSTER_IMPORT = f"{CLUSTERS}/import"
 
 _INDEX = re.compile(r"[ \t\r\n]*\+?[0-9]{1,18}[ \t\r\n]*")
-_ENTRY = "an entry is a feature index, a whole number from 0 on, and a number"
+_INDICES = "a key must be the index of a feature, a whole number from 0 on"
+_VALUES = "a value must be a finite number, not NaN or infinite, at"
 _NAMED = 20
 """The most bad keys that a refusal names."""
 
@@ -57,7 +58,13 @@ def feature_values(values: Mapping[str, object], *, is_import: bool = False) -> 
     entries = {key: (_index(key), _number(value)) for key, value in values.items()}
     bad = [key for key, (index, number) in entries.items() if index is None or number is None]
     if bad:
-        raise invalid("steering", _ENTRY, bad, is_import=is_import)
+        indices = [key for key in bad if entries[key][0] is None]
+        others = [key for key in bad if entries[key][0] is not None]
+        halves = [(why, keys) for why, keys in ((_INDICES, indices), (_VALUES, others)) if keys]
+        named = (
+            f"{why}: {', '.join(repr(shown(k)) for k in keys[:_NAMED])}" for why, keys in halves
+        )
+        raise invalid("steering", "; ".join(named), bad, is_import=is_import, are_named=True)
     converted: dict[int, float] = {}
     for key, (index, number) in entries.items():
         assert index is not None
@@ -355,14 +362,21 @@ def is_cluster(profile_id: str) -> Refusal:
     )
 
 
-def invalid(field: str, why: str, keys: Iterable[str] = (), *, is_import: bool = False) -> Refusal:
-    """The refusal of a field, or of some of its keys."""
+def invalid(
+    field: str,
+    why: str,
+    keys: Iterable[str] = (),
+    *,
+    is_import: bool = False,
+    are_named: bool = False,
+) -> Refusal:
+    """The refusal of a field, or of some of its keys. `are_named` says that `why` names the keys itself."""
     named = [shown(key) for key in islice(keys, _NAMED)]
     places = [["body", field, key] for key in named] or [["body", field]]
     more: dict[str, Any] = {"invalid_keys": named} if is_import else {}
     return Refusal(
         "VALIDATION_ERROR",
-        f"{field}: {why}" + (f": {', '.join(map(repr, named))}" if named else ""),
+        f"{field}: {why}" + (f": {', '.join(map(repr, named))}" if named and not are_named else ""),
         errors=[{"loc": place, "msg": why} for place in places],
         **more,
     )

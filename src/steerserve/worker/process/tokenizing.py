@@ -97,11 +97,9 @@ def _spelled(tokenizer: PreTrainedTokenizerBase, text: str, special: bool) -> Sp
 
 
 def _read_back(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> TextAnswer:
-    """The text of these ids, or the size of the vocabulary where one of them is not in it."""
+    """The text of these ids. A model may have more ids than its tokenizer, and write them; they have no text."""
     size = len(tokenizer)
-    if max(ids) >= size:
-        return TextAnswer(outside=size)
-    text = decode(tokenizer, ids, skip_special=False)
+    text = decode(tokenizer, [token for token in ids if token < size], skip_special=False)
     placed = place_tokens(text, _texts(tokenizer, ids))
     ends = tokenizer.bos_token_id, tokenizer.eos_token_id
     return TextAnswer(spelling=Spelling(text, ids, *placed, *ends))
@@ -109,7 +107,8 @@ def _read_back(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> TextAnswer
 
 def _texts(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> list[str]:
     """The text of each of these tokens inside a text."""
-    known = {token: token_text(tokenizer, token) for token in set(ids)}
+    size = len(tokenizer)
+    known = {token: token_text(tokenizer, token) if token < size else "" for token in set(ids)}
     return [known[token] for token in ids]
 
 
