@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import re
 from difflib import get_close_matches
-from typing import Any
 from json import JSONDecodeError
+from typing import Any
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
