@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from steerserve.engines.checkpoint import tokenizer
 from tests.engines import damaged
 from tests.service import Running, add_model, running
+from tests.worker import models
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +95,20 @@ def test_a_failed_load_names_the_tensor_and_the_two_shapes(
     assert "in another shape" in error["message"]
     assert "model.layers.0.mlp.down_proj.weight [" in error["message"]
     assert ", not [" in error["message"]
+
+
+def test_a_failed_load_names_the_tensors_that_cannot_be_put_together(
+    live: Running, tmp_path: Path
+) -> None:
+    folder = models.save("mixtral", tmp_path / "experts")
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    name = next(name for name in tensors if ".experts.1." in name)
+    save_file(tensors | {name: tensors[name][:-1].contiguous()}, file, {"format": "pt"})
+    error = load(live, folder)
+    assert error["code"] == "MODEL_LOAD_FAILED"
+    assert "model.layers.0.mlp.experts." in error["message"]
+    assert "equal size" in error["message"]
 
 
 def test_layers_that_the_configuration_leaves_out_are_warned_of(

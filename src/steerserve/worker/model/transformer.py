@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -87,16 +88,22 @@ class Transformer:
             report(LOADING_TOKENIZER, 5.0)
             self.tokenizer: PreTrainedTokenizerBase = open_tokenizer(path, trust_remote_code)
         report(LOADING_WEIGHTS, 10.0)
-        loaded = kind.from_pretrained(
-            path,
-            output_loading_info=True,
-            dtype=getattr(torch, self.held.dtype),
-            device_map=where,
-            # the library's own refusal of tensors in another shape names none of them
-            ignore_mismatched_sizes=True,
-            **precision.load_options(self.held, kind, config, trust_remote_code=trust_remote_code),
-            **common,
-        )
+        try:
+            loaded = kind.from_pretrained(
+                path,
+                output_loading_info=True,
+                dtype=getattr(torch, self.held.dtype),
+                device_map=where,
+                # the library's own refusal of tensors in another shape names none of them
+                ignore_mismatched_sizes=True,
+                **precision.load_options(
+                    self.held, kind, config, trust_remote_code=trust_remote_code
+                ),
+                **common,
+            )
+        except RuntimeError as error:
+            _check_converted(error)
+            raise
         self.model: PreTrainedModel = loaded[0]
         _check_whole(loaded[1])
         self.warnings = _unread_layers(loaded[1], getattr(config, "num_hidden_layers", None))
@@ -231,6 +238,22 @@ def _check_whole(loading_info: dict[str, Any]) -> None:
                 "MODEL_LOAD_FAILED",
                 f"the checkpoint {why} {len(names)} of the tensors that its configuration asks for: {shown}",
             )
+
+
+def _check_converted(error: RuntimeError) -> None:
+    """The library's error about tensors that it cannot convert says only that its log has them, so they are read where
+    the library keeps them.
+
+    Raises:
+        Refusal: MODEL_LOAD_FAILED naming the first of these tensors with the reason.
+    """
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        told = getattr(frame.f_locals.get("loading_info"), "conversion_errors", None)
+        if told:
+            name, text = min(told.items())
+            reason = str(text).rpartition("\nError")[0] or str(text)
+            why = f"the checkpoint's weights for {name} cannot be put together: {reason.splitlines()[-1]}"
+            raise Refusal("MODEL_LOAD_FAILED", why) from error
 
 
 def _unread_layers(loading_info: dict[str, Any], layers: int | None) -> list[str]:
