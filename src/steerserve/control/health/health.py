@@ -115,17 +115,7 @@ class Vitals:
             self._cards.reading(CARDS_AGE, CARDS_SECONDS), self._database_health()
         )
         components = self._components(database, reading)
-        status = _worst(components)
-        return Readiness(
-            ready=status != "unhealthy",
-            status=status,
-            version=__version__,
-            timestamp=utc_now(),
-            components=components,
-            model_loaded=self._is_loaded(),
-            sae_attached=bool(self._conductor.attachments()),
-            replicas=figures(self._replicas.now()),
-        )
+        return self._readiness(components, is_ready=_worst(components) != "unhealthy")
 
     def inference_readiness(self) -> Readiness:
         """Whether a model serves now, and the model that is loaded at the start has been loaded, or another one after
@@ -135,7 +125,9 @@ class Vitals:
         if self.is_starting and self._is_loaded():
             why = "the model of the settings is not loaded yet"
             components.append(Component("start", "unhealthy", why))
-        is_ready = is_ready and _worst(components) != "unhealthy"
+        return self._readiness(components, is_ready=is_ready and _worst(components) != "unhealthy")
+
+    def _readiness(self, components: list[Component], *, is_ready: bool) -> Readiness:
         return Readiness(
             ready=is_ready,
             status=_worst(components) if is_ready else "unhealthy",
