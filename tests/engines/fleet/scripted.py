@@ -42,7 +42,9 @@ class Letters:
         self.is_closed = False
 
     @asynccontextmanager
-    async def opening(self, path: str, trust_remote_code: bool) -> AsyncIterator[None]:
+    async def opening(
+        self, path: str, trust_remote_code: bool, report: Report
+    ) -> AsyncIterator[None]:
         yield
 
     def serve(self, facts: m.Loaded) -> None:
