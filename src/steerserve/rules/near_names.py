@@ -12,6 +12,8 @@ WORDS_MINIMUM = 3
 """Only a name of so many words is also meant by a name with one word less or more."""
 SIMILARITY = 0.7
 """How similar a name must be to count as the nearest one, as difflib measures it: `stop` is 0.67 to `top_p`."""
+BEGINNING = 4
+"""A name of so many characters also means a name that begins with it."""
 NAMED_MAXIMUM = 20
 """The most names that a hint lists."""
 LONGEST = 100
@@ -21,6 +23,8 @@ LONGEST = 100
 def hint(name: str, known: Sequence[str], what: str = "field") -> str:
     """What to write in place of an unknown name, as a clause: the nearest known name, or else all of them."""
     near = get_close_matches(name[:LONGEST], known, 1, SIMILARITY)
+    if not near and len(name) >= BEGINNING:
+        near = [one for one in known if one.startswith(name)]
     if near:
         return f"the nearest known {what} is {near[0]!r}"
     if not known:
