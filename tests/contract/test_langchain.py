@@ -112,7 +112,7 @@ def test_its_embeddings_send_token_ids_by_default_which_are_refused(
     )
     # the library would fetch a vocabulary from elsewhere
     monkeypatch.setattr(tiktoken, "get_encoding", lambda _: bytewise)
-    with pytest.raises(openai.BadRequestError, match="must be a string") as refused:
+    with pytest.raises(openai.BadRequestError, match="token ids are not taken") as refused:
         langchain.OpenAIEmbeddings(**there).embed_documents(["The sea"])
     assert refused.value.param == "input[0]"
 

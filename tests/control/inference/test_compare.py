@@ -6,7 +6,6 @@ import asyncio
 import json
 from typing import Any
 
-import pytest
 from fastapi import FastAPI
 
 from steerserve.api.inference import compare as routes
@@ -128,15 +127,11 @@ async def test_without_a_model_that_is_what_is_missing(world: World) -> None:
     assert (await refused(Client(world).ask())).code == "SAE_NOT_ATTACHED"
 
 
-@pytest.mark.parametrize(
-    "steering", ['{"2": 1.0, "2": 4.0}', json.dumps({str(i): 1.0 for i in range(1001)})]
-)
-async def test_steering_that_is_ambiguous_or_too_much_is_refused(
-    world: World, steering: str
-) -> None:
+async def test_too_much_steering_is_refused(world: World) -> None:
     await ready(world)
     client = Client(world)
-    client._body = b'{"prompt": "hello", "steering": %s}' % steering.encode()
+    steering = json.dumps({str(i): 1.0 for i in range(1001)}).encode()
+    client._body = b'{"prompt": "hello", "steering": %s}' % steering
     try:
         status, _ = await client.ask()
     except Refusal as refused:

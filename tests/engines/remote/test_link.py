@@ -173,8 +173,7 @@ async def test_an_edit_larger_than_the_window_reaches_an_engine_that_is_busy(
         pair.engine.load(lambda _: None, path=str(folder("llama")), **FIELDS)
     )
     values = {"sae": dict.fromkeys(range(400_000), 1.5)}
-    refusal = await refused(pair.engine.change(m.setting(steering=m.Steering(1, True, values))))
-    assert refusal.code != "ENGINE_UNAVAILABLE"
+    await pair.engine.change(m.setting(steering=m.Steering(1, True, values)))
     await loading
     assert text_of(await events(pair.engine, words(20)))
 

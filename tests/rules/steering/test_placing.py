@@ -263,8 +263,8 @@ def test_a_sum_beyond_the_bounds_says_what_the_edits_add() -> None:
     with pytest.raises(Refusal) as refused:
         place(loud, loud)
     assert refused.value.message == (
-        "interventions.edits[1].value must be closer to 0: the edits of feature 4 add -300 together, "
-        "and a sum is from -200 to 200"
+        "interventions.edits[1].value: the values that the edits add to this feature sum up to -300; "
+        "the sum must be from -200 to 200"
     )
 
 

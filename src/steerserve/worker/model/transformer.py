@@ -88,22 +88,10 @@ class Transformer:
             report(LOADING_TOKENIZER, 5.0)
             self.tokenizer: PreTrainedTokenizerBase = open_tokenizer(path, trust_remote_code)
         report(LOADING_WEIGHTS, 10.0)
-        try:
-            loaded = kind.from_pretrained(
-                path,
-                output_loading_info=True,
-                dtype=getattr(torch, self.held.dtype),
-                device_map=where,
-                # the library's own refusal of tensors in another shape names none of them
-                ignore_mismatched_sizes=True,
-                **precision.load_options(
-                    self.held, kind, config, trust_remote_code=trust_remote_code
-                ),
-                **common,
-            )
-        except RuntimeError as error:
-            _check_converted(error)
-            raise
+        options = precision.load_options(
+            self.held, kind, config, trust_remote_code=trust_remote_code
+        )
+        loaded = _read(path, kind, dtype=self.held.dtype, device_map=where, **options, **common)
         self.model: PreTrainedModel = loaded[0]
         _check_whole(loaded[1])
         self.warnings = _unread_layers(loaded[1], getattr(config, "num_hidden_layers", None))
@@ -238,6 +226,29 @@ def _check_whole(loading_info: dict[str, Any]) -> None:
                 "MODEL_LOAD_FAILED",
                 f"the checkpoint {why} {len(names)} of the tensors that its configuration asks for: {shown}",
             )
+
+
+def _read(
+    path: Path, kind: type[_BaseAutoModelClass], *, dtype: str, **options: Any
+) -> tuple[PreTrainedModel, dict[str, Any]]:
+    """The model with its weights, and what the library tells about its loading.
+
+    Raises:
+        Refusal: MODEL_LOAD_FAILED naming a tensor that cannot be converted.
+    """
+    try:
+        loaded: tuple[PreTrainedModel, dict[str, Any]] = kind.from_pretrained(
+            path,
+            output_loading_info=True,
+            dtype=getattr(torch, dtype),
+            # the library's own refusal of tensors in another shape names none of them
+            ignore_mismatched_sizes=True,
+            **options,
+        )
+    except RuntimeError as error:
+        _check_converted(error)
+        raise
+    return loaded
 
 
 def _check_converted(error: RuntimeError) -> None:
