@@ -230,14 +230,14 @@ def _check_whole(loading_info: dict[str, Any]) -> None:
 
 def _read(
     path: Path, kind: type[_BaseAutoModelClass], *, dtype: str, **options: Any
-) -> tuple[PreTrainedModel, dict[str, Any]]:
+) -> tuple[Any, dict[str, Any]]:
     """The model with its weights, and what the library tells about its loading.
 
     Raises:
         Refusal: MODEL_LOAD_FAILED naming a tensor that cannot be converted.
     """
     try:
-        loaded: tuple[PreTrainedModel, dict[str, Any]] = kind.from_pretrained(
+        loaded: tuple[Any, dict[str, Any]] = kind.from_pretrained(
             path,
             output_loading_info=True,
             dtype=getattr(torch, dtype),
