@@ -363,3 +363,8 @@ def test_piped_output_has_no_colour_and_is_not_cut(run: Run) -> None:
 
 def test_a_text_of_a_model_cannot_control_the_terminal() -> None:
     assert output.readable("a\x1b[2Jb\tc\n\x07ä") == "a�[2Jb\tc\n�ä"
+
+
+def test_a_model_that_recommends_no_sampling_is_asked_greedily() -> None:
+    silent: Any = SimpleNamespace(generation_config=None)
+    assert commands._recommended(silent) == {"temperature": 0.0}

@@ -377,9 +377,12 @@ def _known(client: Client, text: str) -> int | str:
 
 
 def _recommended(model: ModelRecord) -> dict[str, object]:
-    """The sampling that the checkpoint recommends, as fields of a request."""
+    """The sampling that the checkpoint recommends, as fields of a request. A GGUF model recommends none, and is asked
+    greedily."""
     said = model.generation_config
-    return {} if said is None else {"temperature": said.temperature, "top_p": said.top_p}
+    if said is None:
+        return {"temperature": 0.0}
+    return {"temperature": said.temperature, "top_p": said.top_p}
 
 
 def _load(client: Client, model: int | str, gpu: str | None = None) -> ModelRecord:

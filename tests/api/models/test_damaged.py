@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from steerserve.engines.checkpoint import tokenizer
@@ -120,6 +121,18 @@ def test_layers_that_the_configuration_leaves_out_are_warned_of(
     (record,) = [one for one in listed if one["status"] == "loaded"]
     (warning,) = record["warnings"]
     assert "config.json names 1 layers" in warning
+
+
+def test_layers_of_another_module_are_no_layers_that_are_left_out(
+    live: Running, sound: Path, tmp_path: Path
+) -> None:
+    folder = damaged.copy(sound, tmp_path / "seeing", damaged.config())
+    file = folder / "model.safetensors"
+    tower = {"vision_tower.encoder.layers.26.weight": torch.zeros(2)}
+    save_file(load_file(file) | tower, file, {"format": "pt"})
+    assert load(live, folder) == {}
+    listed = live.data("GET", "/api/models")["models"]
+    assert [one["warnings"] for one in listed if one["status"] == "loaded"] == [[]]
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json"])

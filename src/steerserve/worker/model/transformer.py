@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -42,7 +43,7 @@ CONTEXT_TOKENS = 5
 WEIGHTS = ("*.safetensors", "*.bin")
 LINE_CHARACTERS = 200
 _PATH = re.compile(r"(?:/[^/\s'\"]+)+/")
-_LAYER = re.compile(r"\.(\d+)\.")
+_LAYER = re.compile(r"(.*?)\.(\d+)\.")
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 
 Report = Callable[[str, float], None]
@@ -94,7 +95,7 @@ class Transformer:
         loaded = _read(path, kind, dtype=self.held.dtype, device_map=where, **options, **common)
         self.model: PreTrainedModel = loaded[0]
         _check_whole(loaded[1])
-        self.warnings = _unread_layers(loaded[1], getattr(config, "num_hidden_layers", None))
+        self.warnings = _unread_layers(loaded[1], list(self.model.state_dict()))
         """What is remarkable about the checkpoint, for its record."""
         self.input_vocabulary = int(self.model.get_input_embeddings().weight.shape[0])
         report("moving_to_device", 80.0)
@@ -267,18 +268,22 @@ def _check_converted(error: RuntimeError) -> None:
             raise Refusal("MODEL_LOAD_FAILED", why) from error
 
 
-def _unread_layers(loading_info: dict[str, Any], layers: int | None) -> list[str]:
-    """A warning where the weights have more layers than the configuration, which the library leaves out silently."""
-    numbers = {
-        int(found[1])
-        for name in loading_info.get("unexpected_keys", ())
-        if (found := _LAYER.search(name)) is not None
-    }
-    beyond = sorted(number for number in numbers if layers is not None and number >= layers)
+def _unread_layers(loading_info: dict[str, Any], own: Sequence[str]) -> list[str]:
+    """A warning where the weights have more layers than the model, whose tensors are named `own`. The library leaves
+    them out silently. Layers of other modules, such as those of an image encoder, do not count."""
+    last: dict[str, int] = {}
+    for name in own:
+        if found := _LAYER.match(name):
+            last[found[1]] = max(last.get(found[1], 0), int(found[2]))
+    matches = map(_LAYER.match, loading_info.get("unexpected_keys", ()))
+    beyond = [
+        (int(m[2]), last[m[1]]) for m in matches if m and int(m[2]) > last.get(m[1], math.inf)
+    ]
     if not beyond:
         return []
+    most, used = max(beyond)
     return [
-        f"the weights have layers up to {beyond[-1]}, and config.json names {layers} layers: the others are not used"
+        f"the weights have layers up to {most}, and config.json names {used + 1} layers: the others are not used"
     ]
 
 
