@@ -183,6 +183,7 @@ class RayCluster:
             lambda number: m.Survey(number, list(folders), self._caches, hub),
             m.Surveyed,
             SURVEY_SECONDS,
+            may_repeat=True,
         )
         return answer.nodes
 

@@ -60,12 +60,23 @@ class PlacerProcess:
         make: Callable[[int], m.Question],
         kind: type[Kind],
         seconds: float,
+        *,
+        may_repeat: bool = False,
     ) -> Kind:
-        """The answer to a question. A placer that does not run is started first.
+        """The answer to a question. A placer that does not run is started first. A question that `may_repeat` is asked
+        once more where the placer ended before it answered.
 
         Raises:
             Refusal: ENGINE_UNAVAILABLE with the reason; also when the placer ended, or was silent for so long.
         """
+        if may_repeat:
+            with contextlib.suppress(_Ended):
+                return await self._asked(make, kind, seconds)
+        return await self._asked(make, kind, seconds)
+
+    async def _asked(
+        self, make: Callable[[int], m.Question], kind: type[Kind], seconds: float
+    ) -> Kind:
         async with self._starting:
             if self._writer is None:
                 if self._is_closed:
@@ -85,7 +96,7 @@ class PlacerProcess:
         answered = self._waiting[number] = asyncio.get_running_loop().create_future()
         try:
             if self._writer is None:
-                raise unavailable("its placer has ended")
+                raise _Ended()
             self._writer.write(m.placer_frame(make(number)))
             async with asyncio.timeout(seconds):
                 answer = await answered
@@ -164,10 +175,9 @@ class PlacerProcess:
             self._writer = None
             writer.close()
             self._kill()
-            gone = unavailable("its placer has ended; perhaps the cluster has lost its head")
             for answered in self._waiting.values():
                 if not answered.done():
-                    answered.set_exception(gone)
+                    answered.set_exception(_Ended())
 
     def _take(self, told: m.Told) -> None:
         if isinstance(told, m.Gone):
@@ -186,3 +196,11 @@ def environment() -> dict[str, str]:
 
 def unavailable(reason: str) -> Refusal:
     return Refusal("ENGINE_UNAVAILABLE", f"the Ray cluster cannot place a replica: {reason}")
+
+
+class _Ended(Refusal):
+    """The placer ended before it answered."""
+
+    def __init__(self) -> None:
+        reason = "its placer has ended; perhaps the cluster has lost its head"
+        super().__init__("ENGINE_UNAVAILABLE", unavailable(reason).message)
