@@ -43,6 +43,7 @@ only asks the service can import them."""
 FLOORS: dict[str, set[str]] = {
     **dict.fromkeys(FORMS, {"rules", "messages"} | FORMS),
     "": {"client"},
+    "build": set(),
     "client": {"errors", "rules", "client"} | FORMS,
     "errors": set(),
     "settings": {"settings"},
@@ -71,7 +72,7 @@ FLOORS: dict[str, set[str]] = {
     "app": set(),
     "app.meter": {"control.metrics", "rules"},
     # imports the application by its name
-    "app.serve": {"errors", "settings", "http"},
+    "app.serve": {"", "errors", "settings", "http"},
     "app.doctor": ZERO | {"rules", "app.doctor_cluster", "api.webui"},
     "app.doctor_cluster": ZERO | {"rules", "engines"},
     "app.startup": ZERO | {"database", "control", "app.wiring", "demo"},

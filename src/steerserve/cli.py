@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from steerserve import __version__
+import steerserve
 from steerserve.terminal import commands, evals, output
 
 main = typer.Typer(
@@ -76,7 +76,7 @@ def root(
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
 ) -> None:
     if version:
-        typer.echo(f"steerserve {__version__}")
+        typer.echo(f"steerserve {steerserve.__version__}")
         raise typer.Exit
 
 

@@ -19,6 +19,7 @@ from typing import TextIO
 import psutil
 import structlog
 
+from steerserve import __version__
 from steerserve.errors import CannotStart
 from steerserve.http import accepting
 from steerserve.http import protocol as protocols
@@ -75,7 +76,8 @@ class Server(accepting.Server):
         await super().startup(sockets)
         if self.started and not self.should_exit:
             # the application exists now, and has configured the logging
-            log.info("listening", addresses=[_address(one) for one in sockets or ()])
+            addresses = [_address(one) for one in sockets or ()]
+            log.info("listening", addresses=addresses, version=__version__)
             # the modules and routes stay; a collection that looked through them would hold up requests for 0.2 s
             gc.collect()
             gc.freeze()
