@@ -27,7 +27,7 @@ from benchmarks.kept import Kept
 from benchmarks.machine import Spread, quantile
 from benchmarks.probe import probing
 from steerserve import demo
-from steerserve.rules.steering.documents import DOCUMENT_BYTES
+from steerserve.rules.bounds import DOCUMENT_BYTES
 
 JSON = {"content-type": "application/json"}
 ROUNDS = 5

@@ -1,14 +1,15 @@
 """Writes the tables of docs/ that are made from code: `python -m docs.generate`.
 
-docs/errors.md comes from `errors.TABLE`, docs/settings.md from the fields of `Settings`, and
-docs/specification-coverage.md from the markers of the tests.
+docs/errors.md comes from `errors.TABLE`, docs/settings.md from the fields of `Settings`, the tables of docs/limits.md
+from `rules/bounds.py`, and docs/specification-coverage.md from the markers of the tests.
 """
 
 from __future__ import annotations
 
+import re
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from pydantic.fields import FieldInfo
 
 from docs import coverage
 from steerserve.errors import TABLE, Retry, Row
+from steerserve.rules import bounds
 from steerserve.settings import Settings
 from steerserve.settings.limits import RequestLimits
 
@@ -53,7 +55,7 @@ TYPE_NAMES = {
     SecretStr: "secret text",
     list[SecretStr]: "secret list, separated by commas",
 }
-BOUNDS = (("ge", "at least"), ("gt", "above"), ("le", "at most"), ("lt", "below"))
+_LIMITS = (("ge", "at least"), ("gt", "above"), ("le", "at most"), ("lt", "below"))
 
 
 def errors_page() -> str:
@@ -117,7 +119,7 @@ def settings_page() -> str:
 def setting_row(name: str, field: FieldInfo) -> tuple[str, ...]:
     bounds = [
         f"{words} {getattr(part, bound):,}"
-        for bound, words in BOUNDS
+        for bound, words in _LIMITS
         for part in field.metadata
         if getattr(part, bound, None) is not None
     ]
@@ -142,12 +144,69 @@ def shown(default: Any) -> str:
     return f"`{default}`"
 
 
+BOUNDS_HEAD = {
+    "connections": ("what a client does", "bound", "what happens", "test"),
+    "bodies": ("what a client does", "bound", "what happens", "test"),
+    "documents": ("document", "bound", "what happens beyond it", "test"),
+    "stored": ("what is stored or listed", "bound", "what happens at the bound", "test"),
+    "kept": ("what is kept", "bound", "beyond it", "test"),
+    "links": ("part of the link", "bound", "beyond it", "test"),
+}
+_BOUNDS_TABLE = re.compile(r"(?<=<!-- bounds: )(\w+) -->\n.*?(?=<!-- end of bounds -->)", re.DOTALL)
+_NAME = re.compile(r"\{(\w+):?(\w*)\}")
+
+
+def limits_page() -> str:
+    """The page of the limits as it is, with the tables of `BOUNDS` in it."""
+    stored = (FOLDER / "limits.md").read_text(encoding="utf-8")
+    return _BOUNDS_TABLE.sub(lambda found: f"{found[1]} -->\n{bounds_table(found[1])}\n", stored)
+
+
+def bounds_table(group: str) -> str:
+    rows = (
+        (row.what, bound_words(row.bound), row.beyond, f"`{row.test}`")
+        for row in bounds.BOUNDS
+        if row.group == group
+    )
+    return table(BOUNDS_HEAD[group], rows)
+
+
+def bound_words(bound: str) -> str:
+    """A bound with the numbers of the constants and the settings that it names in braces."""
+
+    def number(found: re.Match[str]) -> str:
+        name, unit = found[1], found[2]
+        if name not in vars(bounds):
+            default = Settings.model_fields[name.lower()].default
+            return f"`{name}`" if unit == "name" else f"`{name}` ({in_unit(default, unit)})"
+        return in_unit(vars(bounds)[name], unit)
+
+    return _NAME.sub(number, bound)
+
+
+def in_unit(value: float, unit: str) -> str:
+    """A number as the page shows it: `64 KiB`, `8 MB`, `20 s`, `16,384`."""
+    match unit:
+        case "bytes" if value % (1 << 20) == 0:
+            return f"{value // (1 << 20):,} MiB"
+        case "bytes" if value % (1 << 10) == 0:
+            return f"{value // (1 << 10):,} KiB"
+        case "MB":
+            return f"{value / 1e6:,g} MB"
+        case "s":
+            return f"{value:,g} s"
+    return f"{value:,} {unit}".rstrip()
+
+
 def page(title: str, words: str, head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     """A page with one table."""
-    lines = [head, tuple("---" for _ in head), *rows]
-    table = "\n".join(f"| {' | '.join(map(escaped, line))} |" for line in lines)
     note = "<!-- Written by `make docs`; edit the code instead. -->"
-    return f"# {title}\n\n{note}\n\n{words}\n\n{table}\n"
+    return f"# {title}\n\n{note}\n\n{words}\n\n{table(head, rows)}\n"
+
+
+def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    lines = [head, tuple("---" for _ in head), *rows]
+    return "\n".join(f"| {' | '.join(map(escaped, line))} |" for line in lines)
 
 
 def escaped(cell: str) -> str:
@@ -157,6 +216,7 @@ def escaped(cell: str) -> str:
 
 PAGES: dict[str, Callable[[], str]] = {
     "errors.md": errors_page,
+    "limits.md": limits_page,
     "settings.md": settings_page,
     "specification-coverage.md": coverage.page,
 }

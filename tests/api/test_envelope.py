@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from steerserve.rules.json_size import BODY_MAXIMUM
+from steerserve.rules.bounds import MANAGEMENT_BODY_VALUES
 from tests.service import Running
 
 JSON = {"content-type": "application/json"}
@@ -148,7 +148,7 @@ def test_json_by_each_of_its_names_is_imported(shared: Running, kind: str) -> No
 
 
 def test_a_body_of_very_many_values_is_refused_before_it_is_read(shared: Running) -> None:
-    body = {"features": [""] * (BODY_MAXIMUM + 1)}
+    body = {"features": [""] * (MANAGEMENT_BODY_VALUES + 1)}
     status, code, _ = shared.error("POST", "/api/monitoring/configure", body)
     assert (status, code) == (413, "PAYLOAD_TOO_LARGE")
 

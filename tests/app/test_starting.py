@@ -17,7 +17,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from steerserve.app import commands, serve
-from steerserve.http.connections import RESERVED
+from steerserve.rules.bounds import RESERVED_CONNECTIONS
 
 
 def port() -> str:
@@ -142,7 +142,7 @@ def test_a_name_in_the_file_of_settings_that_is_none_is_warned_of(
 STOPPED_WHILE_IT_STARTS = """
 import os, signal, sys
 from steerserve.app import serve
-from steerserve.http.connections import RESERVED
+from steerserve.http.connections import RESERVED_CONNECTIONS
 from steerserve.app.service import Service
 from steerserve.settings import Settings
 
@@ -186,8 +186,8 @@ def test_a_signal_while_the_service_starts_ends_it_quietly(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("limits", "raised", "connections"),
     [
-        ((256, 4096), 1000 + RESERVED + 512, 1000),
-        ((256, 1024), 1024, 1024 - RESERVED - 128),
+        ((256, 4096), 1000 + RESERVED_CONNECTIONS + 512, 1000),
+        ((256, 1024), 1024, 1024 - RESERVED_CONNECTIONS - 128),
         ((2000, 4096), None, 1000),
     ],
 )

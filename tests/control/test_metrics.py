@@ -11,6 +11,7 @@ from structlog.testing import CapturingLogger
 from steerserve.control import bus, full_queue
 from steerserve.control.metrics import Metrics
 from steerserve.messages import Piece, Started
+from steerserve.rules.bounds import DURATIONS_KEPT
 from steerserve.rules.percentiles import percentiles
 from tests.control.conftest import Make
 from tests.doubles import World, soon, until
@@ -155,6 +156,12 @@ def test_percentiles_are_values_that_were_measured(
     seconds: list[float], expected: dict[str, float | None]
 ) -> None:
     assert asdict(percentiles(seconds)) == expected
+
+
+def test_the_percentiles_are_those_of_the_latest_requests(metrics: Metrics) -> None:
+    for seconds in (9.0, *[1.0] * DURATIONS_KEPT):
+        metrics.latencies.append(seconds)
+    assert percentiles(metrics.latencies).p99 == 1000.0
 
 
 # ---------------------------------------------------------------------- on the road of a request

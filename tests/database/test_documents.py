@@ -16,6 +16,7 @@ from steerserve.database.catalog import Catalog
 from steerserve.database.db import Database
 from steerserve.database.documents import Documents, ProfileRow
 from steerserve.errors import Refusal
+from steerserve.rules.bounds import PROFILES_KEPT
 from steerserve.rules.saes.provenance import ModelOrigin, Origin, SaeOrigin
 from tests.database.test_catalog import SAE
 from tests.refusals import refused
@@ -82,6 +83,26 @@ async def test_a_profile_that_is_named_again_is_as_it_was_written_last(database:
     assert await code_of(documents.profile_named("calm")) == "PROFILE_NOT_FOUND"
     await documents.remove(made.id)
     assert await code_of(documents.profile_named("quiet")) == "PROFILE_NOT_FOUND"
+
+
+async def test_the_profiles_that_were_used_last_are_kept(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    documents = Documents(database)
+    made = [
+        await documents.add_profile(name=f"p{n}", steering={}) for n in range(PROFILES_KEPT + 1)
+    ]
+    read: list[object] = []
+    found = documents._found
+
+    async def counted(*asked: Any) -> Any:
+        read.append(asked)
+        return await found(*asked)
+
+    monkeypatch.setattr(documents, "_found", counted)
+    for profile in (*made, made[-1], made[0]):
+        assert await documents.profile_named(profile.name) == profile
+    assert len(read) == len(made) + 1
 
 
 async def test_what_is_left_out_has_its_default(documents: Documents) -> None:

@@ -72,7 +72,7 @@ async def test_a_write_that_fails_changes_nothing(database: Database) -> None:
 async def test_however_many_saes_are_read_each_has_its_own_and_few_labels_are_kept(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stored_labels, "_KEPT", 8)
+    monkeypatch.setattr(stored_labels, "LABELS_KEPT", 8)
     labels = Labels(database)
     await registered(database, *(f"sae_{number}" for number in range(20)))
     for number in range(20):
@@ -89,7 +89,7 @@ async def test_however_many_saes_are_read_each_has_its_own_and_few_labels_are_ke
 async def test_of_saes_without_labels_only_the_last_ones_are_kept(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stored_labels, "_SAES_KEPT", 8)
+    monkeypatch.setattr(stored_labels, "LABELLED_SAES_KEPT", 8)
     labels = Labels(database)
     for number in range(20):
         assert await labels.of(f"sae_{number}") == {}

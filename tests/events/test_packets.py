@@ -11,7 +11,8 @@ import socketio
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
-from steerserve.events.packets import LARGEST_BODY, CheckedPackets, is_understood
+from steerserve.events.packets import CheckedPackets, is_understood
+from steerserve.rules.bounds import LIVE_POLL_BYTES
 from tests.service import Running
 
 OPEN = "/socket.io/?EIO=4&transport=polling"
@@ -129,7 +130,7 @@ async def test_a_client_that_left_before_its_request_was_read_reaches_no_library
 def test_a_request_with_many_or_large_packets_is_refused(shared: Running) -> None:
     address = session(shared)
     check_refused(shared.http.post(address, content="\x1e".join(["3"] * 17)))
-    check_refused(shared.http.post(address, content="4" * (LARGEST_BODY + 1)), 413)
+    check_refused(shared.http.post(address, content="4" * (LIVE_POLL_BYTES + 1)), 413)
     check_refused(shared.http.post(address, content=b"\xff"))
     shared.http.post(address, content="1")
 

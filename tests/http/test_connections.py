@@ -17,8 +17,8 @@ import pytest
 
 from steerserve import demo
 from steerserve.http import connections
-from steerserve.http.connections import RESERVED, Connections, Place
-from steerserve.http.protocol import HEAD_BYTES, PIPELINED
+from steerserve.http.connections import Connections, Place
+from steerserve.rules.bounds import HEAD_BYTES, PIPELINED_REQUESTS, RESERVED_CONNECTIONS
 from steerserve.settings import Settings
 from tests.conftest import Start
 from tests.service import Running, load_demo, running
@@ -207,11 +207,11 @@ def test_requests_that_wait_on_one_connection_are_answered_in_order_and_bounded(
 ) -> None:
     last = ALIVE.replace(HOST, HOST + b"Connection: close\r\n")
     with linked(shared) as link:
-        pour(link, ALIVE * PIPELINED + last)
-        assert until_closed(link).count(b"HTTP/1.1 200") == PIPELINED + 1
+        pour(link, ALIVE * PIPELINED_REQUESTS + last)
+        assert until_closed(link).count(b"HTTP/1.1 200") == PIPELINED_REQUESTS + 1
     with linked(shared) as link:
         pour(link, ALIVE * 10_000)
-        assert until_closed(link).count(b"HTTP/1.1 200") <= 2 * PIPELINED
+        assert until_closed(link).count(b"HTTP/1.1 200") <= 2 * PIPELINED_REQUESTS
     assert is_alive(shared)
 
 
@@ -294,15 +294,15 @@ def test_a_client_that_reads_nothing_is_cut_and_one_that_reads_slowly_is_not(
         whole = len(tight.http.get("/openapi.json").content)
         stopped, slow = (stack.enter_context(linked(tight, room=2048)) for _ in range(2))
         for link in (stopped, slow):
-            pour(link, page * PIPELINED)
+            pour(link, page * PIPELINED_REQUESTS)
         cut = select.poll()
         cut.register(stopped, select.POLLHUP)
         read = len(_more(slow, b""))
         while not cut.poll(10):
             read += len(slow.recv(1000))
-        while read < whole * PIPELINED:
+        while read < whole * PIPELINED_REQUESTS:
             read += len(_more(slow, b""))
-        assert len(until_closed(stopped)) < whole * PIPELINED
+        assert len(until_closed(stopped)) < whole * PIPELINED_REQUESTS
 
 
 def test_answers_that_nobody_reads_are_bounded_over_all_clients(
@@ -316,11 +316,11 @@ def test_answers_that_nobody_reads_are_bounded_over_all_clients(
         links = [stack.enter_context(linked(shared, room=2048)) for _ in range(8)]
         cut = select.poll()
         for link in links:
-            pour(link, page * PIPELINED)
+            pour(link, page * PIPELINED_REQUESTS)
             cut.register(link, select.POLLHUP)
         (first, _), *_ = cut.poll(1000 * PATIENCE)
         (link,) = [link for link in links if link.fileno() == first]
-        assert len(until_closed(link)) < whole * PIPELINED
+        assert len(until_closed(link)) < whole * PIPELINED_REQUESTS
         # the answers to the others go on
         assert len(cut.poll(0)) < len(links) - 1
 
@@ -370,7 +370,7 @@ def test_a_connection_without_a_request_makes_room_for_a_new_one(
 def test_every_request_of_a_burst_of_connections_is_answered(start: Start) -> None:
     with start(max_connections=4, request_headers_timeout=60) as live, ExitStack() as stack:
         live.http.close()
-        links = [stack.enter_context(linked(live)) for _ in range(4 + 3 * RESERVED)]
+        links = [stack.enter_context(linked(live)) for _ in range(4 + 3 * RESERVED_CONNECTIONS)]
         for link in links:
             link.sendall(b"GET /api/models HTTP/1.1\r\n" + HOST + b"\r\n")
         answered = Counter(read_answer(link)[0] for link in links)
@@ -395,4 +395,4 @@ async def test_beyond_the_reserve_no_connection_has_a_place() -> None:
     places = []
     while connections.has_place(0, loop.time()):
         places.append(connections.enter(Unread(), loop))
-    assert places == [Place.ANY, *[Place.PROBES] * RESERVED]
+    assert places == [Place.ANY, *[Place.PROBES] * RESERVED_CONNECTIONS]

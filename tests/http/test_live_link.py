@@ -12,9 +12,13 @@ import pytest
 import websockets.exceptions
 from websockets.sync.client import ClientConnection, connect
 
-from steerserve.events.packets import LARGEST_BODY
-from steerserve.events.socketio import EVENTS_BEHIND
-from steerserve.http.live_link import LIVE_BURST_BYTES, LIVE_FRAGMENTS, LIVE_MESSAGE_BYTES
+from steerserve.rules.bounds import (
+    LIVE_BURST_BYTES,
+    LIVE_FRAGMENTS,
+    LIVE_MESSAGE_BYTES,
+    LIVE_POLL_BYTES,
+    LIVE_UNREAD_EVENTS,
+)
 from tests.conftest import Start
 from tests.service import Running
 
@@ -66,7 +70,7 @@ def test_a_message_a_fragment_and_a_flood_are_bounded(shared: Running) -> None:
 
 def test_a_poll_is_bounded(shared: Running) -> None:
     path = f"{JOIN}&sid={joined(shared.http)}"
-    large = shared.http.post(path, content="40" + " " * LARGEST_BODY)
+    large = shared.http.post(path, content="40" + " " * LIVE_POLL_BYTES)
     assert (large.status_code, large.json()["error"]["code"]) == (413, "PAYLOAD_TOO_LARGE")
     assert shared.http.post(path, content=iter([b"4", b"0"])).text == "OK"
     assert '"sid"' in shared.http.get(path).text
@@ -116,9 +120,9 @@ def test_a_client_that_fetches_no_events_is_disconnected(steered: Running) -> No
     path = f"{JOIN}&sid={joined(steered.http)}"
     assert steered.http.post(path, content="40").text == "OK"
     session = steered.service.live.server.eio.sockets[path.rpartition("=")[2]]
-    for _ in range(EVENTS_BEHIND):
+    for _ in range(LIVE_UNREAD_EVENTS):
         session.queue.put_nowait(None)
     steered.data("POST", "/api/saes/steering", {"feature_idx": 1, "value": 1})
     while steered.http.post(path, content="3").status_code == 200:
         pass
-    assert session.queue.qsize() < EVENTS_BEHIND
+    assert session.queue.qsize() < LIVE_UNREAD_EVENTS

@@ -12,6 +12,7 @@ from steerserve.hub.client import Hub
 from steerserve.hub.header import TENSORS, fetch_header
 from steerserve.hub.session import Session, troubles
 from steerserve.hub.wire import Headers, Kind, Trouble
+from steerserve.rules.bounds import HUB_HEADERS_KEPT
 from steerserve.rules.models.precision import StoredTensor
 from steerserve.rules.models.repository import RepoFile
 from tests.hub.conftest import MakeHub
@@ -56,6 +57,19 @@ async def test_a_header_is_read_by_range_and_nothing_else_is_fetched(
     )
     asked = loopback.asked(f"/{PATH}")
     assert [seen.range for seen in asked] == ["bytes=0-65535"]
+
+
+async def test_the_headers_that_were_read_last_are_kept(
+    make_hub: MakeHub, loopback: LoopbackHub
+) -> None:
+    paths = [f"{n}.safetensors" for n in range(HUB_HEADERS_KEPT + 1)]
+    loopback.add(REPO, dict.fromkeys(paths, file(GOOD, 4160)))
+    hub = make_hub()
+    found = await hub.describe(REPO)
+    for path in (*paths, paths[-1], paths[0]):
+        (wanted,) = [f for f in found.files if f.path == path]
+        await hub.header(REPO, found.sha, wanted)
+    assert [len(loopback.asked(f"/{path}")) for path in paths] == [2, *[1] * HUB_HEADERS_KEPT]
 
 
 async def test_a_long_header_is_asked_for_in_two_parts(

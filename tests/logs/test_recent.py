@@ -10,8 +10,9 @@ import pytest
 import structlog
 
 from steerserve.logs import setup as log
-from steerserve.logs.lines import KEPT, LogLine
+from steerserve.logs.lines import LogLine
 from steerserve.logs.recent import RecentLines
+from steerserve.rules.bounds import LOG_LINES_KEPT
 from tests.service import Running
 
 TOKEN = "hf_SENTINEL0123456789"
@@ -43,7 +44,7 @@ def served_lines(shared: Running) -> Iterator[Running]:
 
 
 def only(lines: RecentLines) -> LogLine:
-    (line,) = lines.after(None, "DEBUG", KEPT).lines
+    (line,) = lines.after(None, "DEBUG", LOG_LINES_KEPT).lines
     return line
 
 
@@ -67,7 +68,7 @@ def test_a_secret_is_in_no_line(lines: RecentLines) -> None:
         raise ValueError(TOKEN)
     except ValueError:
         logger.exception("failed")
-    kept = lines.after(None, "DEBUG", KEPT)
+    kept = lines.after(None, "DEBUG", LOG_LINES_KEPT)
     assert len(kept.lines) == 5
     assert TOKEN not in repr(kept)
 
@@ -101,19 +102,21 @@ def test_a_line_of_a_library_has_no_values(
 
 def test_the_cursor_gives_each_line_once_and_counts_the_lines_that_went(lines: RecentLines) -> None:
     logger.info("first")
-    seen = lines.after(None, "DEBUG", KEPT)
-    for number in range(KEPT + 3):
+    seen = lines.after(None, "DEBUG", LOG_LINES_KEPT)
+    for number in range(LOG_LINES_KEPT + 3):
         logger.info("more", number=number)
-    rest = lines.after(seen.last_id, "DEBUG", KEPT)
-    assert [line.fields["number"] for line in rest.lines] == list(range(3, KEPT + 3))
+    rest = lines.after(seen.last_id, "DEBUG", LOG_LINES_KEPT)
+    assert [line.fields["number"] for line in rest.lines] == list(range(3, LOG_LINES_KEPT + 3))
     assert rest.dropped == 3
-    assert lines.after(rest.last_id, "DEBUG", KEPT).lines == []
+    assert lines.after(rest.last_id, "DEBUG", LOG_LINES_KEPT).lines == []
 
 
 def test_a_cursor_of_a_former_service_gives_all_lines(lines: RecentLines) -> None:
     logger.info("first")
     for cursor in (7, 999_999):
-        assert [line.event for line in lines.after(cursor, "DEBUG", KEPT).lines] == ["first"]
+        assert [line.event for line in lines.after(cursor, "DEBUG", LOG_LINES_KEPT).lines] == [
+            "first"
+        ]
 
 
 def test_the_route_gives_lines_of_a_level_and_no_text_of_a_request(served_lines: Running) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from steerserve import demo
 from steerserve.openai import counts
-from steerserve.rules.json_size import REQUEST_MAXIMUM
+from steerserve.rules.bounds import INFERENCE_BODY_VALUES
 from tests.service import Running
 
 CHAT, TEXT, EMBED = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
@@ -81,13 +81,15 @@ def test_very_many_features_of_activations_are_refused(shared: Running) -> None:
 
 def test_a_body_of_very_many_values_is_not_read(shared: Running) -> None:
     for value in (b"[]", b"1", b'""', b'{"a":1}'):
-        bomb = b'{"model": "x", "metadata": [' + (value + b",") * REQUEST_MAXIMUM + value + b"]}"
+        bomb = (
+            b'{"model": "x", "metadata": [' + (value + b",") * INFERENCE_BODY_VALUES + value + b"]}"
+        )
         status, error = shared.v1_error(CHAT, bomb)
         assert (status, error["code"]) == (413, "payload_too_large")
 
 
 def test_a_text_of_very_many_commas_and_brackets_is_one_value(shared: Running) -> None:
-    text = "[1,\\" * REQUEST_MAXIMUM
+    text = "[1,\\" * INFERENCE_BODY_VALUES
     status, error = shared.v1_error(TEXT, {"model": demo.MODEL_NAME, "prompt": text})
     assert (status, error["code"]) == (400, "context_length_exceeded")
 

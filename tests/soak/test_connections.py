@@ -15,7 +15,7 @@ import pytest
 import websockets.exceptions
 from websockets.sync.client import connect as websocket
 
-from steerserve.http.connections import RESERVED
+from steerserve.rules.bounds import RESERVED_CONNECTIONS
 from tests.app.test_lifecycle import Process
 from tests.soak import watching
 from tests.soak.clients import connect
@@ -113,7 +113,7 @@ def floods(size: Slow) -> Iterator[tuple[str, Callable[[Probes, str], None]]]:
     yield "packets", lambda p, u: packets_without_end(p, u, size)
 
 
-@sizes(Slow(20, 1), Slow(MOST + RESERVED + 100, 3), seconds=900)
+@sizes(Slow(20, 1), Slow(MOST + RESERVED_CONNECTIONS + 100, 3), seconds=900)
 @pytest.mark.soak
 def test_floods_of_connections_leave_liveness_and_nothing_behind(
     tmp_path: Path, size: Slow

@@ -18,7 +18,7 @@ from typer.testing import CliRunner, Result
 
 from steerserve import Client, demo
 from steerserve.cli import main
-from steerserve.logs.lines import KEPT
+from steerserve.rules.bounds import LOG_LINES_KEPT
 from steerserve.terminal import chat, commands, completing, output, watching
 from tests.circuits import activated, imported
 from tests.conftest import Start
@@ -285,7 +285,11 @@ def test_logs_shows_the_newest_lines_and_follows(
         assert "route=/api/profiles" in followed.stdout
         assert run("logs", "--level", "loud").exit_code == output.WRONG_USE
         # as many as the service keeps, and no more
-        for lines, code in ((0, output.WRONG_USE), (KEPT, 0), (KEPT + 1, output.WRONG_USE)):
+        for lines, code in (
+            (0, output.WRONG_USE),
+            (LOG_LINES_KEPT, 0),
+            (LOG_LINES_KEPT + 1, output.WRONG_USE),
+        ):
             assert run("logs", "-n", str(lines)).exit_code == code
 
 

@@ -23,16 +23,14 @@ from starlette.responses import Response
 
 from steerserve.errors import DocumentRefusal, Refusal
 from steerserve.rules import near_names
+from steerserve.rules.bounds import PAGE_ROWS
 from steerserve.rules.steering import documents
 from steerserve.rules.text import shown
 
 UNKNOWN_NAMED = 20
 """The number of unknown fields of one body that a refusal names."""
 
-PAGE_MAXIMUM = 200
-"""The most profiles, clusters or circuits in one answer."""
-
-PageLimit = Annotated[int, Query(ge=1, le=PAGE_MAXIMUM)]
+PageLimit = Annotated[int, Query(ge=1, le=PAGE_ROWS)]
 PageOffset = Annotated[int, Query(ge=0, le=2**31 - 1)]
 
 encoded = msgspec.json.Encoder().encode

@@ -23,7 +23,8 @@ from steerserve import __version__
 from steerserve.errors import CannotStart
 from steerserve.http import accepting
 from steerserve.http import protocol as protocols
-from steerserve.http.connections import RESERVED, Connections
+from steerserve.http.connections import Connections
+from steerserve.rules.bounds import RESERVED_CONNECTIONS
 from steerserve.settings import Settings
 from steerserve.settings import replicas as setting_replicas
 from steerserve.settings.checks import unknown_names
@@ -228,18 +229,19 @@ def _allowed_connections(wanted: int) -> int:
     Raises:
         CannotStart: too few files would be left to the service itself.
     """
-    files = wanted + RESERVED + OTHER_FILES
+    files = wanted + RESERVED_CONNECTIONS + OTHER_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return wanted
     if soft < files:
         soft = files if hard == resource.RLIM_INFINITY else min(files, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    allowed = min(wanted, soft - RESERVED - OWN_FILES)
+    allowed = min(wanted, soft - RESERVED_CONNECTIONS - OWN_FILES)
     least = min(wanted, LEAST_CONNECTIONS)
     if allowed < least:
         raise CannotStart(
-            f"this process may open {soft} files, and the service needs {least + RESERVED + OWN_FILES}; raise the "
+            f"this process may open {soft} files, and the service needs "
+            f"{least + RESERVED_CONNECTIONS + OWN_FILES}; raise the "
             "limit (`ulimit -n`)"
         )
     return allowed

@@ -19,10 +19,9 @@ from steerserve.control.bus import Event, LoadComplete, LoadError, LoadProgress,
 from steerserve.control.full_queue import FullQueue, Later, on_loop
 from steerserve.control.retry import DefaultedLog
 from steerserve.messages import Embedded, Outcome, Piece, Scored, Started
+from steerserve.rules.bounds import DURATIONS_KEPT
 
 NAMESPACE = "steerserve"
-RECENT = 1000
-"""The number of latest requests from which the percentiles are computed."""
 SENSING_KINDS = ("cluster", "circuit")
 
 _LONG = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
@@ -78,8 +77,8 @@ class Metrics:
         self.defaulted = DefaultedLog(clock)
         self.registry = CollectorRegistry()
         self.clock = clock
-        self.latencies: deque[float] = deque(maxlen=RECENT)
-        self.first_tokens: deque[float] = deque(maxlen=RECENT)
+        self.latencies: deque[float] = deque(maxlen=DURATIONS_KEPT)
+        self.first_tokens: deque[float] = deque(maxlen=DURATIONS_KEPT)
         self._loading: dict[int, float] = {}
         self._requests = self._counter("requests", "Requests answered.", "route", "status")
         self.active = self._gauge("requests_active", "Requests being answered.")

@@ -19,6 +19,7 @@ from steerserve.database.room import UNBOUNDED, DocumentRoom
 from steerserve.database.stored import Kind, StoredRows
 from steerserve.database.tables import profiles
 from steerserve.errors import Refusal
+from steerserve.rules.bounds import PROFILES_KEPT
 from steerserve.rules.saes import provenance
 from steerserve.rules.saes.provenance import Origin
 from steerserve.rules.steering.cluster import Cluster, ImportedCluster
@@ -69,10 +70,6 @@ class ProfileRow:
 
 def new_profile_id() -> str:
     return "prof_" + secrets.token_hex(6)
-
-
-_RECENT = 64
-"""How many profiles are kept in memory."""
 
 
 class Documents(StoredRows[ProfileRow]):
@@ -246,7 +243,7 @@ class Documents(StoredRows[ProfileRow]):
     def _keep(self, row: ProfileRow) -> ProfileRow:
         self._recent.pop(row.id, None)
         self._recent[row.id] = row
-        if len(self._recent) > _RECENT:
+        if len(self._recent) > PROFILES_KEPT:
             del self._recent[next(iter(self._recent))]
         return row
 

@@ -13,13 +13,10 @@ from steerserve.database.catalog import unknown_sae
 from steerserve.database.db import Database
 from steerserve.database.room import UNBOUNDED, DocumentRoom
 from steerserve.database.tables import feature_labels, saes
+from steerserve.rules.bounds import LABELLED_SAES_KEPT, LABELS_KEPT
 
 _AT_ONCE = 2000
 """Rows in one statement. Between two statements the event loop can do other work."""
-_KEPT = 400_000
-"""The number of labels that are kept in memory, about 80 MB. The labels that were read last are kept in any case."""
-_SAES_KEPT = 1000
-"""The number of SAEs whose labels are kept in memory. An SAE without labels counts too."""
 
 
 class Labels:
@@ -123,7 +120,7 @@ class Labels:
     def _forget_oldest(self) -> None:
         kept = sum(map(len, self._known.values()))
         for oldest in list(self._known)[:-1]:
-            if kept > _KEPT or len(self._known) > _SAES_KEPT:
+            if kept > LABELS_KEPT or len(self._known) > LABELLED_SAES_KEPT:
                 kept -= len(self._known.pop(oldest))
 
     async def _read(self, sae_id: str) -> dict[int, str]:

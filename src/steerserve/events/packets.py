@@ -18,15 +18,10 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from steerserve.errors import Refusal
+from steerserve.rules.bounds import LIVE_POLL_BYTES, LIVE_POLL_PACKETS, LIVE_QUERY_BYTES
 
 PATH = "/socket.io"
 METHODS = ("GET", "OPTIONS", "POST")
-LARGEST_BODY = 10_000
-"""Bytes of packets in one polling request."""
-MOST_PACKETS = 16
-"""Packets in one polling request; the library reads no more."""
-LARGEST_QUERY = 1000
-"""Bytes of the query of an address."""
 CLOSE = "1"
 """The packet that ends a session."""
 POLICY_VIOLATION = 1008
@@ -127,8 +122,8 @@ class CheckedPackets:
                 not use, and for a second request that waits for events.
         """
         raw = scope["query_string"]
-        if len(raw) > LARGEST_QUERY:
-            raise Refusal("INVALID_PARAMETER", f"the query has at most {LARGEST_QUERY} bytes")
+        if len(raw) > LIVE_QUERY_BYTES:
+            raise Refusal("INVALID_PARAMETER", f"the query has at most {LIVE_QUERY_BYTES} bytes")
         query = parse_qs(raw.decode("latin-1"))
         if "j" in query:
             raise Refusal("INVALID_PARAMETER", "the service does not answer scripts (JSONP)")
@@ -164,8 +159,10 @@ class CheckedPackets:
             packets = body.decode().split("\x1e")
         except UnicodeDecodeError:
             raise Refusal("INVALID_PARAMETER", "packets are UTF-8") from None
-        if len(packets) > MOST_PACKETS:
-            raise Refusal("INVALID_PARAMETER", f"one request has at most {MOST_PACKETS} packets")
+        if len(packets) > LIVE_POLL_PACKETS:
+            raise Refusal(
+                "INVALID_PARAMETER", f"one request has at most {LIVE_POLL_PACKETS} packets"
+            )
         for place, packet in enumerate(packets):
             if not is_understood(packet):
                 raise Refusal(
@@ -187,9 +184,9 @@ async def _body(request: Request) -> bytes:
     body = b""
     async for part in request.stream():
         body += part
-        if len(body) > LARGEST_BODY:
-            why = f"packets of one request have at most {LARGEST_BODY} bytes"
-            raise Refusal("PAYLOAD_TOO_LARGE", why, limit_bytes=LARGEST_BODY)
+        if len(body) > LIVE_POLL_BYTES:
+            why = f"packets of one request have at most {LIVE_POLL_BYTES} bytes"
+            raise Refusal("PAYLOAD_TOO_LARGE", why, limit_bytes=LIVE_POLL_BYTES)
     return body
 
 

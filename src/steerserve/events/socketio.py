@@ -22,6 +22,7 @@ from steerserve.control import bus as events
 from steerserve.control.bus import Bus
 from steerserve.control.health.gpus import CardReadings, totals
 from steerserve.rules import throttle
+from steerserve.rules.bounds import LIVE_UNREAD_EVENTS
 from steerserve.rules.instant import iso
 from steerserve.settings import Settings
 
@@ -32,9 +33,6 @@ SYSTEM_SECONDS = 2.0
 """The time between two reports of the cards."""
 ACTIVATION_SECONDS = 0.1
 """The least time between two monitoring events. The history of monitoring has the records between them."""
-
-EVENTS_BEHIND = 1000
-"""Events that may wait for one client. A client that is further behind is disconnected, and can read the state anew."""
 
 
 def payload(event: events.Sent) -> tuple[str, dict[str, object]]:
@@ -281,7 +279,7 @@ class LiveEvents:
     def _end_those_behind(self) -> None:
         """End the sessions whose clients do not fetch their events. The events would wait in memory."""
         for session in self.server.eio.sockets.values():
-            if session.queue.qsize() >= EVENTS_BEHIND and not session.closing:
+            if session.queue.qsize() >= LIVE_UNREAD_EVENTS and not session.closing:
                 while not session.queue.empty():
                     session.queue.get_nowait()
                     session.queue.task_done()

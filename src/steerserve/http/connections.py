@@ -16,14 +16,11 @@ from typing import Protocol
 
 import structlog
 
+from steerserve.rules.bounds import RESERVED_CONNECTIONS, UNREAD_BYTES
 from steerserve.settings import Settings
 
 log = structlog.get_logger(__name__)
 
-RESERVED = 64
-"""Connections above the limit that are answered: probes get their answer, other requests a 503."""
-UNREAD_BYTES = 256 << 20
-"""The most bytes of answers that all clients together may leave unread in this process."""
 FRESH_SECONDS = 0.25
 """How long a new connection has its place for its first request, which may be on its way."""
 REPLACED = 8
@@ -74,7 +71,7 @@ class Connections:
 
     def has_place(self, entering: int, now: float) -> bool:
         """Whether one more connection may be accepted. `entering` connections are accepted and have no place yet."""
-        if len(self._open) + entering < self.limit + RESERVED:
+        if len(self._open) + entering < self.limit + RESERVED_CONNECTIONS:
             return True
         closable = len(list(islice(self._closable(now), entering + 1)))
         if entering < REPLACED and closable > entering:

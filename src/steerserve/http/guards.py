@@ -22,6 +22,7 @@ from structlog.contextvars import bind_contextvars
 
 from steerserve.errors import Refusal
 from steerserve.rules import json_size
+from steerserve.rules.bounds import FORM_BYTES, MANAGEMENT_BODY_VALUES
 from steerserve.rules.text import shown
 from steerserve.rules.units import MIB
 from steerserve.settings import Settings
@@ -45,8 +46,6 @@ _OWN_COUNT = ("/labels", "/import", "/vectors")
 loop."""
 FILES = "/v1/files"
 """The route that takes files."""
-FORM_BYTES = 1 << 16
-"""The bytes that a form with a file may have beside the file."""
 _BEGINNING = 4
 """The bytes at the beginning of a JSON text that tell its encoding."""
 _DENIAL = "websocket.http.response"
@@ -273,7 +272,7 @@ class _Limited:
         if self._marks_left is not None:
             self._marks_left -= json_size.marks(part)
             if self._marks_left < 0:
-                why = f"the body has more than {json_size.BODY_MAXIMUM} commas and opening brackets"
+                why = f"the body has more than {MANAGEMENT_BODY_VALUES} commas and opening brackets"
                 raise BodyRefused(413, Refusal("PAYLOAD_TOO_LARGE", why))
 
     async def _receive_in_time(self) -> Message:
@@ -300,7 +299,7 @@ def _most_bytes(path: str, settings: Settings) -> int:
 def _marks_of(path: str) -> int | None:
     """The commas and opening brackets that the body of a request may have; None where its route counts by itself."""
     is_bounded = path.startswith("/api/") and not path.endswith(_OWN_COUNT)
-    return json_size.BODY_MAXIMUM if is_bounded else None
+    return MANAGEMENT_BODY_VALUES if is_bounded else None
 
 
 def _digest(key: bytes) -> bytes:

@@ -13,15 +13,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from websockets.frames import CloseCode
 
 from steerserve.http.connections import Connections
-
-LIVE_MESSAGE_BYTES = 10_000
-"""Largest message of a client of live events."""
-LIVE_BURST_BYTES = 16_384
-"""Bytes that a client of live events may send at once."""
-LIVE_BYTES_PER_SECOND = 2048
-"""Bytes that a client of live events may send in each further second."""
-LIVE_FRAGMENTS = 100
-"""Fragments of one message of a client of live events."""
+from steerserve.rules.bounds import LIVE_BURST_BYTES, LIVE_BYTES_PER_SECOND, LIVE_FRAGMENTS
 
 
 class WebSocketLink(WebSocketsSansIOProtocol):

@@ -24,21 +24,21 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from steerserve.errors import Refusal
 from steerserve.http.connections import Connections, Place
 from steerserve.http.guards import PROBES
-from steerserve.http.live_link import LIVE_MESSAGE_BYTES, WebSocketLink
+from steerserve.http.live_link import WebSocketLink
+from steerserve.rules.bounds import (
+    HEAD_BYTES,
+    IGNORED_BODIES,
+    KEEP_ALIVE_SECONDS,
+    LIVE_MESSAGE_BYTES,
+    PIPELINED_REQUESTS,
+)
 
-HEAD_BYTES = 65_536
-"""Largest head of a request (its first line and its headers)."""
 FRAMING = 16
 """What each byte of a chunked body may cost beside itself, in bytes."""
 SLICE = 4096
 """Bytes that the parser gets at once. The limits are checked between two slices."""
-PIPELINED = 16
-"""Requests on one connection that may wait for the answer before them."""
 LINGER_SECONDS = 2.0
 """Time that a client has to read a refusal before its connection is cut."""
-IGNORED = 2
-"""What may still arrive of a body after its request was answered, as a multiple of MAX_BODY_BYTES."""
-KEEP_ALIVE_SECONDS = 75
 CLOSE_SECONDS = 2
 """Time that open connections have after the last request was answered, when the service stops."""
 
@@ -142,8 +142,8 @@ class HttpLink(HttpToolsProtocol):
                 f"the head of a request is at most {HEAD_BYTES} bytes, and so are its trailers"
             )
             self._refuse(Refusal("HEADERS_TOO_LARGE", message, limit_bytes=HEAD_BYTES))
-        elif len(self.pipeline) > PIPELINED:
-            message = f"at most {PIPELINED} requests may wait on one connection"
+        elif len(self.pipeline) > PIPELINED_REQUESTS:
+            message = f"at most {PIPELINED_REQUESTS} requests may wait on one connection"
             self._refuse(Refusal("MALFORMED_REQUEST", message))
 
     def _should_upgrade(self) -> bool:
@@ -188,7 +188,10 @@ class HttpLink(HttpToolsProtocol):
         self._beside_body -= len(body)
         self._body += len(body)
         super().on_body(body)
-        if self.cycle.response_complete and self._body > IGNORED * self._settings.max_body_bytes:
+        if (
+            self.cycle.response_complete
+            and self._body > IGNORED_BODIES * self._settings.max_body_bytes
+        ):
             self._linger()
 
     def on_message_complete(self) -> None:

@@ -28,6 +28,7 @@ from steerserve.hub.wire import (
     SearchRepositories,
     Trouble,
 )
+from steerserve.rules.bounds import HUB_HEADER_KEPT_BYTES, HUB_HEADERS_KEPT
 from steerserve.rules.models import breaker
 from steerserve.rules.models.breaker import Breaker, BreakerStatus, Limits
 from steerserve.rules.models.precision import StoredTensor
@@ -50,11 +51,6 @@ DESCRIBE_SECONDS = 20.0
 RETRY_SECONDS = 0.2
 AT_ONCE = 4
 """Most questions that are asked at the same time; further questions wait."""
-
-KEPT_HEADERS = 8
-KEPT_HEADER_BYTES = 128 << 10
-"""The headers that were read last are kept, each of at most this length, so that a download after a look at a file does
-not read its beginning again."""
 
 WAITING = 64
 """Most questions that wait. Each waits as long as one may take."""
@@ -151,9 +147,9 @@ class Hub:
             StoredTensor(name, dtype, tuple(shape), n) for name, dtype, shape, n in read.tensors
         )
         header = FileHeader(tuple(tensors), read.begun)
-        if len(header.begun) <= KEPT_HEADER_BYTES:
+        if len(header.begun) <= HUB_HEADER_KEPT_BYTES:
             self._headers[key] = header
-            if len(self._headers) > KEPT_HEADERS:
+            if len(self._headers) > HUB_HEADERS_KEPT:
                 self._headers.popitem(last=False)
         return header
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
-KEPT = 500
-"""The number of lines that are kept."""
 Level = Literal["DEBUG", "INFO", "WARNING", "ERROR"]
 Value = str | int | float | bool | None
 Fields = Mapping[str, Value | list[Value]]

@@ -17,8 +17,9 @@ from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
 
-from steerserve.logs.lines import KEPT, Level, LoggedException, LogLine, LogLines, Value
+from steerserve.logs.lines import Level, LoggedException, LogLine, LogLines, Value
 from steerserve.logs.setup import printable, scrub
+from steerserve.rules.bounds import LOG_LINES_KEPT
 
 LEVELS: dict[Level, int] = {"DEBUG": 10, "INFO": 20, "WARNING": 30, "ERROR": 40}
 TEXT = 500
@@ -54,7 +55,7 @@ class RecentLines(logging.Handler):
         self._first = before
         self._ids = count(before + 1)
         self._last = before
-        self._lines: deque[LogLine] = deque(maxlen=KEPT)
+        self._lines: deque[LogLine] = deque(maxlen=LOG_LINES_KEPT)
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -78,7 +79,7 @@ class RecentLines(logging.Handler):
         least = LEVELS[level]
         wanted = [x for x in lines if x.id > since and LEVELS[x.level] >= least]
         dropped = 0 if after is None else max(0, oldest - since - 1)
-        return LogLines(wanted[-limit:], last, dropped, KEPT)
+        return LogLines(wanted[-limit:], last, dropped, LOG_LINES_KEPT)
 
 
 def _line(number: int, record: logging.LogRecord) -> LogLine:

@@ -18,10 +18,10 @@ from pydantic import (
 
 from steerserve.errors import Refusal
 from steerserve.rules import field_faults
+from steerserve.rules.bounds import STEERED_FEATURES
 from steerserve.rules.inference import activations, fields
 from steerserve.rules.steering import interventions, readings
 from steerserve.rules.steering import placed as steering
-from steerserve.rules.steering import request as sae_steering
 
 SEED_MAXIMUM = 2**32 - 1
 COUNT_MAXIMUM = 2**31 - 1
@@ -114,7 +114,7 @@ class SteeredFeatureBody(WholeBody):
 class SaeSteeringBody(WholeBody):
     """The steering of this request. It replaces the live steering, or with the mode `add` is added to it."""
 
-    features: Annotated[list[SteeredFeatureBody], Field(max_length=sae_steering.FEATURES_MAXIMUM)]
+    features: Annotated[list[SteeredFeatureBody], Field(max_length=STEERED_FEATURES)]
     mode: Literal["replace", "add"] | None = None
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from steerserve.errors import Refusal
 from steerserve.openai.bodies import ID_PROMPT, kind_of_prompt
+from steerserve.rules.bounds import STEERED_FEATURES
 from steerserve.rules.inference import activations, fields
 from steerserve.rules.steering import request as sae_steering
 from steerserve.settings import Settings
@@ -54,7 +55,7 @@ def check(route: str, body: dict[str, object], settings: Settings) -> None:
         _at_most(where, features, limit, "features", "SAE_ACTIVATIONS_REFUSED")
     steering = body.get(sae_steering.FIELD)
     if isinstance(steering, dict):
-        where, limit = f"{sae_steering.FIELD}.features", sae_steering.FEATURES_MAXIMUM
+        where, limit = f"{sae_steering.FIELD}.features", STEERED_FEATURES
         _at_most(where, steering.get("features"), limit, "features")
     _check_stops(body.get("stop"), settings.max_stop_strings)
 

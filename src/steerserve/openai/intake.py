@@ -24,6 +24,7 @@ from steerserve.errors import Refusal
 from steerserve.openai import bodies, counts, response_body, response_shape, shape, values
 from steerserve.openai.values import IntentBase, invalid
 from steerserve.rules import clients, json_faults, json_size
+from steerserve.rules.bounds import INFERENCE_BODY_VALUES
 from steerserve.rules.inference import activations, fields
 from steerserve.rules.inference.intent import (
     ClientIntent,
@@ -353,10 +354,8 @@ async def read_json(request: Request) -> dict[str, object]:
     if media != "application/json" and not media.endswith("+json"):
         raise Refusal("VALIDATION_ERROR", "send the body as application/json", param="Content-Type")
     text = (await request.body()).removeprefix(codecs.BOM_UTF8)
-    if json_size.has_more_values(text, json_size.REQUEST_MAXIMUM):
-        raise Refusal(
-            "PAYLOAD_TOO_LARGE", f"the body has more than {json_size.REQUEST_MAXIMUM} values"
-        )
+    if json_size.has_more_values(text, INFERENCE_BODY_VALUES):
+        raise Refusal("PAYLOAD_TOO_LARGE", f"the body has more than {INFERENCE_BODY_VALUES} values")
     try:
         body = msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:

@@ -5,12 +5,6 @@ A text of 8 MB has up to four million values. To read and check them takes secon
 
 from __future__ import annotations
 
-BODY_MAXIMUM = 50_000
-"""Commas and opening brackets in the body of a management request, those in its texts included."""
-
-REQUEST_MAXIMUM = 200_000
-"""Values in the body of an inference request, without the commas and brackets in its texts."""
-
 _MARKS = (b",", b"[", b"{")
 
 

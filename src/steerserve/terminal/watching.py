@@ -13,7 +13,8 @@ import typer
 
 from steerserve.client import Client
 from steerserve.control.sensing.monitoring_views import FeatureActivation, MonitoredToken
-from steerserve.logs.lines import KEPT, Level, LogLine
+from steerserve.logs.lines import Level, LogLine
+from steerserve.rules.bounds import LOG_LINES_KEPT
 from steerserve.terminal import naming, output
 
 PERIOD = 0.5
@@ -87,7 +88,7 @@ def _line(record: MonitoredToken, shown: list[FeatureActivation]) -> str:
 
 
 def logs(
-    lines: Annotated[int, typer.Option("-n", "--lines", min=1, max=KEPT)] = 50,
+    lines: Annotated[int, typer.Option("-n", "--lines", min=1, max=LOG_LINES_KEPT)] = 50,
     level: Annotated[str, typer.Option(help="DEBUG, INFO, WARNING or ERROR, and above.")] = "INFO",
     follow: Annotated[
         bool, typer.Option("-f", "--follow", help="Go on with new lines until Ctrl-C.")

@@ -16,7 +16,7 @@ import httpx2
 import pytest
 
 from steerserve import demo
-from steerserve.rules.steering.documents import DEPTH_MAXIMUM, DOCUMENT_BYTES
+from steerserve.rules.bounds import DOCUMENT_BYTES, DOCUMENT_LEVELS
 from tests.loopback_hub import LoopbackHub
 from tests.service import JSON, Running, add_sae, running
 
@@ -239,5 +239,5 @@ def test_a_byte_that_is_not_utf_8_is_named(live: Running) -> None:
 
 @pytest.mark.parametrize("path", [CIRCUITS, CLUSTERS, PROFILES])
 def test_a_document_that_is_nested_too_deep_is_refused_by_name(live: Running, path: str) -> None:
-    answer = live.http.post(path, content=nested(DEPTH_MAXIMUM + 1), headers=JSON)
+    answer = live.http.post(path, content=nested(DOCUMENT_LEVELS + 1), headers=JSON)
     assert "nested deeper" in answer.json()["error"]["message"]

@@ -8,14 +8,13 @@ from typing import Any
 import pytest
 
 from steerserve.control.steering.cluster_packs import (
-    CACHED_MAXIMUM,
-    LISTED_MAXIMUM,
     ClusterPacks,
     from_manifest,
 )
 from steerserve.control.steering.clusters import ImportOptions
 from steerserve.errors import DocumentRefusal, Refusal
 from steerserve.hub.described import Repository
+from steerserve.rules.bounds import PACK_ANSWERS_KEPT, PACK_DEFINITIONS
 from steerserve.rules.models.repository import RepoFile
 from tests.doubles import World
 
@@ -102,10 +101,10 @@ async def test_an_answer_is_used_again_until_its_time_is_over(world: World) -> N
 async def test_only_the_latest_answers_are_kept(world: World) -> None:
     hub = PackHub({})
     packs = packs_of(world, hub, [0.0])
-    for number in range(CACHED_MAXIMUM + 1):
+    for number in range(PACK_ANSWERS_KEPT + 1):
         await packs.search(str(number), None, 30)
     before = len(hub.asked)
-    await packs.search(str(CACHED_MAXIMUM), None, 30)
+    await packs.search(str(PACK_ANSWERS_KEPT), None, 30)
     assert len(hub.asked) == before
     await packs.search("0", None, 30)
     assert len(hub.asked) == before + 1
@@ -128,7 +127,7 @@ def test_a_manifest_is_read_line_by_line_and_bad_lines_are_left_out() -> None:
         ("rain.cluster.json", "rain", 1, "acme/t"),
         ("x.cluster.json", None, None, None),
     ]
-    assert len(from_manifest(b"\n".join(lines[:1] * 300))) == LISTED_MAXIMUM
+    assert len(from_manifest(b"\n".join(lines[:1] * 300))) == PACK_DEFINITIONS
 
 
 async def test_a_manifest_alone_is_read_where_there_is_one(world: World) -> None:

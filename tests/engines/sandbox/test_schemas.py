@@ -273,7 +273,7 @@ async def test_a_cancelled_question_does_not_answer_the_next(checker: Checker) -
 async def test_schemas_that_passed_are_remembered_up_to_a_bound(
     checker: Checker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grammar, "PASSED_MAXIMUM", 2)
+    monkeypatch.setattr(grammar, "SCHEMAS_KEPT", 2)
     asked: list[str] = []
     ask = checker._ask
 

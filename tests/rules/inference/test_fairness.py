@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from steerserve.rules.bounds import ACCOUNTS_KEPT
 from steerserve.rules.inference import fairness
 from steerserve.rules.inference.fairness import Account, Turn
 
@@ -106,7 +107,7 @@ def test_used_time_is_forgotten_by_halves() -> None:
 
 
 def test_the_clients_that_used_most_are_remembered() -> None:
-    count = fairness.ACCOUNTS_MAXIMUM + 5
+    count = ACCOUNTS_KEPT + 5
     accounts = {str(i): Account(float(i), 0.0) for i in range(count)}
     kept = fairness.kept(accounts, now=1.0)
     assert set(kept) == {str(i) for i in range(5, count)}

@@ -42,7 +42,7 @@ def test_the_ring_keeps_the_newest_and_gives_them_newest_first(
 
 
 def test_the_ring_keeps_as_many_activations_as_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(monitoring, "KEPT_MAXIMUM", 10)
+    monkeypatch.setattr(monitoring, "HISTORY_ACTIVATIONS", 10)
     ring, made = filled(10, 5)  # each has two activations and counts as three
     assert ring.newest(10) == [made[4], made[3], made[2]]
     ring.clear()

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steerserve.errors import DocumentRefusal, Refusal
+from steerserve.rules.bounds import DOCUMENT_BYTES, DOCUMENT_LEVELS
 from steerserve.rules.steering import documents
-from steerserve.rules.steering.documents import DEPTH_MAXIMUM, DOCUMENT_BYTES
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),
@@ -40,7 +40,7 @@ def test_brackets_inside_texts_do_not_nest() -> None:
 
 
 def test_the_largest_and_the_deepest_documents_pass_and_the_next_are_refused() -> None:
-    documents.check_body(b"[" * DEPTH_MAXIMUM + b" " * (DOCUMENT_BYTES - DEPTH_MAXIMUM))
+    documents.check_body(b"[" * DOCUMENT_LEVELS + b" " * (DOCUMENT_BYTES - DOCUMENT_LEVELS))
     with pytest.raises(DocumentRefusal) as large:
         documents.check_body(b" " * (DOCUMENT_BYTES + 1))
     assert (large.value.code, large.value.details) == (
@@ -48,7 +48,7 @@ def test_the_largest_and_the_deepest_documents_pass_and_the_next_are_refused() -
         {"limit_bytes": DOCUMENT_BYTES},
     )
     with pytest.raises(DocumentRefusal) as deep:
-        documents.check_body(b'{"a":' * (DEPTH_MAXIMUM + 1))
+        documents.check_body(b'{"a":' * (DOCUMENT_LEVELS + 1))
     assert deep.value.code == "VALIDATION_ERROR"
     assert len(deep.value.details["errors"]) == 1
 

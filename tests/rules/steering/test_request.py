@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from steerserve.errors import Refusal
+from steerserve.rules.bounds import STEERED_FEATURES
 from steerserve.rules.saes.attachment import SaeChoice
 from steerserve.rules.steering import dial
 from steerserve.rules.steering import live as steering
@@ -18,7 +19,6 @@ from steerserve.rules.steering.live import Live
 from steerserve.rules.steering.placed import MANUAL, Values
 from steerserve.rules.steering.placing import ModelFacts, placed
 from steerserve.rules.steering.request import (
-    FEATURES_MAXIMUM,
     RequestSteering,
     SteeredFeature,
 )
@@ -60,7 +60,7 @@ def own_plan(overlay: Mapping[str, Values], echo: float | None = None) -> Plan:
 
 
 @pytest.mark.parametrize("value", [-200.0, 0.0, 200.0])
-@pytest.mark.parametrize("count", [0, 1, FEATURES_MAXIMUM])
+@pytest.mark.parametrize("count", [0, 1, STEERED_FEATURES])
 def test_values_within_the_bounds_pass(value: float, count: int) -> None:
     request = own(dict.fromkeys(range(count), value))
     assert sae_steering.check(request) is request
@@ -69,7 +69,7 @@ def test_values_within_the_bounds_pass(value: float, count: int) -> None:
 @pytest.mark.parametrize(
     ("features", "param"),
     [
-        (tuple(SteeredFeature(i, 1.0) for i in range(FEATURES_MAXIMUM + 1)), "features"),
+        (tuple(SteeredFeature(i, 1.0) for i in range(STEERED_FEATURES + 1)), "features"),
         ((SteeredFeature(1, 200.0001),), "features[0].value"),
         ((SteeredFeature(1, -200.0001),), "features[0].value"),
         ((SteeredFeature(1, float("nan")),), "features[0].value"),

@@ -23,8 +23,9 @@ from steerserve.control.health.views import (
     ServiceVersion,
 )
 from steerserve.errors import Refusal
-from steerserve.logs.lines import KEPT, Level, LogLines
+from steerserve.logs.lines import Level, LogLines
 from steerserve.logs.recent import RecentLines
+from steerserve.rules.bounds import LOG_LINES_KEPT
 from steerserve.rules.models.breaker import BreakerStatus
 
 
@@ -81,7 +82,7 @@ def router(vitals: Vitals, gauges: Gauges, lines: RecentLines) -> APIRouter:
     async def log(
         after: Annotated[int | None, Query(ge=0)] = None,
         level: Level = "DEBUG",
-        limit: Annotated[int, Query(ge=1, le=KEPT)] = KEPT,
+        limit: Annotated[int, Query(ge=1, le=LOG_LINES_KEPT)] = LOG_LINES_KEPT,
     ) -> Response:
         return success(lines.after(after, level, limit))
 

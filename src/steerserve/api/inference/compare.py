@@ -42,14 +42,15 @@ from steerserve.control.models.served import ServedModel
 from steerserve.errors import Refusal
 from steerserve.http.disconnect import Disconnected, unless_disconnected
 from steerserve.http.event_stream import COMMENT, EventStream, event, with_waits
+from steerserve.rules.bounds import STEERED_FEATURES
 from steerserve.rules.form import Form
 from steerserve.rules.inference import activations
 from steerserve.rules.inference import compare as rules
 from steerserve.rules.inference.intent import GenerateIntent, Prompt, SamplingParameters
 from steerserve.rules.saes.attachment import SaeChoice
 from steerserve.rules.steering import interventions
-from steerserve.rules.steering.live import BATCH_MAXIMUM, plain_indices
-from steerserve.rules.steering.request import FEATURES_MAXIMUM, RequestSteering, SteeredFeature
+from steerserve.rules.steering.live import plain_indices
+from steerserve.rules.steering.request import RequestSteering, SteeredFeature
 from steerserve.settings import Settings
 
 log = structlog.get_logger(__name__)
@@ -80,7 +81,7 @@ class CompareSteering(RequestBody):
     """The values of features of one or several SAEs, in the form that the requests of `/v1` have. They replace the live
     values; a comparison knows no other mode."""
 
-    features: Annotated[list[CompareFeature], Field(max_length=FEATURES_MAXIMUM)]
+    features: Annotated[list[CompareFeature], Field(max_length=STEERED_FEATURES)]
     mode: Literal["replace"] | None = None
 
 
@@ -98,7 +99,7 @@ class CompareBody(RequestBody):
         Annotated[list[CompareMessage], Field(min_length=1, max_length=MESSAGES_MAXIMUM)] | None
     ) = None
     intensities: Annotated[list[float], Field(default_factory=lambda: [0.0, 1.0])]
-    steering: Annotated[dict[str, Value], Field(max_length=BATCH_MAXIMUM)] | None = None
+    steering: Annotated[dict[str, Value], Field(max_length=STEERED_FEATURES)] | None = None
     sae_id: Annotated[str, Field(max_length=50)] | None = None
     layer: Annotated[int, Field(ge=0)] | None = None
     sae_steering: CompareSteering | None = None

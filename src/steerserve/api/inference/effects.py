@@ -12,7 +12,6 @@ from starlette.responses import Response
 from steerserve.api.answers import Answer
 from steerserve.api.answers.jobs import BEGUN, Wait, answered
 from steerserve.api.envelope import (
-    PAGE_MAXIMUM,
     PageLimit,
     PageOffset,
     RequestBody,
@@ -35,6 +34,7 @@ from steerserve.control.inference.effect_views import (
 from steerserve.control.inference.effects import EffectMeasurements, EffectsRequest
 from steerserve.control.inference.views import JobAnswer
 from steerserve.errors import Refusal
+from steerserve.rules.bounds import PAGE_ROWS
 from steerserve.rules.inference import intent
 from steerserve.rules.saes.attachment import SaeChoice
 from steerserve.rules.steering import interventions
@@ -114,7 +114,7 @@ def router(effects: EffectMeasurements, settings: Settings) -> APIRouter:
 
     @routes.get("/effects", response_model=Answer[EffectList])
     async def list_effects(
-        limit: PageLimit = PAGE_MAXIMUM,
+        limit: PageLimit = PAGE_ROWS,
         offset: PageOffset = 0,
         evidence_for: Annotated[str | None, Query(min_length=1, max_length=40)] = None,
     ) -> Response:

@@ -12,7 +12,6 @@ from starlette.responses import Response
 from steerserve.api.answers import Answer
 from steerserve.api.answers.jobs import BEGUN, Wait, answered
 from steerserve.api.envelope import (
-    PAGE_MAXIMUM,
     PageLimit,
     PageOffset,
     check_source,
@@ -22,6 +21,7 @@ from steerserve.api.saes.saes import SaeHubBody
 from steerserve.control.inference.lens_views import DeletedLens, LensList
 from steerserve.control.inference.trained_lenses import LensRequest, TrainedLenses
 from steerserve.control.inference.views import JobAnswer
+from steerserve.rules.bounds import PAGE_ROWS
 from steerserve.rules.inference.lens import LensRecord, LensSource
 from steerserve.rules.models.repository import RepoType
 from steerserve.rules.steering.vector import NAME_MAXIMUM
@@ -65,7 +65,7 @@ def router(lenses: TrainedLenses) -> APIRouter:
     routes = APIRouter(prefix="/api/lenses", tags=["inference"])
 
     @routes.get("", response_model=Answer[LensList])
-    async def list_lenses(limit: PageLimit = PAGE_MAXIMUM, offset: PageOffset = 0) -> Response:
+    async def list_lenses(limit: PageLimit = PAGE_ROWS, offset: PageOffset = 0) -> Response:
         """Registered trained lenses, oldest first. `total` counts all of them."""
         rows, total = await lenses.page(limit, offset)
         return success(LensList([row.record for row in rows], total))

@@ -30,13 +30,11 @@ from steerserve.control.sensing.monitoring_views import (
     TopFeatures,
     figures,
 )
+from steerserve.rules.bounds import HISTORY_RECORDS, MONITORING_ANSWER_BYTES
 from steerserve.rules.form import Form
 from steerserve.rules.sensing import monitoring as rules
 from steerserve.rules.sensing.monitoring import Record
 from steerserve.rules.sensing.ranking import Rank
-
-ANSWER_BYTES = 2**24
-"""The most bytes of the records, or of the features, in one answer."""
 
 LabelsOf = Callable[[str], Awaitable[Mapping[int, str]]]
 """An SAE's id -> the labels of its features."""
@@ -49,7 +47,7 @@ class Configure(RequestBody):
 
     enabled: bool = True
     features: list[int] | None = None
-    history_size: Annotated[int, Field(ge=1, le=rules.HISTORY_MAXIMUM)] = rules.HISTORY_DEFAULT
+    history_size: Annotated[int, Field(ge=1, le=HISTORY_RECORDS)] = rules.HISTORY_DEFAULT
     top_k: Annotated[int, Field(ge=1, le=rules.TOP_K_MAXIMUM)] = rules.TOP_K_DEFAULT
 
 
@@ -96,7 +94,7 @@ def router(monitoring: Monitoring, labels_of: LabelsOf) -> APIRouter:
 
     @routes.get("/api/monitoring/history", response_model=Answer[MonitoringHistory])
     async def history(
-        limit: Annotated[int, Query(ge=1, le=rules.HISTORY_MAXIMUM)] = rules.LIMIT_DEFAULT,
+        limit: Annotated[int, Query(ge=1, le=HISTORY_RECORDS)] = rules.LIMIT_DEFAULT,
         request_id: Annotated[str | None, Query(max_length=200)] = None,
         features: Annotated[str | None, Query()] = None,
         rank: Rank = "value",
@@ -178,14 +176,15 @@ def router(monitoring: Monitoring, labels_of: LabelsOf) -> APIRouter:
 
 
 def within(forms: Iterable[Form], count: int) -> tuple[list[Any], int | UnsetType]:
-    """The first of `count` forms as JSON: at least one, and of more those that have at most ANSWER_BYTES in all. Beside
+    """The first of `count` forms as JSON: at least one, and of more those that have at most
+    MONITORING_ANSWER_BYTES in all. Beside
     it the number of the other forms, UNSET where there are none."""
     taken: list[Any] = []
     size = 0
     for form in forms:
         part = encoded(form)
         size += len(part)
-        if taken and size > ANSWER_BYTES:
+        if taken and size > MONITORING_ANSWER_BYTES:
             break
         taken.append(msgspec.Raw(part))
     return taken, count - len(taken) or UNSET

@@ -13,7 +13,6 @@ from starlette.responses import Response
 
 from steerserve.api.answers import Answer, RefusedAnswer
 from steerserve.api.envelope import (
-    PAGE_MAXIMUM,
     PageLimit,
     PageOffset,
     RequestBody,
@@ -36,6 +35,7 @@ from steerserve.control.steering.views import (
     IntensityReport,
     PackedDefinition,
 )
+from steerserve.rules.bounds import BUNDLE_DEFINITIONS, PAGE_ROWS
 from steerserve.rules.steering import cluster as rules
 from steerserve.rules.steering.cluster import OfferedPack
 from steerserve.rules.steering.members import INTENSITY_MAXIMUM, Range
@@ -92,7 +92,7 @@ _BUNDLE = {
         "definitions": {
             "type": "array",
             "minItems": 1,
-            "maxItems": rules.BUNDLE_MAXIMUM,
+            "maxItems": BUNDLE_DEFINITIONS,
             "items": _DEFINITION,
         },
     },
@@ -149,7 +149,7 @@ def router(clusters: Clusters, packs: ClusterPacks, serving: Serving) -> APIRout
     listing = asyncio.Lock()
 
     @routes.get("", response_model=Answer[ClusterList])
-    async def list_clusters(limit: PageLimit = PAGE_MAXIMUM, offset: PageOffset = 0) -> Response:
+    async def list_clusters(limit: PageLimit = PAGE_ROWS, offset: PageOffset = 0) -> Response:
         """Imported clusters, oldest first. `total` counts all of them."""
         async with listing:
             rows, total = await clusters.page(limit, offset)

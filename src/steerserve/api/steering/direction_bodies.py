@@ -18,6 +18,7 @@ from steerserve.control.steering.hub_files import HubFile
 from steerserve.control.steering.vectors import VectorFile
 from steerserve.errors import Refusal
 from steerserve.rules import field_faults, json_size, multipart
+from steerserve.rules.bounds import MANAGEMENT_BODY_VALUES
 from steerserve.rules.multipart import FormPart
 from steerserve.rules.steering import documents
 from steerserve.rules.steering.vector import LAYER_MAXIMUM, NAME_MAXIMUM, Convention, ReadOptions
@@ -152,8 +153,8 @@ def _of_json(kind: type[Posted], body: bytes) -> Posted:
     """Raises:
     Refusal: VALIDATION_ERROR, PAYLOAD_TOO_LARGE.
     """
-    if json_size.has_more_values(body, json_size.BODY_MAXIMUM):
-        most = json_size.BODY_MAXIMUM
+    if json_size.has_more_values(body, MANAGEMENT_BODY_VALUES):
+        most = MANAGEMENT_BODY_VALUES
         raise Refusal("PAYLOAD_TOO_LARGE", f"the body has more than {most} values")
     posted = _validated(kind, documents.read_json(body))
     posted.check()

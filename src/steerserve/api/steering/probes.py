@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from steerserve.api.answers import Answer
-from steerserve.api.envelope import PAGE_MAXIMUM, PageLimit, PageOffset, success
+from steerserve.api.envelope import PageLimit, PageOffset, success
 from steerserve.api.steering.direction_bodies import (
     DirectionsBody,
     InlineDirection,
@@ -25,6 +25,7 @@ from steerserve.control.steering.vector_views import (
     ProbeList,
     ProbeWeights,
 )
+from steerserve.rules.bounds import PAGE_ROWS
 from steerserve.rules.steering.records import ProbeRecord
 from steerserve.rules.steering.vector import DIRECTIONS_MAXIMUM
 
@@ -56,7 +57,7 @@ def router(probes: Probes) -> APIRouter:
     routes = APIRouter(prefix="/api/probes", tags=["probes"])
 
     @routes.get("", response_model=Answer[ProbeList])
-    async def list_probes(limit: PageLimit = PAGE_MAXIMUM, offset: PageOffset = 0) -> Response:
+    async def list_probes(limit: PageLimit = PAGE_ROWS, offset: PageOffset = 0) -> Response:
         """Stored probes without their weights, oldest first. `total` counts all of them."""
         rows, total = await probes.page(limit, offset)
         return success(ProbeList(rows, total))

@@ -22,7 +22,6 @@ from starlette.responses import Response
 
 from steerserve.api.answers import Answer, RefusedAnswer
 from steerserve.api.envelope import (
-    PAGE_MAXIMUM,
     PageLimit,
     PageOffset,
     RequestBody,
@@ -46,6 +45,7 @@ from steerserve.control.steering.views import (
 )
 from steerserve.errors import Refusal
 from steerserve.rules import field_faults
+from steerserve.rules.bounds import PAGE_ROWS
 from steerserve.rules.saes.provenance import Origin
 from steerserve.rules.steering import interventions
 from steerserve.rules.steering import profile as rules
@@ -218,7 +218,7 @@ def router(profiles: Profiles, serving: Serving, reader: DocumentReader) -> APIR
         return record(row, serving.profile_id)
 
     @routes.get("", response_model=Answer[ProfileList])
-    async def list_profiles(limit: PageLimit = PAGE_MAXIMUM, offset: PageOffset = 0) -> Response:
+    async def list_profiles(limit: PageLimit = PAGE_ROWS, offset: PageOffset = 0) -> Response:
         """Saved profiles, oldest first. `total` counts all of them."""
         async with listing:
             rows, total = await profiles.page(limit, offset)

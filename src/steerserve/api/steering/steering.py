@@ -19,8 +19,9 @@ from steerserve.api.envelope import RequestBody, RowId, success
 from steerserve.control.metrics import note_object
 from steerserve.control.steering.steering import Steering
 from steerserve.control.steering.views import SteeringState
+from steerserve.rules.bounds import STEERED_FEATURES
 from steerserve.rules.saes.attachment import FIRST_SAE, SaeChoice
-from steerserve.rules.steering.live import BATCH_MAXIMUM, plain_indices
+from steerserve.rules.steering.live import plain_indices
 from steerserve.rules.steering.placed import MAXIMUM, MINIMUM
 
 NOTED = 8
@@ -52,7 +53,7 @@ class OneFeature(SaeBody):
 class ManyFeatures(SaeBody):
     """Values to set, as feature index -> value. Values of other features stay."""
 
-    steering: Annotated[dict[str, Value], Field(max_length=BATCH_MAXIMUM)]
+    steering: Annotated[dict[str, Value], Field(max_length=STEERED_FEATURES)]
 
 
 def chosen(

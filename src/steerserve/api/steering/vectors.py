@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from steerserve.api.answers import Answer
-from steerserve.api.envelope import PAGE_MAXIMUM, PageLimit, PageOffset, success
+from steerserve.api.envelope import PageLimit, PageOffset, success
 from steerserve.api.steering.direction_bodies import (
     DirectionsBody,
     InlineDirection,
@@ -26,6 +26,7 @@ from steerserve.control.steering.vector_views import (
     VectorNeighbours,
 )
 from steerserve.control.steering.vectors import Vectors
+from steerserve.rules.bounds import PAGE_ROWS
 from steerserve.rules.steering.records import VectorRecord
 from steerserve.rules.steering.vector import (
     DIRECTIONS_MAXIMUM,
@@ -71,7 +72,7 @@ def router(vectors: Vectors) -> APIRouter:
     routes = APIRouter(prefix="/api/vectors", tags=["vectors"])
 
     @routes.get("", response_model=Answer[VectorList])
-    async def list_vectors(limit: PageLimit = PAGE_MAXIMUM, offset: PageOffset = 0) -> Response:
+    async def list_vectors(limit: PageLimit = PAGE_ROWS, offset: PageOffset = 0) -> Response:
         """Stored vectors, oldest first. `total` counts all of them."""
         rows, total = await vectors.page(limit, offset)
         return success(VectorList(rows, total))

@@ -18,12 +18,11 @@ from steerserve.control.metrics import SensingCounts
 from steerserve.database.sensing import FiringStore
 from steerserve.errors import Refusal
 from steerserve.rules import throttle
+from steerserve.rules.bounds import WAITING_CHOICES
 from steerserve.rules.sensing import firings as rules
 from steerserve.rules.sensing.firings import Firing, FiringRow
 
 log = structlog.get_logger(__name__)
-WAITING_MAXIMUM = 1000
-"""The most choices whose events wait to be written; the events of further choices are lost."""
 
 READ_SECONDS = 1.0
 """The most seconds that a read waits until earlier events are written. It then answers without them."""
@@ -88,7 +87,7 @@ class Recorder:
             self._warn(subject, overhead_ms, request)
         if not firings:
             return
-        if self.waiting >= WAITING_MAXIMUM:
+        if self.waiting >= WAITING_CHOICES:
             self._counts.lost.inc(len(firings))
             return
         self._line.append(_Choice(subject, firings))

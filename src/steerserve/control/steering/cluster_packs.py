@@ -17,9 +17,9 @@ from steerserve.control.steering.views import (
 from steerserve.errors import Refusal
 from steerserve.hub.client import Hub
 from steerserve.hub.described import Repository
+from steerserve.rules.bounds import DOCUMENT_BYTES, PACK_ANSWERS_KEPT, PACK_DEFINITIONS
 from steerserve.rules.steering import cluster, documents
 from steerserve.rules.steering.cluster import OfferedPack
-from steerserve.rules.steering.documents import DOCUMENT_BYTES
 from steerserve.rules.text import storable
 from steerserve.settings import Settings
 
@@ -27,8 +27,6 @@ SUFFIX = ".cluster.json"
 MANIFEST = "manifest.jsonl"
 """A file at the root of a pack with one JSON object for each definition."""
 
-LISTED_MAXIMUM = 200
-CACHED_MAXIMUM = 64
 TEXT_MAXIMUM = 200
 
 ABSENT = ("REPO_NOT_FOUND", "GATED_MODEL_NO_TOKEN", "INVALID_HUB_TOKEN")
@@ -129,7 +127,7 @@ class ClusterPacks:
         if any(file.path == MANIFEST for file in pack.files):
             return await self._reader.read(from_manifest, await self._content(pack, MANIFEST))
         files = (file.path for file in pack.files if file.path.endswith(SUFFIX))
-        return [PackedDefinition(path) for path in files][:LISTED_MAXIMUM]
+        return [PackedDefinition(path) for path in files][:PACK_DEFINITIONS]
 
     def _cached(self, key: tuple[object, ...]) -> Any:
         """The answer of a moment ago; None where there is none."""
@@ -139,7 +137,7 @@ class ClusterPacks:
     def _kept(self, key: tuple[object, ...], answer: Known) -> Known:
         self._cache.pop(key, None)
         self._cache[key] = self._seconds() + self._settings.cluster_hub_cache_ttl_s, answer
-        if len(self._cache) > CACHED_MAXIMUM:
+        if len(self._cache) > PACK_ANSWERS_KEPT:
             del self._cache[next(iter(self._cache))]
         return answer
 
@@ -157,7 +155,7 @@ def check_filename(repo_id: str, filename: str) -> None:
 def from_manifest(text: bytes) -> list[PackedDefinition]:
     """The definitions that a manifest names. Lines that are not of its form are left out."""
     entries = (entry for entry in map(_entry, text.split(b"\n")) if entry is not None)
-    return list(islice(entries, LISTED_MAXIMUM))
+    return list(islice(entries, PACK_DEFINITIONS))
 
 
 def _entry(line: bytes) -> PackedDefinition | None:

@@ -22,6 +22,7 @@ from steerserve.engines.checkpoint.process import Child, Started
 from steerserve.errors import Refusal
 from steerserve.messages.prompts import NamedPrompt, too_long
 from steerserve.messages.tokenizing import Spelling, TextAnswer, TextQuestion
+from steerserve.rules.bounds import ACCOUNTS_KEPT
 from steerserve.rules.inference import fairness
 from steerserve.rules.inference.fairness import Account, Turn
 
@@ -213,7 +214,7 @@ class TokenizerProcess:
         now = self._clock()
         account = self._accounts.get(client, Account())
         self._accounts[client] = account.charged(now - since, now)
-        if len(self._accounts) > 2 * fairness.ACCOUNTS_MAXIMUM:
+        if len(self._accounts) > 2 * ACCOUNTS_KEPT:
             self._accounts = fairness.kept(self._accounts, now)
         self._next()
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 from steerserve.engines.sandbox.pool_process import PoolProcess, stopping
 from steerserve.errors import Refusal
+from steerserve.rules.bounds import ACCOUNTS_KEPT
 from steerserve.rules.inference import fairness
 from steerserve.rules.inference.fairness import Account, Turn
 
@@ -210,7 +211,7 @@ class ProcessPool:
         now = self._clock()
         account = self._accounts.get(turn.client, Account())
         self._accounts[turn.client] = account.charged(now - self._running.pop(turn), now)
-        if len(self._accounts) > 2 * fairness.ACCOUNTS_MAXIMUM:
+        if len(self._accounts) > 2 * ACCOUNTS_KEPT:
             self._accounts = fairness.kept(self._accounts, now)
 
     def _used(self, clients: set[str]) -> dict[str, float]:

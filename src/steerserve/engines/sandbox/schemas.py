@@ -26,6 +26,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from steerserve.engines.sandbox.pool import PoolCounts, ProcessPool
 from steerserve.engines.sandbox.pool_process import Died, limit, serve
 from steerserve.errors import Refusal
+from steerserve.rules.bounds import SCHEMAS_KEPT
 from steerserve.rules.inference.schema_dialect import LEXER_STATES, dialect
 from steerserve.rules.inference.schema_parts import Schema, is_endless, parts
 from steerserve.rules.inference.schema_subset import Fault, compact, fault, refusal
@@ -38,9 +39,6 @@ PROCESSES = 4
 
 MEMORY_BYTES = 1 << 30
 """Address space of a process."""
-
-PASSED_MAXIMUM = 64
-"""The number of schemas that are remembered as good."""
 
 REASON_CHARACTERS = 300
 WALKS = 4
@@ -112,7 +110,7 @@ class Checker:
         if answer.reason is not None:
             raise refusal(answer.faults or [fault("", (), answer.reason)])
         self._passed[digest] = None
-        while len(self._passed) > PASSED_MAXIMUM:
+        while len(self._passed) > SCHEMAS_KEPT:
             self._passed.popitem(last=False)
 
     async def validate(self, schema: Schema, text: str, client: str = "") -> str | None:

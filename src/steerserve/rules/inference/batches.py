@@ -13,6 +13,7 @@ import msgspec
 
 from steerserve.errors import Refusal
 from steerserve.rules import field_faults, json_faults, json_size
+from steerserve.rules.bounds import INFERENCE_BODY_VALUES
 from steerserve.rules.form import Form
 from steerserve.rules.inference import fields
 from steerserve.rules.steering import documents
@@ -214,7 +215,7 @@ class InputCheck:
         if strangers:
             return False
         # other bodies are too large for a request
-        if not json_size.has_more_values(text, json_size.REQUEST_MAXIMUM):
+        if not json_size.has_more_values(text, INFERENCE_BODY_VALUES):
             try:
                 documents.read_json(text)
             except Refusal as refusal:  # (6)

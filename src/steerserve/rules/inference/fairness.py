@@ -16,6 +16,8 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from steerserve.rules.bounds import ACCOUNTS_KEPT
+
 QUICK_SECONDS = 0.25
 """Seconds that a question may run before it is long."""
 
@@ -24,9 +26,6 @@ HALF_LIFE = 30.0
 
 OLD = 64
 """The number of later questions after which a question is the next of its client, however long it is."""
-
-ACCOUNTS_MAXIMUM = 1000
-"""The number of clients whose used time is remembered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,4 +102,4 @@ def overflow(waiting: Collection[Turn], maximum: int) -> Turn | None:
 def kept(accounts: Mapping[str, Account], now: float) -> dict[str, Account]:
     """The accounts that are remembered: those of the clients that used most lately."""
     most = sorted(accounts, key=lambda client: accounts[client].lately(now), reverse=True)
-    return {client: accounts[client] for client in most[:ACCOUNTS_MAXIMUM]}
+    return {client: accounts[client] for client in most[:ACCOUNTS_KEPT]}

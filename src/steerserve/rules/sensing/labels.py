@@ -11,13 +11,12 @@ from typing import Any
 
 from steerserve.errors import Refusal
 from steerserve.rules import json_size
+from steerserve.rules.bounds import DOCUMENT_LEVELS, LABELS_VALUES
 from steerserve.rules.steering import documents
 from steerserve.rules.steering.live import check_index
 from steerserve.rules.text import line_fault
 
 LENGTH_MAXIMUM = 500
-VALUES_MAXIMUM = 1_000_000
-"""Values in the document of an import."""
 INDEX_FIELDS = ("index", "feature", "feature_index", "feature_idx")
 LABEL_FIELDS = ("label", "description", "explanation")
 
@@ -50,10 +49,10 @@ def read(body: bytes, d_sae: int, *, is_lines: bool) -> ParsedLabels:
     Raises:
         Refusal: PAYLOAD_TOO_LARGE, and what `parse` raises.
     """
-    if json_size.has_more_values(body, VALUES_MAXIMUM):
-        raise Refusal("PAYLOAD_TOO_LARGE", f"the body has more than {VALUES_MAXIMUM} values")
-    if documents.is_deeper(body, documents.DEPTH_MAXIMUM):
-        why = f"nested deeper than {documents.DEPTH_MAXIMUM} objects and lists"
+    if json_size.has_more_values(body, LABELS_VALUES):
+        raise Refusal("PAYLOAD_TOO_LARGE", f"the body has more than {LABELS_VALUES} values")
+    if documents.is_deeper(body, DOCUMENT_LEVELS):
+        why = f"nested deeper than {DOCUMENT_LEVELS} objects and lists"
         raise _refused(["the document"], why)
     if is_lines:
         try:

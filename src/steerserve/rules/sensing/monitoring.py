@@ -10,17 +10,14 @@ from datetime import datetime
 from typing import Literal
 
 from steerserve.errors import Refusal
+from steerserve.rules.bounds import HISTORY_ACTIVATIONS
 from steerserve.rules.sensing.ranking import Rank, Scales, best
 from steerserve.rules.steering.live import check_index
 
-HISTORY_MAXIMUM = 1000
 HISTORY_DEFAULT = 100
 TOP_K_MAXIMUM = 1000
 TOP_K_DEFAULT = 10
 LIMIT_DEFAULT = 50
-KEPT_MAXIMUM = 200_000
-"""Activations in all records that are kept. A record counts its features and its strongest features, and itself as
-one."""
 BEST_MAXIMUM = 100
 BEST_DEFAULT = 10
 ReadPoint = Literal["pre_steering"]
@@ -83,7 +80,8 @@ class Record:
 
 
 class Ring:
-    """The newest records, at most `size` of them, and of those at most as many as have KEPT_MAXIMUM activations."""
+    """The newest records, at most `size` of them, and of those at most as many as have
+    HISTORY_ACTIVATIONS activations."""
 
     def __init__(self, size: int = HISTORY_DEFAULT) -> None:
         self._records: deque[Record] = deque()
@@ -104,7 +102,7 @@ class Ring:
         self._forget_oldest()
 
     def _forget_oldest(self) -> None:
-        while len(self._records) > self._size or self._weight > KEPT_MAXIMUM:
+        while len(self._records) > self._size or self._weight > HISTORY_ACTIVATIONS:
             self._weight -= self._records.popleft().weight
 
     def newest(self, limit: int, request_id: str | None = None) -> list[Record]:

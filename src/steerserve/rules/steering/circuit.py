@@ -11,8 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from steerserve.rules.bounds import CIRCUIT_LAYERS, CLUSTER_MEMBERS
 from steerserve.rules.steering import documents, members
-from steerserve.rules.steering.circuit_shape import KIND, LAYERS_MAXIMUM, SHAPE
+from steerserve.rules.steering.circuit_shape import KIND, SHAPE
 from steerserve.rules.steering.documents import DocumentFault, Place, as_number, part_of
 from steerserve.rules.steering.evidence import rung_of
 from steerserve.rules.steering.members import AuthoredMember, SaeReference, SensingOverrides
@@ -239,15 +240,15 @@ def _edge_end(raw: Mapping[str, Any]) -> EdgeEnd:
 def _faults(circuit: Circuit) -> Iterator[DocumentFault]:
     """The faults that no single field has."""
     place: Place = ("members",)
-    if len(circuit.layers) > LAYERS_MAXIMUM:
+    if len(circuit.layers) > CIRCUIT_LAYERS:
         yield DocumentFault(
-            place, f"{len(circuit.layers)} layers, where {LAYERS_MAXIMUM} are allowed"
+            place, f"{len(circuit.layers)} layers, where {CIRCUIT_LAYERS} are allowed"
         )
     if not circuit.members:
         yield DocumentFault(place, "no member has a feature")
     for layer, of_layer in circuit.members.items():
-        if len(of_layer) > members.MEMBERS_MAXIMUM:
+        if len(of_layer) > CLUSTER_MEMBERS:
             yield DocumentFault(
                 place,
-                f"{len(of_layer)} features at layer {layer}, where {members.MEMBERS_MAXIMUM} are allowed",
+                f"{len(of_layer)} features at layer {layer}, where {CLUSTER_MEMBERS} are allowed",
             )

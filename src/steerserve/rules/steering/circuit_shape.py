@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from steerserve.rules.bounds import CIRCUIT_EDGES, CIRCUIT_ENTRIES, CIRCUIT_LAYERS, CLUSTER_MEMBERS
 from steerserve.rules.steering import members
 from steerserve.rules.steering.documents import (
     Check,
@@ -19,11 +20,6 @@ from steerserve.rules.steering.evidence import HIGHEST
 
 KIND = "mistudio.circuit-definition"
 NAME_MAXIMUM = 200
-LAYERS_MAXIMUM = 16
-EDGES_MAXIMUM = 200
-ENTRIES_MAXIMUM = 1000
-"""Entries in `members`. An entry may repeat features of other entries, so that a circuit may have more entries than
-features."""
 
 _TEXT_MAXIMUM = 2000
 
@@ -70,7 +66,7 @@ _MEMBER = fields(
         "feature": members.MEMBER,
         "cluster_profile_id": text(),
         "cluster_name": text(),
-        "expanded_members": items(members.MEMBER, most=members.MEMBERS_MAXIMUM),
+        "expanded_members": items(members.MEMBER, most=CLUSTER_MEMBERS),
     },
 )
 _PROBE = fields({"prompt": text(1, _TEXT_MAXIMUM), "expected": text(1, _TEXT_MAXIMUM)}, {})
@@ -117,15 +113,15 @@ _BUDGET = fields(
 SHAPE: Check = fields(
     {
         "name": members.name_shape(NAME_MAXIMUM),
-        "saes": items(members.SAE, 1, LAYERS_MAXIMUM),
-        "members": items(_MEMBER, 1, ENTRIES_MAXIMUM),
+        "saes": items(members.SAE, 1, CIRCUIT_LAYERS),
+        "members": items(_MEMBER, 1, CIRCUIT_ENTRIES),
     },
     {
         "kind": one_of(KIND),
         "schema_version": one_of(members.SCHEMA_VERSION),
         "narrative": members.NARRATIVE,
         "model": members.MODEL,
-        "edges": items(_EDGE, most=EDGES_MAXIMUM),
+        "edges": items(_EDGE, most=CIRCUIT_EDGES),
         "budget": _BUDGET,
         "calibration": _CALIBRATION,
         "faithfulness": _FAITHFULNESS,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from steerserve.errors import Refusal
+from steerserve.rules.bounds import BUNDLE_DEFINITIONS, CLUSTER_MEMBERS
 from steerserve.rules.form import Form
 from steerserve.rules.saes.attachment import AttachedSae, ClusterChoice
 from steerserve.rules.steering import documents, members
@@ -24,13 +25,12 @@ from steerserve.rules.text import shown
 DEFINITION = "mistudio.cluster-definition"
 BUNDLE = "mistudio.cluster-bundle"
 KINDS = (DEFINITION, BUNDLE)
-BUNDLE_MAXIMUM = 50
 NAME_MAXIMUM = 120
 
 _DEFINITION = fields(
     {
         "name": members.name_shape(NAME_MAXIMUM),
-        "members": items(members.MEMBER, 1, members.MEMBERS_MAXIMUM),
+        "members": items(members.MEMBER, 1, CLUSTER_MEMBERS),
     },
     {
         "kind": one_of(DEFINITION),
@@ -44,7 +44,7 @@ _DEFINITION = fields(
     },
 )
 _BUNDLE = fields(
-    {"definitions": items(_DEFINITION, 1, BUNDLE_MAXIMUM)},
+    {"definitions": items(_DEFINITION, 1, BUNDLE_DEFINITIONS)},
     {"schema_version": one_of(members.SCHEMA_VERSION)},
 )
 

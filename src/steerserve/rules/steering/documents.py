@@ -16,13 +16,8 @@ from itertools import islice
 from typing import Any
 
 from steerserve.errors import DocumentRefusal, Refusal
+from steerserve.rules.bounds import DOCUMENT_BYTES, DOCUMENT_LEVELS
 from steerserve.rules.text import shown
-
-DOCUMENT_BYTES = 2**20
-"""The size of the largest body of an import."""
-
-DEPTH_MAXIMUM = 32
-"""How many objects and lists of a document may stand inside each other."""
 
 FAULTS_NAMED = 10
 """The most faults that a refusal names."""
@@ -58,8 +53,10 @@ def check_body(body: bytes) -> None:
             f"a document has at most {DOCUMENT_BYTES} bytes",
             limit_bytes=DOCUMENT_BYTES,
         )
-    if is_deeper(body, DEPTH_MAXIMUM):
-        raise invalid([DocumentFault((), f"nested deeper than {DEPTH_MAXIMUM} objects and lists")])
+    if is_deeper(body, DOCUMENT_LEVELS):
+        raise invalid(
+            [DocumentFault((), f"nested deeper than {DOCUMENT_LEVELS} objects and lists")]
+        )
 
 
 def is_deeper(body: bytes, most: int) -> bool:

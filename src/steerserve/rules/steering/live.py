@@ -32,8 +32,6 @@ from steerserve.rules.steering.placed import (
 from steerserve.rules.steering.served import Owned, Served, ServedCircuit, ServedProfile, left
 from steerserve.rules.text import shown
 
-BATCH_MAXIMUM = 1000
-
 _INDEX = re.compile(r"0|-?[1-9][0-9]{0,63}")
 """A whole number in its only plain form. Negative numbers match, so that the check of the index refuses them by
 number."""

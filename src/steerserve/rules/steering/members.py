@@ -32,7 +32,6 @@ from steerserve.rules.text import line_fault, name_fault, readable, storable
 SCHEMA_VERSION = "1"
 STRENGTH_MAXIMUM = 300.0
 INTENSITY_MAXIMUM = 2.0
-MEMBERS_MAXIMUM = 20
 NARRATIVE_MAXIMUM = 10_000
 LABEL_MAXIMUM = 200
 """The characters of a label that are read; an export has all of them."""

@@ -12,14 +12,18 @@ from typing import Any
 import msgspec
 
 from steerserve.errors import DocumentRefusal, Refusal
+from steerserve.rules.bounds import (
+    DOCUMENT_BYTES,
+    DOCUMENT_LEVELS,
+    PROFILE_EDITS_BYTES,
+    STEERED_FEATURES,
+)
 from steerserve.rules.saes import provenance
 from steerserve.rules.saes.attachment import ClusterChoice, Sae, SaeChoice
 from steerserve.rules.saes.provenance import Origin
 from steerserve.rules.steering import cluster, documents, interventions
 from steerserve.rules.steering.cluster import Cluster
-from steerserve.rules.steering.documents import DOCUMENT_BYTES
 from steerserve.rules.steering.edits import ADD
-from steerserve.rules.steering.live import BATCH_MAXIMUM
 from steerserve.rules.steering.members import Range
 from steerserve.rules.steering.placed import Placed, Values, clamp_warnings, is_clamped
 from steerserve.rules.steering.placing import Largest, ModelFacts, placed
@@ -27,9 +31,6 @@ from steerserve.rules.steering.request import ACTIVATION, RequestSteering, Steer
 from steerserve.rules.text import shown
 
 INTENSITY_MAXIMUM = 2.0
-FEATURES_MAXIMUM = BATCH_MAXIMUM
-EDITS_BYTES = 1 << 20
-"""The most bytes of the edits of a profile, as JSON."""
 VERSION = "1.0"
 """The version of exported documents."""
 
@@ -53,8 +54,8 @@ def feature_values(values: Mapping[str, object], *, is_import: bool = False) -> 
     Raises:
         Refusal: VALIDATION_ERROR naming the keys whose entries cannot be converted.
     """
-    if len(values) > FEATURES_MAXIMUM:
-        raise invalid("steering", f"more than {FEATURES_MAXIMUM} features")
+    if len(values) > STEERED_FEATURES:
+        raise invalid("steering", f"more than {STEERED_FEATURES} features")
     entries = {key: (_index(key), _number(value)) for key, value in values.items()}
     bad = [key for key, (index, number) in entries.items() if index is None or number is None]
     if bad:
@@ -143,8 +144,8 @@ def checked_edits(edits: Sequence[Any] | None) -> list[dict[str, object]] | None
     if not edits:
         return None
     interventions.parse({"edits": edits}, "")
-    if len(msgspec.json.encode(edits)) > EDITS_BYTES:
-        raise invalid("edits", f"more than {EDITS_BYTES} bytes of JSON")
+    if len(msgspec.json.encode(edits)) > PROFILE_EDITS_BYTES:
+        raise invalid("edits", f"more than {PROFILE_EDITS_BYTES} bytes of JSON")
     return [dict(edit) for edit in edits]
 
 
@@ -249,8 +250,8 @@ def _json(body: bytes) -> object:
             f"a profile document has at most {DOCUMENT_BYTES} bytes",
             limit_bytes=DOCUMENT_BYTES,
         )
-    if documents.is_deeper(body, documents.DEPTH_MAXIMUM):
-        why = f"the document is nested deeper than {documents.DEPTH_MAXIMUM} objects and lists"
+    if documents.is_deeper(body, DOCUMENT_LEVELS):
+        why = f"the document is nested deeper than {DOCUMENT_LEVELS} objects and lists"
         raise documents.malformed(why)
     return documents.read_json(body)
 
@@ -337,8 +338,8 @@ def _of_list(features: object) -> dict[str, object]:
     its key, so that the refusal can name the entry."""
     if not isinstance(features, list):
         raise invalid("features", "not a list of {index, strength}")
-    if len(features) > FEATURES_MAXIMUM:
-        raise invalid("features", f"more than {FEATURES_MAXIMUM} features")
+    if len(features) > STEERED_FEATURES:
+        raise invalid("features", f"more than {STEERED_FEATURES} features")
     values: dict[str, object] = {}
     for place, entry in enumerate(features):
         index = entry.get("index") if isinstance(entry, dict) else None

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from steerserve.errors import Refusal
+from steerserve.rules.bounds import STEERED_FEATURES
 from steerserve.rules.saes.attachment import FIRST_SAE, SaeChoice
 from steerserve.rules.steering.edits import (
     ABLATE,
@@ -25,14 +26,12 @@ from steerserve.rules.steering.edits import (
     Target,
     direction_target,
 )
-from steerserve.rules.steering.live import BATCH_MAXIMUM
 from steerserve.rules.steering.positions import ALL, Positions
 from steerserve.rules.steering.probe import Probe
 from steerserve.rules.steering.vector import Vector
 
 FIELD = "sae_steering"
 INTERVENTIONS = "interventions"
-FEATURES_MAXIMUM = BATCH_MAXIMUM
 REPLACE, BESIDE = "replace", "add"
 MODES = (REPLACE, BESIDE)
 ACTIVATION, MAX = "activation", "max"
@@ -248,8 +247,8 @@ def check(steering: RequestSteering) -> RequestSteering:
     if steering.field != FIELD:
         if count > EDITS_MAXIMUM:
             raise too_many(steering, f"{count} edits; at most {EDITS_MAXIMUM}", EDITS_MAXIMUM)
-    elif count > FEATURES_MAXIMUM:
-        raise invalid(steering, f"{FIELD}.features", f"at most {FEATURES_MAXIMUM} features")
+    elif count > STEERED_FEATURES:
+        raise invalid(steering, f"{FIELD}.features", f"at most {STEERED_FEATURES} features")
     seen: set[tuple[SaeChoice, int]] = set()
     for place, edit in enumerate(steering.edits):
         _check_edit(steering, place, edit)

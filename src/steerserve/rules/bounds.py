@@ -1,0 +1,572 @@
+"""Bounds on what clients give, and on what is kept of it: the rule, the numbers, and one table of all of them.
+
+The rule has four parts:
+
+1. Whatever a client gives is bounded before it is looked at: bytes before they are parsed, values before they become
+   objects, names before a loop reads their characters, conditions, texts and tokens before they are worked on.
+2. No turn of the event loop, and no turn of the engine's main thread, lasts longer than TURN_SECONDS because of what
+   one client gave. Longer work goes to a thread (where it is C that releases the lock), to a helper process, or is cut
+   into slices.
+3. Memory is bounded in all, and not only for each request: where one client may hold some memory, all clients together
+   have a bound too.
+4. What was cancelled stops. Work that reads or computes for long looks at its cancellation.
+
+A constant here has a docstring that names its unit. A row of BOUNDS names constants and settings in braces, as
+`{HEAD_BYTES:bytes}`; after the colon comes the unit in which the page shows the number: nothing for a plain number,
+`bytes`, `s`, `MiB`, `MB`, or `name` for a setting without its default. `python -m docs.generate` writes the rows of
+each group into the table of that group in docs/limits.md. The tests check that every constant is in a row, and that the
+test that a row names exists.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+TURN_SECONDS: Final = 0.05
+"""Seconds that one turn of the event loop or of the engine's main thread may last because of one client's input."""
+
+# ------------------------------------------------------------------------------------------------------- connections
+
+HEAD_BYTES: Final = 65_536
+"""Bytes of the head of a request (its first line and its headers), and bytes of its trailers."""
+PIPELINED_REQUESTS: Final = 16
+"""Requests on one connection that may wait for the answer before them."""
+IGNORED_BODIES: Final = 2
+"""What may still arrive of a body after its request was answered, as a multiple of MAX_BODY_BYTES."""
+KEEP_ALIVE_SECONDS: Final = 75
+"""Seconds that a connection without a request stays open."""
+UNREAD_BYTES: Final = 256 << 20
+"""Bytes of answers that all clients together may leave unread in this process."""
+RESERVED_CONNECTIONS: Final = 64
+"""Connections above the limit that are answered: probes get their answer, other requests a 503."""
+LIVE_MESSAGE_BYTES: Final = 10_000
+"""Bytes of one message of a client of live events."""
+LIVE_BURST_BYTES: Final = 16_384
+"""Bytes that a client of live events may send at once."""
+LIVE_BYTES_PER_SECOND: Final = 2048
+"""Bytes that a client of live events may send in each further second."""
+LIVE_FRAGMENTS: Final = 100
+"""Fragments of one message of a client of live events."""
+LIVE_POLL_BYTES: Final = 10_000
+"""Bytes of packets in one polling request of live events."""
+LIVE_POLL_PACKETS: Final = 16
+"""Packets in one polling request of live events; the library reads no more."""
+LIVE_QUERY_BYTES: Final = 1000
+"""Bytes of the query of an address of live events."""
+LIVE_UNREAD_EVENTS: Final = 1000
+"""Events that may wait for one client. A client that is further behind is disconnected, and can read the state anew."""
+
+# ------------------------------------------------------------------------------------------------------------ bodies
+
+MANAGEMENT_BODY_VALUES: Final = 50_000
+"""Commas and opening brackets in the body of a management request, those in its texts included."""
+INFERENCE_BODY_VALUES: Final = 200_000
+"""Values in the body of an inference request, without the commas and brackets in its texts."""
+FORM_BYTES: Final = 1 << 16
+"""Bytes that a form with a file may have beside the file."""
+STEERED_FEATURES: Final = 1000
+"""Features in one body that steers, and in one profile."""
+
+# --------------------------------------------------------------------------------------------------------- documents
+
+DOCUMENT_BYTES: Final = 1 << 20
+"""Bytes of the body of an import."""
+DOCUMENT_LEVELS: Final = 32
+"""Objects and lists of a document that may stand inside each other."""
+PROFILE_EDITS_BYTES: Final = 1 << 20
+"""Bytes of the edits of a profile, as JSON."""
+CIRCUIT_LAYERS: Final = 16
+"""Layers of a circuit."""
+CIRCUIT_EDGES: Final = 200
+"""Edges of a circuit."""
+CIRCUIT_ENTRIES: Final = 1000
+"""Entries in the `members` of a circuit. An entry may repeat features of other entries, so that a circuit may have more
+entries than features."""
+CLUSTER_MEMBERS: Final = 20
+"""Members of a cluster, and features of one layer of a circuit."""
+BUNDLE_DEFINITIONS: Final = 50
+"""Definitions in a bundle of clusters."""
+LABELS_VALUES: Final = 1_000_000
+"""Values in the body of an import of labels."""
+PACK_DEFINITIONS: Final = 200
+"""Definitions of a pack that are listed."""
+
+# ----------------------------------------------------------------------------------------------------------- answers
+
+PAGE_ROWS: Final = 200
+"""Rows in one answer of a list of stored documents."""
+MONITORING_ANSWER_BYTES: Final = 1 << 24
+"""Bytes of the records, or of the features, in one answer of monitoring."""
+
+# ------------------------------------------------------------------------------------------------------ what is kept
+
+HISTORY_RECORDS: Final = 1000
+"""Records of monitoring that are kept."""
+HISTORY_ACTIVATIONS: Final = 200_000
+"""Activations in all records of monitoring that are kept. A record counts its features and its strongest features, and
+itself as one."""
+LABELS_KEPT: Final = 400_000
+"""Labels that are kept in memory, about 80 MB. The labels that were read last are kept in any case."""
+LABELLED_SAES_KEPT: Final = 1000
+"""SAEs whose labels are kept in memory. An SAE without labels counts too."""
+PROFILES_KEPT: Final = 64
+"""Profiles that are kept in memory."""
+PACK_ANSWERS_KEPT: Final = 64
+"""Answers of the hub about packs that are kept in memory."""
+HUB_HEADERS_KEPT: Final = 8
+"""Headers of files at the hub that are kept, so that a download after a look at a file does not read its beginning
+again."""
+HUB_HEADER_KEPT_BYTES: Final = 128 << 10
+"""Bytes of one header that is kept; larger ones are not kept."""
+WAITING_CHOICES: Final = 1000
+"""Choices whose sensing events wait to be written; the events of further choices are lost."""
+SCHEMAS_KEPT: Final = 64
+"""Schemas that are remembered as good."""
+ACCOUNTS_KEPT: Final = 1000
+"""Clients whose used time is remembered after a cleaning, which comes when there are twice as many."""
+LOG_LINES_KEPT: Final = 500
+"""Lines of the log that are kept in memory."""
+DURATIONS_KEPT: Final = 1000
+"""Durations of the latest requests, from which the percentiles are computed."""
+
+# --------------------------------------------------------------------------------------------------------- the table
+
+Group = Literal["connections", "bodies", "documents", "stored", "kept", "links"]
+
+
+@dataclass(frozen=True)
+class Bound:
+    """One row of the table."""
+
+    group: Group
+    what: str
+    """What a client does, or what is kept."""
+    bound: str
+    """Constants and settings in braces, with their units; the words around them."""
+    beyond: str
+    """What happens beyond the bound."""
+    test: str
+    """The test that shows it, as `path::function`; of the web page as `path::title`."""
+
+
+_CONNECTIONS = "tests/http/test_connections.py"
+_LIVE = "tests/http/test_live_link.py"
+_IMPORTS = "tests/api/steering/test_import_limits.py::test_a_document_at_a_limit_leaves_liveness"
+_DEEP = "tests/api/steering/test_import_limits.py::test_a_document_that_is_nested_too_deep_is_refused_by_name"
+_STORED = "tests/api/steering/test_stored_documents.py"
+
+BOUNDS: Final[tuple[Bound, ...]] = (
+    Bound(
+        "connections",
+        "sends a large head (first line and headers), large trailers, or large chunk extensions",
+        "{HEAD_BYTES:bytes}",
+        "431 `HEADERS_TOO_LARGE`, and the connection is closed",
+        f"{_CONNECTIONS}::test_bytes_beside_the_body_are_bounded",
+    ),
+    Bound(
+        "connections",
+        "sends the head slowly, or connects and sends nothing",
+        "{REQUEST_HEADERS_TIMEOUT:s}",
+        "408 `REQUEST_TIMEOUT` once something came, and the connection is closed",
+        f"{_CONNECTIONS}::test_headers_that_do_not_arrive_end_the_connection",
+    ),
+    Bound(
+        "connections",
+        "sends a large body",
+        "{MAX_BODY_BYTES:MB}",
+        "413 `PAYLOAD_TOO_LARGE`",
+        "tests/api/test_envelope.py::test_a_document_that_is_too_large_is_not_read",
+    ),
+    Bound(
+        "connections",
+        "sends a body in UTF-16 or UTF-32",
+        "",
+        "415 `UNSUPPORTED_ENCODING`",
+        "tests/api/steering/test_import_limits.py::test_a_body_that_is_not_utf_8_is_refused",
+    ),
+    Bound(
+        "connections",
+        "sends the body slowly",
+        "{REQUEST_BODY_TIMEOUT:s}",
+        "408 `REQUEST_TIMEOUT`, and the connection is closed",
+        f"{_CONNECTIONS}::test_a_body_that_does_not_arrive_is_refused_with_a_code",
+    ),
+    Bound(
+        "connections",
+        "goes on sending a body after its answer",
+        "{IGNORED_BODIES} times {MAX_BODY_BYTES:name}, or {REQUEST_BODY_TIMEOUT:name}",
+        "the connection is closed",
+        f"{_CONNECTIONS}::test_a_body_that_nobody_reads_is_not_taken_without_end",
+    ),
+    Bound(
+        "connections",
+        "sends what is not HTTP",
+        "",
+        "400 `MALFORMED_REQUEST`, and the connection is closed",
+        f"{_CONNECTIONS}::test_what_is_not_http_is_refused_with_a_code",
+    ),
+    Bound(
+        "connections",
+        "sends requests before the answers of earlier ones",
+        "{PIPELINED_REQUESTS} requests",
+        "the connection is closed",
+        f"{_CONNECTIONS}::test_requests_that_wait_on_one_connection_are_answered_in_order_and_bounded",
+    ),
+    Bound(
+        "connections",
+        "reads nothing of an answer",
+        "{ANSWER_STALL_TIMEOUT:s}",
+        "the connection is cut",
+        f"{_CONNECTIONS}::test_a_client_that_reads_nothing_is_cut_and_one_that_reads_slowly_is_not",
+    ),
+    Bound(
+        "connections",
+        "leaves large answers unread on many connections",
+        "{UNREAD_BYTES:bytes} in all",
+        "the connections that have waited longest for their client are cut, until the rest is within the limit",
+        f"{_CONNECTIONS}::test_answers_that_nobody_reads_are_bounded_over_all_clients",
+    ),
+    Bound(
+        "connections",
+        "asks while no [replica](replicas.md) serves and none finds a place",
+        "{REPLICA_WAIT_S:s}",
+        "503 `ENGINE_UNAVAILABLE` with `Retry-After`",
+        "tests/engines/fleet/test_requests.py::test_without_a_replica_that_can_be_placed_the_wait_is_bounded",
+    ),
+    Bound(
+        "connections",
+        "makes no further request on a connection",
+        "{KEEP_ALIVE_SECONDS:s}",
+        "the connection is closed",
+        f"{_CONNECTIONS}::test_headers_that_do_not_arrive_end_the_connection",
+    ),
+    Bound(
+        "connections",
+        "opens many connections",
+        "{MAX_CONNECTIONS}; {RESERVED_CONNECTIONS} more are answered 503",
+        "see [below](#when-all-connections-are-in-use)",
+        f"{_CONNECTIONS}::test_above_the_limit_probes_are_answered_and_other_requests_are_refused",
+    ),
+    Bound(
+        "connections",
+        "opens many sessions of live events",
+        "{MAX_LIVE_CLIENTS}",
+        "503 `TOO_MANY_CONNECTIONS`; the oldest session that never joined is ended for a new one",
+        f"{_LIVE}::test_sessions_are_bounded_and_those_that_never_join_make_room",
+    ),
+    Bound(
+        "connections",
+        "sends large or many messages as a client of live events",
+        "{LIVE_MESSAGE_BYTES:bytes} and {LIVE_FRAGMENTS} fragments a message; {LIVE_BURST_BYTES:bytes} at once, then "
+        "{LIVE_BYTES_PER_SECOND:bytes} a second",
+        "the connection is closed with code 1008 or 1009",
+        f"{_LIVE}::test_a_message_a_fragment_and_a_flood_are_bounded",
+    ),
+    Bound(
+        "connections",
+        "sends large or many packets in one polling request of live events",
+        "{LIVE_POLL_BYTES:bytes}, {LIVE_POLL_PACKETS} packets, {LIVE_QUERY_BYTES:bytes} of query",
+        "413 `PAYLOAD_TOO_LARGE`, 400 `INVALID_PARAMETER`",
+        "tests/events/test_packets.py::test_a_request_with_many_or_large_packets_is_refused",
+    ),
+    Bound(
+        "connections",
+        "does not fetch its live events",
+        "{LIVE_UNREAD_EVENTS} events",
+        "its session is ended",
+        f"{_LIVE}::test_a_client_that_fetches_no_events_is_disconnected",
+    ),
+    Bound(
+        "bodies",
+        "sends many values to a route of `/api`",
+        "{MANAGEMENT_BODY_VALUES} commas and opening brackets; imports have bounds of their own",
+        "413 `PAYLOAD_TOO_LARGE` before the body is parsed",
+        "tests/api/test_envelope.py::test_a_body_of_very_many_values_is_refused_before_it_is_read",
+    ),
+    Bound(
+        "bodies",
+        "sends many values to a route of `/v1`",
+        "{INFERENCE_BODY_VALUES} values",
+        "413 `PAYLOAD_TOO_LARGE` before the body is parsed",
+        "tests/openai/test_counts.py::test_a_body_of_very_many_values_is_not_read",
+    ),
+    Bound(
+        "bodies",
+        "sends much beside the file in a form",
+        "{FORM_BYTES:bytes}",
+        "413 `PAYLOAD_TOO_LARGE`",
+        "tests/openai/test_batches.py::test_batches_have_bounds",
+    ),
+    Bound(
+        "bodies",
+        "steers many features in one request",
+        "{STEERED_FEATURES} features",
+        "422 `VALIDATION_ERROR`; under `/v1` 400",
+        "tests/openai/test_counts.py::test_a_count_over_its_limit_is_refused_before_it_is_validated",
+    ),
+    Bound(
+        "bodies",
+        "sends a long text, or a conversation that is long once rendered, to `/api/tokenize`",
+        "{TOKENIZE_MAX_CHARACTERS}",
+        "413 `PAYLOAD_TOO_LARGE`",
+        "tests/api/inference/test_tokens.py::test_what_cannot_be_answered_is_refused",
+    ),
+    Bound(
+        "bodies",
+        "asks for many positions and layers at `/api/lens`",
+        "{LENS_MAX_DISTRIBUTIONS}, {LENS_MAX_ENTRIES}",
+        "400 `INVALID_PARAMETER` before any pass",
+        "tests/api/inference/test_lens.py::test_bounds_and_what_needs_a_model_or_an_sae",
+    ),
+    Bound(
+        "documents",
+        "circuit, cluster, bundle, definition of a pack",
+        "{DOCUMENT_BYTES:bytes}, {DOCUMENT_LEVELS} objects and lists inside each other",
+        "`PAYLOAD_TOO_LARGE`, `VALIDATION_ERROR`, with status 200",
+        _DEEP,
+    ),
+    Bound(
+        "documents",
+        "profile",
+        "{DOCUMENT_BYTES:bytes}, {DOCUMENT_LEVELS} levels",
+        "413 `PAYLOAD_TOO_LARGE`, 422 `VALIDATION_ERROR`",
+        _DEEP,
+    ),
+    Bound(
+        "documents",
+        "profile",
+        "{STEERED_FEATURES} features, {PROFILE_EDITS_BYTES:bytes} of edits",
+        "`VALIDATION_ERROR` with status 200",
+        _IMPORTS,
+    ),
+    Bound(
+        "documents",
+        "circuit",
+        "{CIRCUIT_ENTRIES} entries of `members`, {CIRCUIT_LAYERS} layers, {CLUSTER_MEMBERS} features of a layer, "
+        "{CIRCUIT_EDGES} edges",
+        "`VALIDATION_ERROR` with status 200",
+        _IMPORTS,
+    ),
+    Bound(
+        "documents",
+        "cluster",
+        "{CLUSTER_MEMBERS} members; {BUNDLE_DEFINITIONS} definitions in a bundle",
+        "`VALIDATION_ERROR` with status 200",
+        _IMPORTS,
+    ),
+    Bound(
+        "documents",
+        "labels",
+        "{MAX_BODY_BYTES:MB}, {LABELS_VALUES} values, {DOCUMENT_LEVELS} levels",
+        "413 `PAYLOAD_TOO_LARGE`, 422 `VALIDATION_ERROR`",
+        _IMPORTS,
+    ),
+    Bound(
+        "documents",
+        "manifest of a pack",
+        "{DOCUMENT_BYTES:bytes}, {PACK_DEFINITIONS} definitions",
+        "further definitions are not listed",
+        "tests/api/steering/test_import_limits.py::test_the_largest_manifest_of_a_pack_leaves_liveness",
+    ),
+    Bound(
+        "stored",
+        "profiles, clusters, circuits, vectors, probes, kept effects and trained lenses, in all",
+        "{MAX_STORED_DOCUMENTS}, {STORED_DOCUMENTS_MB:MiB}",
+        "507 `DOCUMENT_STORE_FULL`; a bundle is stored whole or not at all",
+        f"{_STORED}::test_no_document_is_stored_beyond_the_number",
+    ),
+    Bound(
+        "stored",
+        "files and batches, in all, and the answers of batches",
+        "{MAX_BATCH_DOCUMENTS}, {BATCH_STORAGE_MB:MiB}, {BATCH_FILE_MB:MiB} for one file",
+        "507 `DOCUMENT_STORE_FULL`, 413 `PAYLOAD_TOO_LARGE`; batches that run wait",
+        "tests/openai/test_batches.py::test_a_full_store_refuses_files",
+    ),
+    Bound(
+        "stored",
+        "batches that are not over",
+        "{MAX_UNFINISHED_BATCHES}",
+        "409 `TOO_MANY_BATCHES`",
+        "tests/openai/test_batches.py::test_batches_have_bounds",
+    ),
+    Bound(
+        "stored",
+        "free space on the disk of a SQLite database, after an import or a new profile",
+        "{DISK_RESERVE_MB:MiB}",
+        "507 `INSUFFICIENT_DISK`",
+        f"{_STORED}::test_an_import_leaves_the_reserve_of_the_disk_free",
+    ),
+    Bound(
+        "stored",
+        "rows in one answer of `GET /api/profiles`, `/api/clusters` and `/api/circuits`",
+        "`limit`, at most {PAGE_ROWS}",
+        "`total` counts all rows; `offset` reads on",
+        f"{_STORED}::test_a_list_is_answered_page_by_page",
+    ),
+    Bound(
+        "stored",
+        "records in one answer of `GET /api/monitoring/history`",
+        "{MONITORING_ANSWER_BYTES:bytes}",
+        "the field `left_out` counts the older records that did not fit",
+        f"{_STORED}::test_the_history_of_monitoring_is_bounded_in_bytes",
+    ),
+    Bound(
+        "stored",
+        "features in one answer of `GET /api/monitoring/statistics`",
+        "{MONITORING_ANSWER_BYTES:bytes}",
+        "the field `left_out` counts the features that did not fit; they have larger indices",
+        f"{_STORED}::test_the_statistics_of_monitoring_are_bounded_in_bytes",
+    ),
+    Bound(
+        "kept",
+        "records of monitoring",
+        "`history_size` of its configuration, at most {HISTORY_RECORDS}, with at most {HISTORY_ACTIVATIONS} "
+        "activations",
+        "the oldest records are forgotten",
+        "tests/rules/sensing/test_monitoring.py::test_the_ring_keeps_as_many_activations_as_it_may",
+    ),
+    Bound(
+        "kept",
+        "labels of features",
+        "{LABELS_KEPT} labels of at most {LABELLED_SAES_KEPT} SAEs",
+        "those that were read longest ago are read from the database again",
+        "tests/database/test_labels.py::test_however_many_saes_are_read_each_has_its_own_and_few_labels_are_kept",
+    ),
+    Bound(
+        "kept",
+        "clients whose requests ended last, for the last free slot",
+        "{MAX_CONCURRENT_REQUESTS} times the replicas",
+        "the oldest are forgotten",
+        "tests/control/inference/test_queue.py::test_the_last_slot_waits_for_a_client_that_was_here_lately",
+    ),
+    Bound(
+        "kept",
+        "profiles that were used last",
+        "{PROFILES_KEPT}",
+        "the others are read from the database",
+        "tests/database/test_documents.py::test_the_profiles_that_were_used_last_are_kept",
+    ),
+    Bound(
+        "kept",
+        "hub answers about cluster packs",
+        "{PACK_ANSWERS_KEPT}",
+        "the hub is asked again",
+        "tests/control/steering/test_cluster_packs.py::test_only_the_latest_answers_are_kept",
+    ),
+    Bound(
+        "kept",
+        "beginnings of files at the hub that were looked at",
+        "{HUB_HEADERS_KEPT}, each of at most {HUB_HEADER_KEPT_BYTES:bytes}",
+        "they are read again",
+        "tests/hub/test_headers.py::test_the_headers_that_were_read_last_are_kept",
+    ),
+    Bound(
+        "kept",
+        "sensing events that wait for the database",
+        "the events of {WAITING_CHOICES} choices. A request for events first waits until all earlier events are "
+        "written, at most one second",
+        "further events are lost, and counted",
+        "tests/control/sensing/test_recorder.py"
+        "::test_a_read_waits_no_longer_than_its_bound_for_a_database_that_is_slow",
+    ),
+    Bound(
+        "kept",
+        "ids of ended leases, as digests",
+        "{LEASE_ENDED_MEMORY}",
+        "older ids are unknown",
+        "tests/control/residency/test_leases.py::test_ended_leases_are_remembered_up_to_the_setting",
+    ),
+    Bound(
+        "kept",
+        "digests of response schemas that passed the check",
+        "{SCHEMAS_KEPT}",
+        "the schema is checked again",
+        "tests/engines/sandbox/test_schemas.py::test_schemas_that_passed_are_remembered_up_to_a_bound",
+    ),
+    Bound(
+        "kept",
+        "clients whose use of the helper processes is remembered",
+        "twice {ACCOUNTS_KEPT}",
+        "those that used least are forgotten",
+        "tests/rules/inference/test_fairness.py::test_the_clients_that_used_most_are_remembered",
+    ),
+    Bound(
+        "kept",
+        "sessions of live events",
+        "{MAX_LIVE_CLIENTS}, each with at most {LIVE_UNREAD_EVENTS} unread events",
+        "the session is ended",
+        f"{_LIVE}::test_a_client_that_fetches_no_events_is_disconnected",
+    ),
+    Bound(
+        "kept",
+        "log lines for `GET /api/health/log`",
+        "{LOG_LINES_KEPT}",
+        "`dropped` counts the older ones",
+        "tests/logs/test_recent.py::test_the_cursor_gives_each_line_once_and_counts_the_lines_that_went",
+    ),
+    Bound(
+        "kept",
+        "durations for the percentiles",
+        "{DURATIONS_KEPT}",
+        "the percentiles are those of the latest requests",
+        "tests/control/test_metrics.py::test_the_percentiles_are_those_of_the_latest_requests",
+    ),
+    Bound(
+        "kept",
+        "series of metrics",
+        "routes times statuses, never a name from a request",
+        "",
+        "tests/control/test_metrics.py::test_requests_are_counted_by_route_and_status_and_timed",
+    ),
+    Bound(
+        "kept",
+        "state that a crash took from a model",
+        "one for each owner and registered model",
+        "a load of another model over the management forgets it",
+        "tests/control/residency/test_restoring.py::test_another_model_over_the_management_forgets",
+    ),
+    Bound(
+        "links",
+        "features of Steer",
+        "100, with values in [-200, 200]",
+        "the part is left out, with a notice",
+        "ui/src/pages/Steer.test.tsx::a link with more features than the page steers",
+    ),
+    Bound(
+        "links",
+        "messages of the conversation of Steer",
+        "200",
+        "the part is left out, with a notice",
+        "ui/src/rules/steer.test.ts::bounds the features and the messages of a link",
+    ),
+    Bound(
+        "links",
+        "intensities of a sweep",
+        "16",
+        "the part is left out, with a notice",
+        "ui/src/rules/steer.test.ts",
+    ),
+    Bound(
+        "links",
+        "SAEs to attach",
+        "16, with layers from 0 to 999",
+        "the part is left out, with a notice",
+        "ui/src/pages/Saes.test.tsx::values of a link that cannot be",
+    ),
+    Bound(
+        "links",
+        "pinned features of Live",
+        "6",
+        "the part is left out, with a notice",
+        "ui/src/rules/places.test.ts",
+    ),
+    Bound(
+        "links",
+        "text of Tokens, repository of the hub",
+        "none",
+        "read, or asked about, after a click",
+        "ui/src/pages/Tokens.test.tsx::a text of a link is read when a person asks for it",
+    ),
+)
+"""Every bound on what clients give, and on what is kept of it."""
