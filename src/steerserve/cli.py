@@ -4,6 +4,7 @@ service only when they are used."""
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 from types import ModuleType
 from typing import Annotated
 
@@ -42,6 +43,23 @@ def doctor_command(
 ) -> None:
     """Say in plain words what this machine can do."""
     typer.echo(_service().report(as_json=as_json))
+
+
+@main.command("backup", rich_help_panel=SERVICE)
+def backup_command(
+    file: Annotated[Path, typer.Argument(help="The file that the copy becomes.")],
+    force: Annotated[bool, typer.Option("--force", help="Replace FILE if it exists.")] = False,
+) -> None:
+    """Copy the database to FILE, also while the service runs, and check the copy."""
+    raise typer.Exit(_service().back_up(file, may_replace=force))
+
+
+@main.command("restore", rich_help_panel=SERVICE)
+def restore_command(
+    file: Annotated[Path, typer.Argument(help="A copy of the database.")],
+) -> None:
+    """Put a copy in the place of the database, which is kept under another name. The service must be stopped."""
+    raise typer.Exit(_service().restore(file))
 
 
 @main.command("openapi", rich_help_panel=SERVICE)

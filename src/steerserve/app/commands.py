@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import sys
+from pathlib import Path
 
 from pydantic import ValidationError
 from uvicorn.importer import import_from_string
 
-from steerserve.app import doctor, serve
+from steerserve.app import copies, doctor, serve
 from steerserve.rules import field_faults
 from steerserve.settings import Settings
 
@@ -42,6 +43,16 @@ def description() -> str:
     """The description of the API as JSON."""
     service = import_from_string(serve.APPLICATION)(_settings())
     return json.dumps(service.api.openapi(), indent=2)
+
+
+def back_up(file: Path, *, may_replace: bool) -> int:
+    """Copy the database to a file. Returns the exit code."""
+    return copies.back_up(_settings(), file, may_replace=may_replace)
+
+
+def restore(file: Path) -> int:
+    """Put a copy in the place of the database. Returns the exit code."""
+    return copies.restore(_settings(), file)
 
 
 def _settings() -> Settings:

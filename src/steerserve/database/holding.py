@@ -56,6 +56,13 @@ class FileHold:
         """Raises:
         OSError: the lock file cannot be created.
         """
+        return self.lock()
+
+    async def release(self) -> None:
+        self.unlock()
+
+    def lock(self) -> bool:
+        """Do what `take` does."""
         if self._file is not None and self._is_at_path(self._file):
             return True
         file = self._path.open("w")
@@ -64,20 +71,20 @@ class FileHold:
         except BlockingIOError:
             file.close()
             return False
-        await self.release()
+        self.unlock()
         self._file = file
         return True
+
+    def unlock(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
     def _is_at_path(self, file: TextIO) -> bool:
         try:
             return os.path.samestat(os.fstat(file.fileno()), self._path.stat())
         except FileNotFoundError:
             return False
-
-    async def release(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
 
 
 class AdvisoryHold:

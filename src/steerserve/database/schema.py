@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import sqlite3
+import glob
+import re
 from collections.abc import Sequence
-from contextlib import closing
 from datetime import datetime
 from functools import cache
 from pathlib import Path
@@ -16,10 +16,14 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection
 
+from steerserve.database import backup
 from steerserve.errors import CannotStart
 
 log = structlog.get_logger(__name__)
 _MIGRATIONS = Path(__file__).parent / "migrations"
+COPIES_KEPT = 3
+"""Copies of before upgrades that stay: of each version of the schema the newest, and of these the newest three."""
+_TIME_LENGTH = len("20260101T000000Z")
 
 
 def upgrade(connection: Connection, file: Path | None, now: datetime) -> str:
@@ -30,7 +34,7 @@ def upgrade(connection: Connection, file: Path | None, now: datetime) -> str:
         CannotStart: a newer version of this program wrote the database.
         OSError: the copy cannot be written.
     """
-    known = _versions()
+    known = versions()
     newest = known[0]
     version = MigrationContext.configure(connection).get_current_revision()
     if version is not None and version not in known:
@@ -55,7 +59,7 @@ def _config() -> Config:
 
 
 @cache
-def _versions() -> tuple[str, ...]:
+def versions() -> tuple[str, ...]:
     """The versions of the schema that this program knows, the newest first."""
     scripts = ScriptDirectory.from_config(_config())
     return tuple(script.revision for script in scripts.walk_revisions())
@@ -64,28 +68,53 @@ def _versions() -> tuple[str, ...]:
 def _copy_hint(file: Path | None, known: Sequence[str]) -> str:
     """The end of the refusal of a newer database: the newest copy that an upgrade left of a schema that this version
     knows, if there is one."""
-    copies = (
-        []
-        if file is None
-        else [copy for version in known for copy in file.parent.glob(f"{file.name}.{version}-*")]
-    )
+    copies = [] if file is None else [copy for copy in _copies(file) if _version_of(copy) in known]
     if not copies:
         return ""
-    newest = max(copies, key=lambda copy: (copy.stat().st_mtime_ns, copy.name))
-    return f"; {newest} is the copy that was made before the upgrade, without later changes"
+    return f"; {copies[0]} is the copy that was made before the upgrade, without later changes"
 
 
 def _copy(file: Path, version: str, newest: str, now: datetime) -> None:
-    """Copy the database into a file beside it. The copy includes the changes that are still only in SQLite's log.
+    """Copy the database into a file beside it, and remove the copies that are no longer needed.
 
     Raises:
         OSError: the disk is full, or the folder cannot be written.
     """
     copy = file.with_name(f"{file.name}.{version}-{now:%Y%m%dT%H%M%SZ}")
+    part = copy.with_name(copy.name + backup.PART_ENDING)
+    # nobody else makes such copies, because this service holds the database
+    for left in file.parent.glob(f"{glob.escape(file.name)}.*Z{backup.PART_ENDING}"):
+        left.unlink(missing_ok=True)
     try:
-        with closing(sqlite3.connect(file)) as source, closing(sqlite3.connect(copy)) as target:
-            source.backup(target)
-    except sqlite3.Error as error:
-        copy.unlink(missing_ok=True)
+        backup.write_pages(file, part)
+        backup.place(part, copy)
+    except backup.CannotCopy as error:
         raise OSError(f"the copy {copy} cannot be written: {error}") from error
+    finally:
+        part.unlink(missing_ok=True)
     log.warning("database_copied", copy=str(copy), schema=version, upgraded_to=newest)
+    for old in _superseded(_copies(file)):
+        old.unlink(missing_ok=True)
+        log.info("database_copy_removed", copy=str(old))
+
+
+def _copies(file: Path) -> list[Path]:
+    """The copies that upgrades have left beside the database, the newest first."""
+    name = re.compile(re.escape(file.name) + r"\.\d{4}-\d{8}T\d{6}Z")
+    copies = [path for path in file.parent.iterdir() if name.fullmatch(path.name)]
+    return sorted(copies, key=lambda copy: copy.name[-_TIME_LENGTH:], reverse=True)
+
+
+def _version_of(copy: Path) -> str:
+    """The version of the schema that the name of a copy tells."""
+    return copy.name[: -_TIME_LENGTH - 1].rpartition(".")[2]
+
+
+def _superseded(copies: Sequence[Path]) -> list[Path]:
+    """The copies to remove, of those of `_copies`: all but the newest of each version of the schema, and of these all
+    but the newest `COPIES_KEPT`. So a start that fails again and again after its copy removes no other one."""
+    newest: dict[str, Path] = {}
+    for copy in copies:
+        newest.setdefault(_version_of(copy), copy)
+    kept = list(newest.values())[:COPIES_KEPT]
+    return [copy for copy in copies if copy not in kept]
