@@ -152,6 +152,7 @@ def test_an_input_is_refused_whole_with_every_fault_of_its_lines(client: openai.
         text("elsewhere"),
         {"custom_id": "nothing", "method": "POST", "url": CHAT},
         chat("", model=None),
+        chat("many values", x=[[]] * 100_001),
     ]
     batch = ended(client, begun(client, jsonl(lines) + b"\n{broken\n"))
     assert batch.status == "failed"
@@ -165,7 +166,8 @@ def test_an_input_is_refused_whole_with_every_fault_of_its_lines(client: openai.
         ("invalid_request", 7, None),
         ("invalid_custom_id", 8, "custom_id"),
         ("missing_required_parameter", 8, "body.model"),
-        ("invalid_json_line", 10, None),
+        ("body_too_large", 9, "body"),
+        ("invalid_json_line", 11, None),
     ]
     assert faults(ended(client, begun(client, b"\n"))) == [("empty_file", None, None)]
 

@@ -61,14 +61,14 @@ def inference(owners: Owners) -> list[APIRouter]:
     owners.batches.run_lines_by(BatchLines(answering, intake))
     return [
         *answering,
-        batch_routes.router(owners.batches, owners.settings),
+        batch_routes.router(owners.batches, owners.body_reader, owners.settings),
         file_routes.router(owners.batches, owners.settings),
         v1_model_routes.router(owners.served),
     ]
 
 
 def _intake(owners: Owners) -> Intake:
-    return Intake(owners.settings, owners.served, owners.profiles)
+    return Intake(owners.settings, owners.served, owners.profiles, owners.body_reader)
 
 
 def management(owners: Owners) -> list[APIRouter]:

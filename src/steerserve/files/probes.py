@@ -17,8 +17,9 @@ from typing import Any
 
 from steerserve.errors import Refusal
 from steerserve.files import local, vectors
-from steerserve.files.vectors import FILE_MAXIMUM, VectorFile, documents, npy, pickles, tensors
+from steerserve.files.vectors import VectorFile, documents, npy, pickles, tensors
 from steerserve.files.vectors.stored import Numbers, float32
+from steerserve.rules.bounds import VECTOR_FILE_BYTES
 from steerserve.rules.saes.sites import RESID_POST
 from steerserve.rules.steering.probe import ReadProbe
 from steerserve.rules.steering.vector import (
@@ -105,8 +106,8 @@ def read(file: VectorFile, options: ReadOptions) -> ReadProbe:
             options that the file contradicts.
     """
     with refused_as_probes():
-        if len(file.data) > FILE_MAXIMUM:
-            raise invalid(file.name, f"is larger than {FILE_MAXIMUM} bytes")
+        if len(file.data) > VECTOR_FILE_BYTES:
+            raise invalid(file.name, f"is larger than {VECTOR_FILE_BYTES} bytes")
         return _placed(file.name, _found(file, options), options)
 
 
@@ -366,8 +367,8 @@ def _npz(file: str, data: bytes) -> dict[str, bytes] | None:
             if not all(name.endswith(".npy") for name in names):
                 return None
             wanted = [name for name in (f"{key}.npy" for key in _NPZ) if name in names]
-            if sum(archive.getinfo(name).file_size for name in wanted) > FILE_MAXIMUM:
-                raise invalid(file, f"has more than {FILE_MAXIMUM} bytes of arrays")
+            if sum(archive.getinfo(name).file_size for name in wanted) > VECTOR_FILE_BYTES:
+                raise invalid(file, f"has more than {VECTOR_FILE_BYTES} bytes of arrays")
             return {name.removesuffix(".npy"): archive.read(name) for name in wanted}
     except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError, RuntimeError, ValueError):
         raise invalid(file, "is a damaged archive") from None

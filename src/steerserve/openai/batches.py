@@ -8,6 +8,7 @@ from fastapi import APIRouter, Query, Request
 
 from steerserve.control.inference.batches import Batches, BatchRow
 from steerserve.control.metrics import note_object
+from steerserve.control.steering.reading import DocumentReader
 from steerserve.openai import answers, bodies
 from steerserve.openai.files import listed
 from steerserve.openai.intake import client_of, header, read_json
@@ -27,7 +28,7 @@ TIMES = (
 )
 
 
-def router(batches: Batches, settings: Settings) -> APIRouter:
+def router(batches: Batches, reader: DocumentReader, settings: Settings) -> APIRouter:
     routes = APIRouter(tags=["batches"])
     answered = answers.answered(answers.BatchObject)
 
@@ -40,7 +41,7 @@ def router(batches: Batches, settings: Settings) -> APIRouter:
     async def create_batch(request: Request) -> dict[str, object]:
         """Begin a batch. Its input is checked whole before its first line runs."""
         is_strict = fields.is_strict(header(request, "x-service-strict"))
-        body = bodies.validated(bodies.BatchBody, await read_json(request))
+        body = bodies.validated(bodies.BatchBody, await read_json(request, reader))
         lasts = body.output_expires_after
         row = await batches.create(
             body.endpoint,

@@ -20,10 +20,11 @@ from starlette.requests import Request
 from steerserve.control.inference.runs import SentRequest
 from steerserve.control.models.served import ServedModel, ServedModels
 from steerserve.control.steering.profiles import Profiles
+from steerserve.control.steering.reading import DocumentReader
 from steerserve.errors import Refusal
 from steerserve.openai import bodies, counts, response_body, response_shape, shape, values
 from steerserve.openai.values import IntentBase, invalid
-from steerserve.rules import clients, json_faults, json_size
+from steerserve.rules import clients, json_faults, json_reading, json_size
 from steerserve.rules.bounds import INFERENCE_BODY_VALUES
 from steerserve.rules.inference import activations, fields
 from steerserve.rules.inference.intent import (
@@ -39,6 +40,8 @@ from steerserve.settings import Settings
 
 log = structlog.get_logger(__name__)
 
+AT_ONCE = 1 << 14
+"""The largest body, in bytes, that is read on the event loop."""
 LOCATIONS_LOGGED = 100
 CLIENT = "steerserve.client"
 """The key of the scope under which a request that the service makes itself has its client."""
@@ -75,12 +78,19 @@ class _Arrived:
 
 
 class Intake:
-    """Reads requests."""
+    """Reads requests. `reader` reads their large bodies."""
 
-    def __init__(self, settings: Settings, models: ServedModels, profiles: Profiles) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        models: ServedModels,
+        profiles: Profiles,
+        reader: DocumentReader,
+    ) -> None:
         self._settings = settings
         self._models = models
         self._profiles = profiles
+        self._reader = reader
 
     async def chat(self, request: Request) -> Accepted[GenerateIntent | ScoreIntent]:
         """A chat request."""
@@ -219,7 +229,7 @@ class Intake:
 
     async def _arrived(self, request: Request) -> _Arrived:
         return _Arrived(
-            await read_json(request),
+            await read_json(request, self._reader),
             client_of(request, self._settings),
             dict.fromkeys(request.query_params),
             header(request, "x-service-strict"),
@@ -341,8 +351,8 @@ def client_of(request: Request, settings: Settings) -> str:
     )
 
 
-async def read_json(request: Request) -> dict[str, object]:
-    """The body as a JSON object.
+async def read_json(request: Request, reader: DocumentReader) -> dict[str, object]:
+    """The body as a JSON object. A large body is read beside the event loop.
 
     Raises:
         Refusal: PAYLOAD_TOO_LARGE for too many values; VALIDATION_ERROR for a media type other than JSON, broken JSON,
@@ -354,10 +364,16 @@ async def read_json(request: Request) -> dict[str, object]:
     if media != "application/json" and not media.endswith("+json"):
         raise Refusal("VALIDATION_ERROR", "send the body as application/json", param="Content-Type")
     text = (await request.body()).removeprefix(codecs.BOM_UTF8)
+    if len(text) > AT_ONCE:
+        return await reader.read(_object, text)
+    return _object(text)
+
+
+def _object(text: bytes) -> dict[str, object]:
     if json_size.has_more_values(text, INFERENCE_BODY_VALUES):
         raise Refusal("PAYLOAD_TOO_LARGE", f"the body has more than {INFERENCE_BODY_VALUES} values")
     try:
-        body = msgspec.json.decode(text)
+        body = json_reading.decode(text)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         if not text.strip():
             raise Refusal("VALIDATION_ERROR", "the body is empty; send a JSON object") from error

@@ -89,6 +89,16 @@ BUNDLE_DEFINITIONS: Final = 50
 """Definitions in a bundle of clusters."""
 LABELS_VALUES: Final = 1_000_000
 """Values in the body of an import of labels."""
+VECTOR_FILE_BYTES: Final = 32 << 20
+"""Bytes of a file of vectors, or of a probe. 80 layers of 16,384 float32 numbers are a sixth of this."""
+VECTOR_NUMBERS: Final = 2_000_000
+"""Numbers in a JSON file of vectors. 80 layers of 8,192 numbers are a third of this."""
+VECTOR_PARTS: Final = 50_000
+"""Objects, lists and texts in a JSON file of vectors, and values in the header of a safetensors file."""
+VECTOR_WIDTH: Final = 1 << 16
+"""Numbers of one direction."""
+BATCH_LINE_BYTES: Final = 8192
+"""Bytes of a line of a batch beside its body."""
 PACK_DEFINITIONS: Final = 200
 """Definitions of a pack that are listed."""
 
@@ -361,6 +371,22 @@ BOUNDS: Final[tuple[Bound, ...]] = (
         "{MAX_BODY_BYTES:MB}, {LABELS_VALUES} values, {DOCUMENT_LEVELS} levels",
         "413 `PAYLOAD_TOO_LARGE`, 422 `VALIDATION_ERROR`",
         _IMPORTS,
+    ),
+    Bound(
+        "documents",
+        "file of vectors, or of a probe",
+        "{VECTOR_FILE_BYTES:bytes}, {VECTOR_WIDTH} numbers of a direction; in JSON {VECTOR_NUMBERS} numbers, and "
+        "{VECTOR_PARTS} objects, lists and texts",
+        "422 `INVALID_VECTOR`, `INVALID_PROBE` before the values are read",
+        "tests/files/vectors/test_formats.py::test_a_file_beyond_a_bound_is_refused_before_its_values_are_made",
+    ),
+    Bound(
+        "documents",
+        "line of a batch",
+        "{MAX_BODY_BYTES:MB} and {INFERENCE_BODY_VALUES} values, as a request; {BATCH_LINE_BYTES:bytes} beside the "
+        "body",
+        "the batch fails with `body_too_large` and the number of the line",
+        "tests/rules/inference/test_batches.py::test_a_line_is_measured_before_its_values_are_read",
     ),
     Bound(
         "documents",

@@ -64,8 +64,10 @@ def parts(content_type: str, body: bytes) -> dict[str, FormPart]:
 
 def _part(piece: bytes) -> tuple[str, FormPart]:
     head, end, content = piece.partition(b"\r\n\r\n")
-    disposition = _DISPOSITION.search(head.replace(b"\r\n", b"\n"))
-    if not end or len(head) > HEAD_MAXIMUM or disposition is None:
+    disposition = None
+    if end and len(head) <= HEAD_MAXIMUM:
+        disposition = _DISPOSITION.search(head.replace(b"\r\n", b"\n"))
+    if disposition is None:
         raise _refused("a field of the form has no Content-Disposition")
     try:
         found = dict(_PARAMETER.findall(disposition[1].decode()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import struct
+import tracemalloc
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -296,3 +297,28 @@ def test_json_of_other_kinds_is_refused_by_name() -> None:
 def test_a_wrong_length_of_a_header_is_no_crash() -> None:
     refused("v.safetensors", struct.pack("<Q", 50) + b"{}")
     refused("v.bin", b"something else")
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b'{"x":[' + b",".join([b"[[[0]]]"] * 490_000) + b"]}", "50000 objects, lists and texts"),
+        (b'{"x":["' + b'","'.join([b""] * 500_000) + b'"]}', "50000 objects, lists and texts"),
+        (b'{"x":[' + b",".join([b"0"] * 2_000_002) + b"]}", "2000000 values"),
+        (b'{"directions":{"1":[' + b",".join([b"1"] * 65_537) + b"]}}", "1 to 65536"),
+        (safetensors_file({"layer1": torch.ones(65_537)}), "1 to 65536"),
+        (
+            (header := b'{"a":{"x":[' + b",".join([b"[]"] * 50_000) + b"]}}")
+            and struct.pack("<Q", len(header)) + header,
+            "50000 values",
+        ),
+    ],
+    ids=("lists", "texts", "numbers", "wide", "wide tensor", "header"),
+)
+def test_a_file_beyond_a_bound_is_refused_before_its_values_are_made(data: bytes, why: str) -> None:
+    tracemalloc.start()
+    try:
+        assert why in refused("v.json", data).message
+        assert tracemalloc.get_traced_memory()[1] < 3 * len(data) + 4_000_000
+    finally:
+        tracemalloc.stop()

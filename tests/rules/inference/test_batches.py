@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -60,6 +61,29 @@ def test_a_line_is_read_with_its_body_as_it_was_sent() -> None:
 def test_a_wrong_line_is_named(text: bytes, code: str, param: str | None) -> None:
     (fault,) = checked(text).faults()
     assert (fault.code, fault.line, fault.param) == (code, 1, param)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (line(body={"x": [[]] * 100_001}), "has more than 200000 values"),
+        (line(body={"x": [""] * 200_001}), "has more than 200000 values"),
+        (line(note="x" * 8_010_000), "is larger than 8000000 bytes"),
+    ],
+    ids=("lists", "texts", "bytes"),
+)
+def test_a_line_is_measured_before_its_values_are_read(text: bytes, why: str) -> None:
+    check = InputCheck(URL, 1, 8_000_000)
+    tracemalloc.start()
+    try:
+        check.take([(0, text)])
+        # a value of its own takes at least 50 bytes
+        assert tracemalloc.get_traced_memory()[1] < 3 * len(text) + 16 * 400_000
+    finally:
+        tracemalloc.stop()
+    (fault,) = check.faults()
+    assert (fault.code, fault.param) == ("body_too_large", "body")
+    assert why in fault.message
 
 
 @pytest.mark.parametrize(

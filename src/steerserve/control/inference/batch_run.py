@@ -84,7 +84,7 @@ class BatchRun:
         check = InputCheck(
             row.endpoint, settings.batch_max_lines, settings.max_body_bytes, row.is_strict
         )
-        async for lines in self._input():
+        async for lines in self._input(check.line_bytes + 1):
             await asyncio.to_thread(check.take, lines)
         served = await self._model(check)
         faults = check.faults()
@@ -130,21 +130,25 @@ class BatchRun:
                 if number not in done:
                     line = rules.read_line(number, text)
                     missed.append(LineAnswer(number, True, _written(line, None, error)))
-            for start in range(0, len(missed), AT_ONCE):
-                await self._parts.store.keep(self.row.id, missed[start : start + AT_ONCE])
-            missed.clear()
+                if len(missed) == AT_ONCE:
+                    await self._parts.store.keep(self.row.id, missed)
+                    missed = []
+        if missed:
+            await self._parts.store.keep(self.row.id, missed)
 
     # ------------------------------------------------------------- inside
 
-    async def _input(self) -> AsyncIterator[list[tuple[int, bytes]]]:
-        """The lines of the input that are not blank, with their places, many at a time."""
+    async def _input(self, most: int | None = None) -> AsyncIterator[list[tuple[int, bytes]]]:
+        """The lines of the input that are not blank, with their places, many at a time. A line is cut after `most`
+        bytes."""
         rest, number, is_first = b"", 0, True
         async for part in self._parts.files.parts(self.row.input_file_id):
             if is_first:
                 part, is_first = part.removeprefix(codecs.BOM_UTF8), False
-            *lines, rest = (rest + part).split(b"\n")
-            yield [(number + i, line) for i, line in enumerate(lines) if line.strip()]
-            number += len(lines)
+            lines, count, rest = await asyncio.to_thread(_split, rest + part, number)
+            rest = rest[:most]
+            yield lines
+            number += count
         if rest.strip():
             yield [(number, rest)]
 
@@ -260,6 +264,13 @@ class _Pending:
             if self.lost or not self._part:
                 return None
             return rules.read_line(*self._part.popleft())
+
+
+def _split(text: bytes, first: int) -> tuple[list[tuple[int, bytes]], int, bytes]:
+    """The whole lines of a text that are not blank, with their places from `first` on; the number of all its whole
+    lines; the beginning of the next line."""
+    *lines, rest = text.split(b"\n")
+    return [(first + i, line) for i, line in enumerate(lines) if line.strip()], len(lines), rest
 
 
 def _answer(line: BatchLine, answered: Answered) -> LineAnswer:

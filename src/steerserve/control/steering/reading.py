@@ -1,4 +1,4 @@
-"""Reads imported documents beside the event loop."""
+"""Reads documents and large bodies of clients beside the event loop."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ Result = TypeVar("Result")
 
 
 class DocumentReader:
-    """Owner of the one thread in which documents of clients are parsed and checked.
+    """Owner of one thread in which documents of clients are parsed and checked. Imports have one reader, and requests
+    another, so that no request waits for an import.
 
     A document may take a second. In one thread, documents take turns: however many arrive at once, the event loop
     shares the interpreter with one of them, and no other work of the service waits for a free thread.

@@ -14,6 +14,7 @@ from steerserve.files import local
 from steerserve.files.vectors import documents, gguf, npy, pickles, tensors
 from steerserve.files.vectors.documents import JsonVector
 from steerserve.files.vectors.stored import Numbers, float32
+from steerserve.rules.bounds import VECTOR_FILE_BYTES
 from steerserve.rules.saes.sites import RESID_POST, SITES
 from steerserve.rules.steering.vector import (
     KIND,
@@ -29,9 +30,6 @@ from steerserve.rules.steering.vector import (
     invalid,
     place,
 )
-
-FILE_MAXIMUM = 32 << 20
-"""The largest file in bytes. 80 layers of 16,384 float32 numbers are a sixth of this."""
 
 DIRECTION, METADATA = "direction.pt", "direction_metadata.json"
 """A refusal direction, and the file beside it that says at which layer it was measured."""
@@ -92,7 +90,7 @@ def load(
     if has_metadata:
         local.resolve_file(str(metadata))
         beside = _content(metadata, METADATA_MAXIMUM)
-    return path, VectorFile(path.name, _content(path, FILE_MAXIMUM), beside)
+    return path, VectorFile(path.name, _content(path, VECTOR_FILE_BYTES), beside)
 
 
 def _content(path: Path, most: int) -> bytes:
@@ -110,8 +108,8 @@ def read(file: VectorFile, options: ReadOptions) -> ReadVector:
         Refusal: INVALID_VECTOR naming the file, and the tensor or field: a format that is not known, a damaged file,
             what no vector has (see `rules.steering.vector.checked`), options that the file contradicts.
     """
-    if len(file.data) > FILE_MAXIMUM:
-        raise invalid(file.name, f"is larger than {FILE_MAXIMUM} bytes")
+    if len(file.data) > VECTOR_FILE_BYTES:
+        raise invalid(file.name, f"is larger than {VECTOR_FILE_BYTES} bytes")
     return _placed(file.name, _found(file, options), options)
 
 

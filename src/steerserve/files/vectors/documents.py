@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import base64
 import binascii
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from steerserve.files.vectors.stored import SIZES, Numbers, numbers_of
-from steerserve.rules import json_size
+from steerserve.rules import json_reading, json_size
+from steerserve.rules.bounds import VECTOR_NUMBERS, VECTOR_PARTS
 from steerserve.rules.saes.sites import RESID_POST, RESID_PRE, locate
 from steerserve.rules.steering import documents
 from steerserve.rules.steering.vector import (
@@ -20,13 +20,11 @@ from steerserve.rules.steering.vector import (
     OPERATIONS,
     Convention,
     Operation,
+    check_width,
     invalid,
     packed,
 )
 from steerserve.rules.text import shown
-
-VALUES_MAXIMUM = 2_000_000
-"""The most numbers in a file. 80 layers of 8,192 numbers are a third of this."""
 
 DEPTH_MAXIMUM = 8
 _LAYER = re.compile(r"0|[1-9][0-9]{0,3}")
@@ -76,12 +74,14 @@ def parse(file: str, data: bytes) -> dict[str, object]:
     Raises:
         Refusal: INVALID_VECTOR for a text that is no JSON object, or is too large or nested too deep.
     """
-    if json_size.has_more_values(data, VALUES_MAXIMUM):
-        raise invalid(file, f"has more than {VALUES_MAXIMUM} values")
+    if json_size.has_more_parts(data, VECTOR_PARTS):
+        raise invalid(file, f"has more than {VECTOR_PARTS} objects, lists and texts")
+    if json_size.has_more_values(data, VECTOR_NUMBERS):
+        raise invalid(file, f"has more than {VECTOR_NUMBERS} values")
     if documents.is_deeper(data, DEPTH_MAXIMUM):
         raise invalid(file, f"is nested deeper than {DEPTH_MAXIMUM} objects and lists")
     try:
-        document = json.loads(data.decode("utf-8-sig"), object_pairs_hook=_once)
+        document = json_reading.loads(data.decode("utf-8-sig"), _once)
     except (ValueError, RecursionError) as error:
         raise invalid(file, f"is no JSON: {str(error)[:200]}") from None
     if not isinstance(document, dict):
@@ -198,10 +198,12 @@ def of_base64(file: str, key: str, data: object, dtype: object, shape: object) -
 
 
 def _floats(file: str, key: str, value: object) -> Numbers:
-    is_numbers = isinstance(value, list) and all(type(n) in (int, float) for n in value)
-    if not is_numbers:
+    if not isinstance(value, list):
+        raise invalid(file, "is no list of numbers", key)
+    check_width(file, key, len(value))
+    if not all(type(n) in (int, float) for n in value):
         raise invalid(file, "is no list of numbers", key)
     try:
-        return Numbers("float32", (len(value),), packed(value))  # type: ignore[arg-type]
+        return Numbers("float32", (len(value),), packed(value))
     except (OverflowError, ValueError):
         raise invalid(file, "has a number that float32 does not have", key) from None

@@ -6,7 +6,7 @@ import math
 import struct
 from dataclasses import dataclass
 
-from steerserve.rules.steering.vector import invalid, packed
+from steerserve.rules.steering.vector import check_width, invalid, packed
 
 SIZES = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8}
 _LETTERS = {"float32": "f", "float16": "e", "float64": "d"}
@@ -53,18 +53,20 @@ def float32(file: str, key: str, numbers: Numbers) -> bytes:
     """The numbers of one direction as float32, little-endian.
 
     Raises:
-        Refusal: INVALID_VECTOR for more than one axis, and for numbers that float32 does not have.
+        Refusal: INVALID_VECTOR for more than one axis, for too many numbers, and for numbers that float32 does not
+            have.
     """
     if len(numbers.direction_shape) != 1:
         shape = list(numbers.shape)
         raise invalid(file, f"has the shape {shape}; a direction has one axis", key)
+    count = len(numbers.data) // SIZES[numbers.dtype]
+    check_width(file, key, count)
     if numbers.dtype == "float32":
         return numbers.data
     if numbers.dtype == "bfloat16":
         wide = bytearray(2 * len(numbers.data))
         wide[2::4], wide[3::4] = numbers.data[::2], numbers.data[1::2]
         return bytes(wide)
-    count = len(numbers.data) // SIZES[numbers.dtype]
     try:
         return packed(struct.unpack(f"<{count}{_LETTERS[numbers.dtype]}", numbers.data))
     except OverflowError:

@@ -7,6 +7,8 @@ import struct
 
 from steerserve.files.local import HEADER_BYTES, header_tensors
 from steerserve.files.vectors.stored import Numbers, numbers_of
+from steerserve.rules import json_size
+from steerserve.rules.bounds import VECTOR_PARTS
 from steerserve.rules.steering.vector import DIRECTIONS_MAXIMUM, invalid
 
 _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64"}
@@ -30,6 +32,8 @@ def read(file: str, data: bytes) -> tuple[dict[str, Numbers], dict[str, str]]:
     try:
         if len(raw) != length:
             raise ValueError("the header is cut short")
+        if json_size.has_more_values(raw, VECTOR_PARTS):
+            raise ValueError(f"its header has more than {VECTOR_PARTS} values")
         listed = header_tensors(raw, len(body))
     except ValueError as error:
         raise invalid(file, f"is damaged or cut short: {error}") from None

@@ -12,8 +12,8 @@ from enum import StrEnum
 import msgspec
 
 from steerserve.errors import Refusal
-from steerserve.rules import field_faults, json_faults, json_size
-from steerserve.rules.bounds import INFERENCE_BODY_VALUES
+from steerserve.rules import field_faults, json_faults, json_reading, json_size
+from steerserve.rules.bounds import BATCH_LINE_BYTES, INFERENCE_BODY_VALUES
 from steerserve.rules.form import Form
 from steerserve.rules.inference import fields
 from steerserve.rules.steering import documents
@@ -128,11 +128,12 @@ class InputCheck:
 
     (1) A line is a JSON object with custom_id, method, url and body, and with nothing else. (2) Its method is POST, and
     its url is the endpoint of the batch. (3) No two lines have one custom_id. (4) The body is an object that names a
-    model, is no larger than a request, and asks for no stream. (5) There is a line, and there are at most `most` lines.
-    (6) No key stands twice in one object. (7) Where the batch is strict, a body has no unused field. Where `is_strict`
+    model, is no larger than a request and has no more values, and asks for no stream. (5) There is a line, and there are
+    at most `most` lines. (6) No key stands twice in one object. (7) Where the batch is strict, a body has no unused field. Where `is_strict`
     is None, a body has none that is nearly a steering field.
 
     Attributes:
+        line_bytes: the most bytes of a line.
         lines: the number of lines; blank ones are none.
         models: the names of models, with the first line of each.
         is_steered: whether a line brings steering, or asks for activations.
@@ -145,6 +146,7 @@ class InputCheck:
         self._is_strict = is_strict
         self._most = most
         self._most_bytes = most_bytes
+        self.line_bytes = most_bytes + BATCH_LINE_BYTES
         self._ids: dict[str, int] = {}
         self._faults: list[LineFault] = []
         self._untold = 0
@@ -182,6 +184,13 @@ class InputCheck:
     # ------------------------------------------------------------- inside
 
     def _line(self, line: int, text: bytes) -> None:
+        if len(text) > self.line_bytes:  # (4)
+            self._too_large(line)
+            return
+        if json_size.has_more_values(text, INFERENCE_BODY_VALUES):
+            why = f"the line has more than {INFERENCE_BODY_VALUES} values"
+            self.fault("body_too_large", why, line, "body")
+            return
         try:
             sent = _read_line(text)
         except msgspec.ValidationError as error:
@@ -204,6 +213,10 @@ class InputCheck:
         self._check_id(sent.custom_id, line)
         self._check_body(bytes(sent.body), line)
 
+    def _too_large(self, line: int) -> None:
+        why = f"the body is larger than {self._most_bytes} bytes"
+        self.fault("body_too_large", why, line, "body")
+
     def _has_right_keys(self, text: bytes, line: int) -> bool:
         others = [
             name for name, value in _read_keys(text).items() if bytes(value).strip() != b"null"
@@ -214,13 +227,11 @@ class InputCheck:
             self.fault("invalid_request", why, line, name)
         if strangers:
             return False
-        # other bodies are too large for a request
-        if not json_size.has_more_values(text, INFERENCE_BODY_VALUES):
-            try:
-                documents.read_json(text)
-            except Refusal as refusal:  # (6)
-                self.fault("invalid_request", refusal.message, line)
-                return False
+        try:
+            documents.read_json(text)
+        except Refusal as refusal:  # (6)
+            self.fault("invalid_request", refusal.message, line)
+            return False
         return True
 
     def _check_id(self, custom_id: str, line: int) -> None:
@@ -235,11 +246,10 @@ class InputCheck:
 
     def _check_body(self, body: bytes, line: int) -> None:
         if len(body) > self._most_bytes:  # (4)
-            why = f"the body is larger than {self._most_bytes} bytes"
-            self.fault("body_too_large", why, line, "body")
+            self._too_large(line)
             return
         try:
-            sent: object = msgspec.json.decode(body)
+            sent: object = json_reading.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             why = f"the body is not valid JSON: {json_faults.fault_of(body)}"
             self.fault("invalid_json_line", why, line, "body")

@@ -16,6 +16,7 @@ from itertools import islice
 from typing import Any
 
 from steerserve.errors import DocumentRefusal, Refusal
+from steerserve.rules import json_reading
 from steerserve.rules.bounds import DOCUMENT_BYTES, DOCUMENT_LEVELS
 from steerserve.rules.text import shown
 
@@ -85,7 +86,7 @@ def read_json(body: bytes) -> object:
             either of its values may be meant.
     """
     try:
-        return json.loads(body.decode("utf-8-sig"), object_pairs_hook=once)
+        return json_reading.loads(body.decode("utf-8-sig"), once)
     except (ValueError, RecursionError) as error:
         raise not_json(error) from error
 
@@ -95,7 +96,7 @@ def check_once(body: bytes) -> None:
     Refusal: VALIDATION_ERROR for a key that stands twice in one object. A body that is not JSON passes.
     """
     with suppress(ValueError, RecursionError):
-        json.loads(body.decode("utf-8-sig"), object_pairs_hook=once)
+        json_reading.loads(body.decode("utf-8-sig"), once)
 
 
 def not_json(error: Exception) -> Refusal:

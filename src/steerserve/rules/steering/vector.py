@@ -11,6 +11,7 @@ from typing import Literal
 import msgspec
 
 from steerserve.errors import Refusal
+from steerserve.rules.bounds import VECTOR_WIDTH
 from steerserve.rules.form import Form
 from steerserve.rules.saes.sites import RESID_POST, RESID_PRE, SITES
 from steerserve.rules.text import name_fault, shown
@@ -25,7 +26,6 @@ KIND = "steerserve.vector"
 SUGGESTED = "suggested_value"
 """The `kind` of exported JSON documents, and the format of exported safetensors files."""
 
-WIDTH_MAXIMUM = 1 << 16
 DIRECTIONS_MAXIMUM = 1024
 LAYER_MAXIMUM = 9999
 FLOAT_MAXIMUM = 3.4028234663852886e38
@@ -118,6 +118,20 @@ def invalid(file: str, why: str, key: str | None = None) -> Refusal:
     return Refusal("INVALID_VECTOR", f"{where} {why}", file=file, **details)
 
 
+def check_width(file: str, key: str, width: int) -> None:
+    """Check the number of numbers before they are read.
+
+    Raises:
+        Refusal: INVALID_VECTOR.
+    """
+    if not 0 < width <= VECTOR_WIDTH:
+        raise invalid(file, _bad_width(width), key)
+
+
+def _bad_width(width: int) -> str:
+    return f"has {width} numbers; a direction has 1 to {VECTOR_WIDTH}"
+
+
 def packed(values: Sequence[float]) -> bytes:
     """Numbers as float32, little-endian.
 
@@ -169,8 +183,8 @@ def _fault(direction: Direction, width: int) -> str | None:
         return f"has the unknown site {shown(direction.site)!r}"
     if not 0 <= direction.layer <= LAYER_MAXIMUM:
         return f"has the layer {direction.layer}"
-    if not 0 < direction.width <= WIDTH_MAXIMUM:
-        return f"has {direction.width} numbers; a direction has 1 to {WIDTH_MAXIMUM}"
+    if not 0 < direction.width <= VECTOR_WIDTH:
+        return _bad_width(direction.width)
     if direction.width != width:
         return f"has {direction.width} numbers, and the first direction {width}"
     values = direction.values
