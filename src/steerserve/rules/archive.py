@@ -6,6 +6,8 @@ import zipfile
 from collections.abc import Sequence
 
 _LOCAL_HEADER = 30
+_LISTED = b"PK\x01\x02"
+"""What an entry begins with in the list at the end of an archive."""
 
 
 def fault(entries: Sequence[zipfile.ZipInfo], size: int) -> str | None:
@@ -23,6 +25,11 @@ def fault(entries: Sequence[zipfile.ZipInfo], size: int) -> str | None:
             return "has entries that overlap"
         end = entry.header_offset + _LOCAL_HEADER + entry.compress_size
     return "ends before its last entry" if end > size else None
+
+
+def has_more_entries(data: bytes, maximum: int) -> bool:
+    """Whether an archive may have more entries than that. To list an entry takes far longer than to count it."""
+    return data.count(_LISTED) > maximum
 
 
 def is_stored(entry: zipfile.ZipInfo) -> bool:

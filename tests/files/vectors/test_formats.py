@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 import struct
 import tracemalloc
+import zipfile
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -146,6 +148,44 @@ def test_dicts_of_tensors_have_a_layer_in_each_key() -> None:
 def test_views_of_a_larger_tensor_are_read_as_they_are() -> None:
     table = torch.stack([direction(0), direction(1)], dim=1)
     assert read("v.pt", torch_file({1: table[:, 1]})).directions == (at(1),)
+
+
+def test_rows_in_any_order_of_their_numbers_are_read_as_they_are() -> None:
+    """The numbers of a view lie in its storage in any order, or stand there once for several places."""
+    wide, high = torch.randn(3, 40), torch.randn(40, 3)
+    views = [wide.t(), high.t(), wide[:, ::3], torch.randn(1, 7).expand(4, 7), torch.eye(2).half()]
+    views += [torch.randn(5, 1).expand(5, 6), high[None, 3:9].mT.double()]
+    for view in views:
+        made = read("x.pt", torch_file(view), layer_convention="resid_post")
+        rows = [np.frombuffer(one.data, "<f4") for one in made.directions]
+        expected = view.float().reshape(-1, view.shape[-1]).numpy()
+        assert np.array_equal(np.stack(rows), expected), view.shape
+
+
+def test_what_a_file_has_too_much_of_is_refused_before_objects_are_made_of_it() -> None:
+    """Memory grows with the bytes of a file, and not with the numbers, entries or instructions that it has."""
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as made:
+        for number in range(10_001):
+            made.writestr(f"{number:05}", b"")
+    halves = torch.ones(1_000_000, dtype=torch.float16)
+    files = {
+        "axes": torch_file(torch.ones(*[5] * 8).permute(7, 6, 5, 4, 3, 2, 1, 0)),
+        "long": torch_file(torch.ones(400_000, 2).t()),
+        "dict": torch_file({"layer1": torch.ones(400_000, 2).t()}),
+        "wide": torch_file({"layer1": halves}),
+        "rows": torch_file(halves[:, None]),
+        "halves": npy_file(halves.numpy()),
+        "entries": archive.getvalue(),
+        "instructions": torch_file([[]] * 60_000),
+        "references": torch_file([None] * 60_000),
+    }
+    for name, data in files.items():
+        tracemalloc.start()
+        refused(f"{name}.pt", data, layer_convention="resid_post")
+        _, most = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert most < 5 * len(data) + (8 << 20), (name, most)
 
 
 def test_svec_directions_were_measured_after_their_layer() -> None:

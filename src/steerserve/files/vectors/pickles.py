@@ -13,19 +13,21 @@ import pickletools
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import product
 from typing import Any
 
 from steerserve.errors import Refusal
 from steerserve.files.vectors.stored import SIZES, Numbers
 from steerserve.rules import archive as archive_rules
-from steerserve.rules.steering.vector import invalid
+from steerserve.rules.steering.vector import WIDTH_MAXIMUM, invalid
 from steerserve.rules.text import shown
 
 ZIP = b"PK\x03\x04"
 PROTOCOL = b"\x80"
 PICKLE_MAXIMUM = 1 << 20
 """The largest pickle in bytes. One tensor takes about two hundred."""
+
+INSTRUCTIONS_MAXIMUM = 100_000
+"""The most instructions of a pickle. One tensor takes about forty."""
 
 ENTRIES_MAXIMUM = 10_000
 VALUES_MAXIMUM = 20_000
@@ -47,6 +49,9 @@ _OTHER_STORAGES = {
     f"torch.{kind}Storage": kind.lower()
     for kind in ("Long", "Int", "Short", "Char", "Byte", "Bool", "Untyped")
 }
+_INTEGERS = {2: "H", 4: "I", 8: "Q"}
+"""The integers by which numbers of so many bytes are copied."""
+
 _TENSORS = frozenset({"torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_tensor"})
 _PARAMETER = "torch._utils._rebuild_parameter"
 _ORDERED = "collections.OrderedDict"
@@ -92,12 +97,12 @@ def read(file: str, data: bytes) -> object:
         Refusal: INVALID_VECTOR for a damaged archive, and for a pickle that names more than tensors; nothing of it is
             executed.
     """
+    if archive_rules.has_more_entries(data, ENTRIES_MAXIMUM):
+        raise invalid(file, f"has more than {ENTRIES_MAXIMUM} entries")
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             entries = archive.infolist()
-            why = archive_rules.fault(entries[: ENTRIES_MAXIMUM + 1], len(data))
-            if len(entries) > ENTRIES_MAXIMUM:
-                why = f"has more than {ENTRIES_MAXIMUM} entries"
+            why = archive_rules.fault(entries, len(data))
             if why is None and not all(map(archive_rules.is_stored, entries)):
                 why = "has compressed entries, which torch.save does not write"
             if why is not None:
@@ -138,7 +143,9 @@ def _object(file: str, data: bytes) -> object:
         raise invalid(file, f"has an index larger than {PICKLE_MAXIMUM} bytes")
     machine = _Machine()
     try:
-        for code, argument, _ in pickletools.genops(data):
+        for count, (code, argument, _) in enumerate(pickletools.genops(data)):
+            if count == INSTRUCTIONS_MAXIMUM:
+                raise _Odd(f"has an index of more than {INSTRUCTIONS_MAXIMUM} instructions")
             machine.step(code.name, argument)
         return machine.result
     except _Odd as odd:
@@ -371,12 +378,45 @@ def _numbers(
     if not count or tensor.strides == _contiguous(shape):
         begin = tensor.offset * width
         return Numbers(dtype, shape, stored[begin : begin + count * width])
-    steps = [
-        range(0, n * s, s) if s else [0] * n for n, s in zip(shape, tensor.strides, strict=True)
-    ]
-    places = (tensor.offset + sum(step) for step in product(*steps))
-    data = b"".join(stored[at * width : (at + 1) * width] for at in places)
-    return Numbers(dtype, shape, data)
+    return Numbers(dtype, shape, _gathered(file, key, tensor, stored, width))
+
+
+def _gathered(file: str, key: str, tensor: StoredTensor, stored: bytes, width: int) -> bytes:
+    """The numbers of a tensor that are not side by side in its storage, in C order. `width` is the bytes of one.
+
+    They are copied along the longer one of two axes, so that no number becomes an object of its own.
+
+    Raises:
+        Refusal: INVALID_VECTOR for more axes than directions have, and for axes that are too long.
+    """
+    axes = [(n, s) for n, s in zip(tensor.shape, tensor.strides, strict=True) if n != 1]
+    if len(axes) > 2:
+        shape = list(tensor.shape)
+        raise invalid(file, f"has the shape {shape}; a direction has one axis", key)
+    (rows, down), (columns, right) = [(1, 1)] * (2 - len(axes)) + axes
+    if max(rows, columns) > WIDTH_MAXIMUM:
+        most = max(rows, columns)
+        raise invalid(file, f"has an axis of {most}; a direction has 1 to {WIDTH_MAXIMUM}", key)
+    source = memoryview(stored)[: len(stored) // width * width].cast(_INTEGERS[width])
+    made = bytearray(rows * columns * width)
+    target = memoryview(made).cast(_INTEGERS[width])
+    if rows <= columns:
+        for row in range(rows):
+            begin = tensor.offset + row * down
+            target[row * columns : (row + 1) * columns] = _line(source, begin, columns, right)
+    else:
+        for column in range(columns):
+            begin = tensor.offset + column * right
+            target[column::columns] = _line(source, begin, rows, down)
+    return bytes(made)
+
+
+def _line(source: memoryview, begin: int, count: int, step: int) -> memoryview:
+    """Every `step`-th number from the number `begin` on, or this number alone again and again."""
+    if step:
+        return source[begin : begin + (count - 1) * step + 1 : step]
+    one = source[begin : begin + 1]
+    return memoryview(one.tobytes() * count).cast(source.format)
 
 
 def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
