@@ -298,8 +298,27 @@ def pipe(path: Path) -> None:
 
 
 FLOATS = b"\x00" * 16
+
+
+def torch_of(value: Any, **options: Any) -> Writer:
+    return lambda path: torch.save(value, path, **options)
+
+
+def pickles_of(values: int, count: int) -> Writer:
+    """An archive of several indices."""
+    made = pickle.dumps([[]] * values)
+    return lambda path: zipped(path, {f"{number}.pkl": made for number in range(count)})
+
+
 HOSTILE: dict[str, tuple[str, Writer, str]] = {
     # name: suffix, writer, what the message says
+    "pt of many instructions": (".pt", torch_of([None] * 200_000), "instructions"),
+    "old pt of many instructions": (
+        ".pt",
+        torch_of([None] * 200_000, _use_new_zipfile_serialization=False),
+        "instructions",
+    ),
+    "pt of many indices": (".pt", pickles_of(60_000, count=2), "instructions"),
     "empty safetensors": (".safetensors", of_bytes(b""), "is empty"),
     "empty npz": (".npz", of_bytes(b""), "is empty"),
     "empty pt": (".pt", of_bytes(b""), "is empty"),
@@ -348,6 +367,11 @@ HOSTILE: dict[str, tuple[str, Writer, str]] = {
         "as C64",
     ),
     "safetensors with a deep header": (".safetensors", header_only("[" * 100_000), "cannot be"),
+    "safetensors of a large header": (
+        ".safetensors",
+        header_only({"__metadata__": {"a": "b" * (5 << 20)}}),
+        "header larger",
+    ),
     "npz with objects": (".npz", npz_objects, "as object"),
     "npz that is a pickle": (".npz", npz_pickle, "not a complete zip archive"),
     "npz bomb": (".npz", npz_bomb, "out of proportion"),

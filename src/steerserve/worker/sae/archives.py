@@ -14,7 +14,7 @@ from steerserve.worker.sae.stored import check_count, failed
 
 __all__ = ["Bounded", "is_stored", "opened"]
 
-DIRECTORY_MAXIMUM = 4 << 20
+DIRECTORY_MAXIMUM = 2 << 20
 """The most bytes that are read to list an archive. An entry takes about a hundred."""
 
 

@@ -22,6 +22,10 @@ __all__ = ["SUFFIXES", "Info", "Tensors", "open_tensors", "read_json"]
 JSON_MAXIMUM = 1_000_000
 """The largest configuration in bytes."""
 
+HEADER_MAXIMUM = 4 << 20
+"""The largest header of a safetensors file in bytes. A tensor takes about a hundred."""
+
+_HEADER_LENGTH = 8
 _SAFETENSORS = {
     "BOOL": "bool",
     "BF16": "bfloat16",
@@ -101,6 +105,10 @@ def _check_is_file(path: Path) -> None:
 def _open_safetensors(path: Path) -> Tensors:
     """The tensors of a safetensors file. The library checks sizes, offsets, gaps and overlaps of the header."""
     infos: dict[str, Info] = {}
+    with path.open("rb") as begun:
+        length = int.from_bytes(begun.read(_HEADER_LENGTH), "little")
+    if HEADER_MAXIMUM < length < path.stat().st_size:
+        raise failed(path, f"has a header larger than {HEADER_MAXIMUM} bytes")
     # with framework="pt" the whole file is mapped as writable, which fails for a file larger than the memory
     with safe_open(path, framework="np") as file:
         names = list(file.keys())

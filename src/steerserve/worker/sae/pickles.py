@@ -23,6 +23,9 @@ from steerserve.worker.sae.stored import Info, Scalar, Tensors, failed, info_of,
 PICKLE_MAXIMUM = 4 << 20
 """The largest index of tensors in bytes. One tensor takes about two hundred."""
 
+INSTRUCTIONS_MAXIMUM = 100_000
+"""The most instructions in all pickles of a file. One tensor takes about thirty."""
+
 DECLARED_MAXIMUM = 4
 """Tensors may share storage (tied weights), so that a file may declare this many times its size."""
 
@@ -78,6 +81,7 @@ def open_pickle(path: Path) -> Tensors:
 
 def _mapped(path: Path) -> Any:
     """The object in a zip archive. Its tensors are views of the mapped file."""
+    left = INSTRUCTIONS_MAXIMUM
     with archives.opened(path) as archive:
         for entry in archive.infolist():
             if not archives.is_stored(entry):
@@ -85,26 +89,31 @@ def _mapped(path: Path) -> Any:
             if entry.filename.endswith(".pkl"):
                 if entry.file_size > PICKLE_MAXIMUM:
                     raise failed(path, f"has an index larger than {PICKLE_MAXIMUM} bytes")
-                _check_names(path, io.BytesIO(archive.read(entry)))
+                left -= _check_names(path, io.BytesIO(archive.read(entry)), left)
     return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
 
 
 def _stream(path: Path) -> Any:
     """The object in the older layout. Its tensors have their shapes and no values."""
+    left = INSTRUCTIONS_MAXIMUM
     with archives.Bounded(path, PICKLE_MAXIMUM) as file:
         for _ in range(_PICKLES_BEFORE_STORAGES):
-            _check_names(path, file)
+            left -= _check_names(path, file, left)
     with archives.Bounded(path, PICKLE_MAXIMUM) as file, skip_data():
         return torch.load(file, map_location="cpu", weights_only=True)
 
 
-def _check_names(path: Path, file: IO[bytes]) -> None:
-    """Check every name in a pickle, without executing the pickle.
+def _check_names(path: Path, file: IO[bytes], most: int) -> int:
+    """Check every name in a pickle, without executing the pickle, and return the number of its instructions.
 
     Raises:
-        Refusal: SAE_LOAD_FAILED for a name that is not in `_ALLOWED`.
+        Refusal: SAE_LOAD_FAILED for a name that is not in `_ALLOWED`, and for more than `most` instructions.
     """
+    count = 0
     for code, argument, _ in pickletools.genops(file):
+        count += 1
+        if count > most:
+            raise failed(path, f"has an index of more than {INSTRUCTIONS_MAXIMUM} instructions")
         if code.name == "GLOBAL":
             name = str(argument).replace(" ", ".").replace("__builtin__", "builtins")
             if not _ALLOWED.fullmatch(name):
@@ -113,6 +122,7 @@ def _check_names(path: Path, file: IO[bytes]) -> None:
                 )
         elif code.name in ("INST", "STACK_GLOBAL", "EXT1", "EXT2", "EXT4"):
             raise failed(path, "is a pickle that calls more than tensors; nothing was executed")
+    return count
 
 
 def _check_object(path: Path, value: object) -> None:
