@@ -791,6 +791,29 @@ def test_an_edit_after_a_text_acts_from_the_token_that_completes_the_text() -> N
     assert row.mask(after, 0, 9) == [False, False, False, False, True, True, True, True, False]
 
 
+def test_tokens_are_decoded_once_however_many_texts_are_looked_for() -> None:
+    """Otherwise each token of everybody waits for the long texts of one request."""
+    counted = 0
+
+    def decode(ids: list[int]) -> str:
+        nonlocal counted
+        counted += len(ids)
+        # two of the tokens are the halves of one character
+        return bytes(ids).decode(errors="replace")
+
+    written = "".join(f"{number} é " for number in range(100))
+    out: list[int] = []
+    row = RowSteering(Suppressed(), [1, 2], out, TokenFacts(decode=decode))
+    texts = ["é", "é 7", " ", written[:300], *(f"x{number}" * 150 for number in range(20))]
+    edits = [edit("ablate", 1, positions=Positions(Selection(after_text=text))) for text in texts]
+    for token in written.encode():
+        out.append(token)
+        acts = [(row.mask(one, 2 + len(out) - 1, 1) or [False])[0] for one in edits]
+        so_far = bytes(out).decode(errors="replace")
+        assert acts == [text in so_far for text in texts]
+    assert counted < 20 * len(out)
+
+
 def test_the_beginning_token_is_spared_by_adds_in_parts_of_the_residual_norm() -> None:
     facts = TokenFacts(beginning=7)
     row = RowSteering(Suppressed(), [7, 3, 4], [], facts)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from steerserve.errors import Refusal
 from steerserve.messages import RUNS_MAXIMUM, EditActs, Overlay, Plan
@@ -20,7 +21,7 @@ from steerserve.rules.steering.edits import (
 )
 from steerserve.rules.steering.positions import Positions, PromptFacts, Span
 from steerserve.rules.steering.vector import Direction
-from steerserve.worker.model.transformer import CONTEXT_TOKENS
+from steerserve.worker.rows.text import Answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,19 +181,13 @@ class RowSteering:
         upto, is_found = self._written.get(text, (-1, False))
         while upto < index and not is_found:
             upto += 1
-            # a character may be cut into four tokens
-            first = max(0, upto - 4 * len(text) - 8)
-            is_found = text in self._answer(first, upto + 1)
+            is_found = text in self._answer.around(upto, len(text))
         self._written[text] = upto, is_found
         return is_found and index >= upto
 
-    def _answer(self, first: int, end: int) -> str:
-        """The text of the tokens [first, end) of the answer. The text at its beginning follows the prompt."""
-        out, decode = list(self._out[first:end]), self._facts.decode
-        if first:
-            return decode(out)
-        before = list(self._prompt[-CONTEXT_TOKENS:])
-        return decode(before + out)[len(decode(before)) :]
+    @cached_property
+    def _answer(self) -> Answer:
+        return Answer(self._facts.decode, self._prompt, self._out)
 
     # ------------------------------------------------------------- conditions
 

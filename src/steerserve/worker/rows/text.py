@@ -37,6 +37,8 @@ class TextStream:
         self._read = len(self._ids)
         self._stops = StopStrings(stops)
         self._hidden = hidden
+        self.incomplete = ""
+        """The text of the last tokens that ends within a character, and may still change."""
 
     @property
     def is_stopped(self) -> bool:
@@ -48,11 +50,13 @@ class TextStream:
         if token in self._hidden:
             return self._stops.push(self._hidden[token], is_hidden=True)
         self._ids.append(token)
+        self.incomplete = ""
         before = self._decode(self._ids[self._from : self._read])
         after = self._decode(self._ids[self._from :])
         upto = len(self._ids)
         if after.endswith(INCOMPLETE):
             if upto - self._read <= HELD_MAXIMUM:
+                self.incomplete = after[len(before) :]
                 return ""
             # a long run of broken bytes: send it, except for the last ones, which may still become a character
             upto -= CHARACTER_TOKENS - 1
@@ -69,3 +73,22 @@ class TextStream:
         before = self._decode(self._ids[self._from : self._read])
         rest = self._decode(self._ids[self._from :])[len(before) :].rstrip(INCOMPLETE)
         return self._stops.push(rest) + self._stops.finish()
+
+
+class Answer:
+    """The text of an answer whose list of tokens grows. Each token is decoded once, however many texts are looked for."""
+
+    def __init__(self, decode: Decode, prompt: Sequence[int], out: Sequence[int]) -> None:
+        self._out = out
+        self._stream = TextStream(decode, prompt, ())
+        self._text = ""
+        self._ends: list[tuple[int, str]] = []
+
+    def around(self, index: int, size: int) -> str:
+        """The text up to the end of token `index`, from `size` characters before that token on."""
+        while len(self._ends) <= index:
+            self._text += self._stream.push(self._out[len(self._ends)])
+            self._ends.append((len(self._text), self._stream.incomplete))
+        end, incomplete = self._ends[index]
+        begin = self._ends[index - 1][0] if index else 0
+        return self._text[max(0, begin - size) : end] + incomplete
