@@ -148,6 +148,7 @@ BOUNDS_HEAD = {
     "connections": ("what a client does", "bound", "what happens", "test"),
     "bodies": ("what a client does", "bound", "what happens", "test"),
     "documents": ("document", "bound", "what happens beyond it", "test"),
+    "files": ("what a client does", "bound", "what happens beyond it", "test"),
     "stored": ("what is stored or listed", "bound", "what happens at the bound", "test"),
     "kept": ("what is kept", "bound", "beyond it", "test"),
     "links": ("part of the link", "bound", "beyond it", "test"),

@@ -19,9 +19,8 @@ from steerserve.errors import Refusal
 from steerserve.files import local, vectors
 from steerserve.files.vectors import VectorFile, documents, npy, pickles, tensors
 from steerserve.files.vectors.stored import Numbers, float32
-from steerserve.files.vectors.pickles import ENTRIES_MAXIMUM
 from steerserve.rules import archive as archive_rules
-from steerserve.rules.bounds import VECTOR_FILE_BYTES
+from steerserve.rules.bounds import ARCHIVE_ENTRIES, VECTOR_FILE_BYTES
 from steerserve.rules.saes.sites import RESID_POST
 from steerserve.rules.steering.probe import ReadProbe
 from steerserve.rules.steering.vector import (
@@ -363,8 +362,8 @@ def _npz(file: str, data: bytes) -> dict[str, bytes] | None:
     Raises:
         Refusal: INVALID_VECTOR for a damaged archive, and for one that is larger than a file of vectors may be.
     """
-    if archive_rules.has_more_entries(data, ENTRIES_MAXIMUM):
-        raise invalid(file, f"has more than {ENTRIES_MAXIMUM} entries")
+    if archive_rules.has_more_entries(data, ARCHIVE_ENTRIES):
+        raise invalid(file, f"has more than {ARCHIVE_ENTRIES} entries")
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             names = archive.namelist()

@@ -102,6 +102,21 @@ BATCH_LINE_BYTES: Final = 8192
 PACK_DEFINITIONS: Final = 200
 """Definitions of a pack that are listed."""
 
+# ------------------------------------------------------------------------------------------------- files of numbers
+
+ARCHIVE_ENTRIES: Final = 10_000
+"""Entries of an archive with vectors, probes or weights."""
+ARCHIVE_LIST_BYTES: Final = 2 << 20
+"""Bytes of the list of entries of an archive with weights."""
+PICKLE_INSTRUCTIONS: Final = 100_000
+"""Instructions in all pickles of a file. A tensor takes about thirty."""
+PICKLED_INDEX_BYTES: Final = 1 << 20
+"""Bytes of the pickle of a file of vectors or probes. A tensor takes about two hundred."""
+WEIGHTS_INDEX_BYTES: Final = 4 << 20
+"""Bytes of the index of a file of weights: of the header of safetensors, and of each pickle."""
+DIRECTIONS: Final = 1024
+"""Directions of a vector."""
+
 # ----------------------------------------------------------------------------------------------------------- answers
 
 PAGE_ROWS: Final = 200
@@ -142,7 +157,7 @@ DURATIONS_KEPT: Final = 1000
 
 # --------------------------------------------------------------------------------------------------------- the table
 
-Group = Literal["connections", "bodies", "documents", "stored", "kept", "links"]
+Group = Literal["connections", "bodies", "documents", "files", "stored", "kept", "links"]
 
 
 @dataclass(frozen=True)
@@ -164,6 +179,9 @@ _CONNECTIONS = "tests/http/test_connections.py"
 _LIVE = "tests/http/test_live_link.py"
 _IMPORTS = "tests/api/steering/test_import_limits.py::test_a_document_at_a_limit_leaves_liveness"
 _DEEP = "tests/api/steering/test_import_limits.py::test_a_document_that_is_nested_too_deep_is_refused_by_name"
+_FILES = "tests/files/vectors/test_formats.py"
+_TOO_MUCH = f"{_FILES}::test_what_a_file_has_too_much_of_is_refused_before_objects_are_made_of_it"
+_HOSTILE = "tests/worker/sae/test_files.py::test_a_hostile_file_is_refused_by_name_and_fault"
 _STORED = "tests/api/steering/test_stored_documents.py"
 
 BOUNDS: Final[tuple[Bound, ...]] = (
@@ -394,6 +412,28 @@ BOUNDS: Final[tuple[Bound, ...]] = (
         "{DOCUMENT_BYTES:bytes}, {PACK_DEFINITIONS} definitions",
         "further definitions are not listed",
         "tests/api/steering/test_import_limits.py::test_the_largest_manifest_of_a_pack_leaves_liveness",
+    ),
+    Bound(
+        "files",
+        "adds a vector or a probe with a long direction, or many directions",
+        "{VECTOR_WIDTH} numbers, {DIRECTIONS} directions",
+        "400 `INVALID_VECTOR` or `INVALID_PROBE` before a number of it is read",
+        _TOO_MUCH,
+    ),
+    Bound(
+        "files",
+        "adds a `.pt` file of directions with a large index",
+        "{PICKLED_INDEX_BYTES:bytes}, {PICKLE_INSTRUCTIONS} instructions, {ARCHIVE_ENTRIES} entries",
+        "400 `INVALID_VECTOR` or `INVALID_PROBE` before objects are made of it",
+        _TOO_MUCH,
+    ),
+    Bound(
+        "files",
+        "names a file of weights (an SAE or a lens) with a large index",
+        "{WEIGHTS_INDEX_BYTES:bytes}, {PICKLE_INSTRUCTIONS} instructions, {ARCHIVE_ENTRIES} entries in a list of "
+        "{ARCHIVE_LIST_BYTES:bytes}",
+        "400 `SAE_LOAD_FAILED` or `INVALID_LENS` before objects are made of it",
+        _HOSTILE,
     ),
     Bound(
         "stored",

@@ -18,8 +18,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from steerserve.rules.bounds import ARCHIVE_ENTRIES
 from steerserve.rules.units import MIB
-from steerserve.worker.sae import stored
 
 Writer = Callable[[Path], None]
 
@@ -152,7 +152,7 @@ def npz_of_one_name(path: Path) -> None:
 
 
 def npz_of_many(path: Path) -> None:
-    zipped(path, {f"{n}.npy": b"" for n in range(stored.TENSORS_MAXIMUM + 1)})
+    zipped(path, {f"{n}.npy": b"" for n in range(ARCHIVE_ENTRIES + 1)})
 
 
 def npz_with_huge_directory(path: Path) -> None:

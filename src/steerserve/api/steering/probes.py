@@ -25,9 +25,8 @@ from steerserve.control.steering.vector_views import (
     ProbeList,
     ProbeWeights,
 )
-from steerserve.rules.bounds import PAGE_ROWS
+from steerserve.rules.bounds import DIRECTIONS, PAGE_ROWS
 from steerserve.rules.steering.records import ProbeRecord
-from steerserve.rules.steering.vector import DIRECTIONS_MAXIMUM
 
 
 class ProbeBody(DirectionsBody):
@@ -45,9 +44,9 @@ class PostedProbe(ProbeBody, PostedFile):
     or with its weights in the body."""
 
     content_field = "weights"
-    weights: (
-        Annotated[list[InlineWeights], Field(min_length=1, max_length=DIRECTIONS_MAXIMUM)] | None
-    ) = None
+    weights: Annotated[list[InlineWeights], Field(min_length=1, max_length=DIRECTIONS)] | None = (
+        None
+    )
 
 
 _NEW = new_body(PostedProbe, ProbeBody, "the JSON file beside the file of weights")

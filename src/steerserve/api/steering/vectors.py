@@ -26,10 +26,9 @@ from steerserve.control.steering.vector_views import (
     VectorNeighbours,
 )
 from steerserve.control.steering.vectors import Vectors
-from steerserve.rules.bounds import PAGE_ROWS
+from steerserve.rules.bounds import DIRECTIONS, PAGE_ROWS
 from steerserve.rules.steering.records import VectorRecord
 from steerserve.rules.steering.vector import (
-    DIRECTIONS_MAXIMUM,
     LAYER_MAXIMUM,
     Operation,
     ReadOptions,
@@ -56,7 +55,7 @@ class PostedVector(VectorBody, PostedFile):
 
     content_field = "directions"
     directions: (
-        Annotated[list[InlineDirection], Field(min_length=1, max_length=DIRECTIONS_MAXIMUM)] | None
+        Annotated[list[InlineDirection], Field(min_length=1, max_length=DIRECTIONS)] | None
     ) = None
 
 

@@ -14,10 +14,9 @@ from steerserve.files import local
 from steerserve.files.vectors import documents, gguf, npy, pickles, tensors
 from steerserve.files.vectors.documents import JsonVector
 from steerserve.files.vectors.stored import Numbers, float32
-from steerserve.rules.bounds import VECTOR_FILE_BYTES
+from steerserve.rules.bounds import DIRECTIONS, VECTOR_FILE_BYTES
 from steerserve.rules.saes.sites import RESID_POST, SITES
 from steerserve.rules.steering.vector import (
-    DIRECTIONS_MAXIMUM,
     KIND,
     OPERATIONS,
     PROJECT,
@@ -259,8 +258,8 @@ def _rows(name: str, numbers: Numbers, options: ReadOptions) -> _Found:
             "row 0 is left out: it is the direction of the embeddings, before the first layer",
             f"row {rows - 1} is left out: it was measured after the final norm, where no edit acts",
         ]
-    if len(kept) > DIRECTIONS_MAXIMUM:
-        raise invalid(name, f"has more than {DIRECTIONS_MAXIMUM} directions")
+    if len(kept) > DIRECTIONS:
+        raise invalid(name, f"has more than {DIRECTIONS} directions")
     for row in kept:
         found.entries.append((f"row {row}", row, RESID_POST, table.row(row)))
     return found
@@ -275,8 +274,8 @@ def _placed(file: str, found: _Found, options: ReadOptions) -> ReadVector:
         raise invalid(file, "says the layers of its directions, so that `layer` must be left out")
     if found.operation == PROJECT and options.operation not in (None, PROJECT):
         raise invalid(file, "says that its directions are projected out, so they are never added")
-    if len(found.entries) > DIRECTIONS_MAXIMUM:
-        raise invalid(file, f"has more than {DIRECTIONS_MAXIMUM} directions")
+    if len(found.entries) > DIRECTIONS:
+        raise invalid(file, f"has more than {DIRECTIONS} directions")
     convention = options.layer_convention or found.convention
     directions: list[tuple[str, Direction]] = []
     for key, index, site, numbers in found.entries:

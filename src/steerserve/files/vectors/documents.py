@@ -11,11 +11,10 @@ from typing import Any
 
 from steerserve.files.vectors.stored import SIZES, Numbers, numbers_of
 from steerserve.rules import json_reading, json_size
-from steerserve.rules.bounds import VECTOR_NUMBERS, VECTOR_PARTS
+from steerserve.rules.bounds import DIRECTIONS, VECTOR_NUMBERS, VECTOR_PARTS
 from steerserve.rules.saes.sites import RESID_POST, RESID_PRE, locate
 from steerserve.rules.steering import documents
 from steerserve.rules.steering.vector import (
-    DIRECTIONS_MAXIMUM,
     KIND,
     OPERATIONS,
     Convention,
@@ -146,8 +145,8 @@ def of_export(file: str, document: Mapping[str, Any]) -> JsonVector:
     if operation not in OPERATIONS:
         raise invalid(file, "is no known operation", "operation")
     entries = document.get("directions")
-    if not isinstance(entries, list) or len(entries) > DIRECTIONS_MAXIMUM:
-        raise invalid(file, f"is no list of at most {DIRECTIONS_MAXIMUM}", "directions")
+    if not isinstance(entries, list) or len(entries) > DIRECTIONS:
+        raise invalid(file, f"is no list of at most {DIRECTIONS}", "directions")
     found = []
     for index, entry in enumerate(entries):
         key = f"directions[{index}]"

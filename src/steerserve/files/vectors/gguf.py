@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 from steerserve.files.gguf_part import Part, read_content
 from steerserve.files.vectors.stored import Numbers, float32, numbers_of
+from steerserve.rules.bounds import DIRECTIONS
 from steerserve.rules.models.gguf_layout import GGUFError
 from steerserve.rules.saes.sites import ATTN_OUT, MLP_OUT, RESID_POST
 from steerserve.rules.steering.vector import (
-    DIRECTIONS_MAXIMUM,
     PROJECT,
     Direction,
     Operation,
@@ -76,8 +76,8 @@ def read(file: str, data: bytes) -> GgufVector:
 
 
 def _tensors(file: str, part: Part, data: bytes) -> dict[int, Numbers]:
-    if len(part.tensors) > DIRECTIONS_MAXIMUM:
-        raise invalid(file, f"has more than {DIRECTIONS_MAXIMUM} tensors")
+    if len(part.tensors) > DIRECTIONS:
+        raise invalid(file, f"has more than {DIRECTIONS} tensors")
     tensors: dict[int, Numbers] = {}
     for tensor in part.tensors:
         name = tensor.name

@@ -13,25 +13,24 @@ import pickletools
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from steerserve.errors import Refusal
 from steerserve.files.vectors.stored import SIZES, Numbers
 from steerserve.rules import archive as archive_rules
-from steerserve.rules.steering.vector import WIDTH_MAXIMUM, invalid
+from steerserve.rules.bounds import (
+    ARCHIVE_ENTRIES,
+    PICKLE_INSTRUCTIONS,
+    PICKLED_INDEX_BYTES,
+    VECTOR_WIDTH,
+)
+from steerserve.rules.steering.vector import invalid
 from steerserve.rules.text import shown
 
 ZIP = b"PK\x03\x04"
 PROTOCOL = b"\x80"
-PICKLE_MAXIMUM = 1 << 20
-"""The largest pickle in bytes. One tensor takes about two hundred."""
-
-INSTRUCTIONS_MAXIMUM = 100_000
-"""The most instructions of a pickle. One tensor takes about forty."""
-
-ENTRIES_MAXIMUM = 10_000
 VALUES_MAXIMUM = 20_000
-"""The most entries of an archive, and the most values in its object, one that stands twice counted twice."""
+"""The most values in the object of an archive, one that stands twice counted twice."""
 
 AXES_MAXIMUM = 8
 ADVICE = (
@@ -49,7 +48,7 @@ _OTHER_STORAGES = {
     f"torch.{kind}Storage": kind.lower()
     for kind in ("Long", "Int", "Short", "Char", "Byte", "Bool", "Untyped")
 }
-_INTEGERS = {2: "H", 4: "I", 8: "Q"}
+_INTEGERS: Mapping[int, Literal["H", "I", "Q"]] = {2: "H", 4: "I", 8: "Q"}
 """The integers by which numbers of so many bytes are copied."""
 
 _TENSORS = frozenset({"torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_tensor"})
@@ -97,8 +96,8 @@ def read(file: str, data: bytes) -> object:
         Refusal: INVALID_VECTOR for a damaged archive, and for a pickle that names more than tensors; nothing of it is
             executed.
     """
-    if archive_rules.has_more_entries(data, ENTRIES_MAXIMUM):
-        raise invalid(file, f"has more than {ENTRIES_MAXIMUM} entries")
+    if archive_rules.has_more_entries(data, ARCHIVE_ENTRIES):
+        raise invalid(file, f"has more than {ARCHIVE_ENTRIES} entries")
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             entries = archive.infolist()
@@ -139,13 +138,13 @@ def refuse_other(file: str) -> Refusal:
 
 def _object(file: str, data: bytes) -> object:
     """The object that a pickle describes."""
-    if len(data) > PICKLE_MAXIMUM:
-        raise invalid(file, f"has an index larger than {PICKLE_MAXIMUM} bytes")
+    if len(data) > PICKLED_INDEX_BYTES:
+        raise invalid(file, f"has an index larger than {PICKLED_INDEX_BYTES} bytes")
     machine = _Machine()
     try:
         for count, (code, argument, _) in enumerate(pickletools.genops(data)):
-            if count == INSTRUCTIONS_MAXIMUM:
-                raise _Odd(f"has an index of more than {INSTRUCTIONS_MAXIMUM} instructions")
+            if count == PICKLE_INSTRUCTIONS:
+                raise _Odd(f"has an index of more than {PICKLE_INSTRUCTIONS} instructions")
             machine.step(code.name, argument)
         return machine.result
     except _Odd as odd:
@@ -394,16 +393,17 @@ def _gathered(file: str, key: str, tensor: StoredTensor, stored: bytes, width: i
         shape = list(tensor.shape)
         raise invalid(file, f"has the shape {shape}; a direction has one axis", key)
     (rows, down), (columns, right) = [(1, 1)] * (2 - len(axes)) + axes
-    if max(rows, columns) > WIDTH_MAXIMUM:
+    if max(rows, columns) > VECTOR_WIDTH:
         most = max(rows, columns)
-        raise invalid(file, f"has an axis of {most}; a direction has 1 to {WIDTH_MAXIMUM}", key)
+        raise invalid(file, f"has an axis of {most}; a direction has 1 to {VECTOR_WIDTH}", key)
     source = memoryview(stored)[: len(stored) // width * width].cast(_INTEGERS[width])
     made = bytearray(rows * columns * width)
     target = memoryview(made).cast(_INTEGERS[width])
     if rows <= columns:
         for row in range(rows):
             begin = tensor.offset + row * down
-            target[row * columns : (row + 1) * columns] = _line(source, begin, columns, right)
+            end = (row + 1) * columns
+            target[row * columns : end] = _line(source, begin, columns, right)
     else:
         for column in range(columns):
             begin = tensor.offset + column * right
@@ -411,12 +411,12 @@ def _gathered(file: str, key: str, tensor: StoredTensor, stored: bytes, width: i
     return bytes(made)
 
 
-def _line(source: memoryview, begin: int, count: int, step: int) -> memoryview:
+def _line(source: memoryview[int], begin: int, count: int, step: int) -> memoryview[int]:
     """Every `step`-th number from the number `begin` on, or this number alone again and again."""
     if step:
         return source[begin : begin + (count - 1) * step + 1 : step]
     one = source[begin : begin + 1]
-    return memoryview(one.tobytes() * count).cast(source.format)
+    return memoryview(one.tobytes() * count).cast(_INTEGERS[source.itemsize])
 
 
 def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -8,8 +8,8 @@ import struct
 from steerserve.files.local import HEADER_BYTES, header_tensors
 from steerserve.files.vectors.stored import Numbers, numbers_of
 from steerserve.rules import json_size
-from steerserve.rules.bounds import VECTOR_PARTS
-from steerserve.rules.steering.vector import DIRECTIONS_MAXIMUM, invalid
+from steerserve.rules.bounds import DIRECTIONS, VECTOR_PARTS
+from steerserve.rules.steering.vector import invalid
 
 _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64"}
 _LENGTH = 8
@@ -37,8 +37,8 @@ def read(file: str, data: bytes) -> tuple[dict[str, Numbers], dict[str, str]]:
         listed = header_tensors(raw, len(body))
     except ValueError as error:
         raise invalid(file, f"is damaged or cut short: {error}") from None
-    if len(listed) > DIRECTIONS_MAXIMUM:
-        raise invalid(file, f"has more than {DIRECTIONS_MAXIMUM} tensors")
+    if len(listed) > DIRECTIONS:
+        raise invalid(file, f"has more than {DIRECTIONS} tensors")
     header = json.loads(raw)
     tensors = {}
     for one in listed:

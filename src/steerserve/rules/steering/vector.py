@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 
 from steerserve.errors import Refusal
-from steerserve.rules.bounds import VECTOR_WIDTH
+from steerserve.rules.bounds import DIRECTIONS, VECTOR_WIDTH
 from steerserve.rules.form import Form
 from steerserve.rules.saes.sites import RESID_POST, RESID_PRE, SITES
 from steerserve.rules.text import name_fault, shown
@@ -26,7 +26,6 @@ KIND = "steerserve.vector"
 SUGGESTED = "suggested_value"
 """The `kind` of exported JSON documents, and the format of exported safetensors files."""
 
-DIRECTIONS_MAXIMUM = 1024
 LAYER_MAXIMUM = 9999
 FLOAT_MAXIMUM = 3.4028234663852886e38
 
@@ -171,8 +170,8 @@ def checked(file: str, found: Iterable[tuple[str, Direction]]) -> tuple[Directio
         if why is not None:
             raise invalid(file, why, key)
         places[where] = direction
-        if len(places) > DIRECTIONS_MAXIMUM:
-            raise invalid(file, f"has more than {DIRECTIONS_MAXIMUM} directions")
+        if len(places) > DIRECTIONS:
+            raise invalid(file, f"has more than {DIRECTIONS} directions")
     if not places:
         raise invalid(file, "has no direction")
     return tuple(places[where] for where in sorted(places))

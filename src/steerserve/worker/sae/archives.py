@@ -10,12 +10,10 @@ from pathlib import Path
 
 from steerserve.rules import archive as archive_rules
 from steerserve.rules.archive import is_stored
+from steerserve.rules.bounds import ARCHIVE_LIST_BYTES
 from steerserve.worker.sae.stored import check_count, failed
 
 __all__ = ["Bounded", "is_stored", "opened"]
-
-DIRECTORY_MAXIMUM = 2 << 20
-"""The most bytes that are read to list an archive. An entry takes about a hundred."""
 
 
 class Bounded(io.BufferedReader):
@@ -62,7 +60,7 @@ def opened(path: Path) -> Iterator[zipfile.ZipFile]:
     Raises:
         Refusal: SAE_LOAD_FAILED for a file that is not a zip archive, and for an archive that contradicts itself.
     """
-    with Bounded(path, DIRECTORY_MAXIMUM) as file:
+    with Bounded(path, ARCHIVE_LIST_BYTES) as file:
         try:
             archive = zipfile.ZipFile(file)
         except zipfile.BadZipFile as error:

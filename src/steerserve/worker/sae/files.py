@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 
+from steerserve.rules.bounds import WEIGHTS_INDEX_BYTES
 from steerserve.rules.saes.shapes import plain_names
 from steerserve.worker.sae import npz, pickles
 from steerserve.worker.sae.stored import Info, Tensors, check_count, failed, faults, info_of
@@ -21,9 +22,6 @@ __all__ = ["SUFFIXES", "Info", "Tensors", "open_tensors", "read_json"]
 
 JSON_MAXIMUM = 1_000_000
 """The largest configuration in bytes."""
-
-HEADER_MAXIMUM = 4 << 20
-"""The largest header of a safetensors file in bytes. A tensor takes about a hundred."""
 
 _HEADER_LENGTH = 8
 _SAFETENSORS = {
@@ -107,8 +105,8 @@ def _open_safetensors(path: Path) -> Tensors:
     infos: dict[str, Info] = {}
     with path.open("rb") as begun:
         length = int.from_bytes(begun.read(_HEADER_LENGTH), "little")
-    if HEADER_MAXIMUM < length < path.stat().st_size:
-        raise failed(path, f"has a header larger than {HEADER_MAXIMUM} bytes")
+    if WEIGHTS_INDEX_BYTES < length < path.stat().st_size:
+        raise failed(path, f"has a header larger than {WEIGHTS_INDEX_BYTES} bytes")
     # with framework="pt" the whole file is mapped as writable, which fails for a file larger than the memory
     with safe_open(path, framework="np") as file:
         names = list(file.keys())

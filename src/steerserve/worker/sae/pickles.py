@@ -17,14 +17,9 @@ from typing import IO, Any
 import torch
 from torch.serialization import skip_data
 
+from steerserve.rules.bounds import PICKLE_INSTRUCTIONS, WEIGHTS_INDEX_BYTES
 from steerserve.worker.sae import archives
 from steerserve.worker.sae.stored import Info, Scalar, Tensors, failed, info_of, name_of
-
-PICKLE_MAXIMUM = 4 << 20
-"""The largest index of tensors in bytes. One tensor takes about two hundred."""
-
-INSTRUCTIONS_MAXIMUM = 100_000
-"""The most instructions in all pickles of a file. One tensor takes about thirty."""
 
 DECLARED_MAXIMUM = 4
 """Tensors may share storage (tied weights), so that a file may declare this many times its size."""
@@ -81,25 +76,25 @@ def open_pickle(path: Path) -> Tensors:
 
 def _mapped(path: Path) -> Any:
     """The object in a zip archive. Its tensors are views of the mapped file."""
-    left = INSTRUCTIONS_MAXIMUM
+    left = PICKLE_INSTRUCTIONS
     with archives.opened(path) as archive:
         for entry in archive.infolist():
             if not archives.is_stored(entry):
                 raise failed(path, f"has a compressed entry, {entry.filename[:80]!r}")
             if entry.filename.endswith(".pkl"):
-                if entry.file_size > PICKLE_MAXIMUM:
-                    raise failed(path, f"has an index larger than {PICKLE_MAXIMUM} bytes")
+                if entry.file_size > WEIGHTS_INDEX_BYTES:
+                    raise failed(path, f"has an index larger than {WEIGHTS_INDEX_BYTES} bytes")
                 left -= _check_names(path, io.BytesIO(archive.read(entry)), left)
     return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
 
 
 def _stream(path: Path) -> Any:
     """The object in the older layout. Its tensors have their shapes and no values."""
-    left = INSTRUCTIONS_MAXIMUM
-    with archives.Bounded(path, PICKLE_MAXIMUM) as file:
+    left = PICKLE_INSTRUCTIONS
+    with archives.Bounded(path, WEIGHTS_INDEX_BYTES) as file:
         for _ in range(_PICKLES_BEFORE_STORAGES):
             left -= _check_names(path, file, left)
-    with archives.Bounded(path, PICKLE_MAXIMUM) as file, skip_data():
+    with archives.Bounded(path, WEIGHTS_INDEX_BYTES) as file, skip_data():
         return torch.load(file, map_location="cpu", weights_only=True)
 
 
@@ -113,7 +108,7 @@ def _check_names(path: Path, file: IO[bytes], most: int) -> int:
     for code, argument, _ in pickletools.genops(file):
         count += 1
         if count > most:
-            raise failed(path, f"has an index of more than {INSTRUCTIONS_MAXIMUM} instructions")
+            raise failed(path, f"has an index of more than {PICKLE_INSTRUCTIONS} instructions")
         if code.name == "GLOBAL":
             name = str(argument).replace(" ", ".").replace("__builtin__", "builtins")
             if not _ALLOWED.fullmatch(name):

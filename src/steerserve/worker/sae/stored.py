@@ -21,10 +21,8 @@ import torch
 from safetensors import SafetensorError
 
 from steerserve.errors import Refusal
+from steerserve.rules.bounds import ARCHIVE_ENTRIES
 from steerserve.worker import memory
-
-TENSORS_MAXIMUM = 10_000
-"""The most tensors in one file. The largest published SAE files have some dozens."""
 
 AXES_MAXIMUM = 8
 
@@ -124,10 +122,10 @@ def check_count(path: Path, count: int) -> None:
     """Check the number of entries in a file.
 
     Raises:
-        Refusal: SAE_LOAD_FAILED for more than `TENSORS_MAXIMUM`.
+        Refusal: SAE_LOAD_FAILED for more than `ARCHIVE_ENTRIES`.
     """
-    if count > TENSORS_MAXIMUM:
-        raise failed(path, f"holds {count} entries, more than {TENSORS_MAXIMUM}")
+    if count > ARCHIVE_ENTRIES:
+        raise failed(path, f"holds {count} entries, more than {ARCHIVE_ENTRIES}")
 
 
 @contextmanager
