@@ -76,7 +76,7 @@ class TextStream:
 
 
 class Answer:
-    """The text of an answer whose list of tokens grows. Each token is decoded once, however many texts are looked for."""
+    """The text of an answer whose list of tokens grows. Each token is decoded once, whatever is looked for."""
 
     def __init__(self, decode: Decode, prompt: Sequence[int], out: Sequence[int]) -> None:
         self._out = out
