@@ -127,7 +127,12 @@ _ROWS = (
     Row("SAE_INCOMPATIBLE", 400, 400, "the SAE does not fit the loaded model"),
     Row("SAE_LOAD_FAILED", 500, 500, "the SAE's weights could not be loaded"),
     Row("INVALID_FEATURE_INDEX", 400, 400, "a feature index is outside [0, d_sae)"),
-    Row("TOO_MANY_EDITS", 422, 422, "a request brings more edits than one may have"),
+    Row(
+        "TOO_MANY_EDITS",
+        422,
+        422,
+        "a request brings more edits, or more conditions of edits, than one may have",
+    ),
     Row(
         "INVALID_INTERVENTION",
         422,

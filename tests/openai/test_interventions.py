@@ -27,6 +27,8 @@ from tests.service import Running
 FEATURE = 500
 SOURCES = "x-service-steering-sources"
 SET = {"op": "set", "feature": {"index": FEATURE}, "value": 40}
+LOUD = {"layer": 2, "data": base64.b64encode(struct.pack("<192f", *192 * [1.0])).decode()}
+MANY = [{"feature": {"index": 1}, "above": 0}] * 11
 
 
 def edit(op: str, index: int = FEATURE, value: float | None = None) -> dict[str, Any]:
@@ -144,7 +146,33 @@ def test_a_wrong_edit_is_refused_by_its_place(
     assert (status, error["code"], error["param"]) == (wanted, code, f"interventions.{param}")
 
 
-@pytest.mark.parametrize("many", [65 * [edit("add", value=0.1)], 17 * [edit("ablate")]])
+def test_a_product_that_single_precision_lacks_is_refused_by_its_place(steered: Running) -> None:
+    faint = {"layer": 0, "data": base64.b64encode(struct.pack("<192f", *192 * [1e-38])).decode()}
+    for name, bias in (("faint", 0.0), ("biased", 1e308)):
+        body = {"name": name, "source": "inline", "weights": [faint | {"bias": bias}]}
+        steered.data("POST", "/api/probes", body, 201)
+    push = {"op": "add", "vector": LOUD, "value": 3e38}
+    given = {
+        "value": edits(push) | {"steering_intensity": 2},
+        "when.above": edits(push | {"when": {"probe": "faint", "above": 3e38}}),
+        "when.any[0].below": edits(push | {"when": {"any": [{"probe": "biased", "below": 1}]}}),
+    }
+    for part, body in given.items():
+        status, error = refused(steered, **body)
+        assert (status, error["code"]) == (400, "invalid_parameter")
+        assert error["param"] == f"interventions.edits[0].{part}"
+    for probe in steered.data("GET", "/api/probes")["probes"]:
+        steered.data("DELETE", f"/api/probes/{probe['id']}")
+    body = {"prompt": "One day", "interventions": {"edits": [push]}, "intensities": [2]}
+    status, code, details = steered.error("POST", "/api/compare", body)
+    assert (status, code) == (422, "INVALID_INTERVENTION")
+    assert details["param"] == "interventions.edits[0].value"
+
+
+@pytest.mark.parametrize(
+    "many",
+    [65 * [edit("add", value=0.1)], 17 * [edit("ablate")], 6 * [SET | {"when": {"any": MANY}}]],
+)
 def test_too_many_edits_are_refused(steered: Running, many: list[dict[str, Any]]) -> None:
     status, error = refused(steered, **edits(*many))
     assert (status, error["code"], error["param"]) == (422, "too_many_edits", "interventions.edits")

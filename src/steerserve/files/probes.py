@@ -268,7 +268,10 @@ def _folded(file: str, stored: Mapping[str, Numbers]) -> tuple[bytes, float]:
         # a scale of 0 is that of a value without spread, which StandardScaler divides by 1
         weights = [w / (scale or 1.0) for w, scale in zip(weights, scales, strict=True)]
     if means is not None:
-        bias -= math.fsum(w * mean for w, mean in zip(weights, means, strict=True))
+        try:
+            bias -= math.fsum(w * mean for w, mean in zip(weights, means, strict=True))
+        except (OverflowError, ValueError):
+            raise invalid(file, "gives a bias that is not finite", "mean") from None
     try:
         return packed(weights), bias
     except OverflowError:

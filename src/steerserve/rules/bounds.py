@@ -67,6 +67,24 @@ FORM_BYTES: Final = 1 << 16
 """Bytes that a form with a file may have beside the file."""
 STEERED_FEATURES: Final = 1000
 """Features in one body that steers, and in one profile."""
+EDITS: Final = 64
+"""Edits of one request, of the live interventions, and of one profile."""
+SITE_EDITS: Final = 16
+"""Edits of one list at one site that are not `add`."""
+CONDITIONS: Final = 64
+"""Conditions of all edits of one list, without the `any` and `all` that hold them."""
+CONDITION_CHOICES: Final = 16
+"""Conditions in one `any` or `all`."""
+CONDITION_LEVELS: Final = 4
+"""`any` and `all` that may stand inside each other."""
+EDIT_LIST_ENTRIES: Final = 1000
+"""Entries of a list of positions, tokens or layers of an edit."""
+EDIT_TEXT_CHARACTERS: Final = 1000
+"""Characters of a text of an edit, or of the name of its vector."""
+EDIT_VECTOR_BYTES: Final = 64 << 10
+"""Bytes of a vector inside a request, before base64."""
+RECORDED_LISTS: Final = 2
+"""Lists of edits that the record of an answer holds: those of its request, and the live ones beside them."""
 
 # --------------------------------------------------------------------------------------------------------- documents
 
@@ -332,6 +350,31 @@ BOUNDS: Final[tuple[Bound, ...]] = (
         "{STEERED_FEATURES} features",
         "422 `VALIDATION_ERROR`; under `/v1` 400",
         "tests/openai/test_counts.py::test_a_count_over_its_limit_is_refused_before_it_is_validated",
+    ),
+    Bound(
+        "bodies",
+        "sends many edits, in a request, as live interventions or in a profile",
+        "{EDITS} edits, {SITE_EDITS} at one site that are not `add`; {EDIT_LIST_ENTRIES} entries of a list, "
+        "{EDIT_TEXT_CHARACTERS} characters of a text, {EDIT_VECTOR_BYTES:bytes} of a vector",
+        "422 `TOO_MANY_EDITS` before an edit is read, 422 `INVALID_INTERVENTION`; under `/v1` 400",
+        "tests/openai/test_interventions.py::test_too_many_edits_are_refused",
+    ),
+    Bound(
+        "bodies",
+        "sends many conditions of edits",
+        "{CONDITIONS} in all edits together; {CONDITION_CHOICES} in one `any` or `all`, {CONDITION_LEVELS} of these "
+        "inside each other",
+        "422 `TOO_MANY_EDITS` before an edit is read; profiles of before are kept, and refused when they are used",
+        "tests/rules/steering/test_interventions.py"
+        "::test_more_than_64_conditions_are_refused_before_any_is_read",
+    ),
+    Bound(
+        "bodies",
+        "imports or replays a recorded answer with many edits",
+        "{RECORDED_LISTS} times the edits and conditions of a request",
+        "422 `TOO_MANY_EDITS`, `INVALID_INTERVENTION`",
+        "tests/rules/inference/test_runs.py"
+        "::test_edits_that_no_request_can_have_are_refused_by_place_at_the_import_and_the_replay",
     ),
     Bound(
         "bodies",

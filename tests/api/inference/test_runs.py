@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +12,10 @@ import pytest
 
 from steerserve import demo
 from steerserve.database.runs import RunStore
+from steerserve.rules.inference import runs as rules
 from steerserve.rules.inference.runs import ShownRun
+from steerserve.rules.steering.edits import Condition, Edit, Target
+from steerserve.rules.steering.vector import Direction
 from tests.service import Running, add_sae, load_demo, running
 
 TEXT = {"model": demo.MODEL_NAME, "prompt": "One day the", "max_tokens": 12}
@@ -237,6 +241,34 @@ def test_a_wrong_import_is_refused_whole(live: Running, body: Any) -> None:
     status, code, details = live.error("POST", "/api/runs/import", body)
     assert (status, code) == (422, "VALIDATION_ERROR")
     assert details["param"].startswith("runs")
+
+
+def test_recorded_edits_that_no_request_can_have_are_refused_and_end_nothing(
+    live: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live.complete("One day the", max_tokens=2)
+    run = newest(live)
+    direction = Direction(1, "resid_post", struct.pack("<192f", *192 * [1.0]))
+    late = Direction(4, "resid_post", direction.data)
+    for number, (edit, part) in enumerate(
+        (
+            (Edit(direction, Target(offset=1e300)), "target"),
+            (Edit(direction, Target(offset=1.0), when=Condition(late, above=0.0)), "when"),
+        )
+    ):
+        steering = run["steering"] | {"edits": rules.encoded_edits([edit])}
+        record = run | {"request_id": f"cmpl-wild-{number}", "steering": steering}
+        place = f"steering.edits[0].{part}"
+        if part == "target":
+            found = live.error("POST", "/api/runs/import", {"runs": [record]})
+            assert found[:2] == (422, "INVALID_INTERVENTION")
+            assert found[2]["param"] == f"runs[0].{place}"
+        with monkeypatch.context() as patch:
+            # a record of before
+            patch.setattr(rules, "check_imported", lambda run, place: None)
+            live.data("POST", "/api/runs/import", {"runs": [record]})
+        found = live.error("POST", f"/api/runs/{record['request_id']}/replay")
+        assert (*found[:2], found[2]["param"]) == (422, "INVALID_INTERVENTION", place)
 
 
 def test_a_fault_of_the_database_loses_records_and_no_answer(

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from steerserve import demo
+from steerserve.rules.steering import profile as profile_rules
 from tests.conftest import Start
 from tests.service import JSON, Running, add_sae
 
@@ -749,6 +750,29 @@ def test_a_restart_keeps_the_profiles(start: Start) -> None:
         assert live.data("GET", PROFILES)["profiles"] == made
         assert live.error("POST", PROFILES, {"name": "calm"})[1] == "PROFILE_ALREADY_EXISTS"
         assert create(live, "gone")["id"] != gone["id"]
+
+
+def test_a_saved_profile_with_too_many_conditions_is_kept_and_refused_when_it_is_used(
+    shared: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    when = {"all": 13 * [{"feature": {"index": 1}, "above": 0}]}
+    edits = 5 * [{"op": "ablate", "feature": {"index": 3}, "when": when}]
+    body = {"name": "old", "edits": edits}
+    status, code, details = shared.error("POST", PROFILES, body)
+    assert (status, code, details["param"]) == (422, "TOO_MANY_EDITS", "edits")
+    with monkeypatch.context() as patch:
+        patch.setattr(profile_rules, "checked_edits", lambda edits: edits)
+        made = shared.data("POST", PROFILES, body, 201)
+    (listed,) = shared.data("GET", PROFILES)["profiles"]
+    assert listed["edits"] == edits
+    assert "more than 64 conditions" in listed["warnings"][0]
+    path = f"{PROFILES}/{made['id']}"
+    assert shared.error("POST", f"{path}/activate")[:2] == (422, "TOO_MANY_EDITS")
+    chat = {"model": demo.MODEL_NAME, "messages": [{"role": "user", "content": "a"}]}
+    error = shared.http.post("/v1/chat/completions", json=chat | {"profile": "old"}).json()["error"]
+    assert (error["code"], error["param"]) == ("too_many_edits", "profile.edits")
+    assert shared.data("GET", f"{path}/export")["edits"] == edits
+    shared.data("DELETE", path)
 
 
 def test_edits_are_saved_changed_exported_and_imported(shared: Running) -> None:

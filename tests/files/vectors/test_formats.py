@@ -252,6 +252,18 @@ def test_directions_that_no_vector_has_are_named(tensors: dict[str, Any], key: s
     assert refused("v.safetensors", safetensors_file(tensors)).details["key"] in (key, "layer1")
 
 
+@pytest.mark.parametrize("number", ["1" + 400 * "0", "-1" + 400 * "0", "1e39", "1e400", "NaN"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"directions": {"2": [[NUMBER]]}}',
+        '{"vector": [NUMBER], "hookName": "blocks.2.hook_resid_post"}',
+    ],
+)
+def test_a_number_of_json_that_float32_lacks_is_refused(text: str, number: str) -> None:
+    assert refused("v.svec", text.replace("NUMBER", number).encode()).code == "INVALID_VECTOR"
+
+
 @pytest.mark.parametrize(
     ("keys", "key"),
     [

@@ -276,6 +276,39 @@ def test_more_than_64_edits_are_refused_before_any_is_read() -> None:
     assert (refused.value.code, refused.value.param) == ("TOO_MANY_EDITS", "edits")
 
 
+CONDITION = {"feature": {"index": 1}, "above": 0}
+
+
+def tree(*sizes: int) -> dict[str, Any]:
+    """Nested conditions, of which each level has so many."""
+    first, *rest = sizes
+    return {"any": first * [tree(*rest) if rest else CONDITION]}
+
+
+@pytest.mark.parametrize(
+    "whens",
+    [
+        65 * [CONDITION],
+        [tree(16, 5)],
+        5 * [tree(13)],
+        [tree(16, 16, 16, 16)],
+        [tree(100_000)],
+        [{"any": 3 * [{"any": 3 * [{"any": []}]}]}, *3 * [tree(4, 16)]],
+    ],
+)
+def test_more_than_64_conditions_are_refused_before_any_is_read(
+    whens: list[dict[str, Any]],
+) -> None:
+    with pytest.raises(Refusal) as refused:
+        parsed(*({**ADD, "vector": "a", "when": when} for when in whens[:64]), *whens[64:])
+    assert (refused.value.code, refused.value.param) == ("TOO_MANY_EDITS", "interventions.edits")
+
+
+def test_64_conditions_are_as_many_as_one_request_may_have() -> None:
+    whens = [tree(4, 12), *16 * [CONDITION]]
+    assert len(parsed(*({**ADD, "vector": "a", "when": when} for when in whens)).edits) == 17
+
+
 def test_no_edits_are_no_steering_of_its_own() -> None:
     assert not parsed().is_steering
     assert not parsed({"op": "ablate", "vector": "a", "value": 0}).is_steering

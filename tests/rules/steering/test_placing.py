@@ -68,6 +68,8 @@ PROBES = {
         Probe("probe_l", "lone", "l", (direction(2, "resid_post", 3.0, 4.0),), (1.5,)),
         Probe("probe_u", "unknown", "u", (direction(0), direction(1)), (0.0, 0.0)),
         Probe("probe_d", "deep", "d", (direction(9),), (0.0,)),
+        Probe("probe_f", "faint", "f", (direction(0, "resid_post", 1e-38, 0.0),), (0.0,)),
+        Probe("probe_w", "biased", "w", (direction(0, "resid_post", 1e-38, 0.0),), (1e308,)),
     )
 }
 
@@ -236,6 +238,12 @@ def low(op: str = "set", index: int = 4, value: float | None = 1, **fields: Any)
             "VECTOR_MISMATCH",
             "when.all[0].probe",
         ),
+        (
+            low(when={"all": [{"probe": "faint", "above": 3e38}]}),
+            "INVALID_INTERVENTION",
+            "when.all[0].above",
+        ),
+        (low(when={"probe": "biased", "below": 1}), "INVALID_INTERVENTION", "when.below"),
         (low(when={"vector": "mid", "above": 1}), "INVALID_INTERVENTION", "when.vector"),
         (low(when={"vector": "kind", "above": 1}), "INVALID_INTERVENTION", "when.vector"),
         (

@@ -189,7 +189,7 @@ class Planner:
             return dial.Plan()
         if intent.replayed is not None:
             attached = {key: described(one) for key, one in resident.attachments.items()}
-            there = runs.placed(intent.replayed, attached)
+            there = runs.placed(intent.replayed, attached, facts_of(resident, largest))
             return dial.Plan(
                 there.values, edits=there.edits, is_own=True, keeps_norm=there.keeps_norm
             )
@@ -234,11 +234,12 @@ class Planner:
             sent = tuple(one.sent for one in live.standing)
         elif profile is not None and profile.edits is not None:
             sent = tuple(profile.edits.sent)
+        field = sweep.own.field if sweep.own else ""
         keeps_norm = live.keeps_norm if is_live else bool(sweep.own and sweep.own.keeps_norm)
         return tuple(
             dial.Plan(
                 overlay,
-                edits=tuple(at_strength(edit, one) for edit in base.edits) if one else (),
+                edits=tuple(at_strength(edit, one, field) for edit in base.edits) if one else (),
                 keeps_norm=keeps_norm,
                 sent=sent if one else (),
             )

@@ -23,6 +23,8 @@ from steerserve.rules.saes.provenance import SaeOrigin
 from steerserve.rules.steering.edits import AllOf, AnyOf, Condition, Edit, Feature, When, conditions
 from steerserve.rules.steering.live import check_index, check_value
 from steerserve.rules.steering.placed import Values
+from steerserve.rules.steering.placing import ModelFacts
+from steerserve.rules.steering.recorded import check_edits, check_fitting
 from steerserve.rules.steering.vector import Direction
 
 ROUTES = {
@@ -34,6 +36,7 @@ ROUTES = {
 BYTES_MAXIMUM = 4 << 20
 """The largest record, as JSON."""
 X_REQUEST_ID_MAXIMUM = 128
+EDITS = "steering.edits"
 EXCERPT = 40
 """The characters that an answer shows of a text that differs."""
 STEERING_FIELDS = ("profile", "steering_intensity", "sae_steering", "interventions")
@@ -226,7 +229,8 @@ def summary(run: Run) -> RunSummary:
 
 def check_imported(run: Run, place: str) -> None:
     """Raises:
-    Refusal: VALIDATION_ERROR for an id or a route that no record has.
+    Refusal: VALIDATION_ERROR for an id or a route that no record has; INVALID_INTERVENTION and TOO_MANY_EDITS for
+        edits that no request can have. Edits that this version cannot read are refused when they are used.
     """
     why = None
     if not _ID.fullmatch(run.request_id):
@@ -238,6 +242,7 @@ def check_imported(run: Run, place: str) -> None:
     if why is not None:
         errors = [{"loc": ["body", place], "msg": why}]
         raise Refusal("VALIDATION_ERROR", f"{place}: {why}", param=place, errors=errors)
+    check_edits(_decoded(run) or (), f"{place}.{EDITS}")
 
 
 def check_replayable(run: Run) -> None:
@@ -281,13 +286,13 @@ def encoded_edits(edits: Sequence[Edit]) -> str | None:
     return base64.b64encode(msgspec.msgpack.encode(tuple(edits))).decode()
 
 
-def placed(run: Run, attached: Mapping[str, RunSae]) -> PlacedSteering:
+def placed(run: Run, attached: Mapping[str, RunSae], model: ModelFacts) -> PlacedSteering:
     """The recorded steering at the attached SAEs, which are given by their keys. An SAE is found by what identifies
     it.
 
     Raises:
-        Refusal: SAE_NOT_ATTACHED; INVALID_FEATURE_INDEX, VALIDATION_ERROR and RUN_NOT_REPLAYABLE for steering that no
-            service has recorded.
+        Refusal: SAE_NOT_ATTACHED, RUN_NOT_REPLAYABLE; INVALID_FEATURE_INDEX, VALIDATION_ERROR, and the refusals of
+            `rules/steering/recorded`.
     """
     steering = run.steering
     edits = _edits(run)
@@ -300,24 +305,30 @@ def placed(run: Run, attached: Mapping[str, RunSae]) -> PlacedSteering:
             check_value(value)
     for one in features:
         check_index(one.index, attached[keys[one.key]].d_sae)
+    moved = tuple(_moved(edit, keys) for edit in edits)
+    places = {key: (sae.layer, sae.site) for key, sae in attached.items()}
+    check_fitting(moved, EDITS, places, model)
     return PlacedSteering(
-        {keys[key]: steering.values[key] for key in needed},
-        tuple(_moved(edit, keys) for edit in edits),
-        steering.preserve_norm,
+        {keys[key]: steering.values[key] for key in needed}, moved, steering.preserve_norm
     )
 
 
 def _edits(run: Run) -> tuple[Edit, ...]:
+    edits = _decoded(run)
+    if edits is None:
+        raise not_replayable(run, "this version does not read its edits")
+    check_edits(edits, EDITS)
+    return edits
+
+
+def _decoded(run: Run) -> tuple[Edit, ...] | None:
+    """The recorded edits; None for those that this version cannot read."""
     if run.steering.edits is None:
         return ()
     try:
-        edits = _EDITS.decode(base64.b64decode(run.steering.edits, validate=True))
-    except (ValueError, msgspec.DecodeError, RecursionError) as error:
-        raise not_replayable(run, f"this version does not read its edits: {error}") from None
-    for edit in edits:
-        if any(isinstance(one, Direction) and len(one.data) % 4 for one in _reads(edit)):
-            raise not_replayable(run, "a direction of its edits is not float32")
-    return edits
+        return _EDITS.decode(base64.b64decode(run.steering.edits, validate=True))
+    except (ValueError, msgspec.DecodeError, RecursionError):
+        return None
 
 
 def _reads(edit: Edit) -> list[Feature | Direction]:

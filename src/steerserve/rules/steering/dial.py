@@ -257,7 +257,7 @@ def _own(
     strength = otherwise.echo
     if strength is None:
         strength = resolved(intensity, DialBase(asked.values, configured))
-    made = asked.at(strength)
+    made = asked.at(strength, own.field)
     overlay, edits = made.values, made.edits
     keeps_norm = own.keeps_norm
     if own.is_added:

@@ -29,10 +29,6 @@ ADD, ABLATE, SWAP = "add", "ablate", "swap"
 RAW, UNIT, RESIDUAL = "raw", "unit", "residual"
 UNITS = (RAW, UNIT, RESIDUAL)
 """What the value of an `add` of a direction v is multiplied with: v, v / |v|, or |x| v / |v|."""
-EDITS_MAXIMUM = 64
-"""The edits of one request."""
-SITE_MAXIMUM = 16
-"""The edits of one request at one site that are not `add`."""
 TOKEN, PROMPT_MAX, PROMPT_MEAN, LAST_PROMPT = "token", "prompt_max", "prompt_mean", "last_prompt"
 OVER = (TOKEN, PROMPT_MAX, PROMPT_MEAN, LAST_PROMPT)
 """What a condition is decided by: the reading at each position, or one number of the readings of the whole prompt."""

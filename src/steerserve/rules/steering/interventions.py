@@ -17,11 +17,17 @@ from typing import Any, Literal, get_args, get_origin
 import msgspec
 
 from steerserve.errors import Refusal
-from steerserve.rules import field_faults, near_names
+from steerserve.rules import bounds, field_faults, near_names
 from steerserve.rules.saes.attachment import SaeChoice
 from steerserve.rules.saes.sites import RESID_POST, SITES
 from steerserve.rules.steering import request
-from steerserve.rules.steering.edits import ADD, EDITS_MAXIMUM, RAW, SWAP, TOKEN, UNITS
+from steerserve.rules.steering.edits import (
+    ADD,
+    RAW,
+    SWAP,
+    TOKEN,
+    UNITS,
+)
 from steerserve.rules.steering.positions import (
     ALL,
     EVERY,
@@ -49,20 +55,9 @@ from steerserve.rules.steering.request import (
     SteeredFeature,
     SteeredVector,
     has_value,
-    is_finite32,
 )
-from steerserve.rules.steering.vector import Direction, Vector
+from steerserve.rules.steering.vector import Direction, Vector, is_finite32
 
-VECTOR_BYTES = 64 * 1024
-"""The most bytes of a vector inside a request, before base64."""
-NEST_MAXIMUM = 4
-"""How deep `any` and `all` may be nested."""
-CONDITIONS_MAXIMUM = 16
-"""The most conditions in one `any` or `all`."""
-LIST_MAXIMUM = 1000
-"""The most entries of a list of positions, tokens or layers."""
-TEXT_MAXIMUM = 1000
-"""The most characters of a text, or of the name of a vector."""
 INTEGER_MAXIMUM = 2**31 - 1
 _PATH = re.compile(r" - at `\$(?P<path>.*)`$", re.DOTALL)
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>.*)`", re.DOTALL)
@@ -72,6 +67,7 @@ _HOLD = "must be token, rest, or a number of positions from 1 on"
 
 Role = Literal["system", "user", "assistant", "tool", "function", "developer"]
 Name = Literal["all", "prompt", "last_prompt", "generated", "output"]
+ROLES: tuple[str, ...] = get_args(Role)
 
 
 class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -166,16 +162,31 @@ def parse(raw: object, field: str = INTERVENTIONS) -> RequestSteering:
     """
     if isinstance(raw, Mapping) and isinstance(raw.get("edits"), list):
         count = len(raw["edits"])
-        if count > EDITS_MAXIMUM:
+        if count > bounds.EDITS:
             where = _joined(field, "edits")
-            found = f"{where}: {count} edits; at most {EDITS_MAXIMUM}"
-            raise Refusal("TOO_MANY_EDITS", found, param=where, maximum=EDITS_MAXIMUM)
+            found = f"{where}: {count} edits; at most {bounds.EDITS}"
+            raise Refusal("TOO_MANY_EDITS", found, param=where, maximum=bounds.EDITS)
+        request.check_conditions(_joined(field, "edits"), map(_conditions_in, raw["edits"]))
     part = _converted(raw, field)
     made = tuple(
         _edit(one, _joined(field, f"edits[{place}]")) for place, one in enumerate(part.edits)
     )
     is_added, keeps_norm = part.mode == BESIDE, bool(part.preserve_norm)
     return request.check(RequestSteering(made, is_added, field, keeps_norm))
+
+
+def _conditions_in(edit: object) -> int:
+    """The conditions of an edit in JSON, counted no further than one request may have. What is no condition counts as
+    one, so that the count bounds the work."""
+    count, waiting = 0, [edit.get("when")] if isinstance(edit, Mapping) else []
+    while waiting and count <= bounds.CONDITIONS:
+        one = waiting.pop()
+        inner = [one.get("any"), one.get("all")] if isinstance(one, Mapping) else []
+        lists = [part for part in inner if isinstance(part, list) and part]
+        many = [part for part in lists if len(part) > bounds.CONDITION_CHOICES]
+        count += sum(map(len, many)) if many else int(not lists and one is not None)
+        waiting += [] if many else [each for part in lists for each in part]
+    return count
 
 
 def without_data(edit: Mapping[str, object]) -> dict[str, object]:
@@ -277,7 +288,7 @@ def _edit(part: EditPart, where: str) -> AskedEdit:
         raise _wrong(f"{where}.op", f"{SWAP} edits a vector")
     _check_value(part, where, is_vector=is_vector)
     positions = _positions(part.positions, f"{where}.positions")
-    when = None if part.when is None else _when(part.when, f"{where}.when", NEST_MAXIMUM)
+    when = None if part.when is None else _when(part.when, f"{where}.when", bounds.CONDITION_LEVELS)
     unit = _unit(part, where, is_vector=is_vector)
     if part.feature is not None:
         for name in ("layers", "to"):
@@ -359,14 +370,14 @@ def _reference(value: str | VectorPart | None, where: str) -> Reference:
     _in_range(value.layer, f"{where}.layer")
     if value.site not in SITES:
         raise _wrong(f"{where}.site", f"must be one of {', '.join(SITES)}")
-    if len(value.data) > 4 * VECTOR_BYTES // 3 + 4:
-        raise _wrong(f"{where}.data", f"at most {VECTOR_BYTES} bytes")
+    if len(value.data) > 4 * bounds.EDIT_VECTOR_BYTES // 3 + 4:
+        raise _wrong(f"{where}.data", f"at most {bounds.EDIT_VECTOR_BYTES} bytes")
     try:
         data = base64.b64decode(value.data, validate=True)
     except (binascii.Error, ValueError):
         raise _wrong(f"{where}.data", "must be base64") from None
-    if not data or len(data) % 4 or len(data) > VECTOR_BYTES:
-        why = f"must be float32 numbers of 4 bytes, at most {VECTOR_BYTES} bytes"
+    if not data or len(data) % 4 or len(data) > bounds.EDIT_VECTOR_BYTES:
+        why = f"must be float32 numbers of 4 bytes, at most {bounds.EDIT_VECTOR_BYTES} bytes"
         raise _wrong(f"{where}.data", why, bytes=len(data))
     width = len(data) // 4
     if value.shape is not None and value.shape != [width]:
@@ -410,8 +421,8 @@ def _positions(part: str | PositionsPart | None, where: str) -> Positions:
 def _selection(part: SelectionPart, where: str) -> Selection:
     for name in ("names", "prompt_positions", "roles", "tokens"):
         listed = getattr(part, name)
-        if listed is not None and not 1 <= len(listed) <= LIST_MAXIMUM:
-            raise _wrong(f"{where}.{name}", f"must have 1 to {LIST_MAXIMUM} entries")
+        if listed is not None and not 1 <= len(listed) <= bounds.EDIT_LIST_ENTRIES:
+            raise _wrong(f"{where}.{name}", f"must have 1 to {bounds.EDIT_LIST_ENTRIES} entries")
     for place, position in enumerate(part.prompt_positions or ()):
         if abs(position) > INTEGER_MAXIMUM:
             raise _wrong(f"{where}.prompt_positions[{place}]", "no prompt is so long")
@@ -489,9 +500,9 @@ def _whens(part: ConditionPart, where: str, kind: str, deep: int) -> AskedWhen:
             raise _wrong(f"{where}.{name}", f"goes with the conditions inside of {kind}")
     inner: list[ConditionPart] = getattr(part, kind)
     if not deep:
-        raise _wrong(f"{where}.{kind}", f"any and all nest at most {NEST_MAXIMUM} deep")
-    if not 1 <= len(inner) <= CONDITIONS_MAXIMUM:
-        raise _wrong(f"{where}.{kind}", f"must have 1 to {CONDITIONS_MAXIMUM} conditions")
+        raise _wrong(f"{where}.{kind}", f"any and all nest at most {bounds.CONDITION_LEVELS} deep")
+    if not 1 <= len(inner) <= bounds.CONDITION_CHOICES:
+        raise _wrong(f"{where}.{kind}", f"must have 1 to {bounds.CONDITION_CHOICES} conditions")
     made = [_when(one, f"{where}.{kind}[{place}]", deep - 1) for place, one in enumerate(inner)]
     return AskedConditions(tuple(made), kind == "all")
 
@@ -505,16 +516,16 @@ def _in_range(number: int, where: str) -> None:
 
 
 def _integers(numbers: Sequence[int], where: str) -> tuple[int, ...]:
-    if not 1 <= len(numbers) <= LIST_MAXIMUM:
-        raise _wrong(where, f"must have 1 to {LIST_MAXIMUM} entries")
+    if not 1 <= len(numbers) <= bounds.EDIT_LIST_ENTRIES:
+        raise _wrong(where, f"must have 1 to {bounds.EDIT_LIST_ENTRIES} entries")
     for place, number in enumerate(numbers):
         _in_range(number, f"{where}[{place}]")
     return tuple(sorted(set(numbers)))
 
 
 def _text(text: str, where: str) -> str:
-    if not 1 <= len(text) <= TEXT_MAXIMUM:
-        raise _wrong(where, f"must have 1 to {TEXT_MAXIMUM} characters")
+    if not 1 <= len(text) <= bounds.EDIT_TEXT_CHARACTERS:
+        raise _wrong(where, f"must have 1 to {bounds.EDIT_TEXT_CHARACTERS} characters")
     return text
 
 
@@ -523,7 +534,7 @@ def _text(text: str, where: str) -> str:
 
 EDITS_SCHEMA: dict[str, object] = {
     "type": "array",
-    "maxItems": EDITS_MAXIMUM,
+    "maxItems": bounds.EDITS,
     "items": {"type": "object", "description": "an edit, as in PUT /api/interventions"},
 }
 """Edits in short, for the description of bodies that have them beside much else."""

@@ -11,8 +11,7 @@ from steerserve.errors import Refusal
 from steerserve.rules.steering.edits import Edit, Feature
 from steerserve.rules.steering.placed import MAXIMUM, MINIMUM, Placed, Values, at_strength
 from steerserve.rules.steering.placing import Place
-from steerserve.rules.steering.request import is_finite32
-from steerserve.rules.steering.vector import Direction, packed
+from steerserve.rules.steering.vector import Direction, is_finite32, packed
 
 Draw = Callable[[], float]
 """Draws a number of the standard normal distribution."""

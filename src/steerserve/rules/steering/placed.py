@@ -11,7 +11,9 @@ from dataclasses import dataclass, field, replace
 
 from msgspec import structs
 
+from steerserve.errors import Refusal
 from steerserve.rules.steering.edits import Edit, Feature
+from steerserve.rules.steering.vector import FLOAT_MAXIMUM, is_finite32
 
 MANUAL = "manual"
 """The owner of the values that the steering routes and the profiles set."""
@@ -64,13 +66,18 @@ class Placed:
     def is_empty(self) -> bool:
         return not (self.edits or self.standing or any(self.values.values()))
 
-    def at(self, intensity: float) -> Placed:
-        """The same at an intensity: values are multiplied and clamped, and any other edit goes that part of its way."""
+    def at(self, intensity: float, field: str = "") -> Placed:
+        """The same at an intensity: values are multiplied and clamped, and any other edit goes that part of its way.
+        `field` is where a request has the edits.
+
+        Raises:
+            Refusal: as `at_strength`.
+        """
         return replace(
             self,
             values=scaled(self.values, intensity),
-            edits=tuple(at_strength(edit, intensity) for edit in self.edits),
-            added=tuple(at_strength(edit, intensity) for edit in self.added),
+            edits=tuple(at_strength(edit, intensity, field) for edit in self.edits),
+            added=tuple(at_strength(edit, intensity, field) for edit in self.added),
         )
 
     def without(self, key: str) -> Placed:
@@ -132,15 +139,23 @@ def at_intensity(value: float, intensity: float) -> float:
     return clamped(value if intensity == 1.0 else _rounded(value * intensity))
 
 
-def at_strength(edit: Edit, strength: float) -> Edit:
+def at_strength(edit: Edit, strength: float, field: str = "") -> Edit:
     """An edit at an intensity: what is added is multiplied by the intensity, and any other edit goes that part of its
-    way."""
+    way.
+
+    Raises:
+        Refusal: INVALID_INTERVENTION for a product that float32 does not have.
+    """
     if strength == 1.0:
         return edit
     if not edit.is_added:
         return structs.replace(edit, strength=strength)
     offset = edit.target.offset
     moved = at_intensity(offset, strength) if isinstance(edit.at, Feature) else offset * strength
+    if not is_finite32(moved):
+        where = ".".join(filter(None, (field, f"edits[{edit.number}].value")))
+        why = f"{offset:g} at the intensity {strength:g} is outside of ±{FLOAT_MAXIMUM:g}"
+        raise Refusal("INVALID_INTERVENTION", f"{where}: {why}", param=where)
     return structs.replace(edit, target=structs.replace(edit.target, offset=moved))
 
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from steerserve.errors import Refusal
+from steerserve.rules import bounds
 from steerserve.rules.saes.attachment import Sae, SaeChoice
 from steerserve.rules.saes.sites import EMBED, ORDER, RESID_POST
 from steerserve.rules.steering.edits import (
     ADD,
-    SITE_MAXIMUM,
     AllOf,
     AnyOf,
     Condition,
@@ -43,7 +43,13 @@ from steerserve.rules.steering.request import (
     too_many,
     twice,
 )
-from steerserve.rules.steering.vector import PROJECT, Direction, Vector
+from steerserve.rules.steering.vector import (
+    FLOAT_MAXIMUM,
+    PROJECT,
+    Direction,
+    Vector,
+    is_finite32,
+)
 
 Place = tuple[int, str]
 """A layer and a site."""
@@ -142,10 +148,10 @@ def arranged(edits: Sequence[Edit], attached: Sequence[Sae], model: ModelFacts) 
 
 
 def _arranged(placed: Sequence[tuple[Place, Edit]]) -> tuple[Edit, ...]:
-    return ordered([edit for _, edit in sorted(placed, key=lambda one: _turn(one[0]))])
+    return ordered([edit for _, edit in sorted(placed, key=lambda one: turn(one[0]))])
 
 
-def _turn(place: Place) -> tuple[int, int]:
+def turn(place: Place) -> tuple[int, int]:
     """When a forward pass comes to a site."""
     layer, site = place
     return layer, ORDER.index(site) if site in ORDER else len(ORDER)
@@ -154,9 +160,11 @@ def _turn(place: Place) -> tuple[int, int]:
 def _check_counts(steering: RequestSteering, made: Sequence[tuple[Place, Edit]]) -> None:
     counted = Counter(place for place, edit in made if not edit.is_added)
     for (layer, site), count in counted.items():
-        if count > SITE_MAXIMUM:
+        if count > bounds.SITE_EDITS:
             found = f"{count} edits that are not {ADD} at {site} of layer {layer}"
-            raise too_many(steering, f"{found}; at most {SITE_MAXIMUM} there", SITE_MAXIMUM)
+            raise too_many(
+                steering, f"{found}; at most {bounds.SITE_EDITS} there", bounds.SITE_EDITS
+            )
 
 
 # ------------------------------------------------------------- features
@@ -175,9 +183,9 @@ def _of_feature(
     value = asked.value
     if asked.unit == MAX:
         value *= _largest(steering, at, part, sae.key, asked.index, model)
-        bounds = bounds_of(asked)
-        if bounds is not None and not bounds[0] <= value <= bounds[1]:
-            expected = f"a value that is from {bounds[0]:g} to {bounds[1]:g} in activation"
+        limits = bounds_of(asked)
+        if limits is not None and not limits[0] <= value <= limits[1]:
+            expected = f"a value that is from {limits[0]:g} to {limits[1]:g} in activation"
             raise invalid(steering, steering.where(at, "value"), expected, activation=value)
     when = _when(steering, at, asked.when, "when", model.place(sae), attached, model)
     aim, positions = target(asked, value), asked.positions
@@ -368,6 +376,10 @@ def _when(
         if isinstance(when.reads, NamedProbe):
             probe, index = _read_probe(steering, f"{where}.probe", when.reads)
             # w · x + b is above a bound where the projection on w is above another one
+            for name, bound in (("above", above), ("below", below)):
+                if bound is not None and not is_finite32(probe.projection(index, bound)):
+                    expected = f"a score of the probe whose projection is within ±{FLOAT_MAXIMUM:g}"
+                    raise invalid(steering, f"{where}.{name}", expected)
             above = None if above is None else probe.projection(index, above)
             below = None if below is None else probe.projection(index, below)
         reads = _reads(steering, where, when, write, attached, model)
@@ -404,7 +416,7 @@ def _reads(
             direction = _read_direction(steering, where, _vector(condition.reads), write)
         check_fits(where, direction, model)
         reads, place = direction, (direction.layer, direction.site)
-    if _turn(place) > _turn(write):
+    if turn(place) > turn(write):
         expected = (
             f"read at or before {write[1]} of layer {write[0]}, where the edit writes; "
             f"it is read at {place[1]} of layer {place[0]}"

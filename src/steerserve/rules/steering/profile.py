@@ -107,7 +107,12 @@ def value_warnings(
     """The warning about values, and about sums of `add` edits, that are clamped where a saved profile is applied."""
     clamped = {index for index, value in values.items() if is_clamped(value, intensity)}
     sums: dict[tuple[SaeChoice, int], float] = {}
-    for edit in interventions.parse({"edits": edits}, "").edits if edits else ():
+    try:
+        asked = interventions.parse({"edits": edits}, "").edits if edits else ()
+    except Refusal as refusal:
+        # edits that were saved before there was this bound
+        return (f"the profile cannot be used: {refusal.message}",)
+    for edit in asked:
         if isinstance(edit, SteeredFeature) and (edit.op, edit.unit) == (ADD, ACTIVATION):
             named = edit.choice, edit.index
             sums[named] = sums.get(named, 0.0) + edit.value

@@ -5,18 +5,17 @@ form for `add`. `placing.py` puts the edits at the attached SAEs and the sites o
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from steerserve.errors import Refusal
+from steerserve.rules import bounds
 from steerserve.rules.bounds import STEERED_FEATURES
 from steerserve.rules.saes.attachment import FIRST_SAE, SaeChoice
 from steerserve.rules.steering.edits import (
     ABLATE,
     ADD,
-    EDITS_MAXIMUM,
     KINDS,
     RAW,
     SWAP,
@@ -28,7 +27,7 @@ from steerserve.rules.steering.edits import (
 )
 from steerserve.rules.steering.positions import ALL, Positions
 from steerserve.rules.steering.probe import Probe
-from steerserve.rules.steering.vector import Vector
+from steerserve.rules.steering.vector import FLOAT_MAXIMUM, Vector
 
 FIELD = "sae_steering"
 INTERVENTIONS = "interventions"
@@ -38,7 +37,6 @@ ACTIVATION, MAX = "activation", "max"
 """The units of the value of a feature: its activation, or the largest activation that is known of it."""
 ABLATED_MAXIMUM = 2.0
 """The largest value of an `ablate` of a direction, which reflects it."""
-FLOAT32_MAXIMUM = 3.4028234663852886e38
 
 Reference = str | Vector
 """A stored vector by its id or its name, or a vector itself."""
@@ -245,10 +243,12 @@ def check(steering: RequestSteering) -> RequestSteering:
     """
     count = len(steering.edits)
     if steering.field != FIELD:
-        if count > EDITS_MAXIMUM:
-            raise too_many(steering, f"{count} edits; at most {EDITS_MAXIMUM}", EDITS_MAXIMUM)
+        if count > bounds.EDITS:
+            raise too_many(steering, f"{count} edits; at most {bounds.EDITS}", bounds.EDITS)
     elif count > STEERED_FEATURES:
         raise invalid(steering, f"{FIELD}.features", f"at most {STEERED_FEATURES} features")
+    where = ".".join(filter(None, (steering.field, "edits")))
+    check_conditions(where, (len(list(conditions(edit.when))) for edit in steering.edits))
     seen: set[tuple[SaeChoice, int]] = set()
     for place, edit in enumerate(steering.edits):
         _check_edit(steering, place, edit)
@@ -259,14 +259,29 @@ def check(steering: RequestSteering) -> RequestSteering:
     return steering
 
 
+def check_conditions(where: str, counts: Iterable[int]) -> None:
+    """Check the conditions of all edits together. `counts` has the number of each edit, and is read no further than
+    needed.
+
+    Raises:
+        Refusal: TOO_MANY_EDITS.
+    """
+    total = 0
+    for count in counts:
+        total += count
+        if total > bounds.CONDITIONS:
+            why = f"{where}: the edits have more than {bounds.CONDITIONS} conditions together"
+            raise Refusal("TOO_MANY_EDITS", why, param=where, maximum=bounds.CONDITIONS)
+
+
 def _check_edit(steering: RequestSteering, place: int, edit: AskedEdit) -> None:
     ops = (*KINDS, SWAP) if isinstance(edit, SteeredVector) else tuple(KINDS)
     if edit.op not in ops:
         raise invalid(steering, steering.where(place, "op"), f"one of {', '.join(ops)}")
-    bounds = bounds_of(edit)
-    if bounds is not None and not bounds[0] <= edit.value <= bounds[1]:
-        is_open = bounds[1] == FLOAT32_MAXIMUM
-        expected = "a finite number" if is_open else f"a number from {bounds[0]:g} to {bounds[1]:g}"
+    limits = bounds_of(edit)
+    if limits is not None and not limits[0] <= edit.value <= limits[1]:
+        is_open = limits[1] == FLOAT_MAXIMUM
+        expected = "a finite number" if is_open else f"a number from {limits[0]:g} to {limits[1]:g}"
         raise invalid(steering, steering.where(place, "value"), expected)
     if isinstance(edit, SteeredFeature) and edit.index < 0:
         expected = "a feature index, counted from 0"
@@ -281,7 +296,7 @@ def bounds_of(edit: AskedEdit) -> tuple[float, float] | None:
         return None if low is None or high is None else (low, high)
     if edit.op == SWAP:
         return None
-    return (0.0, ABLATED_MAXIMUM) if edit.op == ABLATE else (-FLOAT32_MAXIMUM, FLOAT32_MAXIMUM)
+    return (0.0, ABLATED_MAXIMUM) if edit.op == ABLATE else (-FLOAT_MAXIMUM, FLOAT_MAXIMUM)
 
 
 def has_value(op: str, *, is_vector: bool) -> bool:
@@ -312,8 +327,3 @@ def too_many(steering: RequestSteering, found: str, maximum: int) -> Refusal:
     """The refusal of too many edits."""
     where = ".".join(filter(None, (steering.field, "edits")))
     return Refusal("TOO_MANY_EDITS", f"{where}: {found}", param=where, maximum=maximum)
-
-
-def is_finite32(value: float) -> bool:
-    """Whether a number is finite in single precision."""
-    return math.isfinite(value) and abs(value) <= FLOAT32_MAXIMUM

@@ -131,13 +131,22 @@ def _bad_width(width: int) -> str:
     return f"has {width} numbers; a direction has 1 to {VECTOR_WIDTH}"
 
 
+def is_finite32(value: float) -> bool:
+    """Whether a number is finite in single precision."""
+    return math.isfinite(value) and abs(value) <= FLOAT_MAXIMUM
+
+
 def packed(values: Sequence[float]) -> bytes:
     """Numbers as float32, little-endian.
 
     Raises:
         OverflowError: a number is larger than float32 has.
     """
-    return struct.pack(f"<{len(values)}f", *values)
+    try:
+        return struct.pack(f"<{len(values)}f", *values)
+    except struct.error:
+        # a whole number of more digits than any float has
+        raise OverflowError("a number is too large") from None
 
 
 def place(index: int, site: str, convention: Convention, offset: int = 0) -> tuple[int, str] | None:
