@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 
@@ -26,6 +28,8 @@ def test_doctor_says_what_the_machine_can_do(tmp_path: Path) -> None:
         assert fact in ran.stdout
     assert "cannot be reached" in ran.stdout
     assert not (tmp_path / "steerserve.db").exists()
+    assert "settings: good" in ran.stdout
+    assert "the first start makes it" in ran.stdout
     told = json.loads(run(tmp_path, "doctor", "--json", HF_ENDPOINT="http://127.0.0.1:9").stdout)
     assert {"steerserve", "cards", "memory", "replicas", "listens_on"} <= set(told)
     assert "cannot be reached" in told["hub"]
@@ -33,8 +37,20 @@ def test_doctor_says_what_the_machine_can_do(tmp_path: Path) -> None:
 
 def test_doctor_names_a_wrong_setting(tmp_path: Path) -> None:
     ran = run(tmp_path, "doctor", "--json", PORT="many")
-    assert (ran.returncode, ran.stdout) == (2, "")
-    assert "setting PORT" in ran.stderr
+    assert ran.returncode == 2
+    told = json.loads(ran.stdout)
+    assert "setting PORT" in told["settings"]
+    assert told["faults"] == ["settings"]
+    assert "processor" in told
+
+
+def test_doctor_fails_where_the_database_cannot_be_used(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "steerserve.db")) as connection:
+        connection.execute("CREATE TABLE albums (id INTEGER)")
+    ran = run(tmp_path, "doctor", HF_ENDPOINT="http://127.0.0.1:9")
+    assert ran.returncode == 2
+    assert "database: cannot use the database" in ran.stdout
+    assert "another program" in ran.stdout
 
 
 def test_openapi_describes_every_route_without_starting_anything(tmp_path: Path) -> None:

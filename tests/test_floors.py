@@ -75,8 +75,8 @@ FLOORS: dict[str, set[str]] = {
     "app": set(),
     "app.meter": {"control.metrics", "rules"},
     # imports the application by its name
-    "app.serve": {"", "errors", "settings", "http"},
-    "app.doctor": ZERO | {"rules", "app.doctor_cluster", "api.webui"},
+    "app.serve": {"", "errors", "settings", "logs", "http"},
+    "app.doctor": ZERO | {"rules", "database", "app.doctor_cluster", "app.serve", "api.webui"},
     "app.doctor_cluster": ZERO | {"rules", "engines"},
     "app.startup": ZERO | {"database", "control", "app.wiring", "demo"},
     "app.wiring": ZERO | {"database", "hub", "engines", "control"},

@@ -41,8 +41,10 @@ def doctor_command(
         bool, typer.Option("--json", help="Print the facts as a JSON object.")
     ] = False,
 ) -> None:
-    """Say in plain words what this machine can do."""
-    typer.echo(_service().report(as_json=as_json))
+    """Say in plain words what this machine can do. Fails where the settings or the database are bad."""
+    told, exit_code = _service().report(as_json=as_json)
+    typer.echo(told)
+    raise typer.Exit(exit_code)
 
 
 @main.command("backup", rich_help_panel=SERVICE)

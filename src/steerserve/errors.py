@@ -357,4 +357,9 @@ def _writable(message: str) -> str:
 
 
 class CannotStart(Exception):
-    """The service cannot start. The message tells the reason, and names the setting or the file to change."""
+    """The service cannot start. The message tells the reason, and names the setting or the file to change. `may_pass`
+    says that the same start may succeed later, although nobody changes a setting or a file."""
+
+    def __init__(self, message: str, *, may_pass: bool = False) -> None:
+        super().__init__(message)
+        self.may_pass = may_pass

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import fcntl
 import json
 import os
 import resource
@@ -9,14 +11,17 @@ import socket
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 from structlog.testing import capture_logs
 
 from steerserve.app import commands, serve
+from steerserve.database.db import Database
+from steerserve.errors import CannotStart
 from steerserve.rules.bounds import RESERVED_CONNECTIONS
 
 
@@ -27,6 +32,34 @@ def port() -> str:
 
 
 Prepare = Callable[[Path], dict[str, str]]
+
+
+def of_another_program(home: Path) -> dict[str, str]:
+    with closing(sqlite3.connect(home / "steerserve.db")) as connection:
+        connection.execute("CREATE TABLE albums (id INTEGER)")
+    return {}
+
+
+def of_another_program_with_versions(home: Path) -> dict[str, str]:
+    with closing(sqlite3.connect(home / "steerserve.db")) as connection:
+        connection.execute("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL)")
+        connection.execute("INSERT INTO alembic_version VALUES ('27c6a30d7c24')")
+        connection.commit()
+    return {}
+
+
+def in_use(home: Path) -> dict[str, str]:
+    held.append((home / "lock").open("w"))
+    fcntl.flock(held[-1], fcntl.LOCK_EX)
+    return {}
+
+
+held: list[TextIO] = []
+
+
+def in_latin(home: Path) -> dict[str, str]:
+    (home / ".env").write_bytes("LOG_LEVEL=ERROR # größer".encode("latin-1"))
+    return {}
 
 
 def newer(home: Path) -> dict[str, str]:
@@ -51,17 +84,31 @@ def without_server(_: Path) -> dict[str, str]:
     return {"DATABASE_URL": "postgresql://user:sentinel@127.0.0.1:9/models"}
 
 
-CANNOT: dict[str, tuple[Prepare, list[str]]] = {
-    "newer": (newer, ["steerserve.db", "newer steerserve", "DATABASE_URL"]),
-    "damaged": (damaged, ["steerserve.db", "damaged", "move it away"]),
-    "no folder of models": (without_models, ["file/models", "MODEL_CACHE_DIR"]),
-    "no server": (without_server, ["'models' of 127.0.0.1:9", "DATABASE_URL"]),
+WRONG, PASSING = 2, 1
+CANNOT: dict[str, tuple[Prepare, int, list[str]]] = {
+    "newer": (newer, WRONG, ["steerserve.db", "newer steerserve", "DATABASE_URL"]),
+    "damaged": (damaged, WRONG, ["steerserve.db", "damaged", "move it away"]),
+    "another program": (
+        of_another_program,
+        WRONG,
+        ["steerserve.db", "another program", "'albums'", "DATABASE_URL"],
+    ),
+    "another program's versions": (
+        of_another_program_with_versions,
+        WRONG,
+        ["steerserve.db", "another program", "'27c6a30d7c24'"],
+    ),
+    "in use": (in_use, PASSING, ["another steerserve", "STEERSERVE_HOME"]),
+    "no folder of models": (without_models, WRONG, ["file/models", "MODEL_CACHE_DIR"]),
+    "no server": (without_server, PASSING, ["'models' of 127.0.0.1:9", "DATABASE_URL"]),
     "no address": (
         lambda _: {"HF_ENDPOINT": "notaurl"},
+        WRONG,
         ["setting HF_ENDPOINT: ", "https://"],
     ),
+    "no text": (in_latin, WRONG, ["/.env", "cannot be read", "UTF-8"]),
 }
-"""Starts that cannot succeed, and words of their sentences."""
+"""Starts that cannot succeed, their exit codes, and words of their sentences."""
 STARTS = """
 import json, os, sys
 from contextlib import redirect_stderr, redirect_stdout
@@ -72,6 +119,7 @@ plain = dict(os.environ)
 ends = {}
 for name, changes in json.loads(sys.argv[1]).items():
     os.environ |= changes
+    os.chdir(changes["STEERSERVE_HOME"])
     with redirect_stdout(StringIO()) as said, redirect_stderr(StringIO()) as told:
         try:
             code = commands.run_service(None, None)
@@ -86,27 +134,48 @@ print(json.dumps(ends))
 
 
 @pytest.fixture(scope="module")
-def ends(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str, str]]:
+def ends(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[dict[str, tuple[int, str, str]]]:
     """The exit code, the output and the sentence of each start."""
     starts = {}
-    for name, (prepare, _) in CANNOT.items():
-        home = tmp_path_factory.mktemp("home")
-        own = {"STEERSERVE_HOME": str(home), "LOG_LEVEL": "ERROR", "PORT": port()}
-        starts[name] = own | prepare(home)
-    return json.loads(run_program(tmp_path_factory.mktemp("starts"), STARTS, json.dumps(starts)))
+    for name, (prepare, _, _) in CANNOT.items():
+        for form in ("console", "json"):
+            home = tmp_path_factory.mktemp("home")
+            own = {"STEERSERVE_HOME": str(home), "LOG_LEVEL": "ERROR", "PORT": port()}
+            starts[f"{name} {form}"] = own | {"LOG_FORMAT": form} | prepare(home)
+    yield json.loads(run_program(tmp_path_factory.mktemp("starts"), STARTS, json.dumps(starts)))
+    for file in held:
+        file.close()
 
 
 @pytest.mark.parametrize("name", CANNOT)
 def test_a_start_that_cannot_succeed_ends_in_one_sentence(
     ends: dict[str, tuple[int, str, str]], name: str
 ) -> None:
-    code, output, sentence = ends[name]
-    assert code in (1, 2)
+    _, expected, words = CANNOT[name]
+    code, output, sentence = ends[f"{name} console"]
+    assert code == expected
     assert sentence.count("\n") == 1, sentence
     assert output == ""
-    for word in CANNOT[name][1]:
+    for word in words:
         assert word in sentence
     assert "sentinel" not in sentence
+    _, _, written = ends[f"{name} json"]
+    line = json.loads(written)
+    assert (line["event"], line["level"], line["exit_code"]) == ("cannot_start", "error", expected)
+    for word in words:
+        assert word in line["reason"]
+
+
+def test_the_database_of_another_program_is_left_as_it_is(tmp_path: Path) -> None:
+    of_another_program(tmp_path)
+    file = tmp_path / "steerserve.db"
+    before = file.read_bytes()
+    with pytest.raises(CannotStart):
+        asyncio.run(Database(f"sqlite+aiosqlite:///{file}").open())
+    assert file.read_bytes() == before
+    assert not file.with_name("steerserve.db-reserve").exists()
 
 
 def test_the_sentence_about_a_setting_has_no_secret(

@@ -94,7 +94,7 @@ def test_without_the_extra_the_start_is_refused_with_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(setting_replicas, "PACKAGES", ("ray-that-nobody-installed",))
-    assert run(made(steerserve_home=tmp_path, engine_backend="ray")) == 1
+    assert run(made(steerserve_home=tmp_path, engine_backend="ray")) == 2
     told = capsys.readouterr().err
     assert "ENGINE_BACKEND=ray needs the extra `ray`" in told
     assert "pip install 'steerserve[ray]'" in told

@@ -8,11 +8,16 @@ import sys
 from pathlib import Path
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 from uvicorn.importer import import_from_string
 
 from steerserve.app import copies, doctor, serve
+from steerserve.logs import setup
 from steerserve.rules import field_faults
-from steerserve.settings import Settings
+from steerserve.settings import Settings, checks
+
+FILE = Path(str(Settings.model_config["env_file"]))
+"""The file of settings in the working directory."""
 
 
 def run_service(host: str | None, port: int | None) -> int:
@@ -22,7 +27,13 @@ def run_service(host: str | None, port: int | None) -> int:
         os.environ["HOST"] = host
     if port is not None:
         os.environ["PORT"] = str(port)
-    return serve.run(_settings())
+    settings = _read_settings()
+    if isinstance(settings, Settings):
+        return serve.run(settings)
+    form = checks.log_format(FILE)
+    for fault in settings:
+        setup.say_cannot_start(form, fault, serve.WRONG_SETTING)
+    return serve.WRONG_SETTING
 
 
 def run_demo(host: str | None, port: int | None) -> int:
@@ -31,12 +42,16 @@ def run_demo(host: str | None, port: int | None) -> int:
     return run_service(host, port)
 
 
-def report(*, as_json: bool) -> str:
-    """What this machine can do, for people or as a JSON object."""
+def report(*, as_json: bool) -> tuple[str, int]:
+    """What this machine can do, for people or as a JSON object; and the exit code: that of a start with these
+    settings, as far as the settings and the database decide it."""
+    found = doctor.facts(_read_settings())
     if not as_json:
-        return doctor.report(_settings())
-    facts = doctor.facts(_settings()).items()
-    return json.dumps({name.replace(" ", "_"): told for name, told in facts}, indent=2)
+        return doctor.report(found), found.exit_code
+    told: dict[str, object] = {
+        name.replace(" ", "_"): sentence for name, sentence in found.sentences.items()
+    }
+    return json.dumps(told | {"faults": found.faults}, indent=2), found.exit_code
 
 
 def description() -> str:
@@ -56,11 +71,26 @@ def restore(file: Path) -> int:
 
 
 def _settings() -> Settings:
+    """The settings. Wrong ones end this process."""
+    settings = _read_settings()
+    if not isinstance(settings, Settings):
+        print("\n".join(settings), file=sys.stderr)
+        raise SystemExit(serve.WRONG_SETTING)
+    return settings
+
+
+def _read_settings() -> Settings | list[str]:
+    """The settings, or what is wrong with them: a sentence for each fault."""
     try:
+        checks.check_file(FILE)
         return Settings()
     except ValidationError as error:
-        for problem in error.errors(include_input=False):
-            name = str(problem["loc"][0]).upper() if problem["loc"] else ""
-            message = field_faults.described(problem)
-            print(f"setting {name}: {message}" if name else message, file=sys.stderr)
-        raise SystemExit(2) from None
+        return [_sentence(problem) for problem in error.errors(include_input=False)]
+    except ValueError as error:
+        return [str(error)]
+
+
+def _sentence(problem: ErrorDetails) -> str:
+    name = str(problem["loc"][0]).upper() if problem["loc"] else ""
+    message = field_faults.described(problem)
+    return f"setting {name}: {message}" if name else message

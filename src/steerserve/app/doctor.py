@@ -1,4 +1,4 @@
-"""A report of what this machine can do: cards, types of numbers, memory, disk, engines, hub."""
+"""A report of what this machine can do: settings, database, cards, types of numbers, memory, disk, engines, hub."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import platform
 import shutil
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -16,7 +17,9 @@ import pynvml
 
 from steerserve import __version__
 from steerserve.api import webui
-from steerserve.app import doctor_cluster
+from steerserve.app import doctor_cluster, serve
+from steerserve.database import diagnosis
+from steerserve.errors import CannotStart
 from steerserve.rules.models import compilers
 from steerserve.settings import Settings
 from steerserve.settings.checks import names_in
@@ -27,29 +30,54 @@ GIB = 1 << 30
 HUB_PATIENCE = 3.0
 
 
-def facts(settings: Settings) -> dict[str, str]:
-    """What this machine can do: a sentence for each fact, with its name. The fact of replicas has a line for each
-    node."""
-    asked: dict[str, Callable[[], str]] = {
-        "steerserve": lambda: f"{__version__}, Python {platform.python_version()}",
-        "cards": cards,
-        "processor": processor,
-        "compiler": compiler,
-        "memory": memory,
-        "disk": lambda: disk(settings.steerserve_home),
-        "engines": engines,
-        "replicas": lambda: "\n".join(doctor_cluster.replicas(settings)),
-        "hub": lambda: hub(settings.hf_endpoint),
-        "listens on": lambda: listens_on(settings),
-        "web page": web_page,
-        "secrets": lambda: secrets(settings),
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """A sentence for each fact, by its name. `faults` names the facts with which no service starts, and `exit_code` is
+    that of such a start. The fact of replicas has a line for each node."""
+
+    sentences: dict[str, str]
+    faults: list[str]
+    exit_code: int
+
+
+def facts(settings: Settings | Sequence[str]) -> Facts:
+    """What this machine can do with these settings, or with settings that have these faults."""
+    exit_code, faults = 0, list[str]()
+    sentences = {
+        "steerserve": f"{__version__}, Python {platform.python_version()}",
+        "settings": "good",
     }
-    return {name: say() for name, say in asked.items()}
+    if not isinstance(settings, Settings):
+        faults, exit_code = ["settings"], serve.WRONG_SETTING
+        sentences["settings"] = "\n".join(settings)
+    else:
+        try:
+            sentences["database"] = diagnosis.state(settings.database_url)
+        except CannotStart as error:
+            faults, exit_code = ["database"], serve.exit_code(error)
+            sentences["database"] = str(error)
+    sentences |= {
+        "cards": cards(),
+        "processor": processor(),
+        "compiler": compiler(),
+        "memory": memory(),
+        "engines": engines(),
+        "web page": web_page(),
+    }
+    if isinstance(settings, Settings):
+        sentences |= {
+            "disk": disk(settings.steerserve_home),
+            "replicas": "\n".join(doctor_cluster.replicas(settings)),
+            "hub": hub(settings.hf_endpoint),
+            "listens on": listens_on(settings),
+            "secrets": secrets(settings),
+        }
+    return Facts(sentences, faults, exit_code)
 
 
-def report(settings: Settings) -> str:
+def report(found: Facts) -> str:
     """The facts for people: one line for each, with its name."""
-    return "\n".join(f"{name:>11}: {_indented(told)}" for name, told in facts(settings).items())
+    return "\n".join(f"{name:>11}: {_indented(told)}" for name, told in found.sentences.items())
 
 
 def _indented(text: str) -> str:

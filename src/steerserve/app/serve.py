@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import errno
 import fcntl
 import gc
 import os
 import resource
 import socket
-import sys
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -24,6 +24,7 @@ from steerserve.errors import CannotStart
 from steerserve.http import accepting
 from steerserve.http import protocol as protocols
 from steerserve.http.connections import Connections
+from steerserve.logs.setup import say_cannot_start
 from steerserve.rules.bounds import RESERVED_CONNECTIONS
 from steerserve.settings import Settings
 from steerserve.settings import replicas as setting_replicas
@@ -31,8 +32,11 @@ from steerserve.settings.checks import unknown_names
 
 log = structlog.get_logger(__name__)
 APPLICATION = "steerserve.app.service:Service"
-STOPPED_AT_ONCE = 130
-"""The exit code after a second signal to stop."""
+MAY_PASS, WRONG_SETTING, BUG, STOPPED_AT_ONCE = 1, 2, 3, 130
+"""The exit codes of a service that did not stop in order: it could not start, for a reason that may pass; it could not
+start until somebody changes a setting or a file; an error inside it ended the start; a second signal stopped it."""
+PERSISTING = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENAMETOOLONG})
+"""Errors of the system that a later start meets again."""
 OTHER_FILES = 512
 """Files that the service may have open beside the connections of clients, where the system allows it."""
 OWN_FILES = 128
@@ -118,18 +122,31 @@ def run(settings: Settings) -> int:
             _check_folder(getattr(settings, name), name.upper())
         listening = _listen(settings)
     except CannotStart as error:
-        print(error, file=sys.stderr)
-        return 1
+        return _fail(settings, error)
     server = Server(protocols.configuration(APPLICATION, connections, factory=True), connections)
     with holding:
         try:
             server.run(sockets=[listening])
         except CannotStart as error:
-            print(error, file=sys.stderr)
-            return 1
+            return _fail(settings, error)
         finally:
             kill_children()
-    return 0 if server.started or server.should_exit else 3
+    return 0 if server.started or server.should_exit else BUG
+
+
+def exit_code(error: CannotStart) -> int:
+    return MAY_PASS if error.may_pass else WRONG_SETTING
+
+
+def _fail(settings: Settings, error: CannotStart) -> int:
+    """Say why the service cannot start, and return its exit code."""
+    say_cannot_start(settings.log_format, str(error), exit_code(error))
+    return exit_code(error)
+
+
+def _is_passing(error: OSError) -> bool:
+    is_no_name = isinstance(error, socket.gaierror) and error.errno == socket.EAI_NONAME
+    return error.errno not in PERSISTING and not is_no_name
 
 
 def give_back_freed() -> None:
@@ -182,7 +199,8 @@ def _check_folder(folder: Path, name: str) -> None:
             pass
     except OSError as error:
         raise CannotStart(
-            f"cannot write into the folder {folder}: {error.strerror}; make it writable, or name another one in {name}"
+            f"cannot write into the folder {folder}: {error.strerror}; make it writable, or name another one in {name}",
+            may_pass=_is_passing(error),
         ) from None
 
 
@@ -210,14 +228,16 @@ def _hold(home: Path) -> TextIO:
         lock = (home / "lock").open("w")
     except OSError as error:
         raise CannotStart(
-            f"cannot use the data folder {home}: {error.strerror}; name another one in STEERSERVE_HOME"
+            f"cannot use the data folder {home}: {error.strerror}; name another one in STEERSERVE_HOME",
+            may_pass=_is_passing(error),
         ) from None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         lock.close()
         raise CannotStart(
-            f"another steerserve uses the data folder {home}; set STEERSERVE_HOME for a second one"
+            f"another steerserve uses the data folder {home}; set STEERSERVE_HOME for a second one",
+            may_pass=True,
         ) from None
     return lock
 
@@ -257,7 +277,8 @@ def _listen(settings: Settings) -> socket.socket:
         listening.close()
         where = f"{settings.host}:{settings.port}"
         raise CannotStart(
-            f"cannot listen on {where}: {error.strerror}; choose another HOST or PORT"
+            f"cannot listen on {where}: {error.strerror}; choose another HOST or PORT",
+            may_pass=_is_passing(error),
         ) from None
     listening.set_inheritable(False)
     return listening

@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import structlog
-from sqlalchemy import Connection, delete, make_url, select, text, update
+from sqlalchemy import URL, Connection, delete, make_url, select, text, update
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -109,17 +109,14 @@ class Database:
             return
         try:
             await self._begin()
-        except CannotStart as error:
-            await self.close()
-            raise CannotStart(f"cannot use the database {self._name()}: {error}") from error
         except Exception as error:
             await self.close()
             # a bug is shown with its traceback
             if faults.fault_of(error) is None and not isinstance(
-                error, SQLAlchemyError | sqlite3.Error
+                error, CannotStart | SQLAlchemyError | sqlite3.Error
             ):
                 raise
-            raise CannotStart(self._sentence(error)) from error
+            raise cannot_use(self._url, error) from error
         self._accesses.is_open = True
 
     async def close(self) -> None:
@@ -209,7 +206,7 @@ class Database:
             file.path.parent.mkdir(parents=True, exist_ok=True)
             self._hold = FileHold(file.path)
         if not await self._hold.take():
-            raise CannotStart(IN_USE)
+            raise CannotStart(IN_USE, may_pass=True)
         if file is not None:
             await asyncio.to_thread(file.open, may_make=True)
         # an upgrade may take longer than the statements of a running service
@@ -239,28 +236,6 @@ class Database:
         return schema.upgrade(
             connection, self._file.path if self._file else None, datetime.now(UTC)
         )
-
-    def _name(self) -> str:
-        """The name of the database for messages; it never contains the password."""
-        if self._file is not None:
-            return str(self._file.name)
-        port = f":{self._url.port}" if self._url.port else ""
-        return f"{self._url.database!r} of {self._url.host}{port}"
-
-    def _sentence(self, error: Exception) -> str:
-        reason = text_of(error, self._url.password)
-        fault = faults.fault_of(error.__cause__ or error)
-        if self._file is None:
-            out = "check DATABASE_URL and the server"
-        elif fault in (faults.NOT_A_DATABASE, faults.DAMAGED):
-            out = "the file is damaged; put a copy in its place, or move it away to begin with an empty one"
-        elif fault == faults.LOCKED:
-            out = "end the other program that has locked the file"
-        elif fault == faults.FULL:
-            out = "free some space on its disk; the start changed nothing"
-        else:
-            out = "check the file and its folder, or name another database in DATABASE_URL"
-        return f"cannot use the database {self._name()}: {reason}; {out}"
 
     # ------------------------------------------------------------- while the service runs
 
@@ -375,3 +350,31 @@ async def _ended(connection: AsyncConnection) -> EndedByRestart | None:
     )
     found = [tuple((await connection.execute(one)).scalars().all()) for one in asked]
     return EndedByRestart(*found) if any(found) else None
+
+
+def name_of(url: URL) -> str:
+    """The name of a database for messages; it never contains the password."""
+    if url.get_backend_name() == "sqlite":
+        return str(Path(url.database or "").absolute())
+    port = f":{url.port}" if url.port else ""
+    return f"{url.database!r} of {url.host}{port}"
+
+
+def cannot_use(url: URL, error: Exception) -> CannotStart:
+    """Why a database cannot be used, as one sentence that names the database, the reason and the remedy."""
+    prefix = f"cannot use the database {name_of(url)}"
+    if isinstance(error, CannotStart):
+        return CannotStart(f"{prefix}: {error}", may_pass=error.may_pass)
+    reason = text_of(error, url.password)
+    fault = faults.fault_of(error.__cause__ or error)
+    if url.get_backend_name() != "sqlite":
+        out = "check DATABASE_URL and the server"
+    elif fault in (faults.NOT_A_DATABASE, faults.DAMAGED):
+        out = "the file is damaged; put a copy in its place, or move it away to begin with an empty one"
+    elif fault == faults.LOCKED:
+        out = "end the other program that has locked the file"
+    elif fault == faults.FULL:
+        out = "free some space on its disk; the start changed nothing"
+    else:
+        out = "check the file and its folder, or name another database in DATABASE_URL"
+    return CannotStart(f"{prefix}: {reason}; {out}", may_pass=fault in faults.PASSING)

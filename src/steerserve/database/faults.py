@@ -61,6 +61,9 @@ DENIED = DatabaseFault("its server does not admit this service")
 OVERLOADED = DatabaseFault("its server has no room for another connection")
 SERVER = DatabaseFault("its server reports an error inside itself")
 
+PASSING = frozenset({LOCKED, FULL, DISK, SILENT, UNREACHABLE, OVERLOADED, SERVER})
+"""Faults after which a start may succeed later, with the same settings."""
+
 _SQLITE = {
     sqlite3.SQLITE_BUSY: LOCKED,
     sqlite3.SQLITE_LOCKED: LOCKED,

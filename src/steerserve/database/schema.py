@@ -34,14 +34,9 @@ def upgrade(connection: Connection, file: Path | None, now: datetime) -> str:
         CannotStart: a newer version of this program wrote the database.
         OSError: the copy cannot be written.
     """
-    known = versions()
-    newest = known[0]
-    version = MigrationContext.configure(connection).get_current_revision()
-    if version is not None and version not in known:
-        raise CannotStart(
-            f"a newer steerserve wrote it (its schema is {version[:20]!r}, this version knows up to {newest!r}): "
-            f"install that version again, or name another database in DATABASE_URL{_copy_hint(file, known)}"
-        )
+    newest = versions()[0]
+    version = current(connection)
+    _check_known(version, file)
     if version == newest:
         return newest
     if version is not None and file is not None:
@@ -50,6 +45,38 @@ def upgrade(connection: Connection, file: Path | None, now: datetime) -> str:
     config.attributes["connection"] = connection
     command.upgrade(config, "head")
     return newest
+
+
+def current(connection: Connection) -> str | None:
+    """The version of the schema; None for a database without tables of ours."""
+    return MigrationContext.configure(connection).get_current_revision()
+
+
+def state(version: str | None, file: Path | None) -> str:
+    """What a start of this program would do with a database whose schema has this version, as a clause.
+
+    Raises:
+        CannotStart: a newer version of this program wrote the database.
+    """
+    _check_known(version, file)
+    if version is None:
+        return "it is empty, and the first start makes its tables"
+    newest = versions()[0]
+    if version == newest:
+        return f"its schema is {version}, that of this version"
+    return f"its schema is {version}, and the next start upgrades it to {newest}"
+
+
+def _check_known(version: str | None, file: Path | None) -> None:
+    """Raises:
+    CannotStart: a newer version of this program wrote the database.
+    """
+    known = versions()
+    if version is not None and version not in known:
+        raise CannotStart(
+            f"a newer steerserve wrote it (its schema is {version[:20]!r}, this version knows up to {known[0]!r}): "
+            f"install that version again, or name another database in DATABASE_URL{_copy_hint(file, known)}"
+        )
 
 
 def _config() -> Config:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import shutil
 import sqlite3
 import threading
@@ -41,6 +42,9 @@ LOG_ENDINGS = ("-wal", "-shm")
 RESERVE_ENDING = "-reserve"
 RESERVE_BYTES = 512 * 1024
 """The size of the reserve: a file beside the database whose space is used for deletes on a full disk."""
+
+_OUR_VERSION = re.compile(r"\d{4}(_\w+)?", re.ASCII)
+"""The form of the versions of our schema, also of later ones."""
 
 Place = tuple[int, int]
 """The device and the inode of a file."""
@@ -91,7 +95,7 @@ class SqliteFile:
 
         Raises:
             sqlite3.Error: the file cannot be used.
-            CannotStart: the file is damaged, or another service uses it.
+            CannotStart: the file is damaged, is another program's, or another service uses it.
         """
         with self._lock:
             self._open(may_make=may_make)
@@ -197,9 +201,11 @@ class SqliteFile:
             if self._descriptor is None:
                 self._descriptor = _locked(self.path)
             keeper.execute(f"PRAGMA busy_timeout={self._busy_ms}")
+            # before the first change
+            check_ours(keeper)
             keeper.execute("PRAGMA journal_mode=WAL")
             keeper.execute("PRAGMA synchronous=FULL")
-            _check_whole(keeper)
+            check_whole(keeper)
             # the keeper brings the changes into the file at once or not at all; it never waits for a reader
             keeper.execute("PRAGMA busy_timeout=0")
             main = self.path.stat()
@@ -246,7 +252,36 @@ class SqliteFile:
         return LOG_REPLACED if is_foreign else LOG_GONE
 
 
-def _check_whole(connection: sqlite3.Connection) -> None:
+def version(connection: sqlite3.Connection) -> str | None:
+    """The version of the schema in a file; None where it has none."""
+    named = "SELECT count(*) FROM sqlite_master WHERE name = 'alembic_version'"
+    if connection.execute(named).fetchone() == (0,):
+        return None
+    row = connection.execute("SELECT version_num FROM alembic_version").fetchone()
+    return None if row is None else str(row[0])
+
+
+def check_ours(connection: sqlite3.Connection) -> None:
+    """Raises:
+    CannotStart: another program made the tables in the file.
+    """
+    found = version(connection)
+    tables = (
+        "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%' LIMIT 1"
+    )
+    table = connection.execute(tables).fetchone()
+    if found is not None and not _OUR_VERSION.fullmatch(found):
+        what = f"its schema is {found[:50]!r}"
+    elif found is None and table is not None:
+        what = f"it has the table {str(table[0])[:50]!r}"
+    else:
+        return
+    raise CannotStart(
+        f"its file is a database of another program ({what}); name another file in DATABASE_URL"
+    )
+
+
+def check_whole(connection: sqlite3.Connection) -> None:
     """Raises:
     CannotStart: the structure of the file is damaged.
     """
@@ -274,7 +309,7 @@ def _locked(path: Path) -> int:
         raise CannotStart(f"its file cannot be opened ({error.strerror})") from error
     if not lock(descriptor):
         os.close(descriptor)
-        raise CannotStart(IN_USE)
+        raise CannotStart(IN_USE, may_pass=True)
     return descriptor
 
 

@@ -115,6 +115,18 @@ def formatter(form: str) -> logging.Formatter:
     return structlog.stdlib.ProcessorFormatter(foreign_pre_chain=_shared(), processors=final)
 
 
+def say_cannot_start(form: str, reason: str, exit_code: int) -> None:
+    """Write why the service cannot start, in the form of LOG_FORMAT: a sentence for people, or a line of the log for
+    machines. The log itself may not be configured yet."""
+    if form != "json":
+        write(f"{reason}\n")
+        return
+    level = {"name": "steerserve", "levelno": logging.ERROR, "levelname": "ERROR"}
+    facts = {"msg": "cannot_start", "reason": reason, "exit_code": exit_code}
+    record = logging.makeLogRecord(level | facts)
+    write(f"{formatter(form).format(record)}\n")
+
+
 def configure(level: str, form: str, *others: logging.Handler) -> None:
     """Send every log line of the service and its libraries through one chain to standard error, and to other
     handlers."""

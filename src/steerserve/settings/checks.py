@@ -7,6 +7,7 @@ hold a secret.
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -157,6 +158,34 @@ def api_keys(keys: list[str]) -> list[str]:
     if not all(map(KEY.fullmatch, keys)):
         raise ValueError("a key consists of letters, digits and signs of ASCII, without blanks")
     return keys
+
+
+def check_file(file: Path) -> None:
+    """Raises:
+    ValueError: the file of settings is there, and cannot be read.
+    """
+    try:
+        if file.is_file():
+            file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ValueError(
+            f"the file of settings {file.absolute()} cannot be read: {error.strerror}"
+        ) from None
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise ValueError(
+            f"the file of settings {file.absolute()} cannot be read: line {line} is not UTF-8"
+        ) from None
+
+
+def log_format(file: Path) -> str:
+    """The LOG_FORMAT of the environment or the file of settings, also where other settings are wrong."""
+    try:
+        given = dotenv_values(file) if file.is_file() else {}
+    except (OSError, UnicodeDecodeError):
+        given = {}
+    found = {name.upper(): value for name, value in (*given.items(), *os.environ.items())}
+    return (found.get("LOG_FORMAT") or "").lower()
 
 
 def names_in(file: Path) -> set[str]:
