@@ -7,14 +7,16 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
 
-from sqlalchemy import delete, func, insert, select, update
+from sqlalchemy import LargeBinary, and_, delete, func, insert, select, update
 
+from steerserve.database import by_bytes
 from steerserve.database.catalog import Clock, utc_now
 from steerserve.database.db import Database
 from steerserve.database.files import listed, new_file_id, unknown
 from steerserve.database.room import UNBOUNDED, DocumentRoom
 from steerserve.database.tables import batch_lines, batches, files
 from steerserve.errors import Refusal
+from steerserve.rules.bounds import STORED_READ_BYTES
 from steerserve.rules.inference.batches import (
     MAY_CANCEL,
     UNFINISHED,
@@ -26,7 +28,7 @@ from steerserve.rules.inference.batches import (
 from steerserve.rules.text import UNSTORABLE, shown
 
 AT_ONCE = 500
-"""Lines that one statement reads."""
+"""Lines that one statement writes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,19 +290,43 @@ class BatchStore:
             )
 
     async def lines(self, batch_id: str, *, are_failed: bool) -> AsyncIterator[bytes]:
-        """The answers that succeeded, or those that failed, in the order of the input, as parts of a file."""
+        """The answers that succeeded, or those that failed, in the order of the input, as parts of a file.
+
+        Raises:
+            Refusal: FILE_NOT_FOUND where the answers are deleted meanwhile.
+        """
         at, last = batch_lines.c, -1
-        asked = select(at.number, at.answer).where(
-            at.batch_id == batch_id, at.is_failed == are_failed
-        )
+        its = and_(at.batch_id == batch_id, at.is_failed == are_failed)
+        sized = select(at.number, func.length(at.answer)).where(its).order_by(at.number)
         while True:
             async with self._database.read() as connection:
-                part = asked.where(at.number > last).order_by(at.number).limit(AT_ONCE)
-                rows = (await connection.execute(part)).all()
-            if not rows:
+                page = sized.where(at.number > last).limit(by_bytes.SIZES_AT_ONCE)
+                sizes = [(number, size) for number, size in await connection.execute(page)]
+            if not sizes:
                 return
-            last = rows[-1].number
-            yield b"".join(row.answer + b"\n" for row in rows)
+            last = sizes[-1][0]
+            for portion in by_bytes.portions(sizes):
+                if portion.size > STORED_READ_BYTES:
+                    async for part in self._pieces(batch_id, portion):
+                        yield part
+                    continue
+                some = select(at.answer).where(its, at.number.between(*portion[:2]))
+                async with self._database.read() as connection:
+                    answers = (await connection.scalars(some.order_by(at.number))).all()
+                yield b"".join(answer + b"\n" for answer in answers)
+
+    async def _pieces(self, batch_id: str, line: by_bytes.Portion) -> AsyncIterator[bytes]:
+        """One long answer."""
+        at = batch_lines.c
+        for start in range(1, line.size + 1, STORED_READ_BYTES):
+            piece = func.substr(at.answer, start, STORED_READ_BYTES, type_=LargeBinary)
+            asked = select(piece).where(at.batch_id == batch_id, at.number == line.first)
+            async with self._database.read() as connection:
+                found = await connection.scalar(asked)
+            if found is None:
+                raise unknown(batch_id)
+            yield found
+        yield b"\n"
 
     async def forget(self, before: datetime) -> None:
         """Delete the batches that were made before a time and are over, with their files."""

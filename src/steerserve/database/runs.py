@@ -9,6 +9,7 @@ from datetime import timedelta
 from sqlalchemy import ColumnElement, delete, func, insert, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from steerserve.database import by_bytes
 from steerserve.database.catalog import Clock, utc_now
 from steerserve.database.db import Database
 from steerserve.database.room import UNBOUNDED, DocumentRoom
@@ -19,7 +20,7 @@ from steerserve.rules.units import MIB
 ALSO_MAXIMUM = 1000
 """The most records of one X-Request-Id that are looked at."""
 _AT_ONCE = 50
-"""Records that are read or deleted in one statement."""
+"""Records that are deleted in one statement."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,15 +148,20 @@ class RunStore:
             Refusal: DATABASE_UNAVAILABLE.
         """
         at, last = runs.c, -1
-        page = select(at.number, at.run).where(self._is_kept()).order_by(at.number).limit(_AT_ONCE)
+        sized = select(at.number, at.stored_bytes).where(self._is_kept()).order_by(at.number)
         while True:
             async with self._database.read() as connection:
-                found = (await connection.execute(page.where(at.number > last))).all()
-            for number, run in found:
-                last = number
-                yield run
-            if not found:
+                page = sized.where(at.number > last).limit(by_bytes.SIZES_AT_ONCE)
+                sizes = [(number, size) for number, size in await connection.execute(page)]
+            if not sizes:
                 return
+            last = sizes[-1][0]
+            for portion in by_bytes.portions(sizes):
+                some = select(at.run).where(at.number.between(*portion[:2]))
+                async with self._database.read() as connection:
+                    found = (await connection.scalars(some.order_by(at.number))).all()
+                for run in found:
+                    yield run
 
     def _is_kept(self) -> ColumnElement[bool]:
         return runs.c.kept_at >= self._now() - self._age

@@ -142,6 +142,9 @@ PAGE_ROWS: Final = 200
 MONITORING_ANSWER_BYTES: Final = 1 << 24
 """Bytes of the records, or of the features, in one answer of monitoring."""
 
+STORED_READ_BYTES: Final = 256 << 10
+"""Bytes that are read from the database at once for an answer that is a file."""
+
 # ------------------------------------------------------------------------------------------------------ what is kept
 
 HISTORY_RECORDS: Final = 1000
@@ -491,6 +494,13 @@ BOUNDS: Final[tuple[Bound, ...]] = (
         "{MAX_BATCH_DOCUMENTS}, {BATCH_STORAGE_MB:MiB}, {BATCH_FILE_MB:MiB} for one file",
         "507 `DOCUMENT_STORE_FULL`, 413 `PAYLOAD_TOO_LARGE`; batches that run wait",
         "tests/openai/test_batches.py::test_a_full_store_refuses_files",
+    ),
+    Bound(
+        "stored",
+        "reads the output of a batch, or an export of runs",
+        "{STORED_READ_BYTES:bytes} at once, or one record of a run",
+        "the rest is read when the client has taken what was sent",
+        "tests/database/test_by_bytes.py::test_stored_lines_are_read_by_their_bytes",
     ),
     Bound(
         "stored",

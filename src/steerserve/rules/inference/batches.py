@@ -128,9 +128,9 @@ class InputCheck:
 
     (1) A line is a JSON object with custom_id, method, url and body, and with nothing else. (2) Its method is POST, and
     its url is the endpoint of the batch. (3) No two lines have one custom_id. (4) The body is an object that names a
-    model, is no larger than a request and has no more values, and asks for no stream. (5) There is a line, and there are
-    at most `most` lines. (6) No key stands twice in one object. (7) Where the batch is strict, a body has no unused field. Where `is_strict`
-    is None, a body has none that is nearly a steering field.
+    model, is no larger than a request and has no more values, and asks for no stream. (5) There is a line, and there
+    are at most `most` lines. (6) No key stands twice in one object. (7) Where the batch is strict, a body has no unused
+    field. Where `is_strict` is None, a body has none that is nearly a steering field.
 
     Attributes:
         line_bytes: the most bytes of a line.
