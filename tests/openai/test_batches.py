@@ -153,6 +153,7 @@ def test_an_input_is_refused_whole_with_every_fault_of_its_lines(client: openai.
         {"custom_id": "nothing", "method": "POST", "url": CHAT},
         chat("", model=None),
         chat("many values", x=[[]] * 100_001),
+        chat("long", model="m" + "@a" * 20_000),
     ]
     batch = ended(client, begun(client, jsonl(lines) + b"\n{broken\n"))
     assert batch.status == "failed"
@@ -167,7 +168,8 @@ def test_an_input_is_refused_whole_with_every_fault_of_its_lines(client: openai.
         ("invalid_custom_id", 8, "custom_id"),
         ("missing_required_parameter", 8, "body.model"),
         ("body_too_large", 9, "body"),
-        ("invalid_json_line", 11, None),
+        ("invalid_parameter", 10, "body.model"),
+        ("invalid_json_line", 12, None),
     ]
     assert faults(ended(client, begun(client, b"\n"))) == [("empty_file", None, None)]
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
 
 from steerserve import demo
 from steerserve.openai import counts
-from steerserve.rules.bounds import INFERENCE_BODY_VALUES
+from steerserve.rules.bounds import INFERENCE_BODY_VALUES, NAME_CHARACTERS
 from tests.service import Running
 
 CHAT, TEXT, EMBED = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
@@ -69,6 +70,40 @@ def test_a_count_over_its_limit_is_refused_before_it_is_validated(
     status, error = shared.v1_error(path, {"model": demo.MODEL_NAME} | fields)
     assert (status, error["code"], error["param"]) == (400, "invalid_parameter", param)
     assert words in error["message"]
+
+
+LONG = "m" + "@a" * NAME_CHARACTERS
+OF_LONG = {"index": 1, "value": 1, "sae_id": LONG}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        (CHAT, {"model": LONG, "messages": [HELLO]}, "model"),
+        (TEXT, {"model": LONG, "prompt": "a"}, "model"),
+        (EMBED, {"model": LONG, "input": "a"}, "model"),
+        ("/v1/responses", {"model": LONG, "input": "a"}, "model"),
+        (CHAT, {"profile": LONG, "messages": [HELLO]}, "profile"),
+        (TEXT, {"prompt": "a", "sae_steering": {"features": [OF_LONG]}}, "sae_id"),
+    ],
+)
+def test_a_long_name_is_refused_before_it_is_looked_for(
+    shared: Running, path: str, fields: dict[str, Any], param: str
+) -> None:
+    status, error = shared.v1_error(path, {"model": demo.MODEL_NAME} | fields)
+    assert (status, error["code"]) == (400, "invalid_parameter")
+    assert error["param"].endswith(param)
+    assert f"at most {NAME_CHARACTERS} characters" in error["message"]
+    assert len(error["message"]) < NAME_CHARACTERS
+
+
+def test_a_name_of_very_many_profiles_is_unknown_at_once(shared: Running) -> None:
+    """Each `@` could be the end of the model's name: only beginnings that are names of models are looked for."""
+    name = "m" + "@" * (NAME_CHARACTERS - 1)
+    since = time.process_time()
+    for _ in range(20):
+        assert shared.v1_error(TEXT, {"model": name, "prompt": "a"})[1]["code"] == "model_not_found"
+    assert time.process_time() - since < 1
 
 
 def test_very_many_features_of_activations_are_refused(shared: Running) -> None:

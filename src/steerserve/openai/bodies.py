@@ -18,7 +18,7 @@ from pydantic import (
 
 from steerserve.errors import Refusal
 from steerserve.rules import field_faults
-from steerserve.rules.bounds import STEERED_FEATURES
+from steerserve.rules.bounds import NAME_CHARACTERS, STEERED_FEATURES
 from steerserve.rules.inference import activations, fields
 from steerserve.rules.steering import interventions, readings
 from steerserve.rules.steering import placed as steering
@@ -30,6 +30,7 @@ NAME_MAXIMUM = 64
 
 Kind = TypeVar("Kind", bound=BaseModel)
 Finite = Annotated[float, Field(allow_inf_nan=False)]
+Name = Annotated[str, Field(min_length=1, max_length=NAME_CHARACTERS)]
 
 
 class Body(BaseModel):
@@ -107,7 +108,7 @@ class SteeredFeatureBody(WholeBody):
 
     index: Annotated[int, Field(ge=0, le=COUNT_MAXIMUM)]
     value: Annotated[Finite, Field(ge=steering.MINIMUM, le=steering.MAXIMUM)]
-    sae_id: Annotated[str, Field(min_length=1)] | None = None
+    sae_id: Name | None = None
     layer: Annotated[int, Field(ge=0, le=COUNT_MAXIMUM)] | None = None
 
 
@@ -144,7 +145,7 @@ class ReturnLogprobs(WholeBody):
 class Written(Body):
     """The fields that all routes share which write text."""
 
-    model: Annotated[str, Field(min_length=1)]
+    model: Name
     stream: bool | None = None
     temperature: Annotated[Finite, Field(ge=0, le=2)] | None = None
     top_p: Annotated[Finite, Field(ge=0, le=1)] | None = None
@@ -190,7 +191,7 @@ _INTENSITY = {
 class Dialed(Body):
     """The fields of conversations: whose steering, how much of it, and the variables of the template."""
 
-    profile: Annotated[str, Field(min_length=1)] | None = None
+    profile: Name | None = None
     steering_intensity: Annotated[object, WithJsonSchema(_INTENSITY)] = None
     chat_template_kwargs: dict[str, object] | None = None
 
@@ -331,7 +332,7 @@ class CompletionBody(Sampled):
 class EmbeddingBody(Body):
     """The body of `POST /v1/embeddings`; inputs are texts, not token ids."""
 
-    model: Annotated[str, Field(min_length=1)]
+    model: Name
     input: Annotated[str, Field(min_length=1)] | Annotated[list[str], Field(min_length=1)]
     encoding_format: Literal["float", "base64"] | None = None
 

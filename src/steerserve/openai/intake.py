@@ -25,7 +25,7 @@ from steerserve.errors import Refusal
 from steerserve.openai import bodies, counts, response_body, response_shape, shape, values
 from steerserve.openai.values import IntentBase, invalid
 from steerserve.rules import clients, json_faults, json_reading, json_size
-from steerserve.rules.bounds import INFERENCE_BODY_VALUES
+from steerserve.rules.bounds import INFERENCE_BODY_VALUES, NAME_CHARACTERS
 from steerserve.rules.inference import activations, fields
 from steerserve.rules.inference.intent import (
     ClientIntent,
@@ -279,6 +279,8 @@ class Intake:
         """The model of this name, or its refusal, which `accept` raises after every field of the body was checked; and
         the profile of a name `model@profile`. A name that means a model has no profile."""
         text = name if isinstance(name, str) else ""
+        if len(text) > NAME_CHARACTERS:
+            return invalid("model", f"a name has at most {NAME_CHARACTERS} characters"), None
         try:
             return await self._models.resolve(text), None
         except Refusal as refusal:
@@ -286,6 +288,8 @@ class Intake:
         if unknown.code != "MODEL_NOT_FOUND":
             return unknown, None
         for model, profile in naming.with_profile(text):
+            if not await self._models.knows(model):
+                continue
             try:
                 served = await self._models.resolve(model)
                 await self._profiles.named(profile)

@@ -65,6 +65,8 @@ INFERENCE_BODY_VALUES: Final = 200_000
 """Values in the body of an inference request, without the commas and brackets in its texts."""
 FORM_BYTES: Final = 1 << 16
 """Bytes that a form with a file may have beside the file."""
+NAME_CHARACTERS: Final = 512
+"""Characters of a name of a model, with the profile after its `@`, of a profile, or of an id of an SAE."""
 STEERED_FEATURES: Final = 1000
 """Features in one body that steers, and in one profile."""
 EDITS: Final = 64
@@ -346,6 +348,13 @@ BOUNDS: Final[tuple[Bound, ...]] = (
         "{FORM_BYTES:bytes}",
         "413 `PAYLOAD_TOO_LARGE`",
         "tests/openai/test_batches.py::test_batches_have_bounds",
+    ),
+    Bound(
+        "bodies",
+        "sends a long name of a model, of a profile, or of an SAE; also in the lines of a batch",
+        "{NAME_CHARACTERS} characters",
+        "400 `invalid_parameter` before the name is looked for; a line of a batch fails the check",
+        "tests/openai/test_counts.py::test_a_long_name_is_refused_before_it_is_looked_for",
     ),
     Bound(
         "bodies",

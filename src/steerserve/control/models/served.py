@@ -58,6 +58,10 @@ class ServedModels:
         """
         return (await self._names()).resolve(name)
 
+    async def knows(self, name: str) -> bool:
+        """Whether the name is one of a registered model."""
+        return (await self._names()).knows(name)
+
     async def resolve(self, name: str) -> ServedModel:
         """The model that a request names. The refusal says why a registered model cannot serve.
 
@@ -91,7 +95,11 @@ class _Names:
     def __init__(self, rows: tuple[ModelRow, ...]) -> None:
         self.rows = rows
         self._by_id = {row.id: row for row in rows}
+        self._plain = frozenset(row.name for row in rows)
         self._index = naming.NameIndex(map(_named, rows))
+
+    def knows(self, name: str) -> bool:
+        return name in self._plain or self._index.knows(name)
 
     def resolve(self, name: str) -> ServedModel:
         """Raises:

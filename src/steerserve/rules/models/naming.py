@@ -74,6 +74,10 @@ class NameIndex:
         self._steps = steps
         self._names = sorted(steps[0])
 
+    def knows(self, name: str) -> bool:
+        """Whether a name could mean a model."""
+        return any(name in meanings for meanings in self._steps)
+
     def resolve(self, name: str) -> NamedModel:
         """The one model that a request's `model` names.
 
