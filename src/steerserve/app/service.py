@@ -134,6 +134,7 @@ class Service:
             logger.warning("web_page_missing", build=webui.BUILD)
         # some answers show this first reading of the cards, because they must not wait for the driver
         owners.around.cards.begin()
+        owners.loop_watch.begin()
         starting = asyncio.create_task(startup.begin(owners))
         try:
             yield
@@ -143,3 +144,4 @@ class Service:
             with suppress(asyncio.CancelledError):
                 await starting
             await owners.close()
+            owners.loop_watch.close()

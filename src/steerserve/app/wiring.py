@@ -15,6 +15,7 @@ from steerserve.control.health.gauges import Gauges
 from steerserve.control.health.gpus import CardReadings, torch_version
 from steerserve.control.health.health import Vitals
 from steerserve.control.health.nodes import NodeReadings
+from steerserve.control.health.turns import LoopWatch
 from steerserve.control.inference.batch_models import BatchModels
 from steerserve.control.inference.batches import Batches
 from steerserve.control.inference.compare import Compare
@@ -447,6 +448,7 @@ class Owners:
     def _make_vitals(self) -> None:
         around = self.around
         self.nodes = NodeReadings(around.launcher.nodes)
+        self.loop_watch = LoopWatch()
         self.vitals = Vitals(
             self.settings,
             around.database,
@@ -462,6 +464,7 @@ class Owners:
             self.nodes,
             self.metrics.full_queue,
             self.runs,
+            self.loop_watch,
         )
         self.gauges = Gauges(
             self.metrics,

@@ -569,6 +569,14 @@ class GraphsChanged(Message, frozen=True):
     id: int = 0
 
 
+class TurnsChanged(Message, frozen=True):
+    """The longest turns of the engine's main thread so far: seconds, by the name of the command, or of the part of a
+    step. The event answers no command, so its id is 0."""
+
+    longest: dict[str, float]
+    id: int = 0
+
+
 Event = (
     Progress
     | Loaded
@@ -590,6 +598,7 @@ Event = (
     | Stepped
     | ThreadsChanged
     | GraphsChanged
+    | TurnsChanged
 )
 
 

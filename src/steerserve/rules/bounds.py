@@ -26,6 +26,9 @@ from typing import Final, Literal
 TURN_SECONDS: Final = 0.05
 """Seconds that one turn of the event loop or of the engine's main thread may last because of one client's input."""
 
+TURNS_SHOWN: Final = 8
+"""Longest turns of a thread that health shows."""
+
 # ------------------------------------------------------------------------------------------------------- connections
 
 HEAD_BYTES: Final = 65_536

@@ -144,7 +144,7 @@ def test_the_detailed_body_has_every_block(shared: Running) -> None:
     expected = (
         "status version timestamp uptime_seconds components circuit_breakers model_loaded model_name "
         "model_placement sae_attached sae_id sae_count sae_ids inference engine active_profile circuits lease "
-        "ended_by_restart errors replicas interventions"
+        "ended_by_restart errors replicas interventions turns"
     )
     assert set(body) == set(expected.split())
     is_one_process = engine_of(shared).fleet is None
@@ -155,6 +155,7 @@ def test_the_detailed_body_has_every_block(shared: Running) -> None:
     assert {part["name"] for part in body["components"]} == parts
     assert {part["status"] for part in body["components"]} == {"healthy"}
     assert 1 <= body["engine"]["threads"] <= body["engine"]["most_threads"]
+    assert set(body["turns"]) == {"event_loop", "engine"}
 
 
 def test_the_active_profile_is_told(steered: Running) -> None:

@@ -17,6 +17,7 @@ from steerserve.control.health import gpus as card_reading
 from steerserve.control.health.breakers import Breakers
 from steerserve.control.health.gpus import CardReading, CardReadings
 from steerserve.control.health.nodes import NodeReadings
+from steerserve.control.health.turns import LoopWatch, shown
 from steerserve.control.health.views import (
     BackendReport,
     Capabilities,
@@ -30,6 +31,7 @@ from steerserve.control.health.views import (
     Liveness,
     QueueLimits,
     Readiness,
+    Turns,
 )
 from steerserve.control.inference.generate import Generation
 from steerserve.control.inference.queue import Queue
@@ -85,6 +87,7 @@ class Vitals:
         nodes: NodeReadings,
         full_queue: FullQueue,
         runs: Runs,
+        watch: LoopWatch,
     ) -> None:
         self._settings = settings
         self._database = database
@@ -100,6 +103,7 @@ class Vitals:
         self._nodes = nodes
         self._full_queue = full_queue
         self._runs = runs
+        self._watch = watch
         self._since = time.monotonic()
         self.load_failure: str | None = None
         """Why the model that is loaded at the start of the service could not be loaded; None if it could."""
@@ -168,6 +172,7 @@ class Vitals:
             circuits=await blocks.read("circuits", self._claims.checked_health),
             lease=blocks.built("lease", self._conductor.leases.status),
             ended_by_restart=self._database.ended,
+            turns=blocks.built("turns", self.turns),
             errors=blocks.errors,
         )
 
@@ -199,6 +204,13 @@ class Vitals:
             threads.threads if threads else None,
             threads.most if threads else None,
         )
+
+    def turns(self) -> Turns:
+        """The longest turns of the event loop and of the engine's main thread."""
+        resident = self._conductor.resident
+        engine = resident.engine if resident is not None else None
+        told = engine.passes.turns if engine is not None else None
+        return Turns(self._watch.longest(), None if told is None else shown(told))
 
     def inference(self) -> InferenceHealth:
         """The state of the queue. While continuous batching serves, there are no counts of waiting and running

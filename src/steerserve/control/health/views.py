@@ -86,6 +86,23 @@ class EngineHealth:
 
 
 @dataclass(frozen=True, slots=True)
+class Turn:
+    """The longest turn of one kind: the function, the command, or the part of a step that ran, and its milliseconds."""
+
+    what: str
+    ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """The longest turns of the two threads that serve all clients, since the start of the service and of the engine;
+    the longest first. `engine` is None without an engine, and where the engine does not say."""
+
+    event_loop: Sequence[Turn]
+    engine: Sequence[Turn] | None
+
+
+@dataclass(frozen=True, slots=True)
 class DetailedHealth:
     """All parts of health in one answer. `errors` has the type of the exception for each block that could not be
     built. `replicas` is None where one engine process serves. `ended_by_restart` says what the last run served when it
@@ -113,6 +130,7 @@ class DetailedHealth:
     circuits: CircuitsHealth | None
     lease: LeaseStatus | None
     ended_by_restart: EndedByRestart | None
+    turns: Turns | None
     errors: Mapping[str, str]
 
 

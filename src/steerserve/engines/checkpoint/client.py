@@ -282,6 +282,8 @@ class CheckpointEngine(Engine):
                 self._passes = replace(self._passes, threads=event)
             case m.GraphsChanged():
                 self._passes = replace(self._passes, graphs=event)
+            case m.TurnsChanged():
+                self._passes = replace(self._passes, turns=event.longest)
             case m.Started() | m.Refused() if event.id in self._streams:
                 self._streams[event.id].put(event)
             case _ if not self._asks.take(event):

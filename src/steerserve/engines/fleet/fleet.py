@@ -86,6 +86,7 @@ class Fleet(Engine):
             },
             self._roster.threads(),
             self._roster.graphs(),
+            self._roster.turns(),
         )
 
     # ------------------------------------------------------------- life

@@ -90,6 +90,14 @@ class Roster:
         """The way in which a replica runs decode passes that has left the way of the load."""
         return next((g for one in self._engines() if (g := one.passes.graphs) is not None), None)
 
+    def turns(self) -> dict[str, float] | None:
+        """The longest turns of all replicas."""
+        told = [turns for one in self._engines() if (turns := one.passes.turns) is not None]
+        longest: dict[str, float] = {}
+        for name, seconds in (turn for turns in told for turn in turns.items()):
+            longest[name] = max(seconds, longest.get(name, 0.0))
+        return longest if told else None
+
     def _engines(self) -> list[Engine]:
         """The engines that run."""
         engines = [replica.engine for replica in self.replicas]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import socket
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TypeVar
 
@@ -24,6 +25,7 @@ from steerserve.worker.heartbeat import Pulse, Word
 from steerserve.worker.model.transformer import described_error
 from steerserve.worker.process.commands import Commands, Work
 from steerserve.worker.process.loading import LoadedModel
+from steerserve.worker.process.turns import Turns
 from steerserve.worker.process.wire import Wire
 
 log = structlog.get_logger(__name__)
@@ -62,6 +64,7 @@ class Worker:
         self._wire = wire
         self._pulse = pulse or Pulse()
         wire.beat = self._pulse.beat
+        self._turns = Turns(wire.send)
         self.commands = Commands(wire.send, wire.wake, self._pulse, self._live_waits)
         self._may_release = False
 
@@ -90,10 +93,12 @@ class Worker:
         for command in arrived:
             self._pulse.doing(commands.activity(command))
             is_wanted = command.id not in taken_back or isinstance(command, m.Cancel)
-            self.answer(command, partial(commands.obey, command) if is_wanted else _refuse)
+            with self._timed(command):
+                self.answer(command, partial(commands.obey, command) if is_wanted else _refuse)
         for command, work in commands.compiled():
             self._pulse.doing(Activity.COMMAND)
-            self.answer(command, work)
+            with self._timed(command):
+                self.answer(command, work)
         if taken_back:
             self._tell_observed()
         batch = commands.batch
@@ -111,17 +116,24 @@ class Worker:
             for command in self._wire.pending()
         )
 
+    def _timed(self, command: m.Command) -> AbstractContextManager[None]:
+        """The time of a command is a turn. Nobody is served during a load."""
+        is_load = isinstance(command, m.Load)
+        return nullcontext() if is_load else self._turns.timed(type(command).__name__)
+
     def _step(self, batch: Batch | Passes) -> None:
         self._pulse.doing(Activity.DECODE)
         try:
-            outcomes = batch.step()
+            with self._turns.timed("step"):
+                outcomes = batch.step()
         except Exception as error:
             # an error of a step ends the requests of the batch; the engine goes on
             log.exception("step_failed")
             outcomes = batch.fail(error)
             memory.recover(error)
         # events are sent before the end of the choice, so that a client with the whole answer finds its record
-        model = self._tell_observed()
+        with self._turns.timed("step: events"):
+            model = self._tell_observed()
         sent = [o for o in outcomes if isinstance(o, m.Outcome) and _says_something(o)]
         if sent:
             self._wire.send(m.Stepped(sent, model.saes.applied if model is not None else {}))
@@ -129,7 +141,8 @@ class Worker:
             if isinstance(refused, m.Refused):
                 self._wire.send(refused)
         if model is not None:
-            self._observe(model.observers.work)
+            with self._turns.timed("step: observers"):
+                self._observe(model.observers.work)
         self.commands.threads.stepped()
 
     def _tell_observed(self) -> LoadedModel | None:
