@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gzip
+import os
 from typing import Any
 
 import pytest
 
+from steerserve.rules.bounds import CORPUS_HUB_BYTES
 from tests.hub.conftest import FILES, MakeHub
 from tests.loopback_hub import LoopbackHub
 from tests.refusals import refused
@@ -52,6 +54,9 @@ async def test_a_file_of_a_repository_of_data_sets_is_read(
     loopback.add("datasets/acme/stories", {"sea.jsonl": b"a whale"})
     hub = make_hub()
     assert await hub.dataset_file("acme/stories", "main", "sea.jsonl", 7) == b"a whale"
+    large = os.urandom(CORPUS_HUB_BYTES // 4 + 1)
+    loopback.add("datasets/acme/large", {"sea.txt": large})
+    assert await hub.dataset_file("acme/large", "main", "sea.txt", CORPUS_HUB_BYTES) == large
     larger = await refused(hub.dataset_file("acme/stories", "main", "sea.jsonl", 6))
     assert larger.code == "DOWNLOAD_FAILED"
     other = await refused(hub.dataset_file("acme/other", "main", "sea.jsonl", 7))

@@ -189,6 +189,7 @@ class Owners:
         await self.circuit_sensing.close()
         await self.claims.close()
         self.reader.close()
+        self.corpora.close()
         self.body_reader.close()
         await self.around.downloaders.close()
         await self.around.checker.close()

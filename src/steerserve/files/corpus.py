@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Event
+from typing import IO
 
 from steerserve.errors import Refusal
 from steerserve.files import local
-from steerserve.rules.inference.corpus_texts import LINE_MAXIMUM, check_name
+from steerserve.files.model_content import ReadingEnded
+from steerserve.rules.bounds import CORPUS_TEXT_BYTES
+from steerserve.rules.inference.corpus_texts import check_name
 from steerserve.rules.units import MIB
 
 
@@ -31,12 +36,24 @@ def find(named: str, most_mb: int) -> Path:
     return path
 
 
-def lines(path: Path) -> Iterator[bytes]:
-    """The lines of a file. Of a line that is too long, there is more than LINE_MAXIMUM bytes.
+def lines(path: Path, ended: Event) -> Iterator[bytes]:
+    """The lines of a file, until `ended` is set. Of a line that is too long, there is more than CORPUS_TEXT_BYTES.
 
     Raises:
         Refusal: INVALID_LOCAL_PATH where it cannot be read.
+        ReadingEnded
     """
     with local.reading(path.parent), path.open("rb") as opened:
-        while line := opened.readline(LINE_MAXIMUM + 1):
-            yield line
+        yield from _lines(opened, ended)
+
+
+def lines_of(content: bytes, ended: Event) -> Iterator[bytes]:
+    """The lines of the content of a file, as `lines` gives them."""
+    yield from _lines(io.BytesIO(content), ended)
+
+
+def _lines(opened: IO[bytes], ended: Event) -> Iterator[bytes]:
+    while line := opened.readline(CORPUS_TEXT_BYTES + 1):
+        if ended.is_set():
+            raise ReadingEnded
+        yield line

@@ -17,6 +17,7 @@ from steerserve.hub.child import Downloaders, refusal, running, usable
 from steerserve.hub.described import Repository, checked
 from steerserve.hub.wire import (
     Answer,
+    ContentPart,
     ContentRead,
     Describe,
     DownloaderTask,
@@ -47,6 +48,13 @@ CLUSTER_NAME = "cluster_hub"
 CLUSTER_LIMITS = Limits(failures=3, recovery_seconds=60)
 DESCRIBE_SECONDS = 20.0
 """The longest time in seconds for the answer to a question, including the second try."""
+
+FILE_SECONDS = 300.0
+"""The longest time in seconds for the content of a file of a data set. Each part of it must come in the time of an
+answer."""
+
+FILES_AT_ONCE = 2
+"""Most files of data sets that are read at the same time, which is fewer than the questions, so that some are left."""
 
 RETRY_SECONDS = 0.2
 AT_ONCE = 4
@@ -86,6 +94,7 @@ class Hub:
         self._clock = clock
         self._describe_seconds = describe_seconds
         self._room = asyncio.Semaphore(AT_ONCE)
+        self._files = asyncio.Semaphore(FILES_AT_ONCE)
         self._waiting = 0
         self._headers: OrderedDict[tuple[str, str, str], FileHeader] = OrderedDict()
         self._breaker = Breaker()
@@ -188,7 +197,10 @@ class Hub:
         check_revision(revision)
         check_paths([RepoFile(path, None)])
         asked = ReadContent(repo_id, revision, path, max_bytes, "dataset")
-        read = await self._answer(asked, repo_id, token)
+        async with self._files:
+            read = await self._answer(
+                asked, repo_id, token, max(FILE_SECONDS, self._describe_seconds)
+            )
         assert isinstance(read, ContentRead)
         return read.content
 
@@ -197,16 +209,19 @@ class Hub:
         job: Describe | Headers | SearchRepositories | ReadContent,
         subject: str,
         token: str | None,
+        seconds: float | None = None,
     ) -> Answer:
-        """Raises:
-        Refusal: as `describe` says. The messages name the `subject`.
+        """The answer to a question, after at most `seconds`, or as long as a question may take.
+
+        Raises:
+            Refusal: as `describe` says. The messages name the `subject`.
         """
         token = None if self._is_anonymous else usable(token, self.settings.hub_token)
         ask = DownloaderTask(self.settings.hf_endpoint, token, job)
         async with self._turn():
             with self.call() as call:
                 try:
-                    async with asyncio.timeout(self._describe_seconds):
+                    async with asyncio.timeout(seconds or self._describe_seconds):
                         answer = await self._asked(ask)
                 except TimeoutError:
                     raise self._failed(call, "the hub did not answer in time") from None
@@ -320,9 +335,14 @@ class Hub:
         return await retrying(self._asked_once, ask)
 
     async def _asked_once(self, ask: DownloaderTask) -> Answer:
+        parts: list[bytes] = []
         async with running(self.downloaders, ask, self._describe_seconds) as events:
             async for event in events:
-                if isinstance(event, Answer):
+                if isinstance(event, ContentPart):
+                    parts.append(event.content)
+                elif isinstance(event, ContentRead):
+                    return ContentRead(b"".join((*parts, event.content)))
+                elif isinstance(event, Answer):
                     return event
         raise Trouble(Kind.FAILED, "the downloader ended early")
 

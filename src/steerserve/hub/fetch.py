@@ -240,7 +240,8 @@ def _run(ask: DownloaderTask, out: BinaryIO) -> Event:
     try:
         with troubles(ask.token is not None):
             if not isinstance(ask.job, Download):
-                return _answer(ask.job, Session(ask.endpoint, ask.token, READ_SECONDS))
+                session = Session(ask.endpoint, ask.token, READ_SECONDS)
+                return _answer(ask.job, session, out)
             # a download has no timeout here: the service sees its progress, and ends it when it makes none
             session = Session(ask.endpoint, ask.token, None)
             fetch_all(ask.job, session, lambda event: _send(out, event))
@@ -252,7 +253,9 @@ def _run(ask: DownloaderTask, out: BinaryIO) -> Event:
         return Failed(Kind.FAILED, "an error inside the service", cause=type(error).__name__)
 
 
-def _answer(job: Describe | Headers | SearchRepositories | ReadContent, session: Session) -> Answer:
+def _answer(
+    job: Describe | Headers | SearchRepositories | ReadContent, session: Session, out: BinaryIO
+) -> Answer:
     """The answer to a question.
 
     Raises:
@@ -266,7 +269,7 @@ def _answer(job: Describe | Headers | SearchRepositories | ReadContent, session:
         case SearchRepositories():
             return search(job, session)
         case ReadContent():
-            return content(job, session)
+            return content(job, session, lambda part: _send(out, part))
 
 
 def _send(out: BinaryIO, event: Event) -> None:

@@ -1,8 +1,9 @@
-"""Searches a hub, and reads a small file of a repository. Only the downloader process imports this."""
+"""Searches a hub, and reads a file of a repository. Only the downloader process imports this."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from urllib.parse import urlencode
 
 from huggingface_hub import hf_hub_url
@@ -10,6 +11,7 @@ from huggingface_hub import hf_hub_url
 from steerserve.errors import Refusal
 from steerserve.hub.session import Session
 from steerserve.hub.wire import (
+    ContentPart,
     ContentRead,
     Found,
     Kind,
@@ -21,6 +23,8 @@ from steerserve.rules.models.repository import check_repo_id
 from steerserve.rules.steering.cluster import OfferedPack
 
 ANSWER_BYTES = 8 << 20
+PART_BYTES = 1 << 20
+"""The bytes of a file from which on they are sent, so that no line is too long for its reader."""
 _FACTS = ("likes", "downloads", "lastModified", "tags")
 _TEXT_MAXIMUM = 200
 _TAGS_MAXIMUM = 200
@@ -45,8 +49,8 @@ def search(job: SearchRepositories, session: Session) -> Found:
     return Found([repository for repository in repositories if repository is not None])
 
 
-def content(job: ReadContent, session: Session) -> ContentRead:
-    """The bytes of a file.
+def content(job: ReadContent, session: Session, tell: Callable[[ContentPart], None]) -> ContentRead:
+    """The last bytes of a file. `tell` gets those before them, part by part.
 
     Raises:
         Trouble: FAILED also for a file that is too large.
@@ -54,12 +58,16 @@ def content(job: ReadContent, session: Session) -> ContentRead:
     url = hf_hub_url(
         job.repo_id, job.path, repo_type=job.repo_type, revision=job.sha, endpoint=session.endpoint
     )
-    body = bytearray()
+    told, body = 0, bytearray()
     with session.stream(url) as response:
         for chunk in response.iter_bytes():
             body += chunk
-            if len(body) > job.max_bytes:
+            if told + len(body) > job.max_bytes:
                 raise Trouble(Kind.FAILED, f"the file has more than {job.max_bytes} bytes")
+            if len(body) >= PART_BYTES:
+                tell(ContentPart(bytes(body)))
+                told += len(body)
+                body.clear()
     return ContentRead(bytes(body))
 
 

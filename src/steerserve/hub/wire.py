@@ -52,7 +52,7 @@ class SearchRepositories(msgspec.Struct, frozen=True, tag="search"):
 
 
 class ReadContent(msgspec.Struct, frozen=True, tag="read"):
-    """Asks for the content of one small file of a commit, or of a revision of a repository of data sets."""
+    """Asks for the content of one file of a commit, or of a revision of a repository of data sets."""
 
     repo_id: str
     sha: str
@@ -104,8 +104,14 @@ class Found(msgspec.Struct, frozen=True, tag="found"):
     repositories: list[OfferedPack]
 
 
+class ContentPart(msgspec.Struct, frozen=True, tag="content_part"):
+    """The next bytes of the file. More follow."""
+
+    content: bytes
+
+
 class ContentRead(msgspec.Struct, frozen=True, tag="content_read"):
-    """The content of the file."""
+    """The last bytes of the file."""
 
     content: bytes
 
@@ -131,7 +137,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
 
 
 Answer = Repository | HeaderRead | Found | ContentRead
-Event = Begun | Answer | Progressed | DownloadDone | Failed
+Event = Begun | Answer | ContentPart | Progressed | DownloadDone | Failed
 
 
 class Trouble(Exception):

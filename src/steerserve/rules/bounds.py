@@ -140,6 +140,11 @@ WEIGHTS_INDEX_BYTES: Final = 4 << 20
 DIRECTIONS: Final = 1024
 """Directions of a vector."""
 
+CORPUS_TEXT_BYTES: Final = 16 << 20
+"""Bytes of one line of a corpus, and of one text of a text file."""
+CORPUS_HUB_BYTES: Final = 64 << 20
+"""Bytes of a file of a corpus that is read from the hub."""
+
 # ----------------------------------------------------------------------------------------------------------- answers
 
 PAGE_ROWS: Final = 200
@@ -492,6 +497,29 @@ BOUNDS: Final[tuple[Bound, ...]] = (
         "{ARCHIVE_LIST_BYTES:bytes}",
         "400 `SAE_LOAD_FAILED` or `INVALID_LENS` before objects are made of it",
         _HOSTILE,
+    ),
+    Bound(
+        "files",
+        "reads a corpus with a long line or a long text",
+        "{CORPUS_TEXT_BYTES:bytes}; of JSON {INFERENCE_BODY_VALUES} values",
+        "the job fails with `VALIDATION_ERROR` and the number of the line, before the line is parsed; a longer text of "
+        "a text file is several texts",
+        "tests/rules/sensing/test_corpus.py::test_values_of_a_line_are_counted_before_it_is_read",
+    ),
+    Bound(
+        "files",
+        "reads a corpus of the hub",
+        "{CORPUS_HUB_BYTES:bytes}",
+        "the job fails with `DOWNLOAD_FAILED`",
+        "tests/hub/test_client.py::test_a_file_of_a_repository_of_data_sets_is_read",
+    ),
+    Bound(
+        "files",
+        "cancels a corpus that is read",
+        "",
+        "no further line is read; corpora have threads of their own",
+        "tests/api/inference/test_corpora.py::"
+        "test_cancelled_corpora_stop_reading_and_take_no_thread_of_others",
     ),
     Bound(
         "stored",

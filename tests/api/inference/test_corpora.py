@@ -15,6 +15,8 @@ import pytest
 
 from steerserve import demo
 from steerserve.control.inference import corpora as owner
+from steerserve.files import corpus as files
+from steerserve.files.model_content import ReadingEnded
 from tests.conftest import Start
 from tests.service import Running, add_sae, load_demo
 
@@ -175,6 +177,53 @@ def test_a_file_of_this_machine_is_read_or_refused_by_its_line(
     assert live.error("POST", PATH, body(**local | {"local_path": str(other)}, name="kind"))[1] == (
         "INVALID_PARAMETER"
     )
+
+
+def test_cancelled_corpora_stop_reading_and_take_no_thread_of_others(
+    live: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "texts.txt"
+    file.write_text("a")
+    begun, stopped = threading.Semaphore(0), threading.Semaphore(0)
+
+    def endless(*_: object) -> Iterator[bytes]:
+        begun.release()
+        ended = [one for one in _ if isinstance(one, threading.Event)]
+        try:
+            while not any(one.is_set() for one in ended):
+                yield b"\n"
+            raise ReadingEnded
+        finally:
+            stopped.release()
+
+    local = {"source": "local", "texts": None, "local_path": str(file)}
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "_lines", endless)
+        for number in range(8):
+            job = live.data("POST", PATH, body(**local, name=f"c{number}"), 202)["job"]
+            assert begun.acquire(timeout=5)
+            live.data("DELETE", f"/api/jobs/{job['id']}")
+            assert stopped.acquire(timeout=5)
+    # every thread in which bodies are read is free
+    refused = [live.error("POST", "/api/vectors", {"name": ""})[0] for _ in range(2)]
+    assert refused == [422, 422]
+
+
+def test_a_long_text_is_tokenized_as_far_as_it_is_read(
+    live: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken, blocks = [], owner.rules.blocks
+
+    def counted(text: str) -> Iterator[str]:
+        for block in blocks(text):
+            taken.append(len(block))
+            yield block
+
+    monkeypatch.setattr(owner.rules, "blocks", counted)
+    file = tmp_path / "texts.txt"
+    file.write_text("The boat sailed over the waves. " * 400_000)
+    corpus = read(live, source="local", texts=None, local_path=str(file), max_tokens=40)
+    assert (corpus["tokens"], corpus["texts"], len(taken)) == (40, 1, 1)
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from array import array
+from threading import Event
 
 import numpy as np
 import pytest
 
+from steerserve.files import corpus as files
 from steerserve.rules.inference import corpus_texts as texts
 from steerserve.rules.sensing import corpus as rules
 from tests.refusals import refusal_of
@@ -103,3 +106,26 @@ def test_long_texts_are_cut_before_white_space() -> None:
     assert "".join(parts) == text
     assert max(map(len, parts)) <= texts.BLOCK
     assert parts[1].startswith(" word")
+
+
+def test_memory_grows_with_the_bytes_of_a_corpus_and_not_with_its_lines() -> None:
+    lines = b"\n" * 30_000, b"a\n" * 30_000, b"a\n\n" * 10_000
+    for content in lines:
+        tracemalloc.start()
+        count = sum(1 for _ in texts.texts("a.txt", files.lines_of(content, Event()), ""))
+        _, most = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert most < 4 * len(content) + (1 << 16), (content[:4], most)
+        assert count == {b"\n\n\n": 0, b"a\na": 1, b"a\n\n": 10_000}[content[:3]]
+
+
+def test_values_of_a_line_are_counted_before_it_is_read() -> None:
+    line = b'{"text": "a", "x": [' + b"[]," * 200_000 + b"[]]}"
+    refused = refusal_of(lambda: list(texts.texts("a.jsonl", [b'{"text": "a"}', line], "text")))
+    assert refused.message == "line 2 has more than 200000 values"
+
+
+def test_the_json_of_a_text_is_the_same_in_parts() -> None:
+    chat = ({"role": "user", "content": "é\n"}, {"role": "assistant", "content": '\ud800"😀'})
+    for text in ("", 'é"\\😀\n' * 9000, chat):
+        assert "".join(texts.json_parts(text)) == json.dumps(text)

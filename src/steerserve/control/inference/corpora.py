@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from threading import Event
 
 import msgspec
 
@@ -35,6 +34,7 @@ from steerserve.control.sensing.corpus_views import (
     CorpusSource,
     CorpusState,
 )
+from steerserve.control.threads import Threads
 from steerserve.database.corpora import (
     CorpusRow,
     CorpusStore,
@@ -48,6 +48,7 @@ from steerserve.files import corpus as files
 from steerserve.hub.client import Hub
 from steerserve.messages.spelling import Spell
 from steerserve.messages.tokenizing import Spelling
+from steerserve.rules.bounds import CORPUS_HUB_BYTES
 from steerserve.rules.inference import corpus_texts as rules
 from steerserve.rules.inference.corpus_texts import CorpusText
 from steerserve.rules.inference.intent import Conversation
@@ -56,13 +57,17 @@ from steerserve.settings import Settings
 KIND = "corpus"
 COMING = "+"
 """Behind the id and the name of a corpus while its results are stored, beside those that they will replace."""
-HUB_FILE_MB = 64
-"""The largest file that is read from the hub, in MiB."""
 TEXTS_AT_ONCE = 64
-"""The texts that are taken from a source at once."""
+CHARACTERS_AT_ONCE = 1 << 20
+"""The texts that are taken from a source at once: so many, or as many as have so many characters."""
+READERS = 2
+"""The threads in which texts and results are read, so that nobody else waits for them."""
 READ_SHARE = 0.9
 """The share of the progress of a job that is the reading of the texts."""
 
+Tokens = tuple[list[int], list[str]]
+"""The ids of some tokens, and their texts."""
+NO_TOKENS = Spelling("", [], [], [])
 Source = Callable[[], Iterable[CorpusText]]
 """Gives the texts of a corpus from the first one on."""
 
@@ -120,6 +125,11 @@ class Corpora:
         self._jobs = jobs
         self._reading: dict[str, Job] = {}
         self._starting = asyncio.Lock()
+        self._threads = Threads("corpora", READERS)
+
+    def close(self) -> None:
+        """Read no more texts. The jobs have ended."""
+        self._threads.close()
 
     # ------------------------------------------------------------- records
 
@@ -157,7 +167,7 @@ class Corpora:
         Raises:
             Refusal: CORPUS_ALREADY_EXISTS where another corpus has its name, CORPORA_FULL, INSUFFICIENT_DISK.
         """
-        stored = await asyncio.to_thread(corpus_of, file)
+        stored = await self._threads.run(corpus_of, file)
         saes = [
             ReadSae(number, one.key, sae_ids[one.name], one.layer, one.site, one.d_sae)
             for number, one in enumerate(stored.saes)
@@ -233,11 +243,11 @@ class Corpora:
         parts = range(0, len(stored.contexts), PART)
         for number, first in enumerate(parts):
             is_last = number == len(parts) - 1
-            contexts = await asyncio.to_thread(packed, stored.contexts[first : first + PART])
+            contexts = await self._threads.run(packed, stored.contexts[first : first + PART])
             done = (stored.texts, 0, stored.tokens, stored.counted) if is_last else ()
             await self._store.add_part(corpus_id, contexts, [], Progress(number + 1, *done))
         for number, sae in enumerate(stored.saes):
-            rows = await asyncio.to_thread(_feature_rows, sae)
+            rows = await self._threads.run(_feature_rows, sae)
             await self._store.add_features(corpus_id, number, rows)
         results = {number: (sae.maxima, sae.counts) for number, sae in enumerate(stored.saes)}
         await self._store.finish(corpus_id, results)
@@ -307,9 +317,25 @@ class Corpora:
         saes: Sequence[Attachment],
         report: Report,
     ) -> CorpusRecord:
-        source = await self._source(asked)
+        ended = Event()
+        try:
+            return await self._made(asked, row, resident, saes, report, ended)
+        finally:
+            ended.set()
+
+    async def _made(
+        self,
+        asked: CorpusRequest,
+        row: CorpusRow,
+        resident: Resident,
+        saes: Sequence[Attachment],
+        report: Report,
+        ended: Event,
+    ) -> CorpusRecord:
+        """Read the texts of a corpus, and compute its results. No text is read once `ended` is set."""
+        source = await self._source(asked, ended)
         report(0.0, "the texts are checked")
-        digest = await asyncio.to_thread(_digest, source())
+        digest = await self._digest(source())
         if row.digest is None:
             await self._store.set_digest(row.id, digest)
         elif row.digest != digest:
@@ -317,14 +343,40 @@ class Corpora:
             raise taken(row.name, why, corpus_id=row.id)
         await self._read(asked, row, resident, saes, source, report)
         row = await self._store.get(row.id)
-        summary = Summary(self._store, row, asked.examples)
+        summary = Summary(self._store, row, asked.examples, self._threads)
         await summary.make(
             lambda share: report(READ_SHARE + (1 - READ_SHARE) * share, "the results are computed")
         )
         self._results.forget()
         return await self._record(await self._store.get(row.id))
 
-    async def _source(self, asked: CorpusRequest) -> Source:
+    async def _digest(self, texts: Iterable[CorpusText]) -> str:
+        """The SHA-256 of all texts. Every text is looked at.
+
+        Raises:
+            Refusal: VALIDATION_ERROR for a line that has no text.
+        """
+        digest = hashlib.sha256()
+
+        def add(some: Iterable[tuple[int, CorpusText]]) -> None:
+            for _, (_, text) in some:
+                for part in rules.json_parts(text):
+                    digest.update(part.encode())
+                digest.update(b"\n")
+
+        async for some in self._taken(texts, 0):
+            await self._threads.run(add, some)
+        return digest.hexdigest()
+
+    async def _taken(
+        self, texts: Iterable[CorpusText], first: int
+    ) -> AsyncIterator[list[tuple[int, CorpusText]]]:
+        """The texts from the one with the number `first` on, with their numbers, some at a time."""
+        numbered = enumerate(texts)
+        while some := await self._threads.run(_some, numbered, first):
+            yield some
+
+    async def _source(self, asked: CorpusRequest, ended: Event) -> Source:
         """Raises:
         Refusal: INVALID_LOCAL_PATH, PAYLOAD_TOO_LARGE; what `Hub.dataset_file` raises.
         """
@@ -332,15 +384,15 @@ class Corpora:
         if said.kind == "inline":
             return lambda: ((f"texts[{i}]", text) for i, text in enumerate(asked.texts))
         if said.local_path is not None:
-            path = await asyncio.to_thread(files.find, said.local_path, self._store.most_mb)
-            return lambda: rules.texts(path.name, files.lines(path), said.text_field)
+            path = await self._threads.run(files.find, said.local_path, self._store.most_mb)
+            return lambda: rules.texts(path.name, files.lines(path, ended), said.text_field)
         assert said.repo_id is not None
         assert said.file_path is not None
         file = said.file_path
         content = await self._hub.dataset_file(
-            said.repo_id, said.revision or "main", file, HUB_FILE_MB << 20, asked.hub_token
+            said.repo_id, said.revision or "main", file, CORPUS_HUB_BYTES, asked.hub_token
         )
-        return lambda: rules.texts(file, content.splitlines(keepends=True), said.text_field)
+        return lambda: rules.texts(file, files.lines_of(content, ended), said.text_field)
 
     async def _read(
         self,
@@ -373,9 +425,9 @@ class Corpora:
                     done.tokens + sum(sizes),
                     done.counted + sum(one.positions for one in read),
                 )
-                contexts = await asyncio.to_thread(packed, [cut.context for cut in part])
+                contexts = await self._threads.run(packed, [cut.context for cut in part])
                 activations = [
-                    await asyncio.to_thread(packed, [_groups(one.saes[i]) for one in read])
+                    await self._threads.run(packed, [_groups(one.saes[i]) for one in read])
                     for i in range(len(saes))
                 ]
                 await self._store.add_part(row.id, contexts, activations, done)
@@ -410,21 +462,23 @@ class Corpora:
         special = await self._special(resident)
         left = asked.max_tokens - done.tokens
         room = asked.context - len(special.ids)
-        async for index, (place, text) in _batched(texts, done.next_text):
-            start = done.next_token if index == done.next_text else 0
-            ids, pieces = await self._spelled(asked, resident, place, text, special)
-            while start < len(ids) and left > 0:
-                end = min(len(ids), start + room, start + left)
-                context = Context(
-                    index, start, len(special.ids), [*special.pieces, *pieces[start:end]]
-                )
-                is_last = end == len(ids)
-                cursor = (index + 1, 0) if is_last else (index, end)
-                yield _Cut(context, [*special.ids, *ids[start:end]], place, *cursor)
-                left -= end - start
-                start = end
-            if left <= 0:
-                return
+        async for some in self._taken(texts, done.next_text):
+            for index, (place, text) in some:
+                start = done.next_token if index == done.next_text else 0
+                spelled = self._spelled(asked, resident, place, text, special)
+                async with aclosing(_windows(spelled, start, room)) as windows:
+                    async for ids, pieces, is_last in windows:
+                        size = min(len(ids), left)
+                        context = Context(
+                            index, start, len(special.ids), [*special.pieces, *pieces[:size]]
+                        )
+                        is_end = is_last and size == len(ids)
+                        cursor = (index + 1, 0) if is_end else (index, start + size)
+                        yield _Cut(context, [*special.ids, *ids[:size]], place, *cursor)
+                        left -= size
+                        start += size
+                        if left <= 0:
+                            return
 
     async def _special(self, resident: Resident) -> Spelling:
         """The special tokens that the tokenizer puts before a text."""
@@ -444,16 +498,13 @@ class Corpora:
         place: str,
         text: str | Conversation,
         special: Spelling,
-    ) -> tuple[list[int], list[str]]:
-        """The tokens of a text or a conversation without the special tokens before them, with their texts."""
+    ) -> AsyncGenerator[Tokens]:
+        """The tokens of a text or a conversation, with their texts. A text comes block by block. A conversation comes
+        whole, without the special tokens before it."""
         engine, _ = resident.running()
-        ids: list[int] = []
-        pieces: list[str] = []
-        prompts: list[m.Text | m.Chat]
+        prompts: Iterable[m.Text | m.Chat] = [prompt_of(text, asked.client)]
         if isinstance(text, str):
-            prompts = [m.Text(block, special=False) for block in rules.blocks(text)]
-        else:
-            prompts = [prompt_of(text, asked.client)]
+            prompts = (m.Text(block, special=False) for block in rules.blocks(text))
         for prompt in prompts:
             try:
                 made = await engine.ask(
@@ -466,23 +517,44 @@ class Corpora:
             except Refusal as refusal:
                 why = f"{place}: {refusal.message}"
                 raise Refusal(refusal.code, why, param=place, **refusal.details) from None
-            ids += made.ids
-            pieces += made.pieces
-        if ids[: len(special.ids)] == special.ids:
-            return ids[len(special.ids) :], pieces[len(special.ids) :]
-        return ids, pieces
+            size = len(special.ids)
+            skipped = size if made.ids[:size] == special.ids else 0
+            yield made.ids[skipped:], made.pieces[skipped:]
+            special = NO_TOKENS
 
 
-async def _batched(
-    texts: Iterable[CorpusText], first: int
-) -> AsyncIterator[tuple[int, CorpusText]]:
-    """The texts from the one with the number `first` on, with their numbers. They are taken from their source in a
-    thread."""
-    numbered = enumerate(texts)
-    while batch := await asyncio.to_thread(lambda: list(islice(numbered, TEXTS_AT_ONCE))):
-        for index, text in batch:
-            if index >= first:
-                yield index, text
+def _some(numbered: Iterable[tuple[int, CorpusText]], first: int) -> list[tuple[int, CorpusText]]:
+    """The next texts from the one with the number `first` on."""
+    some: list[tuple[int, CorpusText]] = []
+    size = 0
+    for index, (place, text) in numbered:
+        if index < first:
+            continue
+        some.append((index, (place, text)))
+        size += rules.size_of(text)
+        if len(some) == TEXTS_AT_ONCE or size >= CHARACTERS_AT_ONCE:
+            break
+    return some
+
+
+async def _windows(
+    parts: AsyncGenerator[Tokens], start: int, room: int
+) -> AsyncGenerator[tuple[list[int], list[str], bool]]:
+    """The tokens from `start` on, `room` at a time, with their texts, and whether they are the last ones. No more parts
+    are asked for than the next tokens need."""
+    ids: list[int] = []
+    pieces: list[str] = []
+    async with aclosing(parts):
+        async for more, texts in parts:
+            skipped = min(start, len(more))
+            start -= skipped
+            ids += more[skipped:]
+            pieces += texts[skipped:]
+            while len(ids) > room:
+                yield ids[:room], pieces[:room], False
+                del ids[:room], pieces[:room]
+    if ids:
+        yield ids, pieces, True
 
 
 async def _parts(cuts: AsyncIterator[_Cut]) -> AsyncIterator[list[_Cut]]:
@@ -523,18 +595,6 @@ def _attached(resident: Resident, saes: Sequence[ReadSae]) -> list[Attachment]:
                 layer=sae.layer,
             )
     return [by_content[sae.key] for sae in saes]
-
-
-def _digest(texts: Iterable[CorpusText]) -> str:
-    """The SHA-256 of all texts. Every text is looked at.
-
-    Raises:
-        Refusal: VALIDATION_ERROR for a line that has no text.
-    """
-    digest = hashlib.sha256()
-    for _, text in texts:
-        digest.update(json.dumps(text).encode() + b"\n")
-    return digest.hexdigest()
 
 
 def _groups(read: m.FeatureValues) -> tuple[bytes, bytes, bytes, bytes]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from array import array
 from collections import defaultdict
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from steerserve.control.sensing.corpus_results import (
     packed,
     unpacked,
 )
+from steerserve.control.threads import Threads
 from steerserve.database.corpora import CorpusRow, CorpusStore, FeatureRow, ReadSae
 from steerserve.rules.sensing import corpus as rules
 from steerserve.rules.sensing.corpus import FeatureSummary, Gathered, Groups
@@ -28,10 +28,11 @@ class Summary:
     """Computes the results of one corpus, a range of features at a time, and writes them. What a thread does at once is
     the work on one part."""
 
-    def __init__(self, store: CorpusStore, row: CorpusRow, examples: int) -> None:
+    def __init__(self, store: CorpusStore, row: CorpusRow, examples: int, threads: Threads) -> None:
         self._store = store
         self._row = row
         self._examples = examples
+        self._threads = threads
 
     async def make(self, told: Callable[[float], None]) -> None:
         """Raises:
@@ -54,7 +55,7 @@ class Summary:
 
     async def _part(self, sae: ReadSae, number: int) -> list[Groups]:
         data = await self._store.activations(self._row.id, number, sae.number)
-        return await asyncio.to_thread(_groups, data)
+        return await self._threads.run(_groups, data)
 
     async def _counts(self, sae: ReadSae) -> array[int]:
         """At how many tokens each feature fires."""
@@ -66,7 +67,7 @@ class Summary:
                     counts[feature] += one.starts[at + 1] - one.starts[at]
 
         for number in range(self._row.parts):
-            await asyncio.to_thread(add, await self._part(sae, number))
+            await self._threads.run(add, await self._part(sae, number))
         return counts
 
     async def _range(self, sae: ReadSae, features: range, maxima: array[float]) -> None:
@@ -77,13 +78,13 @@ class Summary:
                 rules.gather(gathered, one, features, first + place)
 
         for number in range(self._row.parts):
-            await asyncio.to_thread(gather, await self._part(sae, number), number * PART)
-        summaries, chosen = await asyncio.to_thread(self._summarised, gathered)
+            await self._threads.run(gather, await self._part(sae, number), number * PART)
+        summaries, chosen = await self._threads.run(self._summarised, gathered)
         for feature, found in summaries.items():
             maxima[feature] = found.max
         gathered.clear()
         examples = await self._windows(sae, chosen)
-        rows = await asyncio.to_thread(_rows, summaries, examples)
+        rows = await self._threads.run(_rows, summaries, examples)
         await self._store.add_features(self._row.id, sae.number, rows)
 
     def _summarised(
@@ -114,7 +115,7 @@ class Summary:
         for number in sorted({context // PART for context in chosen}):
             contexts = await self._store.contexts(self._row.id, [number])
             part = await self._part(sae, number)
-            await asyncio.to_thread(cut, part, contexts[number], number)
+            await self._threads.run(cut, part, contexts[number], number)
         return examples
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
+
+from steerserve.control.threads import Threads
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -20,7 +20,7 @@ class DocumentReader:
     """
 
     def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1, "documents")
+        self._thread = Threads("documents", 1)
 
     async def read(
         self,
@@ -29,9 +29,8 @@ class DocumentReader:
         **named: Arguments.kwargs,
     ) -> Result:
         """The result of `work`. It is not begun if the caller is cancelled before its turn."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, lambda: work(*args, **named))
+        return await self._thread.run(work, *args, **named)
 
     def close(self) -> None:
         """Begin no more work."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._thread.close()

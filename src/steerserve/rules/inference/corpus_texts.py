@@ -6,13 +6,13 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 
 from steerserve.errors import Refusal
+from steerserve.rules import json_size
+from steerserve.rules.bounds import CORPUS_TEXT_BYTES, INFERENCE_BODY_VALUES
 from steerserve.rules.inference.intent import Conversation
 from steerserve.rules.text import shown
 
 JSON_LINES = (".jsonl", ".ndjson")
 TEXT_FILES = (".txt", ".text", ".md")
-LINE_MAXIMUM = 16 << 20
-"""The most bytes of one line, and of one text of a text file."""
 BLOCK = 20_000
 """The characters of a text that are tokenized at once."""
 
@@ -43,13 +43,31 @@ def texts(path: str, lines: Iterable[bytes], field: str) -> Iterator[CorpusText]
 
 def blocks(text: str) -> Iterator[str]:
     """The text in parts of at most BLOCK characters, cut before white space where there is any."""
-    while len(text) > BLOCK:
-        cut = max(text.rfind(" ", 1, BLOCK), text.rfind("\n", 1, BLOCK))
-        end = cut if cut > 0 else BLOCK
-        yield text[:end]
-        text = text[end:]
-    if text:
-        yield text
+    start = 0
+    while len(text) - start > BLOCK:
+        most = start + BLOCK
+        cut = max(text.rfind(" ", start + 1, most), text.rfind("\n", start + 1, most))
+        end = cut if cut > 0 else most
+        yield text[start:end]
+        start = end
+    if start < len(text):
+        yield text[start:]
+
+
+def size_of(text: str | Conversation) -> int:
+    """The characters of a text or a conversation."""
+    return len(text) if isinstance(text, str) else sum(len(str(one["content"])) for one in text)
+
+
+def json_parts(text: str | Conversation) -> Iterator[str]:
+    """A text or a conversation as JSON, in parts, of which none is much longer than BLOCK where it is a text."""
+    if not isinstance(text, str):
+        yield from json.JSONEncoder().iterencode(text)
+        return
+    yield '"'
+    for start in range(0, len(text), BLOCK):
+        yield json.dumps(text[start : start + BLOCK])[1:-1]
+    yield '"'
 
 
 def _of_json(lines: Iterable[bytes], field: str) -> Iterator[CorpusText]:
@@ -57,6 +75,8 @@ def _of_json(lines: Iterable[bytes], field: str) -> Iterator[CorpusText]:
         if not line.strip():
             continue
         _check_size(line, number)
+        if json_size.has_more_values(line, INFERENCE_BODY_VALUES):
+            raise _bad(number, f"has more than {INFERENCE_BODY_VALUES} values")
         try:
             entry = json.loads(line)
         except (ValueError, RecursionError):
@@ -81,28 +101,26 @@ def _is_message(one: object) -> bool:
 
 
 def _of_text(lines: Iterable[bytes]) -> Iterator[CorpusText]:
-    held: list[str] = []
-    first, size = 1, 0
+    held, first = bytearray(), 1
     for number, line in enumerate(lines, 1):
         _check_size(line, number)
         try:
-            text = line.decode()
+            is_blank = not line.decode().strip()
         except UnicodeDecodeError:
             raise _bad(number, "is not UTF-8") from None
-        if text.strip():
+        if not is_blank:
             first = first if held else number
-            held.append(text)
-            size += len(line)
-        if held and (not text.strip() or size > LINE_MAXIMUM):
-            yield f"line {first}", "".join(held).rstrip("\r\n")
-            held, size = [], 0
+            held += line
+        if held and (is_blank or len(held) > CORPUS_TEXT_BYTES):
+            yield f"line {first}", held.decode().rstrip("\r\n")
+            held = bytearray()
     if held:
-        yield f"line {first}", "".join(held).rstrip("\r\n")
+        yield f"line {first}", held.decode().rstrip("\r\n")
 
 
 def _check_size(line: bytes, number: int) -> None:
-    if len(line) > LINE_MAXIMUM:
-        raise _bad(number, f"has more than {LINE_MAXIMUM} bytes")
+    if len(line) > CORPUS_TEXT_BYTES:
+        raise _bad(number, f"has more than {CORPUS_TEXT_BYTES} bytes")
 
 
 def _bad(number: int, why: str) -> Refusal:
