@@ -13,7 +13,7 @@ import sqlite3
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from steerserve.database import engines, faults, schema, sqlite_file
 from steerserve.database.accesses import Accesses
 from steerserve.database.faults import DatabaseFault, text_of
-from steerserve.database.holding import IN_USE, AdvisoryHold, FileHold, Hold
+from steerserve.database.holding import AdvisoryHold, FileHold, Hold, in_use
 from steerserve.database.sqlite_file import SqliteFile
 from steerserve.database.tables import circuit_claims, models, saes
 from steerserve.database.watch import Watch
@@ -205,8 +205,8 @@ class Database:
             file.find()
             file.path.parent.mkdir(parents=True, exist_ok=True)
             self._hold = FileHold(file.path)
-        if not await self._hold.take():
-            raise CannotStart(IN_USE, may_pass=True)
+        if not await self._hold.take_at_start():
+            raise CannotStart(in_use(self._hold.holder()), may_pass=True)
         if file is not None:
             await asyncio.to_thread(file.open, may_make=True)
         # an upgrade may take longer than the statements of a running service
@@ -273,8 +273,12 @@ class Database:
         Refusal: DATABASE_UNAVAILABLE when another service has taken the database.
         """
         if not await self._accesses.finish(self._hold.take()):
-            self._watch.note(_TAKEN)
-            raise _TAKEN.refusal()
+            fault = self._taken()
+            self._watch.note(fault)
+            raise fault.refusal()
+
+    def _taken(self) -> DatabaseFault:
+        return replace(_TAKEN, driver_text=self._hold.holder())
 
     def _settle_soon(self) -> None:
         # once the closing began, it brings the changes into the file itself
@@ -302,7 +306,7 @@ class Database:
             if fault is not None:
                 return fault
         if not await self._accesses.finish(self._hold.take()):
-            return _TAKEN
+            return self._taken()
         # while a write of this service runs, the check does not wait for it
         writes = not self._writing.locked()
         if writes:

@@ -6,10 +6,12 @@ import sqlite3
 from collections.abc import Callable
 
 from sqlalchemy import URL, Connection, event
+from sqlalchemy.engine import AdaptedConnection
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
 
+from steerserve.database import sessions
 from steerserve.database.sqlite_file import SqliteFile
 from steerserve.errors import CannotStart
 
@@ -31,18 +33,36 @@ def make(
     """
     if file is not None:
         return _sqlite(url, file, is_pooled=is_pooled, busy_ms=int(1000 * (seconds or 0)))
-    limits = {"timeout": CONNECT_SECONDS, "command_timeout": seconds}
+    options = {
+        "timeout": CONNECT_SECONDS,
+        "command_timeout": seconds,
+        "server_settings": {"application_name": sessions.own_name()},
+    }
+    pool: dict[str, object] = (
+        {"pool_pre_ping": True, "pool_timeout": CONNECT_SECONDS}
+        if is_pooled
+        else {"poolclass": NullPool}
+    )
     try:
-        if not is_pooled:
-            return create_async_engine(url, connect_args=limits, poolclass=NullPool)
-        return create_async_engine(
-            url, connect_args=limits, pool_pre_ping=True, pool_timeout=CONNECT_SECONDS
-        )
+        engine = create_async_engine(url, connect_args=options, **pool)
     except ModuleNotFoundError as error:
         raise CannotStart(
             f"DATABASE_URL names PostgreSQL, whose driver {error.name} is not installed: "
             "pip install 'steerserve[postgres]'"
         ) from None
+    event.listen(engine.sync_engine, "connect", _bound_dead_sessions)
+    return engine
+
+
+def _bound_dead_sessions(connection: AdaptedConnection, _record: object) -> None:
+    """Let the server end the session of a new connection soon after it cannot reach this service any more. Otherwise
+    the session would keep its locks for hours."""
+    kept = list(sessions.KEEPALIVES), list(sessions.KEEPALIVES.values())
+    try:
+        connection.run_async(lambda driver: driver.execute(sessions.PREPARE, *kept))
+    except BaseException:
+        connection.driver_connection.terminate()
+        raise
 
 
 def _sqlite(url: URL, file: SqliteFile, *, is_pooled: bool, busy_ms: int) -> AsyncEngine:

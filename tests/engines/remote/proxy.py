@@ -51,17 +51,28 @@ class Proxy:
 @asynccontextmanager
 async def between(contact: Contact) -> AsyncIterator[tuple[Contact, Proxy]]:
     """A contact that reaches the host through a proxy."""
+    async with proxied(contact.host, contact.port) as (port, proxy):
+        yield replace(contact, host=HERE, port=port), proxy
+
+
+@asynccontextmanager
+async def proxied(host: str, port: int) -> AsyncIterator[tuple[int, Proxy]]:
+    """A port of this machine that reaches another one through a proxy."""
     proxy = Proxy()
     tasks: list[asyncio.Task[None]] = []
 
     async def joined(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there, back = await asyncio.open_connection(contact.host, contact.port, limit=1 << 14)
+        try:
+            there, back = await asyncio.open_connection(host, port, limit=1 << 14)
+        except ConnectionError:
+            writer.transport.abort()
+            return
         tasks.append(asyncio.create_task(proxy.carry(reader, back)))
         tasks.append(asyncio.create_task(proxy.carry(there, writer)))
 
     server = await asyncio.start_server(joined, HERE, 0, limit=1 << 14)
     try:
-        yield replace(contact, host=HERE, port=server.sockets[0].getsockname()[1]), proxy
+        yield server.sockets[0].getsockname()[1], proxy
     finally:
         server.close()
         proxy.cut()
