@@ -745,11 +745,12 @@ class World(Owners):
 async def world(
     home: Path, *, now: Clock = utc_now, seconds: Callable[[], float] | None = None, **changes: Any
 ) -> AsyncIterator[World]:
-    """The control plane over the folder `home`. `now` is the time of day, and `seconds` the seconds that pass. Without
+    """The control plane with the data folder `data` in the folder `home`. `now` is the time of day, and `seconds` the seconds that pass. Without
     `seconds`, nobody sets the clock of the machine, and both pass alike."""
-    settings = Settings(_env_file=None, steerserve_home=home, **changes)  # type: ignore[call-arg]
+    data = home / "data"
+    settings = Settings(_env_file=None, steerserve_home=data, **changes)  # type: ignore[call-arg]
     if "database_url" not in changes:
-        lay(home / DATABASE)
+        lay(data / DATABASE)
     made = World(home, settings, now, seconds or (lambda: now().timestamp()))
     await made.database.open()
     made.bus.subscribe(made.events.append)

@@ -112,7 +112,18 @@ _ROWS = (
     Row("REPO_NOT_FOUND", 404, 404, "the repository does not exist"),
     Row("GATED_MODEL_NO_TOKEN", 401, 401, "the repository is gated and no token was given"),
     Row("INVALID_HUB_TOKEN", 401, 401, "the hub rejected the token"),
-    Row("INVALID_LOCAL_PATH", 400, 400, "the local path is missing, malformed or protected"),
+    Row(
+        "INVALID_LOCAL_PATH",
+        400,
+        400,
+        "the local path is missing, malformed, protected, or outside LOCAL_PATHS",
+    ),
+    Row(
+        "REMOTE_CODE_REFUSED",
+        403,
+        403,
+        "the model's own Python files would run, which ALLOW_REMOTE_CODE does not allow",
+    ),
     Row(
         "HUB_UNAVAILABLE",
         503,

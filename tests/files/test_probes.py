@@ -16,6 +16,7 @@ from safetensors.torch import save
 
 from steerserve.errors import Refusal
 from steerserve.files import probes
+from steerserve.files.client_paths import allow_all
 from steerserve.files.vectors import VectorFile
 from steerserve.rules.steering.probe import ReadProbe
 from steerserve.rules.steering.vector import Direction, ReadOptions
@@ -191,14 +192,14 @@ def test_what_the_service_answers_of_a_probe_is_a_file_of_it() -> None:
 def test_the_file_beside_is_found_by_its_name(tmp_path: Path) -> None:
     (tmp_path / "probe_head.bin").write_bytes(head())
     (tmp_path / "probe_config.json").write_text(json.dumps(CONFIG))
-    _, file = probes.load(str(tmp_path / "probe_head.bin"))
+    _, file = probes.load(str(tmp_path / "probe_head.bin"), allow_all)
     assert probes.read(file, ReadOptions()).directions[0].layer == 3
     (tmp_path / "adapter_model.safetensors").write_bytes(b"")
     with pytest.raises(Refusal, match=r"adapter_model\.safetensors"):
-        probes.load(str(tmp_path / "probe_head.bin"))
+        probes.load(str(tmp_path / "probe_head.bin"), allow_all)
     (tmp_path / "probe.safetensors").write_bytes(save({"weights.3": torch.from_numpy(WEIGHTS)}))
     (tmp_path / "probe.json").write_text(json.dumps(AISTEER))
-    _, file = probes.load(str(tmp_path / "probe.safetensors"))
+    _, file = probes.load(str(tmp_path / "probe.safetensors"), allow_all)
     assert probes.read(file, ReadOptions()).biases == (-0.25,)
 
 

@@ -70,6 +70,8 @@ def facts(settings: Settings | Sequence[str]) -> Facts:
             "replicas": "\n".join(doctor_cluster.replicas(settings)),
             "hub": hub(settings.hf_endpoint),
             "listens on": listens_on(settings),
+            "paths": paths(settings),
+            "model code": model_code(settings),
             "secrets": secrets(settings),
         }
     return Facts(sentences, faults, exit_code)
@@ -164,6 +166,23 @@ def listens_on(settings: Settings) -> str:
         else f"every machine that reaches it, {'with a key' if settings.api_keys else 'without a login'}"
     )
     return f"{settings.host}:{settings.port}, for {who}"
+
+
+def paths(settings: Settings) -> str:
+    """Which paths of this machine requests may name."""
+    if settings.local_paths:
+        folders = ", ".join(map(str, settings.local_paths))
+        return f"requests may name paths in {folders} (LOCAL_PATHS)"
+    if settings.local_paths is not None or settings.api_keys:
+        return "requests may name no path of this machine; LOCAL_PATHS allows folders"
+    return "requests may name every path outside the system folders; LOCAL_PATHS bounds them"
+
+
+def model_code(settings: Settings) -> str:
+    """Whether the Python files of models may run."""
+    if settings.may_run_remote_code:
+        return "requests may run the Python files of models with trust_remote_code; ALLOW_REMOTE_CODE=false refuses it"
+    return "trust_remote_code is refused; ALLOW_REMOTE_CODE=true allows it"
 
 
 def web_page() -> str:

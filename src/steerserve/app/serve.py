@@ -75,6 +75,12 @@ class Server(accepting.Server):
                 connections=self.connections.limit,
                 max_connections=settings.max_connections,
             )
+        if settings.is_open:
+            log.warning(
+                "open_to_other_machines",
+                host=settings.host,
+                advice="set API_KEYS_FILE, or HOST=127.0.0.1",
+            )
         for name, file in settings.open_secret_files:
             log.warning("secret_file_open_to_others", setting=name.upper(), file=str(file))
         await self.config.loaded_app.open()

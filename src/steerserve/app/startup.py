@@ -30,9 +30,23 @@ STAMP = ".version"
 async def begin(owners: Owners) -> None:
     """Load the demo or the model that the settings name, if any, and go on with batches. A failure is logged, and the
     service goes on. Readiness shows the reason until a model is loaded."""
+    await _name_refused_models(owners)
     await _load_named(owners)
     owners.vitals.is_starting = False
     owners.batches.begin()
+
+
+async def _name_refused_models(owners: Owners) -> None:
+    """Log the registered models that need `trust_remote_code`, where it is not allowed."""
+    if owners.settings.may_run_remote_code:
+        return
+    try:
+        rows = await owners.models.list()
+    except Exception:  # border of the start: whatever the database does, the service serves on
+        log.exception("models_not_read")
+        return
+    if names := [row.name for row in rows if row.trust_remote_code]:
+        log.warning("models_need_remote_code", models=names, setting="ALLOW_REMOTE_CODE")
 
 
 async def _load_named(owners: Owners) -> None:
@@ -141,7 +155,7 @@ async def start_demo(owners: Owners) -> DemoReady:
     row = await _registered(owners, model)
     rows = {}
     for sae in demo.saes():
-        rows[sae.name], _ = await owners.saes.add(str(saes / sae.name))
+        rows[sae.name], _ = await owners.saes.add(str(saes / sae.name), is_own=True)
         await _import_labels(owners, rows[sae.name].id, sae.labels)
     async with using(owners, row):
         proof = demo.proof()
@@ -239,7 +253,11 @@ async def _registered(owners: Owners, folder: Path) -> ModelRow:
         if row.local_path == path:
             return row
     return await owners.models.add(
-        path, quantization="FP16", custom_name=demo.MODEL_NAME, trust_remote_code=False
+        path,
+        quantization="FP16",
+        custom_name=demo.MODEL_NAME,
+        trust_remote_code=False,
+        is_own=True,
     )
 
 

@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass, field
 
 from steerserve.control.bus import Bus
+from steerserve.control.client_paths import client_paths
 from steerserve.control.health.breakers import AllBreakers, Breakers
 from steerserve.control.health.gauges import Gauges
 from steerserve.control.health.gpus import CardReadings, torch_version
@@ -153,6 +154,7 @@ class Owners:
         self.metrics = Metrics()
         self.bus.subscribe(self.metrics.took)
         self.catalog = Catalog(around.database)
+        self.paths = client_paths(settings)
         self.room = DocumentRoom(
             around.database.folder,
             settings.max_stored_documents,
@@ -209,12 +211,21 @@ class Owners:
         self.model_downloads = ModelDownloads(settings, catalog, around.hub, bus, self.downloads)
         self.contents = ModelContents(catalog, self.conductor)
         bus.subscribe(self.contents.took)
-        self.models = Models(catalog, self.conductor, self.model_downloads, self.contents)
+        self.models = Models(
+            catalog,
+            self.conductor,
+            self.model_downloads,
+            self.contents,
+            self.paths,
+            settings.may_run_remote_code,
+        )
         self.sae_reader = SaeReader(self.conductor, around.launcher)
         self.sae_downloads = SaeDownloads(
             settings, catalog, around.hub, bus, self.downloads, self.sae_reader
         )
-        self.saes = Saes(catalog, self.conductor, self.sae_reader, self.labels, self.sae_downloads)
+        self.saes = Saes(
+            catalog, self.conductor, self.sae_reader, self.labels, self.sae_downloads, self.paths
+        )
 
     def _make_interventions(self) -> None:
         conductor, bus, around = self.conductor, self.bus, self.around
@@ -230,8 +241,9 @@ class Owners:
         self.steering = Steering(conductor, bus)
         self.documents = documents = Documents(around.database, room=self.room)
         vectors = VectorStore(around.database, room=self.room)
-        self.vectors = Vectors(vectors, self.reader, around.hub, conductor, self.labels)
-        self.probes = Probes(ProbeStore(around.database, room=self.room), self.reader, around.hub)
+        self.vectors = Vectors(vectors, self.reader, around.hub, conductor, self.labels, self.paths)
+        probes = ProbeStore(around.database, room=self.room)
+        self.probes = Probes(probes, self.reader, around.hub, self.paths)
         # monitoring is made after the owners of steering
         self.corpus_store = CorpusStore(
             around.database, self.settings.corpora_max_mb, self.room, around.now
@@ -365,6 +377,7 @@ class Owners:
             self.conductor,
             self.launcher,
             self.jobs,
+            self.paths,
         )
         self.lenses = Lenses(
             self.generation,
@@ -373,6 +386,7 @@ class Owners:
             self.speller,
             self.features,
             self.trained_lenses,
+            self.paths,
         )
         self.compare = Compare(
             self.generation,
@@ -395,6 +409,7 @@ class Owners:
             self.around.hub,
             self.conductor,
             self.jobs,
+            self.paths,
         )
         self.suggestions = Suggestions(
             settings,

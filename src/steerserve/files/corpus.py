@@ -16,12 +16,13 @@ from steerserve.rules.inference.corpus_texts import check_name
 from steerserve.rules.units import MIB
 
 
-def find(named: str, most_mb: int) -> Path:
-    """The file of texts that a client names.
+def find(named: str, most_mb: int, check: local.PathCheck) -> Path:
+    """The file of texts that a client names. `check` refuses a path that may not be read.
 
     Raises:
         Refusal: INVALID_LOCAL_PATH; INVALID_PARAMETER for a file of no known kind; PAYLOAD_TOO_LARGE.
     """
+    check(named)
     path = local.resolve_file(named)
     check_name(path.name)
     with local.reading(path.parent):

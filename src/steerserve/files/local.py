@@ -7,7 +7,7 @@ import json
 import math
 import struct
 from codecs import BOM_UTF8
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,6 +57,10 @@ JSON_FILES = (
     _INDEX,
 )
 """The JSON files of a checkpoint that an engine reads."""
+
+
+PathCheck = Callable[[str], None]
+"""Raises a Refusal for a path that a client may not name."""
 
 
 @dataclass(frozen=True, slots=True)

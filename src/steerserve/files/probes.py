@@ -57,13 +57,13 @@ def adapter_name(name: str) -> str | None:
     return ADAPTER if name == _HEAD else None
 
 
-def load(named: str) -> tuple[Path, VectorFile]:
+def load(named: str, check: local.PathCheck) -> tuple[Path, VectorFile]:
     """The file that a client names on this machine, with the one beside it that says where its probe reads.
 
     Raises:
         Refusal: as `files.vectors.load`; INVALID_VECTOR for a probe beside the adapter that it was trained with.
     """
-    path, file = vectors.load(named, metadata_name)
+    path, file = vectors.load(named, check, metadata_name)
     adapter = adapter_name(path.name)
     if adapter is not None:
         with local.reading(path.parent):

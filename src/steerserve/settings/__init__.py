@@ -39,6 +39,13 @@ Texts = Annotated[
 ]
 
 
+Folders = Annotated[
+    list[Path],
+    NoDecode,
+    BeforeValidator(lambda text: values.folders(text) if isinstance(text, str) else text),
+]
+
+
 class Settings(
     Secrets, RequestLimits, BatchSettings, SensingSettings, RecordSettings, ReplicaSettings
 ):
@@ -67,6 +74,18 @@ class Settings(
     lens_cache_dir: Path = Field(
         default=Path(),
         description="Folder of trained lenses from the hub; by default `lenses` in STEERSERVE_HOME.",
+    )
+    local_paths: Folders | None = Field(
+        default=None,
+        description="Folders of this machine, separated by colons, that requests may name in `local_path`. Without "
+        "this setting these are all folders outside the system folders, and none where API_KEYS is set. The files of "
+        "the service itself are never read for a request.",
+    )
+    allow_remote_code: bool | None = Field(
+        default=None,
+        description="Whether requests may register and load models with `trust_remote_code`, whose Python files then "
+        "run with the rights of the service. Without this setting they may only where HOST is a loopback address and "
+        "API_KEYS is not set.",
     )
     host: str = Field(
         default="127.0.0.1",
@@ -382,6 +401,18 @@ class Settings(
             file = self.steerserve_home / "steerserve.db"
             self.database_url = values.database_url(f"sqlite:///{file}")
         return self
+
+    @property
+    def may_run_remote_code(self) -> bool:
+        """Whether a model may be registered and loaded with `trust_remote_code`."""
+        if self.allow_remote_code is not None:
+            return self.allow_remote_code
+        return self.is_loopback and not self.api_keys
+
+    @property
+    def is_open(self) -> bool:
+        """Whether other machines reach the service without a key."""
+        return not self.is_loopback and not self.api_keys
 
     @property
     def is_loopback(self) -> bool:

@@ -149,6 +149,19 @@ def parts(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
+def folders(text: str) -> list[Path]:
+    """The folders of a list that is separated by colons. Empty text is no folder.
+
+    Raises:
+        ValueError: a folder is not absolute, or is a system folder other than `/`.
+    """
+    found = [Path(part.strip()).expanduser() for part in text.split(":") if part.strip()]
+    for folder in found:
+        if not folder.is_absolute():
+            raise ValueError(f"the folder {str(folder)[:200]!r} does not begin with /")
+    return found
+
+
 def api_keys(keys: list[str]) -> list[str]:
     """Keys, each of which a header can carry.
 

@@ -17,6 +17,8 @@ from safetensors.torch import load_file, save_file
 
 from steerserve import demo
 from steerserve.control.bus import LoadComplete, UnloadComplete
+from tests.conftest import Start
+from tests.doubles import write_checkpoint
 from tests.files.test_gguf import entry_of, text
 from tests.files.test_gguf_hostile import number, tensor, write
 from tests.resident import processes
@@ -307,6 +309,36 @@ def test_a_gguf_file_that_lies_is_refused_and_makes_no_record(
 
 
 # ---------------------------------------------------------------- ending a load
+
+
+@pytest.mark.parametrize("settings", [{"api_keys": "k"}, {"host": "0.0.0.0"}])
+def test_the_code_of_a_model_runs_only_where_the_operator_allows_it(
+    start: Start, settings: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_checkpoint(tmp_path / "coded")
+    body = {"source": "local", "local_path": str(folder), "trust_remote_code": True}
+    opened = settings | {"local_paths": "/"}
+    with start(allow_remote_code=True, **opened) as live:
+        live.http.headers["authorization"] = "Bearer k"
+        model_id = live.data("POST", "/api/models", body, 202)["id"]
+        parts = {one["name"] for one in live.data("GET", "/api/health/detailed")["components"]}
+        assert "remote_code" in parts
+        assert ("access" in parts) is ("host" in settings)
+    with start(**opened) as live:
+        live.http.headers["authorization"] = "Bearer k"
+        hub = {"source": "huggingface", "repo_id": "a/b", "trust_remote_code": True}
+        for sent in (body, hub):
+            status, code, details = live.error("POST", "/api/models", sent)
+            assert (status, code, details["setting"]) == (
+                403,
+                "REMOTE_CODE_REFUSED",
+                "ALLOW_REMOTE_CODE",
+            )
+        assert live.error("POST", f"/api/models/{model_id}/load")[1] == "REMOTE_CODE_REFUSED"
+        status, error = live.v1_error("/v1/completions", {"model": "coded", "prompt": "a"})
+        assert (status, error["code"]) == (403, "remote_code_refused")
+    (line,) = [one for one in capsys.readouterr().err.splitlines() if "models_need_remote" in one]
+    assert "models=['coded']" in line
 
 
 def hanging(folder: Path) -> Path:

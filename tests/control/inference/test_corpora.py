@@ -31,7 +31,7 @@ class Owned:
         self.seconds = 0
         self.store = CorpusStore(database, most_mb, now=self._now)
         results = CorpusResults(self.store, NONE)
-        self.owner = Corpora(Settings(), self.store, results, NONE, NONE, NONE, NONE)
+        self.owner = Corpora(Settings(), self.store, results, NONE, NONE, NONE, NONE, NONE)
 
     async def add(self, file: bytes = FILE) -> None:
         await self.owner.add_results(ID, file, demo.MODEL_NAME, SAES)

@@ -24,6 +24,8 @@ ROW = {
     "download_error": None,
     "engine": "checkpoint",
     "quantization": "FP16",
+    "source": "local",
+    "trust_remote_code": False,
 }
 
 

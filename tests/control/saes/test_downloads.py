@@ -87,7 +87,12 @@ class Desk:
             world.settings, world.catalog, hub, world.bus, self.downloads, world.sae_reader
         )
         self.saes = Saes(
-            world.catalog, world.conductor, world.sae_reader, world.labels, self.sae_downloads
+            world.catalog,
+            world.conductor,
+            world.sae_reader,
+            world.labels,
+            self.sae_downloads,
+            world.paths,
         )
 
     async def units_of(self, row: SaeRow) -> list[SaeRow]:

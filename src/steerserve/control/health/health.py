@@ -59,6 +59,8 @@ _NO_FAILURE = (
 PING_SECONDS = 2.0
 CARDS_AGE = 5.0
 """Seconds after which a reading of the cards is too old to be shown."""
+OPEN = "every machine that reaches this service may use all of it: set API_KEYS_FILE, or HOST=127.0.0.1"
+"""What health says of a service without keys beyond a loopback address."""
 CARDS_SECONDS = 1.0
 """Seconds that readiness waits for the driver of the cards."""
 
@@ -288,6 +290,7 @@ class Vitals:
     def _components(self, database: Component, reading: CardReading | None) -> list[Component]:
         components = [database, self._engine_health(), _gpu_health(reading), self._hub_health()]
         components += self._serving_health()
+        components += _openness(self._settings)
         claims = self._claims.health()
         if claims.claims_degraded:
             components.append(Component("circuits", "degraded", "; ".join(claims.reasons)))
@@ -388,6 +391,17 @@ def _gpu_health(reading: CardReading | None) -> Component:
     if not reading.cards:
         return Component("gpu", "healthy", "no card: the processor serves")
     return Component("gpu", "healthy", ", ".join(card.name for card in reading.cards))
+
+
+def _openness(settings: Settings) -> list[Component]:
+    """What an operator has opened to clients, where the defaults are closed."""
+    components = []
+    if settings.is_open:
+        components.append(Component("access", "degraded", OPEN))
+    if settings.allow_remote_code:
+        why = "requests may run the Python files of models (ALLOW_REMOTE_CODE=true)"
+        components.append(Component("remote_code", "healthy", why))
+    return components
 
 
 def _replica_health(replicas: ReplicaSet, is_loaded: bool) -> Component:

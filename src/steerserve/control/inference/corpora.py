@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, M
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from threading import Event
 
 import msgspec
@@ -45,6 +46,7 @@ from steerserve.database.corpora import (
 )
 from steerserve.errors import Refusal
 from steerserve.files import corpus as files
+from steerserve.files.client_paths import ClientPaths
 from steerserve.hub.client import Hub
 from steerserve.messages.spelling import Spell
 from steerserve.messages.tokenizing import Spelling
@@ -115,6 +117,7 @@ class Corpora:
         hub: Hub,
         conductor: Conductor,
         jobs: Jobs,
+        paths: ClientPaths,
     ) -> None:
         self._settings = settings
         self._store = store
@@ -123,6 +126,7 @@ class Corpora:
         self._hub = hub
         self._conductor = conductor
         self._jobs = jobs
+        self._paths = paths
         self._reading: dict[str, Job] = {}
         self._starting = asyncio.Lock()
         self._threads = Threads("corpora", READERS)
@@ -210,7 +214,7 @@ class Corpora:
         self._store.check_kept()
         source = asked.source
         if source.local_path is not None:
-            await asyncio.to_thread(files.find, source.local_path, self._store.most_mb)
+            await self._found(source.local_path)
         if source.file_path is not None:
             rules.check_name(source.file_path)
         async with self._starting:
@@ -376,6 +380,13 @@ class Corpora:
         while some := await self._threads.run(_some, numbered, first):
             yield some
 
+    async def _found(self, local_path: str) -> Path:
+        """Raises:
+        Refusal: INVALID_LOCAL_PATH, INVALID_PARAMETER, PAYLOAD_TOO_LARGE.
+        """
+        most_mb, check = self._store.most_mb, self._paths.check_allowed
+        return await self._threads.run(files.find, local_path, most_mb, check)
+
     async def _source(self, asked: CorpusRequest, ended: Event) -> Source:
         """Raises:
         Refusal: INVALID_LOCAL_PATH, PAYLOAD_TOO_LARGE; what `Hub.dataset_file` raises.
@@ -384,7 +395,7 @@ class Corpora:
         if said.kind == "inline":
             return lambda: ((f"texts[{i}]", text) for i, text in enumerate(asked.texts))
         if said.local_path is not None:
-            path = await self._threads.run(files.find, said.local_path, self._store.most_mb)
+            path = await self._found(said.local_path)
             return lambda: rules.texts(path.name, files.lines(path, ended), said.text_field)
         assert said.repo_id is not None
         assert said.file_path is not None

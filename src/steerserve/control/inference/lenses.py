@@ -27,6 +27,7 @@ from steerserve.control.residency.conductor import Conductor
 from steerserve.control.sensing.features import Features
 from steerserve.errors import Refusal
 from steerserve.files import local
+from steerserve.files.client_paths import ClientPaths
 from steerserve.messages.engine import no_layers
 from steerserve.rules.inference import fields
 from steerserve.rules.inference import lens as rules
@@ -47,6 +48,7 @@ class Lenses:
         speller: Speller,
         features: Features,
         trained: TrainedLenses,
+        paths: ClientPaths,
     ) -> None:
         self._generation = generation
         self._models = models
@@ -54,6 +56,7 @@ class Lenses:
         self._speller = speller
         self._features = features
         self._trained = trained
+        self._paths = paths
 
     async def lens(self, intent: LensIntent) -> LensAnswer:
         """Raises:
@@ -156,6 +159,7 @@ class Lenses:
             async with self._trained.used(intent.lens) as row:
                 yield replace(intent, path=row.path), row.id
         elif intent.path is not None:
+            await asyncio.to_thread(self._paths.check_allowed, intent.path)
             path = await asyncio.to_thread(local.resolve_either, intent.path)
             yield replace(intent, path=str(path)), None
         else:

@@ -22,6 +22,7 @@ from steerserve.control.saes.reading import READ_SECONDS, reading_engine
 from steerserve.database.lenses import LensRow, LensStore
 from steerserve.errors import Refusal
 from steerserve.files import local
+from steerserve.files.client_paths import ClientPaths
 from steerserve.files.folder import CommitFolder, folder_of
 from steerserve.hub.client import Hub
 from steerserve.hub.downloads import Downloads
@@ -76,6 +77,7 @@ class TrainedLenses:
         conductor: Conductor,
         launcher: Engines,
         jobs: Jobs,
+        paths: ClientPaths,
     ) -> None:
         self._settings = settings
         self._store = store
@@ -84,6 +86,9 @@ class TrainedLenses:
         self._conductor = conductor
         self._launcher = launcher
         self._jobs = jobs
+        self._paths = paths
+        self._warned: set[str] = set()
+        """The paths of lenses of before, outside of LOCAL_PATHS, that the log has named."""
         self._changing = asyncio.Lock()
         """Held while it is decided whose the files of a place are, and while they are removed."""
         self._registering: set[str] = set()
@@ -133,6 +138,9 @@ class TrainedLenses:
             with _named(row):
                 if row.source.kind != HUB:
                     await asyncio.to_thread(local.resolve_either, row.path)
+                    if row.path not in self._warned:
+                        self._warned.add(row.path)
+                        self._paths.warning(row.path)
                 yield row
         finally:
             self._uses[row.path] -= 1
@@ -154,6 +162,7 @@ class TrainedLenses:
         await self._store.check_name(asked.name)
         source = asked.source
         if source.local_path is not None:
+            await asyncio.to_thread(self._paths.check_allowed, source.local_path)
             path = await asyncio.to_thread(local.resolve_either, source.local_path)
             source = structs.replace(source, local_path=str(path))
         else:

@@ -35,7 +35,7 @@ from steerserve.hub.client import Hub
 from steerserve.hub.described import Repository
 from steerserve.hub.downloads import Downloads
 from steerserve.rules.inference.fields import GGUF
-from steerserve.rules.models import gguf, naming
+from steerserve.rules.models import gguf, naming, remote_code
 from steerserve.rules.models import status as model_status
 from steerserve.rules.models.downloads import FetchProgress
 from steerserve.rules.models.precision import StoredTensor
@@ -86,6 +86,8 @@ class ModelDownloads(RecordedDownloads[int, ModelPlan, dict[str, object]]):
         """
         if request.custom_name is not None:
             naming.check_name(request.custom_name)
+        may_run_code = self._settings.may_run_remote_code
+        remote_code.check_wanted(request.trust_remote_code, is_allowed=may_run_code)
         listed = await self.describe(request.repo_id, request.revision, request.token)
         plan = await asyncio.to_thread(make_plan, listed, request, self._settings.model_cache_dir)
         async with self._deciding:

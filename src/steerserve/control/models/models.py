@@ -10,7 +10,8 @@ from steerserve.control.models.downloads import ModelDownloads
 from steerserve.control.models.records import local_values
 from steerserve.control.residency.conductor import Conductor
 from steerserve.database.catalog import Catalog, ModelRow
-from steerserve.rules.models import naming
+from steerserve.files.client_paths import ClientPaths, allow_all
+from steerserve.rules.models import naming, remote_code
 from steerserve.rules.models import status as model_status
 from steerserve.rules.models.status import AFTER, Event
 
@@ -26,11 +27,15 @@ class Models:
         conductor: Conductor,
         downloads: ModelDownloads,
         contents: ModelContents,
+        paths: ClientPaths,
+        may_run_code: bool,
     ) -> None:
         self._catalog = catalog
         self._conductor = conductor
         self._downloads = downloads
         self._contents = contents
+        self._paths = paths
+        self._may_run_code = may_run_code
 
     async def list(self) -> Sequence[ModelRow]:
         return await self._catalog.models()
@@ -49,16 +54,20 @@ class Models:
         custom_name: str | None,
         trust_remote_code: bool,
         gguf_label: str | None = None,
+        is_own: bool = False,
     ) -> ModelRow:
         """Register a checkpoint folder, a GGUF file, or a folder of GGUF files. Nothing is copied. `gguf_label` chooses
-        among the GGUF models of a folder. The content digest of the record follows in the background.
+        among the GGUF models of a folder. `is_own` says that the service itself asks, for a model in its own folders.
+        The content digest of the record follows in the background.
 
         Raises:
-            Refusal: INVALID_LOCAL_PATH, MODEL_ALREADY_EXISTS, VALIDATION_ERROR for the name.
+            Refusal: REMOTE_CODE_REFUSED, INVALID_LOCAL_PATH, MODEL_ALREADY_EXISTS, VALIDATION_ERROR for the name.
         """
         if custom_name is not None:
             naming.check_name(custom_name)
-        facts = await asyncio.to_thread(local_values, local_path, gguf_label, quantization)
+        remote_code.check_wanted(trust_remote_code, is_allowed=self._may_run_code)
+        check = allow_all if is_own else self._paths.check_allowed
+        facts = await asyncio.to_thread(local_values, local_path, gguf_label, quantization, check)
         values: dict[str, object] = {"quantization": quantization, **facts}
         if custom_name is not None:
             values["name"] = custom_name

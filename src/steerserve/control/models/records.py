@@ -15,20 +15,23 @@ from steerserve.rules.models import gguf, naming
 from steerserve.rules.units import MIB
 
 
-def local_values(named: str, label: str | None, quantization: str) -> dict[str, object]:
+def local_values(
+    named: str, label: str | None, quantization: str, check: local.PathCheck
+) -> dict[str, object]:
     """The record's values for the model at a path of this machine: a `.gguf` file, a folder with GGUF models, or a
-    checkpoint folder.
+    checkpoint folder. `check` refuses a path that may not be read.
 
     Raises:
         Refusal: INVALID_LOCAL_PATH.
     """
+    check(named)
     if named.lower().endswith(".gguf"):
-        return _named_gguf_values(local.resolve_file(named), label)
+        return _named_gguf_values(local.resolve_file(named), label, check)
     path = local.resolve(named)
     if label is not None or not (path / "config.json").exists():
         with suppress(gguf_files.GGUFError):
             if gguf_files.listing(path).variants:
-                return _named_gguf_values(path, label)
+                return _named_gguf_values(path, label, check)
     return {"name": path.name[: naming.NAME_MAXIMUM], **checkpoint_values(path, quantization)}
 
 
@@ -74,7 +77,7 @@ def gguf_values(files: Sequence[Path], label: str | None) -> dict[str, object]:
     }
 
 
-def _named_gguf_values(path: Path, label: str | None) -> dict[str, object]:
+def _named_gguf_values(path: Path, label: str | None, check: local.PathCheck) -> dict[str, object]:
     """The record's values for a GGUF model of this machine, which is named by its file or folder and its label.
 
     Raises:
@@ -85,6 +88,8 @@ def _named_gguf_values(path: Path, label: str | None) -> dict[str, object]:
     except gguf_files.GGUFError as error:
         raise Refusal("INVALID_LOCAL_PATH", str(error), local_path=str(path)[:500]) from error
     local.check_written(files[0])
+    for file in files:
+        check(str(file))
     named = gguf.classify(files[0].name)
     values = gguf_values(files, named.label)
     tag = f":{values['gguf_label']}"

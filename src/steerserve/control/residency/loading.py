@@ -7,7 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from msgspec import structs
+
 from steerserve.control.bus import Bus, LoadProgress
+from steerserve.control.client_paths import client_paths
 from steerserve.control.residency import fitting, fitting_gguf, fitting_nodes
 from steerserve.control.residency.engines import Engines
 from steerserve.control.residency.occupant import Occupant
@@ -22,6 +25,7 @@ from steerserve.files import local, weights
 from steerserve.messages import Loaded, Progress, endings
 from steerserve.messages.engine import local_pid
 from steerserve.rules.inference.fields import GGUF
+from steerserve.rules.models import remote_code
 from steerserve.rules.models import status as model_status
 from steerserve.rules.models.gguf_header import Header
 from steerserve.rules.residency import placement
@@ -58,9 +62,12 @@ async def prepare(
     """Check everything that can refuse a load, before the resident model is touched.
 
     Raises:
-        Refusal: MODEL_BUSY, DOWNLOAD_CANCELLED, DOWNLOAD_FAILED, INVALID_LOCAL_PATH, UNSUPPORTED_QUANTIZATION,
-            GPU_NOT_FOUND, INSUFFICIENT_MEMORY, SPLIT_NOT_HONOURED, INVALID_GGUF_TENSOR_SPLIT, MODEL_LOAD_FAILED.
+        Refusal: REMOTE_CODE_REFUSED, MODEL_BUSY, DOWNLOAD_CANCELLED, DOWNLOAD_FAILED, INVALID_LOCAL_PATH,
+            UNSUPPORTED_QUANTIZATION, GPU_NOT_FOUND, INSUFFICIENT_MEMORY, SPLIT_NOT_HONOURED,
+            INVALID_GGUF_TENSOR_SPLIT, MODEL_LOAD_FAILED.
     """
+    if row.trust_remote_code and not settings.may_run_remote_code:
+        raise remote_code.refused_load(row.name)
     is_on_disk = row.local_path is not None
     model_status.check_load(row.status, is_on_disk, row.error_message, row.download_error)
     path = row.local_path or ""
@@ -164,6 +171,10 @@ async def fill(coming: Occupant, prepared: Prepared, settings: Settings, bus: Bu
             facts = await engine.load(report, **_asked(prepared, settings))
     except TimeoutError:
         raise _too_long(settings.load_timeout, stage) from None
+    paths = client_paths(settings)
+    outside = paths.warning(row.local_path or "") if row.source == "local" else None
+    if outside is not None:
+        facts = structs.replace(facts, warnings=[*facts.warnings, outside])
     coming.fill(facts, plan.placement(facts.memory_by_device_mb), utc_now())
     return facts
 

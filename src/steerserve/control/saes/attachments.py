@@ -14,6 +14,7 @@ from typing import Any
 
 from steerserve import messages as m
 from steerserve.control.bus import Bus, SaeAttached, SaeDetached
+from steerserve.control.client_paths import client_paths
 from steerserve.control.models.contents import ModelContents
 from steerserve.control.residency import free_memory
 from steerserve.control.residency.conductor import Conductor
@@ -229,6 +230,10 @@ class Attachments:
         self, resident: Resident, wanted: AttachRequest, verdict: rules.Verdict
     ) -> Attachment:
         engine, facts = resident.running()
+        outside = None
+        if wanted.sae.repository_id is None:
+            paths = client_paths(self._settings)
+            outside = paths.warning(wanted.sae.local_path or "")
         order = Order(
             resident.row.id,
             wanted.sae.id,
@@ -236,7 +241,7 @@ class Attachments:
             source_of(wanted.sae, wanted.overrides),
             sae_set.kept_in(wanted.dtype, facts.dtype),
             wanted.is_checked,
-            verdict.warnings,
+            (*verdict.warnings, *([outside] if outside else ())),
             origin_of(wanted.sae),
             partial(self._catalog.ids_of_sae, wanted.sae.id),
         )

@@ -18,6 +18,7 @@ from steerserve.database.catalog import Catalog, SaeRow
 from steerserve.database.labels import Labels
 from steerserve.errors import Refusal
 from steerserve.files import local, sae_files
+from steerserve.files.client_paths import ClientPaths
 
 __all__ = ["SaeRow", "Saes"]
 
@@ -34,12 +35,14 @@ class Saes:
         reader: SaeReader,
         labels: Labels,
         downloads: SaeDownloads,
+        paths: ClientPaths,
     ) -> None:
         self._catalog = catalog
         self._conductor = conductor
         self._reader = reader
         self._labels = labels
         self._downloads = downloads
+        self._paths = paths
         self._registering = asyncio.Lock()
 
     async def list(self) -> Sequence[SaeRow]:
@@ -51,16 +54,19 @@ class Saes:
         """
         return await self._catalog.sae(sae_id)
 
-    async def add(self, local_path: str) -> tuple[SaeRow, bool]:
+    async def add(self, local_path: str, *, is_own: bool = False) -> tuple[SaeRow, bool]:
         """Register a folder or file as an SAE, without copying it. Returns the record, and whether it existed before.
 
         An SAE whose files lack some facts is registered too: the client gives the missing facts when it attaches the
-        SAE. Content that is registered already, at this path or at another one, is not registered twice.
+        SAE. Content that is registered already, at this path or at another one, is not registered twice. `is_own` says
+        that the service itself asks, for an SAE in its own folders.
 
         Raises:
             Refusal: INVALID_LOCAL_PATH, SAE_LOAD_FAILED, SAE_INCOMPATIBLE (an SAE that can never be attached),
                 SAE_ALREADY_ATTACHED when an attached SAE has this path and the content of its files has changed.
         """
+        if not is_own:
+            await asyncio.to_thread(self._paths.check_allowed, local_path)
         place = await asyncio.to_thread(local.resolve_either, local_path)
         async with self._registering:
             rows = await self._catalog.saes()

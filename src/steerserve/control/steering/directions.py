@@ -17,6 +17,8 @@ from steerserve.control.steering.reading import DocumentReader
 from steerserve.database.directions import DirectionStore
 from steerserve.database.stored import Row as Row
 from steerserve.errors import Refusal
+from steerserve.files.client_paths import ClientPaths
+from steerserve.files.local import PathCheck
 from steerserve.files.vectors import VectorFile
 from steerserve.hub.client import Hub
 from steerserve.rules import field_faults
@@ -57,7 +59,7 @@ class Reading(Generic[Read]):
     """How vectors, or probes, are read: `load` and `fetch` get a file of this machine and of the hub, `read` reads a
     file, and `inline` the body of a request."""
 
-    load: Callable[[str], tuple[Path, VectorFile]]
+    load: Callable[[str, PathCheck], tuple[Path, VectorFile]]
     fetch: Callable[[Hub, HubFile], Awaitable[tuple[VectorFile, dict[str, str]]]]
     read: Callable[[VectorFile, ReadOptions], Read]
     inline: Callable[[dict[str, object], ReadOptions], Read]
@@ -82,6 +84,7 @@ class Directions(Generic[Row, Kind, Read]):
         reading: Reading[Read],
         reader: DocumentReader,
         hub: Hub,
+        paths: ClientPaths,
     ) -> None:
         self._rows = store
         self._find = find
@@ -89,6 +92,7 @@ class Directions(Generic[Row, Kind, Read]):
         self._reading = reading
         self._reader = reader
         self._hub = hub
+        self._paths = paths
         self._kept: dict[str, Kind] = {}
         self._ids: dict[str, str] = {}
         self._bytes = 0
@@ -133,7 +137,9 @@ class Directions(Generic[Row, Kind, Read]):
                 DOCUMENT_STORE_FULL, INSUFFICIENT_DISK; VECTOR_ALREADY_EXISTS or PROBE_ALREADY_EXISTS.
         """
         await self.check_name(new.name)
-        path, file = await asyncio.to_thread(self._reading.load, local_path)
+        path, file = await asyncio.to_thread(
+            self._reading.load, local_path, self._paths.check_allowed
+        )
         return await self._add_file(new, file, "local", local_path=str(path))
 
     async def add_from_hub(self, new: NewVector, wanted: HubFile) -> Row:

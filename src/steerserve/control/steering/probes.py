@@ -16,6 +16,8 @@ from steerserve.control.steering.vector_views import (
 )
 from steerserve.database.probes import ProbeStore
 from steerserve.files import probes as files
+from steerserve.files.client_paths import ClientPaths
+from steerserve.files.local import PathCheck
 from steerserve.files.vectors import VectorFile
 from steerserve.hub.client import Hub
 from steerserve.rules.steering.probe import ID_PREFIX, Probe, ReadProbe
@@ -27,9 +29,11 @@ class Probes(Directions[ProbeRecord, Probe, ReadProbe]):
 
     UNREADABLE = "INVALID_PROBE"
 
-    def __init__(self, store: ProbeStore, reader: DocumentReader, hub: Hub) -> None:
+    def __init__(
+        self, store: ProbeStore, reader: DocumentReader, hub: Hub, paths: ClientPaths
+    ) -> None:
         reading = Reading(_load, _fetched, files.read, files.inline)
-        super().__init__(store, store.probe, ID_PREFIX, reading, reader, hub)
+        super().__init__(store, store.probe, ID_PREFIX, reading, reader, hub, paths)
         self._probe_store = store
 
     async def add(
@@ -42,9 +46,9 @@ class Probes(Directions[ProbeRecord, Probe, ReadProbe]):
         return await self._probe_store.add(name, read, source, training)
 
 
-def _load(local_path: str) -> tuple[Path, VectorFile]:
+def _load(local_path: str, check: PathCheck) -> tuple[Path, VectorFile]:
     with files.refused_as_probes():
-        return files.load(local_path)
+        return files.load(local_path, check)
 
 
 async def _fetched(hub: Hub, wanted: HubFile) -> tuple[VectorFile, dict[str, str]]:

@@ -21,6 +21,7 @@ from steerserve.database.labels import Labels
 from steerserve.database.vectors import VectorStore
 from steerserve.errors import Refusal
 from steerserve.files import vectors as files
+from steerserve.files.client_paths import ClientPaths
 from steerserve.files.vectors import VectorFile, exports
 from steerserve.hub.client import Hub
 from steerserve.rules.steering import vector as rules
@@ -42,9 +43,10 @@ class Vectors(Directions[VectorRecord, Vector, ReadVector]):
         hub: Hub,
         conductor: Conductor,
         labels: Labels,
+        paths: ClientPaths,
     ) -> None:
         reading = Reading(files.load, _fetched, files.read, files.inline)
-        super().__init__(store, store.vector, rules.ID_PREFIX, reading, reader, hub)
+        super().__init__(store, store.vector, rules.ID_PREFIX, reading, reader, hub, paths)
         self._store = store
         self._conductor = conductor
         self._labels = labels

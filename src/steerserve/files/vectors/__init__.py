@@ -74,20 +74,25 @@ def metadata_name(name: str) -> str | None:
 
 
 def load(
-    named: str, metadata_name: Callable[[str], str | None] = metadata_name
+    named: str,
+    check: local.PathCheck,
+    metadata_name: Callable[[str], str | None] = metadata_name,
 ) -> tuple[Path, VectorFile]:
-    """The file that a client names on this machine, and the one beside it that `metadata_name` names.
+    """The file that a client names on this machine, and the one beside it that `metadata_name` names. `check` refuses a
+    path that may not be read.
 
     Raises:
         Refusal: INVALID_LOCAL_PATH for a path that is no file or is protected; INVALID_VECTOR for a file that is too
             large.
     """
+    check(named)
     path = local.resolve_file(named)
     name, beside = metadata_name(path.name), None
     metadata = path.with_name(name or path.name)
     with local.reading(path.parent):
         has_metadata = name is not None and metadata.is_file()
     if has_metadata:
+        check(str(metadata))
         local.resolve_file(str(metadata))
         beside = _content(metadata, METADATA_MAXIMUM)
     return path, VectorFile(path.name, _content(path, VECTOR_FILE_BYTES), beside)
