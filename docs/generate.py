@@ -51,6 +51,7 @@ TYPE_NAMES = {
     str: "text",
     Path: "path",
     list[str]: "list, separated by commas",
+    list[Path]: "list of paths, separated by colons",
     dict[str, float]: "JSON object of numbers",
     SecretStr: "secret text",
     list[SecretStr]: "secret list, separated by commas",

@@ -47,6 +47,12 @@ it("says on every page what is loaded, attached and steering, and who holds the 
   expect(await violations(container)).toEqual([]);
 });
 
+it("warns on every page that other machines need no key", async () => {
+  const access = { name: "access", status: "degraded", message: "every machine may use it", latency_ms: null };
+  shown({ ...ANSWERS, "/api/health/detailed": { ...HEALTH, components: [access] } });
+  expect(await screen.findByText(/Without a login: every machine may use it/)).toBeTruthy();
+});
+
 it("says that nothing steers while no SAE is attached, whatever was answered before", async () => {
   shown({ ...ANSWERS, "/api/saes/attachments": { count: 0, entries: [] } });
   expect(await screen.findByText("off")).toBeTruthy();

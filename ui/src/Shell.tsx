@@ -92,6 +92,7 @@ export function Shell() {
       </nav>
       <main id="main" tabIndex={-1}>
         <Lost />
+        <Access />
         <Lease />
         <Crash key={pathname}>
           <Suspense fallback={<p className="loading page">Loading</p>}>
@@ -107,6 +108,18 @@ export function Shell() {
       <KeyDialog />
       <ShortcutHelp shortcuts={ALL} isOpen={isHelpOpen} onClose={() => setHelpOpen(false)} />
     </div>
+  );
+}
+
+// A component with this name is there only while other machines reach the service without a key.
+function Access() {
+  const { data } = useQuery(health);
+  const access = data?.components?.find(({ name }) => name === "access");
+  if (access === undefined) return null;
+  return (
+    <p className="notice notice-warn" role="status">
+      Without a login: {access.message}.
+    </p>
   );
 }
 

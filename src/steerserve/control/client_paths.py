@@ -20,13 +20,15 @@ def client_paths(settings: Settings) -> ClientPaths:
     caches = (settings.model_cache_dir, settings.sae_cache_dir, settings.lens_cache_dir)
     files = [getattr(settings, name + SUFFIX) for name in NAMES]
     files.append(Path(str(settings.model_config["env_file"])).absolute())
+    database = None
     if settings.database_url.startswith(_SQLITE):
         database = Path(settings.database_url.removeprefix(_SQLITE)).absolute()
-        files += [database.with_name(database.name + end) for end in ("", "-wal", "-shm")]
+        files.append(database)
     allowed = settings.local_paths
     return ClientPaths(
         None if allowed is None and not settings.api_keys else tuple(allowed or ()),
         (settings.steerserve_home, *caches, Path(platformdirs.user_cache_dir("steerserve"))),
         tuple(file for file in files if file is not None),
+        database,
         bool(settings.api_keys),
     )

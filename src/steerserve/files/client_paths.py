@@ -11,13 +11,12 @@ import structlog
 
 from steerserve.errors import Refusal
 from steerserve.files.local import bad_path
+from steerserve.rules.bounds import LOCAL_FOLDER_ENTRIES
 from steerserve.rules.paths import is_protected
 
 log = structlog.get_logger(__name__)
 
 SETTING = "LOCAL_PATHS"
-ENTRIES_MAXIMUM = 20_000
-"""The most entries of a folder that a client names. All are looked at for links."""
 _BESIDE = (".json", ".yaml", ".yml")
 """Files that may be read beside a file that a client names."""
 
@@ -26,11 +25,12 @@ _BESIDE = (".json", ".yaml", ".yml")
 class ClientPaths:
     """`allowed` has the folders of LOCAL_PATHS; None allows every folder outside the system folders. `own` has the
     folders of the service, of which nothing is read for a client. `secret` has the files of secret settings, and others
-    that are never read for a client."""
+    that are never read for a client; `database` is the file of the database, which may have copies beside it."""
 
     allowed: tuple[Path, ...] | None
     own: tuple[Path, ...] = ()
     secret: tuple[Path, ...] = ()
+    database: Path | None = None
     has_keys: bool = False
 
     def check_allowed(self, named: str) -> None:
@@ -90,6 +90,8 @@ class ClientPaths:
     def _is_own(self, followed: Path) -> bool:
         if _is_in(followed, self.own) or any(_holds(followed, place) for place in self.own):
             return True
+        if self.database is not None and _is_beside(followed, self.database):
+            return True
         for file in self.secret:
             try:
                 if _holds(followed, file) and file.exists():
@@ -125,8 +127,8 @@ def _links(path: Path, named: str) -> Iterator[tuple[Path, Path]]:
         with os.scandir(folders.pop()) as entries:
             for entry in entries:
                 count += 1
-                if count > ENTRIES_MAXIMUM:
-                    why = f"the folder has more than {ENTRIES_MAXIMUM} files and folders; name one inside"
+                if count > LOCAL_FOLDER_ENTRIES:
+                    why = f"the folder has more than {LOCAL_FOLDER_ENTRIES} files and folders; name one inside"
                     raise bad_path(why, named)
                 place = Path(entry.path)
                 if entry.is_symlink():
@@ -147,6 +149,12 @@ def _followed(path: Path, named: str) -> Path:
 def _is_in(path: Path, folders: tuple[Path, ...]) -> bool:
     """Whether a path without links is one of the folders, or lies in one."""
     return any(path.is_relative_to(os.path.realpath(folder)) for folder in folders)
+
+
+def _is_beside(path: Path, database: Path) -> bool:
+    """Whether a path without links is the file of a database, its log, or one of its copies."""
+    database = Path(os.path.realpath(database))
+    return path.parent == database.parent and path.name.startswith(database.name)
 
 
 def _holds(folder: Path, place: Path) -> bool:

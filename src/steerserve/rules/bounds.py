@@ -122,6 +122,8 @@ VECTOR_WIDTH: Final = 1 << 16
 """Numbers of one direction."""
 BATCH_LINE_BYTES: Final = 8192
 """Bytes of a line of a batch beside its body."""
+LOCAL_FOLDER_ENTRIES: Final = 20_000
+"""Files and folders in a folder of this machine that a request names. All are looked at for links."""
 PACK_DEFINITIONS: Final = 200
 """Definitions of a pack that are listed."""
 
@@ -684,6 +686,13 @@ BOUNDS: Final[tuple[Bound, ...]] = (
         "one for each owner and registered model",
         "a load of another model over the management forgets it",
         "tests/control/residency/test_restoring.py::test_another_model_over_the_management_forgets",
+    ),
+    Bound(
+        "documents",
+        "a folder of this machine (`local_path`)",
+        "{LOCAL_FOLDER_ENTRIES} files and folders in it, at every depth",
+        "`INVALID_LOCAL_PATH`",
+        "tests/files/test_client_paths.py::test_a_folder_with_too_many_files_is_refused",
     ),
     Bound(
         "links",

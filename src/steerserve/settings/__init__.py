@@ -40,7 +40,7 @@ Texts = Annotated[
 
 
 Folders = Annotated[
-    list[Path],
+    list[Path] | None,
     NoDecode,
     BeforeValidator(lambda text: values.folders(text) if isinstance(text, str) else text),
 ]
@@ -75,7 +75,7 @@ class Settings(
         default=Path(),
         description="Folder of trained lenses from the hub; by default `lenses` in STEERSERVE_HOME.",
     )
-    local_paths: Folders | None = Field(
+    local_paths: Folders = Field(
         default=None,
         description="Folders of this machine, separated by colons, that requests may name in `local_path`. Without "
         "this setting these are all folders outside the system folders, and none where API_KEYS is set. The files of "
