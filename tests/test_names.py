@@ -212,6 +212,23 @@ def test_the_name_of_a_model_comes_back_exactly_or_is_refused(
     asker.ask("DELETE", f"/api/models/{model_id}")
 
 
+@pytest.mark.parametrize("kind", ["override", "isolate", "zero_width", "bell", "next_line"])
+def test_names_of_corpora_and_hints_of_models_turn_and_hide_nothing(
+    asker: Asker, kind: str, tmp_path: Path
+) -> None:
+    directions = [{"layer": 1, "data": "AACAPw=="}]
+    hinted = {"name": "hinted", "model_hint": TEXTS[kind]}
+    for path, body in {
+        "/api/corpora": {"name": TEXTS[kind], "source": "inline", "texts": ["a"]},
+        "/api/vectors": hinted | {"source": "inline", "directions": directions},
+        "/api/probes": hinted | {"source": "inline", "weights": directions},
+        "/api/lenses": hinted | {"source": "local", "local_path": str(tmp_path)},
+    }.items():
+        status, whole, _ = asker.ask("POST", path, body)
+        field = "name" if path == "/api/corpora" else "model_hint"
+        assert (status, field in named(whole["error"])) == (422, True), (path, whole)
+
+
 FILE_NAMES = [
     name
     for text in TEXTS.values()

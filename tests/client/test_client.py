@@ -47,6 +47,19 @@ def client(request: pytest.FixtureRequest, steered: Running) -> Iterator[Client]
         one.close()
 
 
+@pytest.mark.parametrize("name", ["../profiles/{}", "..", ".", "", "a/./b", "..\\profiles\\{}"])
+def test_a_name_leads_to_no_other_route(client: Client, name: str) -> None:
+    kept = client.profiles.create("kept", {SEA: 1.0})
+    asked = name.format(kept.id)
+    for ask in (client.vectors.delete, client.corpora.get, client.profiles.activate):
+        with pytest.raises(ValidationError, match="names nothing"):
+            ask(asked)
+    assert client.profiles.get(kept.id).id == kept.id
+    client.profiles.delete(kept.id)
+    # every other part is quoted whole
+    assert calls.path_part("a/b?c#d e") == "a%2Fb%3Fc%23d%20e"
+
+
 def test_the_import_is_light() -> None:
     names = "torch fastapi pydantic sqlalchemy starlette numpy typer transformers"
     code = (

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -308,6 +309,32 @@ def test_a_shell_completes_commands_and_names(
     assert run(env=asked, prog_name="steerserve").stdout.split() == [completed]
     monkeypatch.setenv("STEERSERVE_URL", "http://127.0.0.1:9")
     assert completing.model_names("st") == []
+
+
+def test_a_shell_completes_no_name_that_it_would_run(
+    run: Run, shared: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STEERSERVE_URL", shared.url)
+    names = ["zz-plain:Q4", "zz $(id)", "zz`id`", "zz;id", "zz&id", "zz'id", "-zz", "zz*", "zz!x"]
+    made = [shared.data("POST", "/api/profiles", {"name": name}, 201)["id"] for name in names]
+    assert completing.profile_names("zz") == ["zz-plain:Q4"]
+    assert completing.profile_names("-") == []
+    for profile_id in made:
+        shared.data("DELETE", f"/api/profiles/{profile_id}")
+
+
+def test_json_for_a_terminal_has_no_characters_that_control_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    text = "\x7f\x9b31m\u202egpj \u00e9 \U000e0041"
+    encoded = msgspec.json.format(msgspec.json.encode({"name": text}))
+    assert output.json_text(encoded) == encoded.decode()
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", SimpleNamespace(isatty=lambda: True))
+        shown = output.json_text(encoded)
+    assert all(sign.isprintable() or sign == "\n" for sign in shown)
+    assert "\u00e9" in shown
+    assert json.loads(shown) == {"name": text}
 
 
 def test_run_answers_a_prompt_and_ends(run: Run) -> None:

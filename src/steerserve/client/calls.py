@@ -273,7 +273,7 @@ class Route(Method[P, T]):
             body = msgspec.UNSET
         return Call(
             self.verb,
-            self.path.format_map({name: _part(given[name]) for name in self.named}),
+            self.path.format_map({name: path_part(given[name]) for name in self.named}),
             {name: given[name] for name in self.query if given.get(name) is not None},
             body,
             {} if lease is None else {LEASE: str(lease)},
@@ -311,9 +311,21 @@ def route(
     return made
 
 
-def _part(value: object) -> str:
-    """A part of a path. The slash of a repository's name stays."""
-    return quote(str(value), safe="/")
+def path_part(value: object) -> str:
+    """One part of a path, quoted whole, so that a name with a slash names nothing else. The service reads a quoted
+    slash as one.
+
+    Raises:
+        ServiceError: VALIDATION_ERROR for an empty name, and for one with `.` or `..` between slashes, because such
+            parts would lead to another route.
+    """
+    text = str(value)
+    if not text or any(part in (".", "..") for part in text.replace("\\", "/").split("/")):
+        raise fault(
+            "VALIDATION_ERROR",
+            f"{text[:100]!r} names nothing: a name is not empty, and no part of it is `.` or `..`",
+        )
+    return quote(text, safe="")
 
 
 def answered(call: Call, retries: int) -> Steps[Reply]:

@@ -26,6 +26,7 @@ from steerserve.client.calls import (
     either,
     fault,
     model_of,
+    path_part,
     route,
 )
 from steerserve.client.faults import UnexpectedAnswer
@@ -435,7 +436,9 @@ class Saes(Noun[Mode]):
         registered = data((yield from answered(call, retries)), RegisteredSae)
         if wait:
             return (yield from until_cached(registered.sae_id, retries, progress=progress))
-        reply = yield from answered(Call("GET", f"/api/saes/{registered.sae_id}"), retries)
+        reply = yield from answered(
+            Call("GET", f"/api/saes/{path_part(registered.sae_id)}"), retries
+        )
         return data(reply, SaeDetails)
 
     @route("POST", "/api/saes/{sae_id}/cancel")
@@ -1160,7 +1163,7 @@ class Features(Noun[Mode]):
     ) -> Steps[Listing[SimilarFeature, FeatureSearch]]:
         """The features of an attached SAE that promote the tokens of a word. The first search takes some time."""
         body = {"query": word, "by": "promotes", "limit": limit}
-        path = f"/api/saes/{sae_id}/features/search"
+        path = f"/api/saes/{path_part(sae_id)}/features/search"
         call = Call("POST", path, {"wait": True}, body)
         found = data((yield from answered(call, self._runner.retries)), FeatureSearch)
         return Listing(found.features, found)

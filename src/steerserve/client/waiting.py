@@ -10,7 +10,17 @@ from typing import Any, TypeVar, get_args
 
 import msgspec
 
-from steerserve.client.calls import Call, Pause, Reply, Steps, answered, data, either, fault
+from steerserve.client.calls import (
+    Call,
+    Pause,
+    Reply,
+    Steps,
+    answered,
+    data,
+    either,
+    fault,
+    path_part,
+)
 from steerserve.client.faults import ServiceError
 from steerserve.control.inference.views import JobRecord, JobResult
 from steerserve.control.models.views import ModelRecord
@@ -74,7 +84,7 @@ def _until(
 def until_fetched(model_id: int, retries: int, *, progress: bool) -> Steps[ModelRecord]:
     """The record of a model once no download of it runs. Its status is `error` where the download failed, and also
     where the model is here and its last load failed."""
-    path, title = f"/api/models/{model_id}", f"model {model_id}"
+    path, title = f"/api/models/{path_part(model_id)}", f"model {model_id}"
     return (
         yield from _until(path, ModelRecord, ["downloading"], title, retries, progress=progress)
     )
@@ -99,7 +109,7 @@ def until_loaded(model_id: int, retries: int, *, progress: bool) -> Steps[ModelR
     Raises:
         ServiceError: MODEL_LOAD_FAILED with the reason.
     """
-    path, title = f"/api/models/{model_id}", f"loading model {model_id}"
+    path, title = f"/api/models/{path_part(model_id)}", f"loading model {model_id}"
     busy = ["downloading", "loading", "unloading"]
     record = yield from _until(path, ModelRecord, busy, title, retries, progress=progress)
     if record.status != "loaded":
@@ -114,7 +124,7 @@ def until_cached(sae_id: str, retries: int, *, progress: bool) -> Steps[SaeDetai
     Raises:
         ServiceError: the code with which the download ended.
     """
-    path = f"/api/saes/{sae_id}"
+    path = f"/api/saes/{path_part(sae_id)}"
     record = yield from _until(
         path, SaeDetails, ["downloading"], sae_id, retries, progress=progress
     )
@@ -150,7 +160,9 @@ def until_over(job_id: str, retries: int, *, progress: bool) -> Steps[JobRecord]
     """
     with bar(job_id, _SHARE, is_shown=progress) as see:
         while True:
-            job = job_of((yield from answered(Call("GET", f"/api/jobs/{job_id}"), retries)))
+            job = job_of(
+                (yield from answered(Call("GET", f"/api/jobs/{path_part(job_id)}"), retries))
+            )
             if job.is_over:
                 break
             see(job.progress, 1)

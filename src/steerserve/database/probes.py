@@ -13,7 +13,7 @@ from steerserve.database.tables import probes
 from steerserve.database.vectors import MODEL_HINT
 from steerserve.rules.steering.probe import ID_PREFIX, Probe, ProbeLayer, ReadProbe, digest
 from steerserve.rules.steering.records import ProbeRecord, Training, VectorSource
-from steerserve.rules.text import storable
+from steerserve.rules.text import plain
 
 
 def new_probe_id() -> str:
@@ -65,7 +65,7 @@ class ProbeStore(DirectionStore[ProbeRecord]):
             id=self._new_id(),
             name=name,
             content_digest=digest(read.directions, read.biases),
-            model_hint=None if hint is None else storable(hint)[:MODEL_HINT],
+            model_hint=None if hint is None else plain(hint)[:MODEL_HINT],
             width=read.directions[0].width,
             layers=tuple(
                 ProbeLayer(one.layer, one.site, one.norm, bias)

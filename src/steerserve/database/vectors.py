@@ -20,7 +20,7 @@ from steerserve.rules.steering.vector import (
     Vector,
     content_digest,
 )
-from steerserve.rules.text import storable
+from steerserve.rules.text import plain
 
 MODEL_HINT = 255
 """The most characters of the name of a model."""
@@ -79,7 +79,7 @@ class VectorStore(DirectionStore[VectorRecord]):
             id=self._new_id(),
             name=name,
             content_digest=content_digest(read.directions),
-            model_hint=storable(read.model_hint)[:MODEL_HINT] if read.model_hint else None,
+            model_hint=plain(read.model_hint)[:MODEL_HINT] if read.model_hint else None,
             operation=read.operation,
             width=read.directions[0].width,
             layers=tuple(LayerNorm(d.layer, d.site, d.norm) for d in read.directions),

@@ -65,6 +65,11 @@ def readable(text: str) -> str:
     return "".join("\ufffd" if lines_fault(character) else character for character in text)
 
 
+def plain(text: str) -> str:
+    """The text with U+FFFD in the place of each character that a name may not have."""
+    return "".join("\ufffd" if name_fault(character) else character for character in text)
+
+
 def shown(text: str, longest: int = SHOWN) -> str:
     """At most `longest` characters of a text, for a message. Half a surrogate pair is written as its escape
     sequence."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 
 from steerserve.client import Client, ServiceError
 
+_PLAIN = re.compile(r"[\w./:@+][\w./:@+-]*")
+"""Names that every shell takes as one word and expands to nothing. A name of somebody else could run a program."""
 SECONDS = 1.0
 """How long a shell may wait for the names."""
 
@@ -25,6 +28,7 @@ def profile_names(incomplete: str) -> list[str]:
 def _begun(incomplete: str, ask: Callable[[Client], Iterable[str | None]]) -> list[str]:
     try:
         with Client(timeout=SECONDS, retries=0) as client:
-            return [name for name in ask(client) if name and name.startswith(incomplete)]
+            names = [name for name in ask(client) if name and name.startswith(incomplete)]
+            return [name for name in names if _PLAIN.fullmatch(name)]
     except ServiceError:
         return []

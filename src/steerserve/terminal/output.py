@@ -78,7 +78,22 @@ def facts(record: object) -> dict[str, object]:
 def show_json(answer: object) -> None:
     """Print what a route answers, as JSON."""
     plain = {k: _whole(v) for k, v in answer.items()} if isinstance(answer, dict) else answer
-    typer.echo(msgspec.json.format(msgspec.json.encode(_whole(plain))).decode())
+    typer.echo(json_text(msgspec.json.format(msgspec.json.encode(_whole(plain)))))
+
+
+def json_text(encoded: bytes) -> str:
+    """JSON for the output. On a terminal, characters that control it or that change the direction of text are escaped;
+    the JSON means the same."""
+    text = encoded.decode()
+    if not sys.stdout.isatty() or (text.isascii() and text.replace("\n", "").isprintable()):
+        return text
+    return "".join(sign if sign.isprintable() or sign == "\n" else _escaped(sign) for sign in text)
+
+
+def _escaped(sign: str) -> str:
+    """A character as JSON escapes it: a group of four digits for each of its units in UTF-16."""
+    units = sign.encode("utf-16-be")
+    return "".join(f"\\u{units[i : i + 2].hex()}" for i in range(0, len(units), 2))
 
 
 def _whole(answer: object) -> object:

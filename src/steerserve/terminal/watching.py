@@ -126,5 +126,7 @@ def _clock(at: datetime) -> str:
 
 def _print(what: object) -> None:
     """Print a line now, also where the output is a pipe."""
-    text = what if isinstance(what, str) else msgspec.json.encode(what).decode()
-    typer.echo(output.readable(text))
+    if isinstance(what, str):
+        typer.echo(output.readable(what))
+    else:
+        typer.echo(output.json_text(msgspec.json.encode(what)))

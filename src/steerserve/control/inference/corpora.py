@@ -54,6 +54,7 @@ from steerserve.rules.bounds import CORPUS_HUB_BYTES
 from steerserve.rules.inference import corpus_texts as rules
 from steerserve.rules.inference.corpus_texts import CorpusText
 from steerserve.rules.inference.intent import Conversation
+from steerserve.rules.steering.vector import check_written
 from steerserve.settings import Settings
 
 KIND = "corpus"
@@ -202,10 +203,11 @@ class Corpora:
         meanwhile.
 
         Raises:
-            Refusal: MODEL_NOT_LOADED, SAE_NOT_ATTACHED; INVALID_PARAMETER for a context that the model does not have,
+            Refusal: VALIDATION_ERROR for the name; MODEL_NOT_LOADED, SAE_NOT_ATTACHED; INVALID_PARAMETER for a context that the model does not have,
                 and for a file of no known kind; INVALID_LOCAL_PATH, PAYLOAD_TOO_LARGE, CORPUS_ALREADY_EXISTS,
                 CORPORA_FULL, TOO_MANY_JOBS.
         """
+        check_written(asked.name, "name")
         resident = self._conductor.loaded()
         _, facts = resident.running()
         if asked.context > facts.context_length:

@@ -31,7 +31,8 @@ from steerserve.rules.inference import lens as rules
 from steerserve.rules.inference.lens import LensRecord, LensSource
 from steerserve.rules.models.downloads import FetchProgress
 from steerserve.rules.models.repository import RepoFile, check_repo_id
-from steerserve.rules.text import storable
+from steerserve.rules.steering.vector import check_written
+from steerserve.rules.text import plain
 from steerserve.rules.units import MIB
 from steerserve.settings import Settings
 
@@ -159,6 +160,7 @@ class TrainedLenses:
                 INVALID_LOCAL_PATH, INVALID_HUB_TOKEN, HUB_UNAVAILABLE, TOO_MANY_JOBS.
         """
         rules.check_lens_name(asked.name)
+        check_written(asked.model_hint, "model_hint")
         await self._store.check_name(asked.name)
         source = asked.source
         if source.local_path is not None:
@@ -186,7 +188,7 @@ class TrainedLenses:
                     width=facts.width,
                     layers=tuple(facts.layers),
                     model_layers=facts.model_layers,
-                    model_hint=None if hint is None else storable(hint),
+                    model_hint=None if hint is None else plain(hint),
                     unembed_hash=facts.unembed_hash,
                     source=place.source,
                     path=place.path,

@@ -24,7 +24,13 @@ from steerserve.hub.client import Hub
 from steerserve.rules import field_faults
 from steerserve.rules.steering.probe import ReadProbe
 from steerserve.rules.steering.records import SourceKind, Training, VectorSource
-from steerserve.rules.steering.vector import Direction, ReadOptions, ReadVector, check_name
+from steerserve.rules.steering.vector import (
+    Direction,
+    ReadOptions,
+    ReadVector,
+    check_name,
+    check_written,
+)
 
 KEPT_BYTES = 64 << 20
 """The most bytes of directions that are kept in memory for requests, of one kind."""
@@ -136,7 +142,7 @@ class Directions(Generic[Row, Kind, Read]):
             Refusal: VALIDATION_ERROR for the name; INVALID_LOCAL_PATH; INVALID_VECTOR or INVALID_PROBE;
                 DOCUMENT_STORE_FULL, INSUFFICIENT_DISK; VECTOR_ALREADY_EXISTS or PROBE_ALREADY_EXISTS.
         """
-        await self.check_name(new.name)
+        await self._check_new(new)
         path, file = await asyncio.to_thread(
             self._reading.load, local_path, self._paths.check_allowed
         )
@@ -148,7 +154,7 @@ class Directions(Generic[Row, Kind, Read]):
         Raises:
             Refusal: what `Hub.describe` raises; and as `add_local`, also for a file that is not there or is too large.
         """
-        await self.check_name(new.name)
+        await self._check_new(new)
         file, place = await self._reading.fetch(self._hub, wanted)
         return await self._add_file(new, file, "huggingface", **place)
 
@@ -158,7 +164,7 @@ class Directions(Generic[Row, Kind, Read]):
         Raises:
             Refusal: as `add_local`.
         """
-        await self.check_name(new.name)
+        await self._check_new(new)
         return await self._add_file(new, file, "upload")
 
     async def add_inline(self, new: NewVector, document: dict[str, object]) -> Row:
@@ -167,7 +173,7 @@ class Directions(Generic[Row, Kind, Read]):
         Raises:
             Refusal: as `add_local`.
         """
-        await self.check_name(new.name)
+        await self._check_new(new)
         read = await self._reader.read(self._reading.inline, document, new.options)
         return await self._add_read(new, read, VectorSource(kind="inline", format=read.format))
 
@@ -181,6 +187,13 @@ class Directions(Generic[Row, Kind, Read]):
                 PROBE_ALREADY_EXISTS.
         """
         raise NotImplementedError
+
+    async def _check_new(self, new: NewVector) -> None:
+        """Raises:
+        Refusal: VALIDATION_ERROR for the name or the hint; VECTOR_ALREADY_EXISTS or PROBE_ALREADY_EXISTS.
+        """
+        check_written(new.model_hint, "model_hint")
+        await self.check_name(new.name)
 
     async def _add_file(
         self, new: NewVector, file: VectorFile, kind: SourceKind, /, **place: str

@@ -264,6 +264,18 @@ def cosine(first: Direction, second: Direction) -> float:
     return max(-1.0, min(1.0, product / (math.hypot(*a) * math.hypot(*b))))
 
 
+def check_written(text: str | None, field: str) -> None:
+    """Check a text that stands in lists beside other text, such as the hint of a model or the name of a corpus.
+
+    Raises:
+        Refusal: VALIDATION_ERROR for characters that no name has.
+    """
+    why = None if text is None else name_fault(text)
+    if why is not None:
+        errors = [{"loc": ["body", field], "msg": why}]
+        raise Refusal("VALIDATION_ERROR", f"body.{field}: {why}", param=field, errors=errors)
+
+
 def check_name(name: str, prefix: str = ID_PREFIX) -> None:
     """Raises:
     Refusal: VALIDATION_ERROR for a name that is blank, too long, has characters that no name has, or looks like an id,
