@@ -217,11 +217,12 @@ def test_names_of_corpora_and_hints_of_models_turn_and_hide_nothing(
     asker: Asker, kind: str, tmp_path: Path
 ) -> None:
     directions = [{"layer": 1, "data": "AACAPw=="}]
+    weights = [directions[0] | {"bias": 0.0}]
     hinted = {"name": "hinted", "model_hint": TEXTS[kind]}
     for path, body in {
         "/api/corpora": {"name": TEXTS[kind], "source": "inline", "texts": ["a"]},
         "/api/vectors": hinted | {"source": "inline", "directions": directions},
-        "/api/probes": hinted | {"source": "inline", "weights": directions},
+        "/api/probes": hinted | {"source": "inline", "weights": weights},
         "/api/lenses": hinted | {"source": "local", "local_path": str(tmp_path)},
     }.items():
         status, whole, _ = asker.ask("POST", path, body)

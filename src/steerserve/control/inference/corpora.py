@@ -203,9 +203,9 @@ class Corpora:
         meanwhile.
 
         Raises:
-            Refusal: VALIDATION_ERROR for the name; MODEL_NOT_LOADED, SAE_NOT_ATTACHED; INVALID_PARAMETER for a context that the model does not have,
-                and for a file of no known kind; INVALID_LOCAL_PATH, PAYLOAD_TOO_LARGE, CORPUS_ALREADY_EXISTS,
-                CORPORA_FULL, TOO_MANY_JOBS.
+            Refusal: VALIDATION_ERROR for the name; MODEL_NOT_LOADED, SAE_NOT_ATTACHED; INVALID_PARAMETER for a context
+                that the model does not have, and for a file of no known kind; INVALID_LOCAL_PATH, PAYLOAD_TOO_LARGE,
+                CORPUS_ALREADY_EXISTS, CORPORA_FULL, TOO_MANY_JOBS.
         """
         check_written(asked.name, "name")
         resident = self._conductor.loaded()
