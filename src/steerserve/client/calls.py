@@ -50,6 +50,7 @@ NOT_BEGUN = frozenset(
         "MODEL_NOT_LOADED",
         "MODEL_BUSY",
         "TOO_MANY_CONNECTIONS",
+        "TOO_MANY_BODIES",
         "NOT_READY",
         "SHUTTING_DOWN",
     }

@@ -21,7 +21,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from structlog.contextvars import bind_contextvars
 
 from steerserve.errors import Refusal
-from steerserve.rules import json_size
+from steerserve.http.bodies import Bodies
+from steerserve.rules import clients, json_size
+from steerserve.rules.bodies import Body
 from steerserve.rules.bounds import FORM_BYTES, MANAGEMENT_BODY_VALUES
 from steerserve.rules.text import shown
 from steerserve.rules.units import MIB
@@ -65,6 +67,9 @@ class Guards:
         self._hosts = _LOCAL_NAMES | {
             name.lower() for name in (settings.host, *settings.allowed_hosts)
         }
+        # each client has half, in which the largest body has room
+        largest = _most_bytes(FILES, settings)
+        self._bodies = Bodies(max(settings.request_bodies_mb * MIB, 2 * largest))
         self._keys = [_digest(key.get_secret_value().encode()) for key in settings.api_keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -81,11 +86,8 @@ class Guards:
             or _compressed(headers)
         )
         if refusal is None:
-            taken = receive
-            if scope["type"] == "http":
-                path = scope["path"]
-                most = _most_bytes(path, self._settings)
-                taken = _Limited(receive, self._settings, most, _marks_of(path))
+            limited = _Limited(receive, scope, headers, self._settings, self._bodies)
+            taken = limited if scope["type"] == "http" else receive
             try:
                 await self._app(scope, taken, self._completed(scope, send))
                 return
@@ -94,6 +96,8 @@ class Guards:
                 refusal = error
             except BodyRefused as error:
                 refusal = error.refusal
+            finally:
+                limited.forget()
         await self._refuse(refusal, scope, receive, send)
 
     async def _refuse(self, refusal: Refusal, scope: Scope, receive: Receive, send: Send) -> None:
@@ -221,7 +225,7 @@ def too_large(limit: int) -> Refusal:
 
 
 class BodyRefused(HTTPException):
-    """The body of a request is too large or too slow. The framework answers this exception on its routes, and `Guards`
+    """The body of a request is too large or too slow, or has no room. The framework answers this exception on its routes, and `Guards`
     elsewhere. No reader of a body catches it."""
 
     def __init__(self, status: int, refusal: Refusal) -> None:
@@ -230,19 +234,31 @@ class BodyRefused(HTTPException):
 
 
 class _Limited:
-    """A `receive` that bounds the bytes of the body, the time of waiting for them, and where `marks` is not None its
-    commas and opening brackets. A body in UTF-16 or UTF-32 is refused, because every check of a body reads UTF-8."""
+    """A `receive` that bounds the bytes of the body, the time of waiting for them, on most routes its commas and opening
+    brackets, and the bytes of all bodies together. A body in UTF-16 or UTF-32 is refused, because every check of a body reads UTF-8."""
 
     def __init__(
-        self, receive: Receive, settings: Settings, most_bytes: int, marks: int | None
+        self,
+        receive: Receive,
+        scope: Scope,
+        headers: Headers,
+        settings: Settings,
+        bodies: Bodies,
     ) -> None:
         self._receive = receive
         self._settings = settings
-        self._most_bytes = self._bytes_left = most_bytes
+        self._most_bytes = self._bytes_left = _most_bytes(scope["path"], settings)
         self._seconds_left = settings.request_body_timeout
         self._is_whole = False
-        self._marks_left = marks
+        self._marks_left = _marks_of(scope["path"])
         self._beginning = b""
+        self._bodies = bodies
+        address = scope["client"][0] if scope.get("client") else None
+        has_keys = bool(settings.api_keys)
+        client = clients.client(address, headers.get("authorization"), has_keys=has_keys)
+        self._body = Body(client, asyncio.get_running_loop().time())
+        self._waiting: asyncio.Timeout | None = None
+        self._is_given_up = False
 
     async def __call__(self) -> Message:
         message = await (self._receive() if self._is_whole else self._receive_in_time())
@@ -253,15 +269,27 @@ class _Limited:
             self._is_whole = True
         return message
 
+    def forget(self) -> None:
+        """The request is over."""
+        self._bodies.forget(self._body)
+
+    def _give_up(self) -> None:
+        self._is_given_up = True
+        if self._waiting is not None:
+            self._waiting.reschedule(asyncio.get_running_loop().time())
+
     def _check(self, part: bytes) -> None:
         """Check the next part of the body.
 
         Raises:
-            BodyRefused: PAYLOAD_TOO_LARGE, UNSUPPORTED_ENCODING.
+            BodyRefused: PAYLOAD_TOO_LARGE, UNSUPPORTED_ENCODING, TOO_MANY_BODIES.
         """
         self._bytes_left -= len(part)
         if self._bytes_left < 0:
             raise BodyRefused(413, too_large(self._most_bytes))
+        self._bodies.grow(self._body, len(part), self._give_up, is_whole=self._is_whole)
+        if self._is_given_up:
+            raise BodyRefused(503, self._bodies.refusal())
         if len(self._beginning) < _BEGINNING:
             self._beginning += part[: _BEGINNING - len(self._beginning)]
             encoding = json.detect_encoding(self._beginning)
@@ -279,13 +307,16 @@ class _Limited:
         loop = asyncio.get_running_loop()
         since = loop.time()
         try:
-            async with asyncio.timeout(self._seconds_left):
+            async with asyncio.timeout(self._seconds_left) as self._waiting:
                 return await self._receive()
         except TimeoutError:
+            if self._is_given_up:
+                raise BodyRefused(503, self._bodies.refusal()) from None
             seconds = self._settings.request_body_timeout
             message = f"the body did not arrive within {seconds:g} s"
             raise BodyRefused(408, Refusal("REQUEST_TIMEOUT", message)) from None
         finally:
+            self._waiting = None
             self._seconds_left -= loop.time() - since
 
 

@@ -70,6 +70,8 @@ FORM_BYTES: Final = 1 << 16
 """Bytes that a form with a file may have beside the file."""
 NAME_CHARACTERS: Final = 512
 """Characters of a name of a model, with the profile after its `@`, of a profile, or of an id of an SAE."""
+SMALL_BODY_BYTES: Final = 64 << 10
+"""Bytes of a body that does not count among those that share REQUEST_BODIES_MB."""
 STEERED_FEATURES: Final = 1000
 """Features in one body that steers, and in one profile."""
 EDITS: Final = 64
@@ -337,6 +339,15 @@ BOUNDS: Final[tuple[Bound, ...]] = (
         "{LIVE_UNREAD_EVENTS} events",
         "its session is ended",
         f"{_LIVE}::test_a_client_that_fetches_no_events_is_disconnected",
+    ),
+    Bound(
+        "bodies",
+        "sends many large bodies at once",
+        "{REQUEST_BODIES_MB:MiB} of all requests until they are answered, half of it of one client; bodies of up to "
+        "{SMALL_BODY_BYTES:bytes} do not count",
+        "the slowest body that is still arriving, of the client that has most, is refused with 503 `TOO_MANY_BODIES` and "
+        "`Retry-After`",
+        "tests/http/test_bodies.py::test_bodies_that_stand_still_make_room_for_others",
     ),
     Bound(
         "bodies",

@@ -52,6 +52,12 @@ class RequestLimits(BaseSettings):
         "the client. A client that reads slowly is not cut.",
     )
     max_body_bytes: Count = Field(default=8_000_000, description="Largest request body in bytes.")
+    request_bodies_mb: Mebibytes = Field(
+        default=256,
+        description="MiB that the bodies of all requests may have in memory together, small ones (64 KiB) not counted. "
+        "One client has half of it. Beyond it the slowest body of the client with most bytes is refused with 503. The "
+        "limit is at least twice the largest body.",
+    )
     max_messages: Count = Field(
         default=2000, description="Messages in all conversations of one chat request."
     )
