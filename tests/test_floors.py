@@ -63,7 +63,8 @@ FLOORS: dict[str, set[str]] = {
     "openai": ZERO | {"rules", "control", "openai", "http.disconnect", "http.event_stream"},
     "api": ZERO | {"rules", "control", "api", "http.disconnect", "http.event_stream"},
     "http": set(),
-    "http.guards": {"errors", "settings", "rules"},  # runs before every route
+    "http.bodies": {"errors", "rules"},
+    "http.guards": {"errors", "settings", "rules", "http.bodies"},  # runs before every route
     "http.connections": {"settings"},
     "http.accepting": {"http.connections"},
     "http.live_link": {"http.connections"},

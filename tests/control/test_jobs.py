@@ -7,10 +7,13 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from steerserve.control import jobs
 from steerserve.control.bus import Bus, Event, JobEnded, JobProgressed
 from steerserve.control.jobs import Job, Jobs, Report
+from steerserve.control.metrics import CURRENT, RequestRecord
 from steerserve.errors import Refusal
 from steerserve.rules import jobs as rules
+from steerserve.rules.bounds import JOBS_OF_CLIENT, JOBS_RUNNING, JOBS_UNFINISHED
 from steerserve.rules.form import Form
 from tests.doubles import soon, until
 from tests.refusals import refusal_of
@@ -31,8 +34,12 @@ class Desk:
         self.jobs = Jobs(bus, lambda: self.now)
         self.gate = asyncio.Event()
 
-    def start(self, kind: str = "counting") -> Job:
-        return self.jobs.start(kind, self._work)
+    def start(self, client: str = "") -> Job:
+        token = CURRENT.set(RequestRecord(client=client))
+        try:
+            return self.jobs.start("counting", self._work)
+        finally:
+            CURRENT.reset(token)
 
     async def _work(self, report: Report) -> Counted:
         report(0.5, "half")
@@ -94,8 +101,8 @@ async def test_a_dropped_job_is_cancelled_and_a_finished_one_forgotten(desk: Des
 async def test_jobs_beyond_the_bound_wait_and_too_many_are_refused(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rules, "UNFINISHED_MAXIMUM", rules.RUNNING_MAXIMUM + 1)
-    started = [desk.start() for _ in range(rules.RUNNING_MAXIMUM + 1)]
+    monkeypatch.setattr(jobs, "JOBS_UNFINISHED", JOBS_OF_CLIENT + 1)
+    started = [desk.start() for _ in range(JOBS_OF_CLIENT + 1)]
     *running, waiting = started
     await until(lambda: all(job.facts.progress for job in running))
     assert waiting.facts.state == "waiting"
@@ -107,7 +114,7 @@ async def test_jobs_beyond_the_bound_wait_and_too_many_are_refused(
 
 
 async def test_a_waiting_job_is_cancelled_without_having_begun(desk: Desk) -> None:
-    running = [desk.start() for _ in range(rules.RUNNING_MAXIMUM)]
+    running = [desk.start() for _ in range(JOBS_OF_CLIENT)]
     await until(lambda: all(job.facts.progress for job in running))
     waiting = desk.start()
     assert (await soon(desk.jobs.drop(waiting.id))).facts.state == "cancelled"
@@ -115,6 +122,55 @@ async def test_a_waiting_job_is_cancelled_without_having_begun(desk: Desk) -> No
     await desk.end(running[0])
     unstarted = desk.start()
     assert (await desk.jobs.drop(unstarted.id)).facts.state == "cancelled"
+
+
+async def test_a_client_with_many_jobs_leaves_room_for_those_of_others(desk: Desk) -> None:
+    greedy = [desk.start("greedy") for _ in range(JOBS_UNFINISHED)]
+    assert refusal_of(desk.start, "greedy").code == "TOO_MANY_JOBS"
+    polite = desk.start("polite")
+    await until(lambda: polite.facts.progress)
+    assert sum(job.facts.state == "running" for job in greedy) == JOBS_RUNNING - 1
+    await soon(greedy[-1].over.wait())
+    assert greedy[-1].facts.error is not None
+    assert greedy[-1].facts.error.code == "TOO_MANY_JOBS"
+    assert [job.facts.state for job in greedy[-3:-1]] == ["waiting", "waiting"]
+    second = desk.start("polite")
+    await desk.jobs.drop(greedy[0].id)
+    await until(lambda: second.facts.progress)
+    await desk.end(greedy[-2])
+
+
+@pytest.mark.parametrize(
+    ("waiting", "running", "place"),
+    [
+        ("", "", None),
+        ("a", "", 0),
+        ("aab", "a", 2),  # the client with the fewest running jobs
+        ("aba", "ab", 0),  # of those the job that has waited longest
+        ("a", "aaa", None),  # one place is left to others
+        ("ab", "aaa", 1),
+        ("ab", "aabb", None),
+    ],
+)
+def test_clients_take_turns(waiting: str, running: str, place: int | None) -> None:
+    assert rules.next_job(list(waiting), running) == place
+
+
+@pytest.mark.parametrize(
+    ("client", "waiting", "running", "place"),
+    [
+        ("c", "", "aaa", None),
+        ("c", "aaa", "", 2),
+        ("c", "aab", "a", 1),
+        ("c", "aabb", "", 3),
+        ("c", "a", "", None),  # the other client would not have more jobs than this one
+        ("a", "aab", "", None),
+    ],
+)
+def test_the_newest_job_of_the_client_with_most_goes(
+    client: str, waiting: str, running: str, place: int | None
+) -> None:
+    assert rules.displaced(client, list(waiting), running) == place
 
 
 async def test_finished_jobs_are_kept_for_a_day_and_the_newest_of_many(

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from structlog.contextvars import bound_contextvars
 
 from steerserve.control.metrics import CURRENT, Metrics, RequestRecord
-from steerserve.rules import changes
+from steerserve.rules import changes, clients
 
 log = structlog.get_logger(__name__)
 change_log = structlog.get_logger("steerserve.changes")
@@ -38,11 +38,16 @@ _TAKEN = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 
 
 class Meter:
-    """A plain ASGI layer. It does not change requests, and adds two headers to answers."""
+    """A plain ASGI layer. It does not change requests, and adds two headers to answers.
 
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+    Args:
+        has_keys: whether clients are told apart by their keys. A request with another key is refused.
+    """
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, *, has_keys: bool = False) -> None:
         self._app = app
         self._metrics = metrics
+        self._has_keys = has_keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"].startswith(LIVE_EVENTS):
@@ -50,7 +55,11 @@ class Meter:
             return
         headers = Headers(scope=scope)
         request_id, client = request_id_of(headers), (scope.get("client") or ("unknown",))[0]
-        record = RequestRecord(in_background=BACKGROUND in headers, request_id=request_id)
+        record = RequestRecord(
+            in_background=BACKGROUND in headers,
+            request_id=request_id,
+            client=clients.client(client, headers.get("authorization"), has_keys=self._has_keys),
+        )
         token = CURRENT.set(record)
         try:
             # every line that the request causes says who sent it; `Guards` adds the digest of the key

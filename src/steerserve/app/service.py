@@ -124,7 +124,7 @@ class Service:
                 allow_headers=["*"],
                 expose_headers=["*"],
             )
-        return Meter(guarded, metrics)
+        return Meter(guarded, metrics, has_keys=bool(self.settings.api_keys))
 
     @asynccontextmanager
     async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:

@@ -12,9 +12,11 @@ import structlog
 from msgspec.structs import replace
 
 from steerserve.control.bus import Bus, JobEnded, JobProgressed
+from steerserve.control.metrics import CURRENT
 from steerserve.database.catalog import Clock, utc_now
 from steerserve.errors import Refusal
 from steerserve.rules import jobs as rules
+from steerserve.rules.bounds import JOBS_UNFINISHED
 from steerserve.rules.form import Form
 from steerserve.rules.jobs import JobError, JobFacts
 
@@ -27,9 +29,10 @@ Work = Callable[[Report], Awaitable[Form]]
 
 
 class Job:
-    """One job. `facts` are as of now; `result` is None until the job is done."""
+    """One job of a client. `facts` are as of now; `result` is None until the job is done."""
 
-    def __init__(self, kind: str, now: datetime) -> None:
+    def __init__(self, kind: str, client: str, now: datetime) -> None:
+        self.client = client
         self.facts = JobFacts(
             id=f"job_{secrets.token_hex(6)}",
             kind=kind,
@@ -57,11 +60,12 @@ class Jobs:
         self._now = now
         self._jobs: dict[str, Job] = {}
         self._tasks: dict[str, asyncio.Task[Form]] = {}
-        self._turns = asyncio.Semaphore(rules.RUNNING_MAXIMUM)
+        self._waiting: dict[Job, asyncio.Future[None]] = {}
+        self._running: set[Job] = set()
         self._is_closing = False
 
     def start(self, kind: str, work: Work) -> Job:
-        """A new job, which begins when it is its turn.
+        """A new job of the client whose request is served, which begins when it is its turn.
 
         Raises:
             Refusal: TOO_MANY_JOBS, SHUTTING_DOWN.
@@ -69,16 +73,15 @@ class Jobs:
         if self._is_closing:
             raise _shutting_down()
         self._forget()
-        if len(self._tasks) >= rules.UNFINISHED_MAXIMUM:
-            raise Refusal(
-                "TOO_MANY_JOBS",
-                f"{len(self._tasks)} jobs run or wait; cancel one, or wait until one has ended",
-                jobs=len(self._tasks),
-            )
-        job = Job(kind, self._now())
+        record = CURRENT.get()
+        job = Job(kind, record.client if record is not None else "", self._now())
+        if len(self._waiting) + len(self._running) >= JOBS_UNFINISHED:
+            self._make_room(job.client)
         self._jobs[job.id] = job
-        task = self._tasks[job.id] = asyncio.create_task(self._run(job, work), name=job.id)
+        turn = self._waiting[job] = asyncio.get_running_loop().create_future()
+        task = self._tasks[job.id] = asyncio.create_task(self._run(job, turn, work), name=job.id)
         task.add_done_callback(partial(self._end, job))
+        self._give_turns()
         return job
 
     def all(self) -> list[Job]:
@@ -120,13 +123,43 @@ class Jobs:
 
     # ------------------------------------------------------------- inside
 
-    async def _run(self, job: Job, work: Work) -> Form:
+    async def _run(self, job: Job, turn: asyncio.Future[None], work: Work) -> Form:
         def report(progress: float, message: str) -> None:
             self._note(job, progress=progress, message=message)
 
-        async with self._turns:
-            self._note(job, state="running", message="has begun")
-            return await work(report)
+        await turn
+        self._note(job, state="running", message="has begun")
+        return await work(report)
+
+    def _give_turns(self) -> None:
+        while True:
+            waiting = list(self._waiting)
+            running = (job.client for job in self._running)
+            place = rules.next_job([job.client for job in waiting], running)
+            if place is None:
+                return
+            turn = self._waiting.pop(waiting[place])
+            self._running.add(waiting[place])
+            if not turn.done():
+                turn.set_result(None)
+
+    def _make_room(self, client: str) -> None:
+        """End a waiting job of another client for one of this client.
+
+        Raises:
+            Refusal: TOO_MANY_JOBS.
+        """
+        waiting, count = list(self._waiting), len(self._waiting) + len(self._running)
+        running = (job.client for job in self._running)
+        place = rules.displaced(client, [job.client for job in waiting], running)
+        if place is None:
+            why = f"{count} jobs run or wait; cancel one, or wait until one has ended"
+            raise Refusal("TOO_MANY_JOBS", why, jobs=count)
+        job = waiting[place]
+        why = f"{count} jobs ran or waited, most of them of one client, and a job of another client has taken the place"
+        job.refusal = Refusal("TOO_MANY_JOBS", why, jobs=count)
+        del self._waiting[job]
+        self._tasks[job.id].cancel()
 
     def _note(self, job: Job, **changes: object) -> None:
         job.facts = replace(job.facts, **changes)
@@ -135,6 +168,8 @@ class Jobs:
     def _end(self, job: Job, task: asyncio.Task[Form]) -> None:
         """The work of a job has stopped, perhaps before it began."""
         del self._tasks[job.id]
+        self._waiting.pop(job, None)
+        self._running.discard(job)
         error = None if task.cancelled() else task.exception()
         if isinstance(error, Refusal):
             self._fail(job, error)
@@ -144,6 +179,8 @@ class Jobs:
         elif not task.cancelled():
             job.result = task.result()
             job.facts = replace(job.facts, state="done", progress=1.0, message="is done")
+        elif job.refusal is not None:
+            self._fail(job, job.refusal)
         elif self._is_closing:
             self._fail(job, _shutting_down())
         else:
@@ -151,6 +188,7 @@ class Jobs:
         job.facts = replace(job.facts, finished_at=self._now())
         job.over.set()
         self._bus.publish(JobEnded(job.facts))
+        self._give_turns()
 
     def _fail(self, job: Job, refusal: Refusal) -> None:
         job.refusal = refusal

@@ -33,7 +33,8 @@ _LOAD = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0
 class RequestRecord:
     """The facts of one request for the access log, filled in while the request is served. `code` is the error code of
     its refusal. A page sends a request `in_background` when nobody clicked; its refusals are not counted.
-    `object` names what the request changes, where its path does not. `request_id` is its X-Request-Id."""
+    `object` names what the request changes, where its path does not. `request_id` is its X-Request-Id. `client` is who
+    sent it (`rules/clients.py`)."""
 
     model: str | None = None
     code: str | None = None
@@ -41,6 +42,7 @@ class RequestRecord:
     object: dict[str, object] = field(default_factory=dict)
     timing: Timing | None = None
     request_id: str | None = None
+    client: str = ""
 
 
 @dataclass(frozen=True, slots=True)

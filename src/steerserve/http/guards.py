@@ -86,7 +86,8 @@ class Guards:
             or _compressed(headers)
         )
         if refusal is None:
-            limited = _Limited(receive, scope, headers, self._settings, self._bodies)
+            client = self._client(scope, headers)
+            limited = _Limited(receive, scope["path"], client, self._settings, self._bodies)
             taken = limited if scope["type"] == "http" else receive
             try:
                 await self._app(scope, taken, self._completed(scope, send))
@@ -99,6 +100,10 @@ class Guards:
             finally:
                 limited.forget()
         await self._refuse(refusal, scope, receive, send)
+
+    def _client(self, scope: Scope, headers: Headers) -> str:
+        address = scope["client"][0] if scope.get("client") else None
+        return clients.client(address, headers.get("authorization"), has_keys=bool(self._keys))
 
     async def _refuse(self, refusal: Refusal, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket" and _DENIAL not in scope.get("extensions", {}):
@@ -225,8 +230,8 @@ def too_large(limit: int) -> Refusal:
 
 
 class BodyRefused(HTTPException):
-    """The body of a request is too large or too slow, or has no room. The framework answers this exception on its routes, and `Guards`
-    elsewhere. No reader of a body catches it."""
+    """The body of a request is too large or too slow, or has no room. The framework answers this exception on its
+    routes, and `Guards` elsewhere. No reader of a body catches it."""
 
     def __init__(self, status: int, refusal: Refusal) -> None:
         super().__init__(status, headers={"Connection": "close"} if status == 408 else None)
@@ -234,28 +239,26 @@ class BodyRefused(HTTPException):
 
 
 class _Limited:
-    """A `receive` that bounds the bytes of the body, the time of waiting for them, on most routes its commas and opening
-    brackets, and the bytes of all bodies together. A body in UTF-16 or UTF-32 is refused, because every check of a body reads UTF-8."""
+    """A `receive` that bounds the bytes of the body, the time of waiting for them, on most routes its commas and
+    opening brackets, and the bytes of all bodies together. A body in UTF-16 or UTF-32 is refused, because every check
+    of a body reads UTF-8."""
 
     def __init__(
         self,
         receive: Receive,
-        scope: Scope,
-        headers: Headers,
+        path: str,
+        client: str,
         settings: Settings,
         bodies: Bodies,
     ) -> None:
         self._receive = receive
         self._settings = settings
-        self._most_bytes = self._bytes_left = _most_bytes(scope["path"], settings)
+        self._most_bytes = self._bytes_left = _most_bytes(path, settings)
         self._seconds_left = settings.request_body_timeout
         self._is_whole = False
-        self._marks_left = _marks_of(scope["path"])
+        self._marks_left = _marks_of(path)
         self._beginning = b""
         self._bodies = bodies
-        address = scope["client"][0] if scope.get("client") else None
-        has_keys = bool(settings.api_keys)
-        client = clients.client(address, headers.get("authorization"), has_keys=has_keys)
         self._body = Body(client, asyncio.get_running_loop().time())
         self._waiting: asyncio.Timeout | None = None
         self._is_given_up = False

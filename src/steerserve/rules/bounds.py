@@ -159,6 +159,13 @@ MONITORING_ANSWER_BYTES: Final = 1 << 24
 STORED_READ_BYTES: Final = 256 << 10
 """Bytes that are read from the database at once for an answer that is a file."""
 
+JOBS_RUNNING: Final = 4
+"""Jobs that run at once; further ones wait for their turn."""
+JOBS_OF_CLIENT: Final = 3
+"""Jobs of one client that run at once."""
+JOBS_UNFINISHED: Final = 32
+"""Jobs that run or wait."""
+
 # ------------------------------------------------------------------------------------------------------ what is kept
 
 HISTORY_RECORDS: Final = 1000
@@ -345,8 +352,8 @@ BOUNDS: Final[tuple[Bound, ...]] = (
         "sends many large bodies at once",
         "{REQUEST_BODIES_MB:MiB} of all requests until they are answered, half of it of one client; bodies of up to "
         "{SMALL_BODY_BYTES:bytes} do not count",
-        "the slowest body that is still arriving, of the client that has most, is refused with 503 `TOO_MANY_BODIES` and "
-        "`Retry-After`",
+        "the slowest body that is still arriving, of the client that has most, is refused with 503 `TOO_MANY_BODIES` "
+        "and `Retry-After`",
         "tests/http/test_bodies.py::test_bodies_that_stand_still_make_room_for_others",
     ),
     Bound(
@@ -554,6 +561,13 @@ BOUNDS: Final[tuple[Bound, ...]] = (
         "{STORED_READ_BYTES:bytes} at once, or one record of a run",
         "the rest is read when the client has taken what was sent",
         "tests/database/test_by_bytes.py::test_stored_lines_are_read_by_their_bytes",
+    ),
+    Bound(
+        "stored",
+        "jobs",
+        "{JOBS_RUNNING} run, {JOBS_OF_CLIENT} of them of one client; {JOBS_UNFINISHED} run or wait",
+        "clients take turns; the newest waiting job of the client with most jobs makes room, else 409 `TOO_MANY_JOBS`",
+        "tests/control/test_jobs.py::test_a_client_with_many_jobs_leaves_room_for_those_of_others",
     ),
     Bound(
         "stored",
