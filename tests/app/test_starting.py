@@ -62,6 +62,11 @@ def in_latin(home: Path) -> dict[str, str]:
     return {}
 
 
+def written(home: Path, text: str) -> dict[str, str]:
+    (home / ".env").write_text(text)
+    return {}
+
+
 def newer(home: Path) -> dict[str, str]:
     with closing(sqlite3.connect(home / "steerserve.db")) as connection:
         connection.execute("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL)")
@@ -105,6 +110,45 @@ CANNOT: dict[str, tuple[Prepare, int, list[str]]] = {
         lambda _: {"HF_ENDPOINT": "notaurl"},
         WRONG,
         ["setting HF_ENDPOINT: ", "https://"],
+    ),
+    "only commas": (lambda _: {"API_KEYS": ","}, WRONG, ["setting API_KEYS: ", "has no key"]),
+    "empty keys": (lambda _: {"API_KEYS": ""}, WRONG, ["setting API_KEYS: ", "remove API_KEYS"]),
+    "no file behind @": (lambda _: {"API_KEYS": "@"}, WRONG, ["setting API_KEYS: "]),
+    "empty file of keys": (
+        lambda _: {"API_KEYS_FILE": ""},
+        WRONG,
+        ["setting API_KEYS_FILE: ", "has no key"],
+    ),
+    "empty keys of .env": (
+        lambda home: written(home, "PORT=1\nAPI_KEYS=\n"),
+        WRONG,
+        ["setting API_KEYS: "],
+    ),
+    "no value": (
+        lambda home: written(home, "PORT=1\n\nAPI_KEYS sentinel\n"),
+        WRONG,
+        ["/.env: line 3", "NAME=value"],
+    ),
+    "no equals sign": (lambda home: written(home, "sentinel\n"), WRONG, ["/.env: line 1"]),
+    "no origin": (
+        lambda _: {"CORS_ORIGINS": "https://a.example/"},
+        WRONG,
+        ["setting CORS_ORIGINS: 'https://a.example/'", "`*` allows all"],
+    ),
+    "no host": (
+        lambda _: {"ALLOWED_HOSTS": "gpu.example:8000"},
+        WRONG,
+        ["setting ALLOWED_HOSTS: 'gpu.example:8000'", "without https://, port"],
+    ),
+    "no folder": (
+        lambda _: {"LOCAL_PATHS": "/data:models"},
+        WRONG,
+        ["setting LOCAL_PATHS: ", "'models' does not begin with /"],
+    ),
+    "no program": (
+        lambda _: {"GGUF_SERVER_BIN": "/nowhere/llama-server"},
+        WRONG,
+        ["setting GGUF_SERVER_BIN: '/nowhere/llama-server'", "can be run"],
     ),
     "no text": (in_latin, WRONG, ["/.env", "cannot be read", "UTF-8"]),
 }
@@ -161,8 +205,8 @@ def test_a_start_that_cannot_succeed_ends_in_one_sentence(
     for word in words:
         assert word in sentence
     assert "sentinel" not in sentence
-    _, _, written = ends[f"{name} json"]
-    line = json.loads(written)
+    _, _, logged = ends[f"{name} json"]
+    line = json.loads(logged)
     assert (line["event"], line["level"], line["exit_code"]) == ("cannot_start", "error", expected)
     for word in words:
         assert word in line["reason"]
@@ -191,19 +235,26 @@ def test_the_sentence_about_a_setting_has_no_secret(
     assert "sentinel" not in told
 
 
-def test_a_name_in_the_file_of_settings_that_is_none_is_warned_of(
+def test_a_name_that_is_no_setting_is_warned_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / ".env").write_text(
         "MAX_CONCURENT_REQUESTS=4\nmax_messages=100\nQWERTZUIOP=secret\n"
     )
     monkeypatch.chdir(tmp_path)
+    misspelt = {"API_KEY": "secret", "ALOWED_HOSTS": "x", "STEERSERV_HOME": "/x"}
+    for name, value in (misspelt | {"HF_TOKEN": "x", "HOSTS": "x", "STEERSERVE_URLS": "x"}).items():
+        monkeypatch.setenv(name, value)
     with capture_logs() as warned:
         serve._warn_of_unknown_settings()
     told = [(line["event"], line["name"], line["nearest"]) for line in warned]
+    told[2:] = sorted(told[2:], key=lambda line: -list(misspelt).index(line[1]))[::-1]
     assert told == [
         ("unknown_setting", "MAX_CONCURENT_REQUESTS", "MAX_CONCURRENT_REQUESTS"),
         ("unknown_setting", "QWERTZUIOP", None),
+        ("unknown_setting", "API_KEY", "API_KEYS"),
+        ("unknown_setting", "ALOWED_HOSTS", "ALLOWED_HOSTS"),
+        ("unknown_setting", "STEERSERV_HOME", "STEERSERVE_HOME"),
     ]
     assert "secret" not in str(warned)
 

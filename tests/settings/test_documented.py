@@ -67,6 +67,17 @@ def test_a_loopback_address_is_recognised(host: str, is_loopback: bool) -> None:
 def test_lists_are_separated_by_commas_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CORS_ORIGINS", "https://a.example, https://b.example,")
     assert made().cors_origins == ["https://a.example", "https://b.example"]
+    for origin in (
+        "*",
+        "http://localhost:5173",
+        "http://[::1]:80",
+        "chrome-extension://abc",
+        "null",
+    ):
+        assert made(cors_origins=origin).cors_origins == [origin]
+    for host in ("gpu.example.org", "my_box", "::1", "[::1]", "10.0.0.2"):
+        assert made(allowed_hosts=host).allowed_hosts == [host]
+    assert made(gguf_server_bin="").gguf_server_bin is None
 
 
 @pytest.mark.parametrize(
@@ -198,7 +209,8 @@ def test_keys_come_from_a_list_or_from_the_lines_of_a_file(tmp_path: Path) -> No
     def keys(text: str) -> list[str]:
         return [key.get_secret_value() for key in made(api_keys=text).api_keys]
 
-    assert keys("") == []
+    with pytest.raises(ValidationError, match="has no key"):
+        keys("")
     assert keys("one, two,") == ["one", "two"]
     file = tmp_path / "keys"
     file.write_text("one\n\n two \n")

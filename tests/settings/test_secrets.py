@@ -79,6 +79,9 @@ def test_keys_are_the_lines_of_their_file(written: Any) -> None:
     file = written("keys", "one\n\n two \n")
     assert plain(made(api_keys_file=file), "api_keys") == "one,two"
     assert plain(made(api_keys=f"@{file}"), "api_keys") == "one,two"
+    # an empty setting beside the file opens nothing
+    assert plain(made(api_keys="", api_keys_file=file), "api_keys") == "one,two"
+    assert plain(made(api_keys="one", api_keys_file=""), "api_keys") == "one"
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -28,7 +28,7 @@ from steerserve.logs.setup import say_cannot_start
 from steerserve.rules.bounds import RESERVED_CONNECTIONS
 from steerserve.settings import Settings
 from steerserve.settings import replicas as setting_replicas
-from steerserve.settings.checks import unknown_names
+from steerserve.settings.checks import misspelt_names, unknown_names
 
 log = structlog.get_logger(__name__)
 APPLICATION = "steerserve.app.service:Service"
@@ -42,6 +42,8 @@ OTHER_FILES = 512
 OWN_FILES = 128
 """Files that are always left to the service itself: database, engines, helper processes, log, checkpoints."""
 LEAST_CONNECTIONS = 16
+OTHER_NAMES = ("STEERSERVE_URL", "STEERSERVE_API_KEY", "STEERSERVE_HISTORY")
+"""Variables of the environment that the client and the terminal read, and that are no settings."""
 FREED_BYTES = 1 << 20
 """Freed memory that the C library may keep at the end of each of its heaps. A larger block is mapped by itself."""
 HEAPS = 2
@@ -185,12 +187,16 @@ def kill_children() -> None:
 
 
 def _warn_of_unknown_settings() -> None:
-    """Log the names in `.env` that are not names of settings, because a mistyped name has no effect."""
+    """Log the names in `.env` that are not names of settings, and those in the environment that are nearly one, because
+    a mistyped name has no effect."""
     file = Path(str(Settings.model_config["env_file"]))
     for name, nearest in unknown_names(file, Settings.model_fields):
         log.warning(
             "unknown_setting", name=name, nearest=nearest and nearest.upper(), file=str(file)
         )
+    for name, nearest in misspelt_names(os.environ, (*Settings.model_fields, *OTHER_NAMES)):
+        if nearest not in OTHER_NAMES:
+            log.warning("unknown_setting", name=name, nearest=nearest, source="the environment")
 
 
 def _check_folder(folder: Path, name: str) -> None:

@@ -93,11 +93,11 @@ class Settings(
         "network.",
     )
     port: int = Field(default=8000, ge=1, le=65535, description="Port to listen on.")
-    cors_origins: Texts = Field(
+    cors_origins: Annotated[Texts, AfterValidator(values.origins)] = Field(
         default=[],
         description="Web origins that may call the service from a browser, separated by commas; `*` allows all.",
     )
-    allowed_hosts: Texts = Field(
+    allowed_hosts: Annotated[Texts, AfterValidator(values.hosts)] = Field(
         default=[],
         description="Further host names that the Host header may have. While HOST is a loopback address, every request "
         "must name this machine or one of these hosts; otherwise only requests of browsers must.",
@@ -227,7 +227,7 @@ class Settings(
     gguf_enable_embeddings: bool = Field(
         default=True, description="Load GGUF models so that they can embed too."
     )
-    gguf_server_bin: str | None = Field(
+    gguf_server_bin: Annotated[str | None, AfterValidator(values.program)] = Field(
         default=None,
         description="Path of a `llama-server` program that serves GGUF models instead of the bundled engine.",
     )

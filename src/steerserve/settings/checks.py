@@ -11,10 +11,14 @@ import os
 import re
 from collections.abc import Iterable
 from difflib import get_close_matches
+from io import StringIO
+from ipaddress import ip_address
 from pathlib import Path
+from shutil import which
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 from dotenv import dotenv_values
+from dotenv.parser import parse_stream
 
 _DRIVERS = {
     "sqlite": "sqlite+aiosqlite",
@@ -28,6 +32,10 @@ _FORMS = (
 )
 _SSL_MODE = re.compile(r"(?<=[?&])sslmode=")
 _OPTIONS = frozenset({"sslmode", "ssl", "target_session_attrs"})
+_LEAST_LETTERS = 8
+"""Letters of a name without `_` from which it is compared with the names of settings."""
+_NEAR = 0.85
+"""The likeness of two names (of `difflib`) from which one is taken for the other, misspelt."""
 KEY = re.compile(r"[\x21-\x7e]+", re.ASCII)
 
 
@@ -173,13 +181,78 @@ def api_keys(keys: list[str]) -> list[str]:
     return keys
 
 
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[\w.-]+)(:[0-9]{1,5})?")
+_HOST = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,252}[A-Za-z0-9_])?")
+
+
+def origins(given: list[str]) -> list[str]:
+    """Origins of web pages, as browsers send them.
+
+    Raises:
+        ValueError: a text is no origin, so it would never be the one of a page.
+    """
+    found = [origin.lower() for origin in given]
+    for origin in found:
+        if origin not in ("*", "null") and not _ORIGIN.fullmatch(origin):
+            raise ValueError(
+                f"{origin[:200]!r} is no origin: an origin is https://host or http://host:port, without a path and "
+                "without a slash at its end; `*` allows all"
+            )
+    return found
+
+
+def hosts(given: list[str]) -> list[str]:
+    """Names or addresses of hosts.
+
+    Raises:
+        ValueError: a text is neither, so no Host header would be equal to it.
+    """
+    for host in given:
+        if not _HOST.fullmatch(host) and not _is_address(host):
+            raise ValueError(
+                f"{host[:200]!r} is no host: write the name alone, such as gpu.example.org, without https://, port, "
+                "path and wildcards"
+            )
+    return given
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ip_address(host.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        return False
+    return True
+
+
+def program(text: str | None) -> str | None:
+    """The path of a program; empty text is none.
+
+    Raises:
+        ValueError: it is not there, or cannot be run.
+    """
+    if not text or not text.strip():
+        return None
+    if which(text) is None:
+        raise ValueError(f"{text[:200]!r} is no program that can be run")
+    return text
+
+
 def check_file(file: Path) -> None:
     """Raises:
-    ValueError: the file of settings is there, and cannot be read.
+    ValueError: the file of settings is there, and cannot be read, or has a line that is no setting. No text of the
+        file is told, because it may be a secret.
     """
     try:
         if file.is_file():
-            file.read_text(encoding="utf-8")
+            for line in parse_stream(StringIO(file.read_text(encoding="utf-8"))):
+                if line.error or (line.key is not None and line.value is None):
+                    # blank lines before the setting belong to it
+                    blank = len(line.original.string) - len(line.original.string.lstrip())
+                    number = line.original.line + line.original.string[:blank].count("\n")
+                    raise ValueError(
+                        f"the file of settings {file.absolute()}: line {number} is no setting, which has the form "
+                        "NAME=value"
+                    )
     except OSError as error:
         raise ValueError(
             f"the file of settings {file.absolute()} cannot be read: {error.strerror}"
@@ -216,3 +289,17 @@ def unknown_names(file: Path, known: Iterable[str]) -> list[tuple[str, str | Non
         for name in dotenv_values(file)
         if name.upper() not in names
     ]
+
+
+def misspelt_names(given: Iterable[str], known: Iterable[str]) -> list[tuple[str, str]]:
+    """The variables of the environment that are nearly names of settings, each with that name. Most variables belong to
+    other programs, so short names and names that are only a little like a setting are left out."""
+    names = {name.upper() for name in known}
+    found = []
+    for name in given:
+        upper = name.upper()
+        if upper in names or not (len(upper) >= _LEAST_LETTERS or "_" in upper):
+            continue
+        if near := get_close_matches(upper, names, 1, _NEAR):
+            found.append((name, near[0]))
+    return found

@@ -86,6 +86,10 @@ def _token(token: SecretStr | None) -> SecretStr | None:
     return SecretStr(text) if text else None
 
 
+_KEYLESS = (
+    "setting {0}: it is set and has no key, so every client would be served; give keys, or remove {0} for a service "
+    "without keys"
+)
 SecretFile = Annotated[
     Path | None,
     BeforeValidator(lambda text: text or None),
@@ -106,7 +110,8 @@ class Secrets(BaseSettings):
     api_keys: Keys = Field(
         default=[],
         description="Keys, separated by commas. Every request except liveness and readiness must carry one as "
-        "`Authorization: Bearer <key>`. `@` and a path mean the same as API_KEYS_FILE.",
+        "`Authorization: Bearer <key>`. `@` and a path mean the same as API_KEYS_FILE. A text "
+        "without a key is refused.",
     )
     api_keys_file: SecretFile = Field(
         default=None,
@@ -134,13 +139,26 @@ class Secrets(BaseSettings):
     @model_validator(mode="before")
     @classmethod
     def _read_keys_behind_at(cls, given: object) -> object:
-        """Take `@` and a path in API_KEYS for API_KEYS_FILE."""
+        """Take `@` and a path in API_KEYS for API_KEYS_FILE.
+
+        Raises:
+            ValueError: API_KEYS or API_KEYS_FILE is set without a key. Whoever sets one wants a closed service.
+        """
         if not isinstance(given, dict):
             return given
-        text = given.get("api_keys")
-        if not isinstance(text, str) or not text.startswith("@") or given.get("api_keys_file"):
-            return given
-        return {**given, "api_keys": "", "api_keys_file": text[1:]}
+        text, file = given.get("api_keys"), given.get("api_keys_file")
+        has_file = file is not None and bool(str(file).strip())
+        if isinstance(text, str):
+            if text.strip() in ("", "@") or not values.parts(text):
+                if not has_file:
+                    raise ValueError(_KEYLESS.format("API_KEYS"))
+                return {name: value for name, value in given.items() if name != "api_keys"}
+            if text.startswith("@") and not has_file:
+                kept = {name: value for name, value in given.items() if name != "api_keys"}
+                return kept | {"api_keys_file": text[1:]}
+        if file is not None and not has_file and not text:
+            raise ValueError(_KEYLESS.format("API_KEYS_FILE"))
+        return given
 
     @model_validator(mode="after")
     def _read_files(self) -> Secrets:
