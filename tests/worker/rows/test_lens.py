@@ -191,7 +191,7 @@ def test_memory_that_runs_out_over_a_copy_ends_this_request_only(
 
     bench = Bench(pair("llama")[0])
     row = bench.lens(1, words(20))
-    monkeypatch.setattr(row.goal, "keep", fail)
+    monkeypatch.setattr(row.goal, "copied", fail)
     other = bench.ask(2, words(20), max_tokens=3)
     bench.run()
     assert bench.refused[1].code == "INSUFFICIENT_MEMORY"

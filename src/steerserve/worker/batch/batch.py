@@ -111,7 +111,7 @@ class Batch:
 
     def step(self) -> list[Ending]:
         """Advance every group by one step. A request that was refused has no row left in the batch afterwards."""
-        self._admit()
+        refusals = self._admit()
         rows = [row for group in self._groups() for row in group.all_rows()]
         yielding = [row for row in rows if row.yields]
         self._is_live = len(yielding) < len(rows) or self._waiting.has_live
@@ -121,7 +121,7 @@ class Batch:
             outcomes = self._step_shared()
         else:
             outcomes = self._step_groups(set())
-        outcomes, refused = settled(outcomes)
+        outcomes, refused = settled([*refusals, *outcomes])
         for request in refused:
             self.cancel(request)
         for group in self._lasting():
@@ -172,9 +172,10 @@ class Batch:
             not row.yields for group in self._groups() for row in group.all_rows()
         )
 
-    def _admit(self) -> None:
+    def _admit(self) -> list[Ending]:
         """Let rows join, clients in turns, as long as there is room. Rows that have no room let no others overtake
-        them."""
+        them. Returns the refusals of rows that cannot join."""
+        refusals: list[Ending] = []
         running: Counter[str] = Counter()
         if self._waiting:
             running.update(row.client for group in self._groups() for row in group.all_rows())
@@ -184,12 +185,13 @@ class Batch:
             if not group.may_join(rows, self._room_of(group)):
                 break
             self._waiting.take(joining)
-            group.join(rows)
+            refusals += group.join(rows)
             running[joining.request.client] += len(rows)
             if joining.is_seeded:
                 self._seeded[rows[0].request] = group
         for group in self._groups():
             group.cache.limit = self._room_of(group)
+        return refusals
 
     def _room_of(self, group: Group) -> int:
         """The tokens of cache that the other groups leave to a group."""

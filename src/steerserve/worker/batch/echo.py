@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import structlog
 from torch import Tensor
 
 from steerserve.rules.inference.stepping import WIDTH
@@ -13,8 +12,6 @@ from steerserve.worker.rows.rows import BatchRow, Scoring
 
 ECHO_LOGITS = 1 << 25
 """The most logits of a prefill pass that keeps the logits after every token."""
-
-log = structlog.get_logger(__name__)
 
 
 def is_in(rows: Sequence[BatchRow]) -> bool:
@@ -47,16 +44,16 @@ def wanted(rows: Sequence[BatchRow], parts: Sequence[Sequence[int]]) -> list[int
 
 def score(
     rows: Sequence[BatchRow], firsts: Sequence[int], every: Sequence[Tensor]
-) -> Exception | None:
+) -> dict[BatchRow, Exception]:
     """Score the tokens of the prompts after a pass. `every` has the logits [tokens, vocabulary] of each row from its
-    token of this number on; each part begins where the row was filled before. Returns the error that ended the
-    scoring."""
-    try:
-        for row, first, logits in zip(rows, firsts, every, strict=True):
-            if isinstance(row.goal, Scoring) and row.goal.is_echoed:
+    token of this number on; each part begins where the row was filled before. Returns the errors of rows that could not
+    be scored."""
+    errors: dict[BatchRow, Exception] = {}
+    for row, first, logits in zip(rows, firsts, every, strict=True):
+        if isinstance(row.goal, Scoring) and row.goal.is_echoed:
+            try:
                 row.goal.read_prompt(row, logits, row.filled + first)
-    except Exception as error:
-        # log-probabilities over a large vocabulary may run out of memory
-        log.exception("prompts_not_scored", rows=len(rows))
-        return error
-    return None
+            except Exception as error:
+                # log-probabilities over a large vocabulary may run out of memory
+                errors[row] = error
+    return errors

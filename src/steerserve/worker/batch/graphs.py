@@ -4,7 +4,7 @@ Tokens, positions and the steering of each row are written into buffers before a
 sites are read from buffers after the pass. A replay is used only where it certainly did what a called pass does.
 Whenever anything is not as it must be, the pass is called on the same buffers, and no later pass is replayed. Where the
 called pass fails too, the pass runs as any other pass, steered by hooks. Where only memory ran out, passes are recorded
-again later.
+again later. An error that also ends the pass by hooks is one of a row, and changes nothing for later passes.
 """
 
 from __future__ import annotations
@@ -113,6 +113,12 @@ class DecodeGraphs:
     ) -> Tensor:
         """A decode pass as `Checkpoint.decode_step`, with the steering of `rows`. The functions of `catches` take the
         values of the sites."""
+
+        def by_hooks() -> Tensor:
+            count = stepping.up(len(tokens), self._model.row_step)
+            with self._saes.of(rows, spans, catches, count=count):
+                return self._model.decode_step(cache, slots, tokens, positions)
+
         while not self._is_off:
             works = self._saes.works(rows, spans)
             count = self._rows(len(tokens))
@@ -127,11 +133,13 @@ class DecodeGraphs:
                 return logits
             except Exception as error:
                 # the same pass may run again, because it writes at the same positions
+                if not isinstance(error, Unlike) and not memory.is_exhausted(error):
+                    logits = by_hooks()  # where it fails too, a row is at fault
+                    self._fall_back(error)
+                    return logits
                 self._fall_back(error)
                 memory.recover(error)
-        count = stepping.up(len(tokens), self._model.row_step)
-        with self._saes.of(rows, spans, catches, count=count):
-            return self._model.decode_step(cache, slots, tokens, positions)
+        return by_hooks()
 
     # ------------------------------------------------------------- inside
 

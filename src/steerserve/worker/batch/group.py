@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -19,6 +19,7 @@ from steerserve.rules.inference.stepping import PrefillTurn, Prompt, Tempo
 from steerserve.rules.residency.memory_needs import PREFILL_TOKENS
 from steerserve.worker import memory
 from steerserve.worker.batch import echo, states
+from steerserve.worker.batch.apart import each_part
 from steerserve.worker.batch.graphs import DecodeGraphs
 from steerserve.worker.batch.prefix import Prefixes
 from steerserve.worker.batch.reuse import Reuse
@@ -118,11 +119,11 @@ class Group:
             return False
         return self._need(every) <= budget
 
-    def join(self, new: list[BatchRow]) -> None:
-        """Take the rows in; they are prefilled by the coming steps."""
-        for row in new:
-            self.joining.append(row)
-            self._reuse.join(row)
+    def join(self, new: list[BatchRow]) -> list[Ending]:
+        """Take the rows in; they are prefilled by the coming steps. Returns the refusals of requests whose rows cannot
+        be taken in."""
+        self.joining += new
+        return self._each(new, self._reuse.join)
 
     def step(self, resting: Collection[BatchRow] = ()) -> list[Ending]:
         """One prefill pass if it is due, then one decode pass of the rows that decoded before; one of each row where
@@ -155,57 +156,94 @@ class Group:
         """The prefill pass of this step over rows of `joining`, if one is due beside the rows that decode."""
         if not joining:
             return []
-        most, rests = PREFILL_TOKENS, 0
-        seconds = self._step_seconds
-        if decoding:
-            written = [(row.client, row.is_stream) for row in decoding]
-            pace = stepping.pace(written, {row.client for row in joining})
-            rests, seconds = pace.rests, seconds and seconds * pace.times
-        if not self._model.takes_parts:
-            most = max(len(row.prompt) for row in joining)
-        elif decoding and seconds is not None:
-            most = self._tempo.tokens(seconds, PREFILL_TOKENS)
-        rows = self._due(joining, most, rests)
+        most, rests = self._pace(joining, decoding)
+        outcomes, rows = self._due(joining, most, rests)
         if not rows:
             self._turn = replace(self._turn, rests=self._turn.rests + 1)
-            return []
+            return outcomes
         started = self._clock()
-        outcomes, rows = self._begun(rows)
+        outcomes += self._each([row for row in rows if row.slot is None], self._begin)
+        rows = [row for row in rows if row.slot is not None]
         if not rows:
             return outcomes
         first = rows[0]
         most = self._most(rows, most)
         if any(len(row.prompt) - row.filled > most for row in rows):
             rows = rows[:1]
-        parts = [row.prompt[row.filled : row.filled + most] for row in rows]
-        logits = self._read(rows, parts)
-        if isinstance(logits, kv.Stopped):
+        parts = {row: row.prompt[row.filled : row.filled + most] for row in rows}
+        done, refused = self._read_parts(parts, started)
+        outcomes += refused
+        ended = [row for some, _ in done for row in some if row.slot is not None]
+        if not ended:
             return outcomes
-        if isinstance(logits, Exception):
-            return outcomes + self._failed(rows, logits)
-        seconds = (self._clock() - started) / len(rows)
-        for row, part in zip(rows, parts, strict=True):
-            row.seconds += seconds
-            row.filled += len(part)
-            self._reuse.read(row)
         if first.filled < len(first.prompt):
             # the other long prompts go first next time
             self.joining.remove(first)
             self.joining.append(first)
             self._turn = PrefillTurn(rests=0)
         else:
-            for row in rows:
+            for row in ended:
                 self.joining.remove(row)
-            self.rows.extend(rows)
+            self.rows.extend(ended)
             self._turn = PrefillTurn(self._turn.rests, self._turn.shorts + 1)
-            outcomes += self._accept(logits, rows)
-        if logits.shape[-1]:
-            read = len(rows) * stepping.up(max(map(len, parts)), self._model.width)
-            self._tempo = self._tempo.prefilled(read, self._clock() - started)
+            for some, logits in done:
+                outcomes += self._accept(logits, some)
+        if not refused and done[0][1].shape[-1]:
+            size = len(rows) * stepping.up(max(map(len, parts.values())), self._model.width)
+            self._tempo = self._tempo.prefilled(size, self._clock() - started)
         return outcomes
 
-    def _read(self, rows: list[BatchRow], parts: list[list[int]]) -> Tensor | Exception:
-        """One pass over parts of the prompts. Returns the logits after each part, or the error that ended the pass."""
+    def _pace(self, joining: list[BatchRow], decoding: list[BatchRow]) -> tuple[int, int]:
+        """The most tokens that are read beside the rows that decode, and the decode passes for which a part of a long
+        prompt waits."""
+        rests, seconds = 0, self._step_seconds
+        if decoding:
+            written = [(row.client, row.is_stream) for row in decoding]
+            pace = stepping.pace(written, {row.client for row in joining})
+            rests, seconds = pace.rests, seconds and seconds * pace.times
+        if not self._model.takes_parts:
+            return max(len(row.prompt) for row in joining), rests
+        if decoding and seconds is not None:
+            return self._tempo.tokens(seconds, PREFILL_TOKENS), rests
+        return PREFILL_TOKENS, rests
+
+    def _read_parts(
+        self, parts: Mapping[BatchRow, list[int]], started: float
+    ) -> tuple[list[tuple[list[BatchRow], Tensor]], list[Ending]]:
+        """Read parts of the prompts of rows, as `_passed`."""
+        errors: dict[BatchRow, Exception] = {}
+        done, refused = self._passed(
+            list(parts), lambda some: self._read(some, [parts[row] for row in some], errors)
+        )
+        seconds = (self._clock() - started) / len(parts)
+        read = [row for some, _ in done for row in some]
+        for row in read:
+            row.seconds += seconds
+            row.filled += len(parts[row])
+        for row, error in errors.items():
+            refused += self._failed([row], error)
+        kept = [row for row in read if row.slot is not None]
+        return done, refused + self._each(kept, self._reuse.read)
+
+    def _passed(
+        self, rows: list[BatchRow], run: Callable[[list[BatchRow]], Tensor | Exception]
+    ) -> tuple[list[tuple[list[BatchRow], Tensor]], list[Ending]]:
+        """Run a pass over rows, and again without rows that make it fail. Returns the rows of each pass with its
+        logits, without those of passes that were stopped, and the refusals of the other rows."""
+        done: list[tuple[list[BatchRow], Tensor]] = []
+        failed: list[tuple[list[BatchRow], Exception]] = []
+        for some, logits in each_part(rows, run):
+            if isinstance(logits, Tensor):
+                done.append((some, logits))
+            elif not isinstance(logits, kv.Stopped):
+                failed.append((some, logits))
+        return done, [out for some, error in failed for out in self._failed(some, error)]
+
+    def _read(
+        self, rows: list[BatchRow], parts: list[list[int]], errors: dict[BatchRow, Exception]
+    ) -> Tensor | Exception:
+        """One pass over parts of the prompts. Returns the logits after each part, or the error that ended the pass.
+        Errors over the logits of one row go to `errors`."""
         starts = [row.filled for row in rows]
         pools = any(isinstance(row.goal, Pooling) for row in rows)
         wanted = echo.wanted(rows, parts)
@@ -226,46 +264,45 @@ class Group:
                 ),
             )
         if isinstance(logits, Exception):
+            for row in rows:
+                if isinstance(row.goal, StateReading):
+                    row.goal.discard()
             return logits
         if wanted is not None:
             every, self._model.every = self._model.every, None
-            error = echo.score(rows, wanted, cast(Sequence[Tensor], every))
-            if error is not None:
-                return error
+            errors |= echo.score(rows, wanted, cast(Sequence[Tensor], every))
         for i, row in enumerate(rows):
-            if isinstance(row.goal, Pooling):
+            if isinstance(row.goal, StateReading):
+                row.goal.settle()
+            elif isinstance(row.goal, Pooling):
                 row.goal.add(cast(Tensor, self._model.sums)[i])
         return logits
 
-    def _due(self, joining: list[BatchRow], most: int, rests: int) -> list[BatchRow]:
-        """The rows of `joining` that the prefill pass of this step reads, with at most `most` tokens. A part of a long
-        prompt waits for `rests` decode passes."""
-        ready = [row for row in joining if not self._reuse.must_wait(row)]
-        prompts = [
-            Prompt(
-                len(row.prompt),
-                self._reuse.start(row),
-                self._most([row], most),
-                max(stepping.ALIKE, self._model.width),
-            )
-            for row in ready
-        ]
-        places = stepping.chosen(prompts, self._turn, rests=rests)
-        rows = [ready[i] for i in places]
-        return rows[:1] if self._model.is_alone else rows
+    def _due(
+        self, joining: list[BatchRow], most: int, rests: int
+    ) -> tuple[list[Ending], list[BatchRow]]:
+        """The rows of `joining` that the prefill pass of this step reads, with at most `most` tokens, after the
+        refusals of those that cannot be read. A part of a long prompt waits for `rests` decode passes."""
+        ready: dict[BatchRow, Prompt] = {}
+
+        def prepare(row: BatchRow) -> None:
+            if not self._reuse.must_wait(row):
+                ready[row] = Prompt(
+                    len(row.prompt),
+                    self._reuse.start(row),
+                    self._most([row], most),
+                    max(stepping.ALIKE, self._model.width),
+                )
+
+        outcomes = self._each(joining, prepare)
+        among = [row for row in ready if row in self.joining] if outcomes else list(ready)
+        places = stepping.chosen([ready[row] for row in among], self._turn, rests=rests)
+        rows = [among[i] for i in places]
+        return outcomes, rows[:1] if self._model.is_alone else rows
 
     def _most(self, rows: list[BatchRow], most: int) -> int:
         """The most tokens of a prefill pass over these rows, at most `most`."""
         return echo.most(rows, self._model.vocabulary, most) if self._model.takes_parts else most
-
-    def _begun(self, rows: list[BatchRow]) -> tuple[list[Ending], list[BatchRow]]:
-        """Give the rows that begin their slots. Returns the refusals of rows for which the memory cannot be allocated,
-        and the other rows."""
-        outcomes: list[Ending] = []
-        for row in rows:
-            if row.slot is None:
-                outcomes += self._with_room(row, self._begin)
-        return outcomes, [row for row in rows if row.slot is not None]
 
     def _begin(self, row: BatchRow) -> None:
         """Note the version of the steering, make room for the prompt, and copy a kept beginning into it."""
@@ -278,28 +315,34 @@ class Group:
     def _decode(self, rows: list[BatchRow]) -> list[Ending]:
         """One decode pass. Rows that were prefilled in this step wait for the next step."""
         started = self._clock()
-        outcomes = [out for row in rows if row.slot is not None for out in self._made_room(row)]
+        outcomes = self._each(rows, self._make_room)
         rows = [row for row in rows if row.slot is not None]
         if not rows:
             return outcomes
         rows.sort(key=lambda row: kv.order(cast(CacheSlot, row.slot)))
+        # recorded passes are those of all rows
+        done, refused = self._passed(
+            rows, lambda some: self._decode_pass(some, is_whole=some is rows)
+        )
+        outcomes += refused
+        for some, logits in done:
+            outcomes += self._accept(logits, some)
+        if done and not refused:
+            self._tempo = self._tempo.decoded(self._clock() - started)
+        return outcomes
+
+    def _decode_pass(self, rows: list[BatchRow], *, is_whole: bool) -> Tensor | Exception:
+        """The logits of one decode pass, or the error that ended it."""
         tokens, positions = [row.out[-1] for row in rows], [row.position for row in rows]
         slots = [cast(CacheSlot, row.slot) for row in rows]
         inputs = (self.cache, slots, tokens, positions)
-        logits = self._passes.run(
+        return self._passes.run(
             rows,
             [(position, 1) for position in positions],
             lambda: self._forward(rows, lambda: self._model.decode_step(*inputs)),
             stepping.up(len(rows), self._model.row_step),
-            inputs,
+            inputs if is_whole else None,
         )
-        if isinstance(logits, kv.Stopped):
-            return outcomes
-        if isinstance(logits, Exception):
-            return outcomes + self._failed(rows, logits)
-        outcomes += self._accept(logits, rows)
-        self._tempo = self._tempo.decoded(self._clock() - started)
-        return outcomes
 
     def _forward(self, rows: list[BatchRow], forward: Callable[[], Tensor]) -> Tensor:
         """The logits of a pass over these rows; [rows, 0] where the pass ended before them.
@@ -317,53 +360,77 @@ class Group:
         finally:
             self.cache.must_stop = kv.never
 
-    def _made_room(self, row: BatchRow) -> list[Ending]:
-        """Have room for the row's next token; the refusal of its request where the memory cannot be allocated."""
+    def _make_room(self, row: BatchRow) -> None:
+        """Have room for the row's next token."""
         slot = cast(CacheSlot, row.slot)
-        if row.position < slot.capacity:
-            return []
-        size = stepping.capacity(row.position + 1, row.need)
-        return self._with_room(row, lambda _: self.cache.grow(slot, size))
+        if row.position >= slot.capacity:
+            self.cache.grow(slot, stepping.capacity(row.position + 1, row.need))
 
-    def _with_room(self, row: BatchRow, make: Callable[[BatchRow], None]) -> list[Ending]:
-        """Make room for a row; the refusal of its request where the memory cannot be allocated."""
-        try:
-            make(row)
-        except (RuntimeError, MemoryError) as error:
-            if not memory.is_exhausted(error):
-                raise
-            log.warning("cache_not_grown", rows=len(self.rows))
-            return self._failed([row], error)
-        return []
+    def _each(self, rows: Sequence[BatchRow], work: Callable[[BatchRow], object]) -> list[Ending]:
+        """Do work for each row. An error of it ends the request of its row, and no other."""
+        outcomes: list[Ending] = []
+        refused: set[int] = set()
+        for row in rows:
+            if row.request in refused:
+                continue
+            try:
+                work(row)
+            except Exception as error:
+                outcomes.append(self._refused(row, error))
+                refused.add(row.request)
+                self.drop(row.request)
+                memory.recover(error)
+        return outcomes
 
     def _accept(self, logits: Tensor, rows: list[BatchRow]) -> list[Ending]:
+        """Take the logits [rows, vocabulary] of a pass over rows, of which some may have left since."""
+        kept = {row: i for i, row in enumerate(rows) if row.slot is not None}
+        outcomes: list[Ending] = []
+        for some, tokens in each_part(list(kept), lambda some: self._sampled(logits, kept, some)):
+            if isinstance(tokens, Exception):
+                outcomes += self._failed(some, tokens)
+                continue
+            for place, row in enumerate(some):
+                outcomes += self._given(row, tokens.get(place), logits[kept[row]])
+        return outcomes
+
+    def _sampled(
+        self, logits: Tensor, places: Mapping[BatchRow, int], rows: list[BatchRow]
+    ) -> dict[int, Refusal | int | None] | Exception:
+        """The next tokens of the rows, by their places among them, or the error of it. `places` are those in the
+        logits."""
         try:
-            tokens = sampled(logits, rows)
+            own = logits if len(rows) == len(logits) else logits[[places[row] for row in rows]]
+            return sampled(own, rows)
         except Exception as error:
             # sampling over a large vocabulary may run out of memory
-            log.exception("sampling_failed", rows=len(rows))
-            return self._failed(rows, error)
-        outcomes: list[Ending] = []
-        for i, row in enumerate(rows):
-            if isinstance(row.goal, StateReading):
-                # the row has read its prompt, and needs its keys and values no more
-                row.goal.logits = logits[i].clone()
-                self._close(row)
-                continue
-            new = self._observed(row, self._told(row, self._taken(row, tokens.get(i), logits[i])))
-            last = new[-1]
-            if isinstance(last, Refused):
-                self._leave(row)
-            elif is_last(last):
-                self._reuse.end(row)
-                self._leave(row)
-                again = reread(row, new)
-                if again is not None:
-                    # it has room, because the row gave up as much
-                    self.join([again])
-                    continue
-            outcomes += new
-        return outcomes
+            return error
+
+    def _given(self, row: BatchRow, token: Refusal | int | None, logits: Tensor) -> list[Ending]:
+        """The outcomes of a row that was given its token, or the logits [vocabulary] after its prompt."""
+        if row.slot is None:
+            return []
+        if isinstance(row.goal, StateReading):
+            # the row has read its prompt, and needs its keys and values no more
+            row.goal.logits = logits.clone()
+            self._close(row)
+            return []
+        new = self._observed(row, self._taken(row, token, logits))
+        last = new[-1]
+        if isinstance(last, Refused):
+            self._leave(row)
+            return new
+        if not is_last(last):
+            return new
+        refused = self._each([row], self._reuse.end)
+        if refused:
+            return refused
+        self._leave(row)
+        again = reread(row, new)
+        if again is None:
+            return new
+        # it has room, because the row gave up as much
+        return self.join([again])
 
     def _read_states(self) -> list[Ending]:
         """A part of the work of rows that read states, after their prompts: of one row, and of others while all of it
@@ -405,7 +472,7 @@ class Group:
                 raise token
             if row.goal.written is not None and token is not None:
                 row.goal.written.take(token, logits)
-            return row.accept(token, self._model.end_tokens)
+            return self._told(row, row.accept(token, self._model.end_tokens))
         except Exception as error:
             return [self._refused(row, error)]
 
@@ -436,10 +503,11 @@ class Group:
         """The refusal for an error over one row's logits, text or observers. The error ends this row's request only."""
         if isinstance(error, Refusal):
             return row.refused(error.code, error.message, **error.details)
-        log.exception("row_failed")
+        log.error("row_failed", exc_info=error)
         return row.failed(error, self._model.device, 1)
 
     def _failed(self, rows: list[BatchRow], error: Exception) -> list[Ending]:
+        log.error("rows_failed", rows=len(rows), exc_info=error)
         refusals: dict[int, Ending] = {
             row.request: row.failed(error, self._model.device, len(rows)) for row in rows
         }

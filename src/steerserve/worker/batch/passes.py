@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections import Counter
 
 import structlog
+from torch import Tensor
 
 from steerserve.worker import memory
+from steerserve.worker.batch.apart import each_part
 from steerserve.worker.batch.waiting import WaitingRows
 from steerserve.worker.model.encoder import Encoder
 from steerserve.worker.rows.rows import BatchRow, Ending, embedded, settled
@@ -64,18 +66,23 @@ class Passes:
             rows.append(row)
             taken[row.client] += 1
             width = widest
-        try:
-            vectors = self._model.pooled([row.prompt for row in rows])
-        except Exception as error:
-            # any error of a forward pass ends the requests of its rows, and no others
-            log.exception("forward_pass_failed", rows=len(rows))
-            outcomes: list[Ending] = [
-                row.failed(error, self._model.device, len(rows)) for row in rows
-            ]
-            memory.recover(error)
-        else:
-            outcomes = [embedded(row, vector) for row, vector in zip(rows, vectors, strict=True)]
+        outcomes: list[Ending] = []
+        for some, vectors in each_part(rows, self._pooled):
+            if isinstance(vectors, Exception):
+                log.error("rows_failed", rows=len(some), exc_info=vectors)
+                outcomes += [row.failed(vectors, self._model.device, len(some)) for row in some]
+                memory.recover(vectors)
+            else:
+                outcomes += [embedded(*each) for each in zip(some, vectors, strict=True)]
         outcomes, refused = settled(outcomes)
         for request in refused:
             self.cancel(request)
         return outcomes
+
+    def _pooled(self, rows: list[BatchRow]) -> Tensor | Exception:
+        """The vectors of the texts in one pass, or the error that ended it."""
+        try:
+            return self._model.pooled([row.prompt for row in rows])
+        except Exception as error:
+            # any error of a forward pass is one of its rows, and of no others
+            return error

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import structlog
 from torch import Tensor
 
 from steerserve.worker.batch.graphs import DecodeGraphs, DecodeInputs
@@ -14,8 +13,6 @@ from steerserve.worker.model.kv import Stopped
 from steerserve.worker.model.plain import PlainPasses
 from steerserve.worker.observers.observers import Observers
 from steerserve.worker.rows.rows import BatchRow
-
-log = structlog.get_logger(__name__)
 
 
 class SteeredPasses:
@@ -68,6 +65,6 @@ class SteeredPasses:
             return stopped
         except Exception as error:
             self._observers.discard()
-            # any error of a forward pass ends the requests of its rows, and no others
-            log.exception("forward_pass_failed", rows=len(rows))
+            self._saes.uncount(applied)
+            # any error of a forward pass is one of its rows, and of no others
             return error

@@ -11,12 +11,24 @@ from steerserve.worker.rows.rows import BatchRow, Writing
 
 def sampled(logits: Tensor, rows: list[BatchRow]) -> dict[int, Refusal | int | None]:
     """By place, the next token of each row that writes, or the refusal where there is none. `logits` is [rows,
-    vocabulary]."""
+    vocabulary].
+
+    Raises:
+        Exception: a row cannot be sampled; no random number of any row is used up.
+    """
     goals = {i: row.goal for i, row in enumerate(rows) if isinstance(row.goal, Writing)}
     if not goals:
         return {}
     if len(goals) < len(rows):
         logits = logits[list(goals)]
-    logits, refusals = constrain.mask(logits, [goal.constraint for goal in goals.values()])
-    tokens = sampling.sample(logits, [goal.sampler for goal in goals.values()])
+    samplers = [goal.sampler for goal in goals.values()]
+    for sampler in samplers:
+        sampler.begin()
+    try:
+        logits, refusals = constrain.mask(logits, [goal.constraint for goal in goals.values()])
+        tokens = sampling.sample(logits, samplers)
+    except Exception:
+        for sampler in samplers:
+            sampler.undo()
+        raise
     return {place: refusals.get(i, tokens[i]) for i, place in enumerate(goals)}

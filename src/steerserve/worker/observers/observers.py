@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
 
+import structlog
+
 from steerserve.messages import Embed, Event, Generate, Outcome, Score
 from steerserve.worker.hooks.hooks import HookedSaes
 from steerserve.worker.hooks.places import Catch
 from steerserve.worker.rows.rows import BatchRow
 
+log = structlog.get_logger(__name__)
 Span = tuple[int, int]
 """The position of a row's first token in a pass, and how many of its tokens the pass reads."""
 
@@ -115,7 +118,12 @@ class Observers:
 
     def settle(self) -> None:
         for member in self._members:
-            member.settle()
+            try:
+                member.settle()
+            except Exception:
+                # the pass has its logits; only what this member saw in it is lost
+                log.exception("observers_failed")
+                member.discard()
 
     def discard(self) -> None:
         for member in self._members:

@@ -80,7 +80,7 @@ class RowReader:
             else:
                 copied = copied + (delta[wanted] if len(delta) > 1 else delta)
         except Exception as error:
-            self._fail(error)
+            self.fail(error)
             return
         self._copied = low, copied
 
@@ -120,9 +120,9 @@ class RowReader:
             self.read(positions, torch.cat([rows for _, rows in caught]))
         except Exception as error:
             caught.clear()
-            self._fail(error)
+            self.fail(error)
 
-    def _fail(self, error: Exception) -> None:
+    def fail(self, error: Exception) -> None:
         """Read nothing more. The row ends with a refusal once it is complete; other rows of the pass go on."""
         log.exception("activations_failed")
         self._caught, self._span = [], (0, 0)
@@ -227,7 +227,11 @@ class Readers(Observer, Generic[Kind]):
 
     def settle(self) -> None:
         for reader in self._in_pass:
-            reader.settle()
+            try:
+                reader.settle()
+            except Exception as error:
+                # the row ends with a refusal; what was read of other rows is kept
+                reader.fail(error)
         self._in_pass = []
 
     def discard(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -32,12 +32,18 @@ class ActivationReading(StateReading):
         self._read: list[FeatureValues] = []
         self._done = 0
 
-    def keep(self, number: int, value: Tensor) -> None:
+    def copied(self, number: int, value: Tensor) -> Callable[[], None]:
         start = self._starts[number]
-        end = self._starts[number] = start + len(value)
+        end = start + len(value)
         wanted = [at - start for at in self._positions if start <= at < end]
-        if wanted:
-            self._values[number].append(value[torch.tensor(wanted, device=value.device)])
+        copy = value[torch.tensor(wanted, device=value.device)] if wanted else None
+
+        def take_in() -> None:
+            self._starts[number] = end
+            if copy is not None:
+                self._values[number].append(copy)
+
+        return take_in
 
     def work(self, row: BatchRow) -> ActivationsRead | Refused | None:
         number = len(self._read)

@@ -4,6 +4,7 @@ mathematical framework for transformer circuits"; here with the scale of the fin
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -53,8 +54,8 @@ class Attribution(StateReading):
         self._text_of = text_of
         self._last: dict[int, Tensor] = {}
 
-    def keep(self, number: int, value: Tensor) -> None:
-        self._last[number] = value[-1:].clone()
+    def copied(self, number: int, value: Tensor) -> Callable[[], None]:
+        return partial(self._last.__setitem__, number, value[-1:].clone())
 
     def work(self, row: BatchRow) -> Attributed | Refused | None:
         """Raises:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -49,11 +50,10 @@ class Lens(StateReading):
         self._last: Tensor | None = None
         self._read: list[list[list[LensToken]]] = []
 
-    def keep(self, number: int, value: Tensor) -> None:
+    def copied(self, number: int, value: Tensor) -> Callable[[], None]:
         if number == len(self._layers):
-            self._last = value[-1:].clone()
-        else:
-            self._parts[number].append(value.clone())
+            return partial(setattr, self, "_last", value[-1:].clone())
+        return partial(self._parts[number].append, value.clone())
 
     def work(self, row: BatchRow) -> LensRead | Refused | None:
         """Read some positions of one layer.

@@ -253,19 +253,30 @@ class StateReading(ABC):
         self.sites = tuple(sites)
         self.logits: Tensor | None = None
         self._error: Exception | None = None
+        self._copied: list[Callable[[], None]] = []
 
     def catch(self, number: int, value: Tensor) -> None:
-        """Keep what is needed of the values [T, width] of site `number` at the tokens of a pass. This is called within
+        """Copy what is needed of the values [T, width] of site `number` at the tokens of a pass. This is called within
         the pass of all rows, so it raises nothing."""
         if self._error is None:
             try:
-                self.keep(number, value.detach())
+                self._copied.append(self.copied(number, value.detach()))
             except Exception as error:
                 self._error = error
 
+    def settle(self) -> None:
+        """The pass succeeded: take in what was copied."""
+        copied, self._copied = self._copied, []
+        for take_in in copied:
+            take_in()
+
+    def discard(self) -> None:
+        """The pass failed, and may run again: drop what was copied."""
+        self._copied = []
+
     @abstractmethod
-    def keep(self, number: int, value: Tensor) -> None:
-        """Copy what is needed of these values."""
+    def copied(self, number: int, value: Tensor) -> Callable[[], None]:
+        """Copy what is needed of these values. Returns what takes the copy in."""
 
     def read(self, row: BatchRow) -> Outcome | Refused | None:
         """Do a part of the work; None while there is more of it.

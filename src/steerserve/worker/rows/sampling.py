@@ -35,6 +35,7 @@ class Sampler:
     generator: torch.Generator
     seen: Tensor | None = None
     _ahead: list[float] = field(default_factory=list, init=False, repr=False)
+    _drawn: list[float] = field(default_factory=list, init=False, repr=False)
 
     @property
     def is_greedy(self) -> bool:
@@ -44,7 +45,17 @@ class Sampler:
         """The next random number of the generator, at least 0 and below 1, in float32."""
         if not self._ahead:
             self._ahead = torch.rand(AHEAD, generator=self.generator).tolist()[::-1]
-        return self._ahead.pop()
+        self._drawn.append(self._ahead.pop())
+        return self._drawn[-1]
+
+    def begin(self) -> None:
+        """A token is about to be drawn."""
+        self._drawn.clear()
+
+    def undo(self) -> None:
+        """No token was drawn: the random numbers since `begin` come again."""
+        self._ahead += self._drawn[::-1]
+        self._drawn.clear()
 
 
 def generator(seed: int | None, choice: int) -> torch.Generator:

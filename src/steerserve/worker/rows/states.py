@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -22,14 +22,21 @@ class States(StateReading):
         self._starts = [0] * len(sites)
         self._sums: list[Tensor | None] = [None] * len(sites)
 
-    def keep(self, number: int, value: Tensor) -> None:
+    def copied(self, number: int, value: Tensor) -> Callable[[], None]:
         start = self._starts[number]
-        end = self._starts[number] = start + len(value)
+        end = start + len(value)
         wanted = [at - start for at in self._positions if start <= at < end]
+        part = None
         if wanted:
             part = value[torch.tensor(wanted, device=value.device)].float().sum(0)
+
+        def take_in() -> None:
+            self._starts[number] = end
             total = self._sums[number]
-            self._sums[number] = part if total is None else total + part
+            if part is not None:
+                self._sums[number] = part if total is None else total + part
+
+        return take_in
 
     def work(self, row: BatchRow) -> StatesRead | Refused:
         totals = [total.cpu() for total in self._sums if total is not None]
