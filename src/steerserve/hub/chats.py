@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 
 import httpx2
 import msgspec
 
 from steerserve.errors import Refusal
+from steerserve.rules.bounds import (
+    LABEL_ANSWER_BYTES,
+    LABEL_ANSWER_PARTS,
+    LABEL_ANSWER_SECONDS,
+)
 from steerserve.settings import Settings
 from steerserve.settings.checks import chat_endpoint
 
-SECONDS = 60.0
-"""Seconds for one answer."""
-BYTES_MAXIMUM = 1 << 20
-"""The most bytes of an answer."""
+PARTS_AT_ONCE = 64
+"""Parts of an answer that are read before others have their turn. A part takes about 50 microseconds."""
 
 FIELD = "endpoint.base_url"
 
@@ -39,7 +43,7 @@ class ChatEndpoint:
         self._url = url
         self._http = httpx2.AsyncClient(
             headers=headers | {"Accept-Encoding": "identity"},
-            timeout=httpx2.Timeout(SECONDS),
+            timeout=httpx2.Timeout(LABEL_ANSWER_SECONDS),
             # a key goes to the address that the operator has named, and to no proxy or other address
             trust_env=False,
             follow_redirects=False,
@@ -61,22 +65,37 @@ class ChatEndpoint:
             "temperature": 0,
         }
         try:
-            async with self._http.stream(
-                "POST", f"{self._url}/chat/completions", json=body
-            ) as answer:
-                if answer.status_code != httpx2.codes.OK:
-                    raise _failed(f"it answers {answer.status_code}", self._url)
-                content = b""
-                async for part in answer.aiter_bytes():
-                    content += part
-                    if len(content) > BYTES_MAXIMUM:
-                        raise _failed(f"its answer has more than {BYTES_MAXIMUM} bytes", self._url)
+            async with asyncio.timeout(LABEL_ANSWER_SECONDS):
+                content = await self._content(body)
             choices = msgspec.json.decode(content, type=_Answer).choices
+        except TimeoutError:
+            why = f"its answer takes longer than {LABEL_ANSWER_SECONDS:g} s"
+            raise _failed(why, self._url) from None
         except httpx2.HTTPError as error:
             raise _failed(f"it cannot be asked: {type(error).__name__}", self._url) from None
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
             raise _failed("its answer is no chat completion", self._url) from None
         return (choices[0].message.content if choices else None) or ""
+
+    async def _content(self, body: dict[str, object]) -> bytes:
+        content, count = bytearray(), 0
+        address = f"{self._url}/chat/completions"
+        async with self._http.stream("POST", address, json=body) as answer:
+            if answer.status_code != httpx2.codes.OK:
+                raise _failed(f"it answers {answer.status_code}", self._url)
+            async for part in answer.aiter_bytes():
+                content += part
+                count += 1
+                if len(content) > LABEL_ANSWER_BYTES:
+                    why = f"its answer has more than {LABEL_ANSWER_BYTES} bytes"
+                    raise _failed(why, self._url)
+                if count > LABEL_ANSWER_PARTS:
+                    why = f"its answer comes in more than {LABEL_ANSWER_PARTS} parts"
+                    raise _failed(why, self._url)
+                if count % PARTS_AT_ONCE == 0:
+                    # parts that arrived together are read without a wait
+                    await asyncio.sleep(0)
+        return bytes(content)
 
 
 class ChatEndpoints:

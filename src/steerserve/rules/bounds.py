@@ -159,6 +159,12 @@ MONITORING_ANSWER_BYTES: Final = 1 << 24
 STORED_READ_BYTES: Final = 256 << 10
 """Bytes that are read from the database at once for an answer that is a file."""
 
+LABEL_ANSWER_SECONDS: Final = 60.0
+"""Seconds that an endpoint of LABEL_ENDPOINTS has for a whole answer."""
+LABEL_ANSWER_BYTES: Final = 1 << 20
+"""Bytes of an answer of such an endpoint."""
+LABEL_ANSWER_PARTS: Final = 10_000
+"""Parts in which such an answer may come."""
 JOBS_RUNNING: Final = 4
 """Jobs that run at once; further ones wait for their turn."""
 JOBS_OF_CLIENT: Final = 3
@@ -561,6 +567,13 @@ BOUNDS: Final[tuple[Bound, ...]] = (
         "{STORED_READ_BYTES:bytes} at once, or one record of a run",
         "the rest is read when the client has taken what was sent",
         "tests/database/test_by_bytes.py::test_stored_lines_are_read_by_their_bytes",
+    ),
+    Bound(
+        "stored",
+        "answer of an endpoint of {LABEL_ENDPOINTS:name}",
+        "{LABEL_ANSWER_SECONDS:s} in all, {LABEL_ANSWER_BYTES:bytes}, {LABEL_ANSWER_PARTS} parts",
+        "the job fails with `LABEL_ENDPOINT_FAILED`",
+        "tests/hub/test_chats.py::test_an_answer_has_bounds_in_time_bytes_and_parts",
     ),
     Bound(
         "stored",
