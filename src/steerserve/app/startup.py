@@ -6,8 +6,8 @@ import asyncio
 import json
 import shutil
 import sys
-from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Coroutine, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +15,7 @@ import structlog
 
 from steerserve import __version__, demo
 from steerserve.app.wiring import Owners
+from steerserve.control.bus import Event, UnloadComplete
 from steerserve.control.residency.resident import Attachment
 from steerserve.control.steering.clusters import ImportOptions
 from steerserve.database.catalog import ModelRow, SaeRow
@@ -27,13 +28,54 @@ STAMP = ".version"
 """The file in a copied folder that has the version which copied it."""
 
 
+PAUSES = (0.0, 5.0, 15.0, 60.0, 300.0)
+"""Seconds before each further try to load the model of AUTO_LOAD_MODEL. The first is for an engine that ended by itself.
+After the last one the model is loaded by requests or operators only."""
+STEADY_SECONDS = 600.0
+"""Once the model has served for so long, the tries are counted anew."""
+
+
 async def begin(owners: Owners) -> None:
-    """Load the demo or the model that the settings name, if any, and go on with batches. A failure is logged, and the
-    service goes on. Readiness shows the reason until a model is loaded."""
+    """Load the demo or the model that the settings name, if any, go on with batches, and keep the model of
+    AUTO_LOAD_MODEL loaded. A failure is logged, and the service goes on. Readiness shows the reason until a model is
+    loaded."""
     await _name_refused_models(owners)
-    await _load_named(owners)
+    await _renew_ids(owners)
+    settings = owners.settings
+    failure = await _failure_of(_load_named(owners))
+    if failure is not None and (settings.demo or settings.auto_load_model):
+        owners.vitals.load_failure = _failed(owners, failure)
     owners.vitals.is_starting = False
     owners.batches.begin()
+    if settings.auto_load_model and not settings.demo:
+        await _keep_loaded(owners, settings.auto_load_model, failure)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a load at the start, or a further try, failed. `may_pass` says whether another try may succeed."""
+
+    reason: str
+    may_pass: bool
+
+
+async def _failure_of(work: Coroutine[object, object, None]) -> Failure | None:
+    """Do the work. A failure is logged and returned."""
+    try:
+        await work
+    except Refusal as refusal:
+        log.error("start_failed", code=refusal.code, reason=refusal.message)
+        # an engine may have ended for want of memory, and an operator who ends the load gets no second one
+        may_pass = refusal.code == "MODEL_LOAD_FAILED" or not refusal.is_final
+        return Failure(refusal.message, may_pass and refusal.code != "MODEL_BUSY")
+    except OSError as error:
+        reason = _disk_reason(error)
+        log.error("start_failed", reason=reason)
+        return Failure(reason, may_pass=True)
+    except Exception as error:
+        log.exception("start_failed")
+        return Failure(type(error).__name__, may_pass=False)
+    return None
 
 
 async def _name_refused_models(owners: Owners) -> None:
@@ -51,28 +93,60 @@ async def _name_refused_models(owners: Owners) -> None:
 
 async def _load_named(owners: Owners) -> None:
     settings = owners.settings
-    await _renew_ids(owners)
-    try:
-        if settings.demo:
-            _announce(await start_demo(owners), settings)
-        elif settings.auto_load_model:
-            await _load(owners, settings.auto_load_model)
-        else:
-            await (await owners.launcher.launch()).stop()
-    except Refusal as refusal:
-        reason = refusal.message
-        log.error("start_failed", code=refusal.code, reason=reason)
-    except OSError as error:
-        reason = _disk_reason(error)
-        log.error("start_failed", reason=reason)
-    except Exception as error:
-        reason = type(error).__name__
-        log.exception("start_failed")
+    if settings.demo:
+        _announce(await start_demo(owners), settings)
+    elif settings.auto_load_model:
+        await _load(owners, settings.auto_load_model)
     else:
-        return
-    if settings.demo or settings.auto_load_model:
-        wanted = "DEMO" if settings.demo else f"AUTO_LOAD_MODEL {settings.auto_load_model!r}"
-        owners.vitals.load_failure = f"{wanted} failed: {reason}"
+        await (await owners.launcher.launch()).stop()
+
+
+async def _keep_loaded(owners: Owners, name: str, failure: Failure | None) -> None:
+    """Try again to load the model after a failure that may pass, and after its engine has ended by itself. Nothing is
+    tried while the slot has a model: somebody has loaded it."""
+    conductor, seconds = owners.conductor, owners.around.seconds
+    vacated = asyncio.Event()
+
+    def note(event: Event) -> None:
+        if isinstance(event, UnloadComplete):
+            vacated.set()
+
+    owners.bus.subscribe(note)
+    tries = 0 if failure is None else 1
+    while True:
+        if failure is None or not failure.may_pass:
+            since = seconds()
+            await _until_lost(owners, name, vacated)
+            if seconds() - since >= STEADY_SECONDS:
+                tries = 0
+        if tries == len(PAUSES):
+            log.error("auto_load_given_up", model=name, tries=tries)
+            failure = None
+            continue
+        await asyncio.sleep(PAUSES[tries])
+        tries, failure = tries + 1, None
+        if conductor.resident is None and not conductor.is_closing:
+            log.info("auto_load_again", model=name, tries=tries)
+            failure = await _failure_of(_load(owners, name))
+            owners.vitals.load_failure = failure and _failed(owners, failure)
+
+
+async def _until_lost(owners: Owners, name: str, vacated: asyncio.Event) -> None:
+    """Return once the engine of the model has ended by itself and the slot is empty."""
+    while True:
+        await vacated.wait()
+        vacated.clear()
+        end = owners.conductor.view().engine_end
+        # a model that was deleted meanwhile is not found
+        with suppress(Refusal):
+            if end is not None and end.model_id == (await _row(owners, name)).id:
+                return
+
+
+def _failed(owners: Owners, failure: Failure) -> str:
+    name = owners.settings.auto_load_model
+    wanted = "DEMO" if owners.settings.demo else f"AUTO_LOAD_MODEL {name!r}"
+    return f"{wanted} failed: {failure.reason}"
 
 
 def _disk_reason(error: OSError) -> str:
@@ -99,8 +173,23 @@ async def _load(owners: Owners, name: str) -> None:
     Raises:
         Refusal: the load is refused.
     """
-    async with using(owners, (await owners.served.resolve(name)).row):
+    async with using(owners, await _row(owners, name)):
         pass
+
+
+async def _row(owners: Owners, name: str) -> ModelRow:
+    """The model that AUTO_LOAD_MODEL names, also one whose last load failed.
+
+    Raises:
+        Refusal: MODEL_NOT_FOUND, AMBIGUOUS_MODEL_NAME.
+    """
+    try:
+        return (await owners.served.find(name)).row
+    except Refusal as refusal:
+        failed = [row for row in await owners.models.list() if row.name == name]
+        if refusal.code != "MODEL_NOT_FOUND" or not failed:
+            raise
+        return failed[0]
 
 
 @asynccontextmanager

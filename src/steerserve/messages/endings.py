@@ -26,6 +26,12 @@ def reason(exit_code: int | None) -> str:
     return f"the engine process ended with code {exit_code}"
 
 
+def explained(why: str) -> str:
+    """The reason with what is known about its signal."""
+    is_killed = why.startswith(reason(-SIGKILL))
+    return f"{why}; the system sends this signal when memory is short" if is_killed else why
+
+
 def gone(why: str) -> Refusal:
     """The refusal of requests that were in flight."""
     return Refusal("ENGINE_UNAVAILABLE", why + _AGAIN)
@@ -36,9 +42,7 @@ def gone_while(refusal: Refusal, doing: str) -> Refusal:
     the engine ended."""
     why = refusal.message
     if why.endswith(_AGAIN):
-        why = f"{why.removesuffix(_AGAIN)} while {doing}"
-        if why.startswith(reason(-SIGKILL)):
-            why += "; the system sends this signal when memory is short"
+        why = explained(f"{why.removesuffix(_AGAIN)} while {doing}")
     return Refusal("MODEL_LOAD_FAILED", why)
 
 

@@ -16,10 +16,13 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from steerserve import __version__, demo
+from steerserve.app import startup
+from steerserve.control.residency import loading
+from steerserve.errors import Refusal
 from steerserve.rules.models.compilers import COMPILERS
 from tests import ROOT
 from tests.conftest import Start
-from tests.resident import engine_of, processes
+from tests.resident import crash, engine_of, kill_engine, processes
 from tests.service import Running, add_demo, add_model, add_sae, load_demo
 from tests.worker import models
 
@@ -36,6 +39,9 @@ def test_liveness_and_version(shared: Running) -> None:
     }
 
 
+ASKED = "/api/health/ready?for=inference"
+
+
 def forget_the_version(file: Path) -> None:
     with closing(sqlite3.connect(file)) as connection:
         connection.execute("DELETE FROM alembic_version")
@@ -43,24 +49,23 @@ def forget_the_version(file: Path) -> None:
 
 
 def test_readiness_for_inference_waits_for_the_model_and_not_for_the_database(start: Start) -> None:
-    asked = "/api/health/ready?for=inference"
     with start(auto_load_model="nobody") as live:
         # without a model the service is ready, but not for inference
         assert live.data("GET", "/api/health/ready")["ready"]
-        while "failed" not in live.error("GET", asked)[2]["components"][0]["message"]:
+        while "failed" not in live.error("GET", ASKED)[2]["components"][0]["message"]:
             pass
         load_demo(live)
-        assert live.data("GET", asked)["ready"]
+        assert live.data("GET", ASKED)["ready"]
         assert live.error("GET", "/api/health/ready?for=dinner")[0] == 422
     with start(auto_load_model=demo.MODEL_NAME) as live:
-        while (answer := live.http.get(asked)).status_code == 503:
+        while (answer := live.http.get(ASKED)).status_code == 503:
             assert answer.json()["error"]["code"] == "NOT_READY"
             assert answer.headers["retry-after"] == "5"
         assert answer.json()["data"]["model_loaded"]
         assert live.complete("One day", max_tokens=1)["choices"]
         (live.home / "steerserve.db").unlink()
         assert live.error("GET", "/api/health/ready")[0] == 503
-        assert live.data("GET", asked)["ready"]
+        assert live.data("GET", ASKED)["ready"]
 
 
 @pytest.mark.shows("retry-after.7", "health.2")
@@ -89,6 +94,52 @@ def test_a_model_of_the_start_that_fails_makes_readiness_degraded_with_the_reaso
         assert engine(live)["message"].startswith("AUTO_LOAD_MODEL 'nobody' failed: ")
         load_demo(live)
         assert engine(live) == engine(live) | {"status": "healthy", "message": None}
+
+
+@pytest.mark.local("a replica that ends is started again while its model stays loaded")
+def test_the_model_of_the_start_is_tried_again_in_bounds(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[str] = []
+    failing = 2
+    prepare = loading.prepare
+
+    async def crowded(row: Any, *rest: Any) -> Any:
+        tried.append(row.name)
+        if len(tried) <= failing:
+            raise Refusal("INSUFFICIENT_MEMORY", "no room")
+        return await prepare(row, *rest)
+
+    def wait_for(state: str) -> None:
+        while state not in str(live.http.get(ASKED).json()):
+            pass
+
+    with start() as live:
+        add_demo(live)
+    monkeypatch.setattr(startup, "PAUSES", (0.0,) * 4)
+    monkeypatch.setattr(loading, "prepare", crowded)
+    with start(auto_load_model=demo.MODEL_NAME) as live:
+        wait_for("'ready': True")
+        assert len(tried) == 3
+        # the engine dies: the model comes back without a request, until the tries are spent
+        kill_engine(live)
+        wait_for("'model_loaded': False")
+        wait_for("'ready': True")
+        assert len(tried) == 4
+        crash(live)
+        wait_for("ended by itself")
+        assert "signal 9" in engine(live)["message"]
+        for path, body in (
+            ("/api/saes/steering", {"feature_idx": 1, "value": 1.0}),
+            ("/api/tokenize", {"text": "One day"}),
+        ):
+            _, code, _ = live.error("POST", path, body)
+            message = live.http.post(path, json=body).json()["error"]["message"]
+            assert code in ("SAE_NOT_ATTACHED", "MODEL_NOT_LOADED")
+            assert "signal 9" in message
+        assert len(tried) == 4
+        # a request loads it all the same
+        assert live.complete("One day", max_tokens=1)["choices"]
 
 
 def test_a_demo_that_finds_no_room_makes_readiness_degraded_with_the_reason(

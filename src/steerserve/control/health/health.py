@@ -332,7 +332,9 @@ class Vitals:
         if failure is not None:
             return Component("engine", "unhealthy", failure)
         if resident is None:
-            return Component("engine", "degraded", self.load_failure or "no model is loaded")
+            end = self._conductor.view().engine_end
+            why = self.load_failure or (end and end.sentence) or "no model is loaded"
+            return Component("engine", "degraded", why)
         return Component("engine", "degraded", f"model {resident.row.name!r} is {resident.phase}")
 
     def _hub_health(self) -> Component:

@@ -95,7 +95,7 @@ class Conductor:
         if resident is not None and resident.phase is Phase.UNLOADING:
             raise swap.busy(self.view())
         if resident is None or resident.phase is not Phase.LOADED:
-            raise Refusal("MODEL_NOT_LOADED", "no model is loaded")
+            raise swap.not_loaded(self.view())
         return resident
 
     def first_attachment(self) -> Attachment:
@@ -106,7 +106,7 @@ class Conductor:
         """
         attachments = self.attachments()
         if not attachments:
-            raise Refusal("SAE_NOT_ATTACHED", "no SAE is attached")
+            raise swap.no_sae(self.view())
         return attachments[0]
 
     def attachments(self) -> list[Attachment]:
@@ -117,7 +117,7 @@ class Conductor:
         occupant, coming = self._slot.resident, self._slot.next
         lock = self._waiting_lock()
         if occupant is None:
-            return View(lock=lock)
+            return View(lock=lock, engine_end=self._slot.engine_end)
         return View(
             occupant.phase,
             occupant.row.id,

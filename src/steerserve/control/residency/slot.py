@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from steerserve.control.residency.occupant import Occupant
-from steerserve.rules.residency.swap import Phase
+from steerserve.rules.residency.swap import EngineEnd, Phase
 
 
 class Slot:
@@ -12,6 +12,8 @@ class Slot:
     def __init__(self) -> None:
         self.resident: Occupant | None = None
         self.next: Occupant | None = None
+        self.engine_end: EngineEnd | None = None
+        """How the engine of the last resident model ended by itself; None once a load has begun since."""
 
     @property
     def is_changing(self) -> bool:
@@ -21,7 +23,7 @@ class Slot:
     def enter(self, coming: Occupant) -> Occupant | None:
         """Put a model into the empty slot, or make it the next one. Returns the model that has to leave, if any."""
         if self.resident is None:
-            self.resident = coming
+            self.resident, self.engine_end = coming, None
             return None
         self.next = coming
         return self.resident
@@ -30,6 +32,8 @@ class Slot:
         """Take a model out of the slot, if it is there. The next model then becomes the resident model."""
         if self.resident is who:
             self.resident, self.next = self.next, None
+            if self.resident is not None:
+                self.engine_end = None
         elif self.next is who:
             self.next = None
 

@@ -31,14 +31,15 @@ from steerserve.control.residency.restoring import Restoring
 from steerserve.control.residency.slot import Slot
 from steerserve.control.residency.watching import EngineWatch
 from steerserve.errors import Refusal
-from steerserve.messages import Loaded
+from steerserve.logs import background
+from steerserve.messages import Loaded, endings
 from steerserve.messages.engine import Engine
 from steerserve.rules.models import status as model_status
 from steerserve.rules.models.status import Event
 from steerserve.rules.residency import replicas
 from steerserve.rules.residency.heartbeat import Bounds
 from steerserve.rules.residency.replicas import ReplicaView
-from steerserve.rules.residency.swap import Phase
+from steerserve.rules.residency.swap import EngineEnd, Phase
 from steerserve.settings import Settings
 
 log = structlog.get_logger(__name__)
@@ -294,6 +295,9 @@ class Turnover:
         reason = occupant.held().ended.result()
         self._restoring.remember(occupant)
         occupant.leave()
+        self._slot.engine_end = EngineEnd(
+            occupant.row.id, occupant.row.name, endings.explained(reason)
+        )
         log.error("engine_ended", model=occupant.row.name, reason=reason)
         self._spawn(self._clear_away(occupant, reason))
 
@@ -317,7 +321,7 @@ class Turnover:
     def _spawn(
         self, work: Coroutine[object, object, None], name: str | None = None
     ) -> asyncio.Task[None]:
-        task = asyncio.create_task(work, name=name)
+        task = background.start(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task

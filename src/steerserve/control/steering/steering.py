@@ -18,6 +18,7 @@ from steerserve.control.residency.resident import Attachment, Resident, Switch
 from steerserve.errors import Refusal
 from steerserve.messages.carried import finish_edit
 from steerserve.messages.engine import Engine
+from steerserve.rules.residency import swap
 from steerserve.rules.residency.swap import Phase
 from steerserve.rules.saes.attachment import FIRST_SAE, SaeChoice
 from steerserve.rules.steering import live as rules
@@ -73,7 +74,12 @@ class Steering(EngineState[Live]):
         Raises:
             Refusal: SAE_NOT_ATTACHED.
         """
-        return choice.first(self._conductor.attachments())
+        return self._chosen(choice, self._conductor.attachments())
+
+    def _chosen(self, choice: SaeChoice, attached: Sequence[Attachment]) -> Attachment:
+        if not attached:
+            raise swap.no_sae(self._conductor.view())
+        return choice.first(attached)
 
     async def set_values(self, values: Mapping[int, float], choice: SaeChoice = FIRST_SAE) -> None:
         """Merge values into those of one attached SAE, all of them or none, and switch steering on.
@@ -208,7 +214,7 @@ class Steering(EngineState[Live]):
     async def _edit(self, choice: SaeChoice, edit: Callable[[Live, Attachment], Live]) -> None:
         """Apply one step to the chosen SAE. The SAE is looked up when the step runs, because earlier steps may still be
         running."""
-        await self.act(lambda live, attached: edit(live, choice.first(attached)))
+        await self.act(lambda live, attached: edit(live, self._chosen(choice, attached)))
 
     async def _apply(self, after: Live, also: Callable[[], object] = lambda: None) -> None:
         """Make these the live values, in the engine first, and then do `also`. Both are done, or neither, also when the

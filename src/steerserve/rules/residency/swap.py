@@ -40,13 +40,27 @@ class UnloadStep(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class EngineEnd:
+    """The end of an engine by itself, after which the slot is empty. `reason` is a clause."""
+
+    model_id: int
+    model_name: str
+    reason: str
+
+    @property
+    def sentence(self) -> str:
+        return f"the engine of model {self.model_name!r} ended by itself ({self.reason})"
+
+
+@dataclass(frozen=True, slots=True)
 class View:
     """The resident slot as the rules see it. `model_id` is None exactly while the phase is EMPTY.
 
     `next_id` is the model that will be loaded once the resident model is unloaded; None also while that load is being
     ended. `lease` is the live lease, always a
     lease of the resident model; `is_holder` says whether the request carries the id of the lease. `lock` is the lock of
-    the resident model, or of a model whose engine ended by itself and that waits to be loaded again.
+    the resident model, or of a model whose engine ended by itself and that waits to be loaded again. `engine_end` says
+    why the slot is empty, where an engine has ended by itself and nobody has begun a load since.
     """
 
     phase: Phase = Phase.EMPTY
@@ -56,6 +70,7 @@ class View:
     next_id: int | None = None
     lease: Lease | None = None
     is_holder: bool = False
+    engine_end: EngineEnd | None = None
 
     @property
     def locked_id(self) -> int | None:
@@ -103,7 +118,7 @@ def _not_resident(view: View, model_id: int, name: str) -> Refusal:
     lease_details = {} if view.lease is None else {"lease": leases.summary(view.lease)}
     return Refusal(
         "MODEL_NOT_RESIDENT",
-        f"model {name!r} is not resident, and the load policy is refuse; resident: {resident}{held}",
+        f"model {name!r} is not resident, and the load policy is refuse; resident: {resident}{held}{_because(view)}",
         param="model",
         requested_model=name,
         resident_model=resident,
@@ -136,7 +151,9 @@ def may_unload(view: View, model_id: int) -> UnloadStep:
     if view.phase in (Phase.LOADING, Phase.UNLOADING):
         raise busy(view)
     if view.model_id != model_id:
-        raise Refusal("MODEL_NOT_LOADED", "the model is not loaded", **_resident(view))
+        raise Refusal(
+            "MODEL_NOT_LOADED", f"the model is not loaded{_because(view)}", **_resident(view)
+        )
     _check_lease(view, "unload", model_id)
     return UnloadStep.UNLOAD
 
@@ -159,7 +176,9 @@ def may_change_replicas(view: View, model_id: int) -> None:
     if view.phase in (Phase.LOADING, Phase.UNLOADING):
         raise busy(view)
     if view.model_id != model_id:
-        raise Refusal("MODEL_NOT_LOADED", "the model is not loaded", **_resident(view))
+        raise Refusal(
+            "MODEL_NOT_LOADED", f"the model is not loaded{_because(view)}", **_resident(view)
+        )
 
 
 def may_lease(view: View, model_id: int, name: str) -> None:
@@ -195,7 +214,26 @@ def may_lock(view: View, model_id: int) -> None:
         raise view.lock.refusal(
             f"model {view.lock.model_name!r} is locked already,", **_resident(view)
         )
-    raise Refusal("MODEL_NOT_LOADED", "only a loaded model can be locked", **_resident(view))
+    raise Refusal(
+        "MODEL_NOT_LOADED", f"only a loaded model can be locked{_because(view)}", **_resident(view)
+    )
+
+
+def not_loaded(view: View) -> Refusal:
+    """The refusal of what needs any loaded model."""
+    return Refusal("MODEL_NOT_LOADED", f"no model is loaded{_because(view)}")
+
+
+def no_sae(view: View) -> Refusal:
+    """The refusal of what needs any attached SAE."""
+    return Refusal("SAE_NOT_ATTACHED", f"no SAE is attached{_because(view)}")
+
+
+def _because(view: View) -> str:
+    """The end of a refusal while the slot is empty because an engine ended."""
+    if view.engine_end is None:
+        return ""
+    return f"; {view.engine_end.sentence}, and the next request for the model loads it again"
 
 
 def _check_lease(view: View, operation: str, model_id: int) -> None:
