@@ -97,7 +97,7 @@ FLOORS: dict[str, set[str]] = {
     "__main__": {"cli"},
 }
 THIRD_PARTY = {
-    "http.guards": {"starlette", "structlog"},
+    "http.guards": {"pydantic", "starlette", "structlog"},
     "rules": {"msgspec", "typing_extensions"},  # for the forms
     LEAF: set(),
     "errors": set(),
@@ -259,3 +259,25 @@ def is_mutable(name: str, value: ast.expr) -> bool:
         items = getattr(value, "elts", getattr(value, "keys", [None]))
         return not items or not name.isupper()
     return False
+
+
+OUTLIVE_REQUESTS = ("control", "database", "hub", "events", "engines")
+OF_NODES = ("engines.remote.", "engines.ray.placer", "engines.ray.replica_process")
+"""Modules that run in processes of their own, which serve no requests of clients."""
+
+
+def test_a_task_that_an_object_keeps_is_no_part_of_a_request() -> None:
+    """Otherwise its lines in the log carry the id and the client of whoever made the request in which it began."""
+    kept = [
+        f"{module}: {ast.unparse(node.targets[0])}"
+        for module in MODULES
+        if module.startswith(OUTLIVE_REQUESTS) and not module.startswith(OF_NODES)
+        for node in ast.walk(tree(module))
+        if isinstance(node, ast.Assign)
+        and any(isinstance(target, ast.Attribute | ast.Subscript) for target in node.targets)
+        and isinstance(node.value, ast.Call)
+        and isinstance(node.value.func, ast.Attribute)
+        and node.value.func.attr in ("create_task", "ensure_future")
+    ]
+    # begun inside such a task
+    assert kept == ["hub.downloads: run.work"]

@@ -16,7 +16,7 @@ from steerserve.app.meter import Meter
 from steerserve.control.metrics import Metrics
 from tests.conftest import Start
 from tests.doubles import soon, until
-from tests.resident import kill_engine
+from tests.resident import crash, kill_engine
 from tests.service import Running, load_demo, running
 
 
@@ -182,3 +182,19 @@ def test_a_503_that_has_its_time_keeps_it(
 ) -> None:
     assert refusing.http.get("/timed", params={"time": "7"}).headers["retry-after"] == "7"
     assert "retry_after_defaulted" not in caplog.text
+
+
+@pytest.mark.local("a replica that ends is started again while its model stays loaded")
+def test_lines_of_work_in_the_background_name_no_request(live: Running) -> None:
+    model_id = load_demo(live)
+    live.data("POST", f"/api/models/{model_id}/unload")
+    mine = {"x-request-id": "mine"}
+    loaded = live.http.post(f"/api/models/{model_id}/load?wait=true", headers=mine)
+    assert loaded.status_code == 200
+    crash(live)
+    lines = live.data("GET", "/api/health/log")["lines"]
+    of_requests = {"request", "change"}
+    named = {line["event"] for line in lines if line["fields"].get("request_id") == "mine"}
+    assert named == of_requests
+    (ended,) = (line for line in lines if line["event"] == "engine_ended")
+    assert ended["fields"].keys() == {"model", "reason"}

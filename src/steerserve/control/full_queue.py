@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextvars import Context
 
 import structlog
 
@@ -15,7 +16,8 @@ Later = Callable[[float, Callable[[], None]], object]
 
 
 def on_loop(seconds: float, call: Callable[[], None]) -> object:
-    return asyncio.get_running_loop().call_later(seconds, call)
+    # without the id and the client of the refused request
+    return asyncio.get_running_loop().call_later(seconds, call, context=Context())
 
 
 class FullQueue:

@@ -15,6 +15,7 @@ from steerserve.control.bus import Bus, JobEnded, JobProgressed
 from steerserve.control.metrics import CURRENT
 from steerserve.database.catalog import Clock, utc_now
 from steerserve.errors import Refusal
+from steerserve.logs import background
 from steerserve.rules import jobs as rules
 from steerserve.rules.bounds import JOBS_UNFINISHED
 from steerserve.rules.form import Form
@@ -79,7 +80,7 @@ class Jobs:
             self._make_room(job.client)
         self._jobs[job.id] = job
         turn = self._waiting[job] = asyncio.get_running_loop().create_future()
-        task = self._tasks[job.id] = asyncio.create_task(self._run(job, turn, work), name=job.id)
+        task = self._tasks[job.id] = background.start(self._run(job, turn, work), name=job.id)
         task.add_done_callback(partial(self._end, job))
         self._give_turns()
         return job

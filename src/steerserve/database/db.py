@@ -30,6 +30,7 @@ from steerserve.database.sqlite_file import SqliteFile
 from steerserve.database.tables import circuit_claims, models, saes
 from steerserve.database.watch import Watch
 from steerserve.errors import CannotStart
+from steerserve.logs import background
 from steerserve.rules.models.status import AFTER_RESTART, SAE_AFTER_RESTART
 from steerserve.rules.residency.restart import EndedByRestart
 
@@ -285,7 +286,7 @@ class Database:
         if self._file is None or not self._accesses.is_open:
             return
         if self._settling is None or self._settling.done():
-            self._settling = asyncio.create_task(self._settle(self._file))
+            self._settling = background.start(self._settle(self._file))
 
     async def _settle(self, file: SqliteFile) -> None:
         await asyncio.sleep(SETTLE_SECONDS)

@@ -12,6 +12,7 @@ from dataclasses import replace
 import structlog
 
 from steerserve.database.faults import FULL, SILENT, DatabaseFault, fault_of, text_of
+from steerserve.logs import background
 
 log = structlog.get_logger(__name__)
 
@@ -148,7 +149,7 @@ class Watch:
     async def _examined(self) -> DatabaseFault | None:
         """The result of a check. A check that does not end is not waited for, and no second one is begun beside it."""
         if self._running is None:
-            self._running = asyncio.create_task(self._safely())
+            self._running = background.start(self._safely())
         done, _ = await asyncio.wait({self._running}, timeout=CHECK_PATIENCE)
         if not done:
             return SILENT

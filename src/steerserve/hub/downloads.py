@@ -30,6 +30,7 @@ from steerserve.hub.wire import (
     Progressed,
     Trouble,
 )
+from steerserve.logs import background
 from steerserve.rules.models.downloads import FetchProgress
 from steerserve.rules.models.repository import check_paths, check_repo_id, is_commit
 from steerserve.rules.units import MIB
@@ -127,7 +128,7 @@ class Downloads:
             begun = FetchProgress(total - missing, total, percent_of(total - missing, total))
             run = _Run(job, on_progress, on_end, read, begun)
             self._runs[key] = run
-        run.end = asyncio.create_task(self._finish(key, run))
+        run.end = background.start(self._finish(key, run))
         self._ends.add(run.end)
         run.end.add_done_callback(self._ends.discard)
 

@@ -12,6 +12,7 @@ import structlog
 from steerserve.control.health.views import CardStatus, CardUser, HostMemory, NodeReport
 from steerserve.control.residency.cluster import SeenNode
 from steerserve.errors import Refusal
+from steerserve.logs import background
 from steerserve.rules.residency.gpus import Card
 
 log = structlog.get_logger(__name__)
@@ -42,7 +43,7 @@ class NodeReadings:
         """The nodes at most AGE seconds ago, and why some or all of them are not known."""
         if self._last is None or self._clock() - self._last[0] > AGE:
             if self._under_way is None:
-                self._under_way = asyncio.create_task(self._read(), name="node-survey")
+                self._under_way = background.start(self._read(), name="node-survey")
             await asyncio.wait([self._under_way], timeout=PATIENCE)
             if self._under_way is not None:
                 self._reason = f"the nodes have not answered for {PATIENCE:g} s"

@@ -16,6 +16,7 @@ from steerserve.database.batches import BatchRow, BatchStore
 from steerserve.database.catalog import Clock
 from steerserve.database.files import UPLOADED, FileRow, FileStore
 from steerserve.errors import Refusal
+from steerserve.logs import background
 from steerserve.rules.inference import batches as rules
 from steerserve.rules.inference.batches import UNFINISHED, BatchStatus, LineFault
 from steerserve.settings import Settings
@@ -60,7 +61,7 @@ class Batches:
 
     def begin(self) -> None:
         """Go on with the batches that are not over, and keep house from now on."""
-        self._housekeeping = asyncio.create_task(self._keep_house())
+        self._housekeeping = background.start(self._keep_house())
 
     # ------------------------------------------------------------- files
 
@@ -161,7 +162,7 @@ class Batches:
         former = self._tasks.get(batch_id)
         if former is not None:
             former.cancel()
-        task = asyncio.create_task(self._run(batch_id, former), name=batch_id)
+        task = background.start(self._run(batch_id, former), name=batch_id)
         self._tasks[batch_id] = task
         task.add_done_callback(lambda done: self._ended(batch_id, done))
 

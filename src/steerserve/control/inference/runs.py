@@ -31,6 +31,7 @@ from steerserve.control.models.served import ServedModel
 from steerserve.database.catalog import Clock, utc_now
 from steerserve.database.runs import NewRun, RunStore
 from steerserve.errors import Refusal
+from steerserve.logs import background
 from steerserve.rules import field_faults, json_faults
 from steerserve.rules.inference import fields
 from steerserve.rules.inference import runs as rules
@@ -224,7 +225,7 @@ class Runs:
             self._line.append(NewRun(rules.summary(run), text, run.x_request_id))
             self._waiting_bytes += len(text)
             if self._writing is None or self._writing.done():
-                self._writing = asyncio.create_task(self._write(), name="run-recorder")
+                self._writing = background.start(self._write(), name="run-recorder")
 
     async def _write(self) -> None:
         while self._line:

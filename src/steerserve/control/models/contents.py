@@ -22,6 +22,7 @@ from steerserve.control.residency.records import reason_of
 from steerserve.database.catalog import Catalog, ModelRow
 from steerserve.errors import Refusal
 from steerserve.files import model_content
+from steerserve.logs import background
 
 log = structlog.get_logger(__name__)
 
@@ -46,7 +47,7 @@ class ModelContents:
         Does not wait."""
         if row.source != "local" or row.id in self._computing or self._ended.is_set():
             return
-        task = self._computing[row.id] = asyncio.create_task(self._compute(row.id))
+        task = self._computing[row.id] = background.start(self._compute(row.id))
         task.add_done_callback(lambda _: self._computing.pop(row.id))
 
     async def until_known(self, row: ModelRow) -> None:

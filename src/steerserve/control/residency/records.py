@@ -17,6 +17,7 @@ import structlog
 from steerserve.control.residency.occupant import Occupant
 from steerserve.database.catalog import Catalog
 from steerserve.errors import Refusal
+from steerserve.logs import background
 from steerserve.rules.models.status import AFTER, Event
 
 log = structlog.get_logger(__name__)
@@ -86,7 +87,7 @@ class Records:
                 if late is not None:
                     log.info("status_recorded", record=row_id)
         if self._owed and (self._retrying is None or self._retrying.done()):
-            self._retrying = asyncio.create_task(self._retry())
+            self._retrying = background.start(self._retry())
 
     async def _retry(self) -> None:
         while self._owed:

@@ -38,6 +38,7 @@ from steerserve.hub.client import FileHeader, Hub
 from steerserve.hub.described import Repository
 from steerserve.hub.downloads import Downloads
 from steerserve.hub.job import Job
+from steerserve.logs import background
 from steerserve.rules.models import downloads as retry_rules
 from steerserve.rules.models.downloads import LOOKING, FetchProgress, SameRequest
 from steerserve.rules.models.repository import check_repo_id, is_commit
@@ -134,7 +135,7 @@ class SaeDownloads(RecordedDownloads[str, SaePlan, Sequence[ReadSae]]):
         look_id = self._looking(request)
         if look_id is not None:
             return await self._catalog.sae(look_id), "already_downloading"
-        look = asyncio.create_task(self._look(request), name=f"look-{request.repo_id}")
+        look = background.start(self._look(request), name=f"look-{request.repo_id}")
         look.add_done_callback(_noted)
         try:
             await asyncio.wait({look}, timeout=self._settings.hub_answer_wait_s)
@@ -335,7 +336,7 @@ class SaeDownloads(RecordedDownloads[str, SaePlan, Sequence[ReadSae]]):
                 look_id = former.id if former else new_look_id()
                 values = look_values(request) if known is None else BEGUN
                 row = await self._catalog.put_sae(look_id, **values)
-                end = asyncio.create_task(
+                end = background.start(
                     self._end_look(look_id, request, work), name=f"end-{work.get_name()}"
                 )
                 self._looks[look_id] = _Look(request, work, end)

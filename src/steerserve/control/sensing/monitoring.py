@@ -38,6 +38,7 @@ from steerserve.control.sensing.monitoring_views import (
 )
 from steerserve.database.catalog import Clock, utc_now
 from steerserve.errors import Refusal
+from steerserve.logs import background
 from steerserve.messages.carried import carry_edit
 from steerserve.messages.engine import Engine
 from steerserve.rules.sensing import monitoring as rules
@@ -373,7 +374,7 @@ class Monitoring(EngineState[_Watch]):
             if now is None:  # a new configuration replaced the lost one
                 return
             self._wanted, self._meant = now.wanted, first
-            task = asyncio.create_task(self._resume(first), name="monitoring-resume")
+            task = background.start(self._resume(first), name="monitoring-resume")
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 

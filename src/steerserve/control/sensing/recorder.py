@@ -17,6 +17,7 @@ import structlog
 from steerserve.control.metrics import SensingCounts
 from steerserve.database.sensing import FiringStore
 from steerserve.errors import Refusal
+from steerserve.logs import background
 from steerserve.rules import throttle
 from steerserve.rules.bounds import WAITING_CHOICES
 from steerserve.rules.sensing import firings as rules
@@ -93,7 +94,7 @@ class Recorder:
         self._line.append(_Choice(subject, firings))
         self.waiting += 1
         if not self._is_writing:
-            self._writing = asyncio.create_task(self._write(), name="sensing-recorder")
+            self._writing = background.start(self._write(), name="sensing-recorder")
 
     async def settled(self) -> None:
         """Wait until all events that `take` got before this call are written."""

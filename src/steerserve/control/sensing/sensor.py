@@ -14,6 +14,7 @@ from steerserve.control.residency.conductor import Conductor
 from steerserve.control.sensing.arming import Facts, Message, SensingState
 from steerserve.control.sensing.recorder import Recorder
 from steerserve.errors import Refusal
+from steerserve.logs import background
 from steerserve.messages.engine import Engine
 from steerserve.rules.sensing.firings import Firing, FiringRow
 
@@ -59,7 +60,7 @@ class Sensor(Generic[Message, Facts]):
         """Called by the bus."""
         common = (SaeAttached, SaeDetached, LoadComplete, UnloadComplete)
         if isinstance(event, (self.FOLLOWS, *common)):
-            task = asyncio.create_task(self._sync(), name="sensing-arm")
+            task = background.start(self._sync(), name="sensing-arm")
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 

@@ -19,6 +19,7 @@ from steerserve.control.steering.circuit_views import CircuitsHealth
 from steerserve.control.steering.steering import Steering
 from steerserve.database.circuits import CircuitStore, LayerTaken
 from steerserve.errors import Refusal
+from steerserve.logs import background
 from steerserve.rules.steering import claims as rules
 from steerserve.rules.steering.claims import LayerClaim, Wanted
 from steerserve.rules.steering.served import composed
@@ -188,7 +189,7 @@ class LayerClaims:
         if isinstance(event, ServedCircuitsChanged) and self._ended():
             self._is_settled = False
             if self._settling is None or self._settling.done():
-                self._settling = asyncio.get_running_loop().create_task(self._settle_later())
+                self._settling = background.start(self._settle_later())
 
     async def _settle_later(self) -> None:
         while not self._is_settled:

@@ -24,6 +24,7 @@ from steerserve.engines.checkpoint.process import EngineProcess, FrameReader, Fr
 from steerserve.engines.checkpoint.prompts import PromptMaker, Prompts, make_tokens
 from steerserve.engines.checkpoint.tokenizer import TokenizerProcess
 from steerserve.errors import Refusal
+from steerserve.logs import background
 from steerserve.messages import endings
 from steerserve.messages.engine import Answer, Answers, Engine, Heartbeat, Report
 from steerserve.messages.mailbox import Mailbox
@@ -84,7 +85,7 @@ class CheckpointEngine(Engine):
         self._prompts = prompts
         self._is_loading = False
         self._reason: str | None = None
-        self._reading = asyncio.create_task(self._read(), name="engine-reader")
+        self._reading = background.start(self._read(), name="engine-reader")
 
     # ------------------------------------------------------------- commands
 

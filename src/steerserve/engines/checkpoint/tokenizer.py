@@ -20,6 +20,7 @@ import msgspec
 from steerserve import messages as m
 from steerserve.engines.checkpoint.process import Child, Started
 from steerserve.errors import Refusal
+from steerserve.logs import background
 from steerserve.messages.prompts import NamedPrompt, too_long
 from steerserve.messages.tokenizing import Spelling, TextAnswer, TextQuestion
 from steerserve.rules.bounds import ACCOUNTS_KEPT
@@ -185,7 +186,7 @@ class TokenizerProcess:
         )
         await self._turn(client, sum(len(text.text) for text in texts) + len(ids or ()))
         # a client that leaves does not end the process, because the next request would wait for its start
-        self._exchange = asyncio.create_task(self._answer(question))
+        self._exchange = background.start(self._answer(question))
         self._exchange.add_done_callback(partial(self._leave, client, self._clock()))
         answer = await asyncio.shield(self._exchange)
         if answer.reason is not None:

@@ -17,6 +17,7 @@ from steerserve.engines.fleet.replica import Replica
 from steerserve.engines.fleet.requests import Requests
 from steerserve.engines.fleet.roster import Roster
 from steerserve.errors import Refusal
+from steerserve.logs import background
 from steerserve.messages import endings
 from steerserve.messages.engine import Answer, Answers, Engine, Heartbeat, Passes, Report
 from steerserve.messages.spelling import ReadBack, Spell
@@ -134,7 +135,7 @@ class Fleet(Engine):
         """Begin to end all replicas, and then the fleet. Does not wait."""
         if self._ending is None and not self.ended.done():
             self._reason = reason
-            self._ending = asyncio.create_task(self._end(reason), name="fleet-end")
+            self._ending = background.start(self._end(reason), name="fleet-end")
             self._roster.tell()
 
     async def _end(self, reason: str) -> None:

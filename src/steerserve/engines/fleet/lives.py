@@ -17,6 +17,7 @@ from steerserve.engines.fleet.progress import LoadsProgress, extend
 from steerserve.engines.fleet.replica import Replica
 from steerserve.engines.fleet.roster import Roster
 from steerserve.errors import Refusal
+from steerserve.logs import background
 from steerserve.messages import endings
 from steerserve.messages.engine import Engine, Report
 from steerserve.rules.residency import heartbeat
@@ -304,7 +305,7 @@ class Lives:
     def _spawn(
         self, work: Coroutine[object, object, None], name: str | None = None
     ) -> asyncio.Task[None]:
-        task = asyncio.create_task(work, name=name)
+        task = background.start(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task

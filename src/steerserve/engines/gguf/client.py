@@ -32,6 +32,7 @@ from steerserve.engines.gguf.rows import (
 from steerserve.engines.gguf.server import LlamaServer, Lost, sampling_fields
 from steerserve.engines.sandbox.templates import Templates
 from steerserve.errors import Refusal
+from steerserve.logs import background
 from steerserve.messages import endings
 from steerserve.messages.engine import (
     Answer,
@@ -122,8 +123,8 @@ class GgufEngine(Engine):
         self._gate = Gate(opened.room.pool, opened.slots)
         self._life = LlamaLife(opened.batch, is_warm=bool(opened.embed_context))
         self._opened = opened
-        self._ending = asyncio.create_task(self._end_with(opened.process))
-        self._listening = asyncio.create_task(self._listen(opened.server), name="llama-listener")
+        self._ending = background.start(self._end_with(opened.process))
+        self._listening = background.start(self._listen(opened.server), name="llama-listener")
         return llama_loading.facts(opened, self._options.cache_type)
 
     async def stop(self, parting: Refusal | None = None) -> None:

@@ -25,6 +25,7 @@ from steerserve.engines.gguf.messages import (
     line,
 )
 from steerserve.errors import Refusal
+from steerserve.logs import background
 from steerserve.messages import endings
 from steerserve.rules.units import MIB
 
@@ -77,7 +78,7 @@ class LlamaProcess:
         self._is_library = True
         self._is_loading = False
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._watching = asyncio.create_task(self._watch(), name="llama-watcher")
+        self._watching = background.start(self._watch(), name="llama-watcher")
 
     @property
     def pid(self) -> int:

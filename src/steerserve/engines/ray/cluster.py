@@ -23,6 +23,7 @@ from steerserve.engines.ray import messages as m
 from steerserve.engines.ray.placer_process import PlacerProcess, unavailable
 from steerserve.engines.remote import checkpoints
 from steerserve.errors import CannotStart, Refusal
+from steerserve.logs import background
 from steerserve.messages.engine import Report
 from steerserve.settings import Settings
 from steerserve.settings.replicas import EXTRA, PortRange, missing_packages
@@ -204,7 +205,7 @@ class RayCluster:
 
     def _remove(self, name: str) -> None:
         self._engines.pop(name, None)
-        task = asyncio.create_task(self._removed(name), name=f"remove-{name}")
+        task = background.start(self._removed(name), name=f"remove-{name}")
         self._removing.add(task)
         task.add_done_callback(self._removing.discard)
 

@@ -20,6 +20,7 @@ import structlog
 from steerserve.engines.checkpoint.process import SECRETS
 from steerserve.engines.ray import messages as m
 from steerserve.errors import Refusal
+from steerserve.logs import background
 from steerserve.messages import LENGTH
 
 log = structlog.get_logger(__name__)
@@ -129,8 +130,8 @@ class PlacerProcess:
         except BaseException:
             ours.close()
             raise
-        self._reading = asyncio.create_task(self._read(reader, self._writer), name="placer-reader")
-        self._listening = asyncio.create_task(self._listen(self._child), name="placer-words")
+        self._reading = background.start(self._read(reader, self._writer), name="placer-reader")
+        self._listening = background.start(self._listen(self._child), name="placer-words")
         join = (lambda number: m.Join(number, self._address, self._namespace), m.Joined)
         try:
             await self._answered(*join, JOIN_SECONDS)

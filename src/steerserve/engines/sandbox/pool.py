@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 from steerserve.engines.sandbox.pool_process import PoolProcess, stopping
 from steerserve.errors import Refusal
+from steerserve.logs import background
 from steerserve.rules.bounds import ACCOUNTS_KEPT
 from steerserve.rules.inference import fairness
 from steerserve.rules.inference.fairness import Account, Turn
@@ -192,7 +193,7 @@ class ProcessPool:
             self._renew(process, starting)
 
     def _renew(self, process: PoolProcess, turn: Turn | None) -> None:
-        renewal = asyncio.create_task(self._warm(process, turn))
+        renewal = background.start(self._warm(process, turn))
         self._renewals.add(renewal)
         renewal.add_done_callback(self._renewals.discard)
 
