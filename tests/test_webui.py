@@ -25,7 +25,7 @@ from fastapi import FastAPI
 from steerserve.api import webui
 from steerserve.app import doctor
 from tests.conftest import Start
-from tests.service import Running
+from tests.service import ANSWER_SECONDS, Running
 
 ROOT = Path(__file__).resolve().parents[1]
 INFO = {"info": {"title": "steerserve", "version": "1"}}
@@ -145,12 +145,16 @@ def test_the_doctor_says_whether_the_page_is_there(monkeypatch: pytest.MonkeyPat
 
 
 def test_the_page_needs_no_key_and_everything_it_asks_for_needs_one(start: Start) -> None:
-    with start(api_keys=["secret-key"]) as live, httpx2.Client(base_url=live.url) as browser:
+    with start(api_keys=["secret-key"]) as live, httpx2.Client(
+        base_url=live.url, timeout=ANSWER_SECONDS
+    ) as browser:
         assert browser.get("/").status_code == 307
         assert browser.get("/ui/").status_code == 200
         assert browser.get("/ui/assets/none.js").status_code == 404
         assert browser.get("/favicon.ico").status_code in (200, 204)
-        for path in ("/api/health/detailed", "/uix", "/docs", "/openapi.json"):
+        # the page links to it, and a browser sends no key with a link
+        assert "/api/models" in browser.get("/docs").text
+        for path in ("/api/health/detailed", "/uix", "/openapi.json"):
             assert browser.get(path).status_code == 401
         assert browser.post("/ui/").status_code == 401
 
