@@ -416,3 +416,27 @@ def test_many_clients_that_leave_leave_nothing_behind(shared: Running) -> None:
         pass
     until_idle(shared)
     assert shared.service.owners.generation.active == 0
+
+
+def test_a_hangup_reads_the_keys_again(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+
+    def status(key: str) -> int:
+        headers = {"Authorization": f"Bearer {key}"}
+        return httpx2.get(f"{served.url}/v1/models", headers=headers, timeout=60).status_code
+
+    def hang_up(text: str, event: str) -> None:
+        keys.write_text(text)
+        before = len(served.lines)
+        served.process.send_signal(signal.SIGHUP)
+        while not any(f'"{event}"' in line for line in served.lines[before:]):
+            assert served.process.poll() is None
+
+    keys.write_text("first\n")
+    with serving(tmp_path / "home", api_keys_file=keys) as served:
+        assert (status("first"), status("second")) == (200, 401)
+        hang_up("second\nthird\n", "keys_read")
+        assert (status("first"), status("second"), status("third")) == (401, 200, 200)
+        # a bad file opens and closes nothing
+        hang_up("\n", "keys_not_read")
+        assert (status("first"), status("second")) == (401, 200)

@@ -9,8 +9,10 @@ import fcntl
 import gc
 import os
 import resource
+import signal
 import socket
 import tempfile
+import threading
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
@@ -58,6 +60,7 @@ class Server(accepting.Server):
 
     _loop: asyncio.AbstractEventLoop | None = None
     _draining: asyncio.Task[None] | None = None
+    _reading_keys: asyncio.Task[None] | None = None
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
@@ -91,6 +94,7 @@ class Server(accepting.Server):
             # the application exists now, and has configured the logging
             addresses = [_address(one) for one in sockets or ()]
             log.info("listening", addresses=addresses, version=__version__)
+            self._heed_hangups(settings)
             # the modules and routes stay; a collection that looked through them would hold up requests for 0.2 s
             gc.collect()
             gc.freeze()
@@ -105,6 +109,16 @@ class Server(accepting.Server):
             kill_children()
             # the interpreter would wait for threads, and one of them may wait for a disk or an engine
             os._exit(STOPPED_AT_ONCE)
+
+    def _heed_hangups(self, settings: Settings) -> None:
+        """Read the keys again after SIGHUP. Without a file of keys the signal ends the process, as a terminal that is
+        closed wants it."""
+        is_main = threading.current_thread() is threading.main_thread()
+        if settings.api_keys_file is not None and is_main:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._read_keys_again)
+
+    def _read_keys_again(self) -> None:
+        self._reading_keys = asyncio.create_task(self.config.loaded_app.read_keys_again())
 
     def _drain(self) -> None:
         if self._draining is None:

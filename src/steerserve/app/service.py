@@ -25,10 +25,12 @@ from steerserve.app.openapi import DescribedApi
 from steerserve.app.wiring import Owners, Surroundings, surroundings
 from steerserve.events.packets import CheckedPackets
 from steerserve.events.socketio import LiveEvents
+from steerserve.http.forwarded import Forwarded
 from steerserve.http.guards import Guards
 from steerserve.http.head_requests import HeadRequests
 from steerserve.logs import setup as log
 from steerserve.settings import Settings
+from steerserve.settings.secrets import keys_in
 
 _SECRETS = frozenset({"HUB_TOKEN", "API_KEYS"})
 logger = structlog.get_logger(__name__)
@@ -84,6 +86,21 @@ class Service:
         await self.owners.around.database.open()
         await self.owners.catalog.fill()
 
+    async def read_keys_again(self) -> None:
+        """Take the keys that API_KEYS_FILE has now. If it has none, those of before stay. Once a key is gone, all
+        connections of live events end; clients with a key connect again by themselves."""
+        file = self.settings.api_keys_file
+        if file is None:
+            return
+        try:
+            keys = await asyncio.to_thread(keys_in, file)
+        except ValueError as error:
+            logger.error("keys_not_read", reason=str(error))
+            return
+        if self._guards.replace_keys(keys):
+            self.live.end_sessions()
+        logger.info("keys_read", count=len(keys))
+
     async def drain(self) -> None:
         """Refuse new requests and wait at most GRACEFUL_SHUTDOWN_TIMEOUT for the requests that run. Requests that still
         run then end with an error event."""
@@ -114,7 +131,8 @@ class Service:
         )
         metrics = self.owners.metrics
         answer, defaulted = self._refusals.answer, metrics.defaulted.note_path
-        guarded: Application = Guards(inner, self.settings, answer, defaulted)
+        self._guards = Guards(inner, self.settings, answer, defaulted)
+        guarded: Application = self._guards
         # around the guards, so that a page that may call the service can read why a guard refused it
         if self.settings.cors_origins:
             guarded = CORSMiddleware(
@@ -124,7 +142,9 @@ class Service:
                 allow_headers=["*"],
                 expose_headers=["*"],
             )
-        return Meter(guarded, metrics, has_keys=bool(self.settings.api_keys))
+        metered = Meter(guarded, metrics, has_keys=bool(self.settings.api_keys))
+        proxies = self.settings.trusted_proxies
+        return Forwarded(metered, proxies) if proxies else metered
 
     @asynccontextmanager
     async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:

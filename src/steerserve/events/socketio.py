@@ -21,6 +21,7 @@ from socketio import packet
 from steerserve.control import bus as events
 from steerserve.control.bus import Bus
 from steerserve.control.health.gpus import CardReadings, totals
+from steerserve.logs import background
 from steerserve.rules import throttle
 from steerserve.rules.bounds import LIVE_UNREAD_EVENTS
 from steerserve.rules.instant import iso
@@ -195,7 +196,7 @@ class System:
             return  # the client has left meanwhile
         self._joined.add(sid)
         if self._sending is None:
-            self._sending = asyncio.create_task(self._send_on(), name="system-metrics")
+            self._sending = background.start(self._send_on(), name="system-metrics")
         await self._send([sid])
 
     async def leave(self, sid: str, *_: object) -> None:
@@ -269,6 +270,11 @@ class LiveEvents:
         self.system.close()
         await self.server.shutdown()
 
+    def end_sessions(self) -> None:
+        """Cut every client."""
+        for session in list(self.server.eio.sockets.values()):
+            self._keep(session.close(wait=False, abort=True))
+
     def _emit(self, event: events.Event) -> None:
         if isinstance(event, events.Unsent) or not self._throttle.passes(event):
             return
@@ -287,7 +293,7 @@ class LiveEvents:
                 self._keep(session.close(wait=False, abort=True))
 
     def _keep(self, work: Coroutine[object, object, None]) -> None:
-        task = asyncio.create_task(work)
+        task = background.start(work)
         self._emitting.add(task)
         task.add_done_callback(self._emitting.discard)
 

@@ -11,9 +11,10 @@ import hashlib
 import hmac
 import json
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from ipaddress import ip_address
 
+from pydantic import SecretStr
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
@@ -41,7 +42,8 @@ KEY_CHARACTERS = 8
 """The log names a key by so many characters of its digest."""
 PROBES = frozenset({"/api/health", "/api/health/ready"})
 """The routes that need no key, and no free connection."""
-_PAGE = frozenset({"/", "/ui", "/favicon.ico"})
+_PAGE = frozenset({"/", "/ui", "/favicon.ico", "/docs"})
+"""What a browser opens by a link, without a key: the web page, and the page about the API, to which it links."""
 _HOST = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+\]|[^\[\]:@/?#\s]*)(?::[0-9]{0,5})?")
 _OWN_COUNT = ("/labels", "/import", "/vectors")
 """Ends of the paths whose bodies may have many values, or files. These routes read their bodies beside the event
@@ -70,7 +72,14 @@ class Guards:
         # each client has half, in which the largest body has room
         largest = _most_bytes(FILES, settings)
         self._bodies = Bodies(max(settings.request_bodies_mb * MIB, 2 * largest))
-        self._keys = [_digest(key.get_secret_value().encode()) for key in settings.api_keys]
+        self._keys: list[bytes] = []
+        self.replace_keys(settings.api_keys)
+
+    def replace_keys(self, keys: Sequence[SecretStr]) -> bool:
+        """Let these keys open the service, and no others. Returns whether a key of before opens it no more."""
+        before = self._keys
+        self._keys = [_digest(key.get_secret_value().encode()) for key in keys]
+        return not set(before) <= set(self._keys)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 from io import StringIO
-from ipaddress import ip_address
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 from shutil import which
 from urllib.parse import SplitResult, parse_qsl, urlsplit
@@ -168,6 +168,22 @@ def folders(text: str) -> list[Path]:
         if not folder.is_absolute():
             raise ValueError(f"the folder {str(folder)[:200]!r} does not begin with /")
     return found
+
+
+def networks(texts: list[str]) -> list[str]:
+    """Addresses and networks.
+
+    Raises:
+        ValueError: a text is neither.
+    """
+    for text in texts:
+        try:
+            ip_network(text, strict=False)
+        except ValueError:
+            raise ValueError(
+                f"{text[:50]!r} is neither an address nor a network; examples are 10.0.0.1, 10.0.0.0/8 and fd00::/8"
+            ) from None
+    return texts
 
 
 def api_keys(keys: list[str]) -> list[str]:

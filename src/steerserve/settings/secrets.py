@@ -68,6 +68,20 @@ def read(file: Path) -> str:
     return text
 
 
+def keys_in(file: Path) -> list[SecretStr]:
+    """The keys in a file, one on each line.
+
+    Raises:
+        ValueError: as `secret_file`; or a key has characters that a header cannot carry.
+    """
+    return _lines(read(file))
+
+
+def _lines(text: str) -> list[SecretStr]:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return [SecretStr(key) for key in values.api_keys(lines)]
+
+
 def is_open_to_others(file: Path) -> bool:
     """Whether accounts other than the owner and the group of a file may read or write it."""
     try:
@@ -196,8 +210,5 @@ def _one_line(text: str) -> str:
 _VALUE_OF: dict[str, Callable[[str], object]] = {
     "hub_token": lambda text: _token(SecretStr(_one_line(text))),
     "database_url": lambda text: values.database_url(_one_line(text)),
-    "api_keys": lambda text: [
-        SecretStr(key)
-        for key in values.api_keys([line.strip() for line in text.splitlines() if line.strip()])
-    ],
+    "api_keys": _lines,
 }
