@@ -128,7 +128,7 @@ async def _keep_loaded(owners: Owners, name: str, failure: Failure | None) -> No
         if conductor.resident is None and not conductor.is_closing:
             log.info("auto_load_again", model=name, tries=tries)
             failure = await _failure_of(_load(owners, name))
-            owners.vitals.load_failure = failure and _failed(owners, failure)
+            owners.vitals.load_failure = _failed(owners, failure) if failure else None
 
 
 async def _until_lost(owners: Owners, name: str, vacated: asyncio.Event) -> None:
