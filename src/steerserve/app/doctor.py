@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+import platformdirs
 import psutil
 import pynvml
 
@@ -59,7 +60,7 @@ def facts(settings: Settings | Sequence[str]) -> Facts:
     sentences |= {
         "cards": cards(),
         "processor": processor(),
-        "compiler": compiler(),
+        "compiler": compiler(settings.steerserve_home if isinstance(settings, Settings) else None),
         "memory": memory(),
         "engines": engines(),
         "web page": web_page(),
@@ -120,11 +121,18 @@ def processor() -> str:
     return f"{cores} cores, {speed}"
 
 
-def compiler() -> str:
-    """The C++ compiler with which engines compile functions of their models."""
+def compiler(home: Path | None = None) -> str:
+    """The C++ compiler with which engines compile functions of their models, and where these are kept."""
     found = compilers.compiler(shutil.which)
     if found:
-        return f"{found}, models on the processor are faster with it"
+        cache = platformdirs.user_cache_dir("steerserve")
+        folders = compilers.folders(cache, str(home or ""))
+        kept = next(filter(compilers.is_writable, folders), None)
+        if kept is None:
+            told = " and ".join(map(str, folders))
+            why = f"{compilers.NO_FOLDER} ({told} cannot be written)"
+            return f"{found}, but {why}, so models on the processor are slower"
+        return f"{found}, models on the processor are faster with it; compiled functions are kept in {kept}"
     return f"none ({', '.join(compilers.COMPILERS)}), models on the processor are slower"
 
 

@@ -29,8 +29,8 @@ STAMP = ".version"
 
 
 PAUSES = (0.0, 5.0, 15.0, 60.0, 300.0)
-"""Seconds before each further try to load the model of AUTO_LOAD_MODEL. The first is for an engine that ended by itself.
-After the last one the model is loaded by requests or operators only."""
+"""Seconds before each further try to load the model of AUTO_LOAD_MODEL. The first is for an engine that ended by
+itself. After the last one the model is loaded by requests or operators only."""
 STEADY_SECONDS = 600.0
 """Once the model has served for so long, the tries are counted anew."""
 

@@ -56,7 +56,7 @@ class Load(Message, frozen=True):
     `working_mb` is the memory that passes are expected to take beside weights and KV cache. After
     `idle_cache_release_s` seconds without work, the engine gives back the memory that it keeps for later tensors; with
     a value below 0 it never does. A step with a part of a prompt takes about `max_step_ms` milliseconds at most.
-    `seeded_rows` and `cuda_graphs` are the settings of these names.
+    `seeded_rows` and `cuda_graphs` are the settings of these names. `data_folder` is the data folder of the service.
     """
 
     id: int
@@ -74,6 +74,7 @@ class Load(Message, frozen=True):
     max_step_ms: float = 200.0
     seeded_rows: str = "auto"
     cuda_graphs: str = "off"
+    data_folder: str = ""
 
 
 class Measure(Question[Measured], frozen=True):

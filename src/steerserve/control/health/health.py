@@ -43,7 +43,7 @@ from steerserve.control.steering.serving import Serving
 from steerserve.database.catalog import utc_now
 from steerserve.database.db import Database
 from steerserve.errors import Refusal
-from steerserve.rules.models import breaker
+from steerserve.rules.models import breaker, compilers
 from steerserve.rules.models.breaker import BreakerStatus
 from steerserve.rules.residency import heartbeat
 from steerserve.rules.residency import replicas as replica_rules
@@ -297,6 +297,10 @@ class Vitals:
         if self._full_queue.is_refusing:
             refused = f"requests refused within two minutes, because the queue is full: {self._full_queue.refused}"
             components.append(Component("queue", "degraded", refused))
+        resident = self._conductor.resident
+        compiled = resident.facts.compiled_functions if resident and resident.facts else None
+        if compiled is not None and compiled.reason.startswith(compilers.NO_FOLDER):
+            components.append(Component("compiled_functions", "degraded", compiled.reason))
         if self._runs.fault is not None:
             lost = f"answers that were not recorded: {self._runs.lost}; {self._runs.fault}"
             components.append(Component("runs", "degraded", lost))

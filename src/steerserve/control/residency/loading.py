@@ -206,6 +206,7 @@ def _asked(prepared: Prepared, settings: Settings) -> dict[str, object]:
         "max_step_ms": settings.max_step_ms,
         "seeded_rows": settings.seeded_rows,
         "cuda_graphs": settings.cuda_graphs,
+        "data_folder": str(settings.steerserve_home),
     }
 
 

@@ -31,6 +31,7 @@ from steerserve.worker.hooks import explore, promoting
 from steerserve.worker.model import bits
 from steerserve.worker.model.budget import SaeRoom
 from steerserve.worker.model.kv import never
+from steerserve.worker.model.native import compiling
 from steerserve.worker.process import changing, loading, processors
 from steerserve.worker.process.loading import LoadedEncoder, LoadedModel
 from steerserve.worker.process.thread_count import ThreadCount
@@ -102,6 +103,7 @@ class Commands:
     # ------------------------------------------------------------- the model
 
     def load(self, command: m.Load) -> m.Loaded:
+        compiling.data_folder = command.data_folder
         most = command.threads or _usable()
         torch.set_num_threads(most)
         if command.idle_cache_release_s >= 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from steerserve.app import doctor
 from steerserve.rules.models import compilers
 from steerserve.worker.model import native
 from steerserve.worker.model.native import compiling, structs
@@ -63,6 +65,28 @@ def test_a_library_is_compiled_once_and_not_loaded_where_others_may_write(folder
     found, why = loaded()
     assert found is None
     assert why == f"others may write into {folder}"
+
+
+@COMPILED
+def test_the_data_folder_keeps_the_library_where_the_cache_cannot_be_written(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    # no permission stops the root account, so the question to the system is answered here
+    closed = [tmp_path]
+    monkeypatch.setattr(os, "access", lambda place, mode: place not in closed)
+    monkeypatch.setattr(compiling, "data_folder", str(data))
+    assert loaded()[0] is not None
+    assert [kept.suffix for kept in (data / "kernels").iterdir()] == [".so"]
+    closed += [data / "kernels"]
+    with capture_logs() as logs:
+        _, why = native.found.__wrapped__()
+    assert why.startswith(compilers.NO_FOLDER)
+    assert str(folder) in why
+    (line,) = (entry for entry in logs if entry["event"] == "kernels_not_compiled")
+    assert line["log_level"] == "warning"
+    assert compilers.NO_FOLDER in doctor.compiler(data)
 
 
 @COMPILED

@@ -17,6 +17,7 @@ import structlog
 import torch
 from torch import Tensor
 
+from steerserve.rules.models import compilers
 from steerserve.worker.model.native import compiling
 from steerserve.worker.model.native.structs import (
     Draw,
@@ -267,6 +268,7 @@ def found() -> tuple[Kernels | None, str]:
     try:
         library = compiling.library()
     except compiling.Unavailable as why:
-        log.info("kernels_not_compiled", why=str(why))
+        say = log.warning if str(why).startswith(compilers.NO_FOLDER) else log.info
+        say("kernels_not_compiled", why=str(why))
         return None, str(why)
     return Kernels(library), "they were compiled on this machine"

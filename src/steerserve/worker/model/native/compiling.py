@@ -27,6 +27,10 @@ _WAYS: tuple[tuple[str, ...], ...] = (("-fopenmp",), ())
 
 _PATIENCE = 120.0
 
+data_folder = ""
+"""The data folder of the service, where the library is kept if the user's cache cannot be written. The command that
+loads a model names it."""
+
 
 class Unavailable(Exception):
     """There are no compiled functions. The text says why."""
@@ -90,12 +94,25 @@ def _processor() -> str:
 
 
 def _folder() -> Path:
-    """The folder of the compiled libraries, which nobody else may write into.
+    """The folder of the compiled libraries: the first that can be written.
 
     Raises:
         Unavailable.
     """
-    folder = Path(platformdirs.user_cache_dir("steerserve")) / "kernels"
+    candidates = compilers.folders(platformdirs.user_cache_dir("steerserve"), data_folder)
+    # a folder that others may write into is a fault to tell, not one to go around
+    for folder in filter(compilers.is_writable, candidates):
+        return _own_folder(folder)
+    told = " and ".join(map(str, candidates))
+    raise Unavailable(f"{compilers.NO_FOLDER}: {told} cannot be written")
+
+
+def _own_folder(folder: Path) -> Path:
+    """The folder, which is made if it is missing, and which nobody else may write into.
+
+    Raises:
+        Unavailable.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
