@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -86,3 +87,23 @@ def test_the_package_has_the_version_of_its_build() -> None:
     settings = (ROOT / "pyproject.toml").read_text()
     # the installation asks the same function
     assert 'path = "src/steerserve/build.py"\nexpression = "version()"' in settings
+
+
+def test_every_extra_that_the_manual_installs_exists() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    files = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "src").rglob("*.py")]
+    named = [
+        (file.name, sources or package, extra)
+        for file in files
+        for sources, package, extra in re.findall(
+            r"pip install [^\n`]*?'(?:(\.)|(steerserve))\[([\w-]+)\]'", file.read_text()
+        )
+    ]
+    assert {extra for _, _, extra in named} >= {"mcp", "lm-eval", "postgres", "ray"}
+    assert {extra for _, _, extra in named} <= set(extras)
+    # no index has the package: its name alone means the one that is installed already, which says this in its messages
+    assert {file for file, what, _ in named if what == "steerserve"}.isdisjoint(
+        file.name for file in files if file.suffix == ".md"
+    )

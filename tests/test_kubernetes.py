@@ -96,3 +96,14 @@ def test_every_volume_that_is_mounted_is_there_and_nobody_is_let_in_without_a_to
         "name": CLUSTER["authOptions"]["secretName"],
         "key": "auth_token",
     }
+
+
+def test_pods_have_few_rights_and_time_to_stop() -> None:
+    for pod in PODS:
+        assert pod["securityContext"]["runAsNonRoot"]
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert pod["terminationGracePeriodSeconds"] > 2 * Settings().graceful_shutdown_timeout
+        for container in pod["containers"]:
+            rights = container["securityContext"]
+            assert rights["allowPrivilegeEscalation"] is False
+            assert rights["capabilities"] == {"drop": ["ALL"]}
