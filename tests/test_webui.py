@@ -145,9 +145,10 @@ def test_the_doctor_says_whether_the_page_is_there(monkeypatch: pytest.MonkeyPat
 
 
 def test_the_page_needs_no_key_and_everything_it_asks_for_needs_one(start: Start) -> None:
-    with start(api_keys=["secret-key"]) as live, httpx2.Client(
-        base_url=live.url, timeout=ANSWER_SECONDS
-    ) as browser:
+    with (
+        start(api_keys=["secret-key"]) as live,
+        httpx2.Client(base_url=live.url, timeout=ANSWER_SECONDS) as browser,
+    ):
         assert browser.get("/").status_code == 307
         assert browser.get("/ui/").status_code == 200
         assert browser.get("/ui/assets/none.js").status_code == 404

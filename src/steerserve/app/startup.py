@@ -123,9 +123,11 @@ async def _keep_loaded(owners: Owners, name: str, failure: Failure | None) -> No
             log.error("auto_load_given_up", model=name, tries=tries)
             failure = None
             continue
+        vacated.clear()
         await asyncio.sleep(PAUSES[tries])
         tries, failure = tries + 1, None
-        if conductor.resident is None and not conductor.is_closing:
+        # an operator who has unloaded a model meanwhile gets no other one
+        if conductor.resident is None and not vacated.is_set() and not conductor.is_closing:
             log.info("auto_load_again", model=name, tries=tries)
             failure = await _failure_of(_load(owners, name))
             owners.vitals.load_failure = _failed(owners, failure) if failure else None

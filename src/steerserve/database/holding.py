@@ -20,6 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from steerserve.database import sessions
 from steerserve.database.sessions import Session
+from steerserve.logs import background
 
 log = structlog.get_logger(__name__)
 ADVISORY_KEY = 0x57EE25E2
@@ -202,7 +203,7 @@ class AdvisoryHold:
             self._connection = connection
             self._driver = (await connection.get_raw_connection()).driver_connection
             if self._beating is None or self._beating.done():
-                self._beating = asyncio.create_task(self._beat())
+                self._beating = background.start(self._beat())
         else:
             await connection.close()
         return is_taken

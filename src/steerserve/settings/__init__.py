@@ -105,8 +105,8 @@ class Settings(
     trusted_proxies: Annotated[Texts, AfterValidator(values.networks)] = Field(
         default=[],
         description="Addresses and networks of the proxies before the service, such as `10.0.0.0/8`, separated by "
-        "commas. In their requests, the client is the rightmost address of `X-Forwarded-For` that is no such proxy: the log names "
-        "it, and clients without keys take turns by it.",
+        "commas. In their requests, the client is the rightmost address of `X-Forwarded-For` that is no such proxy: "
+        "the log names it, and clients without keys take turns by it.",
     )
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
         default="INFO", description="Least severe level that is logged."
