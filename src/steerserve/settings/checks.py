@@ -274,9 +274,9 @@ def check_file(file: Path) -> None:
             f"the file of settings {file.absolute()} cannot be read: {error.strerror}"
         ) from None
     except UnicodeDecodeError as error:
-        line = error.object[: error.start].count(b"\n") + 1
+        wrong = error.object[: error.start].count(b"\n") + 1
         raise ValueError(
-            f"the file of settings {file.absolute()} cannot be read: line {line} is not UTF-8"
+            f"the file of settings {file.absolute()} cannot be read: line {wrong} is not UTF-8"
         ) from None
 
 
