@@ -18,6 +18,10 @@ NAMES = (
     "HUB_TOKEN",
     "Hf_Token",
     "HUGGING_FACE_HUB_TOKEN",
+    # the key of an endpoint of LABEL_ENDPOINTS, and whatever else an operator has set
+    "EXAMPLE_LABELS",
+    "TORCH_API_KEY",
+    "AWS_SESSION_TOKEN",
 )
 
 SERVICE = """
@@ -43,7 +47,7 @@ if __name__ == "__main__":
 
 @pytest.mark.local("starts an engine of this machine")
 def test_no_engine_sees_a_secret_and_each_ends_with_its_control_process() -> None:
-    environment = os.environ | dict.fromkeys(NAMES, SECRET) | {"HARMLESS": "kept"}
+    environment = os.environ | dict.fromkeys(NAMES, SECRET) | {"TORCH_HARMLESS": "kept"}
     control = subprocess.Popen(
         [sys.executable, "-c", SERVICE], env=environment, stdout=subprocess.PIPE, text=True
     )
@@ -60,5 +64,5 @@ def test_no_engine_sees_a_secret_and_each_ends_with_its_control_process() -> Non
         control.wait(30)
     assert psutil.wait_procs([engine], timeout=30)[1] == []
     assert {"engine", "multiprocessing.forkserver"} <= seen.keys()
-    assert "HARMLESS=kept" in seen["engine"]
+    assert "TORCH_HARMLESS=kept" in seen["engine"]
     assert SECRET not in str(seen)

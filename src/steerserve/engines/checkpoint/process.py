@@ -13,14 +13,16 @@ import importlib
 import multiprocessing
 import os
 import socket
+import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from multiprocessing import connection
+from collections.abc import Iterable, Iterator, Sequence
+from multiprocessing import connection, util
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Protocol
 
+from steerserve.engines import environment
 from steerserve.messages import endings
 from steerserve.messages.engine import is_stopped
 from steerserve.rules.residency import heartbeat
@@ -31,10 +33,6 @@ ENGINE = "steerserve.worker.process.loop"
 TOKENIZER = "steerserve.worker.process.tokenizing"
 NAMES = {ENGINE: "steer-engine", TOKENIZER: "steer-tokenizer"}
 """The names of the processes in `ps` and `top`, which show 15 characters."""
-
-SECRETS = frozenset({"API_KEYS", "DATABASE_URL", "HUB_TOKEN", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"})
-"""Environment variables that no engine may see, in any case of letters, because the code of a repository may run in an
-engine."""
 
 _REAPING = threading.Lock()
 """Held whenever the end of any process is looked at. At each start, the library looks which of all processes have
@@ -150,13 +148,8 @@ class ForkServer:
     async def start(
         self, module: str, *args: object, word: ctypes.c_uint64 | None = None
     ) -> Started:
-        """Start a process that runs `main` of a module of the engine. Waits while the fork server still imports.
-
-        The secrets are removed from the environment of this process for good, because the fork server and every engine
-        get a copy of that environment. The settings have been read before.
-        """
-        for name in [name for name in os.environ if name.upper() in SECRETS]:
-            del os.environ[name]
+        """Start a process that runs `main` of a module of the engine. Waits while the fork server still imports. The
+        process gets the variables of `engines/environment.py` alone."""
         starting = asyncio.ensure_future(asyncio.to_thread(self._start, module, args, word))
         try:
             child, link = await asyncio.shield(starting)
@@ -175,7 +168,7 @@ class ForkServer:
         """The process, and our end of its socket."""
         ours, theirs = socket.socketpair()
         try:
-            with theirs, _REAPING, _no_program():
+            with theirs, _REAPING, _no_program(), _few_variables():
                 process = self._context.Process(
                     target=_main, args=(module, theirs, *args), daemon=True
                 )
@@ -198,6 +191,27 @@ def _no_program() -> Iterator[None]:
     finally:
         if file is not None:
             names["__file__"] = file
+
+
+@contextlib.contextmanager
+def _few_variables() -> Iterator[None]:
+    """Inside the block, `multiprocessing` starts its fork server, and the process that looks after shared memory, with
+    the variables that an engine gets. By itself it gives them all variables, and engines inherit them."""
+    spawn = util.spawnv_passfds
+
+    def spawn_with_few(path: str, args: Sequence[str], passfds: Iterable[int]) -> int:
+        process = subprocess.Popen(  # noqa: S603 -- the program of `multiprocessing`
+            args, executable=path, pass_fds=tuple(passfds), env=environment.passed(os.environ)
+        )
+        # `multiprocessing` waits for the process by its id
+        process.returncode = 0
+        return process.pid
+
+    vars(util)["spawnv_passfds"] = spawn_with_few
+    try:
+        yield
+    finally:
+        vars(util)["spawnv_passfds"] = spawn
 
 
 async def _abandon(child: Child, link: socket.socket) -> None:

@@ -17,7 +17,7 @@ from typing import TypeVar
 import msgspec
 import structlog
 
-from steerserve.engines.checkpoint.process import SECRETS
+from steerserve.engines import environment as environments
 from steerserve.engines.ray import messages as m
 from steerserve.errors import Refusal
 from steerserve.logs import background
@@ -188,9 +188,10 @@ class PlacerProcess:
 
 
 def environment() -> dict[str, str]:
-    """The environment of the placer: that of the service without its secrets. Variables of Ray stay, because Ray reads
-    how to connect from them."""
-    kept: dict[str, str] = {n: x for n, x in os.environ.items() if n.upper() not in SECRETS}
+    """The environment of the placer: the variables that an engine gets, and those of Ray, which reads from them how to
+    connect."""
+    ray = {name: value for name, value in os.environ.items() if name.startswith("RAY_")}
+    kept = environments.passed(os.environ) | ray
     # Ray would otherwise copy the environment of a service that was started through `uv run` to every node
     return kept | {"RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0", "RAY_USAGE_STATS_ENABLED": "0"}
 

@@ -65,6 +65,14 @@ def test_a_library_is_compiled_once_and_not_loaded_where_others_may_write(folder
     found, why = loaded()
     assert found is None
     assert why == f"others may write into {folder}"
+    folder.chmod(0o700)
+    folder.parent.chmod(0o777)
+    found, why = loaded()
+    assert found is None
+    assert why == f"others may write into {folder.parent}, a folder above {folder}"
+    # in a folder like /tmp nobody renames what others own
+    folder.parent.chmod(0o1777)
+    assert loaded()[0] is not None
 
 
 @COMPILED

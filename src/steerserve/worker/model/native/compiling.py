@@ -11,7 +11,10 @@ import shutil
 import subprocess
 import tempfile
 from contextlib import suppress
+from grp import getgrgid
 from pathlib import Path
+from pwd import getpwuid
+from stat import S_ISVTX
 
 import platformdirs
 import torch
@@ -119,7 +122,32 @@ def _own_folder(folder: Path) -> Path:
         raise Unavailable(f"{folder} cannot be made: {error.strerror}") from error
     if not _is_own(folder):
         raise Unavailable(f"others may write into {folder}")
+    # whoever may write into a folder above can put another folder in the place of this one
+    for above in {*folder.absolute().parents, *folder.resolve().parents}:
+        if not _is_closed(above):
+            raise Unavailable(f"others may write into {above}, a folder above {folder}")
     return folder
+
+
+def _is_closed(folder: Path) -> bool:
+    """Whether only this user and the administrator may rename what is in a folder. In a folder like /tmp, whose sticky
+    bit is set, only the owner of an entry may. The group of a user alone is no other user."""
+    stat = folder.stat()
+    if stat.st_uid not in (0, os.getuid()):
+        return False
+    others = 0o002 if _is_private(stat.st_gid) else 0o022
+    return not stat.st_mode & others or bool(stat.st_mode & S_ISVTX)
+
+
+def _is_private(group: int) -> bool:
+    """Whether a group is that of the administrator, or the one that many systems make for each user."""
+    if group == 0:
+        return True
+    try:
+        user, found = getpwuid(os.getuid()), getgrgid(group)
+    except KeyError:
+        return False
+    return user.pw_gid == group and set(found.gr_mem) <= {user.pw_name} == {found.gr_name}
 
 
 def _is_own(path: Path) -> bool:
