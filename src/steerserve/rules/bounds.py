@@ -122,6 +122,10 @@ VECTOR_PARTS: Final = 50_000
 """Objects, lists and texts in a JSON file of vectors, and values in the header of a safetensors file."""
 VECTOR_WIDTH: Final = 1 << 16
 """Numbers of one direction."""
+RUN_VALUES: Final = 500_000
+"""Values in one record of a run that is imported, and in one JSON body with records."""
+IMPORT_LINES: Final = 100_000
+"""Lines in one import of records of runs."""
 BATCH_LINE_BYTES: Final = 8192
 """Bytes of a line of a batch beside its body."""
 LOCAL_FOLDER_ENTRIES: Final = 20_000
@@ -486,6 +490,13 @@ BOUNDS: Final[tuple[Bound, ...]] = (
         "{VECTOR_PARTS} objects, lists and texts",
         "422 `INVALID_VECTOR`, `INVALID_PROBE` before the values are read",
         "tests/files/vectors/test_formats.py::test_a_file_beyond_a_bound_is_refused_before_its_values_are_made",
+    ),
+    Bound(
+        "documents",
+        "records of runs",
+        "{MAX_BODY_BYTES:MB}, {IMPORT_LINES} lines; {RUN_VALUES} values of a record, and of a JSON body with records",
+        "413 `PAYLOAD_TOO_LARGE` before a record is read",
+        "tests/api/inference/test_runs.py::test_an_import_is_measured_before_its_records_are_read",
     ),
     Bound(
         "documents",

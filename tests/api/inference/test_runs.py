@@ -243,6 +243,23 @@ def test_a_wrong_import_is_refused_whole(live: Running, body: Any) -> None:
     assert details["param"].startswith("runs")
 
 
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        ("application/json", b'{"runs":[' + b",".join([b"[]"] * 250_001) + b"]}"),
+        ("application/x-ndjson", b"\n" * 100_001),
+        ("application/x-ndjson", b'{"x":[' + b",".join([b"[]"] * 250_001) + b"]}"),
+    ],
+    ids=("values", "lines", "values of a line"),
+)
+def test_an_import_is_measured_before_its_records_are_read(
+    live: Running, kind: str, body: bytes
+) -> None:
+    answer = live.http.post("/api/runs/import", content=body, headers={"content-type": kind})
+    assert answer.status_code == 413
+    assert answer.json()["error"]["code"] == "PAYLOAD_TOO_LARGE"
+
+
 def test_recorded_edits_that_no_request_can_have_are_refused_and_end_nothing(
     live: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,7 +32,8 @@ from steerserve.database.catalog import Clock, utc_now
 from steerserve.database.runs import NewRun, RunStore
 from steerserve.errors import Refusal
 from steerserve.logs import background
-from steerserve.rules import field_faults, json_faults
+from steerserve.rules import field_faults, json_faults, json_reading, json_size
+from steerserve.rules.bounds import IMPORT_LINES, RUN_VALUES
 from steerserve.rules.inference import fields
 from steerserve.rules.inference import runs as rules
 from steerserve.rules.inference.intent import ClientIntent, GenerateIntent, ScoreIntent
@@ -283,7 +284,7 @@ class Runs:
         found = await self._store.get(request_id)
         if found is None:
             raise _unknown(request_id)
-        run = msgspec.json.decode(found.text, type=Run)
+        run = await asyncio.to_thread(_read, found.text.encode())
         return ShownRun(**structs.asdict(run), also=list(found.also))
 
     async def remove(self, request_id: str) -> str:
@@ -319,7 +320,8 @@ class Runs:
         """Store the records of an import: all of them or none. A record whose id is known is left as it is.
 
         Raises:
-            Refusal: VALIDATION_ERROR with the place of the first wrong record; INSUFFICIENT_DISK, DATABASE_UNAVAILABLE.
+            Refusal: PAYLOAD_TOO_LARGE; VALIDATION_ERROR with the place of the first wrong record; INSUFFICIENT_DISK,
+                DATABASE_UNAVAILABLE.
         """
         new = await asyncio.to_thread(_parsed, body, is_lines=is_lines)
         count = await self._store.add(new)
@@ -409,9 +411,15 @@ def _steering(admitted: Admitted, *, is_changed: bool) -> RunSteering:
 def _parsed(body: bytes, *, is_lines: bool) -> list[NewRun]:
     """The records of an import, which are lines of JSON, or a JSON object with a list of them."""
     if is_lines:
+        if body.count(b"\n") > IMPORT_LINES:
+            raise _too_large(f"the body has more than {IMPORT_LINES} lines")
         lines = [line for line in body.split(b"\n") if line.strip()]
         places = [f"line {number}" for number in range(1, len(lines) + 1)]
     else:
+        if json_size.has_more_values(body, RUN_VALUES):
+            raise _too_large(
+                f"the body has more than {RUN_VALUES} values; send the records as lines, as they are exported"
+            )
         documents.check_once(body)
         try:
             lines = list(msgspec.json.decode(body, type=_RunsBody).runs)
@@ -422,12 +430,14 @@ def _parsed(body: bytes, *, is_lines: bool) -> list[NewRun]:
         raise _wrong("runs", "no record")
     made = []
     for place, line in zip(places, lines, strict=True):
+        if json_size.has_more_values(bytes(line), RUN_VALUES):
+            raise _too_large(f"{place}: has more than {RUN_VALUES} values")
         try:
             documents.check_once(bytes(line))
         except Refusal as twice:
             raise _wrong(place, twice.message) from None
         try:
-            run = msgspec.json.decode(line, type=Run)
+            run = _read(line)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
             raise _wrong(place, _fault(bytes(line), error)) from None
         rules.check_imported(run, place)
@@ -436,6 +446,14 @@ def _parsed(body: bytes, *, is_lines: bool) -> list[NewRun]:
             raise _wrong(place, f"larger than {rules.BYTES_MAXIMUM} bytes")
         made.append(NewRun(rules.summary(run), text, run.x_request_id))
     return made
+
+
+def _read(text: bytes | msgspec.Raw) -> Run:
+    return msgspec.convert(json_reading.decode(text), Run, str_keys=True)
+
+
+def _too_large(why: str) -> Refusal:
+    return Refusal("PAYLOAD_TOO_LARGE", why)
 
 
 def _fault(text: bytes, error: Exception) -> str:
