@@ -158,12 +158,18 @@ import json, os, sys
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 from steerserve.app import commands
+from steerserve.app.service import Service
 
+async def break_down(service):
+    raise KeyError("a bug")
+
+opened = Service.open
 plain = dict(os.environ)
 ends = {}
 for name, changes in json.loads(sys.argv[1]).items():
     os.environ |= changes
     os.chdir(changes["STEERSERVE_HOME"])
+    Service.open = break_down if name.startswith("bug") else opened
     with redirect_stdout(StringIO()) as said, redirect_stderr(StringIO()) as told:
         try:
             code = commands.run_service(None, None)
@@ -183,7 +189,7 @@ def ends(
 ) -> Iterator[dict[str, tuple[int, str, str]]]:
     """The exit code, the output and the sentence of each start."""
     starts = {}
-    for name, (prepare, _, _) in CANNOT.items():
+    for name, (prepare, _, _) in (CANNOT | {"bug": (lambda _: {}, 3, [])}).items():
         for form in ("console", "json"):
             home = tmp_path_factory.mktemp("home")
             own = {"STEERSERVE_HOME": str(home), "LOG_LEVEL": "ERROR", "PORT": port()}
@@ -210,6 +216,19 @@ def test_a_start_that_cannot_succeed_ends_in_one_sentence(
     assert (line["event"], line["level"], line["exit_code"]) == ("cannot_start", "error", expected)
     for word in words:
         assert word in line["reason"]
+
+
+def test_an_error_inside_the_service_ends_its_start_with_a_code_of_its_own(
+    ends: dict[str, tuple[int, str, str]],
+) -> None:
+    code, _, told = ends["bug console"]
+    assert code == 3
+    assert "KeyError: 'a bug'" in told
+    code, _, logged = ends["bug json"]
+    assert code == 3
+    line = json.loads(logged)
+    assert (line["event"], line["exit_code"]) == ("cannot_start", 3)
+    assert "KeyError: 'a bug'" in line["exception"]
 
 
 def test_the_database_of_another_program_is_left_as_it_is(tmp_path: Path) -> None:

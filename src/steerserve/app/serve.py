@@ -151,6 +151,10 @@ def run(settings: Settings) -> int:
             server.run(sockets=[listening])
         except CannotStart as error:
             return _fail(settings, error)
+        except Exception as error:  # border of the process
+            reason = f"an error inside the service ended it: {type(error).__name__}"
+            say_cannot_start(settings.log_format, reason, BUG, error)
+            return BUG
         finally:
             kill_children()
     return 0 if server.started or server.should_exit else BUG

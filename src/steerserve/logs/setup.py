@@ -6,6 +6,7 @@ import logging
 import re
 import sys
 from collections.abc import MutableMapping
+from traceback import format_exception
 
 import structlog
 from structlog.typing import Processor
@@ -115,14 +116,17 @@ def formatter(form: str) -> logging.Formatter:
     return structlog.stdlib.ProcessorFormatter(foreign_pre_chain=_shared(), processors=final)
 
 
-def say_cannot_start(form: str, reason: str, exit_code: int) -> None:
+def say_cannot_start(form: str, reason: str, exit_code: int, bug: Exception | None = None) -> None:
     """Write why the service cannot start, in the form of LOG_FORMAT: a sentence for people, or a line of the log for
-    machines. The log itself may not be configured yet."""
+    machines. A bug has its traceback too. The log itself may not be configured yet."""
     if form != "json":
-        write(f"{reason}\n")
+        traceback = "".join(format_exception(bug)) if bug else ""
+        write(f"{traceback}{reason}\n")
         return
     level = {"name": "steerserve", "levelno": logging.ERROR, "levelname": "ERROR"}
-    facts = {"msg": "cannot_start", "reason": reason, "exit_code": exit_code}
+    facts: dict[str, object] = {"msg": "cannot_start", "reason": reason, "exit_code": exit_code}
+    if bug is not None:
+        facts["exc_info"] = (type(bug), bug, bug.__traceback__)
     record = logging.makeLogRecord(level | facts)
     write(f"{formatter(form).format(record)}\n")
 
