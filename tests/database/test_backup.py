@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from steerserve import __version__
 from steerserve.cli import main
 from steerserve.database.catalog import Catalog
 from steerserve.database.db import Database
@@ -60,7 +61,7 @@ async def test_copies_made_while_the_service_writes_are_whole(
         made = await asyncio.to_thread(command, home, "backup", str(copy))
         assert (made.exit_code, made.stderr) == (0, "")
         assert least <= len(names(copy)) <= written + 1
-    for kept in (str(copies[-1]), "schema", "checked", place, str(home / "models"), "vectors"):
+    for kept in (str(copies[-1]), "schema", __version__, place, str(home / "models"), "vectors"):
         assert kept in made.stdout
     writing.cancel()
     await asyncio.wait({writing})

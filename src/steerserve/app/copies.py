@@ -10,6 +10,7 @@ from pathlib import Path
 
 from sqlalchemy import URL, make_url
 
+from steerserve import __version__
 from steerserve.database import backup, schema
 from steerserve.rules.text import readable
 from steerserve.settings import Settings
@@ -29,7 +30,8 @@ def back_up(settings: Settings, file: Path, *, may_replace: bool) -> int:
     except backup.CannotCopy as error:
         return _fail(str(error))
     print(
-        f"copied {database} to {file}: {copy.size / 2**20:.1f} MiB, schema {copy.schema}, checked"
+        f"copied {database} to {file}: {copy.size / 2**20:.1f} MiB, schema {copy.schema}, checked by steerserve "
+        f"{__version__}"
     )
     print(
         "The copy has every record: profiles, clusters, circuits, vectors, probes, corpora, labels, recorded runs,\n"

@@ -16,6 +16,7 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection
 
+from steerserve import __version__
 from steerserve.database import backup
 from steerserve.errors import CannotStart
 
@@ -119,7 +120,9 @@ def _copy(file: Path, version: str, newest: str, now: datetime) -> None:
         raise OSError(f"the copy {copy} cannot be written: {error}") from error
     finally:
         part.unlink(missing_ok=True)
-    log.warning("database_copied", copy=str(copy), schema=version, upgraded_to=newest)
+    log.warning(
+        "database_copied", copy=str(copy), schema=version, upgraded_to=newest, build=__version__
+    )
     for old in _superseded(_copies(file)):
         old.unlink(missing_ok=True)
         log.info("database_copy_removed", copy=str(old))
