@@ -10,7 +10,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from steerserve.client import shown
-from steerserve.client.faults import UnexpectedAnswer, from_error
+from steerserve.client.faults import ODD, UnexpectedAnswer, from_error
 from steerserve.control.inference import views
 from steerserve.control.sensing.feature_views import FeatureDetails
 
@@ -197,6 +197,12 @@ class Answer:
         return text if read is None else text + read._repr_html_()
 
 
+def checked(answer: Answer) -> Answer:
+    """The answer, if it has the form of one. Whatever else Python raises is for the caller."""
+    _ = answer.texts, answer.text, answer.model, answer.finish_reason, answer.usage
+    return answer
+
+
 _COUNTS = ("prompt_tokens", "completion_tokens", "total_tokens")
 
 
@@ -235,10 +241,14 @@ class Folded:
         if sent == _END:
             self.is_done = True
             return ""
-        chunk = json.loads(sent)
-        if "error" in chunk:
-            raise from_error(chunk["error"], None, {})
-        return self._fold(chunk)
+        try:
+            chunk = json.loads(sent)
+            if "error" in chunk:
+                raise from_error(chunk["error"], None, {})
+            return self._fold(chunk)
+        except ODD:
+            why = f"a line of the stream has another form than this version knows: {sent[:100]}"
+            raise UnexpectedAnswer(why) from None
 
     def _fold(self, chunk: dict[str, Any]) -> str:
         shared = {name: value for name, value in chunk.items() if name not in _OF_CHUNKS}

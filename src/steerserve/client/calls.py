@@ -7,9 +7,10 @@ awaits them, so that each method is written once. `@route` makes the method of a
 from __future__ import annotations
 
 import inspect
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from string import Formatter
@@ -32,8 +33,9 @@ from urllib.parse import quote
 import msgspec
 
 from steerserve.client import shown
-from steerserve.client.faults import BY_CODE, ServiceError, UnexpectedAnswer, from_answer
+from steerserve.client.faults import BY_CODE, ODD, ServiceError, UnexpectedAnswer, from_answer
 from steerserve.control.models.views import ModelList, ModelRecord
+from steerserve.rules.bounds import CLIENT_ANSWER_BYTES
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -288,7 +290,7 @@ class Route(Method[P, T]):
             return self._read(reply)
         kind = self.kind
         if kind is str:
-            return reply.body.decode()
+            return reply.body.decode(errors="replace")
         if get_origin(kind) is not Listing:
             return data(reply, kind)
         answer = data(reply, get_args(kind)[1])
@@ -370,13 +372,80 @@ def data(reply: Reply, kind: type[T]) -> T:
     Raises:
         UnexpectedAnswer: the answer has another form.
     """
-    try:
+    with expected(reply.status):
         envelope = msgspec.json.decode(reply.body, type=_Envelope)
         return msgspec.json.decode(envelope.data, type=kind)
-    except msgspec.MsgspecError as error:
+
+
+@contextmanager
+def expected(status: int | None) -> Iterator[None]:
+    """Raises an `UnexpectedAnswer` for what Python raises over an answer that has another form."""
+    try:
+        yield
+    except (msgspec.MsgspecError, *ODD) as error:
+        why = f"{error}"[:200] or type(error).__name__
         raise UnexpectedAnswer(
-            f"the answer has another form than this version knows: {error}", status=reply.status
+            f"the answer has another form than this version knows: {why}", status=status
         ) from None
+
+
+def an_object(reply: Reply) -> dict[str, Any]:
+    """The JSON object that an answer of `/v1` is.
+
+    Raises:
+        UnexpectedAnswer: it is none.
+    """
+    with expected(reply.status):
+        return dict(json.loads(reply.body).items())
+
+
+class Read:
+    """Adds up the parts of an answer.
+
+    Raises:
+        UnexpectedAnswer: the answer has more than CLIENT_ANSWER_BYTES.
+    """
+
+    def __init__(self, status: int) -> None:
+        self._status = status
+        self._parts: list[bytes] = []
+        self._size = 0
+
+    def add(self, part: bytes) -> None:
+        self.count(part)
+        self._parts.append(part)
+
+    def count(self, part: bytes) -> None:
+        self._size += len(part)
+        if self._size > CLIENT_ANSWER_BYTES:
+            why = f"the answer has more than {CLIENT_ANSWER_BYTES} bytes"
+            raise UnexpectedAnswer(why, status=self._status)
+
+    @property
+    def whole(self) -> bytes:
+        return b"".join(self._parts)
+
+
+class Lines:
+    """Cuts a stream into lines, as the protocol of server-sent events does."""
+
+    def __init__(self, status: int) -> None:
+        self._read = Read(status)
+        self._rest: list[bytes] = []
+
+    def add(self, part: bytes) -> list[str]:
+        """The lines that end in this part.
+
+        Raises:
+            UnexpectedAnswer: the stream has more than CLIENT_ANSWER_BYTES.
+        """
+        self._read.count(part)
+        *ended, rest = part.split(b"\n")
+        if ended:
+            ended[0] = b"".join((*self._rest, ended[0]))
+            self._rest = []
+        self._rest.append(rest)
+        return [line.rstrip(b"\r").decode(errors="replace") for line in ended]
 
 
 class _Envelope(msgspec.Struct):
@@ -386,7 +455,8 @@ class _Envelope(msgspec.Struct):
 def document(reply: Reply) -> bytes:
     """The content of a file that a route gives: the whole answer, or the `data` of an envelope."""
     if reply.headers.get("content-type", "").startswith("application/json"):
-        return bytes(msgspec.json.decode(reply.body, type=_Envelope).data)
+        with expected(reply.status):
+            return bytes(msgspec.json.decode(reply.body, type=_Envelope).data)
     return reply.body
 
 

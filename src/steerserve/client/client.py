@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import json
 import os
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
@@ -16,20 +15,24 @@ from urllib.parse import urlsplit
 import httpx2
 
 from steerserve.client import nouns
-from steerserve.client.answers import Answer, AsyncStream, Comparison, Stream
+from steerserve.client.answers import Answer, AsyncStream, Comparison, Stream, checked
 from steerserve.client.calls import (
     LEASE,
     Awaited,
     Blocking,
     Call,
+    Lines,
     Mode,
     Noun,
     Pause,
+    Read,
     Reply,
     Steps,
+    an_object,
     answered,
     composed,
     data,
+    expected,
     fault,
     route,
 )
@@ -195,7 +198,8 @@ class Service(Noun[Mode]):
         whole = {"model": named, "input": [texts] if isinstance(texts, str) else texts, **body}
         reply = yield from answered(Call("POST", "/v1/embeddings", body=whole), one.retries)
         arrays = importlib.import_module("steerserve.client.arrays")
-        return cast("NDArray[np.float32]", arrays.vectors(json.loads(reply.body)))
+        with expected(reply.status):
+            return cast("NDArray[np.float32]", arrays.vectors(an_object(reply)))
 
     def _headers(self) -> dict[str, str]:
         key = {} if self._key is None else {"authorization": f"Bearer {self._key}"}
@@ -259,11 +263,12 @@ class Service(Noun[Mode]):
 
     def _answer(self, path: str, body: dict[str, Any], lease: str | None) -> Steps[Answer]:
         reply = yield from self._asked(path, body, lease)
-        raw = json.loads(reply.body)
-        block = (raw.get("service") or {}).get("sae_activations")
-        pieces = None
-        if block is not None and block["positions"]:
-            pieces = yield from self._pieces([p["token_id"] for p in block["positions"]], raw)
+        raw = an_object(reply)
+        with expected(reply.status):
+            checked(Answer(raw, reply.headers))
+            block = (raw.get("service") or {}).get("sae_activations")
+            ids = [p["token_id"] for p in block["positions"]] if block is not None else []
+        pieces = (yield from self._pieces(ids, raw)) if ids else None
         return Answer(raw, reply.headers, pieces)
 
     def _pieces(self, ids: Sequence[int], raw: Mapping[str, object]) -> Steps[list[str] | None]:
@@ -382,7 +387,10 @@ class Client(Service[Blocking]):
             if step.is_streamed and response.status_code < 400:
                 return Reply(response.status_code, response.headers, b"", response)
             with closing(response):
-                return Reply(response.status_code, response.headers, response.read())
+                read = Read(response.status_code)
+                for part in response.iter_bytes():
+                    read.add(part)
+                return Reply(response.status_code, response.headers, read.whole)
         except httpx2.RequestError as error:
             raise self._unreachable(error) from error
 
@@ -398,7 +406,9 @@ class Client(Service[Blocking]):
     def _lines(self, response: httpx2.Response) -> Generator[str, None, None]:
         with closing(response):
             try:
-                yield from response.iter_lines()
+                lines = Lines(response.status_code)
+                for part in response.iter_bytes():
+                    yield from lines.add(part)
             except httpx2.RequestError as error:
                 raise self._unreachable(error) from error
 
@@ -457,7 +467,10 @@ class AsyncClient(Service[Awaited]):
             if step.is_streamed and response.status_code < 400:
                 return Reply(response.status_code, response.headers, b"", response)
             try:
-                return Reply(response.status_code, response.headers, await response.aread())
+                read = Read(response.status_code)
+                async for part in response.aiter_bytes():
+                    read.add(part)
+                return Reply(response.status_code, response.headers, read.whole)
             finally:
                 await response.aclose()
         except httpx2.RequestError as error:
@@ -474,8 +487,10 @@ class AsyncClient(Service[Awaited]):
 
     async def _lines(self, response: httpx2.Response) -> AsyncGenerator[str, None]:
         try:
-            async for line in response.aiter_lines():
-                yield line
+            lines = Lines(response.status_code)
+            async for part in response.aiter_bytes():
+                for line in lines.add(part):
+                    yield line
         except httpx2.RequestError as error:
             raise self._unreachable(error) from error
         finally:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -15,6 +16,10 @@ from steerserve.errors import TABLE, Row
 UNKNOWN = "UNKNOWN"
 UNREACHABLE = "SERVICE_UNREACHABLE"
 UNEXPECTED = "UNEXPECTED_ANSWER"
+
+
+ODD = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
+"""What Python raises over JSON that is damaged, nested too deep, or of another form."""
 
 
 class ServiceError(Exception):
@@ -92,11 +97,20 @@ def from_answer(status: int | None, body: bytes, headers: Mapping[str, str]) -> 
     try:
         error = json.loads(body)["error"]
         return from_error(error, status, headers)
-    except (ValueError, LookupError, TypeError):
+    except ODD:
         start = body[:200].decode(errors="replace")
         return ServiceError(
             f"the answer {status} is no answer of steerserve: {start}", status=status
         )
+
+
+def _seconds(after: object) -> float | None:
+    """The seconds of a Retry-After; None for a date, and for what is no time to wait."""
+    try:
+        seconds = float(str(after))
+    except ValueError:
+        return None
+    return seconds if 0 <= seconds < math.inf else None
 
 
 def from_error(
@@ -108,12 +122,11 @@ def from_error(
     details = dict(error.get("details") or {})
     if error.get("param") is not None:
         details.setdefault("param", error["param"])
-    after = headers.get("retry-after", error.get("retry_after"))
     raised = made(
         str(error["message"]),
         status=status,
         details=details,
-        retry_after=None if after is None else float(after),
+        retry_after=_seconds(headers.get("retry-after", error.get("retry_after"))),
     )
     if made is ServiceError:
         raised.code = sent  # a code that this version does not know

@@ -130,6 +130,8 @@ BATCH_LINE_BYTES: Final = 8192
 """Bytes of a line of a batch beside its body."""
 LOCAL_FOLDER_ENTRIES: Final = 20_000
 """Files and folders in a folder of this machine that a request names. All are looked at for links."""
+CLIENT_ANSWER_BYTES: Final = 1 << 29
+"""Bytes of one answer, or of one stream, that the Python client reads."""
 PACK_DEFINITIONS: Final = 200
 """Definitions of a pack that are listed."""
 
@@ -742,6 +744,13 @@ BOUNDS: Final[tuple[Bound, ...]] = (
         "{LOCAL_FOLDER_ENTRIES} files and folders in it, at every depth",
         "`INVALID_LOCAL_PATH`",
         "tests/files/test_client_paths.py::test_a_folder_with_too_many_files_is_refused",
+    ),
+    Bound(
+        "documents",
+        "an answer or a stream that the Python client reads",
+        "{CLIENT_ANSWER_BYTES:bytes}",
+        "the client raises `UNEXPECTED_ANSWER`",
+        "tests/client/test_odd_answers.py::test_an_answer_without_end_is_given_up",
     ),
     Bound(
         "links",
