@@ -610,7 +610,7 @@ class World(Owners):
         super().__init__(
             settings,
             Surroundings(
-                database=Database(settings.database_url),
+                database=Database(settings.database_url, home=settings.steerserve_home),
                 launcher=launcher,
                 downloaders=downloaders,
                 hub=hub_client.Hub(settings, downloaders),

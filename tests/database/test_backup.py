@@ -74,7 +74,7 @@ async def test_copies_made_while_the_service_writes_are_whole(
     now = names(home / DATABASE)
     restored = await asyncio.to_thread(command, home, "restore", str(copies[0]))
     assert (restored.exit_code, restored.stderr) == (0, "")
-    aside = await asyncio.to_thread(lambda: next(home.glob("steerserve.db.replaced-*")))
+    aside = await asyncio.to_thread(lambda: next(home.glob("steerserve.db.replaced-*Z")))
     assert str(aside) in restored.stdout
     assert names(aside) == now
     assert names(home / DATABASE) == names(copies[0])

@@ -19,10 +19,12 @@ from steerserve.database.catalog import Catalog
 from steerserve.database.circuits import CircuitStore
 from steerserve.database.db import Database
 from steerserve.database.documents import Documents
+from steerserve.database.paths import DataFolder
 from steerserve.database.tables import Encoded
 from steerserve.errors import CannotStart, Refusal
 from steerserve.rules.steering import circuit
 from steerserve.rules.steering.circuit import Circuit
+from tests.blank import DATABASE
 
 SCRIPTS = Path(steerserve.database.db.__file__).parent / "migrations"
 MODEL = (
@@ -71,6 +73,62 @@ async def test_a_database_without_profiles_gets_them_and_keeps_its_rows(url: str
     await again.open()
     assert (await Documents(again).page(200))[0] == [made]
     await again.close()
+
+
+async def test_paths_inside_a_data_folder_are_relative_also_after_it_was_moved(
+    tmp_path: Path, url: str
+) -> None:
+    home = tmp_path / "data"
+    for name in ("models/here", "models/moved", "saes/moved/layer"):
+        (home / name).mkdir(parents=True)
+    paths = {
+        "here": home / "models" / "here",
+        "moved": Path("/former/home/models/moved"),
+        "gone": Path("/former/home/models/gone"),
+        "tmp": tmp_path,
+    }
+    sae = SAE.replace("(id, ", "(id, local_path, ").replace(
+        "('sae_1'", "('sae_1', '/former/home/saes/moved/layer'"
+    )
+    models = [
+        MODEL.replace("'/models/old'", f"'{path}'").replace("('old'", f"('{name}'")
+        for name, path in paths.items()
+    ]
+    digested = "UPDATE models SET content_digest = 'ab', content_stamp = 'cd'"
+    migrate(url, "0026", *models, sae, digested)
+
+    async def found(folder: Path) -> dict[str, str | None]:
+        file = folder / DATABASE
+        database = Database(f"sqlite+aiosqlite:///{file}", home=folder)
+        await database.open()
+        catalog = Catalog(database)
+        rows = {row.name: row for row in await catalog.models()}
+        assert [(row.content_digest, row.content_aliases) for row in rows.values()] == [
+            (None, ["ab"])
+        ] * 4
+        (one,) = await catalog.saes()
+        await database.close()
+        return {"sae": one.local_path, **{name: row.local_path for name, row in rows.items()}}
+
+    for folder in (home, tmp_path / "next"):
+        if folder != home:
+            shutil.move(home, folder)
+        assert await found(folder) == {
+            "here": str(folder / "models" / "here"),
+            "moved": str(folder / "models" / "moved"),
+            "gone": "/former/home/models/gone",
+            "tmp": str(tmp_path),
+            "sae": str(folder / "saes" / "moved" / "layer"),
+        }
+
+
+def test_paths_through_a_link_stay_as_they_were_written(tmp_path: Path) -> None:
+    real, link = tmp_path / "real", tmp_path / "link"
+    real.mkdir()
+    link.symlink_to(real)
+    folder = DataFolder(link)
+    for path in (str(real / "m"), str(link / "m"), str(tmp_path / "real2" / "m"), str(real)):
+        assert folder.found(folder.stored(path)) == path
 
 
 async def test_going_back_takes_only_the_profiles(url: str, database: Database) -> None:

@@ -22,7 +22,7 @@ def written(folder: Path, files: dict[str, bytes]) -> Path:
 
 
 def content(place: Path) -> str:
-    return digest(place, threading.Event())
+    return digest(place, threading.Event()).content
 
 
 def test_the_digest_is_the_documented_one(tmp_path: Path) -> None:
@@ -31,13 +31,40 @@ def test_the_digest_is_the_documented_one(tmp_path: Path) -> None:
     ]
     text = "".join(f"{line}\n" for line in sorted(lines, key=lambda line: line.split()[2]))
     expected = hashlib.sha256(text.encode()).hexdigest()
-    assert content(written(tmp_path / "one", FILES)) == expected
+    place = written(tmp_path / "one", FILES)
+    assert content(place) == f"v2:{expected}"
+    # the first version counted every file
+    assert digest(place, threading.Event()).first_version == expected
+    (place / "VERSION").write_text("1")
+    assert digest(place, threading.Event()).first_version != expected
 
 
 def test_the_place_hidden_files_and_folders_do_not_count(tmp_path: Path) -> None:
     one, two = written(tmp_path / "one", FILES), written(tmp_path / "two", FILES | {".hub": b"x"})
     written(two / "checkpoint-1", FILES)
     assert content(one) == content(two)
+
+
+def test_files_that_decide_nothing_do_not_count(tmp_path: Path) -> None:
+    others = ("VERSION", "README.md", "LICENSE", "trainer_state.json", "training_args.bin", "a.png")
+    place = written(tmp_path / "one", FILES | dict.fromkeys(others, b"x"))
+    assert content(place) == content(written(tmp_path / "two", FILES))
+    before = stamp(place)
+    (place / "VERSION").rename(place / "VERSION.old")
+    (place / "README.md").write_bytes(b"longer")
+    assert stamp(place) == before
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("m-00001-of-2.safetensors", "pytorch_model.bin", "generation_config.json", "vocab.txt"),
+        *("tokenizer.json", "tokenizer.model", "merges.txt", "chat_template.jinja", "modeling.py"),
+    ],
+)
+def test_files_that_decide_something_count(tmp_path: Path, name: str) -> None:
+    one = written(tmp_path / "one", FILES | {name: b"x"})
+    assert content(one) != content(written(tmp_path / "two", FILES | {name: b"y"}))
 
 
 @pytest.mark.parametrize(
@@ -56,6 +83,9 @@ def test_the_parts_of_a_gguf_model_are_its_content(tmp_path: Path) -> None:
     two = written(tmp_path / "two", parts | {"other.gguf": b"other"})
     first = next(iter(parts))
     assert content(one / first) == content(two / first)
+    (tmp_path / "single.gguf").write_bytes(b"part")
+    (tmp_path / "renamed.gguf").write_bytes(b"part")
+    assert content(tmp_path / "single.gguf") == content(tmp_path / "renamed.gguf")
     (two / first).write_bytes(b"Part")
     assert content(one / first) != content(two / first)
 

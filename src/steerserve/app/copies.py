@@ -12,6 +12,7 @@ from sqlalchemy import URL, make_url
 
 from steerserve import __version__
 from steerserve.database import backup, schema
+from steerserve.database.paths import DataFolder
 from steerserve.rules.text import readable
 from steerserve.settings import Settings
 
@@ -38,8 +39,10 @@ def back_up(settings: Settings, file: Path, *, may_replace: bool) -> int:
         "effects, and the files and answers of batches.\n"
         "It has no files of models, SAEs and trained lenses. Keep them too, unless they can be downloaded again:"
     )
+    home = DataFolder(settings.steerserve_home)
+    places = [home.found(place) for place in copy.places]
     caches = [settings.model_cache_dir, settings.sae_cache_dir, settings.lens_cache_dir]
-    for place in (*caches, *_outside(copy.places, caches)):
+    for place in (*caches, *_outside(places, caches)):
         print(f"  {readable(str(place))}")
     print("Keep the settings too: `.env`, and the files that it names.")
     return 0

@@ -128,7 +128,7 @@ def surroundings(settings: Settings, cluster: EngineCluster | None = None) -> Su
     downloaders = Downloaders(settings.model_cache_dir)
     hub, clusters = Hub(settings, downloaders), cluster_hub(settings, downloaders)
     return Surroundings(
-        database=Database(settings.database_url),
+        database=Database(settings.database_url, home=settings.steerserve_home),
         launcher=Engines(settings, cluster=cluster),
         downloaders=downloaders,
         hub=hub,

@@ -44,7 +44,8 @@ class Copy:
     Attributes:
         schema: the version of its schema.
         size: its bytes.
-        places: the paths of files of models, SAEs and trained lenses that its records name, sorted.
+        places: the paths of models, SAEs and trained lenses that its records name, as
+            they are stored, sorted.
     """
 
     schema: str

@@ -36,8 +36,9 @@ of it."""
 class ModelRow:
     """One registered model. `engine` is `checkpoint` or `gguf`. `local_path` is the folder of a checkpoint or the first
     file of a GGUF model, and None until the model is downloaded. `download_error` is the code with which its download
-    ended, None for a success. `content_digest` is the SHA-256 of the files of a model of this machine, once it has been
-    computed, and `content_stamp` tells whether the files have changed since."""
+    ended, None for a success. `content_digest` is the digest of the files of a model of this machine, once it has been
+    computed, `content_aliases` are digests of the same content by earlier rules, and `content_stamp` tells whether the
+    files have changed since."""
 
     id: int
     name: str
@@ -59,6 +60,7 @@ class ModelRow:
     error_message: str | None
     download_error: str | None
     content_digest: str | None
+    content_aliases: list[str]
     content_stamp: str | None
     created_at: datetime
     updated_at: datetime

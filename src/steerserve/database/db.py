@@ -26,6 +26,7 @@ from steerserve.database import engines, faults, schema, sqlite_file
 from steerserve.database.accesses import Accesses
 from steerserve.database.faults import DatabaseFault, text_of
 from steerserve.database.holding import AdvisoryHold, FileHold, Hold, in_use
+from steerserve.database.paths import DataFolder, set_data_folder
 from steerserve.database.sqlite_file import SqliteFile
 from steerserve.database.tables import circuit_claims, models, saes
 from steerserve.database.watch import Watch
@@ -72,19 +73,27 @@ class Database:
     Args:
         url: names the asynchronous driver too; the setting DATABASE_URL has this form once it is checked.
         clock: gives seconds that never go back.
+        home: the folder of all data; paths inside it are stored relative to it.
 
     Raises:
         CannotStart: the driver of the database is not installed.
     """
 
-    def __init__(self, url: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        url: str,
+        clock: Callable[[], float] = time.monotonic,
+        home: Path | None = None,
+    ) -> None:
         self._url = make_url(url)
+        self._home = None if home is None else DataFolder(home)
         self._file: SqliteFile | None = None
         if self._url.get_backend_name() == "sqlite":
             path = Path(self._url.database or "").absolute()
             self._file = SqliteFile(path, int(1000 * BUSY_SECONDS))
         seconds = BUSY_SECONDS if self._file else ANSWER_SECONDS
         self._engine = engines.make(self._url, self._file, is_pooled=True, seconds=seconds)
+        set_data_folder(self._engine, self._home)
         self._fresh = engines.make(self._url, self._file, is_pooled=False, seconds=EXAMINE_SECONDS)
         self._writes = self._engine.execution_options(**engines.WRITES)
         self._hold: Hold = FileHold(self._file.path) if self._file else AdvisoryHold(self._fresh)
@@ -234,9 +243,8 @@ class Database:
             log.warning("ended_by_restart", **asdict(self.ended), also=gone)
 
     def _upgrade(self, connection: Connection) -> str:
-        return schema.upgrade(
-            connection, self._file.path if self._file else None, datetime.now(UTC)
-        )
+        file = self._file.path if self._file else None
+        return schema.upgrade(connection, file, datetime.now(UTC), self._home)
 
     # ------------------------------------------------------------- while the service runs
 

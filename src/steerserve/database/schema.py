@@ -18,6 +18,7 @@ from sqlalchemy import Connection
 
 from steerserve import __version__
 from steerserve.database import backup
+from steerserve.database.paths import DataFolder
 from steerserve.errors import CannotStart
 
 log = structlog.get_logger(__name__)
@@ -27,9 +28,12 @@ COPIES_KEPT = 3
 _TIME_LENGTH = len("20260101T000000Z")
 
 
-def upgrade(connection: Connection, file: Path | None, now: datetime) -> str:
+def upgrade(
+    connection: Connection, file: Path | None, now: datetime, home: DataFolder | None = None
+) -> str:
     """Bring the schema to the version of this program, and return the version. `file` is the SQLite file, which is
-    copied first. All changes take effect when the caller commits the transaction of `connection`, or none.
+    copied first. Stored paths inside the folder `home` become relative. All changes take effect when the caller commits
+    the transaction of `connection`, or none.
 
     Raises:
         CannotStart: a newer version of this program wrote the database.
@@ -44,6 +48,7 @@ def upgrade(connection: Connection, file: Path | None, now: datetime) -> str:
         _copy(file, version, newest, now)
     config = _config()
     config.attributes["connection"] = connection
+    config.attributes["home"] = home
     command.upgrade(config, "head")
     return newest
 

@@ -28,6 +28,7 @@ from sqlalchemy import (
 from sqlalchemy.engine import Dialect
 from sqlalchemy.types import TypeDecorator
 
+from steerserve.database.paths import DataPath
 from steerserve.rules.inference.batches import AttachedSae, LineFault
 from steerserve.rules.inference.effects import EffectSummary
 from steerserve.rules.inference.lens import LensSource
@@ -124,7 +125,7 @@ models = Table(
     Column("source", String(20), nullable=False),
     Column("repo_id", String(255)),
     Column("revision", String(100)),
-    Column("local_path", String(4096)),
+    Column("local_path", DataPath),
     Column("quantization", String(10), nullable=False),
     Column("engine", String(20), nullable=False, default="checkpoint"),
     Column("gguf_label", String(64)),
@@ -138,7 +139,8 @@ models = Table(
     Column("status", String(20), nullable=False),
     Column("error_message", Text),
     Column("download_error", String(40)),
-    Column("content_digest", String(64)),
+    Column("content_digest", String(80)),
+    Column("content_aliases", TextList, nullable=False, default=[], server_default="[]"),
     Column("content_stamp", String(64)),
     Column("created_at", UtcDateTime, nullable=False),
     Column("updated_at", UtcDateTime, nullable=False),
@@ -154,7 +156,7 @@ saes = Table(
     Column("repository_id", String(255)),
     Column("revision", String(100)),
     Column("file_path", String(500)),
-    Column("local_path", String(4096), unique=True),
+    Column("local_path", DataPath, unique=True),
     Column("content_digest", String(64)),
     Column("name", String(255), nullable=False),
     Column("format", String(50), nullable=False, default=""),
@@ -322,7 +324,7 @@ lenses = Table(
     Column("model_hint", String(255)),
     Column("unembed_hash", String(64)),
     Column("source", Encoded(LensSource), nullable=False),
-    Column("path", String(4096), nullable=False),
+    Column("path", DataPath, nullable=False),
     Column("file_bytes", BigInteger, nullable=False),
     Column("created_at", UtcDateTime, nullable=False),
     Column("stored_bytes", Integer, nullable=False),

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import struct
+import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -12,6 +15,7 @@ import pytest
 
 from steerserve import demo
 from steerserve.database.runs import RunStore
+from steerserve.files import model_content
 from steerserve.rules.inference import runs as rules
 from steerserve.rules.inference.runs import ShownRun
 from steerserve.rules.steering.edits import Condition, Edit, Target
@@ -153,6 +157,41 @@ def test_a_steered_scoring_request_with_its_report_and_a_profile_in_the_name_is_
     for run in (written, scored):
         assert run["steering"]["state"] is not None
         assert replay(live, run["request_id"])["equal"]
+
+
+def test_a_record_with_an_earlier_digest_is_of_the_same_model(live: Running) -> None:
+    steer(live, 40)
+    live.complete("One day the", max_tokens=6, seed=1)
+    run = newest(live)
+    (model,) = live.data("GET", "/api/models")["models"]
+    assert run["model"]["content_digest"] == model["content_digest"]
+    now = model["content_digest"]
+    before = model_content.digest(Path(model["local_path"]), threading.Event()).first_version
+    (sae,) = run["saes"]
+    place = {name: sae[name] for name in ("layer", "site")}
+    entry = place | {
+        "sae": {"content_digest": sae["content_digest"]},
+        "index": FEATURE,
+        "value": 40.0,
+    }
+
+    def state(content: str) -> str:
+        document = {"model": {"content_digest": content}, "steering": [entry]}
+        text = json.dumps(document, sort_keys=True, separators=(",", ":"))
+        return f"sha256={hashlib.sha256(text.encode()).hexdigest()}"
+
+    assert run["steering"]["state"] == state(now)
+    for number, (content, reasons) in enumerate(((before, []), ("0" * 64, ["model", "steering"]))):
+        other = imported(
+            live,
+            run,
+            f"cmpl-before-{number}",
+            model=run["model"] | {"content_digest": content},
+            steering=run["steering"] | {"state": state(content)},
+        )
+        found = replay(live, other)
+        assert found["equal"]
+        assert [one["code"] for one in found["reasons"]] == reasons
 
 
 def test_a_difference_is_named_with_its_place_and_the_reasons(live: Running) -> None:

@@ -18,7 +18,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Reading of files waits until this event is set."""
     opened, digest = threading.Event(), model_content.digest
 
-    def waiting(*fields: object) -> str:
+    def waiting(*fields: object) -> object:
         opened.wait(doubles.PATIENCE)
         return digest(*fields)  # type: ignore[arg-type]
 
@@ -57,6 +57,32 @@ async def test_files_that_changed_get_a_new_digest_with_the_next_load(world: Wor
     second = await known(world, row)
     assert second != first
     assert world.resident.row.content_digest == second
+
+
+async def test_digests_of_before_name_the_files_that_count_as_long_as_they_are_the_same(
+    world: World,
+) -> None:
+    row = await world.loaded()
+    content = await known(world, row)
+    (alias,) = world.resident.row.content_aliases
+    assert content.startswith("v2:")
+
+    async def after(change: dict[str, object], file: str, text: str) -> ModelRow:
+        await world.catalog.change_model(row.id, **change)
+        await soon(world.conductor.unload(row.id))
+        (world.home / "a" / file).write_text(text)
+        await soon((await world.conductor.load(await world.catalog.model(row.id))).ready)
+        await known(world, row)
+        return await world.catalog.model(row.id)
+
+    # another stamp has the files read again, and another VERSION changes the digest of the first version
+    renamed = await after({"content_stamp": "before"}, "VERSION", "2")
+    assert renamed.content_digest == content
+    assert renamed.content_aliases[1:] == [alias]
+    changed = await after({}, "config.json", '{"architectures": ["OtherForCausalLM"]}')
+    assert changed.content_digest != content
+    assert len(changed.content_aliases) == 1
+    assert alias not in changed.content_aliases
 
 
 async def test_the_same_files_are_read_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from steerserve.control.inference.corpus_summary import Summary
 from steerserve.control.inference.texts import NamedText, TextReader, prompt_of
 from steerserve.control.jobs import Job, Jobs, Report
 from steerserve.control.residency.conductor import Conductor
-from steerserve.control.residency.resident import Attachment, Resident, content_key
+from steerserve.control.residency.resident import Attachment, Resident, content_key, content_keys
 from steerserve.control.sensing.corpus_results import (
     PART,
     Context,
@@ -598,7 +598,9 @@ def _attached(resident: Resident, saes: Sequence[ReadSae]) -> list[Attachment]:
     Raises:
         Refusal: SAE_NOT_ATTACHED.
     """
-    by_content = {content_key(resident, one): one for one in resident.attachments.values()}
+    by_content = {
+        key: one for one in resident.attachments.values() for key in content_keys(resident, one)
+    }
     for sae in saes:
         if sae.key not in by_content:
             raise Refusal(

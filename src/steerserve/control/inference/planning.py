@@ -348,12 +348,14 @@ def state_of(
     edits: Sequence[Edit],
     *,
     keeps_norm: bool,
+    content: str | None = None,
 ) -> str | None:
-    """Which steering these values and edits are on the resident model; None where they change nothing."""
+    """Which steering these values and edits are on the resident model; None where they change nothing. `content` is an
+    earlier digest of the model's content, if the steering is told with that one."""
     keys = {*added, *(key for edit in edits for key in edit.keys)}
     sites = {key: _site(resident.attachments[key]) for key in keys}
     row = resident.row
-    model = SteeredModel(row.name, row.repo_id, row.revision, row.content_digest)
+    model = SteeredModel(row.name, row.repo_id, row.revision, content or row.content_digest)
     return steering_state.digest(model, sites, added, edits, keeps_norm=keeps_norm)
 
 

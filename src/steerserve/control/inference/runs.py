@@ -24,7 +24,7 @@ from steerserve import __version__
 from steerserve import messages as m
 from steerserve.control.inference.generate import Generation
 from steerserve.control.inference.generate import Run as Answering
-from steerserve.control.inference.planning import Admitted, described
+from steerserve.control.inference.planning import Admitted, described, state_of
 from steerserve.control.inference.views import ImportedRuns, RunList
 from steerserve.control.metrics import CURRENT
 from steerserve.control.models.served import ServedModel
@@ -49,6 +49,7 @@ from steerserve.rules.inference.runs import (
     ShownRun,
 )
 from steerserve.rules.steering import digest, documents
+from steerserve.rules.steering.edits import Edit
 from steerserve.rules.steering.placed import Values
 from steerserve.settings import Settings
 
@@ -350,6 +351,9 @@ class Runs:
                 choices.take(event)
             sent = SentRequest(route, run.body)
             now = self._made(sent, intent, answering, started, choices)
+            known_as = run.model.content_digest
+            if known_as in answering.admitted.resident.row.content_aliases:
+                now = _with_content(now, answering.admitted, known_as)
         found = rules.first_difference(run.choices, now.choices)
         return Replayed(
             request_id=run.request_id,
@@ -388,16 +392,35 @@ class _Choices:
         ]
 
 
+def _with_content(run: Run, admitted: Admitted, content: str | None) -> Run:
+    """The record, told with an earlier digest of the content of its model."""
+    steering = run.steering
+    if steering.state is not None:
+        _, edits, keeps_norm = _planned(admitted)
+        state = state_of(
+            admitted.resident, steering.values, edits, keeps_norm=keeps_norm, content=content
+        )
+        steering = structs.replace(steering, state=state)
+    model = structs.replace(run.model, content_digest=content)
+    return structs.replace(run, model=model, steering=steering)
+
+
+def _planned(
+    admitted: Admitted,
+) -> tuple[Mapping[str, Values] | None, tuple[Edit, ...], bool]:
+    """The overlay of values, the edits, and whether the norm is kept, as they were planned."""
+    plan, live = admitted.plan, admitted.live
+    if admitted.state is None:
+        return {}, (), False
+    if isinstance(plan, m.Overlay):
+        return plan.values, plan.edits, plan.keeps_norm
+    return None, live.edits, live.keeps_norm
+
+
 def _steering(admitted: Admitted, *, is_changed: bool) -> RunSteering:
     """What was added and edited, as it was planned."""
-    plan, live = admitted.plan, admitted.live
-    overlay: Mapping[str, Values] | None = None
-    edits, keeps_norm = live.edits, live.keeps_norm
-    if admitted.state is None:
-        overlay, edits, keeps_norm = {}, (), False
-    elif isinstance(plan, m.Overlay):
-        overlay, edits, keeps_norm = plan.values, plan.edits, plan.keeps_norm
-    added = digest.applied(live, overlay, admitted.resident.attachments)
+    overlay, edits, keeps_norm = _planned(admitted)
+    added = digest.applied(admitted.live, overlay, admitted.resident.attachments)
     return RunSteering(
         state=admitted.state,
         sources=list(admitted.account.sources),

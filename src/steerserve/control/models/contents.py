@@ -10,6 +10,7 @@ import asyncio
 import os
 import sys
 import threading
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -28,6 +29,8 @@ log = structlog.get_logger(__name__)
 
 MODELS_AT_ONCE = 4
 """Models that are read at once. More would only make the disk seek."""
+ALIASES_KEPT = 8
+"""Earlier digests of a content that are kept, the newest first."""
 NICENESS = 10
 """How far the reading threads are below the other threads of the service, on Linux."""
 
@@ -80,21 +83,28 @@ class ModelContents:
                 if row.content_digest is not None and stamp == row.content_stamp:
                     return
                 if row.content_digest is not None:
-                    await self._write(model_id, None, None)
+                    await self._write(model_id, None, None, ())
                 loop = asyncio.get_running_loop()
-                digest = await loop.run_in_executor(
+                content, first_version = await loop.run_in_executor(
                     self._threads, model_content.digest, place, self._ended
                 )
                 if stamp == await asyncio.to_thread(model_content.stamp, place):
-                    await self._write(model_id, digest, stamp)
+                    # digests of before stay true as long as the files that count are the same
+                    kept = row.content_aliases if row.content_digest == content else ()
+                    aliases = tuple(dict.fromkeys((first_version, *kept)))[:ALIASES_KEPT]
+                    await self._write(model_id, content, stamp, aliases)
                 else:
                     log.warning("model_content_not_known", model=row.name, reason="files changed")
             except (OSError, Refusal) as error:
                 # the model may be deleted, its files may be gone, or the database may be away: the model still serves
                 log.warning("model_content_not_known", model_id=model_id, reason=_reason(error))
 
-    async def _write(self, model_id: int, digest: str | None, stamp: str | None) -> None:
-        row = await self._catalog.change_model(model_id, content_digest=digest, content_stamp=stamp)
+    async def _write(
+        self, model_id: int, digest: str | None, stamp: str | None, aliases: Sequence[str]
+    ) -> None:
+        row = await self._catalog.change_model(
+            model_id, content_digest=digest, content_stamp=stamp, content_aliases=aliases
+        )
         self._conductor.note(row)
 
 

@@ -40,7 +40,7 @@ class ModelRecord(Form, frozen=True, kw_only=True):
     decoder layers of a loaded model. The facts from `loaded_at` to `generation_config` that only a loaded model has are
     null, or empty, for other models; `memory_footprint` is in bytes, `context_length` and `kv_cache_tokens` are in
     tokens. `generation_config` is the sampling that the checkpoint recommends, and null for a GGUF model. An
-    `embedding_only` model writes no text and is never steered. `content_digest` is the SHA-256 of the files of a model
+    `embedding_only` model writes no text and is never steered. `content_digest` is the digest of the files of a model
     of this machine, and null until it has been computed. `error_message` says why the status is `error`. `warnings` say
     what is remarkable about the files of a loaded model. `replicas` is null where one engine process serves."""
 

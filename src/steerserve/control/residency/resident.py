@@ -167,7 +167,15 @@ class Resident(Protocol):
 
 def content_key(resident: Resident, attached: Attachment) -> str:
     """The key of the content of an attached SAE and of its model."""
+    return content_keys(resident, attached)[0]
+
+
+def content_keys(resident: Resident, attached: Attachment) -> tuple[str, ...]:
+    """The keys of the content of an attached SAE and of its model: first the present one, then those of before, when
+    the digests of models had other rules."""
     row, order = resident.row, attached.order
-    model = SteeredModel(row.name, row.repo_id, row.revision, row.content_digest)
     site = SteeredSite(order.sae_id, order.origin, order.layer, attached.site, order.scale)
-    return digest.place_key(model, site)
+    return tuple(
+        digest.place_key(SteeredModel(row.name, row.repo_id, row.revision, one), site)
+        for one in (row.content_digest, *row.content_aliases)
+    )

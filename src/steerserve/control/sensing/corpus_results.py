@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from steerserve.control.residency.conductor import Conductor
-from steerserve.control.residency.resident import Attachment, content_key
+from steerserve.control.residency.resident import Attachment, content_keys
 from steerserve.control.sensing.corpus_views import (
     CorpusStatistics,
     ExampleToken,
@@ -112,7 +112,7 @@ class CorpusResults:
         self._store = store
         self._conductor = conductor
         self._held: list[tuple[CorpusRow, ReadSae]] | None = None
-        self._scales: dict[str, Scales | None] = {}
+        self._scales: dict[tuple[str, ...], Scales | None] = {}
 
     def forget(self) -> None:
         """The corpora have changed."""
@@ -127,7 +127,7 @@ class CorpusResults:
             resident = self._conductor.loaded()
         except Refusal:
             return [None] * len(attached)
-        return [content_key(resident, one) in keys for one in attached]
+        return [not keys.isdisjoint(content_keys(resident, one)) for one in attached]
 
     async def of_feature(
         self, sae_id: str, attached: Attachment | None, index: int
@@ -138,10 +138,10 @@ class CorpusResults:
         Raises:
             Refusal: DATABASE_UNAVAILABLE, MODEL_NOT_LOADED.
         """
-        key = None if attached is None else content_key(self._conductor.loaded(), attached)
+        keys = None if attached is None else content_keys(self._conductor.loaded(), attached)
         found = []
         for row, sae in await self._all():
-            if sae.key == key or (key is None and sae.sae_id == sae_id):
+            if sae.sae_id == sae_id if keys is None else sae.key in keys:
                 found.append(await self._statistics(row, sae, index))
         return found
 
@@ -160,10 +160,10 @@ class CorpusResults:
         Raises:
             Refusal: DATABASE_UNAVAILABLE, MODEL_NOT_LOADED.
         """
-        key = content_key(self._conductor.loaded(), attached)
-        if key not in self._scales:
-            self._scales[key] = _scales([one for one in await self._all() if one[1].key == key])
-        return self._scales[key]
+        keys = content_keys(self._conductor.loaded(), attached)
+        if keys not in self._scales:
+            self._scales[keys] = _scales([one for one in await self._all() if one[1].key in keys])
+        return self._scales[keys]
 
     # ------------------------------------------------------------- inside
 
