@@ -28,6 +28,19 @@ def test_fields_and_files_keep_every_byte() -> None:
     assert (parts["e"].content, parts["e"].filename) == (b"", None)
 
 
+@pytest.mark.parametrize("searched", [1, 5, 64])
+def test_a_border_is_found_wherever_the_search_is_paused(
+    searched: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(multipart, "_SEARCHED", searched)
+    body = bytearray(form(named("a", b"-" * 50), named("b", b"\r\n--xy")))
+    parts = multipart.parts(KIND, body)
+    assert {name: part.content for name, part in parts.items()} == {
+        "a": b"-" * 50,
+        "b": b"\r\n--xy",
+    }
+
+
 def test_a_boundary_may_be_quoted_and_text_may_stand_around_the_form() -> None:
     quoted = 'Multipart/Form-Data; charset=utf-8; boundary="xyz"'
     assert multipart.is_form(quoted)

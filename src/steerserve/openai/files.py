@@ -75,7 +75,10 @@ def router(batches: Batches, settings: Settings) -> APIRouter:
         kind = request.headers.get("content-type", "")
         if not multipart.is_form(kind):
             raise invalid("Content-Type", "send a file as multipart/form-data")
-        parts = await asyncio.to_thread(multipart.parts, kind, await request.body())
+        body = bytearray()
+        async for part in request.stream():
+            body += part  # joining all parts at the end would take too long for the event loop
+        parts = await asyncio.to_thread(multipart.parts, kind, body)
         file, lasts = _sent(parts, settings.batch_file_mb)
         row = await batches.add_file(_name(file), file.content, lasts)
         note_object(file_id=row.id)

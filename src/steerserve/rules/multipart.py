@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice, pairwise
 
 from steerserve.errors import Refusal
 from steerserve.rules.text import shown
 
 PARTS_MAXIMUM = 32
 HEAD_MAXIMUM = 4096
+_SEARCHED = 4 << 20
+"""Bytes that are searched before other threads have their turn."""
 _BOUNDARY = re.compile(
     r"multipart/form-data\s*;.*?boundary=(?:\"([^\"]{1,70})\"|([^\s;\"]{1,70}))", re.I
 )
@@ -38,7 +42,7 @@ def is_form(content_type: str) -> bool:
     return content_type.partition(";")[0].strip().lower() == "multipart/form-data"
 
 
-def parts(content_type: str, body: bytes) -> dict[str, FormPart]:
+def parts(content_type: str, body: bytes | bytearray) -> dict[str, FormPart]:
     """The fields of a form by their names.
 
     Raises:
@@ -47,25 +51,40 @@ def parts(content_type: str, body: bytes) -> dict[str, FormPart]:
     match = _BOUNDARY.match(content_type)
     if match is None:
         raise _refused("the content type names no boundary")
-    border = b"--" + (match[1] or match[2]).encode()
-    pieces = (b"\r\n" + body).split(b"\r\n" + border, PARTS_MAXIMUM + 2)
-    if len(pieces) > PARTS_MAXIMUM + 2:
+    border = b"\r\n--" + (match[1] or match[2]).encode()
+    borders = list(islice(_borders(body, border), PARTS_MAXIMUM + 2))
+    if len(borders) > PARTS_MAXIMUM + 1:
         raise _refused(f"the form has more than {PARTS_MAXIMUM} fields")
-    if len(pieces) < 2 or not pieces[-1].startswith(b"--"):
+    if not borders or not body.startswith(b"--", borders[-1] + len(border)):
         raise _refused("the form is not complete: its last boundary is missing")
     fields: dict[str, FormPart] = {}
-    for piece in pieces[1:-1]:
-        name, part = _part(piece)
+    for before, after in pairwise(borders):
+        name, part = _part(body, before + len(border), after)
         if name in fields:
             raise _refused(f"the field {shown(name)!r} stands twice", name)
         fields[name] = part
     return fields
 
 
-def _part(piece: bytes) -> tuple[str, FormPart]:
-    head, end, content = piece.partition(b"\r\n\r\n")
+def _borders(body: bytes | bytearray, border: bytes) -> Iterator[int]:
+    """Where the borders begin. The first line of a body has no line end before it."""
+    start = 0
+    if body.startswith(border[2:]):
+        yield -2
+        start = len(border) - 2
+    while start < len(body):
+        at = body.find(border, start, start + _SEARCHED + len(border) - 1)
+        if at >= 0:
+            yield at
+        start = start + _SEARCHED if at < 0 else at + len(border)
+
+
+def _part(body: bytes | bytearray, first: int, end: int) -> tuple[str, FormPart]:
+    """The field between two places of a body."""
     disposition = None
-    if end and len(head) <= HEAD_MAXIMUM:
+    head_end = body.find(b"\r\n\r\n", first, min(end, first + HEAD_MAXIMUM + 4))
+    if head_end >= 0:
+        head = bytes(body[first:head_end])
         disposition = _DISPOSITION.search(head.replace(b"\r\n", b"\n"))
     if disposition is None:
         raise _refused("a field of the form has no Content-Disposition")
@@ -76,6 +95,7 @@ def _part(piece: bytes) -> tuple[str, FormPart]:
     named = {key.lower(): re.sub(r"\\(.)", r"\1", value) for key, value in found.items()}
     if "name" not in named:
         raise _refused("a field of the form has no name")
+    content = bytes(memoryview(body)[head_end + 4 : end])
     return named["name"], FormPart(content, named.get("filename"))
 
 
