@@ -14,5 +14,5 @@ def test_a_short_run_finds_nothing() -> None:
     result = fuzz(Plan(requests=120, seed=1, is_measured=False))
     assert result["problems"] == [], json.dumps(result["faults"], indent=1)
     assert result["requests"] >= 120
-    kinds = {"described", "bodies", "raw", "events", "sequences", "quiet"}
+    kinds = {"described", "bodies", "documents", "raw", "events", "sequences", "quiet"}
     assert kinds <= set(result["requests_by_kind"])

@@ -53,7 +53,15 @@ def show(result: dict[str, Any]) -> None:
     """Print the figures, then each fault with the command that repeats its request."""
     for route, codes in result["routes"].items():
         print(f"{route}: " + ", ".join(f"{code} x {count}" for code, count in codes.items()))
-    for name in ("requests", "seconds", "requests_by_kind", "slowest", "liveness_ms", "memory_mib"):
+    for name in (
+        "requests",
+        "seconds",
+        "requests_by_kind",
+        "slowest",
+        "liveness_ms",
+        "turns",
+        "memory_mib",
+    ):
         if name in result:
             print(f"{name}: {result[name]}")
     for fault in result["faults"]:

@@ -8,10 +8,11 @@ import os
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from random import Random
 
 from tests.described import Description
-from tests.fuzz import bodies, events, raw, report
+from tests.fuzz import bodies, documents, events, raw, report
 from tests.fuzz.client import Answer, Client, Request
 from tests.fuzz.described import Described
 from tests.fuzz.races import Race
@@ -26,7 +27,9 @@ BESIDE = 2
 """Threads whose requests change nothing while sequences and races run."""
 COUNT = 40
 """Requests of a chunk of bodies or of bytes."""
-WEIGHTS = {"described": 5, "bodies": 7, "raw": 3, "events": 2}
+DOCUMENTS = 4
+"""Documents of a chunk, each of up to five requests."""
+WEIGHTS = {"described": 5, "bodies": 7, "documents": 4, "raw": 3, "events": 2}
 """How often chunks of each kind are drawn while everything is mixed."""
 TIDY_EVERY = 2000
 """Requests after which one thread removes what was added."""
@@ -127,6 +130,9 @@ class Fuzzer:
                 case "bodies":
                     made = (bodies.hostile(draw, self._world) for _ in range(COUNT))
                     self._send_all(chunk, client, made)
+                case "documents":
+                    for _ in range(DOCUMENTS):
+                        documents.hostile(draw, self._world, partial(self._sent, chunk, client))
                 case "raw":
                     for _ in range(COUNT):
                         sent = raw.hostile(draw)
@@ -148,6 +154,11 @@ class Fuzzer:
     def _send_all(self, chunk: Chunk, client: Client, requests: Iterable[Request]) -> None:
         for request in requests:
             self.tally.take(chunk, request, client.send(request))
+
+    def _sent(self, chunk: Chunk, client: Client, request: Request) -> Answer:
+        answer = client.send(request)
+        self.tally.take(chunk, request, answer)
+        return answer
 
     def _talk(self, chunk: Chunk, client: Client, draw: Random) -> None:
         for _ in range(3):

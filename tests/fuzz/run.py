@@ -30,6 +30,9 @@ MEMORY_SLACK = 0.5
 MEMORY_SECONDS = 30.0
 _ADDRESS = re.compile("0x[0-9a-f]+")
 P99_MS, MAXIMUM_MS = 50.0, 1000.0
+TURN_MS = 250.0
+"""The time that a processor may work on a turn of the event loop. The rule is 50 ms; other threads of the service count
+here too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +85,7 @@ def _figures(plan: Plan, started: datetime, fuzzer: Fuzzer, world: World) -> dic
     return {
         "is_clean_request_equal": world.clean() == clean,
         "liveness_ms": asdict(Liveness.of(measured)),
+        "turns": world.data("GET", "/api/health/detailed")["turns"],
         "memory_mib": _memory(world, before, measured["peak"]),
     }
 
@@ -182,6 +186,11 @@ def _problems(plan: Plan, fuzzer: Fuzzer, world: World, figures: dict[str, Any])
     alive = figures["liveness_ms"]
     if alive["failed"] or alive["p99"] > P99_MS or alive["maximum"] > MAXIMUM_MS:
         problems.append(f"liveness: {alive}")
+    problems += [
+        f"a turn of the event loop: {turn}"
+        for turn in figures["turns"]["event_loop"]
+        if turn["cpu_ms"] > TURN_MS
+    ]
     for role, mib in figures["memory_mib"].items():
         if _has_grown(mib["after"], mib["before"]):
             problems.append(f"memory of the {role}: {mib}")
