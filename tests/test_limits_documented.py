@@ -13,7 +13,7 @@ from steerserve.rules import bounds
 from steerserve.settings import Settings
 
 ROOT = Path(__file__).parent.parent
-NO_ROW = {"TURN_SECONDS", "TURNS_SHOWN"}
+NO_ROW = {"TURNS_SHOWN"}
 """Constants of the rule itself."""
 
 

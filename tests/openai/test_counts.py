@@ -9,10 +9,11 @@ import pytest
 
 from steerserve import demo
 from steerserve.openai import counts
-from steerserve.rules.bounds import INFERENCE_BODY_VALUES, NAME_CHARACTERS
+from steerserve.rules.bounds import INFERENCE_BODY_VALUES, NAME_CHARACTERS, TURN_SECONDS
 from tests.service import Running
 
 CHAT, TEXT, EMBED = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
+RESPONSES = "/v1/responses"
 HELLO = {"role": "user", "content": "hello"}
 WRONG: dict[str, Any] = {"role": "nobody", "content": 5}
 """A message that no validation accepts, so that its refusal shows which check came first."""
@@ -59,6 +60,13 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
         "513 tokens for each of 128 prompts",
     ),
     (EMBED, {"input": [5] * 129}, "input", "at most 128"),
+    (
+        CHAT,
+        {"messages": [HELLO | {f"f{i}": 1 for i in range(900)}] * 12},
+        "messages",
+        "at most 10000 fields that are not used",
+    ),
+    (RESPONSES, {"input": "a", "include": ["x"] * 1001}, "include", "at most 1000 names"),
     (EMBED, {"input": "a"} | {f"f{i}": 1 for i in range(1000)}, "the body", "at most 1000 fields"),
 ]
 
@@ -82,7 +90,7 @@ OF_LONG = {"index": 1, "value": 1, "sae_id": LONG}
         (CHAT, {"model": LONG, "messages": [HELLO]}, "model"),
         (TEXT, {"model": LONG, "prompt": "a"}, "model"),
         (EMBED, {"model": LONG, "input": "a"}, "model"),
-        ("/v1/responses", {"model": LONG, "input": "a"}, "model"),
+        (RESPONSES, {"model": LONG, "input": "a"}, "model"),
         (CHAT, {"profile": LONG, "messages": [HELLO]}, "profile"),
         (TEXT, {"prompt": "a", "sae_steering": {"features": [OF_LONG]}}, "sae_id"),
     ],
@@ -104,6 +112,32 @@ def test_a_name_of_very_many_profiles_is_unknown_at_once(shared: Running) -> Non
     for _ in range(20):
         assert shared.v1_error(TEXT, {"model": name, "prompt": "a"})[1]["code"] == "model_not_found"
     assert time.process_time() - since < 1
+
+
+LOOP_MS = 4 * 1000 * TURN_SECONDS
+"""Work of a processor during one turn of the event loop. Other threads of the tests count too, so it is not the bound
+itself."""
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (RESPONSES, {"input": "a", "include": ["x"] * 190_000}),
+        (CHAT, {"messages": [HELLO | {f"f{i}": 1 for i in range(900)}] * 100}),
+        (TEXT, {"prompt": "a", "max_tokens": 1} | {f"sae_staaring{i}": 1 for i in range(900)}),
+        (TEXT + "?" + "&".join(map(str, range(10_000))), {"prompt": "a", "max_tokens": 1}),
+        ("/api/corpora", {"name": "c", "source": "inline", "texts": [5] * 49_000}),
+    ],
+    ids=["include", "fields of messages", "near names", "query", "texts"],
+)
+def test_a_body_at_the_bounds_leaves_the_event_loop_free(
+    shared: Running, path: str, body: dict[str, Any]
+) -> None:
+    watch = shared.service.owners.loop_watch
+    watch._longest.clear()
+    shared.http.post(path, json={"model": demo.MODEL_NAME} | body)
+    shared.data("GET", "/api/health/detailed")
+    assert [turn for turn in watch.longest() if turn.cpu_ms > LOOP_MS] == []
 
 
 def test_very_many_features_of_activations_are_refused(shared: Running) -> None:

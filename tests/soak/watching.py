@@ -45,7 +45,17 @@ def stressed(home: Path, **settings: Any) -> Iterator[Process]:
         try:
             yield served
         finally:
+            _print_turns(served)
             _end(served)
+
+
+def _print_turns(served: Process) -> None:
+    """Print the longest turns of the event loop and of the engine, where the service still answers."""
+    with suppress(httpx2.HTTPError, ValueError, KeyError, TypeError):
+        turns = served.http.get("/api/health/detailed").json()["data"]["turns"]
+        for thread, longest in turns.items():
+            told = (f"{one['what']} {one['ms']} ms ({one['cpu_ms']} ms)" for one in longest or ())
+            print(f"longest turns of the {thread}: {'; '.join(told) or 'none'}")
 
 
 def _end(served: Process) -> None:

@@ -76,13 +76,14 @@ class Passes:
         applied: for each attached SAE, the passes in which its steering was added.
         threads: the last change of the number of threads; None where the engine tells none.
         graphs: the last change of the way in which decode passes are run; None where the engine tells none.
-        turns: the longest turns of the main thread in seconds, by name; None where the engine tells none.
+        turns: the longest turns of the main thread, by name, as `TurnsChanged` has them; None where the engine tells
+            none.
     """
 
     applied: Mapping[str, int] = field(default_factory=dict)
     threads: m.ThreadsChanged | None = None
     graphs: m.GraphsChanged | None = None
-    turns: Mapping[str, float] | None = None
+    turns: Mapping[str, tuple[float, float]] | None = None
 
 
 class Replicated(Protocol):

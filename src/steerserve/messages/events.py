@@ -570,10 +570,10 @@ class GraphsChanged(Message, frozen=True):
 
 
 class TurnsChanged(Message, frozen=True):
-    """The longest turns of the engine's main thread so far: seconds, by the name of the command, or of the part of a
-    step. The event answers no command, so its id is 0."""
+    """The longest turns of the engine's main thread so far, by the name of the command, or of the part of a step: the
+    seconds of each, and the seconds that the thread had a processor. The event answers no command, so its id is 0."""
 
-    longest: dict[str, float]
+    longest: dict[str, tuple[float, float]]
     id: int = 0
 
 

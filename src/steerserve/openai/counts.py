@@ -13,7 +13,7 @@ from steerserve.rules.steering import request as sae_steering
 from steerserve.settings import Settings
 
 FIELDS_MAXIMUM = 1000
-"""Fields of a body, of a message, and of `chat_template_kwargs`."""
+"""Fields of a body, of a message, and of `chat_template_kwargs`; names in `include`."""
 
 PARTS_MAXIMUM = 10_000
 """Parts of contents in all messages of a request."""
@@ -46,6 +46,7 @@ def check(route: str, body: dict[str, object], settings: Settings) -> None:
         variables = body.get("chat_template_kwargs")
         _at_most("chat_template_kwargs", variables, FIELDS_MAXIMUM, "variables")
         _check_messages(route, body, settings.max_messages)
+        _at_most("include", body.get("include"), FIELDS_MAXIMUM, "names")
     allowed = body.get("allowed_token_ids")
     _at_most("allowed_token_ids", allowed, settings.scoring_max_entries, "token ids")
     asked = body.get(activations.FIELD)

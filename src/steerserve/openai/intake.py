@@ -252,12 +252,12 @@ class Intake:
         ignored = unused + fields.unused_by(engine, raw)
         if ignored:
             named = ignored[:LOCATIONS_LOGGED]
-            near = fields.nearest(route, named)
+            near = fields.nearest(route, named, raw)
             log.warning("request_fields_unused", route=route, locations=named, **near)
         if is_strict:
             fields.check_strict(unused)
         elif is_strict is None:
-            fields.check_near(unused)
+            fields.check_near(unused, raw)
         honoured = fields.changing_fields(route)
         kept = {
             name: value

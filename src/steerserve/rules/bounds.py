@@ -66,6 +66,8 @@ MANAGEMENT_BODY_VALUES: Final = 50_000
 """Commas and opening brackets in the body of a management request, those in its texts included."""
 INFERENCE_BODY_VALUES: Final = 200_000
 """Values in the body of an inference request, without the commas and brackets in its texts."""
+UNUSED_FIELDS: Final = 10_000
+"""Fields inside one field of an inference request that the route does not use."""
 FORM_BYTES: Final = 1 << 16
 """Bytes that a form with a file may have beside the file."""
 NAME_CHARACTERS: Final = 512
@@ -240,6 +242,13 @@ _STORED = "tests/api/steering/test_stored_documents.py"
 
 BOUNDS: Final[tuple[Bound, ...]] = (
     Bound(
+        "bodies",
+        "sends anything within the bounds below",
+        "{TURN_SECONDS:s} of the event loop at a time",
+        "longer work is done in a thread, in a process, or in slices",
+        "tests/openai/test_counts.py::test_a_body_at_the_bounds_leaves_the_event_loop_free",
+    ),
+    Bound(
         "connections",
         "sends a large head (first line and headers), large trailers, or large chunk extensions",
         "{HEAD_BYTES:bytes}",
@@ -381,6 +390,13 @@ BOUNDS: Final[tuple[Bound, ...]] = (
         "{INFERENCE_BODY_VALUES} values",
         "413 `PAYLOAD_TOO_LARGE` before the body is parsed",
         "tests/openai/test_counts.py::test_a_body_of_very_many_values_is_not_read",
+    ),
+    Bound(
+        "bodies",
+        "sends very many unknown fields inside `messages`, `input` or another field of a `/v1` request",
+        "{UNUSED_FIELDS}",
+        "400 `invalid_parameter`",
+        "tests/openai/test_counts.py::test_a_count_over_its_limit_is_refused_before_it_is_validated",
     ),
     Bound(
         "bodies",

@@ -39,12 +39,19 @@ def nearly(name: str, known: Iterable[str]) -> str | None:
     if len(name) > LONGEST:
         return None
     written = name.lower().replace("-", "_")
-    names = list(known)
+    words, signs, names = written.split("_"), set(written), list(known)
+    near = [
+        other
+        for other in names
+        # one edit changes at most two of the signs that occur in only one of both
+        if len(signs.symmetric_difference(other)) <= 2 * EDITS_MAXIMUM
+        and _is_within(written, other, EDITS_MAXIMUM)
+    ]
     for edits in range(EDITS_MAXIMUM + 1):
-        for other in names:
+        for other in near:
             if _is_within(written, other, edits):
                 return other
-    return next((other for other in names if _has_words_of(written, other)), None)
+    return next((other for other in names if _has_words_of(words, other)), None)
 
 
 def _is_within(one: str, other: str, edits: int) -> bool:
@@ -62,9 +69,10 @@ def _is_within(one: str, other: str, edits: int) -> bool:
     return any(_is_within(*rest, edits - 1) for rest in rests)
 
 
-def _has_words_of(name: str, other: str) -> bool:
-    """Whether a name has the words of another one, with at most one missing or added."""
-    words, others = Counter(name.split("_")), Counter(other.split("_"))
-    if others.total() < WORDS_MINIMUM:
+def _has_words_of(words: Sequence[str], other: str) -> bool:
+    """Whether the words are those of another name, with at most one missing or added."""
+    others = other.split("_")
+    if len(others) < WORDS_MINIMUM or abs(len(words) - len(others)) > 1:
         return False
-    return (words - others).total() + (others - words).total() <= 1
+    shorter, longer = sorted((words, others), key=len)
+    return set(shorter) <= set(longer) and not Counter(shorter) - Counter(longer)

@@ -46,7 +46,10 @@ class CorpusBody(RequestBody):
     name: Annotated[str, Field(min_length=1, max_length=120)]
     source: Kind
     texts: (
-        Annotated[list[Written | Conversation], Field(min_length=1, max_length=TEXTS_MAXIMUM)]
+        Annotated[
+            list[Written | Conversation],
+            Field(min_length=1, max_length=TEXTS_MAXIMUM, fail_fast=True),
+        ]
         | None
     ) = None
     local_path: Annotated[str, Field(min_length=1, max_length=500)] | None = None

@@ -32,7 +32,7 @@ class LoopWatch:
     """Owner of the longest turns of the event loop, by the name of what ran."""
 
     def __init__(self) -> None:
-        self._longest: dict[str, float] = {}
+        self._longest: dict[str, tuple[float, float]] = {}
         self._ended = threading.Event()
 
     def begin(self) -> None:
@@ -66,7 +66,7 @@ class LoopWatch:
 
     def _ask(self, loop: asyncio.AbstractEventLoop, thread: int) -> None:
         """Ask the loop for a sign, and note how long it took and what ran meanwhile."""
-        answered, since = threading.Event(), time.monotonic()
+        answered, since, computed = threading.Event(), time.monotonic(), time.process_time()
         try:
             loop.call_soon_threadsafe(answered.set)
         except RuntimeError:  # the loop is closed
@@ -77,18 +77,20 @@ class LoopWatch:
             if self._ended.is_set():
                 return
             seen[_running(thread)] += 1
-        took = time.monotonic() - since
+        took, computed = time.monotonic() - since, time.process_time() - computed
         if took > LOOK_SECONDS:
             # without a look, another thread held the interpreter all the time
             name = seen.most_common(1)[0][0] if seen else _running(None)
-            if took > self._longest.get(name, 0.0):
-                self._longest[name] = took
+            self._longest[name] = max(self._longest.get(name, (0.0, 0.0)), (took, computed))
 
 
-def shown(longest: Mapping[str, float]) -> list[Turn]:
+def shown(longest: Mapping[str, tuple[float, float]]) -> list[Turn]:
     """The longest of these turns, in milliseconds."""
     ordered = sorted(longest.items(), key=lambda turn: turn[1], reverse=True)
-    return [Turn(name, round(1000 * seconds, 1)) for name, seconds in ordered[:TURNS_SHOWN]]
+    return [
+        Turn(name, round(1000 * took, 1), round(1000 * min(computed, took), 1))
+        for name, (took, computed) in ordered[:TURNS_SHOWN]
+    ]
 
 
 def _seconds(clock: int | None) -> float:

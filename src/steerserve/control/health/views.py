@@ -87,10 +87,12 @@ class EngineHealth:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """The longest turn of one kind: the function, the command, or the part of a step that ran, and its milliseconds."""
+    """The longest turn of one kind: the function, the command, or the part of a step that ran, and its milliseconds.
+    `cpu_ms` is what a processor did of it: the rest waited for a processor, or for a file."""
 
     what: str
     ms: float
+    cpu_ms: float
 
 
 @dataclass(frozen=True, slots=True)

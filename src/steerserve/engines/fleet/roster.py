@@ -90,12 +90,12 @@ class Roster:
         """The way in which a replica runs decode passes that has left the way of the load."""
         return next((g for one in self._engines() if (g := one.passes.graphs) is not None), None)
 
-    def turns(self) -> dict[str, float] | None:
+    def turns(self) -> dict[str, tuple[float, float]] | None:
         """The longest turns of all replicas."""
         told = [turns for one in self._engines() if (turns := one.passes.turns) is not None]
-        longest: dict[str, float] = {}
-        for name, seconds in (turn for turns in told for turn in turns.items()):
-            longest[name] = max(seconds, longest.get(name, 0.0))
+        longest: dict[str, tuple[float, float]] = {}
+        for name, took in (turn for turns in told for turn in turns.items()):
+            longest[name] = max(took, longest.get(name, took))
         return longest if told else None
 
     def _engines(self) -> list[Engine]:

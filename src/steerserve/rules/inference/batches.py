@@ -279,7 +279,7 @@ class InputCheck:
             if self._is_strict:
                 fields.check_strict(unused)
             elif self._is_strict is None:
-                fields.check_near(unused)
+                fields.check_near(unused, sent)
         except Refusal as refusal:
             self.fault(refusal.row.v1_code, refusal.message, line, f"body.{refusal.param}")
 

@@ -7,11 +7,13 @@ for no change. Every other field that a route does not use is ignored and report
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
 from steerserve.errors import Refusal
 from steerserve.rules import near_names
+from steerserve.rules.bounds import UNUSED_FIELDS
 from steerserve.rules.inference import activations
 from steerserve.rules.steering import readings
 from steerserve.rules.steering import request as sae_steering
@@ -224,10 +226,11 @@ def read_fields(route: str, body: Mapping[str, object]) -> dict[str, object]:
     return {name: value for name, value in body.items() if name in read and value is not None}
 
 
-def nearest(route: str, unused: Sequence[str]) -> dict[str, object]:
-    """For the log: the field that each unused one was perhaps meant to be."""
+def nearest(route: str, unused: Sequence[str], body: Mapping[str, object]) -> dict[str, object]:
+    """For the log: the field that each unused one of the body itself was perhaps meant to be."""
     known = sorted(READ[route] | changing_fields(route).keys())
-    found = {name: near for name in unused if (near := near_names.nearly(name, known))}
+    named = (name for name in unused if name in body)
+    found = {name: near for name in named if (near := near_names.nearly(name, known))}
     return {"nearest": found} if found else {}
 
 
@@ -350,7 +353,11 @@ def check_named_profile(profile: str | None, route: str, engine: str) -> None:
 
 
 def unused(route: str, body: Mapping[str, object]) -> list[str]:
-    """Locations of the fields that the route does not use."""
+    """Locations of the fields that the route does not use.
+
+    Raises:
+        Refusal: INVALID_PARAMETER for more than UNUSED_FIELDS of them.
+    """
     used, has_logprobs = READ[route], "logprobs" in changing(body)
     honoured = changing_fields(route)
     if not has_logprobs and body.get(_ECHO):
@@ -371,7 +378,11 @@ def unused(route: str, body: Mapping[str, object]) -> list[str]:
     inner = _INNER | _INNER_OF_RESPONSES if route == RESPONSES else _INNER
     for field, known in inner.items():
         if field in used or field in honoured:
-            locations += [one.where for one in _unknown(field, body.get(field), known)]
+            found = islice(_unknown(field, body.get(field), known), UNUSED_FIELDS + 1)
+            locations += [one.where for one in found]
+            if len(locations) > UNUSED_FIELDS:
+                why = f"{field}: at most {UNUSED_FIELDS} fields that are not used"
+                raise Refusal("INVALID_PARAMETER", why, param=field)
     if is_scoring(body):
         locations += [
             name for name, idle in _IDLE_IN_SCORING if body.get(name) not in (None, *idle)
@@ -452,12 +463,13 @@ def near_steering_field(name: str) -> str | None:
     return near_names.nearly(name, _STEERING_FIELDS)
 
 
-def check_near(unused: Sequence[str]) -> None:
+def check_near(unused: Sequence[str], body: Mapping[str, object]) -> None:
     """Raises:
-    Refusal: UNUSED_FIELDS_REFUSED naming every unused field, where one is nearly the name of a steering field.
+    Refusal: UNUSED_FIELDS_REFUSED naming every unused field, where one of the body itself is nearly the name of a
+        steering field.
     """
     for name in unused:
-        near = near_steering_field(name)
+        near = near_steering_field(name) if name in body else None
         if near is not None:
             raise Refusal(
                 "UNUSED_FIELDS_REFUSED",
