@@ -83,6 +83,7 @@ from steerserve.worker.observers.pools import Pools
 from steerserve.worker.observers.sensing import SensingObserver
 from steerserve.worker.observers.taps import Taps
 from steerserve.worker.observers.target import target_of
+from steerserve.worker.rows.lens_files import open_lens
 from steerserve.worker.rows.rows import BatchRow, Ending
 from steerserve.worker.sae import sites
 from steerserve.worker.sae.canonical import Sae
@@ -350,7 +351,8 @@ class Bench:
         """Add a request for the lens of a text; its row."""
         prompted = [tokens(self.model, prompt)]
         command = Lens(request, prompted, layers, top, max_distributions, max_entries, path=path)
-        rows = lens_rows(command, self.model, self.context, Unembedding(self.model))
+        file = None if path is None else open_lens(path)
+        rows = lens_rows(command, self.model, self.context, Unembedding(self.model), file)
         self.batch.add(rows, is_seeded=False)
         return rows[0]
 

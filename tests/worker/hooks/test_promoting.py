@@ -17,6 +17,7 @@ from steerserve.worker.model.unembedding import Unembedding
 from steerserve.worker.sae.canonical import Sae
 from tests.worker.conftest import Loaded
 from tests.worker.model.test_unembedding import random_norm, reference
+from tests.worker.slices import finished
 
 HIDDEN, WIDTH = 32, 24
 
@@ -35,7 +36,8 @@ def sae(**facts: Any) -> Sae:
 
 def promote(model: Checkpoint, held: Sae | None, **asked: Any) -> m.Promoted:
     asked = {"key": None if held is None else "sae@0", "top": 4, **asked}
-    return promoting.promote(m.Promote(**asked), Unembedding(model), held, model.decode_token)
+    work = promoting.promote(m.Promote(**asked), Unembedding(model), held, model.decode_token)
+    return finished(work)
 
 
 @pytest.mark.parametrize("variant", ["llama", "gemma2", "gpt2"])

@@ -19,6 +19,7 @@ from tests.refusals import refusal_of
 from tests.worker import models
 from tests.worker.conftest import Loaded
 from tests.worker.running import STORY, open_checkpoint
+from tests.worker.slices import finished
 
 TRIED = [
     *models.SERVED,
@@ -103,8 +104,9 @@ def test_extremes_are_largest_and_smallest_over_blocks_of_the_vocabulary(
 ) -> None:
     model = loaded(variant)
     monkeypatch.setattr(unembedding, "BLOCK_ELEMENTS", 32 * 50)
+    monkeypatch.setattr(unembedding, "DIRECTIONS_AT_ONCE", 2)
     directions = torch.randn(5, model.hidden_size, generator=torch.Generator().manual_seed(1))
-    tokens, values = Unembedding(model).extremes(directions, 7)
+    tokens, values = finished(Unembedding(model).extremes(directions, 7))
     scores = reference(model, directions)
     torch.testing.assert_close(values[:, 0].double(), scores.topk(7).values, **NEAR)
     torch.testing.assert_close(values[:, 1].double(), -(-scores).topk(7).values, **NEAR)

@@ -11,6 +11,7 @@ import torch
 from steerserve.worker.sae import canonical
 from steerserve.worker.sae.canonical import GateWeights, Sae, fits, kept
 from tests.refusals import refusal_of
+from tests.worker.slices import finished
 
 D_IN, D_SAE = 24, 3000  # more features than one chunk holds
 META = torch.device("meta")
@@ -114,34 +115,35 @@ def test_neighbours_have_the_largest_cosines(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(canonical, "ROWS_CHUNK", 700)
+    monkeypatch.setattr(canonical, "SLICE_NUMBERS", 700 * D_IN)
     sae = random(dtype=dtype)
     directions = torch.nn.functional.normalize(sae.W_dec.float(), dim=-1)
     cosines = directions @ directions[42]
     cosines[42] = -2
-    indices, values = sae.nearest(42, 10)
+    indices, values = finished(sae.nearest(42, 10))
     assert indices.tolist() == cosines.topk(10).indices.tolist()
     torch.testing.assert_close(values, cosines.topk(10).values, atol=1e-6, rtol=1e-5)
-    assert len(sae.nearest(42, 10**6)[0]) == D_SAE - 1
+    assert len(finished(sae.nearest(42, 10**6))[0]) == D_SAE - 1
 
 
 def test_the_nearest_is_the_same_direction_and_a_row_of_zeros_is_near_nothing() -> None:
     sae = random()
     sae.W_dec[8] = sae.W_dec[3] * 5
     sae.W_dec[9] = 0
-    indices, values = sae.nearest(3, 1)
+    indices, values = finished(sae.nearest(3, 1))
     assert (indices.item(), values.item()) == (8, pytest.approx(1, abs=1e-6))
-    _, values = sae.nearest(9, 4)
+    _, values = finished(sae.nearest(9, 4))
     assert values.tolist() == [0, 0, 0, 0]
 
 
 def test_the_features_nearest_to_a_direction_may_be_any() -> None:
     sae = random()
-    indices, values = sae.nearest_to(sae.W_dec[3].float() * 7, 2)
+    indices, values = finished(sae.nearest_to(sae.W_dec[3].float() * 7, 2))
     assert (int(indices[0]), float(values[0])) == (3, pytest.approx(1, abs=1e-6))
     direction = torch.randn(sae.d_in)
     directions = torch.nn.functional.normalize(sae.W_dec.float(), dim=-1)
     cosines = directions @ torch.nn.functional.normalize(direction, dim=-1)
-    indices, values = sae.nearest_to(direction, 10**6)
+    indices, values = finished(sae.nearest_to(direction, 10**6))
     assert len(indices) == D_SAE
     torch.testing.assert_close(values, cosines.sort(descending=True).values, atol=1e-6, rtol=1e-5)
 

@@ -26,7 +26,7 @@ from steerserve.worker.rows.attribution import Attribution
 from steerserve.worker.rows.constrain import RowConstraint
 from steerserve.worker.rows.divergence import Diverging
 from steerserve.worker.rows.lens import Lens
-from steerserve.worker.rows.lens_files import open_lens
+from steerserve.worker.rows.lens_files import LensFile, check_lens
 from steerserve.worker.rows.logprobs import Written
 from steerserve.worker.rows.rows import BatchRow, Pooling, Scoring, Writing
 from steerserve.worker.rows.states import States, counted, positions_read
@@ -182,18 +182,25 @@ def pooling_rows(command: m.Embed, model: Checkpoint | Encoder, context: int) ->
 
 
 def lens_rows(
-    command: m.Lens, model: Checkpoint, context: int, unembedding: Unembedding
+    command: m.Lens,
+    model: Checkpoint,
+    context: int,
+    unembedding: Unembedding,
+    file: LensFile | None = None,
 ) -> list[BatchRow]:
-    """One unsteered row.
+    """One unsteered row. `file` is the trained lens that the command names.
 
     Raises:
         Refusal: CONTEXT_LENGTH_EXCEEDED, SAE_INCOMPATIBLE (the layers are not found); INVALID_PARAMETER for a text
             without tokens, for a layer that the trained lens lacks, and where the answer would be too large;
-            INVALID_LENS, LENS_MISMATCH.
+            LENS_MISMATCH.
     """
     ids = _read(command.prompts[0], model, context)
     last = model.layers - 1
-    trained = None if command.path is None else open_lens(command.path, model, unembedding)
+    trained = None
+    if file is not None:
+        trained, facts = file
+        check_lens(facts, model, unembedding)
     known = range(model.layers) if trained is None else sorted({*trained.layers, last})
     layers = known if command.layers is None else command.layers
     for place, layer in enumerate(layers):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+
 import torch
 from torch import Tensor
 
@@ -28,9 +30,11 @@ def load(source: SaeSource, features: list[int], room: SaeRoom) -> Sae:
     return formats.load(source)
 
 
-def explore(command: Explore, sae: Sae) -> Explored:
-    """Raises:
-    Refusal: INVALID_FEATURE_INDEX; VECTOR_MISMATCH for a direction of another width than the SAE reads.
+def explore(command: Explore, sae: Sae) -> Generator[None, None, Explored]:
+    """What is asked about an SAE, in slices.
+
+    Raises:
+        Refusal: INVALID_FEATURE_INDEX; VECTOR_MISMATCH for a direction of another width than the SAE reads.
     """
     for index in command.features:
         check_index(index, sae.d_sae)
@@ -40,9 +44,9 @@ def explore(command: Explore, sae: Sae) -> Explored:
         if len(direction) != sae.d_in:
             why = f"the direction has {len(direction)} numbers, and the SAE reads {sae.d_in}"
             raise Refusal("VECTOR_MISMATCH", why, width=len(direction), d_in=sae.d_in)
-        nearest = _pairs(*sae.nearest_to(direction, command.nearest))
+        nearest = _pairs(*(yield from sae.nearest_to(direction, command.nearest)))
     elif command.nearest and command.features:
-        nearest = _pairs(*sae.nearest(command.features[0], command.nearest))
+        nearest = _pairs(*(yield from sae.nearest(command.features[0], command.nearest)))
     return Explored(command.id, [_facts(sae, index) for index in command.features], nearest)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 
 import torch
 from torch import Tensor
@@ -20,9 +20,11 @@ CARD_PRODUCTS = 1 << 40
 
 def promote(
     command: Promote, unembedding: Unembedding, sae: Sae | None, text_of: Callable[[int], str]
-) -> Promoted:
-    """Raises:
-    Refusal: INVALID_FEATURE_INDEX; SAE_INCOMPATIBLE where the directions are not of the residual stream's width.
+) -> Generator[None, None, Promoted]:
+    """What directions promote, in slices.
+
+    Raises:
+        Refusal: INVALID_FEATURE_INDEX; SAE_INCOMPATIBLE where the directions are not of the residual stream's width.
     """
     hidden = len(unembedding.gain)
     asked = len(command.directions) // (4 * hidden) if sae is None else len(command.features)
@@ -39,7 +41,7 @@ def promote(
         directions = given.view(-1, hidden)[:count]
     else:
         directions = _of_features(sae, command.features, count)
-    tokens, values = unembedding.extremes(directions, command.top)
+    tokens, values = yield from unembedding.extremes(directions, command.top)
     spelled = set(tokens.flatten().tolist()) if command.is_spelled else set()
     return Promoted(
         command.id,

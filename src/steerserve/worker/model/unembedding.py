@@ -8,7 +8,7 @@ in the stream does to the logit of each token, but for the length by which the n
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from functools import cached_property
 from typing import cast
 
@@ -20,6 +20,10 @@ from steerserve.errors import Refusal
 from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.model.layers import decoder_layers
 from steerserve.worker.model.packing import PackedLinear
+
+DIRECTIONS_AT_ONCE = 256
+SLICE_PRODUCTS = 1 << 27
+"""The directions that are compared at once, and the most products of two numbers between two pauses."""
 
 BLOCK_ELEMENTS = 1 << 23
 """The most numbers of the output embedding that are widened to float32 at once, and the most scores at once."""
@@ -133,22 +137,33 @@ class Unembedding:
         pulled, weight = self.pull(directions), self.weight()
         vocabulary, hidden = weight.shape
         mean = pulled @ self.mean_row
-        block = max(1, BLOCK_ELEMENTS // max(hidden, len(pulled)))
+        block = min(
+            BLOCK_ELEMENTS // max(hidden, len(pulled)), SLICE_PRODUCTS // max(1, pulled.numel())
+        )
+        block = max(1, block)
         for first in range(0, vocabulary, block):
             rows = weight[first : first + block].float()
             yield first, pulled @ rows.t() - mean[:, None]
 
-    def extremes(self, directions: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """The tokens that each direction [n, hidden] promotes most and suppresses most (see `scores`).
+    def extremes(self, directions: Tensor, k: int) -> Generator[None, None, tuple[Tensor, Tensor]]:
+        """In slices, the tokens that each direction [n, hidden] promotes most and suppresses most (see `scores`).
 
         Returns token ids (int64) and values (float32), each [n, 2, k']: the largest first, then the smallest first, of
         k' = min(k, vocabulary) tokens each. Equal values are in no fixed order.
         """
+        found = []
+        for some in directions.split(DIRECTIONS_AT_ONCE):
+            found.append((yield from self._extremes(some, k)))
+        tokens, values = zip(*found, strict=True)
+        return torch.cat(tokens), torch.cat(values)
+
+    def _extremes(self, directions: Tensor, k: int) -> Generator[None, None, tuple[Tensor, Tensor]]:
         best: list[tuple[Tensor, Tensor]] = []
         for first, scores in self.scores(directions):
             signed = torch.stack([scores, -scores], dim=1)
             top = signed.topk(min(k, signed.shape[-1]), dim=-1)
             best.append((top.values, top.indices + first))
+            yield
         values = torch.cat([values for values, _ in best], dim=-1)
         tokens = torch.cat([tokens for _, tokens in best], dim=-1)
         top = values.topk(min(k, values.shape[-1]), dim=-1)

@@ -6,8 +6,7 @@ finds the method. A method returns the event that answers the command, or None w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -33,10 +32,12 @@ from steerserve.worker.model.budget import SaeRoom
 from steerserve.worker.model.kv import never
 from steerserve.worker.model.native import compiling
 from steerserve.worker.process import changing, loading, processors
+from steerserve.worker.process.beside import Beside
 from steerserve.worker.process.loading import LoadedEncoder, LoadedModel
 from steerserve.worker.process.thread_count import ThreadCount
 from steerserve.worker.rows import lens_files
 from steerserve.worker.rows.constrain import Grammar
+from steerserve.worker.rows.lens_files import LensFile
 from steerserve.worker.rows.rows import BatchRow
 from steerserve.worker.sae import formats
 
@@ -49,7 +50,7 @@ _ACTIVITY = MappingProxyType(
 
 
 class Commands:
-    """Owns the loaded model, its state, and the requests whose grammars are still being compiled.
+    """Owns the loaded model, its state, and the commands whose work is done beside the steps of the batch.
 
     `send` sends an event at once. `wake` ends a wait of the loop, and may be called from any thread. The loaded model
     sends its heartbeats through `pulse`. `live_waits` says whether a live request has come and is not read yet.
@@ -63,13 +64,12 @@ class Commands:
         live_waits: Callable[[], bool] = never,
     ) -> None:
         self._send = send
-        self._wake = wake
+        self.beside = Beside(wake)
         self._live_waits = live_waits
         self._pulse = pulse or Pulse()
         self.threads = ThreadCount(
             lambda threads: send(m.ThreadsChanged(threads.now, threads.choices[-1]))
         )
-        self._compiling: list[tuple[m.Generate, Future[Grammar]]] = []
         self.loaded: LoadedModel | LoadedEncoder | None = None
         self.state = m.State()
         self._facts: dict[str, m.Attached] = {}
@@ -87,12 +87,6 @@ class Commands:
             Refusal: the refusal of the method of the command.
         """
         return METHODS[type(command)](self, command)
-
-    def compiled(self) -> Iterator[tuple[m.Command, Work]]:
-        """The requests whose grammars are compiled by now, each with the work that admits the request."""
-        for command, grammar in [entry for entry in self._compiling if entry[1].done()]:
-            self._compiling.remove((command, grammar))
-            yield command, partial(self._write_compiled, command, grammar)
 
     def activity(self, command: m.Command) -> Activity:
         """What the engine is doing while it carries out a command that it has not carried out yet."""
@@ -150,21 +144,22 @@ class Commands:
     def inspect_lens(self, command: m.InspectLens) -> m.LensInspected:
         return structs.replace(lens_files.inspect(command.path), id=command.id)
 
-    def explore(self, command: m.Explore) -> m.Explored:
+    def explore(self, command: m.Explore) -> None:
         if command.key is not None:
-            return explore.explore(command, self._language_model().saes.held(command.key))
-        assert command.source is not None
-        return explore.explore(
-            command, explore.load(command.source, command.features, self._room())
-        )
+            sae = self._language_model().saes.held(command.key)
+        else:
+            assert command.source is not None
+            sae = explore.load(command.source, command.features, self._room())
+        self.beside.cut(command, explore.explore(command, sae))
 
-    def promote(self, command: m.Promote) -> m.Promoted:
+    def promote(self, command: m.Promote) -> None:
         loaded = self._language_model()
         sae = None if command.key is None else loaded.saes.held(command.key)
-        return promoting.promote(command, loaded.unembedding, sae, loaded.model.decode_token)
+        work = promoting.promote(command, loaded.unembedding, sae, loaded.model.decode_token)
+        self.beside.cut(command, work)
 
-    def fit(self, command: m.Fit) -> m.Fitted:
-        return fitting.fit(command)
+    def fit(self, command: m.Fit) -> None:
+        self.beside.fit(command, partial(fitting.fit, command))
 
     # ------------------------------------------------------------- observing
 
@@ -186,8 +181,7 @@ class Commands:
         if command.constraint is None:
             return self._write(command, None)
         grammar = grammars.compile(command.constraint.schema or JSON_OBJECT)
-        self._compiling.append((command, grammar))
-        grammar.add_done_callback(lambda _: self._wake())
+        self.beside.follow(command, grammar, partial(self._write, command))
         return None
 
     def score(self, command: m.Score) -> m.Started:
@@ -200,10 +194,13 @@ class Commands:
         rows = admission.pooling_rows(command, loaded.model, loaded.context)
         return self._begin(command, rows, admission.shortest_first(rows))
 
-    def lens(self, command: m.Lens) -> m.Started:
-        loaded = self._language_model()
-        rows = admission.lens_rows(command, loaded.model, loaded.context, loaded.unembedding)
-        return self._join(command, rows)
+    def lens(self, command: m.Lens) -> m.Started | None:
+        self._language_model()
+        if command.path is None:
+            return self._read_lens(command, None)
+        read = partial(lens_files.open_lens, command.path)
+        self.beside.read(command, read, partial(self._read_lens, command))
+        return None
 
     def attribute(self, command: m.Attribute) -> m.Started:
         loaded = self._language_model()
@@ -222,7 +219,7 @@ class Commands:
         return self._join(command, rows)
 
     def cancel(self, command: m.Cancel) -> None:
-        self._compiling = [entry for entry in self._compiling if entry[0].id != command.id]
+        self.beside.cancel(command.id)
         if self.batch is not None:
             self.batch.cancel(command.id)
 
@@ -240,8 +237,10 @@ class Commands:
             raise Refusal("MODEL_NOT_LOADED", "this engine holds no language model")
         return self.loaded
 
-    def _write_compiled(self, command: m.Generate, grammar: Future[Grammar]) -> m.Started:
-        return self._write(command, grammar.result())
+    def _read_lens(self, command: m.Lens, file: LensFile | None) -> m.Started:
+        loaded = self._language_model()
+        rows = admission.lens_rows(command, loaded.model, loaded.context, loaded.unembedding, file)
+        return self._join(command, rows)
 
     def _write(self, command: m.Generate, grammar: Grammar | None) -> m.Started:
         loaded = self._language_model()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import socket
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -80,22 +81,24 @@ class Worker:
         """Carry out the commands that came, then take one step of the batch. Without work, wait for a command, and give
         kept memory back once the wait was longer than `release_after`."""
         commands, batch = self.commands, self.commands.batch
-        idle = batch is None or batch.is_idle
+        is_sliced = commands.beside.has_slices
+        idle = (batch is None or batch.is_idle) and not is_sliced
         wait = commands.release_after if self._may_release else None
         rest = 0.0 if batch is None else batch.rest_seconds
         if rest:
             wait = rest
-        if idle or rest:
+        rests = rest > 0 and not is_sliced
+        if idle or rests:
             self._pulse.doing(Activity.IDLE)
             commands.threads.rested()
-        arrived = list(self._wire.receive(wait=idle or rest > 0, seconds=wait))
+        arrived = list(self._wire.receive(wait=idle or rests, seconds=wait))
         taken_back = {command.id for command in arrived if isinstance(command, m.Cancel)}
         for command in arrived:
             self._pulse.doing(commands.activity(command))
             is_wanted = command.id not in taken_back or isinstance(command, m.Cancel)
             with self._timed(command):
                 self.answer(command, partial(commands.obey, command) if is_wanted else _refuse)
-        for command, work in commands.compiled():
+        for command, work in commands.beside.finished():
             self._pulse.doing(Activity.COMMAND)
             with self._timed(command):
                 self.answer(command, work)
@@ -103,11 +106,23 @@ class Worker:
             self._tell_observed()
         batch = commands.batch
         if batch is not None and not batch.is_idle and not batch.rest_seconds:
+            begun = time.monotonic()
             self._step(batch)
+            self._slice(time.monotonic() - begun)
             self._may_release = commands.release_after is not None
+        elif is_sliced:
+            self._slice(0.0)
         elif idle and self._may_release and not arrived:
             memory.give_back()
             self._may_release = False
+
+    def _slice(self, seconds: float) -> None:
+        """Work on commands that are done in slices for about as long as a step took, so that requests beside them take
+        at most twice as long."""
+        for command, work in self.commands.beside.slices(seconds):
+            self._pulse.doing(Activity.COMMAND)
+            with self._timed(command):
+                self.answer(command, work)
 
     def _live_waits(self) -> bool:
         """Whether a request has come that does not yield."""

@@ -12,6 +12,7 @@ import hashlib
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -52,6 +53,11 @@ class TrainedLens:
         self._maps = maps
         self._read: tuple[int, Tensor, Tensor | None] | None = None
 
+    def prepare(self) -> None:
+        """Read what must be read before any one matrix."""
+        for one in islice(self._maps.values(), 1):
+            one.read(self._tensors, torch.device("cpu"))
+
     def translated(self, layer: int, stream: Tensor) -> Tensor:
         """The stream [T, hidden] after a layer as the unembedding is to read it: float32 for a layer with a map.
 
@@ -89,15 +95,27 @@ class Map:
         return weight.to(device, torch.float32), bias
 
 
-def open_lens(path: str, model: Checkpoint, unembedding: Unembedding) -> TrainedLens:
-    """The lens in a folder of tuned-lens, or in a file of jlens, for this model. Nothing is executed, and no matrix is
-    read yet.
+LensFile = tuple["TrainedLens", LensInspected]
+"""A lens, and what its files say about it."""
+
+
+def open_lens(path: str) -> LensFile:
+    """The lens in a folder of tuned-lens, or in a file of jlens. Nothing is executed. Of a file in PyTorch's older
+    layout all matrices are read, of others none.
 
     Raises:
-        Refusal: INVALID_LENS for a file that cannot be read as a lens; LENS_MISMATCH where the lens was trained for
-            another checkpoint, as far as it says for which.
+        Refusal: INVALID_LENS for a file that cannot be read as a lens.
     """
     lens, facts = _opened(path)
+    with _refused():
+        lens.prepare()
+    return lens, facts
+
+
+def check_lens(facts: LensInspected, model: Checkpoint, unembedding: Unembedding) -> None:
+    """Raises:
+    Refusal: LENS_MISMATCH where the lens was trained for another checkpoint, as far as it says for which.
+    """
     _check_shape(facts, model)
     known = facts.unembed_hash
     if known is not None and known != unembed_hash(unembedding.weight()):
@@ -105,7 +123,6 @@ def open_lens(path: str, model: Checkpoint, unembedding: Unembedding) -> Trained
         if facts.model_name is not None:
             why += f", that of {facts.model_name}"
         raise Refusal("LENS_MISMATCH", why, base_model=facts.model_name)
-    return lens
 
 
 def inspect(path: str) -> LensInspected:
@@ -118,13 +135,13 @@ def inspect(path: str) -> LensInspected:
     return _opened(path)[1]
 
 
-def _opened(path: str) -> tuple[TrainedLens, LensInspected]:
+def _opened(path: str) -> LensFile:
     place = Path(path)
     with _refused():
         return _tuned(place) if place.is_dir() else _jacobian(place)
 
 
-def _tuned(folder: Path) -> tuple[TrainedLens, LensInspected]:
+def _tuned(folder: Path) -> LensFile:
     config = read_json(folder / CONFIG)
     if config.get("lens_type", _TUNED) != _TUNED:
         raise _invalid(f"{CONFIG}: the lens_type is not {_TUNED}")
@@ -158,7 +175,7 @@ def _tuned(folder: Path) -> tuple[TrainedLens, LensInspected]:
     return TrainedLens("tuned", tensors, maps), facts
 
 
-def _jacobian(file: Path) -> tuple[TrainedLens, LensInspected]:
+def _jacobian(file: Path) -> LensFile:
     tensors = open_tensors(file)
     maps: dict[int, Map] = {}
     widths = set()

@@ -7,7 +7,7 @@ are those of SAELens 6.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -26,6 +26,9 @@ NORMALISATIONS = ("none", "layer_norm", "constant_norm_rescale")
 CHUNK = 1024
 """How many features' half-precision weights are widened to float32 at a time. These stay in the processor's cache."""
 ROWS_CHUNK = 16_384
+SLICE_NUMBERS = 1 << 22
+"""The numbers of a decoder that are compared in one slice, which takes some milliseconds on a processor."""
+
 LAYER_NORM_EPS = 1e-5
 SMALLEST = 1e-12
 
@@ -191,25 +194,30 @@ class Sae:
             self._norms.append(row_norms(self.W_dec) / self.input_scale)
         return self._norms[0]
 
-    def nearest(self, feature: int, n: int) -> tuple[Tensor, Tensor]:
-        """The `n` other features whose decoder rows have the largest cosine with the row of `feature`.
+    def nearest(self, feature: int, n: int) -> Generator[None, None, tuple[Tensor, Tensor]]:
+        """In slices, the `n` other features whose decoder rows have the largest cosine with the row of `feature`.
 
         Returns indices (int64) and cosines (float32), the largest first. A row of zeros has cosine 0 with every other
         row.
         """
-        cosines = self._cosines(self.W_dec[feature].float())
+        cosines = yield from self._cosines(self.W_dec[feature].float())
         cosines[feature] = -torch.inf
         return _largest(cosines, min(n, self.d_sae - 1))
 
-    def nearest_to(self, direction: Tensor, n: int) -> tuple[Tensor, Tensor]:
-        """The `n` features whose decoder rows have the largest cosine with `direction` [d_in], as `nearest` gives
+    def nearest_to(self, direction: Tensor, n: int) -> Generator[None, None, tuple[Tensor, Tensor]]:
+        """In slices, the `n` features whose decoder rows have the largest cosine with `direction` [d_in], as `nearest` gives
         them."""
-        return _largest(self._cosines(direction.to(self.W_dec.device)), min(n, self.d_sae))
+        cosines = yield from self._cosines(direction.to(self.W_dec.device))
+        return _largest(cosines, min(n, self.d_sae))
 
-    def _cosines(self, row: Tensor) -> Tensor:
+    def _cosines(self, row: Tensor) -> Generator[None, None, Tensor]:
         """The cosine of `row` [d_in] in float32 with every decoder row [d_sae]."""
         row = row / row.norm().clamp_min(SMALLEST)
-        cosines = torch.cat([part @ row for part in _rows(self.W_dec)]) / self.input_scale
+        products = []
+        for part in self.W_dec.split(max(1, SLICE_NUMBERS // self.d_in)):
+            products.append(part.float() @ row)
+            yield
+        cosines = torch.cat(products) / self.input_scale
         return cosines / self.decoder_norms().to(row.device).clamp_min(SMALLEST)
 
     # ------------------------------------------------------------ encode and decode
