@@ -116,6 +116,8 @@ BUNDLE_DEFINITIONS: Final = 50
 """Definitions in a bundle of clusters."""
 LABELS_VALUES: Final = 1_000_000
 """Values in the body of an import of labels."""
+LENS_INDEX_BYTES: Final = 64 << 10
+"""Bytes of the index of the file of a lens, which requests may name. A lens has one or two tensors for each layer."""
 VECTOR_FILE_BYTES: Final = 32 << 20
 """Bytes of a file of vectors, or of a probe. 80 layers of 16,384 float32 numbers are a sixth of this."""
 VECTOR_NUMBERS: Final = 2_000_000
@@ -552,6 +554,13 @@ BOUNDS: Final[tuple[Bound, ...]] = (
         "{ARCHIVE_LIST_BYTES:bytes}",
         "400 `SAE_LOAD_FAILED` or `INVALID_LENS` before objects are made of it",
         _HOSTILE,
+    ),
+    Bound(
+        "files",
+        "names a file of a lens with a large index, or in the layout of PyTorch before 1.6",
+        "{LENS_INDEX_BYTES:bytes}",
+        "422 `INVALID_LENS`; lenses are read in a thread beside the passes of the model",
+        "tests/worker/rows/test_lens_files.py::test_a_lens_has_a_small_index",
     ),
     Bound(
         "files",

@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from steerserve.errors import Refusal
 from steerserve.messages import LensRead
 from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.rows.lens_files import inspect, unembed_hash
+from tests.refusals import refusal_of
 from tests.worker.models import VOCABULARY
 from tests.worker.rows.reference_streams import Reference, reference, save
 from tests.worker.running import Bench, open_checkpoint, words
@@ -165,6 +167,24 @@ def test_a_lens_of_another_checkpoint_is_refused(
 ) -> None:
     path, _ = tuned(tmp_path / "lens", llama, **changes)
     assert refused(llama, path).code == code
+
+
+def test_a_lens_has_a_small_index(tmp_path: Path) -> None:
+    """The interpreter that reads an index is the one that makes the tokens of others."""
+    lens = {"J": torch.eye(4)[None]}
+    many = lens | {f"x{number}": torch.ones(1) for number in range(2000)}
+    torch.save(lens | {"x": [None] * 100_000}, tmp_path / "long.pt")
+    torch.save(many, tmp_path / "many.pt")
+    torch.save(lens, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
+    save_file(many, tmp_path / "many.safetensors")
+    np.savez(tmp_path / "many.npz", **{name: one.numpy() for name, one in many.items()})
+    told = {"long.pt": "index", "old.pt": "save it again"}
+    for name in ("long.pt", "many.pt", "old.pt", "many.safetensors", "many.npz"):
+        refusal = refusal_of(lambda name=name: inspect(str(tmp_path / name)))  # type: ignore[misc]
+        assert refusal.code == "INVALID_LENS"
+        assert told.get(name, "index") in refusal.message
+    torch.save(lens | {f"J.{layer}": torch.eye(4) for layer in range(130)}, tmp_path / "deep.pt")
+    assert len(inspect(str(tmp_path / "deep.pt")).layers) == 130
 
 
 def test_what_is_no_lens_is_refused(llama: Checkpoint, tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ import hashlib
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -21,11 +20,12 @@ from torch import Tensor
 
 from steerserve.errors import Refusal
 from steerserve.messages import LensInspected
+from steerserve.rules.bounds import LENS_INDEX_BYTES
 from steerserve.rules.inference.lens import TUNED_FILES, LensKind
 from steerserve.rules.text import shown
 from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.model.unembedding import Unembedding
-from steerserve.worker.sae.files import open_tensors, read_json
+from steerserve.worker.sae.files import check_index, open_tensors, read_json
 from steerserve.worker.sae.stored import Tensors
 
 CONFIG, PARAMETERS = TUNED_FILES
@@ -52,11 +52,6 @@ class TrainedLens:
         self._tensors = tensors
         self._maps = maps
         self._read: tuple[int, Tensor, Tensor | None] | None = None
-
-    def prepare(self) -> None:
-        """Read what must be read before any one matrix."""
-        for one in islice(self._maps.values(), 1):
-            one.read(self._tensors, torch.device("cpu"))
 
     def translated(self, layer: int, stream: Tensor) -> Tensor:
         """The stream [T, hidden] after a layer as the unembedding is to read it: float32 for a layer with a map.
@@ -100,16 +95,12 @@ LensFile = tuple["TrainedLens", LensInspected]
 
 
 def open_lens(path: str) -> LensFile:
-    """The lens in a folder of tuned-lens, or in a file of jlens. Nothing is executed. Of a file in PyTorch's older
-    layout all matrices are read, of others none.
+    """The lens in a folder of tuned-lens, or in a file of jlens. Nothing is executed, and no matrix is read yet.
 
     Raises:
         Refusal: INVALID_LENS for a file that cannot be read as a lens.
     """
-    lens, facts = _opened(path)
-    with _refused():
-        lens.prepare()
-    return lens, facts
+    return _opened(path)
 
 
 def check_lens(facts: LensInspected, model: Checkpoint, unembedding: Unembedding) -> None:
@@ -141,6 +132,11 @@ def _opened(path: str) -> LensFile:
         return _tuned(place) if place.is_dir() else _jacobian(place)
 
 
+def _tensors(path: Path) -> Tensors:
+    check_index(path, LENS_INDEX_BYTES)
+    return open_tensors(path)
+
+
 def _tuned(folder: Path) -> LensFile:
     config = read_json(folder / CONFIG)
     if config.get("lens_type", _TUNED) != _TUNED:
@@ -151,7 +147,7 @@ def _tuned(folder: Path) -> LensFile:
         raise _invalid(
             f"{CONFIG} has no unembed_hash, which says for which checkpoint it was trained"
         )
-    tensors = open_tensors(folder / PARAMETERS)
+    tensors = _tensors(folder / PARAMETERS)
     maps = {}
     # the map i is of the stream before block i, which is the stream after block i - 1; before block 0 are no layers
     for block in range(1, layers):
@@ -176,7 +172,7 @@ def _tuned(folder: Path) -> LensFile:
 
 
 def _jacobian(file: Path) -> LensFile:
-    tensors = open_tensors(file)
+    tensors = _tensors(file)
     maps: dict[int, Map] = {}
     widths = set()
     for name, info in tensors.infos.items():

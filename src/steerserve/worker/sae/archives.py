@@ -16,6 +16,10 @@ from steerserve.worker.sae.stored import check_count, failed
 __all__ = ["Bounded", "is_stored", "opened"]
 
 
+ZIP = b"PK\x03\x04"
+"""What a zip archive begins with."""
+
+
 class Bounded(io.BufferedReader):
     """A file of which at most `maximum` bytes are read, until `allow` lifts the limit.
 

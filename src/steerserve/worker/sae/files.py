@@ -6,6 +6,7 @@ It knows containers (safetensors, NumPy's npz, PyTorch's zip and older pickles, 
 from __future__ import annotations
 
 import json
+import zipfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +16,10 @@ from safetensors import safe_open
 
 from steerserve.rules.bounds import WEIGHTS_INDEX_BYTES
 from steerserve.rules.saes.shapes import plain_names
-from steerserve.worker.sae import npz, pickles
+from steerserve.worker.sae import archives, npz, pickles
 from steerserve.worker.sae.stored import Info, Tensors, check_count, failed, faults, info_of
 
-__all__ = ["SUFFIXES", "Info", "Tensors", "open_tensors", "read_json"]
+__all__ = ["SUFFIXES", "Info", "Tensors", "check_index", "open_tensors", "read_json"]
 
 JSON_MAXIMUM = 1_000_000
 """The largest configuration in bytes."""
@@ -51,6 +52,31 @@ def open_tensors(path: Path) -> Tensors:
     _check_is_file(path)
     with faults(path):
         return _unwrapped(opening(path))
+
+
+def check_index(path: Path, most: int) -> None:
+    """Check, before a file is opened, that what lists its tensors has at most so many bytes, and that each tensor can be
+    read alone.
+
+    Raises:
+        Refusal: SAE_LOAD_FAILED, also for a file of PyTorch's older layout.
+    """
+    _check_is_file(path)
+    with faults(path):
+        with path.open("rb") as begun:
+            head = begun.read(_HEADER_LENGTH)
+        if path.suffix.lower() == ".safetensors":
+            is_large = most < int.from_bytes(head, "little") < path.stat().st_size
+        elif head.startswith(archives.ZIP):
+            with archives.Bounded(path, most) as file, zipfile.ZipFile(file) as archive:
+                entries = archive.infolist()
+            is_large = any(e.filename.endswith(".pkl") and e.file_size > most for e in entries)
+        elif path.suffix.lower() in _PICKLED:
+            raise failed(path, "is no file of torch.save of PyTorch 1.6 or later; save it again")
+        else:
+            is_large = False
+    if is_large:
+        raise failed(path, f"has an index larger than {most} bytes")
 
 
 def _unwrapped(tensors: Tensors) -> Tensors:
@@ -125,9 +151,10 @@ def _open_safetensors(path: Path) -> Tensors:
     return Tensors(path, infos, read)
 
 
+_PICKLED = (".pt", ".pth", ".bin")
 _OPENING: dict[str, Callable[[Path], Tensors]] = {
     ".safetensors": _open_safetensors,
     ".npz": npz.open_npz,
-    **dict.fromkeys((".pt", ".pth", ".bin"), pickles.open_pickle),
+    **dict.fromkeys(_PICKLED, pickles.open_pickle),
 }
 SUFFIXES = tuple(_OPENING)

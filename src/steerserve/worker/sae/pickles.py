@@ -39,7 +39,6 @@ _ALLOWED = re.compile(
 )
 """All names that the pickle of a dict of tensors needs."""
 
-_ZIP = b"PK\x03\x04"
 _PICKLES_BEFORE_STORAGES = 5  # magic number, protocol, system, the object, keys of the storages
 
 
@@ -54,7 +53,7 @@ def open_pickle(path: Path) -> Tensors:
             storage.
     """
     with path.open("rb") as file:
-        is_zip = file.read(len(_ZIP)) == _ZIP
+        is_zip = file.read(len(archives.ZIP)) == archives.ZIP
     value = _mapped(path) if is_zip else _stream(path)
     _check_object(path, value)
     leaves, config = _flat(path, value)
