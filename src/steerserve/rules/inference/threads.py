@@ -37,11 +37,8 @@ def environment(named: Mapping[str, str]) -> dict[str, str]:
 
     Float32 sums have the same bits at every place in memory, and so with any number of threads. A thread of the tensor
     library that waits sleeps after `SPINS` turns: decode passes have threads of their own, which need its processor.
-    Fits run beside the passes, in one thread.
     """
     found = {} if "MKL_CBWR" in named else {"MKL_CBWR": "AUTO"}
-    if "OPENBLAS_NUM_THREADS" not in named:
-        found["OPENBLAS_NUM_THREADS"] = "1"
     is_told = "GOMP_SPINCOUNT" in named or "OMP_WAIT_POLICY" in named
     return found if is_told else found | {"GOMP_SPINCOUNT": SPINS}
 

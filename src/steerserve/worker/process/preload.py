@@ -23,6 +23,8 @@ os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
 # the tensor library numbers the cards in the order of the driver's own library
 os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
 os.environ.update(threads.environment(os.environ))
+# directions are fitted beside the passes, which need the other processors
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import torch  # noqa: E402
 import transformers  # noqa: E402

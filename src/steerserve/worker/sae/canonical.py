@@ -205,8 +205,8 @@ class Sae:
         return _largest(cosines, min(n, self.d_sae - 1))
 
     def nearest_to(self, direction: Tensor, n: int) -> Generator[None, None, tuple[Tensor, Tensor]]:
-        """In slices, the `n` features whose decoder rows have the largest cosine with `direction` [d_in], as `nearest` gives
-        them."""
+        """In slices, the `n` features whose decoder rows have the largest cosine with `direction` [d_in], as `nearest`
+        gives them."""
         cosines = yield from self._cosines(direction.to(self.W_dec.device))
         return _largest(cosines, min(n, self.d_sae))
 

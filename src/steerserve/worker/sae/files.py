@@ -55,8 +55,8 @@ def open_tensors(path: Path) -> Tensors:
 
 
 def check_index(path: Path, most: int) -> None:
-    """Check, before a file is opened, that what lists its tensors has at most so many bytes, and that each tensor can be
-    read alone.
+    """Check, before a file is opened, that the list of its tensors has at most so many bytes, and that each tensor can
+    be read alone.
 
     Raises:
         Refusal: SAE_LOAD_FAILED, also for a file of PyTorch's older layout.
