@@ -15,6 +15,7 @@ from safetensors.numpy import load
 
 import gguf
 from steerserve import demo
+from steerserve.control.steering import vectors as owner
 from steerserve.messages import SaeSource
 from steerserve.rules.saes.sites import STREAM_SITES
 from steerserve.worker.sae import formats
@@ -304,6 +305,28 @@ def test_other_vectors_are_compared_at_one_layer_and_site(live: Running) -> None
     only = live.data("GET", f"{VECTORS}/a/neighbours?layer=1")["vectors"]
     assert [one["name"] for one in only] == ["c"]
     assert live.error("GET", f"{VECTORS}/a/neighbours?layer=9")[:2] == (422, "VALIDATION_ERROR")
+
+
+def test_wide_vectors_are_compared_in_slices(
+    live: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Documents of other clients have their turn between two slices."""
+    sizes: list[int] = []
+    nearest = owner._nearest
+
+    def noted(pairs: Any, other: Any) -> Any:
+        sizes.append(len(pairs))
+        return nearest(pairs, other)
+
+    monkeypatch.setattr(owner, "_nearest", noted)
+    rows = [[1.0, 2.0], [3.0, -1.0], [1.0, 1.0], [0.0, 2.0], [2.0, 0.5]]
+    for name, order in (("a", rows), ("b", rows[::-1])):
+        post(live, inline(name, *({"layer": n, "data": encoded(*r)} for n, r in enumerate(order))))
+    whole = live.data("GET", f"{VECTORS}/a/neighbours")
+    monkeypatch.setattr(owner, "NUMBERS_AT_ONCE", 4)
+    assert live.data("GET", f"{VECTORS}/a/neighbours") == whole
+    assert whole["vectors"][0]["layer"] == 2
+    assert sizes == [5, 2, 2, 1]
 
 
 def test_a_vector_that_does_not_fit_the_loaded_model_has_no_neighbours(attached: Running) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import structs
 
@@ -29,6 +29,9 @@ from steerserve.rules.steering.records import Training, VectorRecord, VectorSour
 from steerserve.rules.steering.vector import Direction, ReadVector, Vector
 
 __all__ = ["NewVector", "VectorFile", "Vectors"]
+
+NUMBERS_AT_ONCE = 1 << 20
+"""The numbers of two vectors that are compared before documents of others have their turn: about a tenth of a second."""
 
 
 class Vectors(Directions[VectorRecord, Vector, ReadVector]):
@@ -143,9 +146,13 @@ class Vectors(Directions[VectorRecord, Vector, ReadVector]):
         """The other vectors that have a direction at the layer and site of one of these, the nearest first."""
         found = []
         async for other in self._store.others(vector_id, directions[0].width):
-            near = await self._reader.read(_nearest, directions, other)
-            if near is not None:
-                found.append(near)
+            near: list[NearVector] = []
+            pairs = _shared(directions, other)
+            at_once = max(1, NUMBERS_AT_ONCE // directions[0].width)
+            for first in range(0, len(pairs), at_once):
+                some = pairs[first : first + at_once]
+                near.append(await self._reader.read(_nearest, some, other))
+            found += sorted(near, key=lambda one: -one.cosine)[:1]
         return sorted(found, key=lambda one: -one.cosine)
 
 
@@ -180,17 +187,20 @@ def _pairs(
     return here or elsewhere
 
 
-def _nearest(directions: Sequence[Direction], other: Vector) -> NearVector | None:
-    """Where another vector is nearest to one of these directions; None where it has no direction at their places."""
+def _shared(directions: Sequence[Direction], other: Vector) -> list[tuple[Direction, Direction]]:
+    """These directions, each with the one of another vector at its place."""
     places = {(one.layer, one.site): one for one in directions}
-    shared = [
-        (rules.cosine(places[one.layer, one.site], one), one)
+    return [
+        (places[one.layer, one.site], one)
         for one in other.directions
         if (one.layer, one.site) in places
     ]
-    if not shared:
-        return None
-    cosine, at = max(shared, key=lambda pair: pair[0])
+
+
+def _nearest(pairs: Iterable[tuple[Direction, Direction]], other: Vector) -> NearVector:
+    """Where another vector is nearest."""
+    compared = [(rules.cosine(*pair), pair[1]) for pair in pairs]
+    cosine, at = max(compared, key=lambda pair: pair[0])
     return NearVector(
         vector_id=other.id, name=other.name, layer=at.layer, site=at.site, cosine=cosine
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import operator
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
@@ -260,7 +261,7 @@ def directions_at(vector: Vector, layer: int | None) -> list[Direction]:
 def cosine(first: Direction, second: Direction) -> float:
     """The cosine of the angle between two directions of one width."""
     a, b = first.values, second.values
-    product = math.fsum(x * y for x, y in zip(a, b, strict=True))
+    product = math.fsum(map(operator.mul, a, b))
     return max(-1.0, min(1.0, product / (math.hypot(*a) * math.hypot(*b))))
 
 
