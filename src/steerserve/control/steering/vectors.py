@@ -31,7 +31,7 @@ from steerserve.rules.steering.vector import Direction, ReadVector, Vector
 __all__ = ["NewVector", "VectorFile", "Vectors"]
 
 NUMBERS_AT_ONCE = 1 << 20
-"""The numbers of two vectors that are compared before documents of others have their turn: about a tenth of a second."""
+"""The numbers of two vectors that are compared before documents of others have their turn: in about 0.1 seconds."""
 
 
 class Vectors(Directions[VectorRecord, Vector, ReadVector]):
