@@ -275,7 +275,7 @@ def test_a_service_that_may_open_too_few_files_does_not_start(tmp_path: Path) ->
         text=True,
         timeout=ANSWER_SECONDS,
     )
-    assert ran.returncode == 1
+    assert ran.returncode == 2
     assert ran.stderr == (
         "this process may open 100 files, and the service needs 208; raise the limit (`ulimit -n`)\n"
     )
