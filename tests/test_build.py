@@ -89,6 +89,13 @@ def test_the_package_has_the_version_of_its_build() -> None:
     assert 'path = "src/steerserve/build.py"\nexpression = "version()"' in settings
 
 
+def test_the_newest_released_section_of_the_changelog_names_the_release() -> None:
+    sections = re.findall(r"^## \[(.*?)\](.*)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert sections[0] == ("Unreleased", "")
+    assert sections[1][0] == RELEASE
+    assert re.fullmatch(r" - \d{4}-\d{2}-\d{2}", sections[1][1])
+
+
 def test_every_extra_that_the_manual_installs_exists() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
         "optional-dependencies"
