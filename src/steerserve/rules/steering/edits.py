@@ -48,7 +48,7 @@ class Target(msgspec.Struct, frozen=True, order=True):
         return self.factor == 1.0 and self.low == -math.inf and self.high == math.inf
 
 
-class Feature(msgspec.Struct, frozen=True, order=True, tag=True):
+class Feature(msgspec.Struct, frozen=True, order=True, tag=True, cache_hash=True):
     """The feature `index` of the SAE that is attached as `key`."""
 
     key: str

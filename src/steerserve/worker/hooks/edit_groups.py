@@ -10,11 +10,8 @@ from torch import Tensor
 from steerserve.rules.steering.edits import RAW, RESIDUAL, Edit, Feature
 from steerserve.rules.steering.vector import Direction
 from steerserve.worker.hooks.parts import Part
-from steerserve.worker.hooks.readings import Directions, Encoded, Gate, index_of, length
+from steerserve.worker.hooks.readings import Directions, Encoded, index_of, length
 from steerserve.worker.sae.canonical import NEEDS_K, Sae
-
-SLOW = "each edit by itself"
-"""How a group is decided whose conditions were not all read together in this pass."""
 
 
 class EditGroup:
@@ -23,8 +20,8 @@ class EditGroup:
     `rows` are the places of the rows among those of the site. `sae` is the SAE whose features are edited. `is_masked`:
     some of the edits act at some positions only.
 
-    `gate` is the number of the readings of the site that decide for all of the edits, and how; SLOW where each edit is
-    looked at by itself, and None where nothing is decided.
+    `gate` is the part of the decisions of the site (`Gates`) that are those of the edits; None where no edit has a
+    condition.
     """
 
     def __init__(
@@ -37,7 +34,7 @@ class EditGroup:
     ) -> None:
         self.members = members
         self.sae = sae
-        self.gate: tuple[int, Gate] | str | None = None
+        self.gate: slice | None = None
         self.is_masked = any(
             part.steering.mask(edit, 0, 1) is not None for _, part, edit in members
         )

@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from steerserve.rules.steering.edits import RESIDUAL, AllOf, Condition, Edit, Feature, When
-from steerserve.worker.hooks.edit_groups import SLOW, EditGroup
+from steerserve.rules.steering.edits import RESIDUAL, Condition, Edit, Feature, When
+from steerserve.worker.hooks.edit_groups import EditGroup
+from steerserve.worker.hooks.gates import Gates
 from steerserve.worker.hooks.parts import Part, Reads, Span
-from steerserve.worker.hooks.readings import Directions, Encoded, Gate, ReadGroup, Readings, length
+from steerserve.worker.hooks.readings import Directions, Encoded, ReadGroup, Readings, length
 from steerserve.worker.rows.steering import needs_record
 from steerserve.worker.sae.canonical import NEEDS_K, Sae
 
@@ -57,10 +58,13 @@ class SiteEdits:
             zero = torch.zeros_like(given)
             self._values = torch.stack([zero if v is None else v for v in values])[:, None]
         self._reads = self._read_groups()
+        self._recorded = self._recorded_conditions()
+        self._names: list[list[tuple[int, Reads]]] | None = None
         self._edits = [
             *self._groups([[e for e in part.edits if e.is_added] for part in parts]),
             *self._groups([[e for e in part.edits if not e.is_added] for part in parts]),
         ]
+        self._gates = self._made_gates()
         self._made: tuple[Flags, Masks] = (), ()
         kept = [part.keeps_norm for part in parts]
         self._keeps: Tensor | None = None
@@ -81,7 +85,7 @@ class SiteEdits:
             for part in parts
         ) and not (
             any(saes[key].activation in NEEDS_K for part in parts for key in part.keys)
-            or any(group.gate is SLOW for group in self._edits)
+            or (self._gates is not None and not self._gates.is_fixed)
         )
         self.held: dict[int, Any] = {}
 
@@ -93,7 +97,7 @@ class SiteEdits:
                 form: Hashable = None
                 if isinstance(reads, Feature):
                     is_whole = self._saes[reads.key].activation in NEEDS_K
-                    form = (reads.key, place, reads.index) if is_whole else reads.key
+                    form = (reads.key, place) if is_whole else reads.key
                 forms.setdefault(form, []).append((place, part, reads))
         groups = []
         for members in forms.values():
@@ -116,36 +120,28 @@ class SiteEdits:
             for (key, _), members in forms.items():
                 sae = None if key is None else self._saes[key]
                 group = EditGroup(members, sae, self._directions, self._device, len(self.parts))
-                group.gate = self._gate(group)
                 groups.append(group)
         return groups
 
-    def _gate(self, group: EditGroup) -> tuple[int, Gate] | str | None:
-        """See `EditGroup.gate`."""
-        if all(edit.when is None for _, _, edit in group.members):
+    def _made_gates(self) -> Gates | None:
+        """What decides where the edits with conditions act; each group of edits gets its part of the decisions."""
+        conditions: list[tuple[int, When | None]] = []
+        for group in self._edits:
+            whens = [(row, edit.when) for row, _, edit in group.members]
+            if any(when is not None for _, when in whens):
+                group.gate = slice(len(conditions), len(conditions) + len(whens))
+                conditions += whens
+        if not conditions:
             return None
-        decided: list[tuple[int, Condition | None]] = []
-        for place, _, edit in group.members:
-            if edit.when is None:
-                decided.append((place, None))
-            elif isinstance(edit.when, Condition) and not needs_record(edit.when):
-                decided.append((place, edit.when))
-            else:
-                return SLOW
-        for number, read in enumerate(self._reads):
-            at = {(place, reads): at for at, (place, _, reads) in enumerate(read.members)}
-            places = [
-                0 if one is None else at.get((place, one.reads), -1) for place, one in decided
-            ]
-            if -1 not in places:
-                conditions = [one for _, one in decided]
-                return number, Gate(conditions, places, len(read.members), self._device)
-        return SLOW
+        read = [(place, reads) for group in self._reads for place, _, reads in group.members]
+        here = {each: number for number, each in enumerate(read)}
+        return Gates(conditions, self.parts, here, self._device)
 
     def move(self, places: Sequence[int]) -> None:
         """The rows have another order: the row that was at place i is at `places[i]`."""
         for part in self.parts:
             part.row = places[part.row]
+        self._names = None
         # in place, because a recorded site reads this tensor
         self._index.copy_(torch.tensor([part.row for part in self.parts]))
         was, self._is_ordered = self._is_ordered, self._finds_order()
@@ -202,8 +198,13 @@ class SiteEdits:
         change = torch.zeros_like(x)
         if self._values is not None:
             change = change + self._values
+        holds: Tensor | None = None
+        if self._gates is not None:
+            holds = self._gates.hold(found, readings, span, x.shape[1])
         for group, mask in zip(self._edits, masks, strict=True):
-            opened = self._opened(group, found, mask, span, readings, x.shape[1])
+            opened = mask
+            if holds is not None and group.gate is not None:
+                opened = holds[group.gate] if mask is None else holds[group.gate] & mask
             y = x + change if group.reads is not None and not group.is_added else None
             self._make(group, x, y, change, encoded, span, opened)
         for part, at in zip(self.parts, range(len(x)), strict=True):
@@ -221,9 +222,13 @@ class SiteEdits:
 
     def note(self, found: Sequence[Tensor], readings: Readings) -> None:
         """Let conditions at later sites find what was read here."""
-        for group, together in zip(self._reads, found, strict=True):
-            for at, (_, part, reads) in enumerate(group.members):
-                readings.held.setdefault((part.row, reads), (together, at))
+        if self._names is None:
+            self._names = [
+                [(part.row, reads) for _, part, reads in group.members] for group in self._reads
+            ]
+        for names, together in zip(self._names, found, strict=True):
+            if names[0] not in readings.held:
+                readings.held.update((name, (together, at)) for at, name in enumerate(names))
 
     def _watch(self, value: Tensor, span: Span) -> None:
         """Read the directions that are watched."""
@@ -237,13 +242,25 @@ class SiteEdits:
     def _record(self, found: Sequence[Tensor], span: Span) -> None:
         """Tell the rows what conditions have read that need earlier positions too."""
         for group, together in zip(self._reads, found, strict=True):
-            told: list[list[float]] | None = None
+            if recorded := self._recorded.get(group):
+                told = together.tolist()
+                for at, part, condition in recorded:
+                    its = told[at][: span.size[part.row]]
+                    part.steering.record(condition, span.first[part.row], its)
+
+    def _recorded_conditions(self) -> dict[ReadGroup, list[tuple[int, Part, Condition]]]:
+        """The conditions that need earlier positions too, each with its place among the readings of a group."""
+        by_reads: dict[int, dict[Reads, list[Condition]]] = {}
+        for part in self.parts:
+            its = by_reads.setdefault(id(part), {})
+            for condition in filter(needs_record, part.reads):
+                its.setdefault(condition.reads, []).append(condition)
+        recorded: dict[ReadGroup, list[tuple[int, Part, Condition]]] = {}
+        for group in self._reads:
             for at, (_, part, reads) in enumerate(group.members):
-                for condition in part.reads:
-                    if condition.reads == reads and needs_record(condition):
-                        told = together.tolist() if told is None else told
-                        its = told[at][: span.size[part.row]]
-                        part.steering.record(condition, span.first[part.row], its)
+                for condition in by_reads[id(part)].get(reads, ()):
+                    recorded.setdefault(group, []).append((at, part, condition))
+        return recorded
 
     def _make(
         self,
@@ -271,49 +288,6 @@ class SiteEdits:
             if part.steering.counted is not None:
                 size = moved[at].abs() * group.writes[at].norm() / length(x[row])
                 self._count(part, edit, size.tolist(), span)
-
-    def _opened(
-        self,
-        group: EditGroup,
-        found: Sequence[Tensor],
-        mask: Tensor | None,
-        span: Span,
-        readings: Readings,
-        width: int,
-    ) -> Tensor | None:
-        """Where the edits of a group act, bool [g, T]; None where they act everywhere."""
-        if group.gate is None:
-            return mask
-        if not isinstance(group.gate, str):
-            number, gate = group.gate
-            holds = gate.holds(found[number])
-        else:
-            true = torch.ones(width, dtype=torch.bool, device=self._device)
-            holds = torch.stack(
-                [
-                    true
-                    if edit.when is None
-                    else self._holds(edit.when, part, span.first[part.row], width, readings)
-                    for _, part, edit in group.members
-                ]
-            )
-        return holds if mask is None else holds & mask
-
-    def _holds(self, when: When, part: Part, first: int, width: int, readings: Readings) -> Tensor:
-        """Where a condition holds, bool [T]."""
-        if not isinstance(when, Condition):
-            held = torch.stack(
-                [self._holds(one, part, first, width, readings) for one in when.conditions]
-            )
-            return held.all(0) if isinstance(when, AllOf) else held.any(0)
-        if needs_record(when):
-            told = [part.steering.holds(when, at) for at in range(first, first + width)]
-            return torch.tensor(told, device=self._device)
-        reading = readings.of(part.row, when.reads).to(self._device)
-        if when.above is not None:
-            return reading > when.above
-        assert when.below is not None
-        return reading < when.below
 
     def _count(self, part: Part, edit: Edit, sizes: Sequence[float], span: Span) -> None:
         """Count an edit at the positions of the row where it was evaluated."""

@@ -7,7 +7,6 @@ computed, for a whole block of positions of the prompt at once (`Encoded`).
 
 from __future__ import annotations
 
-import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,13 +16,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from steerserve.rules.steering.edits import Condition, Feature
+from steerserve.rules.steering.edits import Feature
 from steerserve.rules.steering.vector import Direction
 from steerserve.worker.hooks.parts import Part, Reads, Span
 from steerserve.worker.sae.canonical import NEEDS_K, Sae
 
 _REMEMBERED = 4096
 """The directions that are kept on their devices."""
+
+READ_NUMBERS = 1 << 24
+"""The most numbers of rows that are copied at once for their readings; a row is copied once for each reading of it."""
 
 BLOCK = 32
 """The positions of a prompt that are encoded together where the activations of an SAE depend on each other."""
@@ -97,7 +99,7 @@ class ReadGroup:
     """Readings of different rows that are made together: of features of one SAE, or of directions.
 
     `members` have the place of each row among those of the site, the row itself, and what is read. Where the
-    activations of the SAE depend on each other, there is one member.
+    activations of the SAE depend on each other, all members are of one row.
     """
 
     def __init__(
@@ -127,40 +129,22 @@ class ReadGroup:
 
     def read(self, x: Tensor, encoded: Encoded) -> Tensor:
         """What is read of the rows x [rows of the site, T, width], float32 [n, T]."""
+        if self._units is None and self._narrowed is None:
+            assert self._sae is not None
+            place, part, _ = self.members[0]
+            return encoded.of(self._sae, part, x[place])[:, self._features].T
+        # each number is read by itself, so a prompt may be cut anywhere
+        size = max(1, READ_NUMBERS // (len(self.members) * x.shape[-1]))
+        if x.shape[1] <= size:
+            return self._each(x)
+        return torch.cat([self._each(part) for part in x.split(size, 1)], 1)
+
+    def _each(self, x: Tensor) -> Tensor:
         rows = x if self._index is None else x[self._index]
         if self._units is not None:
             return (rows * self._units[:, None]).sum(-1)
-        if self._narrowed is not None:
-            return self._narrowed.encode_each(rows)
-        assert self._sae is not None
-        _, part, _ = self.members[0]
-        return encoded.of(self._sae, part, rows[0])[None, :, self._features[0]]
-
-
-class Gate:
-    """The conditions of a group of edits, where each is one reading that was made with the others of a `ReadGroup`.
-    `places` are the places of these readings; an edit without a condition has None."""
-
-    def __init__(
-        self,
-        conditions: Sequence[Condition | None],
-        places: Sequence[int],
-        count: int,
-        device: torch.device,
-    ) -> None:
-        self._index = index_of(places, count, device)
-        above = [math.inf if one is None or one.above is None else one.above for one in conditions]
-        below = [-math.inf if one is None or one.below is None else one.below for one in conditions]
-        bounds = torch.tensor([above, below], dtype=torch.float32, device=device)[..., None]
-        self._above, self._below = bounds.unbind()
-        always = [one is None for one in conditions]
-        self._always = torch.tensor(always, device=device)[:, None] if any(always) else None
-
-    def holds(self, read: Tensor) -> Tensor:
-        """Where the conditions hold, bool [g, T], by the readings [n, T]."""
-        read = read if self._index is None else read[self._index]
-        holds = (read > self._above) | (read < self._below)
-        return holds if self._always is None else holds | self._always
+        assert self._narrowed is not None
+        return self._narrowed.encode_each(rows)
 
 
 def index_of(places: Sequence[int], count: int, device: torch.device) -> Tensor | None:

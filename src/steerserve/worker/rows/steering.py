@@ -76,7 +76,8 @@ class RowSteering:
         self._masks: dict[tuple[Positions, bool], list[bool]] = {}
         self._written: dict[str, tuple[int, bool]] = {}
         self._read: dict[Condition, list[float]] = {}
-        self._fired: dict[Condition, list[bool]] = {}
+        # for each position the last one up to it at which the condition was true, or -1
+        self._fired: dict[Condition, list[int]] = {}
         self._decided: dict[Condition, bool] = {}
         self._active: dict[tuple[Edit, ...], dict[tuple[bool, ...], tuple[Edit, ...]]] = {}
         self._counts: dict[int, ActCount] = {}
@@ -138,13 +139,21 @@ class RowSteering:
         for edit in edits:
             mask = self.mask(edit, 0, size) or [True] * size
             decided = [one for one in conditions(edit.when) if one.is_of_prompt]
-            column: list[tuple[bool, ...] | None] = []
-            for at, is_in in enumerate(mask):
-                told = tuple(self.holds(one, at) for one in decided)
-                # the edit waits for one decision alone
-                is_closed = isinstance(edit.when, Condition) and not all(told)
-                column.append(told if is_in and not is_closed else None)
-            columns.append(column)
+            # decisions are one thing over the prompt and another after it
+            before = tuple(False for _ in decided)
+            after = before
+            if size > len(self._prompt):
+                after = tuple(self.holds(one, size - 1) for one in decided)
+            # the edit waits for one decision alone
+            closed = [
+                isinstance(edit.when, Condition) and not all(told) for told in (before, after)
+            ]
+            found = [
+                None if one else told for one, told in zip(closed, (before, after), strict=True)
+            ]
+            columns.append(
+                [found[at >= len(self._prompt)] if is_in else None for at, is_in in enumerate(mask)]
+            )
         return list(zip(*columns, strict=True))
 
     def _is_at(self, positions: Positions, prompt: list[bool], at: int) -> bool:
@@ -201,9 +210,12 @@ class RowSteering:
                     held[at] = reading
             return
         fired = self._fired.setdefault(condition, [])
-        fired.extend([False] * (first + len(readings) - len(fired)))
+        del fired[first:]
+        last = fired[-1] if fired else -1
+        fired += [last] * (first - len(fired))
         for at, reading in enumerate(readings, first):
-            fired[at] = is_true(condition, reading)
+            last = at if is_true(condition, reading) else last
+            fired.append(last)
 
     def see(self, direction: Direction, reading: float) -> None:
         """Take what was read of a watched direction at the last position of a pass."""
@@ -223,10 +235,18 @@ class RowSteering:
 
     def holds(self, condition: Condition, at: int) -> bool:
         """Whether a recorded condition holds at a position."""
+        return self.held(condition, at, at + 1)[0]
+
+    def held(self, condition: Condition, first: int, end: int) -> list[bool]:
+        """Whether a recorded condition holds at each of the positions [first, end)."""
         if condition.is_of_prompt:
-            return at >= len(self._prompt) and self._decision(condition)
-        start = 0 if condition.hold is None else max(0, at - condition.hold + 1)
-        return any(self._fired.get(condition, [])[start : at + 1])
+            before = max(0, min(end, len(self._prompt)) - first)
+            after = end - first - before
+            return [False] * before + [after > 0 and self._decision(condition)] * after
+        fired = self._fired.get(condition) or [-1]
+        lasts = ((at, fired[min(at, len(fired) - 1)]) for at in range(first, end))
+        hold = math.inf if condition.hold is None else condition.hold
+        return [last >= 0 and at - last < hold for at, last in lasts]
 
     def _decision(self, condition: Condition) -> bool:
         if condition not in self._decided:
@@ -234,7 +254,8 @@ class RowSteering:
             if condition.over == LAST_PROMPT:
                 reading = read[-1]
             elif condition.over == PROMPT_MEAN:
-                reading = math.fsum(read) / len(read)
+                is_number = all(map(math.isfinite, read))
+                reading = math.fsum(read) / len(read) if is_number else math.nan
             else:
                 reading = math.nan if any(map(math.isnan, read)) else max(read)
             self._decided[condition] = is_true(condition, reading)
