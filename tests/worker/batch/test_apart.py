@@ -66,7 +66,7 @@ PLACES: dict[str, tuple[Any, str, Involves]] = {
     "positions": (RowSteering, "active", _in(0, _steering)),
     "hook": (SiteEdits, "change", lambda row, args: _is_at(row, args[0])),
     "condition read": (RowSteering, "record", _in(0, _steering)),
-    "condition": (RowSteering, "holds", _in(0, _steering)),
+    "condition": (RowSteering, "held", _in(0, _steering)),
     "counted": (RowSteering, "count", _in(0, _steering)),
     "expected": (Observers, "expect", _among(1)),
     "observer": (RowReader, "settle", lambda row, args: args[0]._prompt_tokens == len(row.prompt)),
