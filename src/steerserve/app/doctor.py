@@ -8,10 +8,12 @@ import shutil
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+import msgspec
 import platformdirs
 import psutil
 import pynvml
@@ -22,6 +24,7 @@ from steerserve.app import doctor_cluster, serve
 from steerserve.database import diagnosis
 from steerserve.errors import CannotStart
 from steerserve.rules.models import compilers
+from steerserve.rules.models.nearness import FOLDER, Checked
 from steerserve.settings import Settings
 from steerserve.settings.checks import names_in
 from steerserve.settings.secrets import NAMES as SECRETS
@@ -60,6 +63,9 @@ def facts(settings: Settings | Sequence[str]) -> Facts:
     sentences |= {
         "cards": cards(),
         "processor": processor(),
+        "models": checked_models(
+            settings.steerserve_home if isinstance(settings, Settings) else None
+        ),
         "compiler": compiler(settings.steerserve_home if isinstance(settings, Settings) else None),
         "memory": memory(),
         "engines": engines(),
@@ -134,6 +140,19 @@ def compiler(home: Path | None = None) -> str:
             return f"{found}, but {why}, so models on the processor are slower"
         return f"{found}, models on the processor are faster with it; compiled functions are kept in {kept}"
     return f"none ({', '.join(compilers.COMPILERS)}), models on the processor are slower"
+
+
+def checked_models(home: Path | None = None) -> str:
+    """What the loads of models on this machine found about fast functions, as they have kept it."""
+    cache = platformdirs.user_cache_dir("steerserve")
+    records = []
+    for folder in compilers.folders(cache, str(home or "")):
+        for file in sorted((folder / FOLDER).glob("*.json")):
+            with suppress(OSError, msgspec.MsgspecError):
+                records.append(msgspec.json.decode(file.read_bytes(), type=Checked))
+    lines = list(dict.fromkeys(line for record in records for line in record.odd()))
+    near = sum(not record.odd() for record in records)
+    return "\n".join([f"{near} loads found every fast way as exact as the library", *lines])
 
 
 def memory() -> str:

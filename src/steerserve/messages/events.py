@@ -9,6 +9,7 @@ from steerserve.messages.values import ChatTemplate, Message
 from steerserve.rules.inference.lens import LensKind
 from steerserve.rules.inference.stepping import CompiledFunctions, CudaGraphs, RowSteps, SeededRows
 from steerserve.rules.models.generation_config import GenerationConfig
+from steerserve.rules.models.nearness import Exactness
 
 FinishReason = Literal["stop", "length"]
 
@@ -64,6 +65,7 @@ class Loaded(Message, frozen=True):
     probe: str = ""
     cuda_graphs: CudaGraphs | None = None
     compiled_functions: CompiledFunctions | None = None
+    exactness: Exactness | None = None
     generation_config: GenerationConfig | None = None
     warnings: list[str] = []
 

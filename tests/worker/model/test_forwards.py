@@ -65,6 +65,12 @@ def error(found: Tensor, true: Tensor) -> float:
     return float((found.double() - true).square().mean().sqrt())
 
 
+def shortened(module: nn.Module, *values: Any) -> int:
+    """How many modules have a function of the service, after a pass with these values."""
+    dtype = next(module.parameters()).dtype
+    return forwards.shorten(nn.ModuleList([module]), dtype, lambda: module(*values)).modules
+
+
 class OutsideRMSNorm(LlamaRMSNorm):
     """Adds its constant outside the root."""
 
@@ -85,7 +91,7 @@ class ShiftedRMSNorm(LlamaRMSNorm):
 def test_a_module_of_another_form_keeps_its_own_function(dtype: torch.dtype) -> None:
     for kind in (OutsideRMSNorm, ShiftedRMSNorm):
         norm = kind(16).requires_grad_(False).to(dtype)
-        assert forwards.shorten(nn.ModuleList([norm]), dtype) == 0
+        assert shortened(norm, torch.randn(3, 16).to(dtype)) == 0
         assert type(norm) is kind
 
 
@@ -100,7 +106,7 @@ def test_a_norm_with_some_large_weights_gives_the_values_of_the_library(
     norm.weight[3:20] = 150.0
     rows = torch.randn(4, 32, generator=torch.Generator().manual_seed(0)).to(dtype)
     plain = norm(rows)
-    assert forwards.shorten(nn.ModuleList([norm]), dtype) == 1
+    assert shortened(norm, rows) == 1
     off = 2**-7 if dtype == torch.bfloat16 else 1e-5
     torch.testing.assert_close(norm(rows), plain, rtol=off, atol=0)
 
@@ -110,7 +116,8 @@ def test_attention_of_another_form_keeps_its_own_function(tmp_path: Path) -> Non
     layer = model.model.model.layers[0].self_attn
     layer.__class__.__name__ = "LlamaAttention"
     try:
-        forwards.shorten(layer, torch.float32)
+        angles = torch.ones(1, 3, layer.head_dim)
+        assert shortened(layer, torch.randn(1, 3, 32), (angles, angles), None) == 2
     finally:
         layer.__class__.__name__ = "Olmo2Attention"
     assert type(layer) is Olmo2Attention
@@ -119,7 +126,7 @@ def test_attention_of_another_form_keeps_its_own_function(tmp_path: Path) -> Non
 @torch.inference_mode()
 def test_a_norm_keeps_nan_and_infinity_from_looking_like_numbers() -> None:
     norm = LlamaRMSNorm(16).requires_grad_(False)
-    assert forwards.shorten(nn.ModuleList([norm]), torch.float32) == 1
+    assert shortened(norm, torch.randn(3, 16)) == 1
     for value in (torch.nan, torch.inf):
         given = torch.ones(2, 16)
         given[1, 3] = value

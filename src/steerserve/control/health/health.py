@@ -274,6 +274,7 @@ class Vitals:
             seeded_rows=facts.seeded_rows if facts else None,
             cuda_graphs=graphs,
             compiled_functions=facts.compiled_functions if facts else None,
+            exactness=facts.exactness if facts else None,
             queue=UNSET if is_batching else queue,
             cbm_config=fixed if is_batching else UNSET,
         )

@@ -14,6 +14,7 @@ from steerserve.control.steering.views import ServingProfile
 from steerserve.rules.form import Form
 from steerserve.rules.inference.stepping import CompiledFunctions, CudaGraphs, RowSteps, SeededRows
 from steerserve.rules.models.breaker import BreakerStatus
+from steerserve.rules.models.nearness import Exactness
 from steerserve.rules.percentiles import Percentiles
 from steerserve.rules.residency.lease_status import LeaseStatus
 from steerserve.rules.residency.replicas import ReplicaFigures, ReplicaSet
@@ -173,6 +174,7 @@ class BackendReport(Form, frozen=True, kw_only=True):
     seeded_rows: SeededRows | None
     cuda_graphs: CudaGraphs | None
     compiled_functions: CompiledFunctions | None
+    exactness: Exactness | None
 
 
 class ServiceVersion(Form, frozen=True):

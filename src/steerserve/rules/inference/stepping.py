@@ -9,8 +9,10 @@ finds that the width of a prefill pass changes no bit either, prefill passes hav
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+
+from steerserve.rules.models.nearness import RefusedFunction
 
 ROW_STEPS = (1, 8)
 """A decode pass has a multiple of the first of these numbers of rows for which the check of a model at its load finds
@@ -107,6 +109,11 @@ class CompiledFunctions:
 
     are_used: bool
     reason: str
+    modules: int = 0
+    """Norms, attentions and MLPs with a function of the service."""
+    layers: int = 0
+    """Layers that run their decode passes in one compiled call."""
+    refused: list[RefusedFunction] = field(default_factory=list)
 
 
 class Decoding(StrEnum):

@@ -1,36 +1,38 @@
-"""Whether passes of the service give the logits of one plain pass of the architecture. This is checked on the loaded
-model, and decides how its rows are stepped."""
+"""Whether passes of the service give the logits of a plain pass of the architecture: whether they are as near to those
+of float32 as the plain pass in the model's precision is. This is checked on the loaded model over natural text, and
+decides how its rows are stepped."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Protocol, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from steerserve.rules.models.precision import Held, Scheme
+from steerserve.rules.inference import stepping
+from steerserve.rules.models import nearness
+from steerserve.rules.models.nearness import Distance, Exactness
 from steerserve.worker import memory
-from steerserve.worker.model import plain
+from steerserve.worker.model import plain, truth
+from steerserve.worker.model.comparing import own_code
 from steerserve.worker.model.invariance import PassModel
 from steerserve.worker.model.kv import CacheSlot
 from steerserve.worker.model.plain import Host, Memory, PlainPasses
 from steerserve.worker.model.transformer import described_error
 
-TOKENS = 24
-"""The tokens of the row that is compared."""
+_STEPS = 24
+"""The last tokens of the text, which decode passes read."""
 
-_CUT = TOKENS - 2
+_SHORT_STEPS = 4
+"""As `_STEPS`, for passes over one row at a time, which may read the whole text again in each."""
+
 _PART = 13
-"""The first part of the prompt, where the prompt is read in parts."""
+"""The first part of a prompt that is read in parts."""
 
-_TOLERANCE = {torch.float32: 2e-3, torch.float16: 0.1, torch.bfloat16: 0.2}
-_QUANTIZED_TOLERANCE = 0.2
-"""The kernels of quantized weights may compute in half precision, whatever the dtype of the model is."""
-_INT8_TOLERANCE = 0.5
-"""With LLM.int8, activations are rounded to 8 bits too, except for columns with an outlier in any row of the pass.
-Two correct passes with different rows may therefore differ by that rounding."""
+_EACH = 12
+"""Of so many positions the logits of one are looked at for what is no number."""
 
 _UNSUPPORTED = (
     ValueError,
@@ -50,17 +52,25 @@ BytesByDevice = dict[torch.device, int]
 class CheckedModel(PassModel, Host, Protocol):
     """What is needed of a checkpoint."""
 
-    held: Held
-    rounds_rows: bool
     dtype: torch.dtype
+
+    def encode(self, text: str, *, special: bool) -> list[int]: ...
 
 
 class Disagreement(Exception):
     """Passes of one kind do not give the logits of a plain pass, or raise an error. The text says why."""
 
 
+def token_bytes(model: CheckedModel) -> BytesByDevice:
+    """The bytes of KV per token by device, of a model whose passes are known to agree."""
+    cache = model.cache()
+    model.prefill(cache, [cache.open(64)], [[0]], start=0)
+    return cache.bytes_by_device
+
+
 class Agreement:
-    """The comparisons of one model. `ids` are the tokens, `truth` [T, vocabulary] the logits of a plain pass over them.
+    """The comparisons of one model with the float32 pass of its own code, over natural text, by the last hidden states,
+    which the output embedding turns into logits. `own` is the distance of a plain pass in the model's precision.
 
     Raises:
         Disagreement: the plain pass cannot be made.
@@ -69,14 +79,27 @@ class Agreement:
     def __init__(self, model: CheckedModel) -> None:
         self._model = model
         self._before = plain.held_by_modules(model.model)
-        source = torch.Generator().manual_seed(0)
-        self.ids: list[int] = torch.randint(
-            0, model.vocabulary, (TOKENS,), generator=source
-        ).tolist()
-        self.truth = _tried(lambda: self._plain(TOKENS))
+        tokens = truth.natural_tokens(
+            lambda text: model.encode(text, special=True), model.vocabulary
+        )
+        self.ids: list[int] = tokens[: model.model_max_context]
+        self._own_states = _tried(lambda: self._plain(len(self.ids)))
+        with truth.in_float32(model.model):
+            self._true = self._plain(len(self.ids))
+        self.own = truth.distance(truth.off(self._own_states, self._true))
 
-    def batch(self) -> BytesByDevice:
-        """Compare passes of the running batch. Returns the bytes of KV per token by device.
+    @property
+    def _count(self) -> int:
+        return len(self.ids)
+
+    def broken(self) -> list[int]:
+        """The tokens whose logits are no numbers in a plain pass."""
+        head = self._model.model.get_output_embeddings()
+        logits: Tensor = head(self._own_states[::_EACH])
+        return logits.isnan().any(0).nonzero().flatten().tolist()
+
+    def batch(self) -> tuple[BytesByDevice, Exactness]:
+        """Compare passes of the running batch. Returns the bytes of KV per token by device, and how exact they are.
 
         Raises:
             Disagreement.
@@ -109,7 +132,8 @@ class Agreement:
             Disagreement.
         """
         try:
-            _tried(lambda: self._compare(self._plain(_CUT)[-1], _CUT - 1))
+            cut = self._count - _SHORT_STEPS
+            _tried(lambda: self._compare({cut - 1: self._plain(cut)[-1]}))
         except Disagreement as why:
             raise Disagreement(f"later tokens change the logits of earlier ones: {why}") from why
 
@@ -118,15 +142,16 @@ class Agreement:
 
         The state of a row without a cache that grows counts as the tokens of a whole context.
         """
-        cache = passes.cache()
-        slot = cache.open(TOKENS)
-        passes.prefill(cache, [slot], [self.ids[:_CUT]], start=0)
+        count, cache = self._count, passes.cache()
+        cut = count - 2
+        slot = cache.open(count)
+        passes.prefill(cache, [slot], [self.ids[:cut]], start=0)
         before = plain.bytes_by_device(slot)
-        for at in range(_CUT, TOKENS):
+        for at in range(cut, count):
             passes.decode_step(cache, [slot], [self.ids[at]], [at])
         for device, size in plain.bytes_by_device(slot).items():
-            grown = max(0, size - before.get(device, 0)) // (TOKENS - _CUT)
-            state = max(0, size - grown * TOKENS)
+            grown = max(0, size - before.get(device, 0)) // (count - cut)
+            state = max(0, size - grown * count)
             each = grown or max(1, -(-state // self._model.model_max_context))
             passes.kv_bytes_by_device[device] = each
             passes.state_tokens = max(passes.state_tokens, -(-state // each))
@@ -134,66 +159,96 @@ class Agreement:
     # ------------------------------------------------------------- inside
 
     def _plain(self, count: int) -> Tensor:
-        """The logits [count, vocabulary] of a plain pass over the first `count` tokens."""
+        """The last hidden states [count, hidden] of a plain pass over the first `count` tokens."""
         model = self._model
         tokens = torch.tensor([self.ids[:count]], device=model.device)
-        logits: Tensor = model.model(**plain.whole(model.model, tokens)).logits
-        return logits[0].to(model.device)
+        with self._kept(reads_one=True) as kept, own_code(model.model):
+            model.model(**plain.whole(model.model, tokens))
+        (hidden,) = kept
+        return hidden[0]
 
-    def _compare(self, logits: Tensor, position: int) -> None:
-        """Compare logits [vocabulary] with the logits of the plain pass at a position, in standard deviations of the
-        latter.
+    @contextmanager
+    def _kept(self, *, reads_one: bool = False) -> Iterator[list[Tensor]]:
+        """The last hidden states [rows, T, hidden] of each pass while open, before the output embedding. With
+        `reads_one`, only the logits of the first token are made."""
+        kept: list[Tensor] = []
+
+        def keep(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+            kept.append(inputs[0])
+            return (inputs[0][:, :1],) if reads_one else None
+
+        head = self._model.model.get_output_embeddings()
+        hook = head.register_forward_pre_hook(keep, prepend=True)
+        try:
+            yield kept
+        finally:
+            hook.remove()
+
+    def _compare(self, states: Mapping[int, Tensor]) -> Distance:
+        """Compare last hidden states [hidden] by the places of their tokens. Returns their distance.
 
         Raises:
             Disagreement.
         """
-        true = self.truth[position]
-        error = ((logits - true).float().abs().max() / true.float().std().clamp_min(1e-6)).item()
-        if not error <= self._tolerance:
-            raise Disagreement(f"the relative error of the logits is {error:.3g}")
+        places = sorted(states)
+        hidden = torch.stack([states[place] for place in places])
+        found = truth.distance(truth.off(hidden, self._true[places]))
+        if not nearness.is_right(found, self.own, truth.named(self._model.dtype)):
+            raise Disagreement(
+                f"the last hidden states are off those of float32 by {found.mean:.3g}, and those of the model's own "
+                f"code by {self.own.mean:.3g}"
+            )
+        return found
 
-    @property
-    def _tolerance(self) -> float:
-        held = self._model.held
-        if self._model.rounds_rows:
-            return _INT8_TOLERANCE
-        if held.scheme in (Scheme.NF4, Scheme.AS_STORED):
-            return _QUANTIZED_TOLERANCE
-        return _TOLERANCE[self._model.dtype]
-
-    def _batch(self) -> BytesByDevice:
-        model, ids, short = self._model, self.ids, _CUT - 3
+    def _batch(self) -> tuple[BytesByDevice, Exactness]:
+        model, ids, count = self._model, self.ids, self._count
+        cut = max(2, count - _STEPS)
+        short = cut // 2
         cache = model.cache()
-        slots: list[CacheSlot] = [cache.open(64), cache.open(64)]
-        model.prefill(cache, slots, [ids[:_CUT], ids[:short]], start=0)
-        model.decode_step(cache, slots, [ids[_CUT], ids[short]], [_CUT, short])
-        cache.grow(slots[0], 96)
-        slots.reverse()
-        tokens, positions = [ids[short + 1], ids[_CUT + 1]], [short + 1, _CUT + 1]
-        stepped = model.decode_step(cache, slots, tokens, positions)[1]
-        self._compare(stepped, _CUT + 1)
-        return cache.bytes_by_device
+        rooms: list[CacheSlot] = [cache.open(stepping.up(count, 32)) for _ in range(2)]
+        with self._kept() as kept:
+            model.prefill(cache, rooms, [ids[:cut], ids[:short]], start=0)
+            states = dict(enumerate(kept.pop()[0][:cut]))
+            for at in range(cut, count):
+                beside = at - cut + short
+                order = [0, 1] if at % 2 else [1, 0]
+                rows = ([ids[at], ids[beside]], [at, beside])
+                tokens, positions = ([values[place] for place in order] for values in rows)
+                model.decode_step(cache, [rooms[place] for place in order], tokens, positions)
+                states[at] = kept.pop()[order.index(0)][0]
+                if at == cut:
+                    cache.grow(rooms[0], stepping.up(count, 32) + 32)
+        found, dtype = self._compare(states), truth.named(self._model.dtype)
+        is_near = nearness.is_near(found, self.own, dtype)
+        return cache.bytes_by_device, Exactness(count, found, self.own, is_near)
 
     def _turns(self, passes: PlainPasses) -> None:
         """Two rows take turns: one with the prompt, and one whose prompt is a single token."""
-        ids, cache = self.ids, passes.cache()
-        long, short = cache.open(TOKENS), cache.open(TOKENS)
-        passes.prefill(cache, [long], [ids[:_CUT]], start=0)
-        passes.prefill(cache, [short], [ids[:1]], start=0)
-        passes.decode_step(cache, [long], [ids[_CUT]], [_CUT])
-        stepped = passes.decode_step(cache, [short], [ids[1]], [1])[0]
-        self._compare(stepped, 1)
-        stepped = passes.decode_step(cache, [long], [ids[_CUT + 1]], [_CUT + 1])[0]
-        self._compare(stepped, _CUT + 1)
+        ids, count, cache = self.ids, self._count, passes.cache()
+        cut = count - _SHORT_STEPS
+        long, short = cache.open(count), cache.open(count)
+        states: dict[int, Tensor] = {}
+        with self._kept() as kept:
+            passes.prefill(cache, [long], [ids[:cut]], start=0)
+            passes.prefill(cache, [short], [ids[:1]], start=0)
+            for step, at in enumerate(range(cut, count)):
+                passes.decode_step(cache, [long], [ids[at]], [at])
+                states[at] = kept[-1][0, -1]
+                if step < 2:
+                    passes.decode_step(cache, [short], [ids[1 + step]], [1 + step])
+                    states[1 + step] = kept[-1][0, -1]
+        self._compare(states)
 
     def _in_parts(self, passes: PlainPasses) -> None:
-        ids, cache = self.ids, passes.cache()
-        slot = cache.open(TOKENS)
-        passes.prefill(cache, [slot], [ids[:_PART]], start=0)
-        read = passes.prefill(cache, [slot], [ids[_PART:_CUT]], start=_PART)[0]
-        self._compare(read, _CUT - 1)
-        stepped = passes.decode_step(cache, [slot], [ids[_CUT]], [_CUT])[0]
-        self._compare(stepped, _CUT)
+        ids, count, cache = self.ids, self._count, passes.cache()
+        cut = count - 1
+        slot = cache.open(count)
+        with self._kept() as kept:
+            passes.prefill(cache, [slot], [ids[:_PART]], start=0)
+            passes.prefill(cache, [slot], [ids[_PART:cut]], start=_PART)
+            read = kept[-1][0, -1]
+            passes.decode_step(cache, [slot], [ids[cut]], [cut])
+        self._compare({cut - 1: read, cut: kept[-1][0, -1]})
 
 
 def plain_passes(model: CheckedModel, agreement: Agreement) -> PlainPasses:

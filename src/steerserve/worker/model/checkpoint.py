@@ -21,8 +21,9 @@ from steerserve.rules.inference import stepping
 from steerserve.rules.inference.stepping import RowSteps
 from steerserve.rules.models.architecture import first_range, max_context
 from steerserve.rules.models.generation_config import GenerationConfig, recommended
+from steerserve.rules.models.nearness import Checked, Exactness
 from steerserve.rules.residency.heartbeat import Activity
-from steerserve.worker.model import agreement, attention, forwards, invariance
+from steerserve.worker.model import agreement, attention, forwards, invariance, kept_checks
 from steerserve.worker.model.agreement import Agreement, BytesByDevice, Disagreement
 from steerserve.worker.model.attention import SLIDING, PartedAttention
 from steerserve.worker.model.kv import CacheSlot, KvCache
@@ -99,6 +100,7 @@ class Checkpoint(Transformer):
         self.alone: PlainPasses | None = None
         self.batched_context = self.model_max_context
         self.row_steps = stepping.BATCHED
+        self.exactness: Exactness | None = None
         self.kv_bytes_by_device = self._check(first_range(text))
 
     @property
@@ -344,9 +346,15 @@ class Checkpoint(Transformer):
             Refusal: MODEL_LOAD_FAILED when no passes give the logits of a plain pass, because every answer would be
                 wrong, and when these logits are no numbers.
         """
+        if self.checked is not None and first is None:
+            self.attention = attention.install(self.model, self.kinds, self.window)
+            self._tell(self.checked.exactness)
+            sizes = agreement.token_bytes(self)
+            self._check_rows()
+            return sizes
         try:
             compared = Agreement(self)
-            self._check_numbers(compared.truth)
+            self._check_numbers(compared.broken())
             try:
                 sizes = self._check_batch(compared)
             except Disagreement as why:
@@ -368,18 +376,17 @@ class Checkpoint(Transformer):
             beat_per_layer(self.model, self.layers, lambda: self.pulse.beat())
         return sizes
 
-    def _check_numbers(self, logits: Tensor) -> None:
-        """Check that the logits [T, vocabulary] of a plain pass are numbers.
+    def _check_numbers(self, broken: Sequence[int]) -> None:
+        """Refuse a model whose logits of the tokens `broken` are no numbers in a plain pass.
 
         Raises:
             Refusal: MODEL_LOAD_FAILED.
         """
-        broken = logits.isnan().any(dim=0).nonzero().flatten().tolist()
         if broken:
             raise Refusal(
                 "MODEL_LOAD_FAILED",
                 f"the checkpoint has weights that are NaN or too large: a plain forward pass gives NaN as the logit of "
-                f"{len(broken)} of {logits.shape[-1]} tokens, the first is token {broken[0]}",
+                f"{len(broken)} of {self.vocabulary} tokens, the first is token {broken[0]}",
                 tokens=len(broken),
                 first_token_id=broken[0],
             )
@@ -395,11 +402,29 @@ class Checkpoint(Transformer):
         self.attention = attention.install(self.model, self.kinds, self.window)
         if self.attention is not None:
             with suppress(Disagreement):
-                return compared.batch()
+                return self._judged(*compared.batch())
             # the model's code does not take its attention from the library as others do
             attention.uninstall(self.model, self.attention)
             self.attention = None
-        return compared.batch()
+        return self._judged(*compared.batch())
+
+    def _judged(self, sizes: BytesByDevice, exactness: Exactness) -> BytesByDevice:
+        """Keep what was found for the next load; a model that is served less exactly than by the library is told."""
+        kept_checks.keep(self.checks_key, Checked(str(self.path), self.functions, exactness))
+        self._tell(exactness)
+        return sizes
+
+    def _tell(self, exactness: Exactness) -> None:
+        self.exactness = exactness
+        if not exactness.is_near:
+            served, library = exactness.served, exactness.library
+            log.warning(
+                "passes_less_exact",
+                off=served.mean,
+                library_off=library.mean,
+                high=served.high,
+                library_high=library.high,
+            )
 
     def _check_rows(self) -> None:
         """Find the numbers of which the rows of decode passes and the tokens of prefill passes are multiples, and what

@@ -75,6 +75,12 @@ class Codes:
             return None
         return cls(weight.data, scales.float()[:, None] / _LARGEST)
 
+    def plain(self) -> Tensor:
+        """The numbers that the codes stand for, float32 [out, in]."""
+        numbers = self.codes.float() if self.table is None else self.table[self.codes.long()]
+        blocks = numbers.view(len(numbers), self.scales.shape[1], -1)
+        return (blocks * self.scales[:, :, None]).view(numbers.shape)
+
     @classmethod
     def joined(cls, parts: Sequence[Codes]) -> Codes | None:
         """Weights that read the same rows, one below the other; None where their codes mean different things."""
@@ -166,10 +172,14 @@ class CodedWeight(memory.Native):
         do not depend on the other rows."""
         if rows.dtype == self.dtype and (bias is None or bias.dtype == self.dtype):
             return self.kernels.multiply(rows, self.struct, bias)
-        return functional.linear(rows, self.to_dense().to(rows.dtype), bias)
+        return functional.linear(rows, self.plain().to(rows.dtype), bias)
 
     def to_dense(self) -> Tensor:
         """The weight [out, in] in its usual layout and in the dtype of the rows."""
+        return self.plain().to(self.dtype)
+
+    def plain(self) -> Tensor:
+        """The numbers that the codes stand for, float32 [out, in]."""
         count, blocks, _ = self.scales.shape
         if self.table is None:
             numbers = self.panels.float()
@@ -178,7 +188,7 @@ class CodedWeight(memory.Native):
             numbers = table[_unpaired(self.panels).long()]
         numbers = numbers.view(count, blocks, -1, _PANEL) * self.scales[:, :, None]
         whole = numbers.view(count, -1, _PANEL).transpose(1, 2).flatten(0, 1)
-        return whole[: self.width].to(self.dtype).clone()
+        return whole[: self.width].clone()
 
 
 def is_library_layer(layer: object) -> TypeGuard[nn.Linear]:

@@ -4,16 +4,16 @@ A decode step of one row calls hundreds of operators on a few hundred numbers ea
 its work. The functions here compute what the library's do, up to rounding, with fewer calls. A module keeps its place,
 its parameters and its hooks. Every pass uses the same functions, so a row's bits do not depend on its neighbours.
 
-A module gets another function only where a comparison on the module itself finds that the values are the library's.
+A module gets another function only where a comparison on the values that the module gets in natural text finds that the
+function is as near to float32 as the library's code (`comparing.py`).
 """
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, Protocol, cast
 
 import torch
@@ -23,8 +23,10 @@ from transformers import Cache, PreTrainedConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from steerserve.rules.inference.stepping import CompiledFunctions
+from steerserve.rules.models.nearness import Functions
 from steerserve.worker.model import native, whole_layers
 from steerserve.worker.model.coded import CodedWeight
+from steerserve.worker.model.comparing import OTHER_FORM, Comparison, give
 from steerserve.worker.model.kv import KvCache
 from steerserve.worker.model.packing import PanelWeight, native_weights, together
 
@@ -50,15 +52,11 @@ _MLPS = frozenset({"Gemma2MLP", "Gemma3MLP", "LlamaMLP", "MistralMLP", "Qwen2MLP
 _NORM = "RMSNorm"
 _SHIFTS = (0.0, 1.0)
 """What norms add to their weights."""
-_SIZES = (1.0, 1e-3)
-"""The sizes of the rows that are compared. The smaller one shows where a norm adds its constant."""
 _TOKENS = 3
-_OTHER_FORM = (RuntimeError, TypeError, ValueError, AttributeError, AssertionError)
-"""What a function raises for a module of another form."""
 _EXACT = 1e-5
 """The most by which an activation may differ in float32. GELU without a tanh differs by 5e-4."""
 _OFF = 2**-6
-"""The most by which values may differ, relative to the largest: each function rounds a few times to 8 bits."""
+"""By how much the values of a norm may be off those that tell what it adds to its weights."""
 
 
 class _Norm(Protocol):
@@ -106,48 +104,58 @@ class _Attention(Protocol):
     kernels: native.Kernels | None
 
 
-def shorten(model: nn.Module, dtype: torch.dtype) -> int:
-    """Give the modules of a loaded model their shorter functions, and return how many modules have one now."""
+def shorten(
+    model: nn.Module,
+    dtype: torch.dtype,
+    read: Callable[[], object],
+    known: Functions | None = None,
+) -> Functions:
+    """Give the modules of a loaded model their shorter functions. `read` runs a pass of the model over natural text:
+    each module is compared on the values that it gets there. With `known`, what an earlier load found is repeated."""
     angles = _Angles(torch.tensor([[-1.0], [1.0]], dtype=dtype))
-    kernels, count = native.kernels(), 0
+    kernels = native.kernels()
+    comparison = Comparison(dtype)
     module: Any
-    for module in list(model.modules()):
+    for name, module in list(model.named_modules()):
         kind: type[nn.Module] = type(module)
         if any(p.device.type != "cpu" for p in module.parameters()) or "forward" in vars(module):
             continue
         if kind.__name__.endswith(_NORM) and _read_norm(module):
             module.kernels = kernels if kernels and kernels.may_normalise(module.weight) else None
-            count += _take(module, _normalise, _norm_inputs(module))
+            comparison.add(name, module, _normalise)
         elif kind.__name__ in _ATTENTIONS:
             module.angles = angles
             module.kernels = (
                 kernels if kernels and kernels.may_attend(dtype, module.head_dim) else None
             )
-            count += _take(module, _attend, _attention_inputs(module, dtype))
+            comparison.add(name, module, _attend)
         elif kind.__name__ in _MLPS and kernels and _may_gate(module, kernels, dtype):
             module.kernels, module.own = kernels, kind.forward
             module.activation = _activation(module.act_fn)
-            count += _take(module, _gated, _mlp_inputs(module, dtype))
+            comparison.add(name, module, _gated)
         elif kind is nn.ModuleList:
             module.__class__ = _Stack
+    functions = comparison.run(read) if known is None else comparison.repeat(known)
     # a layer is compared once the modules inside it have their functions
     for module in list(model.modules()):
         if kernels is not None and "forward" not in vars(module):
-            count += _take_layer(module, kernels, dtype)
-    return count
+            functions.layers += _take_layer(module, kernels, dtype)
+    return functions
 
 
-def compiled(model: nn.Module) -> CompiledFunctions | None:
-    """Whether a loaded model uses compiled functions; None for a model that is not on the processor."""
+def compiled(model: nn.Module, functions: Functions) -> CompiledFunctions | None:
+    """Whether a loaded model, whose modules were given these functions, uses compiled ones; None for a model that is
+    not on the processor."""
     if any(parameter.device.type != "cpu" for parameter in model.parameters()):
         return None
+    given = functions.modules, functions.layers, functions.refused
     kernels, why = native.found()
     if kernels is None:
-        return CompiledFunctions(False, why)
+        return CompiledFunctions(False, why, *given)
     panels = any(isinstance(w, PanelWeight | CodedWeight) for w in native_weights(model))
     if panels or any(getattr(module, "kernels", None) for module in model.modules()):
-        return CompiledFunctions(True, why)
-    return CompiledFunctions(False, "there are none for the layers of this model")
+        return CompiledFunctions(True, why, *given)
+    return CompiledFunctions(False, "there are none for the layers of this model", *given)
 
 
 def attends(model: nn.Module, layers: int) -> bool:
@@ -158,20 +166,6 @@ def attends(model: nn.Module, layers: int) -> bool:
         if type(module).forward is _attend and getattr(module, "kernels", None)
     ]
     return len(compiled) == layers
-
-
-def _take(module: nn.Module, forward: Callable[..., Any], tried: Iterator[tuple[Any, ...]]) -> bool:
-    """Have a module use this function, where the values for all of `tried` are those of its own."""
-    kind = type(module)
-    try:
-        with torch.inference_mode():
-            pairs = [(kind.forward(module, *given), forward(module, *given)) for given in tried]
-    except _OTHER_FORM:
-        return False
-    if not all(_is_near(own, found) for own, found in pairs):
-        return False
-    module.__class__ = _kind(cast(Any, kind), forward)
-    return True
 
 
 def _take_layer(module: Any, kernels: native.Kernels, dtype: torch.dtype) -> bool:
@@ -191,26 +185,12 @@ def _take_layer(module: Any, kernels: native.Kernels, dtype: torch.dtype) -> boo
                 function(module, **given)
                 for function, given in zip((whole.own, whole_layers.forward), tried, strict=True)
             )
-    except _OTHER_FORM:
+    except OTHER_FORM:
         return False
     if not torch.equal(own, found):
         return False
-    module.__class__ = _kind(cast(Any, type(module)), whole_layers.forward)
+    give(module, whole_layers.forward)
     return True
-
-
-@cache
-def _kind(kind: Any, forward: Callable[..., Any]) -> type[nn.Module]:
-    """The same kind of module with another function. Its name and its module stay, because the library looks things up
-    by them."""
-    return type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
-
-
-def _is_near(own: Any, found: Any) -> bool:
-    one, other = (value[0] if isinstance(value, tuple) else value for value in (own, found))
-    if one.shape != other.shape or one.dtype != other.dtype:
-        return False
-    return bool((one - other).abs().amax().float() <= _OFF * one.abs().amax().float())
 
 
 class _Stack(nn.ModuleList):
@@ -252,19 +232,13 @@ def _read_norm(module: Any) -> bool:
             shifts = [
                 s for s in _SHIFTS if torch.allclose(found, plain * (weight.float() + s), _OFF, 0.0)
             ]
-    except _OTHER_FORM:
+    except OTHER_FORM:
         return False
     if not shifts:
         return False
     module.shift, module.constant = shifts[0], constant
     module.least = torch.tensor(math.sqrt(constant))
     return True
-
-
-def _norm_inputs(module: Any) -> Iterator[tuple[Tensor]]:
-    width = module.weight.shape[0]
-    for size in _SIZES:
-        yield (_rows(_TOKENS * width, module.weight.dtype).view(_TOKENS, width) * size,)
 
 
 # ---------------------------------------------------------------- MLPs
@@ -308,14 +282,8 @@ def _activation(function: Any) -> native.Activation | None:
     try:
         found = function(points)
         return next((kind for kind in own if torch.allclose(found, own[kind], 0.0, _EXACT)), None)
-    except _OTHER_FORM:
+    except OTHER_FORM:
         return None
-
-
-def _mlp_inputs(module: Any, dtype: torch.dtype) -> Iterator[tuple[Tensor]]:
-    width = module.gate_proj.in_features
-    for size in _SIZES:
-        yield (_rows(_TOKENS * width, dtype).view(1, _TOKENS, width) * size,)
 
 
 # ---------------------------------------------------------------- attention
@@ -522,12 +490,6 @@ def _rotated(heads: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
     halves = heads.view(*heads.shape[:3], 2, -1)
     turned = torch.addcmul(halves * cosines, halves.flip(-2), sines)
     return turned.view(heads.shape)
-
-
-def _attention_inputs(module: Any, dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
-    width = module.q_proj.in_features
-    rows = _rows(_TOKENS * width, dtype).view(1, _TOKENS, width)
-    yield rows, tuple(_angles(module.head_dim, dtype)), None
 
 
 def _angles(dim: int, dtype: torch.dtype) -> list[Tensor]:

@@ -264,8 +264,11 @@ def together(layers: Sequence[Any], rows: Tensor) -> Tensor | None:
 
 
 def multiply(rows: Tensor, packed: Packed, bias: Tensor | None = None) -> Tensor:
-    """`rows` [..., in] times a weight that is laid out, plus the bias, as [..., out]."""
+    """`rows` [..., in] times a weight that is laid out, plus the bias, as [..., out]. Rows in float32 are multiplied in
+    float32, whatever the weight is."""
     if isinstance(packed, Tensor):
+        if rows.dtype != packed.dtype:
+            return functional.linear(rows, packed.to_dense().to(rows.dtype), bias)
         return cast(Tensor, _product(rows, packed, bias, "none", [], ""))
     return packed.multiply(rows, bias)
 

@@ -26,7 +26,17 @@ from steerserve.messages import LOADING_TOKENIZER, LOADING_WEIGHTS
 from steerserve.rules.text_offsets import BROKEN
 from steerserve.worker import memory
 from steerserve.worker.heartbeat import Pulse
-from steerserve.worker.model import coded, forwards, packing, placement, precision
+from steerserve.worker.model import (
+    coded,
+    comparing,
+    forwards,
+    kept_checks,
+    packing,
+    placement,
+    plain,
+    precision,
+    truth,
+)
 
 SHOWN = 4
 """The most names of tensors in one refusal."""
@@ -39,6 +49,9 @@ _SCALES_DEPTH = 3
 
 CONTEXT_TOKENS = 5
 """The tokens of a prompt that are decoded with its answer: the text of a token depends on the text before it."""
+
+MODULE_TOKENS = 64
+"""The tokens of natural text over which the functions of modules are compared."""
 
 WEIGHTS = ("*.safetensors", "*.bin")
 LINE_CHARACTERS = 200
@@ -108,7 +121,23 @@ class Transformer:
         if packed or self.held.quantizes:
             precision.let_go_of_files(self.model)
         self.rounds_rows = coded.rounds_rows(self.model)
-        forwards.shorten(self.model, self.dtype)
+        self.path = path
+        self.checks_key = kept_checks.key(path, quantization, devices)
+        self.checked = kept_checks.read(self.checks_key)
+        known = self.checked.functions if self.checked is not None else None
+        self.functions = forwards.shorten(self.model, self.dtype, self._read_text, known)
+
+    def _read_text(self) -> None:
+        """Run a plain pass over natural text; an architecture that takes no plain tokens has none."""
+        tokens = truth.natural_tokens(
+            lambda text: self.encode(text, special=True), self.input_vocabulary
+        )
+        ids = torch.tensor([tokens[:MODULE_TOKENS]], device=self.device)
+        try:
+            self.model(**plain.whole(self.model, ids))
+        except (*comparing.OTHER_FORM, LookupError) as error:
+            if memory.is_exhausted(error):
+                raise
 
     def _pack(self) -> int:
         """Lay the weights on the host out for its kernels; return how many layers were packed."""

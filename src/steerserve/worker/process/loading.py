@@ -125,7 +125,8 @@ class LoadedModel:
             seeded_rows=self.seeded_rows,
             probe=self._probe(),
             cuda_graphs=self.cuda_graphs,
-            compiled_functions=forwards.compiled(model.model),
+            compiled_functions=forwards.compiled(model.model, model.functions),
+            exactness=model.exactness,
             generation_config=model.generation_config,
         )
 

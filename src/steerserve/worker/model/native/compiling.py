@@ -45,13 +45,13 @@ def library() -> ctypes.CDLL:
     Raises:
         Unavailable.
     """
-    folder = _folder()
+    home = folder()
     compiler = compilers.compiler(shutil.which)
     if compiler is None:
         raise Unavailable(f"there is no C++ compiler ({', '.join(compilers.COMPILERS)})")
     why = ""
     for way in _WAYS:
-        target = folder / f"{_digest(compiler, way)}.so"
+        target = home / f"{_digest(compiler, way)}.so"
         try:
             if not _is_own(target):
                 _compile(compiler, way, target)
@@ -82,13 +82,13 @@ def _compile(compiler: str, way: tuple[str, ...], target: Path) -> None:
 def _digest(compiler: str, way: tuple[str, ...]) -> str:
     """The name of a compiled library: another one for other sources, another compiler, processor or tensor library."""
     stat = Path(compiler).resolve().stat()
-    told = [compiler, stat.st_size, stat.st_mtime_ns, _FLAGS, way, torch.__version__, _processor()]
+    told = [compiler, stat.st_size, stat.st_mtime_ns, _FLAGS, way, torch.__version__, processor()]
     files = sorted(path for path in SOURCES.iterdir() if path.suffix in (".cpp", ".h"))
     told += [(path.name, path.read_bytes()) for path in files]
     return hashlib.sha256(repr(told).encode()).hexdigest()[:32]
 
 
-def _processor() -> str:
+def processor() -> str:
     """The instructions that this processor has, as the system tells them."""
     with suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -96,16 +96,16 @@ def _processor() -> str:
     return platform.processor()
 
 
-def _folder() -> Path:
-    """The folder of the compiled libraries: the first that can be written.
+def folder() -> Path:
+    """The folder of the compiled libraries and of what the checks of models found: the first that can be written.
 
     Raises:
         Unavailable.
     """
     candidates = compilers.folders(platformdirs.user_cache_dir("steerserve"), data_folder)
     # a folder that others may write into is a fault to tell, not one to go around
-    for folder in filter(compilers.is_writable, candidates):
-        return _own_folder(folder)
+    for candidate in filter(compilers.is_writable, candidates):
+        return _own_folder(candidate)
     told = " and ".join(map(str, candidates))
     raise Unavailable(f"{compilers.NO_FOLDER}: {told} cannot be written")
 

@@ -1,0 +1,145 @@
+"""The checks of a model at its load: which functions its modules get, what health is told, and what the next load
+repeats."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from steerserve.worker.model import agreement, forwards, truth
+from tests.worker import models
+from tests.worker.running import next_logits, open_checkpoint
+
+IDS = list(range(20, 60))
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A cache folder in which no earlier load has kept anything; the compiled library is the one of all tests."""
+    kernels = Path(platformdirs.user_cache_dir("steerserve")) / "kernels"
+    mine = tmp_path / "cache" / "steerserve" / "kernels"
+    mine.mkdir(parents=True)
+    for library in kernels.glob("*.so"):
+        os.link(library, mine / library.name)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def wide_passes(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """The modules that were computed in float32."""
+    computed: list[object] = []
+    real = truth.in_float32
+
+    def counted(model: Any) -> Any:
+        computed.append(model)
+        return real(model)
+
+    monkeypatch.setattr(truth, "in_float32", counted)
+    return computed
+
+
+def wrong_in(layer: str, real: Callable[..., Any]) -> Callable[..., Any]:
+    """The function of an attention that computes something else in the layer of this name."""
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        attended, weights = real(self, *args, **kwargs)
+        return (attended * 1.1 if self.place == layer else attended), weights
+
+    return forward
+
+
+def test_a_layer_whose_function_is_refused_takes_no_other_with_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder = models.save("llama", tmp_path / "llama", dtype=torch.bfloat16)
+    real = forwards.Comparison.add
+
+    def add(self: Any, name: str, module: Any, forward: Any) -> None:
+        module.place = name
+        real(self, name, module, forward)
+
+    monkeypatch.setattr(forwards.Comparison, "add", add)
+    monkeypatch.setattr(forwards, "_attend", wrong_in("model.layers.1.self_attn", forwards._attend))
+    model = open_checkpoint(folder)
+    (refused,) = model.functions.refused
+    assert refused.module == "model.layers.1.self_attn"
+    assert refused.found is not None
+    assert refused.own is not None
+    assert refused.found.mean > 0.05 > refused.own.mean
+    kinds = {name: type(module) for name, module in model.model.named_modules()}
+    given = {name for name, kind in kinds.items() if hasattr(kind, "_library_kind")}
+    assert {"model.layers.0.self_attn", "model.layers.1.input_layernorm"} <= given
+    assert "model.layers.1.self_attn" not in given
+    library: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    with torch.inference_mode():
+        plain = library(torch.tensor([IDS])).logits[0, -1].float()
+    assert (next_logits(model, IDS).float() - plain).std() < 0.05 * plain.std()
+
+
+def test_the_next_load_repeats_what_was_found_until_a_file_changes(
+    wide_passes: list[object], tmp_path: Path
+) -> None:
+    folder = models.save("llama", tmp_path / "llama", dtype=torch.bfloat16)
+    first = open_checkpoint(folder)
+    assert wide_passes
+    wide_passes.clear()
+    second = open_checkpoint(folder)
+    assert not wide_passes
+    assert second.functions == first.functions
+    assert second.exactness == first.exactness
+    assert second.kv_bytes_by_device == first.kv_bytes_by_device
+    assert torch.equal(next_logits(second, IDS), next_logits(first, IDS))
+    os.utime(folder / "model.safetensors", (1, 1))
+    open_checkpoint(folder)
+    assert wide_passes
+
+
+def test_a_model_says_how_exactly_it_is_served(tmp_path: Path) -> None:
+    exactness = open_checkpoint(
+        models.save("qwen3", tmp_path / "qwen3", dtype=torch.bfloat16)
+    ).exactness
+    assert exactness is not None
+    assert exactness.is_near
+    assert 0 < exactness.served.mean <= 1.1 * exactness.library.mean
+
+
+def test_passes_that_compute_something_else_are_not_used(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    real = agreement.Agreement._compare
+    seen: list[Any] = []
+
+    def turned(self: Any, states: dict[int, Tensor]) -> Any:
+        if not seen:  # the running batch is compared first
+            seen.append(states)
+            states = {place: state.roll(1) for place, state in states.items()}
+        return real(self, states)
+
+    monkeypatch.setattr(agreement.Agreement, "_compare", turned)
+    model = open_checkpoint(models.save("llama", tmp_path / "llama"))
+    assert seen
+    assert model.attention is None
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_pass_in_float32_is_that_of_a_model_in_float32(
+    dtype: torch.dtype, tmp_path: Path
+) -> None:
+    for variant in ("llama", "qwen3", "gpt2", "mixtral", "gpt_neox", "olmo2"):
+        folder = models.save(variant, tmp_path / f"{variant}-{dtype}", dtype=dtype)
+        library: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        half: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+        ids = torch.tensor([IDS])
+        with torch.inference_mode():
+            plain = library(ids).logits
+            with truth.in_float32(half):
+                wide = half(ids).logits
+        torch.testing.assert_close(wide, plain, rtol=1e-4, atol=1e-4)
