@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from itertools import count
+from types import SimpleNamespace
 
 import pytest
 
+from steerserve.control.inference import texts
 from steerserve.control.inference.training import Example, TrainingRequest
 from steerserve.rules.steering.records import ProbeRecord, VectorRecord
 from tests.control.conftest import refused
@@ -119,3 +122,23 @@ async def test_a_cancelled_job_stores_nothing(world: World) -> None:
     assert job.facts.state == "cancelled"
     gate.open.set()
     assert (await refused(world.vectors.get("calm"))).code == "VECTOR_NOT_FOUND"
+
+
+async def test_reading_takes_turns_with_requests(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+
+    clock = count()
+    monkeypatch.setattr(texts, "asyncio", SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr(texts, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    await world.loaded()
+    await soon((await world.trainings.start(ASKED)).over.wait())
+    assert pauses == []
+    async with world.queue.room() as place, world.queue.slot(place):
+        await soon((await world.trainings.start(replace(ASKED, name="b"))).over.wait())
+    # 16 texts in parts of 8, each of which takes 1 s of this clock
+    assert pauses == [1]

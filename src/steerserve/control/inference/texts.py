@@ -56,7 +56,8 @@ class TextReader:
     ) -> list[Kind]:
         """What is read of each text. `make` makes a request of some of them, whose events of the class `kind` are what
         is read. `check` is asked before each part of `at_once` texts, and `told` gets the number of texts that are read
-        so far. With `is_gentle`, parts leave the time to requests that run (`rules/inference/pacing.py`).
+        so far. Parts take turns with requests that run; with `is_gentle` they leave the time to them
+        (`rules/inference/pacing.py`).
 
         Raises:
             Refusal: those of `check`, and those of an inference request; of the first text that is refused, with its
@@ -73,8 +74,12 @@ class TextReader:
                 seconds = time.monotonic() - begun
             found += read
             told(len(found))
-            if is_paced and self._is_used:
+            if not self._is_used:
+                continue
+            if is_paced:
                 await asyncio.sleep(pacing.pause(seconds, _worked(read)))
+            elif len(found) < len(texts):
+                await asyncio.sleep(seconds)  # requests take at most twice as long
         return found
 
     @property

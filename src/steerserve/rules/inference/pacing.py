@@ -5,7 +5,8 @@ slots, so that a job goes on beside requests that never leave a slot free. (3) S
 is to leave the time to requests, is followed by a pause, so that the engine works for parts at most SHARE of the time.
 Where the engine does not say how long it worked for a part, the whole time until the answer counts, with the decode
 passes of live requests in it, and parts take at most WHOLE_SHARE of the time. How long a live text waits for one
-prefill pass is bounded by the engine (`stepping.STEP_SECONDS`).
+prefill pass is bounded by the engine (`stepping.STEP_SECONDS`). (4) Every other part is followed by a pause as long as
+itself while requests run, so that they take at most twice as long beside it.
 """
 
 from __future__ import annotations
