@@ -227,7 +227,7 @@ def logged(live: Running, event: str, count: int) -> list[dict[str, Any]]:
 
 @pytest.mark.timeout(120)
 def test_each_change_is_a_line_with_who_did_it_and_how_it_ended(start: Start) -> None:
-    with start(api_keys=[KEY]) as live:
+    with start(api_keys=[KEY], local_paths=[demo.DATA]) as live:
         live.http.headers.update(WHO)
         model_id = load_demo(live)
         body = {"holder": "alice", "reason": SECRET}

@@ -23,6 +23,7 @@ OF_DAY = (
 LAST_NAMES = {name.rpartition(".")[2] for name in OF_DAY}
 
 READERS = {
+    "app/copies.py": "the name of the database that a restored copy replaces",
     "app/wiring.py": "the number of the first line of the log, which grows over restarts",
     "engines/fleet/replica.py": "`since` of a replica, which is only told",
     "engines/remote/certificates.py": "the time in which a certificate is valid",

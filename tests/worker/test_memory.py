@@ -20,7 +20,7 @@ from steerserve import messages as m
 from steerserve.engines.checkpoint.client import CheckpointEngine, Launcher
 from steerserve.rules.units import MIB
 from steerserve.worker import memory
-from steerserve.worker.batch import group, steered
+from steerserve.worker.batch import apart, group
 from steerserve.worker.model import budget, native, packing
 from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.model.kv import Shelf
@@ -46,7 +46,7 @@ from tests.worker.saes import arrays, config_v6, source, write
 def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     """A test's own log handler would keep an error that was logged, and with it the tensors of its frames."""
     monkeypatch.setattr(group, "log", CapturingLogger())
-    monkeypatch.setattr(steered, "log", CapturingLogger())
+    monkeypatch.setattr(apart, "log", CapturingLogger())
     monkeypatch.setattr(loop, "log", CapturingLogger())
 
 

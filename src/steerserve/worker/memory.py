@@ -7,8 +7,9 @@ import gc
 import re
 import resource
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import cast
 
 import psutil
@@ -156,6 +157,14 @@ def give_back() -> None:
         ctypes.CDLL(None).malloc_trim(0)
     except (OSError, AttributeError):  # without glibc
         return
+
+
+def free_product_buffers() -> None:
+    """Free the buffers that MKL, in the tensor library, keeps for float32 products. Without MKL this function does
+    nothing. No other thread may multiply meanwhile."""
+    library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(str(library)).mkl_serv_free_buffers()
 
 
 def held(where: torch.device) -> int:

@@ -54,8 +54,10 @@ class Replicated:
 @asynccontextmanager
 async def replicated(home: Path, count: int, **settings: Any) -> AsyncIterator[Replicated]:
     """A service with one loaded model of so many replicas; with 0, one engine process serves."""
-    made = Settings(_env_file=None, steerserve_home=home, **settings)  # type: ignore[call-arg]
-    lay(home / DATABASE)
+    data = home / "data"
+    data.mkdir()
+    made = Settings(_env_file=None, steerserve_home=data, **settings)  # type: ignore[call-arg]
+    lay(data / DATABASE)
     launcher: Any = Launcher()
     launcher.replicas = count
     service = Service(made, replace(surroundings(made), launcher=launcher))

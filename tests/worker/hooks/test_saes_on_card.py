@@ -18,6 +18,7 @@ from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.sae import formats
 from tests.worker.running import Bench, hooked, open_checkpoint, site_of, words
 from tests.worker.saes import arrays, config_v6, source, write
+from tests.worker.slices import finished
 
 KEY = "sae@1"
 ONE = {3: 2.0, 7: -1.5, 40: 0.25}
@@ -68,7 +69,8 @@ def test_steering_readings_records_and_statistics_are_those_of_the_host(
                 bench.run()
             reader, held = bench.steering.sae(KEY), bench.steering.held(KEY)
             found = bench.monitor.read(m.ReadStatistics(9, NAMED))
-            explored = explore(m.Explore(3, key=KEY, features=NAMED, nearest=5), held)
+            asked = m.Explore(3, key=KEY, features=NAMED, nearest=5)
+            explored = finished(explore(asked, held))
         finally:
             bench.steering.detach(KEY)
     assert not bench.refused

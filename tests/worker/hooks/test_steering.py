@@ -467,7 +467,8 @@ def test_a_broken_pass_refuses_its_own_group_only_and_leaves_no_steering(
             bench.ask(i, words(20, i), plan=overlay(ONE))
         seeded = bench.ask(3, words(30), plan=Suppressed(), seed=4)
         bench.step(2)
-        first = iter([True])
+        # the pass of both, and then the pass of each
+        first = iter([True, True, True])
         with failing(llama, RuntimeError("broken"), lambda _: next(first, False)):
             bench.step()
         assert {i: r.code for i, r in bench.refused.items()} == dict.fromkeys(

@@ -164,7 +164,7 @@ def test_a_loaded_model_is_as_near_to_full_precision_as_with_the_library(
     # for each layer q, k and v, o, gate and up, and down; and the head
     assert len(held) == 4 * ours.layers + 1
     assert all(isinstance(weight, CodedWeight) for weight in held)
-    told = compiled(ours.model)
+    told = compiled(ours.model, ours.functions)
     assert told is not None
     assert told.are_used
     assert (ours.rounds_rows, ours.varies, ours.row_step) == (False, None, 1)

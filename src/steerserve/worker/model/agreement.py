@@ -54,7 +54,7 @@ class CheckedModel(PassModel, Host, Protocol):
 
     dtype: torch.dtype
 
-    def encode(self, text: str, *, special: bool) -> list[int]: ...
+    text_tokens: list[int]
 
 
 class Disagreement(Exception):
@@ -79,9 +79,7 @@ class Agreement:
     def __init__(self, model: CheckedModel) -> None:
         self._model = model
         self._before = plain.held_by_modules(model.model)
-        tokens = truth.natural_tokens(
-            lambda text: model.encode(text, special=True), model.vocabulary
-        )
+        tokens = truth.natural_tokens(model.text_tokens, model.vocabulary)
         self.ids: list[int] = tokens[: model.model_max_context]
         self._own_states = _tried(lambda: self._plain(len(self.ids)))
         with truth.in_float32(model.model):
@@ -162,27 +160,29 @@ class Agreement:
         """The last hidden states [count, hidden] of a plain pass over the first `count` tokens."""
         model = self._model
         tokens = torch.tensor([self.ids[:count]], device=model.device)
-        with self._kept(reads_one=True) as kept, own_code(model.model):
+        with self._kept(has_logits=False) as kept, own_code(model.model):
             model.model(**plain.whole(model.model, tokens))
         (hidden,) = kept
         return hidden[0]
 
     @contextmanager
-    def _kept(self, *, reads_one: bool = False) -> Iterator[list[Tensor]]:
-        """The last hidden states [rows, T, hidden] of each pass while open, before the output embedding. With
-        `reads_one`, only the logits of the first token are made."""
+    def _kept(self, *, has_logits: bool = True) -> Iterator[list[Tensor]]:
+        """The last hidden states [rows, T, hidden] of each pass while open, before the output embedding. Without
+        `has_logits`, the passes give zeros as logits: an output embedding in float32 would take much memory."""
         kept: list[Tensor] = []
 
-        def keep(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+        def keep(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
             kept.append(inputs[0])
-            return (inputs[0][:, :1],) if reads_one else None
 
         head = self._model.model.get_output_embeddings()
         hook = head.register_forward_pre_hook(keep, prepend=True)
+        if not has_logits:
+            vars(head)["forward"] = lambda hidden: hidden.new_zeros(*hidden.shape[:-1], 1)
         try:
             yield kept
         finally:
             hook.remove()
+            vars(head).pop("forward", None)
 
     def _compare(self, states: Mapping[int, Tensor]) -> Distance:
         """Compare last hidden states [hidden] by the places of their tokens. Returns their distance.

@@ -23,6 +23,7 @@ from steerserve.rules.models.architecture import first_range, max_context
 from steerserve.rules.models.generation_config import GenerationConfig, recommended
 from steerserve.rules.models.nearness import Checked, Exactness
 from steerserve.rules.residency.heartbeat import Activity
+from steerserve.worker import memory
 from steerserve.worker.model import agreement, attention, forwards, invariance, kept_checks
 from steerserve.worker.model.agreement import Agreement, BytesByDevice, Disagreement
 from steerserve.worker.model.attention import SLIDING, PartedAttention
@@ -102,6 +103,7 @@ class Checkpoint(Transformer):
         self.row_steps = stepping.BATCHED
         self.exactness: Exactness | None = None
         self.kv_bytes_by_device = self._check(first_range(text))
+        memory.free_product_buffers()  # those of the passes in float32
 
     @property
     def kv_bytes_per_token(self) -> int:

@@ -180,15 +180,24 @@ class CodedWeight(memory.Native):
 
     def plain(self) -> Tensor:
         """The numbers that the codes stand for, float32 [out, in]."""
-        count, blocks, _ = self.scales.shape
+        count, size = len(self.panels), int(self.struct.size)
+        whole = torch.empty(count, _PANEL, size)
+        step = max(1, _BLOCK_ELEMENTS // (_PANEL * size))
+        for first in range(0, count, step):
+            part = slice(first, first + step)
+            whole[part] = self._widened(self.panels[part], self.scales[part])
+        return whole.flatten(0, 1)[: self.width]
+
+    def _widened(self, panels: Tensor, scales: Tensor) -> Tensor:
+        """The numbers of some panels, float32 [panels, 16, in]."""
         if self.table is None:
-            numbers = self.panels.float()
+            numbers = panels.float()
         else:
             table = self.table.t().contiguous().view(torch.int16).flatten().float() * _WIDENED
-            numbers = table[_unpaired(self.panels).long()]
-        numbers = numbers.view(count, blocks, -1, _PANEL) * self.scales[:, :, None]
-        whole = numbers.view(count, -1, _PANEL).transpose(1, 2).flatten(0, 1)
-        return whole[: self.width].clone()
+            numbers = table[_unpaired(panels).int()]
+        count, blocks, _ = scales.shape
+        numbers = numbers.view(count, blocks, -1, _PANEL) * scales[:, :, None]
+        return numbers.view(count, -1, _PANEL).transpose(1, 2)
 
 
 def is_library_layer(layer: object) -> TypeGuard[nn.Linear]:

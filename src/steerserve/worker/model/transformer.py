@@ -101,6 +101,7 @@ class Transformer:
             where = placement.device_map(kind, config, devices, self.device, trust_remote_code)
             report(LOADING_TOKENIZER, 5.0)
             self.tokenizer: PreTrainedTokenizerBase = open_tokenizer(path, trust_remote_code)
+            self.text_tokens = self.encode(truth.TEXT, special=True)
         report(LOADING_WEIGHTS, 10.0)
         options = precision.load_options(
             self.held, kind, config, trust_remote_code=trust_remote_code
@@ -129,9 +130,7 @@ class Transformer:
 
     def _read_text(self) -> None:
         """Run a plain pass over natural text; an architecture that takes no plain tokens has none."""
-        tokens = truth.natural_tokens(
-            lambda text: self.encode(text, special=True), self.input_vocabulary
-        )
+        tokens = truth.natural_tokens(self.text_tokens, self.input_vocabulary)
         ids = torch.tensor([tokens[:MODULE_TOKENS]], device=self.device)
         try:
             self.model(**plain.whole(self.model, ids))

@@ -6,7 +6,7 @@ The question is whether they are as near to the truth: the same code, over the s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -56,10 +56,10 @@ Les bateaux sont partis avant l'aube. Die Glocke der alten Kirche schlug neun, u
 """Natural text of several kinds, written for this purpose."""
 
 
-def natural_tokens(encode: Callable[[str], Sequence[int]], vocabulary: int) -> list[int]:
-    """At most `POSITIONS` tokens of natural text. Where the tokenizer does not know such text, they are drawn from the
-    whole vocabulary, the same at every load."""
-    tokens = [token for token in encode(TEXT) if token < vocabulary]
+def natural_tokens(encoded: Sequence[int], vocabulary: int) -> list[int]:
+    """`POSITIONS` tokens of natural text, from the tokens of `TEXT`. Where the tokenizer does not know such text, they
+    are drawn from the whole vocabulary, the same at every load."""
+    tokens = [token for token in encoded if token < vocabulary]
     if len(set(tokens)) >= _FEWEST_TOKENS:
         return (tokens * -(-POSITIONS // len(tokens)))[:POSITIONS]
     source = torch.Generator().manual_seed(0)
