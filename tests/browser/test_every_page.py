@@ -57,8 +57,12 @@ def test_long_names_stay_inside_their_panels(tab: Tab, served: Demo, size: dict[
     loaded = served.data("GET", "/api/models")["loaded_model_id"]
     terms = {"holder": long, "reason": long, "ttl_seconds": 300}
     lease = served.data("POST", f"/api/models/{loaded}/lease", terms)["lease_id"]
-    source = served.data("GET", "/api/models")["models"][0]["local_path"]
-    body = {"source": "local", "local_path": source, "quantization": "Q8", "custom_name": long}
+    body = {
+        "source": "local",
+        "local_path": str(demo.MODEL_DIR),
+        "quantization": "Q8",
+        "custom_name": long,
+    }
     model = served.data("POST", "/api/models", body)["id"]
     try:
         visit = tab(viewport=size)
