@@ -143,3 +143,26 @@ def test_the_pass_in_float32_is_that_of_a_model_in_float32(
             with truth.in_float32(half):
                 wide = half(ids).logits
         torch.testing.assert_close(wide, plain, rtol=1e-4, atol=1e-4)
+
+
+def test_a_large_model_on_the_host_is_compared_over_fewer_tokens() -> None:
+    sizes = [10**8, 10**9, 3 * 10**9, 70 * 10**9]
+    assert [truth.positions(size, is_on_host=True) for size in sizes] == [300, 300, 100, 48]
+    assert truth.positions(sizes[-1], is_on_host=False) == 300
+
+
+def test_without_memory_for_float32_a_model_serves_and_says_nothing_of_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    real = agreement.Agreement._plain
+
+    def exhausted(self: Any, count: int) -> Tensor:
+        if torch.overrides._get_current_function_mode_stack():
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return real(self, count)
+
+    monkeypatch.setattr(agreement.Agreement, "_plain", exhausted)
+    model = open_checkpoint(models.save("qwen2", tmp_path / "qwen2", dtype=torch.bfloat16))
+    assert model.exactness is None
+    assert model.row_steps.are_batched
+    assert next_logits(model, IDS).isfinite().all()

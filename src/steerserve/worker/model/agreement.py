@@ -55,6 +55,7 @@ class CheckedModel(PassModel, Host, Protocol):
     dtype: torch.dtype
 
     text_tokens: list[int]
+    parameters: int
 
 
 class Disagreement(Exception):
@@ -70,7 +71,8 @@ def token_bytes(model: CheckedModel) -> BytesByDevice:
 
 class Agreement:
     """The comparisons of one model with the float32 pass of its own code, over natural text, by the last hidden states,
-    which the output embedding turns into logits. `own` is the distance of a plain pass in the model's precision.
+    which the output embedding turns into logits. `own` is the distance of a plain pass in the model's precision. Where
+    there is no memory for a pass in float32, the plain pass stands for it, and `knows_truth` is false.
 
     Raises:
         Disagreement: the plain pass cannot be made.
@@ -80,10 +82,10 @@ class Agreement:
         self._model = model
         self._before = plain.held_by_modules(model.model)
         tokens = truth.natural_tokens(model.text_tokens, model.vocabulary)
-        self.ids: list[int] = tokens[: model.model_max_context]
+        count = truth.positions(model.parameters, is_on_host=model.device.type == "cpu")
+        self.ids: list[int] = tokens[: min(count, model.model_max_context)]
         self._own_states = _tried(lambda: self._plain(len(self.ids)))
-        with truth.in_float32(model.model):
-            self._true = self._plain(len(self.ids))
+        self._true, self.knows_truth = self._in_float32()
         self.own = truth.distance(truth.off(self._own_states, self._true))
 
     @property
@@ -164,6 +166,17 @@ class Agreement:
             model.model(**plain.whole(model.model, tokens))
         (hidden,) = kept
         return hidden[0]
+
+    def _in_float32(self) -> tuple[Tensor, bool]:
+        """The last hidden states [T, hidden] of a plain pass in float32, and whether there was memory for it."""
+        try:
+            with truth.in_float32(self._model.model):
+                return self._plain(len(self.ids)), True
+        except RuntimeError as error:
+            if not memory.is_exhausted(error):
+                raise
+            memory.recover(error)
+        return self._own_states.float(), False
 
     @contextmanager
     def _kept(self, *, has_logits: bool = True) -> Iterator[list[Tensor]]:

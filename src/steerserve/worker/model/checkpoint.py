@@ -404,19 +404,29 @@ class Checkpoint(Transformer):
         self.attention = attention.install(self.model, self.kinds, self.window)
         if self.attention is not None:
             with suppress(Disagreement):
-                return self._judged(*compared.batch())
+                return self._judged(compared)
             # the model's code does not take its attention from the library as others do
             attention.uninstall(self.model, self.attention)
             self.attention = None
-        return self._judged(*compared.batch())
+        return self._judged(compared)
 
-    def _judged(self, sizes: BytesByDevice, exactness: Exactness) -> BytesByDevice:
-        """Keep what was found for the next load; a model that is served less exactly than by the library is told."""
+    def _judged(self, compared: Agreement) -> BytesByDevice:
+        """Compare passes of the batch, and keep what was found for the next load. Returns the bytes of KV per token by
+        device.
+
+        Raises:
+            Disagreement.
+        """
+        sizes, exactness = compared.batch()
+        if not compared.knows_truth:
+            log.warning("exactness_unknown", why="there is no memory for a pass in float32")
+            return sizes
         kept_checks.keep(self.checks_key, Checked(str(self.path), self.functions, exactness))
         self._tell(exactness)
         return sizes
 
     def _tell(self, exactness: Exactness) -> None:
+        """Tell a model that is served less exactly than by the library."""
         self.exactness = exactness
         if not exactness.is_near:
             served, library = exactness.served, exactness.library

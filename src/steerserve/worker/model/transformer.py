@@ -131,7 +131,8 @@ class Transformer:
     def _read_text(self) -> None:
         """Run a plain pass over natural text; an architecture that takes no plain tokens has none."""
         tokens = truth.natural_tokens(self.text_tokens, self.input_vocabulary)
-        ids = torch.tensor([tokens[:MODULE_TOKENS]], device=self.device)
+        most = truth.positions(self.parameters, is_on_host=self.device.type == "cpu")
+        ids = torch.tensor([tokens[: min(most, MODULE_TOKENS)]], device=self.device)
         try:
             self.model(**plain.whole(self.model, ids))
         except (*comparing.OTHER_FORM, LookupError) as error:

@@ -21,6 +21,10 @@ from steerserve.worker.model.coded import Codes, is_library_layer
 POSITIONS = 300
 """The tokens over which a whole model is compared."""
 
+_FEWEST_POSITIONS = 48
+_QUICK_PARAMETERS = 1_000_000_000
+"""A larger model on the host is compared over fewer tokens, because each takes the longer."""
+
 _FEWEST_TOKENS = 30
 """A text that a tokenizer makes into fewer different tokens says little about the model."""
 
@@ -65,6 +69,13 @@ def natural_tokens(encoded: Sequence[int], vocabulary: int) -> list[int]:
     source = torch.Generator().manual_seed(0)
     drawn: list[int] = torch.randint(0, vocabulary, (POSITIONS,), generator=source).tolist()
     return drawn
+
+
+def positions(parameters: int, *, is_on_host: bool) -> int:
+    """Over how many tokens a model of so many parameters is compared."""
+    if not is_on_host or parameters <= _QUICK_PARAMETERS:
+        return POSITIONS
+    return max(_FEWEST_POSITIONS, POSITIONS * _QUICK_PARAMETERS // parameters)
 
 
 @contextmanager
