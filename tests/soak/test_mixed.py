@@ -162,7 +162,7 @@ def demonstrated(home: Path) -> Iterator[Process]:
             assert attached.status_code == 200, attached.text
             yield served
         finally:
-            watching._end(served)
+            watching.end(served)
 
 
 def rest(served: Process) -> Rest:

@@ -45,8 +45,7 @@ def stressed(home: Path, **settings: Any) -> Iterator[Process]:
         try:
             yield served
         finally:
-            _print_turns(served)
-            _end(served)
+            end(served)
 
 
 def _print_turns(served: Process) -> None:
@@ -58,8 +57,10 @@ def _print_turns(served: Process) -> None:
             print(f"longest turns of the {thread}: {'; '.join(told) or 'none'}")
 
 
-def _end(served: Process) -> None:
-    """End what is left of a service, and read its log to the end: a pipe is not closed under its reader."""
+def end(served: Process) -> None:
+    """Print the longest turns of a service, end what is left of it, and read its log to the end: a pipe is not closed
+    under its reader."""
+    _print_turns(served)
     for process in members(served.process.pid):
         with suppress(psutil.NoSuchProcess):
             process.kill()
@@ -174,6 +175,7 @@ def until_ended(session: int) -> float:
 
 def stop(served: Process) -> float:
     """End an idle service politely; it goes at once and leaves no process. The seconds that it took."""
+    _print_turns(served)
     since = time.monotonic()
     served.process.send_signal(signal.SIGTERM)
     assert served.wait() == 0
