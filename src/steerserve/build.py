@@ -16,7 +16,7 @@ RELEASE = "0.1.0"
 """The newest released section of CHANGELOG.md. It names builds that no tag names."""
 UNKNOWN = "unknown"
 """Stands for the commit where nothing tells it."""
-GIT_SECONDS = 5.0
+GIT_SECONDS = 10.0
 
 _SOURCE_ROOT = Path(__file__).resolve().parents[2]
 _DESCRIBED = re.compile(
