@@ -60,9 +60,9 @@ def test_a_rounding_is_never_too_far(dtype: str, near: float, off: float) -> Non
 def test_what_is_slower_or_less_exact_is_told_by_name() -> None:
     refused = [RefusedFunction("layers.7.mlp", Distance(0.09, 0.2), Distance(0.01, 0.02))]
     exactness = Exactness(300, Distance(0.05, 0.1), Distance(0.01, 0.02), is_near=False)
-    assert Checked("/m", Functions(3, 1, refused), exactness).odd() == [
+    assert Checked("/m", True, Functions(3, 1, refused), exactness).odd() == [
         "/m: layers.7.mlp keeps the library's code: the fast function is 0.09 from float32, the library's code 0.01",
         "/m: served 0.05 from float32, where the library's own pass is 0.01 from it",
     ]
     near = Exactness(300, Distance(0.01, 0.02), Distance(0.01, 0.02), is_near=True)
-    assert Checked("/m", Functions(3, 1), near).odd() == []
+    assert Checked("/m", True, Functions(3, 1), near).odd() == []

@@ -124,9 +124,12 @@ def test_passes_that_compute_something_else_are_not_used(
         return real(self, states)
 
     monkeypatch.setattr(agreement.Agreement, "_compare", turned)
-    model = open_checkpoint(models.save("llama", tmp_path / "llama"))
+    folder = models.save("llama", tmp_path / "llama")
+    model = open_checkpoint(folder)
     assert seen
     assert model.attention is None
+    # nor by the next load, which makes no comparison
+    assert open_checkpoint(folder).attention is None
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -151,14 +154,18 @@ def test_a_large_model_on_the_host_is_compared_over_fewer_tokens() -> None:
     assert truth.positions(sizes[-1], is_on_host=False) == 300
 
 
-def test_without_memory_for_float32_a_model_serves_and_says_nothing_of_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(
+    "error",
+    [torch.OutOfMemoryError("CUDA out of memory."), RuntimeError("expected BFloat16, got Float")],
+)
+def test_where_no_pass_in_float32_can_be_made_a_model_serves_and_says_nothing_of_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: RuntimeError
 ) -> None:
     real = agreement.Agreement._plain
 
     def exhausted(self: Any, count: int) -> Tensor:
         if torch.overrides._get_current_function_mode_stack():
-            raise torch.OutOfMemoryError("CUDA out of memory.")
+            raise error
         return real(self, count)
 
     monkeypatch.setattr(agreement.Agreement, "_plain", exhausted)

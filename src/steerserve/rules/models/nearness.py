@@ -67,9 +67,11 @@ class Exactness:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What the checks of the model in a folder found."""
+    """What the checks of the model in a folder found. `reads_parts` says whether its attention reads the parts of the
+    cache, which the code of some models does not do rightly."""
 
     folder: str
+    reads_parts: bool
     functions: Functions
     exactness: Exactness
 

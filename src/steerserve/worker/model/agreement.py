@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Protocol, TypeVar
 
+import structlog
 import torch
 from torch import Tensor, nn
 
@@ -44,6 +45,7 @@ _UNSUPPORTED = (
     ImportError,
 )
 
+log = structlog.get_logger(__name__)
 Result = TypeVar("Result")
 
 BytesByDevice = dict[torch.device, int]
@@ -72,7 +74,8 @@ def token_bytes(model: CheckedModel) -> BytesByDevice:
 class Agreement:
     """The comparisons of one model with the float32 pass of its own code, over natural text, by the last hidden states,
     which the output embedding turns into logits. `own` is the distance of a plain pass in the model's precision. Where
-    there is no memory for a pass in float32, the plain pass stands for it, and `knows_truth` is false.
+    there is no memory for a pass in float32, or the model's code cannot make one, the plain pass stands for it, and
+    `knows_truth` is false.
 
     Raises:
         Disagreement: the plain pass cannot be made.
@@ -168,13 +171,12 @@ class Agreement:
         return hidden[0]
 
     def _in_float32(self) -> tuple[Tensor, bool]:
-        """The last hidden states [T, hidden] of a plain pass in float32, and whether there was memory for it."""
+        """The last hidden states [T, hidden] of a plain pass in float32, and whether it could be made."""
         try:
             with truth.in_float32(self._model.model):
                 return self._plain(len(self.ids)), True
-        except RuntimeError as error:
-            if not memory.is_exhausted(error):
-                raise
+        except _UNSUPPORTED as error:
+            log.warning("exactness_unknown", why=described_error(error))
             memory.recover(error)
         return self._own_states.float(), False
 

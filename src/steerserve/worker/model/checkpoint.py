@@ -349,7 +349,8 @@ class Checkpoint(Transformer):
                 wrong, and when these logits are no numbers.
         """
         if self.checked is not None and first is None:
-            self.attention = attention.install(self.model, self.kinds, self.window)
+            if self.checked.reads_parts:
+                self.attention = attention.install(self.model, self.kinds, self.window)
             self._tell(self.checked.exactness)
             sizes = agreement.token_bytes(self)
             self._check_rows()
@@ -419,9 +420,10 @@ class Checkpoint(Transformer):
         """
         sizes, exactness = compared.batch()
         if not compared.knows_truth:
-            log.warning("exactness_unknown", why="there is no memory for a pass in float32")
             return sizes
-        kept_checks.keep(self.checks_key, Checked(str(self.path), self.functions, exactness))
+        reads_parts = self.attention is not None
+        checked = Checked(str(self.path), reads_parts, self.functions, exactness)
+        kept_checks.keep(self.checks_key, checked)
         self._tell(exactness)
         return sizes
 
