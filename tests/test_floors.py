@@ -74,7 +74,7 @@ FLOORS: dict[str, set[str]] = {
     "events.packets": {"errors"},
     "demo": set(),
     "app": set(),
-    "app.meter": {"control.metrics", "rules"},
+    "app.meter": {"control.metrics", "control.health.turns", "rules"},
     # imports the application by its name
     "app.serve": {"", "errors", "settings", "logs", "http"},
     "app.doctor": ZERO | {"rules", "database", "app.doctor_cluster", "app.serve", "api.webui"},

@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from steerserve import demo
 from steerserve.app.meter import Meter
+from steerserve.control.health.turns import LoopWatch
 from steerserve.control.metrics import Metrics
 from tests.conftest import Start
 from tests.doubles import soon, until
@@ -108,7 +109,7 @@ async def test_a_request_is_active_until_its_answer_has_ended() -> None:
         await going_on.wait()
 
     sent: list[Message] = []
-    answering = asyncio.ensure_future(asked(Meter(inner, metrics), sent))
+    answering = asyncio.ensure_future(asked(Meter(inner, metrics, LoopWatch()), sent))
     await until(lambda: sent)
     assert metrics.total("requests_active") == 1
     assert metrics.total("requests_total") == 0
@@ -125,7 +126,7 @@ async def test_a_request_that_ends_without_an_answer_is_counted_as_left() -> Non
         raise OSError("the client is gone")
 
     with pytest.raises(OSError, match="gone"):
-        await asked(Meter(inner, metrics), [])
+        await asked(Meter(inner, metrics, LoopWatch()), [])
     assert metrics.total("requests_total", status="499") == 1
     assert metrics.total("requests_active") == 0
 
@@ -136,7 +137,7 @@ async def test_what_is_no_request_passes_uncounted() -> None:
     async def inner(scope: Scope, receive: Receive, send: Send) -> None:
         seen.append(scope["type"])
 
-    await asked(Meter(inner, metrics), [], {"type": "websocket", "path": "/v1/x"})
+    await asked(Meter(inner, metrics, LoopWatch()), [], {"type": "websocket", "path": "/v1/x"})
     assert (seen, metrics.total("requests_total")) == (["websocket"], 0)
 
 

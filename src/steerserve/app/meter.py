@@ -18,6 +18,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from structlog.contextvars import bound_contextvars
 
+from steerserve.control.health.turns import UNKNOWN_ROUTE, LoopWatch
 from steerserve.control.metrics import CURRENT, Metrics, RequestRecord
 from steerserve.rules import changes, clients
 
@@ -27,8 +28,6 @@ change_log = structlog.get_logger("steerserve.changes")
 HEALTH = "/api/health"
 LIVE_EVENTS = "/socket.io"
 WEB_PAGE = "/ui"
-UNKNOWN = "unknown"
-"""The name of the route in reports of requests that no route answers."""
 
 REQUEST_ID = "X-Request-Id"
 BACKGROUND = "X-Service-Background"
@@ -41,18 +40,23 @@ class Meter:
     """A plain ASGI layer. It does not change requests, and adds two headers to answers.
 
     Args:
+        watch: names long turns of the event loop by the requests that it hears of here.
         has_keys: whether clients are told apart by their keys. A request with another key is refused.
     """
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, *, has_keys: bool = False) -> None:
+    def __init__(
+        self, app: ASGIApp, metrics: Metrics, watch: LoopWatch, *, has_keys: bool = False
+    ) -> None:
         self._app = app
         self._metrics = metrics
+        self._watch = watch
         self._has_keys = has_keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"].startswith(LIVE_EVENTS):
             await self._app(scope, receive, send)
             return
+        self._watch.serves(scope)
         headers = Headers(scope=scope)
         request_id, client = request_id_of(headers), (scope.get("client") or ("unknown",))[0]
         record = RequestRecord(
@@ -89,7 +93,7 @@ class Meter:
             await self._app(scope, receive, watched)
         finally:
             seconds = metrics.clock() - began
-            route = getattr(scope.get("route"), "path", UNKNOWN)
+            route = getattr(scope.get("route"), "path", UNKNOWN_ROUTE)
             if counted:
                 metrics.active.dec()
                 metrics.answered(route, seen.status, seconds, is_stream=seen.is_stream)

@@ -142,7 +142,8 @@ class Service:
                 allow_headers=["*"],
                 expose_headers=["*"],
             )
-        metered = Meter(guarded, metrics, has_keys=bool(self.settings.api_keys))
+        has_keys = bool(self.settings.api_keys)
+        metered = Meter(guarded, metrics, self.owners.loop_watch, has_keys=has_keys)
         proxies = self.settings.trusted_proxies
         return Forwarded(metered, proxies) if proxies else metered
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from starlette.routing import Route
+from starlette.types import Scope
 
 from steerserve.control.health.turns import LoopWatch
 from steerserve.messages import TurnsChanged
@@ -25,18 +29,49 @@ def names_for(seconds: float) -> Iterator[str]:
     yield "steered"
 
 
-async def test_a_long_turn_of_the_event_loop_has_the_name_of_the_function_that_ran() -> None:
+@pytest.mark.parametrize(
+    ("scope", "what"),
+    [
+        (
+            {"method": "GET", "route": Route("/api/saes/{sae_id}", endpoint=print)},
+            "GET /api/saes/{sae_id}",
+        ),
+        ({"method": "POST"}, "POST unknown"),
+        (None, "test_a_long_turn_of_the_event_loop_has_the_name_of_what_ran.<locals>.work"),
+    ],
+    ids=["request", "no route yet", "task"],
+)
+async def test_a_long_turn_of_the_event_loop_has_the_name_of_what_ran(
+    scope: Scope | None, what: str
+) -> None:
     watch = LoopWatch()
+
+    async def work() -> None:
+        if scope is not None:
+            watch.serves(scope)
+        near_names.hint("steered", names_for(SECONDS))  # type: ignore[arg-type]
+
     watch.begin()
     try:
-        near_names.hint("steered", names_for(SECONDS))  # type: ignore[arg-type]
+        await asyncio.create_task(work())
         while not watch.longest():
             await asyncio.sleep(0)
     finally:
         watch.close()
     turn = watch.longest()[0]
-    assert turn.what == "steerserve.rules.near_names.hint"
+    assert turn.what == what
     assert turn.ms >= turn.cpu_ms > 1000 * SECONDS / 2
+
+
+def test_a_watch_ends_with_the_thread_of_its_loop() -> None:
+    async def begin() -> threading.Thread:
+        LoopWatch().begin()
+        return [one for one in threading.enumerate() if one.name == "loop-watch"][-1]
+
+    with ThreadPoolExecutor() as pool:
+        watching = pool.submit(asyncio.run, begin()).result()
+    watching.join(5)
+    assert not watching.is_alive()
 
 
 def test_a_longer_turn_of_the_engine_is_told_with_the_others(

@@ -88,8 +88,8 @@ class EngineHealth:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """The longest turn of one kind: the function, the command, or the part of a step that ran, and its milliseconds.
-    `cpu_ms` is what a processor did of it: the rest waited for a processor, or for a file."""
+    """The longest turn of one kind: the request, the task, the command, or the part of a step that ran, and its
+    milliseconds. `cpu_ms` is what a processor did of it: the rest waited for a processor, or for a file."""
 
     what: str
     ms: float
