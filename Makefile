@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 WORKERS ?= 3
+# a process that hangs in native code hears no signal: it is ended with the stacks of its threads
+HUNG := -o faulthandler_timeout=900 -o faulthandler_exit_on_timeout=true
 STAMP := $(VENV)/.installed
 SITE := $(VENV)/.installed-docs
 BROWSER := $(VENV)/.installed-browser
@@ -32,7 +34,7 @@ ui: $(STAMP) ## build the web page, and serve it with reloading on port 5173, be
 
 test: $(STAMP) ## the test suite, with the tests of the web page
 	$(BIN)/python hatch_build.py test
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m 'not slow and not gpu and not soak and not browser and not ray'
+	$(BIN)/python -m pytest $(HUNG) -n $(WORKERS) --dist loadfile -m 'not slow and not gpu and not soak and not browser and not ray'
 
 $(BROWSER): $(STAMP)
 	$(BIN)/pip install -q -c constraints.txt -e '.[browser]'
@@ -41,11 +43,11 @@ $(BROWSER): $(STAMP)
 test-browser: $(BROWSER) ## the web page in Chromium, skipped where there is none (CHROMIUM=path; KEEP=1 keeps what is measured)
 	$(BIN)/python hatch_build.py
 	$(BIN)/python hatch_build.py packages
-	$(BIN)/python -m pytest -m browser -rsP tests/browser
+	$(BIN)/python -m pytest $(HUNG) -m browser -rsP tests/browser
 
 RAY ?= ray
 test-ray: $(STAMP) ## replicas on a Ray cluster of several nodes on this machine (RAY='ray and not slow': the short form)
-	$(BIN)/python -m pytest -m '$(RAY)' tests/engines/ray tests/engines/remote
+	$(BIN)/python -m pytest $(HUNG) -m '$(RAY)' tests/engines/ray tests/engines/remote
 
 BOTH ?= tests/api tests/v1 tests/contract tests/engines/checkpoint/test_process.py tests/app/test_lifecycle.py \
 	tests/events/test_socketio.py tests/app/test_meter.py tests/test_pipelines.py tests/test_proof.py

@@ -256,7 +256,7 @@ def opened(root: Path) -> Iterator[World]:
                 world.restore()
                 yield world
             finally:
-                watching._end(served)
+                watching.end(served)
 
 
 def http(world: World) -> httpx2.Client:
