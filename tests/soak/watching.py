@@ -141,14 +141,21 @@ def usage(served: Process) -> Usage:
 
 
 def engines(served: Process) -> list[psutil.Process]:
-    """The engine processes, which the fork server has forked."""
-    servers = [
-        child
-        for child in psutil.Process(served.process.pid).children()
-        if "multiprocessing.forkserver" in " ".join(child.cmdline())
-    ]
-    forked = [child for server in servers for child in server.children()]
-    return [child for child in forked if child.name() == NAMES[ENGINE]]
+    """The engine processes, which the fork server has forked. One that has just ended is none."""
+    found = []
+    for child in psutil.Process(served.process.pid).children():
+        with suppress(psutil.NoSuchProcess):
+            if "multiprocessing.forkserver" in " ".join(child.cmdline()):
+                found += [one for one in child.children() if _name(one) == NAMES[ENGINE]]
+    return found
+
+
+def _name(process: psutil.Process) -> str | None:
+    """The name of a process; None if it has ended."""
+    try:
+        return process.name()
+    except psutil.NoSuchProcess:
+        return None
 
 
 def zombies(served: Process) -> list[psutil.Process]:
