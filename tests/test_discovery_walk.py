@@ -19,7 +19,7 @@ def test_a_concept_in_words_leads_to_a_lever_that_moves_its_words(
     assert lever.plain.share_with_words == 0
     assert lever.rows[-1].share_with_words >= 0.5
     assert lever.random[-1].share_with_words < lever.rows[-1].share_with_words / 2
-    assert 25 < lever.suggested.value < 50
+    assert (lever.suggested.smallest_that_works, lever.suggested.largest_unbroken) == (60, 30)
     assert any(word in answer.text for word in names["words"])
     assert (kept.id, kept.digest) == (lever.id, lever.digest)
     profile = names["profile"]

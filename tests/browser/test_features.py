@@ -63,8 +63,8 @@ def test_the_effect_of_a_feature_is_measured_and_leads_to_its_strength(
     assert not visit.violations()
     page.set_viewport_size(NARROW)
     assert visit.overflow() <= 0
-    strength = job["result"]["calibrated"]["strength"]
-    page.get_by_role("link", name=f"Steer at {round(2 * strength) / 2:.1f}").click()
+    strength = job["result"]["suggested"]["value"]
+    page.get_by_role("link", name=f"Steer at {strength:.1f}").click()
     expect(visit.heading).to_contain_text("Steer")
 
 

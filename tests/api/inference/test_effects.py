@@ -117,6 +117,42 @@ def test_the_figures_of_first_tokens_are_those_of_the_library(served: Measured, 
     assert found["lever"] == {lever: given}
 
 
+def test_what_works_and_what_breaks_is_judged_beside_plain_texts_and_each_direction(
+    served: Measured,
+) -> None:
+    found = served.effects(
+        feature={"index": FEATURE},
+        strengths=[1.0, 60.0],
+        prompts=PROMPTS,
+        tokens=12,
+        target={"words": ["home"]},
+        random_directions=2,
+    )
+    plain = found["plain"]
+    assert plain["works"] is None
+    assert plain["damage"]["nll_over_plain"] == 0
+    assert plain["damage"]["is_unbroken"] is True
+    for row in found["rows"]:
+        over = row["nll_under_plain"] - plain["nll_under_plain"]
+        repeated = row["repetition"] - plain["repetition"]
+        damage = row["damage"]
+        assert damage["nll_over_plain"] == pytest.approx(over)
+        assert damage["repetition_over_plain"] == pytest.approx(repeated)
+        assert damage["is_unbroken"] is (over <= 1 and repeated <= 0.15)
+        assert row["share_low"] <= row["share_with_words"] <= row["share_high"]
+        assert isinstance(row["works"], bool)
+    for row in found["random"]:
+        assert row["works"] is None
+        assert row["damage"]["nll_over_plain"] == pytest.approx(
+            row["nll_under_plain"] - plain["nll_under_plain"]
+        )
+    suggested = found["suggested"]
+    working = [row["strength"] for row in found["rows"] if row["works"]]
+    assert suggested["smallest_that_works"] == min(working, default=None)
+    # neither monitoring nor a corpus has seen the feature
+    assert suggested["unit_max"] is None
+
+
 def test_a_measurement_is_repeated_by_its_seed(served: Measured) -> None:
     asked = {"feature": {"index": FEATURE}, "strengths": [3.0], "tokens": 6}
     first = served.effects(**asked, random_directions=1)

@@ -74,7 +74,7 @@ it("does not replace values that were changed by hand, and says what differs", a
 it("shows the kept measurements that are evidence for a profile, and that it is being activated", async () => {
   const one = {
     ...{ id: "effect_1", digest: "sha256:0", model: "demo", lever: { feature: { sae_id: "sae_a", layer: 3, index: 90 } } },
-    ...{ strengths: [10, 20], calibrated: { strength: 15 }, created_at: "2026-01-05T10:00:00Z", evidence_for: [] },
+    ...{ strengths: [10, 20], suggested: { low: 10, high: 20, smallest_that_works: 10 }, created_at: "2026-01-05T10:00:00Z", evidence_for: [] },
   };
   let finish = () => {};
   const sent = service({
@@ -85,7 +85,7 @@ it("shows the kept measurements that are evidence for a profile, and that it is 
   });
   const { container } = showPage(<Profiles />);
   const list = await screen.findByRole("list", { name: "Measurements that are evidence" });
-  expect(within(list).getByText("feature 3:90 of sae_a · demo · 2 strengths · breaks at 15.0")).toBeTruthy();
+  expect(within(list).getByText("feature 3:90 of sae_a · demo · 2 strengths · works from 10.0 to 20.0")).toBeTruthy();
   const asked = sent.find(({ path }) => path === "/api/effects");
   expect(asked?.query.get("evidence_for")).toBe("prof_1");
   expect(await violations(container)).toEqual([]);

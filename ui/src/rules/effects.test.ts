@@ -1,5 +1,5 @@
 import { expect, it } from "vitest";
-import { at, bringing, ladderOf, scaleOf, wordsIn } from "./effects";
+import { advice, at, ladderOf, scaleOf, wordsIn } from "./effects";
 
 it("measures at parts and multiples of the typical strength, within the bounds of a feature", () => {
   expect(ladderOf(40)).toEqual([10, 20, 40, 80, 160]);
@@ -15,10 +15,28 @@ it("takes the words between commas, each once", () => {
   expect(wordsIn(" ")).toEqual([]);
 });
 
-it("finds the smallest strength that brings the words into half of the texts", () => {
-  const rows = [[80, 1], [40, 0.5], [20, 0.4]].map(([strength, share_with_words]) => ({ strength: strength ?? 0, share_with_words: share_with_words ?? null }));
-  expect(bringing(rows)?.strength).toBe(40);
-  expect(bringing([{ strength: 20, share_with_words: null }])).toBeUndefined();
+const DIAL = { value: null, low: null, high: null, smallest_that_works: null, largest_unbroken: null };
+const WORDS = { calibrated: { strength: 30 }, target: { words: ["sea"] } };
+
+it.each([
+  [{ value: 20, low: 20, high: 40, smallest_that_works: 20, largest_unbroken: 40 }, /unbroken from 20\.0 to 40\.0, at the least at 20/, 20],
+  [{ value: 20, low: 20, high: 20, smallest_that_works: 20, largest_unbroken: 20 }, /leaves the text unbroken, at the least at 20/, 20],
+  [{ smallest_that_works: 40, largest_unbroken: 20 }, /works from 40\.0, where the text is broken.*unbroken up to 20/, null],
+  [{ largest_unbroken: 20 }, /works at no strength.*unbroken up to 20/, null],
+  [{}, /smallest strength already breaks the text/, null],
+])("suggests what a measurement found: %j", (found, said, strength) => {
+  const told = advice({ ...WORDS, suggested: { ...DIAL, ...found } });
+  expect(told.said).toMatch(said);
+  expect(told.strength).toBe(strength);
+});
+
+it("suggests what is unbroken where no words were given, and of an older result what it knew", () => {
+  const told = advice({ ...WORDS, target: null, suggested: { ...DIAL, largest_unbroken: 20 } });
+  expect(told.said).toMatch(/unbroken up to 20.*Give words/);
+  expect(told.strength).toBe(20);
+  const older = advice({ ...WORDS, suggested: { value: 30, low: 0, high: 30 } });
+  expect(older.said).toMatch(/earlier version.*1 nat at 30/);
+  expect(older.strength).toBe(30);
 });
 
 it("places points between the least and the most of all lines", () => {

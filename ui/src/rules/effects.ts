@@ -12,12 +12,46 @@ export function ladderOf(typical: number | null): number[] {
   return [...new Set(steps)];
 }
 
-/** The least share of texts with the words at which a strength counts as one that brings them. */
-const HALF = 0.5;
+/** What a measurement suggests, in a sentence, and the strength to steer at; null where there is none. */
+export interface Advice {
+  said: string;
+  strength: number | null;
+}
 
-/** The row of the smallest strength at which at least half of the texts have the words; undefined where none has. */
-export function bringing<R extends { strength: number; share_with_words: number | null }>(rows: readonly R[]): R | undefined {
-  return [...rows].sort((a, b) => a.strength - b.strength).find(({ share_with_words }) => (share_with_words ?? 0) >= HALF);
+interface Judged {
+  suggested: {
+    value: number | null;
+    low: number | null;
+    high: number | null;
+    smallest_that_works?: number | null;
+    largest_unbroken?: number | null;
+  };
+  calibrated: { strength: number | null };
+  target: unknown;
+}
+
+/** What a measurement suggests. Of a result that an earlier version kept, only the calibrated strength is known. */
+export function advice({ suggested, calibrated, target }: Judged): Advice {
+  const { value, low, high, smallest_that_works: smallest, largest_unbroken: unbroken } = suggested;
+  if (smallest === undefined || unbroken === undefined) return older(calibrated.strength);
+  const holds =
+    unbroken === null ? "The smallest strength already breaks the text." : `The text is unbroken up to ${shown(unbroken)}.`;
+  if (target === null) return { said: `${holds} Give words to find the strength at which they come.`, strength: unbroken };
+  if (value !== null && low !== null && high !== null) {
+    const range = low === high ? "" : ` from ${shown(low)} to ${shown(high)}`;
+    return { said: `It works and leaves the text unbroken${range}, at the least at ${shown(value)}.`, strength: value };
+  }
+  if (smallest !== null) return { said: `It works from ${shown(smallest)}, where the text is broken. ${holds}`, strength: null };
+  return { said: `It works at no strength that was measured. ${holds}`, strength: null };
+}
+
+function older(strength: number | null): Advice {
+  const said = "This result is of an earlier version, which did not say what works.";
+  return strength === null ? { said, strength } : { said: `${said} KL is 1 nat at ${shown(strength)}.`, strength };
+}
+
+function shown(strength: number): string {
+  return decimal(strength, 1);
 }
 
 /** The words of a field, which commas separate. */
@@ -87,13 +121,19 @@ export function measurementSaid(
     lever: Record<string, unknown>;
     model: string;
     strengths: readonly number[];
-    calibrated: { strength: number | null };
+    suggested: { low: number | null; high: number | null; smallest_that_works?: number | null };
   },
   supported: readonly { name: string }[] = [],
 ): string {
-  const { lever, model, strengths, calibrated } = one;
+  const { lever, model, strengths, suggested } = one;
   const ladder = strengths.length === 1 ? `strength ${strengths[0]}` : `${strengths.length} strengths`;
-  const breaks = calibrated.strength === null ? [] : [`breaks at ${decimal(calibrated.strength, 1)}`];
+  const works = workingSaid(suggested);
   const evidence = supported.length === 0 ? [] : [`evidence for ${supported.map(({ name }) => name).join(", ")}`];
-  return [leverSaid(lever), model, ladder, ...breaks, ...evidence].join(" · ");
+  return [leverSaid(lever), model, ladder, ...works, ...evidence].join(" · ");
+}
+
+function workingSaid({ low, high, smallest_that_works }: { low: number | null; high: number | null; smallest_that_works?: number | null }): string[] {
+  // a result of an earlier version does not say what works
+  if (smallest_that_works === undefined || low === null || high === null) return [];
+  return [low === high ? `works at ${shown(low)}` : `works from ${shown(low)} to ${shown(high)}`];
 }

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -36,14 +37,14 @@ from steerserve.messages.engine import no_layers
 from steerserve.messages.spelling import Spell
 from steerserve.rules.inference import effects as rules
 from steerserve.rules.inference import fields
-from steerserve.rules.inference.effects import EffectRow, EffectSummary, Written
+from steerserve.rules.inference.effects import EffectSummary, Written
 from steerserve.rules.inference.intent import Conversation
 from steerserve.rules.models import architecture
 from steerserve.rules.steering import ladder
 from steerserve.rules.steering.edits import Feature
 from steerserve.rules.steering.placed import Placed
 from steerserve.rules.steering.placing import ModelFacts, placed
-from steerserve.rules.steering.request import RequestSteering
+from steerserve.rules.steering.request import MAX, RequestSteering, SteeredFeature
 from steerserve.settings import Settings
 
 KIND = "effects"
@@ -88,6 +89,7 @@ class _Ladder:
     model: ModelFacts
     prompts: Sequence[NamedText]
     used: Sequence[Attachment]
+    largest: float | None
 
     @property
     def texts(self) -> int:
@@ -157,7 +159,8 @@ class EffectMeasurements:
         prompts = _prompts(asked, made, is_chat=facts.chat_template is not None)
         keys = {*made.values, *(key for edit in made.edits for key in edit.keys)}
         used = [one for one in attached if one.key in keys]
-        begun = _Ladder(asked, resident, made, model, prompts, used)
+        largest = await self._largest(asked, used)
+        begun = _Ladder(asked, resident, made, model, prompts, used, largest)
         if begun.texts > TEXTS_MAXIMUM:
             why = f"strengths: {begun.texts} texts would be written; at most {TEXTS_MAXIMUM} are"
             details: dict[str, object] = {"texts": begun.texts, "maximum": TEXTS_MAXIMUM}
@@ -213,18 +216,25 @@ class EffectMeasurements:
         words = await self._words(begun)
         done = 0
 
-        async def row(levers: Sequence[Placed], strength: float) -> EffectRow:
+        async def texts(lever: Placed, strength: float) -> list[Written]:
             nonlocal done
-            written: list[Written] = []
-            for lever in levers:
-                written += await self._written(begun, lever, strength, words, report, done)
-                done += len(begun.prompts)
-            return rules.row(strength, written, asked.target)
+            written = await self._written(begun, lever, strength, words, report, done)
+            done += len(begun.prompts)
+            return written
 
-        plain = await row([begun.made], 0.0)
-        rows = [await row([begun.made], strength) for strength in asked.strengths]
+        target = asked.target
+        own = await texts(begun.made, 0.0)
+        plain = rules.judged(rules.row(0.0, own, target), own, rules.row(0.0, own, target))
+        steered = [(strength, await texts(begun.made, strength)) for strength in asked.strengths]
         others = await self._others(begun)
-        drawn = [await row(others, strength) for strength in asked.strengths if others]
+        rows, drawn = [], []
+        for strength, written in steered:
+            directions = [await texts(one, strength) for one in others]
+            each = [rules.row(strength, one, target) for one in directions]
+            rows.append(rules.judged(rules.row(strength, written, target), written, plain, each))
+            together = list(itertools.chain.from_iterable(directions))
+            if together:
+                drawn.append(rules.judged(rules.row(strength, together, target), together, plain))
         begun.check()
         values, edits = ladder.at(begun.made, 1.0)
         keeps_norm = asked.steering.keeps_norm
@@ -248,7 +258,7 @@ class EffectMeasurements:
             plain=plain,
             rows=rows,
             calibrated=rules.calibrated(rows),
-            suggested=rules.suggested(asked.lever, rows),
+            suggested=rules.suggested(asked.lever, rows, begun.largest),
             random=drawn,
             random_calibrated=rules.calibrated(drawn) if drawn else None,
             random_missing=NO_COUNTERPART if is_missing else None,
@@ -256,6 +266,22 @@ class EffectMeasurements:
         if not self._settings.keep_effect_samples:
             result = _without_samples(result)
         return await self._kept(structs.replace(result, digest=_digest(result)))
+
+    async def _largest(self, asked: EffectsRequest, used: Sequence[Attachment]) -> float | None:
+        """The largest activation of the one feature of the lever that is known; None for another lever.
+
+        Raises:
+            Refusal: DATABASE_UNAVAILABLE.
+        """
+        if "feature" not in asked.lever:
+            return None
+        edits = [
+            replace(edit, unit=MAX)
+            for edit in asked.steering.edits
+            if isinstance(edit, SteeredFeature)
+        ]
+        known = await self._parts.largest(replace(asked.steering, edits=tuple(edits)), used)
+        return max(known.values(), default=None)
 
     async def _kept(self, result: Effects) -> Effects:
         """The result with the id under which it is kept, or with the reason why it is not."""

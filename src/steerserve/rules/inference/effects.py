@@ -5,13 +5,18 @@ All sums run over the generated tokens of all texts of one strength together.
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from msgspec import UNSET, UnsetType, structs
+
 from steerserve.rules.form import Form
+from steerserve.rules.inference import levers
+from steerserve.rules.inference.levers import Damage
 
 TARGET_P95 = 1.0
 """The 95 % quantile of KL(steered || plain), in nats, at which a lever is calibrated."""
@@ -65,7 +70,9 @@ class EffectRow(Form, frozen=True, kw_only=True):
     """The texts of one strength. `kl_median` and `kl_p95` are quantiles of KL(steered || plain) in nats over all
     tokens, `nll_under_plain` is the mean negative log-likelihood of a token under the model without steering, in nats.
     `repetition` is the mean share of repeated runs of four tokens; null where no text has four. The numbers of words
-    are null where the request has none."""
+    are null where the request has none. `share_low` and `share_high` are the 95 % interval of `share_with_words`, by
+    the bootstrap over the texts. `works` says whether the lever works at this strength; null without words, without
+    steering, and for random directions. Results that an earlier version kept have no `damage`, interval and `works`."""
 
     strength: float
     texts: int
@@ -78,6 +85,10 @@ class EffectRow(Form, frozen=True, kw_only=True):
     control_logprob: float | None
     share_with_words: float | None
     samples: list[str]
+    share_low: float | UnsetType | None = UNSET
+    share_high: float | UnsetType | None = UNSET
+    damage: Damage | UnsetType = UNSET
+    works: bool | UnsetType | None = UNSET
 
 
 class Calibrated(Form, frozen=True, kw_only=True):
@@ -91,15 +102,23 @@ class Calibrated(Form, frozen=True, kw_only=True):
 
 
 class Suggested(Form, frozen=True, kw_only=True):
-    """The dial of a lever. Between the strengths `low` and `high`, with 0 among them, `kl_p95` stays below its target,
-    as far as was measured. `value` is the strength at which it reaches the target, which is one of the two; null where
-    the ladder does not reach it. `unit` says what a strength is: the value of an added feature (`activation`) or of an
-    added vector (`raw`), or the `intensity` of edits."""
+    """The dial of a lever: the strengths of the ladder on one side of 0 at which it works and the text is unbroken,
+    from `low` to `high`, and the one nearest to 0 as `value`. All three are null where there is none, and without
+    target words. `unit` says what a strength is: the value of an added feature (`activation`), of an added vector
+    (`raw`), or the `intensity` of edits.
+
+    `smallest_that_works` may break the text. `largest_unbroken` is the last strength before the first that breaks the
+    text, seen from 0. `unit_max` is the largest activation of the feature that monitoring or a corpus has seen; null
+    for other levers. Results that an earlier version kept lack these, and their dial ends where `kl_p95` reaches 1
+    nat."""
 
     unit: Literal["activation", "raw", "intensity"]
     value: float | None
-    low: float
-    high: float
+    low: float | None
+    high: float | None
+    smallest_that_works: float | UnsetType | None = UNSET
+    largest_unbroken: float | UnsetType | None = UNSET
+    unit_max: float | UnsetType | None = UNSET
 
 
 class Supported(Form, frozen=True):
@@ -128,6 +147,7 @@ def row(strength: float, texts: Sequence[Written], targets: Sequence[str]) -> Ef
     likelihoods = [value for text in texts for value in text.likelihoods]
     shares = [share for text in texts if (share := repetition(text.tokens)) is not None]
     found = [contains(text.text, targets) for text in texts]
+    low, high = levers.share_interval(sum(found), len(found)) if targets else (None, None)
     return EffectRow(
         strength=strength,
         texts=len(texts),
@@ -140,18 +160,70 @@ def row(strength: float, texts: Sequence[Written], targets: Sequence[str]) -> Ef
         control_logprob=_mean(_words(texts, 1)),
         share_with_words=_mean(found) if targets else None,
         samples=[text.text for text in texts[:SAMPLES]],
+        share_low=low,
+        share_high=high,
+        works=None,
     )
 
 
-def suggested(lever: Mapping[str, object], rows: Sequence[EffectRow]) -> Suggested:
-    """The dial of a lever, which has one of the fields `feature`, `vector` and `edits`."""
+def judged(
+    found: EffectRow,
+    texts: Sequence[Written],
+    plain: EffectRow,
+    others: Sequence[EffectRow] | None = None,
+) -> EffectRow:
+    """The row of these texts, with what the steering did to them.
+
+    Args:
+        plain: the row of the texts without steering.
+        others: the row of each random direction at the same strength; None where the row has no lever of its own.
+    """
+    damage = levers.damage(
+        found.nll_under_plain,
+        plain.nll_under_plain,
+        found.repetition,
+        plain.repetition,
+        [text.text for text in texts],
+    )
+    share, low, before = found.share_with_words, found.share_low, plain.share_with_words
+    works = None
+    if others is not None and share is not None and before is not None and isinstance(low, float):
+        highs = [one.share_high for one in others if isinstance(one.share_high, float)]
+        works = levers.works(share, low, before, highs)
+    return structs.replace(found, damage=damage, works=works)
+
+
+def suggested(
+    lever: Mapping[str, object], rows: Sequence[EffectRow], unit_max: float | None
+) -> Suggested:
+    """The dial of a lever, which has one of the fields `feature`, `vector` and `edits`, from judged rows."""
     (name,) = lever
-    ends = []
-    for side in (_below(rows), _above(rows)):
-        found = _calibrated(side)
-        last = max((one.strength for one in side), key=abs, default=0.0)
-        ends.append(last if found.strength is None else found.strength)
-    return Suggested(unit=_UNITS[name], value=calibrated(rows).strength, low=ends[0], high=ends[1])
+    sides = [sorted(side, key=_size) for side in (_above(rows), _below(rows))]
+    working = [[one.strength for one in side if one.works is True] for side in sides]
+    good = [
+        [one.strength for one in side if one.works is True and _unbroken(one)] for side in sides
+    ]
+    within = next(filter(None, good), [])
+    # the side of the dial; where there is none, that of the strengths above 0
+    side = sides[good.index(within)] if within else next(filter(None, sides), [])
+    unbroken = [one.strength for one in itertools.takewhile(_unbroken, side)]
+    return Suggested(
+        unit=_UNITS[name],
+        value=within[0] if within else None,
+        low=min(within, default=None),
+        high=max(within, default=None),
+        smallest_that_works=next((found[0] for found in working if found), None),
+        largest_unbroken=unbroken[-1] if unbroken else None,
+        unit_max=unit_max,
+    )
+
+
+def _size(one: EffectRow) -> float:
+    return abs(one.strength)
+
+
+def _unbroken(one: EffectRow) -> bool:
+    return isinstance(one.damage, Damage) and one.damage.is_unbroken
 
 
 def calibrated(rows: Sequence[EffectRow]) -> Calibrated:

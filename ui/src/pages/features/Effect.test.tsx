@@ -12,14 +12,18 @@ const JOB = {
 };
 
 function row(strength: number, kl: number, share: number | null) {
+  const damage = { nll_over_plain: kl, repetition_over_plain: 0, distinct: 0.5, is_unbroken: kl < 1 };
   return {
+    ...{ damage, works: strength === 0 ? null : (share ?? 0) > 0.2 },
     ...{ strength, texts: 8, tokens: 240, kl_median: kl / 2, kl_p95: kl, nll_under_plain: 1 + kl, repetition: 0.01 },
     ...{ target_logprob: -15 + kl, control_logprob: -15, share_with_words: share, samples: [`a text at ${strength}`] },
   };
 }
 
+const SUGGESTED = { value: 20, low: 20, high: 20, smallest_that_works: 20, largest_unbroken: 20, unit_max: 12.4 };
 const RESULT = {
   not_kept: null,
+  suggested: SUGGESTED,
   ...{ plain: row(0, 0, 0), rows: [row(20, 0.5, 0.25), row(40, 1.5, 1)], random: [row(20, 0.1, 0), row(40, 0.4, 0)] },
   ...{ target: { words: ["sea"], control: ["farm"] }, calibrated: { kl_p95: 1, strength: 30, between: [20, 40], reason: null } },
 };
@@ -29,7 +33,7 @@ const CALM = { kind: "profile", id: "prof_1", name: "calm" };
 const KEPT = {
   ...{ id: "eff_1", digest: "3f0c11aa22bb33", model: "demo", steering_state: null, strengths: [20, 40] },
   ...{ lever: { feature: { index: 90, sae_id: "sae_1", layer: 3 } }, created_at: "2026-01-05T10:00:00Z" },
-  ...{ calibrated: RESULT.calibrated, evidence_for: [] as object[] },
+  ...{ suggested: SUGGESTED, evidence_for: [] as object[] },
 };
 
 function shown(link: string, job: object = JOB, kept: object[] = []) {
@@ -69,22 +73,23 @@ it("a link shows the curves of its job, and starts nothing", async () => {
   expect(curve.getAttribute("aria-label")).toContain("this feature: 0.00 at 0, 0.50 at 20, 1.50 at 40");
   expect(curve.getAttribute("aria-label")).toContain("random directions: 0.00 at 0, 0.10 at 20, 0.40 at 40");
   expect(screen.getByRole("img", { name: /a word begins/ }).getAttribute("aria-label")).toContain("words to compare");
-  expect(screen.getByText(/100 % of the texts have the words, without steering 0 %/)).toBeTruthy();
-  const words = screen.getByRole("link", { name: "Steer at 40.0" });
-  expect(decodeURIComponent(words.getAttribute("href") ?? "")).toContain("[[90,40,1,");
-  const link = screen.getByRole("link", { name: "Steer at 30.0" });
-  expect(decodeURIComponent(link.getAttribute("href") ?? "")).toContain("[[90,30,1,");
+  expect(screen.getByText(/It works and leaves the text unbroken, at the least at 20.0/)).toBeTruthy();
+  expect(screen.getByText(/largest activation of this feature that was seen is 12.4/)).toBeTruthy();
+  const link = screen.getByRole("link", { name: "Steer at 20.0" });
+  expect(decodeURIComponent(link.getAttribute("href") ?? "")).toContain("[[90,20,1,");
   const rows = within(screen.getByRole("group", { name: "Figures of each strength" })).getAllByRole("row");
-  expect(rows.map((one) => within(one).queryAllByRole("cell").at(-1)?.textContent)).toEqual([undefined, "0 %", "25 %", "100 %"]);
+  const last = rows.map((one) => within(one).queryAllByRole("cell").slice(-3).map((cell) => cell.textContent));
+  expect(last).toEqual([[], ["0 %", "", "yes"], ["25 %", "yes", "yes"], ["100 %", "yes", "no"]]);
   expect(screen.getByText("a text at 40")).toBeTruthy();
   expect(sent.every(({ method }) => method === "GET")).toBe(true);
   expect(await violations(container)).toEqual([]);
 });
 
-it("says where a ladder ends before the text breaks, and why a measurement failed", async () => {
-  const calibrated = { kl_p95: 1, strength: null, between: null, reason: "kl_p95 is 0.5 at the strength 40" };
-  const { unmount } = shown("/?effects=job_1", { ...DONE, result: { ...RESULT, calibrated, target: null, random: [] } });
-  expect(await screen.findByText(/kl_p95 is 0.5 at the strength 40/)).toBeTruthy();
+it("says without words how far the text is unbroken, and why a measurement failed", async () => {
+  const suggested = { ...SUGGESTED, value: null, low: null, high: null, smallest_that_works: null };
+  const { unmount } = shown("/?effects=job_1", { ...DONE, result: { ...RESULT, suggested, target: null, random: [] } });
+  expect(await screen.findByText(/unbroken up to 20.0. Give words/)).toBeTruthy();
+  expect(screen.getByRole("link", { name: "Steer at 20.0" })).toBeTruthy();
   expect(screen.queryByRole("img", { name: /a word begins/ })).toBeNull();
   unmount();
   const error = { code: "SAE_NOT_ATTACHED", message: "the SAE was detached while its job ran", details: {} };
@@ -98,7 +103,7 @@ it("opens a kept measurement, makes it evidence for a document and takes that ba
   const user = userEvent.setup();
   const own = await screen.findByRole("list", { name: "Kept measurements of this feature" });
   expect(within(own).getAllByRole("listitem")).toHaveLength(1);
-  expect(own.textContent).toContain("feature 3:90 of sae_1 · demo · 2 strengths · breaks at 30.0");
+  expect(own.textContent).toContain("feature 3:90 of sae_1 · demo · 2 strengths · works at 20.0");
   expect(screen.getByText("1 of another lever")).toBeTruthy();
   await user.click(screen.getByRole("button", { name: "Open the measurement eff_1" }));
   expect(await screen.findByRole("img", { name: /KL to the plain model/ })).toBeTruthy();

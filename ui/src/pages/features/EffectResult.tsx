@@ -3,7 +3,7 @@ import { Link } from "react-router";
 import type { EffectRow, Effects } from "../../api/effects";
 import { Curves } from "../../parts/Curves";
 import { decimal, percent } from "../../rules/bytes";
-import { bringing } from "../../rules/effects";
+import { advice } from "../../rules/effects";
 import { steerPath, type FeaturePlace } from "../../rules/places";
 
 /** The feature that was measured; null for another lever. */
@@ -11,26 +11,24 @@ type Measurable = (FeaturePlace & { layer: number }) | null;
 const LEVEL = { value: 1, name: "1 nat" };
 
 export function EffectResult({ found, place }: { found: Effects; place: Measurable }) {
-  const { rows, random, plain, calibrated, target } = found;
+  const { rows, random, plain, calibrated, suggested, target } = found;
   const line = (name: string, of: readonly EffectRow[], value: (row: EffectRow) => number | null) => ({
     name,
     points: [plain, ...of].map((row) => [row.strength, value(row)] as const),
   });
   const strength = calibrated.strength;
+  const { said, strength: advised } = advice(found);
+  const largest = suggested.unit_max;
   return (
     <div className="effects-result">
       <p>
-        {strength === null ? (
-          <>The text holds together at all strengths: {calibrated.reason}.</>
-        ) : (
-          <>
-            The text begins to break at <strong>{decimal(strength, 1)}</strong>, where KL reaches 1 nat at one token in
-            twenty.{" "}
-            <SteerAt place={place} strength={strength} shown={Math.round(strength * 2) / 2} />
-          </>
-        )}
+        {said} {advised !== null && <SteerAt place={place} strength={advised} />}
       </p>
-      {target !== null && <Words found={found} place={place} />}
+      {typeof largest === "number" && (
+        <p className="quiet">
+          The largest activation of this feature that was seen is {decimal(largest, 1)}.
+        </p>
+      )}
       <div className="columns">
         <Curves
           title="KL to the plain model, 95 % quantile"
@@ -40,7 +38,7 @@ export function EffectResult({ found, place }: { found: Effects; place: Measurab
             ...(random.length > 0 ? [line("random directions", random, (row) => row.kl_p95)] : []),
           ]}
           level={LEVEL}
-          mark={strength === null ? null : { place: strength, name: `${decimal(strength, 1)}, calibrated` }}
+          mark={strength === null ? null : { place: strength, name: `1 nat at ${decimal(strength, 1)}` }}
         />
         {target !== null && (
           <Curves
@@ -72,25 +70,12 @@ export function EffectResult({ found, place }: { found: Effects; place: Measurab
   );
 }
 
-function SteerAt({ place, strength, shown }: { place: Measurable; strength: number; shown: number }) {
+function SteerAt({ place, strength }: { place: Measurable; strength: number }) {
   if (place === null) return null;
   return (
     <Link className="button" to={steerPath(place.sae, place.layer, place.index, strength)}>
-      Steer at {decimal(shown, 1)}
+      Steer at {decimal(Math.round(strength * 2) / 2, 1)}
     </Link>
-  );
-}
-
-/** The strength at which the words that were looked for come. */
-function Words({ found: { rows, plain }, place }: { found: Effects; place: Measurable }) {
-  const row = bringing(rows);
-  if (row === undefined) return <p>At no strength do half of the texts have the words.</p>;
-  return (
-    <p>
-      At <strong>{decimal(row.strength, 1)}</strong> {percent(row.share_with_words)} of the texts have the words, without
-      steering {percent(plain.share_with_words)}.{" "}
-      <SteerAt place={place} strength={row.strength} shown={row.strength} />
-    </p>
   );
 }
 
@@ -106,6 +91,8 @@ function Numbers({ rows, hasWords }: { rows: readonly EffectRow[]; hasWords: boo
             <th scope="col">nats per token, plain</th>
             <th scope="col">repeated</th>
             {hasWords && <th scope="col">texts with the words</th>}
+            {hasWords && <th scope="col">works</th>}
+            <th scope="col">unbroken</th>
           </tr>
         </thead>
         <tbody>
@@ -117,10 +104,16 @@ function Numbers({ rows, hasWords }: { rows: readonly EffectRow[]; hasWords: boo
               <td>{decimal(row.nll_under_plain)}</td>
               <td>{percent(row.repetition)}</td>
               {hasWords && <td>{percent(row.share_with_words)}</td>}
+              {hasWords && <td>{mark(row.works)}</td>}
+              <td>{mark(row.damage?.is_unbroken)}</td>
             </tr>
           ))}
         </tbody>
       </table>
     </div>
   );
+}
+
+function mark(is: boolean | null | undefined): string {
+  return is === true ? "yes" : is === false ? "no" : "";
 }
