@@ -14,7 +14,7 @@ BENCH := $(VENV)/.installed-bench
 # compiled modules are kept, because each worker of the tests and each service of a test would compile them anew
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: run serve ui test test-browser test-ray test-both screenshots test-cpus test-all test-gpu coverage soak fuzz contract check format bench bench-quick demo-model docs site notebooks clean
+.PHONY: run serve ui test test-browser test-ray test-both test-real screenshots test-cpus test-all test-gpu coverage soak fuzz contract check format bench bench-quick demo-model docs site notebooks clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -34,7 +34,7 @@ ui: $(STAMP) ## build the web page, and serve it with reloading on port 5173, be
 
 test: $(STAMP) ## the test suite, with the tests of the web page
 	$(BIN)/python hatch_build.py test
-	$(BIN)/python -m pytest $(HUNG) -n $(WORKERS) --dist loadfile -m 'not slow and not gpu and not soak and not browser and not ray'
+	$(BIN)/python -m pytest $(HUNG) -n $(WORKERS) --dist loadfile -m 'not slow and not gpu and not soak and not browser and not ray and not real'
 
 $(BROWSER): $(STAMP)
 	$(BIN)/pip install -q -c constraints.txt -e '.[browser]'
@@ -52,7 +52,12 @@ test-ray: $(STAMP) ## replicas on a Ray cluster of several nodes on this machine
 BOTH ?= tests/api tests/v1 tests/contract tests/engines/checkpoint/test_process.py tests/app/test_lifecycle.py \
 	tests/events/test_socketio.py tests/app/test_meter.py tests/test_pipelines.py tests/test_proof.py
 test-both: $(STAMP) ## tests of the local backend over replicas on a Ray cluster (RAY_ADDRESS: on that cluster; BOTH: these files)
-	$(BIN)/python -m pytest --backend ray -m 'not slow and not gpu and not soak' $(BOTH)
+	$(BIN)/python -m pytest --backend ray -m 'not slow and not gpu and not soak and not real' $(BOTH)
+
+REAL ?= tests/real
+test-real: $(STAMP) ## two real models beside transformers in float32: fetches 330 MB once (REAL='tests/real/test_edits.py'; KEEP=1 keeps the figures)
+	$(BIN)/python -m tools.real.models
+	TORCH_THREADS=0 OMP_NUM_THREADS=2 $(BIN)/python -m pytest -m real $(REAL)
 
 screenshots: $(BROWSER) ## rewrite the pictures in docs/ui/
 	$(BIN)/python hatch_build.py
@@ -72,12 +77,12 @@ test-cpus: $(STAMP) ## the test suite as other processors run it, once in each m
 	done
 
 test-all: $(STAMP) ## the test suite with its slow part
-	$(BIN)/python -m pytest -m 'not gpu and not soak and not browser and not ray'
+	$(BIN)/python -m pytest -m 'not gpu and not soak and not browser and not ray and not real'
 
 test-gpu: $(STAMP) ## the tests that need a card
 	$(BIN)/python -m pytest -m gpu
 
-COVER ?= -n $(WORKERS) --dist loadfile -m 'not slow and not gpu and not soak and not browser and not ray'
+COVER ?= -n $(WORKERS) --dist loadfile -m 'not slow and not gpu and not soak and not browser and not ray and not real'
 coverage: $(STAMP) ## lines and branches that the test suite runs, in all processes; keeps its figures (COVER='tests/rules')
 	$(BIN)/python -m tools.coverage $(COVER)
 

