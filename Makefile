@@ -14,7 +14,7 @@ BENCH := $(VENV)/.installed-bench
 # compiled modules are kept, because each worker of the tests and each service of a test would compile them anew
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: run serve ui test test-browser test-ray test-both test-real screenshots test-cpus test-all test-gpu coverage soak fuzz contract check format bench bench-quick demo-model docs site notebooks clean
+.PHONY: run serve ui test test-browser test-ray test-both test-real screenshots test-cpus test-all test-gpu coverage soak fuzz contract check format bench bench-quick demo-model train-real-sae docs site notebooks clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -121,6 +121,9 @@ bench-quick: $(STAMP) ## the throughput of a small model, without peers, in unde
 
 demo-model: $(STAMP) ## rebuild the demo model and its SAEs from their seeds (under an hour on 2 cores)
 	$(BIN)/python -m tools.demo.build
+
+train-real-sae: $(STAMP) ## train an SAE for a real model, SmolLM2-135M-Instruct, and print its folder and figures
+	$(BIN)/python -m tools.real.train_sae
 
 $(SITE): $(STAMP)
 	$(BIN)/pip install -q -c constraints.txt -e '.[docs]'
