@@ -10,6 +10,8 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
+from steerserve import demo
+
 
 def run(home: Path, *arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
@@ -67,3 +69,10 @@ def test_openapi_describes_every_route_without_starting_anything(tmp_path: Path)
 def test_the_version_and_help_need_no_service(tmp_path: Path) -> None:
     assert run(tmp_path, "--version").stdout.startswith("steerserve ")
     assert "demo" in run(tmp_path, "--help").stdout
+
+
+def test_the_demo_refuses_a_wrong_path_before_anything_starts(tmp_path: Path) -> None:
+    ran = run(tmp_path, "demo", "--model", str(demo.MODEL_DIR), "--sae", str(tmp_path / "none"))
+    assert ran.returncode == 2
+    assert f"'{tmp_path / 'none'}' does not exist" in ran.stderr
+    assert not list(tmp_path.iterdir())

@@ -30,9 +30,20 @@ def serve_command(host: Host = None, port: Port = None) -> None:
 
 
 @main.command("demo", rich_help_panel=SERVICE)
-def demo_command(host: Host = None, port: Port = None) -> None:
-    """Serve with the bundled demo model loaded and an SAE attached."""
-    raise typer.Exit(_service().run_demo(host, port))
+def demo_command(
+    host: Host = None,
+    port: Port = None,
+    model: Annotated[
+        Path | None,
+        typer.Option(help="Folder of a checkpoint to load in the place of the bundled model."),
+    ] = None,
+    sae: Annotated[
+        list[Path] | None,
+        typer.Option(help="With --model: its SAE. Give it again for more; the first is attached."),
+    ] = None,
+) -> None:
+    """Serve with a model loaded and an SAE attached: the bundled ones, or your own."""
+    raise typer.Exit(_service().run_demo(host, port, model, sae or []))
 
 
 @main.command("doctor", rich_help_panel=SERVICE)

@@ -19,6 +19,7 @@ from typing import TextIO
 import pytest
 from structlog.testing import capture_logs
 
+from steerserve import demo
 from steerserve.app import commands, serve
 from steerserve.database.db import Database
 from steerserve.errors import CannotStart
@@ -149,6 +150,31 @@ CANNOT: dict[str, tuple[Prepare, int, list[str]]] = {
         lambda _: {"GGUF_SERVER_BIN": "/nowhere/llama-server"},
         WRONG,
         ["setting GGUF_SERVER_BIN: '/nowhere/llama-server'", "can be run"],
+    ),
+    "no model of the demo": (
+        lambda _: {"DEMO_MODEL": "/nowhere/model"},
+        WRONG,
+        ["setting DEMO_MODEL: '/nowhere/model' does not exist"],
+    ),
+    "no checkpoint of the demo": (
+        lambda _: {"DEMO_MODEL": str(demo.saes()[0].path), "DEMO_SAES": str(demo.MODEL_DIR)},
+        WRONG,
+        [f"setting DEMO_MODEL: '{demo.saes()[0].path}' is not the folder of a checkpoint"],
+    ),
+    "no SAE of the demo": (
+        lambda _: {"DEMO_MODEL": str(demo.MODEL_DIR), "DEMO_SAES": f"{demo.DATA}:/nowhere/sae"},
+        WRONG,
+        ["setting DEMO_SAES: '/nowhere/sae' does not exist"],
+    ),
+    "a model without its SAE": (
+        lambda _: {"DEMO_MODEL": str(demo.MODEL_DIR)},
+        WRONG,
+        ["DEMO_MODEL", "needs DEMO_SAES"],
+    ),
+    "an SAE without its model": (
+        lambda _: {"DEMO_SAES": str(demo.saes()[0].path)},
+        WRONG,
+        ["DEMO_SAES", "needs DEMO_MODEL"],
     ),
     "no text": (in_latin, WRONG, ["/.env", "cannot be read", "UTF-8"]),
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -36,9 +37,14 @@ def run_service(host: str | None, port: int | None) -> int:
     return serve.WRONG_SETTING
 
 
-def run_demo(host: str | None, port: int | None) -> int:
-    """Run the service with the demo model, until it stops. Returns the exit code."""
+def run_demo(host: str | None, port: int | None, model: Path | None, saes: Sequence[Path]) -> int:
+    """Run the service with the demo model, or with a model and SAEs of one's own, until it stops. Returns the exit
+    code."""
     os.environ["DEMO"] = "true"
+    if model is not None:
+        os.environ["DEMO_MODEL"] = str(model)
+    if saes:
+        os.environ["DEMO_SAES"] = ":".join(map(str, saes))
     return run_service(host, port)
 
 

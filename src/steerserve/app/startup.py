@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
 import shutil
 import sys
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,7 +94,9 @@ async def _name_refused_models(owners: Owners) -> None:
 
 async def _load_named(owners: Owners) -> None:
     settings = owners.settings
-    if settings.demo:
+    if settings.demo_model is not None and settings.demo:
+        _announce_own(await start_own(owners, settings.demo_model, settings.demo_saes), settings)
+    elif settings.demo:
         _announce(await start_demo(owners), settings)
     elif settings.auto_load_model:
         await _load(owners, settings.auto_load_model)
@@ -243,7 +246,7 @@ async def start_demo(owners: Owners) -> DemoReady:
     )
     await asyncio.to_thread(_copy, demo.MODEL_DIR, model)
     await asyncio.to_thread(_copy, demo.DATA / "saes", saes)
-    row = await _registered(owners, model)
+    row = await _registered(owners, model, demo.MODEL_NAME)
     rows = {}
     for sae in demo.saes():
         rows[sae.name], _ = await owners.saes.add(str(saes / sae.name), is_own=True)
@@ -266,6 +269,42 @@ async def start_demo(owners: Owners) -> DemoReady:
         proof["strength"],
         others,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class OwnReady:
+    """The facts of a loaded model and SAE of one's own that the text at the terminal names. `others` are the SAEs that
+    are not attached, as `attach-set` takes them."""
+
+    model: ModelRow
+    attachment: Attachment
+    others: list[dict[str, object]]
+
+
+async def start_own(owners: Owners, model: Path, saes: Sequence[Path]) -> OwnReady:
+    """Register a model and its SAEs where they are, with the labels beside the SAEs, load the model, and attach the
+    first SAE at the layer that it names.
+
+    Raises:
+        Refusal: a path cannot be registered, an SAE names no layer, the load or the attaching is refused.
+    """
+    row = await _registered(owners, model)
+    rows = []
+    for path in saes:
+        sae, _ = await owners.saes.add(str(path), is_own=True)
+        if sae.trained_layer is None:
+            why = f"the SAE {str(path)!r} does not say the layer that it was trained on"
+            raise Refusal("SAE_INCOMPATIBLE", f"{why}; attach it with `steerserve attach --layer`")
+        labels = path / "labels.json"
+        if await asyncio.to_thread(labels.is_file):
+            await _import_labels(owners, sae.id, labels)
+        rows.append((sae, sae.trained_layer))
+    async with using(owners, row):
+        attachment = await attached(owners, *rows[0])
+    others: list[dict[str, object]] = [
+        {"sae_id": sae.id, "layer": layer} for sae, layer in rows[1:] if sae.id != rows[0][0].id
+    ]
+    return OwnReady(row, attachment, others)
 
 
 async def attached(owners: Owners, sae: SaeRow, layer: int) -> Attachment:
@@ -338,7 +377,8 @@ def _copy(source: Path, target: Path) -> None:
     staging.rename(target)
 
 
-async def _registered(owners: Owners, folder: Path) -> ModelRow:
+async def _registered(owners: Owners, folder: Path, name: str | None = None) -> ModelRow:
+    """The record of a model in a folder, also of one that was registered before."""
     path = str(await asyncio.to_thread(folder.resolve))
     for row in await owners.models.list():
         if row.local_path == path:
@@ -346,7 +386,7 @@ async def _registered(owners: Owners, folder: Path) -> ModelRow:
     return await owners.models.add(
         path,
         quantization="FP16",
-        custom_name=demo.MODEL_NAME,
+        custom_name=name,
         trust_remote_code=False,
         is_own=True,
     )
@@ -401,3 +441,33 @@ steerserve {__version__} is ready at {base}  (Ctrl-C stops it)
         file=sys.stdout,
         flush=True,
     )
+
+
+def _announce_own(ready: OwnReady, settings: Settings) -> None:
+    """Print what the person at the terminal can do with a model and an SAE of their own."""
+    base = f"http://{settings.host}:{settings.port}"
+    name, attachment = ready.model.name, ready.attachment
+    ask = json.dumps({"model": name, "prompt": "Last summer", "max_tokens": 60, "temperature": 0})
+    send = "-H 'content-type: application/json' -d"
+    told = [
+        f"steerserve {__version__} is ready at {base}  (Ctrl-C stops it)\n",
+        f"  Open {base}/ in a browser, or try the commands below in another terminal.",
+        f"  The model {name!r} is loaded; SAE {attachment.sae_id} is attached at layer {attachment.layer}.",
+    ]
+    told += [f"  Warning: {warning}" for warning in attachment.warnings]
+    told += [
+        "\n  Let it continue a text:",
+        f"    curl -s {base}/v1/completions {send} {shlex.quote(ask)}",
+        "  Find the features of a concept, by texts with it and without it:",
+        f"    {base}/contrast",
+        "  Turn a feature up for all requests, by its number and a strength, and off again:",
+        f"    STEERSERVE_URL={base} steerserve steer NUMBER=STRENGTH",
+        f"    STEERSERVE_URL={base} steerserve steer --off",
+    ]
+    if ready.others:
+        body = shlex.quote(json.dumps({"saes": ready.others}))
+        told += [
+            "  Attach the other SAEs too:",
+            f"    curl -s {base}/api/saes/attach-set {send} {body}",
+        ]
+    print("\n" + "\n".join(told) + "\n", flush=True)

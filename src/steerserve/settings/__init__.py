@@ -119,6 +119,23 @@ class Settings(
         default=False,
         description="Register the bundled demo model and its SAEs at start, load the model and attach an SAE.",
     )
+    demo_model: Annotated[
+        Path | None,
+        BeforeValidator(lambda text: values.checkpoint(text) if isinstance(text, str) else text),
+    ] = Field(
+        default=None,
+        description="Folder of a checkpoint on this machine, which DEMO registers and loads in the place of the "
+        "bundled model.",
+    )
+    demo_saes: Annotated[
+        list[Path],
+        NoDecode,
+        BeforeValidator(lambda text: values.present(text) if isinstance(text, str) else text),
+    ] = Field(
+        default=[],
+        description="Folders or files of SAEs of DEMO_MODEL on this machine, separated by colons. The first is "
+        "attached at the layer that it names.",
+    )
     auto_load_model: str | None = Field(
         default=None, description="Name of a registered model that is loaded at start."
     )
@@ -389,6 +406,16 @@ class Settings(
             raise ValueError("CLUSTER_INTENSITY_MIN is above CLUSTER_INTENSITY_MAX")
         if self.circuit_intensity_min > self.circuit_intensity_max:
             raise ValueError("CIRCUIT_INTENSITY_MIN is above CIRCUIT_INTENSITY_MAX")
+        return self
+
+    @model_validator(mode="after")
+    def _check_demo(self) -> Settings:
+        if self.demo_model is not None and not self.demo_saes:
+            raise ValueError("DEMO_MODEL (`demo --model`) needs DEMO_SAES (`demo --sae`): its SAE")
+        if self.demo_saes and self.demo_model is None:
+            raise ValueError(
+                "DEMO_SAES (`demo --sae`) needs DEMO_MODEL (`demo --model`): their model"
+            )
         return self
 
     @model_validator(mode="after")

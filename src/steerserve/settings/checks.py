@@ -170,6 +170,37 @@ def folders(text: str) -> list[Path]:
     return found
 
 
+def present(text: str) -> list[Path]:
+    """The folders and files of a list that is separated by colons, all of which are there. Empty text is none.
+
+    Raises:
+        ValueError: one is not there.
+    """
+    found = [Path(part.strip()).expanduser().absolute() for part in text.split(":") if part.strip()]
+    for path in found:
+        if not path.exists():
+            raise ValueError(f"{str(path)[:200]!r} does not exist")
+    return found
+
+
+def checkpoint(text: str) -> Path | None:
+    """The folder of a checkpoint; empty text is none.
+
+    Raises:
+        ValueError: it is not there, or has no `config.json`.
+    """
+    if not text.strip():
+        return None
+    folder = Path(text.strip()).expanduser().absolute()
+    if not folder.exists():
+        raise ValueError(f"{str(folder)[:200]!r} does not exist")
+    if not (folder / "config.json").is_file():
+        raise ValueError(
+            f"{str(folder)[:200]!r} is not the folder of a checkpoint: it has no `config.json`"
+        )
+    return folder
+
+
 def networks(texts: list[str]) -> list[str]:
     """Addresses and networks.
 
