@@ -144,9 +144,10 @@ class LensInspected(Message, frozen=True, kw_only=True):
 
 
 class Attached(Message, frozen=True):
-    """The facts of an SAE that was attached. `check` holds l0, fvu, residual_norm and decoder norms where the
-    self-check ran. `dtype` is the dtype in which the matrices are kept; `site` is the site that the SAE reads and
-    writes. `is_calibrated` is False where a norm factor is not known."""
+    """The facts of an SAE that was attached. `check` holds the figures of the self-check where it ran. `dtype` is the
+    dtype in which the matrices are kept; `site` is the site that the SAE reads and writes. `is_calibrated` is False
+    where a norm factor is not known. `k` is how many features the SAE chooses at each token; None where their number
+    is free."""
 
     layer_module_path: str
     memory_mb: int
@@ -157,6 +158,7 @@ class Attached(Message, frozen=True):
     dtype: str = "float32"
     site: str = "resid_post"
     is_calibrated: bool = True
+    k: int | None = None
 
 
 class Applied(Message, frozen=True):

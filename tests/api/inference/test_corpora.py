@@ -308,25 +308,37 @@ def test_features_are_ranked_by_what_corpora_tell_of_them(live: Running) -> None
     live.data("DELETE", "/api/monitoring/history")
 
 
-def test_an_attached_sae_says_whether_its_features_can_be_ranked_by_a_corpus(
+def test_an_attached_sae_says_what_a_corpus_shows_of_it_and_whether_it_ranks_its_features(
     unattached: Running,
 ) -> None:
-    live, sae = unattached, demo.saes()[0]
+    live, sae = unattached, demo.saes()[1]
     path, place = f"/api/saes/{add_sae(live, sae)}", {"layer": sae.layer}
 
-    def tell() -> tuple[Any, int]:
+    def tell() -> tuple[Any, int, Any]:
         ranked = {"return_sae_activations": {"rank": "rarity"}, "max_tokens": 1}
         body = {"model": demo.MODEL_NAME, "prompt": "The boat", **ranked}
         (entry,) = live.data("GET", "/api/saes/attachments")["entries"]
-        return entry["has_corpus"], live.http.post("/v1/completions", json=body).status_code
+        status = live.http.post("/v1/completions", json=body).status_code
+        return entry["has_corpus"], status, entry["over_corpus"]
 
     live.data("POST", f"{path}/attach", place)
-    assert tell() == (False, 400)
+    assert tell() == (False, 400, None)
     corpus = read(live)["id"]
-    assert tell() == (True, 200)
+    *can_rank, over = tell()
+    assert can_rank == [True, 200]
+    found, tokens = all_activations(live)
+    counted, firings = sum(map(len, tokens)), sum(map(len, found.values()))
+    assert over == {
+        "corpus_id": corpus,
+        "name": "sea",
+        "tokens": counted,
+        "features_fired": len(found),
+        "never_fired": 1024 - len(found),
+        "l0": pytest.approx(firings / counted),
+    }
     live.data("POST", f"{path}/detach")
     live.data("POST", f"{path}/attach", place | {"overrides": {"normalisation": "layer_norm"}})
-    assert tell() == (False, 400)
+    assert tell() == (False, 400, None)
     live.data("DELETE", f"{PATH}/{corpus}")
     live.data("POST", f"{path}/detach")
 

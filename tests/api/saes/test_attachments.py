@@ -63,16 +63,26 @@ def test_the_answer_says_what_was_attached_and_how(free: Running) -> None:
     assert attached["dtype"] == "float32"
     assert attached["site"] == "resid_post"
     assert attached["is_calibrated"] is True
-    assert attached["check"]["l0"] == pytest.approx(24, abs=1)
     status = free.data("GET", "/api/saes/attachment")
     (listed,) = free.data("GET", "/api/saes/attachments")["entries"]
-    for name in ("layer_module_path", "site", "dtype", "is_calibrated", "check", "warnings"):
+    for name in ("layer_module_path", "site", "dtype", "is_calibrated", "k", "check", "warnings"):
         assert listed[name] == status[name] == attached[name]
+
+
+def test_the_check_says_what_it_read_and_the_l0_of_a_free_choice_only(free: Running) -> None:
+    chosen, free_choice = (attach(free, sae) for sae in demo.saes())
+    text = {"text": "a short story of the service", "tokens": chosen["check"]["tokens"]}
+    assert 80 < text["tokens"] < 150
+    for one in (chosen, free_choice):
+        assert text.items() <= one["check"].items()
+        assert 24 < one["check"]["features_fired"] < 1024
+    assert (chosen["k"], "l0" in chosen["check"]) == (24, False)
+    assert (free_choice["k"], round(free_choice["check"]["l0"])) == (None, 24)
 
 
 def test_what_the_operator_says_wins_over_the_files(free: Running) -> None:
     attached = attach(free, FIRST, overrides={"k": 3, "site": "resid_pre"}, dtype="float16")
-    assert attached["check"]["l0"] == pytest.approx(3)
+    assert attached["k"] == 3
     assert attached["site"] == "resid_pre"
     assert attached["dtype"] == "float16"
 

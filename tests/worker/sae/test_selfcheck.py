@@ -99,7 +99,9 @@ def test_the_figures_are_those_of_the_text_behind_its_first_token(gpt2: Checkpoi
     assert check["fvu"] == pytest.approx(float(expected), rel=1e-3)
     assert check["residual_norm"] == pytest.approx(float(x.norm(dim=-1).median()), rel=1e-5)
     fires = torch.cat([x > 0, x < 0], -1)
-    assert check["dead_fraction"] == pytest.approx(1 - float(fires.any(0).float().mean()))
+    assert check["features_fired"] == int(fires.any(0).sum())
+    assert check["tokens"] == len(x)
+    assert not any("dead" in name for name in check)
 
 
 def test_a_tokenizer_that_begins_texts_itself_is_not_helped_twice(

@@ -19,7 +19,7 @@ const B = { ...FACTS, id: "sae_b", name: "second", trained_layer: 2 };
 const MODEL = { id: 1, name: "demo", status: "loaded", engine: "checkpoint", layers: 4 };
 const ENTRY = {
   sae_id: "sae_a", layer: 3, memory_usage_mb: 2, steering_enabled: true, monitoring_enabled: false, steering_apply_count: 7,
-  warnings: ["it was trained on another model"], check: { l0: 240, fvu: 0.21, dead_fraction: 0.4 },
+  warnings: ["it was trained on another model"], check: { text: "a story", tokens: 95, features_fired: 400, l0: 240, fvu: 0.21 }, over_corpus: null, k: null,
   layer_module_path: "model.layers.3", site: "resid_post", dtype: "float32", is_calibrated: true,
 };
 const NOTHING = { is_attached: false, count: 0, entries: [], to_restore: [], total_memory_usage_mb: null, vram_envelope_mb: 4096, vram_warning: false };

@@ -1,12 +1,14 @@
 // The self-check of an SAE as bars, with a mark where the checkpoint claims another figure.
-import { checkFigures, l0Words, type Check, type CheckFigure } from "../rules/check";
-import { decimal } from "../rules/bytes";
+import { Link } from "react-router";
+import { checkFigures, l0Of, l0Words, readWords, type CheckFigure, type Known } from "../rules/check";
+import { count, decimal } from "../rules/bytes";
 import { MEANS } from "../rules/words";
 import { Term } from "./Term";
 
-export function CheckFigures({ check, claimedL0 }: { check: Check; claimedL0: number | null }) {
-  if (Object.keys(check).length === 0) return <p className="quiet">The self-check was left out.</p>;
-  const words = l0Words(check.l0, claimedL0);
+export function CheckFigures({ known }: { known: Known }) {
+  const { check, over, k, claimedL0 } = known;
+  if (Object.keys(check).length === 0 && over === null) return <p className="quiet">The self-check was left out.</p>;
+  const words = l0Words(l0Of(known), claimedL0);
   return (
     <figure className="check">
       <table>
@@ -24,7 +26,7 @@ export function CheckFigures({ check, claimedL0 }: { check: Check; claimedL0: nu
           </tr>
         </thead>
         <tbody>
-          {checkFigures(check, claimedL0).map((figure) => (
+          {checkFigures(known).map((figure) => (
             <tr key={figure.name}>
               <th scope="row">
                 <Term means={figure.about}>{figure.name}</Term>
@@ -38,8 +40,14 @@ export function CheckFigures({ check, claimedL0 }: { check: Check; claimedL0: nu
       </table>
       <figcaption className="quiet">
         {words !== null && <>L0 is {words}. </>}
-        {claimedL0 === null ? "The checkpoint claims no L0. " : "The mark is the claim of the checkpoint. "}
-        The check reads one short text.
+        {k === null && (claimedL0 === null ? "The checkpoint claims no L0. " : "The mark is the claim of the checkpoint. ")}
+        {readWords(known).join(" ")}{" "}
+        {over !== null && (
+          <>
+            {k === null ? "L0 and the features that fire are" : "The features that fire are"} those of the corpus{" "}
+            <Link to="/corpora">{over.name}</Link>, {count(over.tokens)} tokens.
+          </>
+        )}
       </figcaption>
     </figure>
   );

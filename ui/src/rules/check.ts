@@ -1,4 +1,5 @@
-// The figures of an SAE's self-check, beside what its checkpoint claims, each with the scale on which it is drawn.
+// The figures of an SAE's self-check and of a corpus, beside what its checkpoint claims, each with the scale on which it
+// is drawn; and what was read for them.
 import { MEANS } from "./words";
 import { count, decimal, isMeasured, percent } from "./bytes";
 
@@ -15,22 +16,50 @@ export interface CheckFigure {
   scale: number | null;
 }
 export interface Check {
+  text?: string;
+  tokens?: number;
+  features_fired?: number;
   l0?: number;
   fvu?: number;
-  dead_fraction?: number;
   residual_norm?: number;
   decoder_norm_min?: number;
   decoder_norm_max?: number;
 }
 
+/** What a corpus shows of the SAE. */
+export interface CorpusCheck {
+  corpus_id: string;
+  name: string;
+  tokens: number;
+  features_fired: number;
+  never_fired: number;
+  l0: number | null;
+}
+/** What is known of an attached SAE. `k` is how many features a top-k SAE chooses at each token. */
+export interface Known {
+  check: Check;
+  over: CorpusCheck | null;
+  k: number | null;
+  claimedL0: number | null;
+}
+
 /** The room that a scale has behind its largest number. */
 const ROOM = 1.25;
 
-export function checkFigures(check: Check, claimedL0: number | null): CheckFigure[] {
-  const { l0, fvu, dead_fraction: dead, residual_norm: norm, decoder_norm_min: least, decoder_norm_max: most } = check;
+/** The mean number of features that fire at a token: over the corpus where one was read. A top-k SAE has the same number
+ * in any model, so it has none here. */
+export function l0Of({ check, over, k }: Known): number | null {
+  return k === null ? (over?.l0 ?? check.l0 ?? null) : null;
+}
+
+export function checkFigures(known: Known): CheckFigure[] {
+  const { check, over, k, claimedL0 } = known;
+  const { fvu, residual_norm: norm, decoder_norm_min: least, decoder_norm_max: most } = check;
   const isRange = isMeasured(least) && isMeasured(most);
-  return [
-    {
+  const l0 = l0Of(known);
+  const features = over === null ? 0 : over.features_fired + over.never_fired;
+  const found: (CheckFigure | false)[] = [
+    k === null && {
       name: "L0",
       about: MEANS.l0,
       drawn: isMeasured(l0) ? [0, l0] : null,
@@ -48,14 +77,14 @@ export function checkFigures(check: Check, claimedL0: number | null): CheckFigur
       claim: null,
       scale: Math.max(1, (fvu ?? 0) * ROOM),
     },
-    {
-      name: "dead features",
-      about: "features that fire on no token of the short text",
-      drawn: isMeasured(dead) ? [0, dead] : null,
-      says: percent(dead, 1),
+    over !== null && {
+      name: "features that fire",
+      about: "how many features fire at any token of the corpus",
+      drawn: [0, over.features_fired],
+      says: `${count(over.features_fired)} of ${count(features)}`,
       claimed: null,
       claim: null,
-      scale: 1,
+      scale: features,
     },
     {
       name: "decoder norms",
@@ -76,6 +105,18 @@ export function checkFigures(check: Check, claimedL0: number | null): CheckFigur
       scale: null,
     },
   ];
+  return found.filter((figure) => figure !== false);
+}
+
+/** What was read for the figures, in sentences. */
+export function readWords({ check, over, k }: Known): string[] {
+  const { text, tokens, features_fired: fired } = check;
+  const isRead = text !== undefined && isMeasured(tokens);
+  return [
+    isRead && `The self-check read ${text}, ${count(tokens)} tokens.`,
+    isRead && over === null && isMeasured(fired) && `${count(fired)} features fired there; other texts may wake others.`,
+    k !== null && `The SAE always chooses ${count(k)} features at a token (top-k), so their number is no evidence.`,
+  ].filter((sentence) => sentence !== false);
 }
 
 /** How far the measured L0 is from the claimed one, in words; null where one of them is missing. */

@@ -21,6 +21,7 @@ from steerserve.control.saes.views import (
     AttachmentEntry,
     AttachmentList,
     Compatibility,
+    CorpusCheck,
     DetachedSae,
     FirstAttachment,
     LostAttachment,
@@ -118,10 +119,17 @@ class Status:
 
     async def _entries(self) -> list[dict[str, Any]]:
         attached = self.conductor.attachments()
-        known = await self.corpora.are_known(attached)
-        return [self._entry(*one) for one in zip(attached, known, strict=True)]
+        seen = await self.corpora.over_largest(attached)
+        if seen is None:
+            return [self._entry(one, None, None) for one in attached]
+        return [
+            self._entry(one, over is not None, over)
+            for one, over in zip(attached, seen, strict=True)
+        ]
 
-    def _entry(self, attachment: Attachment, has_corpus: bool | None) -> dict[str, Any]:
+    def _entry(
+        self, attachment: Attachment, has_corpus: bool | None, over: CorpusCheck | None
+    ) -> dict[str, Any]:
         resident = self.conductor.resident
         applied = resident.engine.passes.applied if resident and resident.engine else {}
         return _attached(attachment) | {
@@ -129,6 +137,7 @@ class Status:
             "monitoring_enabled": self.monitoring.key() == attachment.key,
             "steering_apply_count": applied.get(attachment.key, 0),
             "has_corpus": has_corpus,
+            "over_corpus": over,
         }
 
 
@@ -139,11 +148,12 @@ def _attached(attachment: Attachment) -> dict[str, Any]:
         "layer": attachment.layer,
         "memory_usage_mb": attachment.memory_mb,
         "warnings": attachment.warnings,
-        "check": SaeCheck(**attachment.check),
+        "check": SaeCheck.from_figures(attachment.check),
         "layer_module_path": attachment.layer_module_path,
         "site": attachment.site,
         "dtype": attachment.dtype,
         "is_calibrated": attachment.is_calibrated,
+        "k": attachment.k,
         "overrides": ScaleOverrides(**attachment.order.scale),
     }
 

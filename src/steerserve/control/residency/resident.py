@@ -63,7 +63,7 @@ class Order:
 @dataclass(frozen=True, slots=True)
 class Attachment:
     """One attached SAE, with the facts from the engine. `dtype` is the dtype of its matrices, `site` the site where it
-    reads and writes."""
+    reads and writes, `k` how many features it chooses at each token, None where their number is free."""
 
     order: Order
     d_sae: int
@@ -74,6 +74,7 @@ class Attachment:
     dtype: str
     site: str
     is_calibrated: bool
+    k: int | None
 
     @classmethod
     def of(cls, order: Order, made: Attached) -> Attachment:
@@ -88,6 +89,7 @@ class Attachment:
             dtype=made.dtype,
             site=made.site,
             is_calibrated=made.is_calibrated,
+            k=made.k,
         )
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Literal
 
@@ -13,6 +13,8 @@ from steerserve.rules.models.downloads import FetchProgress, SameRequest
 from steerserve.rules.models.status import SaeStatus
 
 RegisteredStatus = Literal["downloading", "already_downloading", "cached", "attached", "error"]
+CHECK_TEXT = "a short story of the service"
+"""What the engine reads to check an SAE (`worker/sae/selfcheck.py`), as answers name it."""
 
 
 class SaeRecord(Form, frozen=True, kw_only=True):
@@ -77,17 +79,40 @@ class SaeDetails(SaeRecord, frozen=True, kw_only=True):
 
 
 class SaeCheck(Form, frozen=True, kw_only=True):
-    """The figures of an SAE on a short text at the place where it is attached: L0, which is the number of features that
-    fire per token; the fraction of the variance that its reconstruction leaves unexplained (FVU); the fraction of
-    features that never fire; the median norm of the activations it reads; the smallest and the largest norm of its
-    decoder rows. A figure that is not finite is left out; without a check there is none."""
+    """What an SAE did on a short text at the place where it is attached: which text, and how many of its tokens count;
+    how many features fired at any of them; L0, which is the number of features that fire per token; the fraction of
+    the variance that its reconstruction leaves unexplained (FVU); the median norm of the activations it reads; the
+    smallest and the largest norm of its decoder rows. L0 is left out for an SAE that always chooses k features, and a
+    figure that is not finite is left out; without a check there is none."""
 
+    text: str | UnsetType = UNSET
+    tokens: int | UnsetType = UNSET
+    features_fired: int | UnsetType = UNSET
     l0: float | UnsetType = UNSET
     fvu: float | UnsetType = UNSET
-    dead_fraction: float | UnsetType = UNSET
     residual_norm: float | UnsetType = UNSET
     decoder_norm_min: float | UnsetType = UNSET
     decoder_norm_max: float | UnsetType = UNSET
+
+    @classmethod
+    def from_figures(cls, figures: Mapping[str, float]) -> SaeCheck:
+        """The check with these figures of the engine."""
+        if not figures:
+            return cls()
+        counts = {name: int(figures[name]) for name in ("tokens", "features_fired")}
+        return cls(**{**figures, **counts}, text=CHECK_TEXT)
+
+
+class CorpusCheck(Form, frozen=True, kw_only=True):
+    """How the features of an SAE fired over the largest corpus that was read of it as it is attached. `l0` is None for
+    an SAE that always chooses k features."""
+
+    corpus_id: str
+    name: str
+    tokens: int
+    features_fired: int
+    never_fired: int
+    l0: float | None
 
 
 class ScaleOverrides(Form, frozen=True, kw_only=True):
@@ -99,20 +124,23 @@ class ScaleOverrides(Form, frozen=True, kw_only=True):
 
 
 class AttachedPlace(Form, frozen=True, kw_only=True):
-    """Where and how an SAE is attached. `is_calibrated` says whether its scale was measured here. `overrides` are the
-    facts stated at the attach that change the added vector. These fields stand last in every answer."""
+    """Where and how an SAE is attached. `is_calibrated` says whether its scale was measured here. `k` is how many
+    features it chooses at each token, None where their number is free. `overrides` are the facts stated at the attach
+    that change the added vector. These fields stand last in every answer."""
 
     layer_module_path: str
     site: str
     dtype: str
     is_calibrated: bool
+    k: int | None
     overrides: ScaleOverrides
 
 
 class AttachmentEntry(AttachedPlace, frozen=True):
     """An attached SAE, with the figures of its self-check. Its memory is in MiB. `steering_apply_count` counts the
     passes in which it was steered. `has_corpus` says whether a corpus was read of it as it is attached, so that its
-    features can be ranked by rarity and share; it is None where the database cannot be used."""
+    features can be ranked by rarity and share; it is None where the database cannot be used. `over_corpus` says what
+    that corpus shows, None without one."""
 
     sae_id: str
     layer: int
@@ -123,6 +151,7 @@ class AttachmentEntry(AttachedPlace, frozen=True):
     warnings: Sequence[str]
     check: SaeCheck
     has_corpus: bool | None
+    over_corpus: CorpusCheck | None
 
 
 class FirstAttachment(AttachedPlace, frozen=True):
@@ -138,6 +167,7 @@ class FirstAttachment(AttachedPlace, frozen=True):
     warnings: Sequence[str]
     check: SaeCheck
     has_corpus: bool | None
+    over_corpus: CorpusCheck | None
 
 
 class NoAttachment(Form, frozen=True, kw_only=True):

@@ -13,6 +13,7 @@ import msgspec
 
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.resident import Attachment, content_keys
+from steerserve.control.saes.views import CorpusCheck
 from steerserve.control.sensing.corpus_views import (
     CorpusStatistics,
     ExampleToken,
@@ -113,21 +114,29 @@ class CorpusResults:
         self._conductor = conductor
         self._held: list[tuple[CorpusRow, ReadSae]] | None = None
         self._scales: dict[tuple[str, ...], Scales | None] = {}
+        self._fired: dict[tuple[str, int], tuple[int, int]] = {}
 
     def forget(self) -> None:
         """The corpora have changed."""
         self._held = None
         self._scales = {}
+        self._fired = {}
 
-    async def are_known(self, attached: Sequence[Attachment]) -> list[bool | None]:
-        """Whether a corpus was read of each of these attached SAEs, in this model and at their scale. It is None where
-        the database cannot be used, or the model has gone."""
+    async def over_largest(self, attached: Sequence[Attachment]) -> list[CorpusCheck | None] | None:
+        """How the features of each of these attached SAEs fired over the largest corpus that was read of it, in this
+        model and at its scale; None for one of which none was read. None for all where the database cannot be used, or
+        the model has gone."""
         try:
-            keys = {sae.key for _, sae in await self._all()}
+            read = await self._all()
             resident = self._conductor.loaded()
         except Refusal:
-            return [None] * len(attached)
-        return [not keys.isdisjoint(content_keys(resident, one)) for one in attached]
+            return None
+        found: list[CorpusCheck | None] = []
+        for one in attached:
+            keys = content_keys(resident, one)
+            fitting = [(row, sae) for row, sae in read if sae.key in keys]
+            found.append(self._over(*max(fitting, key=_tokens), one.k) if fitting else None)
+        return found
 
     async def of_feature(
         self, sae_id: str, attached: Attachment | None, index: int
@@ -171,6 +180,21 @@ class CorpusResults:
         if self._held is None:
             self._held = await self._store.results()
         return self._held
+
+    def _over(self, row: CorpusRow, sae: ReadSae, k: int | None) -> CorpusCheck:
+        at = (row.id, sae.number)
+        if at not in self._fired:
+            counts = array("I", sae.counts)
+            self._fired[at] = sum(counts), counts.count(0)
+        firings, never = self._fired[at]
+        return CorpusCheck(
+            corpus_id=row.id,
+            name=row.name,
+            tokens=row.counted,
+            features_fired=sae.d_sae - never,
+            never_fired=never,
+            l0=firings / row.counted if k is None else None,
+        )
 
     async def _statistics(self, row: CorpusRow, sae: ReadSae, index: int) -> CorpusStatistics:
         data = await self._store.feature(row.id, sae.number, index)
@@ -229,11 +253,15 @@ def _example(context: Context, stored: StoredExample) -> FeatureExample:
     )
 
 
+def _tokens(result: tuple[CorpusRow, ReadSae]) -> int:
+    return result[0].counted
+
+
 def _scales(results: Sequence[tuple[CorpusRow, ReadSae]]) -> Scales | None:
     if not results:
         return None
     by_corpus = [array("f", sae.maxima) for _, sae in results]
-    largest, sae = max(results, key=lambda one: one[0].counted)
+    largest, sae = max(results, key=_tokens)
     return Scales(
         array("f", map(max, *by_corpus) if len(by_corpus) > 1 else by_corpus[0]),
         array("I", sae.counts),

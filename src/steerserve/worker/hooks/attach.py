@@ -15,6 +15,7 @@ from steerserve.worker.model import budget
 from steerserve.worker.model.budget import SaeRoom
 from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.sae import formats, selfcheck, sites
+from steerserve.worker.sae.canonical import NEEDS_K
 from steerserve.worker.sae.selfcheck import Examined
 from steerserve.worker.sae.sites import Site
 
@@ -60,6 +61,7 @@ def attach(placed: PlacedSae, model: Checkpoint, saes: HookedSaes, room: SaeRoom
         dtype=str(sae.dtype).removeprefix("torch."),
         site=site.name,
         is_calibrated=sae.is_calibrated,
+        k=sae.k if sae.activation in NEEDS_K else None,
     )
 
 

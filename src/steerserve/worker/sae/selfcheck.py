@@ -18,7 +18,7 @@ from steerserve.rules.saes import sites as sae_sites
 from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.model.plain import whole
 from steerserve.worker.sae import sites
-from steerserve.worker.sae.canonical import Sae
+from steerserve.worker.sae.canonical import NEEDS_K, Sae
 from steerserve.worker.sae.sites import Site
 
 TEXT = (
@@ -48,7 +48,8 @@ _CENTRED_SITES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """The SAE to attach, with the figures and the warnings of its check."""
+    """The SAE to attach, with the figures and the warnings of its check. The L0 of an SAE that always chooses k features
+    would look right in any model, so it is no figure."""
 
     sae: Sae
     check: dict[str, float]
@@ -78,6 +79,8 @@ def examine(
         warned.append(_uncalibrated(sae, x, check["fvu"]))
     if check["decoder_norm_min"] == 0 and check["decoder_norm_max"] > 0:
         warned.append("some decoder rows are zero: steering those features does nothing")
+    if sae.activation in NEEDS_K:
+        del check["l0"]
     return Examined(sae, _finite(check), warned)
 
 
@@ -110,9 +113,9 @@ def run(model: Checkpoint, sae: Sae, site: Site) -> dict[str, float]:
 
 @torch.inference_mode()
 def figures(sae: Sae, x: Tensor) -> dict[str, float]:
-    """The figures of an SAE on rows x [n, d_in]: L0, the fraction of variance unexplained (FVU), the fraction of
-    features that are active in no row, the median norm of the rows, and the smallest and largest norm of the decoder
-    rows.
+    """The figures of an SAE on rows x [n, d_in]: how many rows there are, how many features are active in any of them,
+    L0, the fraction of variance unexplained (FVU), the median norm of the rows, and the smallest and largest norm of
+    the decoder rows. A few rows cannot show that a feature is dead.
 
     FVU = ||x - x_hat||^2 / ||x - mean(x)||^2. Where the SAE is centred, the mean of each row of x is subtracted first.
     """
@@ -123,9 +126,10 @@ def figures(sae: Sae, x: Tensor) -> dict[str, float]:
     norms = sae.decoder_norms()
     variance = (x - x.mean(0)).pow(2).sum().clamp_min(SMALLEST)
     return {
+        "tokens": float(len(x)),
+        "features_fired": float(fires.any(0).sum()),
         "l0": float(fires.sum(-1).float().mean()),
         "fvu": float((x - x_hat).pow(2).sum() / variance),
-        "dead_fraction": float((~fires.any(0)).float().mean()),
         "residual_norm": float(x.norm(dim=-1).median()),
         "decoder_norm_min": float(norms.min()),
         "decoder_norm_max": float(norms.max()),

@@ -83,7 +83,12 @@ function AttachedSae({ entry, record, values }: { entry: Attached; record: Sae |
           {warning}
         </p>
       ))}
-      <CheckFigures check={entry.check} claimedL0={record?.average_l0 ?? null} />
+      <CheckFigures
+        known={{
+          ...{ check: entry.check, over: entry.over_corpus, k: entry.k },
+          claimedL0: record?.average_l0 ?? null,
+        }}
+      />
       {away.error !== null && <ErrorNotice error={away.error} />}
       <Confirm title={`Detach ${name}?`} action="Detach" isOpen={isAsking} onClose={() => setAsking(false)} onConfirm={() => away.mutate()}>
         <p>
