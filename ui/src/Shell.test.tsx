@@ -1,4 +1,4 @@
-import { act, fireEvent, render, screen, waitFor } from "@testing-library/react";
+import { act, fireEvent, render, screen, waitFor, within } from "@testing-library/react";
 import { QueryClientProvider } from "@tanstack/react-query";
 import { MemoryRouter, Route, Routes } from "react-router";
 import { expect, it, vi } from "vitest";
@@ -45,6 +45,16 @@ it("says on every page what is loaded, attached and steering, and who holds the 
   expect((await screen.findByRole("complementary", { name: "Lease" })).textContent).toContain("lab");
   expect(screen.getByRole("link", { name: "Health" })).toBeTruthy();
   expect(await violations(container)).toEqual([]);
+});
+
+it("groups the pages by what a person wants", () => {
+  shown();
+  const menu = screen.getByRole("navigation", { name: "Pages" });
+  const groups = ["Steer", "Find", "Documents", "Host"].map((name) => within(menu).getByRole("list", { name }));
+  const pages = groups.map((group) => within(group).getAllByRole("link").map((link) => link.getAttribute("href")));
+  expect(pages[0]?.[0]).toBe("/steer");
+  expect(pages[2]).toEqual(["/profiles", "/clusters", "/circuits", "/runs"]);
+  expect(pages.flat()).toHaveLength(16);
 });
 
 it("warns on every page that other machines need no key", async () => {

@@ -4,7 +4,7 @@ import { Link, NavLink, Outlet, useLocation, useNavigate } from "react-router";
 import { useQuery } from "@tanstack/react-query";
 import { useConnection } from "./api/live";
 import { health } from "./api/queries";
-import { PAGES } from "./pages";
+import { GROUPS, PAGES } from "./pages";
 import { KeyDialog } from "./KeyDialog";
 import { Lost } from "./Lost";
 import { Crash } from "./parts/Crash";
@@ -81,11 +81,20 @@ export function Shell() {
       </header>
       <nav className="pages" aria-label="Pages">
         <ul>
-          {PAGES.map(({ path, title, key }) => (
-            <li key={path}>
-              <NavLink to={path} title={`${title} (g ${key})`}>
-                {title}
-              </NavLink>
+          {GROUPS.map(({ title: group, pages }) => (
+            <li key={group}>
+              <span id={`pages-${group}`} className="quiet">
+                {group}
+              </span>
+              <ul aria-labelledby={`pages-${group}`}>
+                {pages.map(({ path, title, key }) => (
+                  <li key={path}>
+                    <NavLink to={path} title={`${title} (g ${key})`}>
+                      {title}
+                    </NavLink>
+                  </li>
+                ))}
+              </ul>
             </li>
           ))}
         </ul>
