@@ -1,4 +1,4 @@
-import { act, fireEvent, render, screen } from "@testing-library/react";
+import { act, fireEvent, render, screen, waitFor, within } from "@testing-library/react";
 import { QueryClient, QueryClientProvider } from "@tanstack/react-query";
 import { MemoryRouter, Route, Routes } from "react-router";
 import { expect, it } from "vitest";
@@ -43,12 +43,18 @@ const LABELS = [
 const NEAREST = { features: [{ feature_idx: 332, label: "sea: ship", cosine: 0.5 }] };
 const JOB = { id: "job_1", kind: "promoted_tokens", state: "running", progress: 0.25, message: "", error: null, result: null };
 
-function shown(link: string, feature = FEATURE, search: unknown = NEAREST) {
+/** The same answer for every index, each with its own. */
+function every(feature: typeof FEATURE) {
+  const indices = Array.from({ length: 1024 }, (_, index) => index);
+  return Object.fromEntries(indices.map((index) => [`GET /api/saes/sae_1/features/${index}`, { ...feature, feature_idx: index }]));
+}
+
+function shown(link: string, feature = FEATURE, search: unknown = NEAREST, has_corpus = false) {
   let label = feature.label;
   const second = { id: "job_2", state: "running", message: "256 of 1024 features are computed" };
   const sent = service({
     "GET /api/saes": { saes: [{ id: "sae_1", name: "layer_3", d_sae: 1024 }], total: 1, attachment: {} },
-    "GET /api/saes/attachments": { entries: feature.layer === null ? [] : [{ sae_id: "sae_1", layer: 3 }] },
+    "GET /api/saes/attachments": { entries: feature.layer === null ? [] : [{ sae_id: "sae_1", layer: 3, has_corpus }] },
     "GET /api/monitoring": { enabled: false, sae_attached: true, sae_id: "sae_1", layer: 3, monitored_features: [] },
     "GET /api/monitoring/contexts": { sae_id: "sae_1", feature_idx: 90, size: 0, kept: 0, contexts: [] },
     "GET /api/effects": { effects: [], total: 0 },
@@ -64,6 +70,7 @@ function shown(link: string, feature = FEATURE, search: unknown = NEAREST) {
       return { imported: 1, total: 1, warnings: [] };
     },
     "GET /api/saes/sae_1/features/90": () => ({ ...feature, label }),
+    ...(has_corpus ? every(feature) : {}),
     "POST /api/saes/sae_1/features/search": search,
     "GET /api/jobs/job_1": { job: { ...JOB, state: "done" } },
     "GET /api/jobs/job_2": () => ({ job: { ...JOB, ...second } }),
@@ -94,6 +101,21 @@ it("finds features by the words of their labels, and goes to one by its index", 
   fireEvent.change(field, { target: { value: "90" } });
   fireEvent.submit(screen.getByRole("search"));
   expect(await screen.findByRole("heading", { name: /No label/ })).toBeTruthy();
+});
+
+it("opens with features that have an example where a corpus was read, and shows others", async () => {
+  const { container, sent } = shown("/features", { ...FEATURE, label: "sea", corpora: [CORPUS] }, NEAREST, true);
+  const some = await screen.findByRole("list", { name: "Some features, and where each is strongest" });
+  expect(within(some).getAllByRole("listitem")).toHaveLength(8);
+  expect(some.textContent).toContain("fires at 1.00 % of tokensThe boat⏎");
+  expect(sent.some(({ path }) => path.endsWith("/labels"))).toBe(false);
+  expect(await violations(container)).toEqual([]);
+  const indices = () => sent.filter(({ path }) => /features\/\d+$/.test(path)).map(({ path }) => path);
+  const before = indices();
+  fireEvent.click(screen.getByRole("button", { name: "Show others" }));
+  await waitFor(() => expect(new Set(indices()).size).toBeGreaterThan(before.length));
+  fireEvent.change(screen.getByRole("searchbox"), { target: { value: "ship" } });
+  expect(await screen.findByRole("link", { name: "sea: ship" })).toBeTruthy();
 });
 
 it("saves a label, and shows what the service has then", async () => {

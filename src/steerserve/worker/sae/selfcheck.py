@@ -48,8 +48,8 @@ _CENTRED_SITES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """The SAE to attach, with the figures and the warnings of its check. The L0 of an SAE that always chooses k features
-    would look right in any model, so it is no figure."""
+    """The SAE to attach, with the figures and the warnings of its check. The L0 of an SAE that always chooses k
+    features would look right in any model, so it is no figure."""
 
     sae: Sae
     check: dict[str, float]

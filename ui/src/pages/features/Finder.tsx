@@ -7,12 +7,12 @@ import { Answered, Panel } from "../../parts/Panel";
 import { Segmented } from "../../parts/Segmented";
 import { useLink } from "../../parts/useLink";
 import { count } from "../../rules/bytes";
-import { choice, text } from "../../rules/link";
+import { choice, number, text } from "../../rules/link";
 import { METRICS, Top } from "./Top";
 import { Promoting } from "./Promoting";
 import { Search } from "./Search";
 
-const LINK = { sae: text(), q: text(), in: choice(["labels", "promotes"]), by: choice(METRICS) };
+const LINK = { sae: text(), q: text(), in: choice(["labels", "promotes"]), by: choice(METRICS), draw: number(0, 0, 999_999) };
 const PLACES = [
   { value: "labels", label: "Labels", title: "Words of the label of a feature" },
   { value: "promotes", label: "Promoted tokens", title: "A word that the feature makes more probable" },
@@ -56,7 +56,7 @@ export function Finder() {
       >
         {() =>
           chosen !== undefined && (
-            <div className="columns">
+            <>
               <Panel
                 title="Find"
                 about={`This SAE has ${count(chosen.d_sae)} features. ${link.in === "labels" ? "Write words of a label, or an index." : "Write a word, and see the features that promote it."}`}
@@ -71,6 +71,8 @@ export function Finder() {
                     layer={layer}
                     words={link.q}
                     onWords={(q) => change({ q })}
+                    seed={link.draw}
+                    onSeed={(draw) => change({ draw })}
                   />
                 ) : (
                   <Promoting
@@ -83,7 +85,7 @@ export function Finder() {
                 )}
               </Panel>
               <Top sae={chosen.id} by={link.by} onBy={(by) => change({ by })} />
-            </div>
+            </>
           )
         }
       </Answered>

@@ -3,11 +3,13 @@ import { useEffect, useRef, useState } from "react";
 import { useInfiniteQuery } from "@tanstack/react-query";
 import { Link, useNavigate } from "react-router";
 import { labelled } from "../../api/features";
+import { useCanRank } from "../../api/corpora";
 import type { Sae } from "../../api/saes";
 import { ErrorNotice } from "../../parts/ErrorNotice";
 import { count } from "../../rules/bytes";
 import { featurePath, indexIn, placeName } from "../../rules/places";
 import { useShortcut } from "../../shortcuts";
+import { Sampled } from "./Sampled";
 
 /** The time without a further key after which the service is asked, in milliseconds. */
 const SETTLED = 200;
@@ -17,13 +19,20 @@ export function Search({
   layer,
   words,
   onWords,
+  seed,
+  onSeed,
 }: {
   sae: Sae;
   layer: number | null;
   words: string;
   onWords: (words: string) => void;
+  /** Which features are shown before words are written. */
+  seed: number;
+  onSeed: (seed: number) => void;
 }) {
+  const hasExamples = useCanRank(layer === null ? null : { sae_id: sae.id, layer });
   const [draft, setDraft] = useState(words);
+  const [isListing, setListing] = useState(false);
   const field = useRef<HTMLInputElement>(null);
   const navigate = useNavigate();
   useShortcut("find", () => field.current?.focus());
@@ -65,7 +74,17 @@ export function Search({
           )}
         </p>
       )}
-      <Labelled sae={sae.id} words={words.trim()} layer={layer} path={path} />
+      {words.trim() === "" && asked === null && hasExamples ? (
+        <>
+          <Sampled sae={sae} layer={layer} seed={seed} onSeed={onSeed} path={path} />
+          <details onToggle={(event) => setListing(event.currentTarget.open)}>
+            <summary>All labels</summary>
+            {isListing && <Labelled sae={sae.id} words="" layer={layer} path={path} />}
+          </details>
+        </>
+      ) : (
+        <Labelled sae={sae.id} words={words.trim()} layer={layer} path={path} />
+      )}
     </form>
   );
 }
@@ -96,7 +115,8 @@ function Labelled({
     return (
       <p className="empty">
         No feature of this SAE has a label yet. Open a feature by its index and give it one, or import labels with{" "}
-        <code>POST /api/saes/{sae}/labels</code>.
+        <code>POST /api/saes/{sae}/labels</code>. <Link to="/corpora">Read a corpus</Link> to see texts in which features
+        are strong.
       </p>
     );
   }
