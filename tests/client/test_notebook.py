@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import Any
 
@@ -83,6 +84,17 @@ def test_a_list_is_a_table_without_empty_columns(shared: Running) -> None:
     assert shown.table([{"a": EVIL, "b": None}]).count(ESCAPED) == 1
     assert shown.cell([{"token": " sea", "value": 0.73451}]) == "&#x27; sea&#x27; 0.735"
     assert shown.cell(1.20736002) == "1.20736"
+
+
+def test_a_list_is_short_as_text(shared: Running) -> None:
+    with Client(shared.url) as client:
+        text = repr(client.models.list())
+    first, second = text.splitlines()[:2]
+    assert first.startswith("Listing of ")
+    assert re.fullmatch(r"  ModelRecord\(id=\d+, name='.*', status='\w+', …\)", second)
+    assert len(text) < 1000
+    assert shown.listing([]) == "Listing of 0"
+    assert shown.listing(["a"] * 12).splitlines()[-2:] == ["  'a'", "  and 2 more"]
 
 
 def test_a_missing_pandas_is_said_by_its_name(

@@ -212,7 +212,7 @@ class Listing(Sequence[Item], Generic[Item, Whole]):
         return iter(self._items)
 
     def __repr__(self) -> str:
-        return f"Listing({list(self._items)!r})"
+        return shown.listing(self._items)
 
     def _repr_html_(self) -> str:
         return shown.table(self._items)

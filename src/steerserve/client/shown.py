@@ -12,6 +12,21 @@ import msgspec
 
 CELL = 120
 """The most characters of a cell of a table."""
+LISTED = 10
+"""The most entries of a list that are shown as text."""
+TELLING = (
+    "id",
+    "sae_id",
+    "request_id",
+    "feature_idx",
+    "index",
+    "name",
+    "label",
+    "layer",
+    "status",
+    "state",
+)
+"""Fields that tell the entries of a list apart."""
 EMPTY: tuple[object, ...] = (None, [], {})
 """Values that are not shown."""
 _PLAIN = 'style="text-align:left;vertical-align:top"'
@@ -43,6 +58,25 @@ def _are_tokens(value: object) -> bool:
         and value != []
         and all(isinstance(one, dict) and {"token", "value"} <= one.keys() for one in value)
     )
+
+
+def listing(entries: Sequence[object]) -> str:
+    """The number of entries, and the first ones by the fields that tell them apart. All fields are in each entry."""
+    lines = [f"  {_brief(entry)}" for entry in entries[:LISTED]]
+    if len(entries) > LISTED:
+        lines.append(f"  and {len(entries) - LISTED} more")
+    return "\n".join([f"Listing of {len(entries)}" + (":" if lines else ""), *lines])
+
+
+def _brief(entry: object) -> str:
+    own = entry.__struct_fields__ if isinstance(entry, msgspec.Struct) else ()
+    told = {name: getattr(entry, name) for name in TELLING if name in own}
+    known = {name: value for name, value in told.items() if value is not None}
+    if not known:
+        text = repr(entry)
+        return text if len(text) <= CELL else f"{text[: CELL - 1]}…"
+    said = ", ".join(f"{name}={value!r}" for name, value in known.items())
+    return f"{type(entry).__name__}({said}, …)"
 
 
 def table(entries: Iterable[object]) -> str:
