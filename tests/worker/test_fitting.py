@@ -141,6 +141,14 @@ def test_directions_to_compare_with_depend_on_the_seed_only() -> None:
     assert (other.shuffled, other.random) != (first.shuffled, first.random)
 
 
+def test_shuffled_labels_are_tried_often_and_tell_nothing_on_average() -> None:
+    positives, negatives = examples(60, apart=10.0)
+    found = fitted(positives, negatives, "mean_difference")
+    assert len(found.shuffled) == 20
+    told = [np.mean(one[:60]) - np.mean(one[60:]) for one in found.shuffled]
+    assert abs(np.mean(np.sign(told))) < 0.7
+
+
 def test_random_directions_point_to_the_positives() -> None:
     positives, negatives = examples()
     found = fitted(positives, negatives, "mean_difference", is_held_out=[False] * 40)

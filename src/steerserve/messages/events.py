@@ -232,15 +232,16 @@ class Explored(Message, frozen=True):
 
 class Fitted(Message, frozen=True):
     """A direction [width] as little-endian float32, and a bias, which is 0 but for a probe. `scores` are those of all
-    examples along the direction, with the bias; `shuffled` those along a direction that was fitted to shuffled labels,
-    and `random` those along each of several random directions that point to the positives. `split_cosine` is the cosine
-    between the directions of two halves of the examples, and `residual_norm` the mean length of all examples."""
+    examples along the direction, with the bias; `shuffled` those along each of several directions that were fitted to
+    shuffled labels, and `random` those along each of several random directions that point to the positives.
+    `split_cosine` is the cosine between the directions of two halves of the examples, and `residual_norm` the mean
+    length of all examples."""
 
     id: int
     direction: bytes
     bias: float
     scores: list[float]
-    shuffled: list[float]
+    shuffled: list[list[float]]
     random: list[list[float]]
     split_cosine: float | None
     residual_norm: float

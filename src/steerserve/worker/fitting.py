@@ -19,6 +19,10 @@ FitOf = Callable[[Floats, Floats], Line]
 """Fits a line to positives [p, width] and negatives [q, width]."""
 
 RANDOM_DIRECTIONS = 16
+SHUFFLES, FEW_SHUFFLES = 20, 5
+"""The fits to shuffled labels, and those where one fit takes long. One shuffle alone may be good by chance."""
+LONG_FIT = 50_000_000
+"""The rows, squared, times their width from which a principal component or a regression takes some 20 milliseconds."""
 NEWTON_STEPS = 100
 GRADIENT = 1e-9
 """The norm of the gradient at which a logistic regression has converged, for each example."""
@@ -48,8 +52,14 @@ def fit(command: Fit) -> Fitted:
             param="layers",
             layer=command.layer,
         )
-    mixed = random.permutation(np.concatenate([positives, negatives]))
-    shuffled, _ = method(mixed[: len(positives)], mixed[len(positives) :])
+    both = np.concatenate([positives, negatives])
+    is_long = command.method != "mean_difference" and len(both) * both.size > LONG_FIT
+    shuffled = [
+        method(mixed[: len(positives)], mixed[len(positives) :])[0]
+        for mixed in (
+            random.permutation(both) for _ in range(FEW_SHUFFLES if is_long else SHUFFLES)
+        )
+    ]
     across = random.standard_normal((RANDOM_DIRECTIONS, states.shape[1]))
     across *= np.where(across @ (positives.mean(0) - negatives.mean(0)) < 0, -1, 1)[:, None]
     kept = direction.astype("<f4")
@@ -58,7 +68,7 @@ def fit(command: Fit) -> Fitted:
         kept.tobytes(),
         bias,
         (states @ kept.astype(np.float64) + bias).tolist(),
-        (states @ shuffled).tolist(),
+        (np.array(shuffled) @ states.T).tolist(),
         (across @ states.T).tolist(),
         _split_cosine(method, positives, negatives, random, is_paired=command.is_paired),
         float(np.linalg.norm(states, axis=1).mean()),

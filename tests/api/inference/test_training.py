@@ -153,11 +153,13 @@ def test_figures_are_those_of_the_held_out_texts(served: Trained) -> None:
         separation = (x.mean() - y.mean()) / math.sqrt(squares / (len(x) + len(y) - 2))
         assert told["separation"] == pytest.approx(separation, rel=1e-3)
         assert -1 <= told["split_cosine"] <= 1
-        assert 0 <= told["auc_shuffled"] <= 1
+        assert 0 <= told["auc_shuffled"] <= told["auc_shuffled_most"] <= 1
         assert 0 <= told["auc_random"] <= 1
     told = record["training"]["layers"]
     best = max(told, key=lambda one: (one["auc_held_out"], one["separation"], -one["layer"]))
     assert record["training"]["best_layer"] == best["layer"]
+    equals = [one["layer"] for one in told if one["auc_held_out"] >= best["auc_low"]]
+    assert record["training"]["equal_layers"] == equals
     again = served.train(**GROUPS, holdout=0.2, seed=3)
     assert again["content_digest"] == record["content_digest"]
     assert again["training"] == record["training"]

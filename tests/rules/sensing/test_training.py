@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from steerserve.rules.sensing.training import Examples, Judgement, best, judged, mean_auc
+from steerserve.rules.sensing.training import Examples, Judgement, aucs, best, equals, judged
 
 EXAMPLES = Examples([True] * 4 + [False] * 4, [False, True, True, True] * 2)
 
@@ -14,13 +14,13 @@ def test_only_held_out_examples_are_judged() -> None:
     assert found.low is not None
     assert found.high is not None
     assert found.low < found.auc < found.high
-    assert mean_auc(EXAMPLES, [scores, [-one for one in scores]]) == 0.5
+    assert aucs(EXAMPLES, [scores, [-one for one in scores]]) == (0.5, found.auc)
 
 
 def test_without_held_out_examples_nothing_is_known() -> None:
     none = Examples([True, False], [False, False])
     assert judged(none, [1.0, 0.0]) == Judgement()
-    assert mean_auc(none, [[1.0, 0.0]]) is None
+    assert aucs(none, [[1.0, 0.0]]) is None
 
 
 def test_scores_without_spread_have_no_separation() -> None:
@@ -39,3 +39,10 @@ def test_the_best_layer_has_the_largest_auc_then_separation_then_is_the_lowest()
     assert best(layers, told((1.0, 2.0), (1.0, None), (1.0, 3.0))) == 5
     assert best(layers, [Judgement()] * 3) is None
     assert best([4], [Judgement()]) == 4
+
+
+def test_layers_within_the_interval_of_the_best_one_are_its_equals() -> None:
+    found = [Judgement(0.6, 0.4, 0.8), Judgement(0.9, 0.85, 0.95), Judgement(0.86, 0.7, 0.9)]
+    assert equals(3, [2, 3, 5], found) == [3, 5]
+    assert equals(None, [2, 3, 5], found) == []
+    assert equals(2, [2], [Judgement()]) == []

@@ -71,6 +71,8 @@ it("trains a probe on two boxes of chats, shows how far it is, and cancels it", 
   const { sent, user, container } = shown("/probes", { stored: [] });
   const box = await screen.findByRole("textbox", { name: "Texts with the concept" });
   await user.click(screen.getByRole("radio", { name: "a chat" }));
+  expect(screen.getByText(/Write at least 2 examples/)).toBeTruthy();
+  fireEvent.change(box, { target: { value: "The sea\n\nA ship" } });
   expect(await screen.findByText(/Begin each chat with/)).toBeTruthy();
   expect(screen.getByRole<HTMLButtonElement>("button", { name: "Train" }).disabled).toBe(true);
   fireEvent.change(box, { target: { value: "user: The sea\nassistant: Waves\n\nuser: A ship" } });
@@ -135,4 +137,15 @@ it("opens the probe that a job has trained, and says why a training failed", asy
   const error = { code: "INVALID_PARAMETER", message: "the examples of both groups are alike", details: {} };
   shown("/probes?job=job_1", { job: { ...JOB, state: "failed", error } });
   expect(await screen.findByText("the examples of both groups are alike")).toBeTruthy();
+});
+
+it("draws the AUC of many layers, and says which of them the texts cannot tell from the best one", async () => {
+  const [first] = TRUTH.training.layers;
+  const layers = [3, 4, 5].map((layer) => ({ ...first, layer, auc_shuffled_most: 0.7 }));
+  const many = { ...TRUTH, training: { ...TRUTH.training, layers, equal_layers: [3, 4] } };
+  const { container } = shown("/probes", { stored: [many] });
+  const drawn = await screen.findByRole("img", { name: /AUC on held-out texts/ });
+  expect(drawn.getAttribute("aria-label")).toContain("best of the shuffled labels: 0.70 at 3");
+  expect(screen.getByText(/These texts cannot tell it from layer 4\./)).toBeTruthy();
+  expect(await violations(container)).toEqual([]);
 });

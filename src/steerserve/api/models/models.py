@@ -139,6 +139,7 @@ class SlotState:
             context_length=facts.context_length if facts else None,
             kv_cache_tokens=facts.kv_tokens if facts else None,
             kv_cache_mb=facts.kv_tokens * facts.kv_bytes_per_token >> 20 if facts else None,
+            has_chat_template=facts.chat_template is not None if facts else None,
             generation_config=facts.generation_config if facts else None,
             created_at=row.created_at,
             updated_at=row.updated_at,

@@ -181,7 +181,8 @@ class Trainings:
         self, asked: TrainingRequest, lines: Sequence[_Line], examples: Examples
     ) -> Training:
         layers = [line.told.layer for line in lines]
-        best = rules.best(layers, [line.judgement for line in lines])
+        found = [line.judgement for line in lines]
+        best = rules.best(layers, found)
         near = [line.direction for line in lines if line.told.layer == best]
         return Training(
             method=asked.method,
@@ -196,6 +197,7 @@ class Trainings:
             seed=asked.seed,
             layers=[line.told for line in lines],
             best_layer=best,
+            equal_layers=rules.equals(best, layers, found),
             neighbours=await self._neighbours(asked.name, near),
         )
 
@@ -254,6 +256,8 @@ async def _line(
     fitted = await engine.ask(question)
     direction = Direction(layer, asked.site, fitted.direction)
     found = rules.judged(examples, fitted.scores)
+    shuffled = rules.aucs(examples, fitted.shuffled)
+    random = rules.aucs(examples, fitted.random)
     told = TrainedLayer(
         layer=layer,
         auc_held_out=found.auc,
@@ -263,8 +267,9 @@ async def _line(
         norm=direction.norm,
         norm_over_residual=direction.norm / fitted.residual_norm,
         split_cosine=fitted.split_cosine,
-        auc_shuffled=rules.judged(examples, fitted.shuffled).auc,
-        auc_random=rules.mean_auc(examples, fitted.random),
+        auc_shuffled=shuffled[0] if shuffled else None,
+        auc_random=random[0] if random else None,
+        auc_shuffled_most=shuffled[1] if shuffled else None,
     )
     return _Line(direction, fitted.bias, found, told)
 

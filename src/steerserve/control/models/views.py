@@ -79,6 +79,7 @@ class ModelRecord(Form, frozen=True, kw_only=True):
     context_length: int | None
     kv_cache_tokens: int | None
     kv_cache_mb: int | None
+    has_chat_template: bool | None
     generation_config: GenerationConfig | None
     created_at: datetime
     updated_at: datetime

@@ -46,10 +46,23 @@ def judged(examples: Examples, scores: Sequence[float]) -> Judgement:
     return Judgement(found.auc, found.low, found.high, separation)
 
 
-def mean_auc(examples: Examples, scores: Sequence[Sequence[float]]) -> float | None:
-    """The mean AUC of several directions; None where a group has no held-out example."""
-    aucs = [one.auc for one in (judged(examples, each) for each in scores) if one.auc is not None]
-    return fmean(aucs) if aucs else None
+def aucs(examples: Examples, scores: Sequence[Sequence[float]]) -> tuple[float, float] | None:
+    """The mean and the largest AUC of several directions; None where a group has no held-out example."""
+    found = [one.auc for one in (judged(examples, each) for each in scores) if one.auc is not None]
+    return (fmean(found), max(found)) if found else None
+
+
+def equals(best: int | None, layers: Sequence[int], found: Sequence[Judgement]) -> list[int]:
+    """The layers that tell examples apart as well as the best one does, which is among them: their AUC is not below the
+    interval of its AUC. Empty where the interval is not known."""
+    low = next((one.low for layer, one in zip(layers, found, strict=True) if layer == best), None)
+    if low is None:
+        return []
+    return [
+        layer
+        for layer, one in zip(layers, found, strict=True)
+        if one.auc is not None and one.auc >= low
+    ]
 
 
 def best(layers: Sequence[int], found: Sequence[Judgement]) -> int | None:

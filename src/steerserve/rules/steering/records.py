@@ -39,9 +39,10 @@ class TrainedLayer(Form, frozen=True, kw_only=True):
     """How well the direction of one layer tells held-out positives from held-out negatives.
 
     `auc_held_out` is the probability that a positive has the larger projection, with its 95 % interval; null where a
-    group has too few held-out texts. `auc_shuffled` is that of a direction trained on shuffled labels, and `auc_random`
-    the mean over random directions that point to the positives. `separation` is the difference of the means of the
-    held-out projections in units of their pooled standard deviation. `norm` is the length of the direction, and
+    group has too few held-out texts. `auc_shuffled` is the mean over several directions trained on shuffled labels, and
+    `auc_shuffled_most` the largest of them, null in older records, where one was trained. `auc_random` is the mean over
+    random directions that point to the positives. `separation` is the difference of the means of the held-out
+    projections in units of their pooled standard deviation. `norm` is the length of the direction, and
     `norm_over_residual` the same over the mean length of what was read. `split_cosine` is the cosine between the
     directions of two halves of the training texts."""
 
@@ -55,6 +56,7 @@ class TrainedLayer(Form, frozen=True, kw_only=True):
     split_cosine: float | None
     auc_shuffled: float | None
     auc_random: float | None
+    auc_shuffled_most: float | None = None
 
 
 class FeatureNeighbour(Form, frozen=True):
@@ -68,7 +70,8 @@ class FeatureNeighbour(Form, frozen=True):
 class Training(Form, frozen=True, kw_only=True):
     """How a vector or a probe was trained. `pairs` is null where the texts were no pairs. `held_out` counts texts.
     `best_layer` has the largest held-out AUC, and of equal ones the largest separation; it is null where several layers
-    were trained without held-out texts."""
+    were trained without held-out texts. `equal_layers` are those whose AUC is not below the interval of that of
+    `best_layer`, which is among them."""
 
     method: Literal["mean_difference", "pca", "logistic"]
     read: ReadPosition
@@ -82,6 +85,7 @@ class Training(Form, frozen=True, kw_only=True):
     seed: int
     layers: list[TrainedLayer]
     best_layer: int | None
+    equal_layers: Sequence[int] = ()
     neighbours: list[FeatureNeighbour]
 
 
