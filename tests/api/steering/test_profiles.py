@@ -667,6 +667,10 @@ def test_a_profile_of_another_home_finds_its_sae_and_its_model_under_other_ids(
     assert (again["sae"], again["model"]) == (exported["sae"], exported["model"])
     both.data("DELETE", STEERING)
     assert activate(both, found)["warnings"] == []
+    # the content of the SAE says more than the name of a model
+    renamed = there | {"name": "renamed", "model": {"name": "a copy", "repo_id": None}}
+    assert activate(both, both.data("POST", IMPORT, renamed, 201))["warnings"] == []
+    activate(both, found)
     assert state(both) == ({"5": 3.0}, True, found["id"])
     assert echo(both, profile="there") == echo(both)
     change(both, found, layer=made["layer"])

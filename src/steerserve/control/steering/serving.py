@@ -303,6 +303,11 @@ class Serving:
         resident = self._conductor.resident
         if resident is None or row.model_id is None:
             return ()
+        made_with = row.origin.sae if row.origin else None
+        if made_with is not None and any(
+            made_with.is_same(one.order.origin) for one in self._conductor.attachments()
+        ):
+            return ()  # the content of the SAE says more than the name of a model
         name, repo_id = resident.row.name, resident.row.repo_id
         model = row.origin.model if row.origin else None
         if model is not None:
