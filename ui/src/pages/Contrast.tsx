@@ -10,7 +10,7 @@ import { ErrorNotice } from "../parts/ErrorNotice";
 import { Panel } from "../parts/Panel";
 import { TextBox } from "../parts/TextBox";
 import { useLink } from "../parts/useLink";
-import { CONTRAST, EXAMPLE, lacking, textsIn } from "../rules/contrast";
+import { CONTRAST, firstTexts, lacking, textsIn } from "../rules/contrast";
 import { keyOf } from "../rules/steer";
 import { useShortcut } from "../shortcuts";
 import "../css/contrast.css";
@@ -18,6 +18,7 @@ import { Earlier } from "./contrast/Earlier";
 import { Result } from "./contrast/Result";
 import { Settings } from "./contrast/Settings";
 import { NoHooks } from "./NoHooks";
+import { DEMO } from "./steer/demo";
 
 export default function Contrast() {
   const [link, change] = useLink(CONTRAST);
@@ -29,7 +30,7 @@ export default function Contrast() {
   const places = attached.data?.entries ?? [];
   const place = places.find((entry) => keyOf(entry) === link.sae) ?? places[0] ?? null;
   const isEmpty = link.with === "" && link.without === "";
-  const written = { ...(isEmpty ? EXAMPLE : { with: link.with, without: link.without }), ...draft };
+  const written = { ...(isEmpty ? firstTexts(model?.name === DEMO.model) : { with: link.with, without: link.without }), ...draft };
   const positives = textsIn(written.with, link.split);
   const negatives = textsIn(written.without, link.split);
   const why = place === null ? "Attach an SAE first." : lacking(positives, negatives);
@@ -53,6 +54,7 @@ export default function Contrast() {
       value={written[name]}
       size={texts.length}
       rows={8}
+      placeholder={name === "with" ? "One text, then another one, that have the concept" : "Texts of the same kind without it"}
       onChange={(value) => setDraft({ ...draft, [name]: value })}
     />
   );

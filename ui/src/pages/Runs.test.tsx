@@ -100,3 +100,16 @@ it("saves all runs as a file", async () => {
   await user.click(await screen.findByRole("button", { name: "Export all" }));
   await waitFor(() => expect(made).toHaveBeenCalledOnce());
 });
+
+it("says the edits of a request in words, and whose the other edits are", async () => {
+  const edits = [{ op: "add", vector: "calm", value: 4, layers: [3] }];
+  const body = { ...RUN.body, interventions: { edits } };
+  const edited = { ...RUN, body, steering: { ...RUN.steering, values: {}, edits: "k5Q=", sources: ["request"] } };
+  const more = { "GET /api/vectors": { vectors: [], total: 0 } };
+  const { unmount } = shown({ ...more, "GET /api/runs/cmpl-1": edited });
+  const list = await screen.findByRole("list", { name: "Edits" });
+  expect(list.textContent).toMatch(/calm.*layer 3/);
+  unmount();
+  shown({ ...more, "GET /api/runs/cmpl-1": { ...edited, body: RUN.body, steering: { ...edited.steering, sources: ["profile"] } } });
+  expect(await screen.findByText("those of profile, which the record has")).toBeTruthy();
+});

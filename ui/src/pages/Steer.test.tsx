@@ -469,3 +469,15 @@ it("a feature that cannot be added while the service is away says so", async () 
   expect(notice.textContent).toContain("Connection lost.");
   expect(notice.textContent).toContain("Nothing was added.");
 });
+
+it("opens with a prompt where the model has no chat template, and with a conversation elsewhere", async () => {
+  service({ model: { name: "base", has_chat_template: false } });
+  const { unmount } = open("/steer");
+  expect(await screen.findByRole("radio", { name: "Prompt", checked: true })).toBeTruthy();
+  fireEvent.click(screen.getByRole("radio", { name: "Conversation" }));
+  expect(await screen.findByRole("radio", { name: "Conversation", checked: true })).toBeTruthy();
+  unmount();
+  service({ model: { name: "other", has_chat_template: true } });
+  open("/steer?seed=2");
+  expect(await screen.findByRole("radio", { name: "Conversation", checked: true })).toBeTruthy();
+});

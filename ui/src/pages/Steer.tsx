@@ -1,7 +1,7 @@
 // The first page: one prompt, answered twice from one batch, without steering and with it.
 import { useEffect, useRef, useState } from "react";
 import { useQuery } from "@tanstack/react-query";
-import { Navigate, useSearchParams } from "react-router";
+import { Navigate, useNavigationType, useSearchParams } from "react-router";
 import { search } from "../api/steer";
 import { Copy } from "../parts/Copy";
 import { keyOf, opened } from "../rules/steer";
@@ -20,8 +20,15 @@ import { useSteer, type Steer as State } from "./steer/useSteer";
 
 export default function Steer() {
   const [query] = useSearchParams();
+  const way = useNavigationType();
+  const isOpening = useRef(true);
+  useEffect(() => {
+    isOpening.current = false;
+  }, []);
   const kept = remembered();
-  if (query.size === 0 && kept !== null) return <Navigate to={{ search: kept }} replace />;
+  // a setting that a person takes back empties the link too
+  const isVisit = isOpening.current || way !== "REPLACE";
+  if (query.size === 0 && kept !== null && isVisit) return <Navigate to={{ search: kept }} replace />;
   return <Bench />;
 }
 
@@ -30,6 +37,7 @@ function Bench() {
   const find = useRef<HTMLInputElement>(null);
   useKept();
   useDemo(steer);
+  useNoTemplate(steer);
   useShortcut("stop", steer.stop, steer.isRunning);
   useShortcut("send", () => steer.run(), steer.canRun);
   useShortcut("find", () => find.current?.focus());
@@ -79,6 +87,18 @@ function useKept(): void {
   useEffect(() => {
     if (opening !== null) set.current(opening, { replace: true });
   }, [opening]);
+}
+
+/** A model without a chat template continues texts, so an empty page opens with a prompt. */
+function useNoTemplate({ state, model, change }: State): void {
+  const isEmpty = state.chat === null && state.prompt === "" && state.as === "chat";
+  const opened = useRef<number>(null);
+  useEffect(() => {
+    // once for a model, so that a person may choose otherwise
+    if (model === null || opened.current === model.id) return;
+    opened.current = model.id;
+    if (isEmpty && model.has_chat_template === false) change({ as: "prompt" });
+  }, [model, isEmpty, change]);
 }
 
 /** On the first visit to the demo, a prompt and its sea feature are ready, so that one click shows two texts part. */

@@ -67,7 +67,7 @@ function Track({ figure, scale }: { figure: CheckFigure; scale: number }) {
         )}
         {figure.claimed !== null && <span className="check-claim" style={{ insetInlineStart: share(figure.claimed) }} />}
       </span>
-      <span className="quiet check-end">{decimal(scale, scale < 10 ? 1 : 0)}</span>
+      <span className="quiet check-end">{scale < 10 ? decimal(scale, 1) : count(Math.round(scale))}</span>
     </span>
   );
 }

@@ -6,6 +6,7 @@ export function TextBox({
   value,
   size,
   rows,
+  placeholder,
   onChange,
 }: {
   title: string;
@@ -13,6 +14,7 @@ export function TextBox({
   /** How many texts there are now. */
   size: number;
   rows: number;
+  placeholder?: string;
   onChange: (value: string) => void;
 }) {
   return (
@@ -23,7 +25,7 @@ export function TextBox({
           {count(size)} {size === 1 ? "text" : "texts"}
         </span>
       </span>
-      <textarea rows={rows} aria-label={title} value={value} onChange={(event) => onChange(event.target.value)} />
+      <textarea rows={rows} aria-label={title} value={value} placeholder={placeholder} onChange={(event) => onChange(event.target.value)} />
     </label>
   );
 }

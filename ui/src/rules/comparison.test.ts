@@ -58,6 +58,13 @@ describe("a comparison", () => {
     expect(ended(running, new Error("no"), 2).phase).toBe("failed");
   });
 
+  it("leaves no texts of the one before when it is refused before it begins", () => {
+    const before = applied(sent(undefined, ASKED, 0), [STARTED, { name: "done" }], 1);
+    const again = sent(before, { prompt: "other" }, 2);
+    expect(ended(again, new Error("no"), 3)).toMatchObject({ sides: [], asked: { prompt: "other" }, phase: "failed" });
+    expect(ended(again, null, 3).sides).toHaveLength(before.sides.length);
+  });
+
   it("names what a side adds, the largest first", () => {
     const steering = { "sae_a@3": { 4: -2, 90: 52.5, 91: 0 } };
     expect(added(steering).map(({ index }) => index)).toEqual([90, 4]);

@@ -131,9 +131,14 @@ export function applied(comparison: Comparison, events: readonly CompareEvent[],
   return events.reduce((before, event) => one(before, event, now), comparison);
 }
 
-/** A comparison that ended early: by the person, or by a refusal. */
+/**
+ * A comparison that ended early: by the person, or by a refusal. One that was refused has no texts: those of the one before
+ * would look like its answer.
+ */
 export function ended(comparison: Comparison, error: unknown, now: number): Comparison {
-  return { ...comparison, phase: error === null ? "stopped" : "failed", error, endedAt: now };
+  const isRefused = error !== null && comparison.phase === "waiting";
+  const none = isRefused ? { asked: comparison.sent, sides: [], model: null, sae: null, promptTokens: null } : {};
+  return { ...comparison, ...none, phase: error === null ? "stopped" : "failed", error, endedAt: now };
 }
 
 function one(comparison: Comparison, event: CompareEvent, now: number): Comparison {

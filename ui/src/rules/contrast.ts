@@ -35,7 +35,12 @@ export function lacking(positives: readonly string[], negatives: readonly string
   return many ? `A box takes at most ${TEXTS_MAXIMUM.toLocaleString("en-US")} texts.` : null;
 }
 
-export const EXAMPLE = {
+/** What the boxes have before texts are written. The sentences are of the world of the bundled model. */
+export function firstTexts(isDemo: boolean): { with: string; without: string } {
+  return isDemo ? EXAMPLE : { with: "", without: "" };
+}
+
+const EXAMPLE = {
   with: [
     "The boat sailed over the waves",
     "A whale swam near the ship",

@@ -1,5 +1,5 @@
 import { describe, expect, it } from "vitest";
-import { diff, marked, similarity } from "./diff";
+import { diff, isWorthMarking, marked, similarity } from "./diff";
 
 const LEFT = "Once there was a small boat, and it was red.";
 const RIGHT = "Once there was a big blue whale, and it was red.";
@@ -47,4 +47,10 @@ describe("the difference of two texts", () => {
     expect(similarity("a b", "c d")).toBe(0);
     expect(similarity("a b c d", "a b x y")).toBe(0.5);
   });
+});
+
+it("marks are worth it where a part of both texts stays unmarked", () => {
+  expect(isWorthMarking(diff(LEFT, RIGHT))).toBe(true);
+  expect(isWorthMarking(diff(LEFT, "The king sat on a throne of gold, far from here."))).toBe(false);
+  expect(isWorthMarking(diff("", ""))).toBe(true);
 });

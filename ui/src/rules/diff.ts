@@ -52,6 +52,19 @@ export function marked(stretches: readonly Stretch[], own: "left" | "right"): { 
   return result;
 }
 
+/** The part of a text that must stay unmarked, so that marks show where two texts part and not that they do. */
+const UNMARKED = 0.25;
+
+/** Whether enough of both texts would stay unmarked. A text that is being written has marks. */
+export function isWorthMarking(stretches: readonly Stretch[]): boolean {
+  return (["left", "right"] as const).every((own) => {
+    const parts = marked(stretches, own).map(({ text, differs }) => [words(text).filter((word) => word.trim() !== "").length, differs] as const);
+    const whole = parts.reduce((sum, [size]) => sum + size, 0);
+    const plain = parts.reduce((sum, [size, differs]) => sum + (differs ? 0 : size), 0);
+    return whole === 0 || plain >= UNMARKED * whole;
+  });
+}
+
 /** The words of both texts that are equal, as a part of all words without blanks; 1 for two empty texts. */
 export function similarity(left: string, right: string): number {
   const size = (text: string) => words(text).filter((word) => word.trim() !== "").length;

@@ -1,4 +1,5 @@
 // What recorded answers say, in words.
+import type { Edit } from "./edits";
 import { isRecord } from "./errors";
 
 /** A part of a request: who says it, and the text. */
@@ -44,4 +45,17 @@ export function valuesOf(
       .map(([index, value]) => ({ index: Number(index), value }))
       .sort((a, b) => Math.abs(b.value) - Math.abs(a.value)),
   }));
+}
+
+/** The edits that a request names itself; those of a profile or of the live steering are not in it. */
+export function editsOf(body: Record<string, unknown>): Edit[] {
+  const asked = body["interventions"];
+  const edits = isRecord(asked) ? asked["edits"] : [];
+  return Array.isArray(edits) ? edits.filter(isEdit) : [];
+}
+
+function isEdit(value: unknown): value is Edit {
+  if (!isRecord(value) || typeof value["op"] !== "string") return false;
+  const feature = value["feature"];
+  return typeof value["vector"] === "string" || (isRecord(feature) && typeof feature["index"] === "number");
 }

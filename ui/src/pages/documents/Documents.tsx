@@ -77,7 +77,7 @@ export function Documents<T extends Document>({
         <h1>{noun}</h1>
         <p className="quiet">{lead}</p>
       </header>
-      <div className="documents">
+      <div className="documents" data-empty={list.isSuccess && all.length === 0 ? true : undefined}>
         <QueryPanel
           className="documents-list"
           title={`All ${noun.toLowerCase()}`}

@@ -11,9 +11,11 @@ import { Clock } from "../../parts/Moment";
 import { notifyError } from "../../parts/Notices";
 import { Answered, Panel } from "../../parts/Panel";
 import { count } from "../../rules/bytes";
+import { sentence } from "../../rules/editWords";
 import { featurePath, placeName } from "../../rules/places";
-import { kindOf, saidIn, valuesOf } from "../../rules/runs";
+import { editsOf, kindOf, saidIn, valuesOf } from "../../rules/runs";
 import { FactList } from "../documents/FactList";
+import { useNames } from "../steer/edits/useNames";
 import { Verdict } from "./Verdict";
 
 export function RunDetail({ id, onDeleted }: { id: string; onDeleted: () => void }) {
@@ -101,8 +103,10 @@ function Whole({ run, onDeleted }: { run: Run; onDeleted: () => void }) {
   );
 }
 
-function Steered({ run: { steering, saes } }: { run: Run }) {
+function Steered({ run: { steering, saes, body } }: { run: Run }) {
   const { state, sources, edits, changed } = steering;
+  const own = edits === null ? [] : editsOf(body);
+  const names = useNames(own);
   if (state === null) return <Panel title="Steering">{<p className="empty">Nothing steered this answer.</p>}</Panel>;
   return (
     <Panel title="Steering">
@@ -111,9 +115,16 @@ function Steered({ run: { steering, saes } }: { run: Run }) {
           ["from", sources.join(", ") || null],
           ["digest", <code key="state">{state}</code>],
           ["length kept", steering.preserve_norm ? "yes" : null],
-          ["further edits", edits === null ? null : "yes, as the record has them"],
+          ["edits", edits === null || own.length > 0 ? null : `those of ${sources.join(", ")}, which the record has`],
         ]}
       />
+      {own.length > 0 && (
+        <ol className="lines" aria-label="Edits">
+          {own.map((edit, at) => (
+            <li key={at}>{sentence(edit, names)}</li>
+          ))}
+        </ol>
+      )}
       {changed && <p className="stale">An operator changed the steering while this answer was written.</p>}
       <ul className="lines" aria-label="Features">
         {valuesOf(steering.values).flatMap(({ key, features }) => {

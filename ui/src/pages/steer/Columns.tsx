@@ -5,7 +5,7 @@ import { useComparison } from "../../api/comparison";
 import { useLostSince } from "../../api/reach";
 import { OtherSettings } from "../../parts/OtherSettings";
 import { isWhole, type Comparison } from "../../rules/comparison";
-import { diff, similarity } from "../../rules/diff";
+import { diff, isWorthMarking, similarity } from "../../rules/diff";
 import { isConnectionLost } from "../../rules/errors";
 import { percent } from "../../rules/bytes";
 import { steers } from "../../rules/steer";
@@ -20,7 +20,9 @@ export function Columns({ steer }: { steer: Steer }) {
   const steered = comparison?.sides[1];
   const left = useDeferredValue(plain?.text ?? "");
   const right = useDeferredValue(steered?.text ?? "");
-  const stretches = useMemo(() => (state.diff && right !== "" ? diff(left, right) : null), [state.diff, left, right]);
+  const differing = useMemo(() => (state.diff && right !== "" ? diff(left, right) : null), [state.diff, left, right]);
+  const isMarked = useMemo(() => differing !== null && isWorthMarking(differing), [differing]);
+  const stretches = isMarked ? differing : null;
   const same = useMemo(() => (left !== "" && right !== "" ? similarity(left, right) : null), [left, right]);
   const isAway = useLostSince() !== null;
   const isFailed = comparison?.phase === "failed";
@@ -42,6 +44,7 @@ export function Columns({ steer }: { steer: Steer }) {
               onChange={(event) => change({ diff: event.target.checked })}
             />
             Mark the words that differ
+            {differing !== null && !isMarked && <span className="quiet"> (nearly all do, so none is marked)</span>}
           </label>
         )}
       </div>

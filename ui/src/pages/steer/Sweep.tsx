@@ -7,7 +7,7 @@ import { Dialog } from "../../parts/Dialog";
 import { ErrorNotice } from "../../parts/ErrorNotice";
 import { OtherSettings } from "../../parts/OtherSettings";
 import { added, isWhole, type Comparison, type Side } from "../../rules/comparison";
-import { diff, marked, similarity } from "../../rules/diff";
+import { diff, isWorthMarking, marked, similarity } from "../../rules/diff";
 import { DASH, decimal, percent } from "../../rules/bytes";
 import { repetition } from "../../rules/repetition";
 import { signed } from "../../rules/strength";
@@ -121,10 +121,11 @@ function Multiple({
   const largest = added(side.steering)[0];
   const edited = isEdited && side.intensity !== 0 ? "edited" : "plain";
   const said = largest === undefined || isEdited ? edited : signed(largest.value);
+  const stretches = plain === undefined || isPlain ? null : diff(plain.text, side.text);
   const written =
-    plain === undefined || isPlain
+    stretches === null || !isWorthMarking(stretches)
       ? side.text
-      : marked(diff(plain.text, side.text), "right").map(({ text, differs }, index) =>
+      : marked(stretches, "right").map(({ text, differs }, index) =>
           differs ? <mark key={index}>{text}</mark> : <span key={index}>{text}</span>,
         );
   return (
@@ -136,8 +137,8 @@ function Multiple({
       <p className="multiple-text" tabIndex={0} role="group" aria-label={`The text at intensity ${side.intensity}`}>
         {written}
       </p>
-      <p className="quiet">
-        {same === null ? (isPlain ? "to compare with" : "–") : `${percent(same)} same words`}
+      <p className="quiet multiple-same">
+        <span>{same === null ? (isPlain ? "to compare with" : "–") : `${percent(same)} same words`}</span>
         <meter
           aria-label={`Words as at intensity 0, at intensity ${side.intensity}`}
           min={0}

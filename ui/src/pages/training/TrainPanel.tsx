@@ -12,9 +12,10 @@ import { Segmented } from "../../parts/Segmented";
 import { TextBox } from "../../parts/TextBox";
 import { useLink } from "../../parts/useLink";
 import { abilitiesOf } from "../../rules/abilities";
-import { EXAMPLE } from "../../rules/contrast";
+import { firstTexts } from "../../rules/contrast";
 import { SITES, TRAINING, type Site } from "../../rules/training";
 import { JobRow } from "../jobs/JobRow";
+import { DEMO } from "../steer/demo";
 import { bodyOf, sizeOf, type Written } from "./written";
 
 const FORMS = [
@@ -45,7 +46,7 @@ export function TrainPanel({ kind }: { kind: Kind }) {
   const model = loaded?.models.find(({ id }) => id === loaded.loaded_model_id) ?? null;
   const isEmpty = link.with === "" && link.without === "";
   const written: Written = {
-    ...(isEmpty ? EXAMPLE : { with: link.with, without: link.without }),
+    ...(isEmpty ? firstTexts(model?.name === DEMO.model) : { with: link.with, without: link.without }),
     ...{ layers: link.layers, prompts: link.prompts },
     ...draft,
   };
@@ -79,16 +80,19 @@ export function TrainPanel({ kind }: { kind: Kind }) {
         Name
         <input value={name} maxLength={100} placeholder={`of the new ${kind}`} onChange={(event) => setName(event.target.value)} />
       </label>
-      {(["with", "without"] as const).map((box, at) => (
-        <TextBox
-          key={box}
-          title={box === "with" ? "Texts with the concept" : "Texts without it"}
-          value={written[box]}
-          size={sizes[at] ?? 0}
-          rows={6}
-          onChange={(value) => setDraft({ ...draft, [box]: value })}
-        />
-      ))}
+      <div className="train-boxes">
+        {(["with", "without"] as const).map((box, at) => (
+          <TextBox
+            key={box}
+            title={box === "with" ? "Texts with the concept" : "Texts without it"}
+            value={written[box]}
+            size={sizes[at] ?? 0}
+            rows={6}
+            placeholder={box === "with" ? "One text, then another one, that have the concept" : "Texts of the same kind without it"}
+            onChange={(value) => setDraft({ ...draft, [box]: value })}
+          />
+        ))}
+      </div>
       <div className="field">
         <span aria-hidden="true">The boxes are</span>
         <Segmented
