@@ -19,6 +19,20 @@ def test_a_feature_shows_what_it_does_over_a_corpus(tab: Tab, served: Demo) -> N
     assert not visit.violations()
 
 
+def test_the_page_opens_with_features_and_the_texts_in_which_they_are_strongest(tab: Tab) -> None:
+    visit = tab().open("/features")
+    some = visit.page.get_by_role("list", name="Some features, and where each is strongest")
+    shown = some.get_by_role("listitem")
+    expect(shown).to_have_count(8)
+    expect(some.locator("mark[data-at]")).to_have_count(8)
+    before = shown.first.inner_text()
+    visit.button("Show others").click()
+    expect(shown.first).not_to_have_text(before)
+    expect(shown).to_have_count(8)
+    visit.page.get_by_role("searchbox").fill("sea")
+    expect(visit.page.get_by_role("link", name="sea", exact=True)).to_be_visible()
+
+
 def test_a_feature_is_found_by_a_word_that_it_promotes(tab: Tab, served: Demo) -> None:
     visit = tab().open("/features")
     page = visit.page
