@@ -23,7 +23,7 @@ from steerserve.api import webui
 from steerserve.app import doctor_cluster, serve
 from steerserve.database import diagnosis
 from steerserve.errors import CannotStart
-from steerserve.rules.models import compilers
+from steerserve.rules.models import compilers, known_faults
 from steerserve.rules.models.nearness import FOLDER, Checked
 from steerserve.settings import Settings
 from steerserve.settings.checks import names_in
@@ -66,6 +66,7 @@ def facts(settings: Settings | Sequence[str]) -> Facts:
         "models": checked_models(
             settings.steerserve_home if isinstance(settings, Settings) else None
         ),
+        "libraries": libraries(),
         "compiler": compiler(settings.steerserve_home if isinstance(settings, Settings) else None),
         "memory": memory(),
         "engines": engines(),
@@ -168,6 +169,18 @@ def disk(home: Path) -> str:
 def engines() -> str:
     checkpoints = ", ".join(map(_installed, ("torch", "transformers", "bitsandbytes")))
     return f"checkpoints through {checkpoints}; GGUF through {_installed('xllamacpp')}"
+
+
+def libraries() -> str:
+    """What the installed libraries are publicly known to compute wrong on this machine."""
+    versions = {}
+    for package in ("torch", "transformers"):
+        with suppress(PackageNotFoundError):
+            versions[package] = version(package)
+    devices = {"cpu"} if cards().startswith("none") else {"cpu", "cuda"}
+    facts = {"device": devices, "machine": {platform.machine()}}
+    lines = known_faults.lines_of_machine(versions, facts)
+    return "\n".join(lines) or "no fault of the installed versions is known"
 
 
 def _installed(package: str) -> str:

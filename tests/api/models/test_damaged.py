@@ -121,6 +121,7 @@ def test_layers_that_the_configuration_leaves_out_are_warned_of(
     (record,) = [one for one in listed if one["status"] == "loaded"]
     (warning,) = record["warnings"]
     assert "config.json names 1 layers" in warning
+    assert warning in live.data("GET", "/api/health/inference")["limitations"]
 
 
 def test_layers_of_another_module_are_no_layers_that_are_left_out(

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from steerserve.rules.models import known_faults
+from steerserve.rules.models.known_faults import KnownFault
 from steerserve.worker.model import agreement, forwards, truth
 from tests.worker import models
 from tests.worker.running import next_logits, open_checkpoint
@@ -173,3 +175,28 @@ def test_where_no_pass_in_float32_can_be_made_a_model_serves_and_says_nothing_of
     assert model.exactness is None
     assert model.row_steps.are_batched
     assert next_logits(model, IDS).isfinite().all()
+
+
+def test_a_load_warns_of_what_the_installed_libraries_compute_wrong_for_the_model(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    kind = type(models.tokenizer()).__name__
+    where = {
+        "model_type": ["llama"],
+        "dtype": ["bfloat16"],
+        "rope": ["default"],
+        "tokenizer": [f"{kind} byte-level"],
+        "device": ["cpu"],
+    }
+
+    def fault(what: str, **other: list[str]) -> KnownFault:
+        return KnownFault("torch", "2.0", what, "do this", "https://example.org/1", where | other)
+
+    table = (fault("sums are wrong"), fault("else", model_type=["gpt2"]), fault("x", rope=["yarn"]))
+    monkeypatch.setattr(known_faults, "known_faults", lambda: table)
+    model = open_checkpoint(models.save("llama", tmp_path / "llama", dtype=torch.bfloat16))
+    (warning,) = model.warnings
+    assert warning == (
+        f"torch {torch.__version__} is known to compute wrong for this model: sums are wrong. Do this "
+        "(https://example.org/1)"
+    )

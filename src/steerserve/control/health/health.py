@@ -254,6 +254,7 @@ class Vitals:
             limits.append("other sampling parameters, profiles and intensities take a slot")
         if rows is not None and not rows.are_batched:
             limits.append(rows.reason)
+        limits += facts.warnings if facts else []
         queue = QueueLimits(counts.max_concurrent, counts.max_pending, counts.pending)
         fixed = FixedSampling(
             settings.cbm_default_temperature,

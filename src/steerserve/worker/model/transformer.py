@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import platform
 import re
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from torch import nn
 from transformers import (
     AutoConfig,
@@ -23,6 +25,7 @@ from transformers.models.auto.auto_factory import _BaseAutoModelClass
 
 from steerserve.errors import Refusal
 from steerserve.messages import LOADING_TOKENIZER, LOADING_WEIGHTS
+from steerserve.rules.models import known_faults
 from steerserve.rules.text_offsets import BROKEN
 from steerserve.worker import memory
 from steerserve.worker.heartbeat import Pulse
@@ -52,6 +55,9 @@ CONTEXT_TOKENS = 5
 
 MODULE_TOKENS = 64
 """The tokens of natural text over which the functions of modules are compared."""
+
+LIBRARIES = {"torch": torch.__version__, "transformers": transformers.__version__}
+"""The versions of the libraries that compute."""
 
 WEIGHTS = ("*.safetensors", "*.bin")
 LINE_CHARACTERS = 200
@@ -109,7 +115,10 @@ class Transformer:
         loaded = _read(path, kind, dtype=self.held.dtype, device_map=where, **options, **common)
         self.model: PreTrainedModel = loaded[0]
         _check_whole(loaded[1])
-        self.warnings = _unread_layers(loaded[1], list(self.model.state_dict()))
+        self.warnings = [
+            *_unread_layers(loaded[1], list(self.model.state_dict())),
+            *known_faults.warnings_for_model(LIBRARIES, self._facts(used)),
+        ]
         """What is remarkable about the checkpoint, for its record."""
         self.input_vocabulary = int(self.model.get_input_embeddings().weight.shape[0])
         report("moving_to_device", 80.0)
@@ -138,6 +147,21 @@ class Transformer:
         except (*comparing.OTHER_FORM, LookupError) as error:
             if memory.is_exhausted(error):
                 raise
+
+    def _facts(self, devices: Sequence[torch.device]) -> known_faults.Facts:
+        """What known faults of the libraries depend on."""
+        text = self.config.get_text_config()
+        tokenizer = type(self.tokenizer).__name__
+        if _is_byte_level(self.tokenizer):
+            tokenizer += " byte-level"
+        return {
+            "model_type": {self.config.model_type, text.model_type},
+            "dtype": {self.held.dtype},
+            "rope": known_faults.rope_facts(text.to_dict()),
+            "tokenizer": {tokenizer},
+            "device": {device.type for device in devices},
+            "machine": {platform.machine()},
+        }
 
     def _pack(self) -> int:
         """Lay the weights on the host out for its kernels; return how many layers were packed."""
@@ -176,6 +200,16 @@ def open_tokenizer(path: Path, trust_remote_code: bool) -> PreTrainedTokenizerBa
     return AutoTokenizer.from_pretrained(
         path, trust_remote_code=trust_remote_code, local_files_only=True
     )
+
+
+def _is_byte_level(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether its tokens are written as GPT-2 writes bytes: a space as Ġ and a line end as Ċ, where SentencePiece
+    writes a space as ▁."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return False
+    spaces = [backend.token_to_id(token) is not None for token in ("Ġ", "Ċ", "▁")]
+    return spaces == [True, True, False]
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, text: str, *, special: bool) -> list[int]:
