@@ -26,7 +26,16 @@ def run(home: Path, *arguments: str, **settings: str) -> subprocess.CompletedPro
 def test_doctor_says_what_the_machine_can_do(tmp_path: Path) -> None:
     ran = run(tmp_path, "doctor", HF_ENDPOINT="http://127.0.0.1:9")
     assert ran.returncode == 0, ran.stderr
-    for fact in ("cards:", "processor:", "memory:", "disk:", "engines:", "libraries:", "hub:", "listens on:"):
+    for fact in (
+        "cards:",
+        "processor:",
+        "memory:",
+        "disk:",
+        "engines:",
+        "libraries:",
+        "hub:",
+        "listens on:",
+    ):
         assert fact in ran.stdout
     assert "cannot be reached" in ran.stdout
     assert not (tmp_path / "steerserve.db").exists()

@@ -58,6 +58,11 @@ _LONG_ROPE: dict[str, Any] = {
     "long_factor": [1.0, 2.0, 4.0, 8.0],
 }
 
+MASSIVE = (5, 17)
+"""Channels of the residual stream with massive activations, in models that are spread as trained ones."""
+MASSIVE_FACTOR = 400
+NORM_SPREAD = 0.8
+"""The standard deviation of the logarithms of the weights of norms."""
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     # heads for which there are compiled functions
@@ -172,18 +177,61 @@ def tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def save(variant: str, folder: Path, *, dtype: torch.dtype = torch.float32, **more: Any) -> Path:
-    """A random checkpoint of the variant, the same at every call; `more` are other values of its configuration."""
+def save(
+    variant: str,
+    folder: Path,
+    *,
+    dtype: torch.dtype = torch.float32,
+    is_trained: bool = False,
+    **more: Any,
+) -> Path:
+    """A random checkpoint of the variant, the same at every call; `more` are other values of its configuration. With
+    `is_trained` its numbers are spread as those of trained models are."""
     kind, fields = VARIANTS[variant]
+    return save_kind(
+        kind, {**fields, **more}, folder, dtype=dtype, is_trained=is_trained, seed=variant
+    )
+
+
+def save_kind(
+    kind: str,
+    fields: Mapping[str, Any],
+    folder: Path,
+    *,
+    dtype: torch.dtype,
+    is_trained: bool,
+    seed: str,
+) -> Path:
+    """A random checkpoint of a kind of model, as `save` makes one of a variant."""
     plain = {k: v for k, v in _PLAIN.items() if not (k == "head_dim" and kind == "falcon")}
-    config = CONFIG_MAPPING[kind](**{**plain, **fields, **more})
+    config = CONFIG_MAPPING[kind](**{**plain, **fields})
     with torch.random.fork_rng():
-        torch.manual_seed(sum(variant.encode()))
+        torch.manual_seed(sum(seed.encode()))
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+        if is_trained:
+            spread_as_trained(model)
     model.generation_config = GenerationConfig(bos_token_id=0, eos_token_id=1)
     model.save_pretrained(folder)
     tokenizer().save_pretrained(folder)
     return folder
+
+
+@torch.no_grad()
+def spread_as_trained(model: Any) -> None:
+    """Give a random model what trained ones have and random ones lack: a few channels of the residual stream that are
+    hundreds of times the others at the first token (Sun et al. 2024, Massive Activations in Large Language Models), and
+    weights of norms that differ by orders of magnitude, small in these channels. The first token is `<bos>`, number 0."""
+    embedding = model.get_input_embeddings().weight
+    embedding[0, list(MASSIVE)] = MASSIVE_FACTOR * embedding.std() * embedding.new_tensor([1, -0.4])
+    for module in model.modules():
+        weight = getattr(module, "weight", None)
+        if not type(module).__name__.endswith("Norm") or weight is None:
+            continue
+        shift = 1 - weight.mean().round()  # norms of Gemma add 1 to their weights
+        spread = torch.exp(NORM_SPREAD * torch.randn(len(weight)))
+        if len(weight) == embedding.shape[1]:
+            spread[list(MASSIVE)] *= 0.05
+        weight.copy_(spread - shift)
 
 
 def sentence_pieces() -> PreTrainedTokenizerFast:
