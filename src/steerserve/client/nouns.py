@@ -400,6 +400,7 @@ class Saes(Noun[Mode]):
         *,
         repository_id: str | None = None,
         file_path: str | None = None,
+        sae_lens: str | None = None,
         local_path: str | None = None,
         revision: str | None = None,
         hub_token: str | None = None,
@@ -410,7 +411,7 @@ class Saes(Noun[Mode]):
     def download(
         self,
         /,
-        repo_or_path: str,
+        repo_or_path: str | None = None,
         file_path: str | None = None,
         *,
         wait: bool = True,
@@ -418,17 +419,17 @@ class Saes(Noun[Mode]):
         **fields: object,
     ) -> Steps[SaeDetails]:
         """Register the SAE at `file_path` of a repository of the hub, all SAEs of the repository where it is left out,
-        or a folder or file of the service's machine, which begins with `/`, `.` or `~`.
+        or a folder or file of the service's machine, which begins with `/`, `.` or `~`. `sae_lens="release/id"` in
+        their place names an SAE as SAELens does.
 
         Args:
             wait: whether the answer waits for the download.
             progress: whether a bar shows the download meanwhile.
         """
-        where: dict[str, object] = (
-            {"local_path": repo_or_path}
-            if repo_or_path[:1] in ("/", ".", "~")
-            else {"repository_id": repo_or_path}
-        )
+        where: dict[str, object] = {}
+        if repo_or_path is not None:
+            is_path = repo_or_path[:1] in ("/", ".", "~")
+            where["local_path" if is_path else "repository_id"] = repo_or_path
         if file_path is not None:
             where["file_path"] = file_path
         retries = self._runner.retries

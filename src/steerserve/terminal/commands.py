@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, TypeVar
 
 import typer
 
 from steerserve import demo
 from steerserve.client import Client
-from steerserve.client.faults import ModelNotFound, SaeIncompatible, SaeNotFound
+from steerserve.client.faults import (
+    ModelNotFound,
+    SaeIncompatible,
+    SaeNotFound,
+    ValidationError,
+)
 from steerserve.control.models.views import ModelRecord
-from steerserve.control.saes.views import SaeDetails, SaeRecord
+from steerserve.control.saes.views import SaeDetails, SaeLensSae, SaeRecord
 from steerserve.terminal import chat, naming, output, starting, steered
 from steerserve.terminal.completing import model_names, profile_names, sae_names
 from steerserve.terminal.output import megabytes, refusals, show_facts, show_json, show_table
 from steerserve.terminal.watching import logs, watch
 
 Shown = TypeVar("Shown")
+Overrides = Mapping[str, str | float | bool]
 
 DEMO = ("demo", demo.MODEL_NAME)
 """Names of the bundled model."""
@@ -44,7 +50,10 @@ def run(
     ],
     prompt: Annotated[str | None, typer.Argument(help="Answer this, and end.")] = None,
     sae: Annotated[
-        str | None, typer.Option(help="Attach this SAE: id, name, path, or owner/repository/file.")
+        str | None,
+        typer.Option(
+            help="Attach this SAE: id, name, path, owner/repository/file, or release/id of SAELens."
+        ),
     ] = None,
     layer: Layer = None,
     steer: Annotated[
@@ -91,7 +100,10 @@ def run(
 
 def pull(
     source: Annotated[
-        str, typer.Argument(help="owner/repository of the hub, or a path of the service.")
+        str,
+        typer.Argument(
+            help="owner/repository of the hub, or a path of the service; SAEs also release/id of SAELens."
+        ),
     ],
     sae: Annotated[bool, typer.Option("--sae", help="It is an SAE, not a model.")] = False,
     file: Annotated[
@@ -116,7 +128,7 @@ def pull(
         raise typer.BadParameter("--file is for SAEs; --name, --quantization, --gguf for models")
     with refusals(), Client() as client:
         if sae:
-            record = client.saes.download(source, file, progress=output.is_lively(), **fields)
+            record, _ = _download_sae(client, source, file, **fields)
             _show(record, as_json, lambda one: f"{one.id} {one.name} is {one.status}")
         else:
             model = client.models.register(source, progress=output.is_lively(), **fields)
@@ -393,10 +405,13 @@ def _load(client: Client, model: int | str, gpu: str | None = None) -> ModelReco
 def _attach_wanted(client: Client, sae: str | None, layer: int | None, *, is_demo: bool) -> None:
     """Attach the SAE that a person names. The bundled model gets the SAE of its proof, unless one is attached."""
     if sae is not None:
-        record = _sae(client, sae)
+        record, overrides = _sae(client, sae)
         at = _layer(record, layer)
         there = {(one.sae_id, one.layer): one for one in client.saes.attachments()}
-        output.warn(there.get((record.id, at)) or client.saes.attach(record.id, layer=at))
+        output.warn(
+            there.get((record.id, at))
+            or client.saes.attach(record.id, layer=at, overrides=overrides or None)
+        )
     elif is_demo and not client.saes.attachment().is_attached:
         shipped = next(one for one in demo.saes() if one.name == demo.proof()["sae"])
         stored = client.saes.download(str(shipped.path), progress=False)
@@ -405,18 +420,43 @@ def _attach_wanted(client: Client, sae: str | None, layer: int | None, *, is_dem
         output.warn(client.saes.attach(stored.id, layer=shipped.layer))
 
 
-def _sae(client: Client, text: str) -> SaeRecord:
-    """The SAE that a person names, which is downloaded where it is not registered."""
+def _sae(client: Client, text: str) -> tuple[SaeRecord, Overrides]:
+    """The SAE that a person names, which is downloaded where it is not registered, and the overrides of its attach."""
     try:
-        return client.saes.find(text)
+        return client.saes.find(text), {}
     except SaeNotFound:
         if "/" not in text:
             raise
-    owner, _, rest = text.partition("/")
-    repository, _, file = rest.partition("/")
-    is_path = text[:1] in ("/", ".", "~")
-    source, inner = (text, None) if is_path else (f"{owner}/{repository}", file or None)
-    return _one(client.saes.download(source, inner, progress=output.is_lively()))
+    record, overrides = _download_sae(client, text)
+    return _one(record), overrides
+
+
+def _download_sae(
+    client: Client, text: str, file: str | None = None, **fields: Any
+) -> tuple[SaeDetails, Overrides]:
+    """Download the SAE that a person names: `release/id` of SAELens, `owner/repository` of the hub, with the path of
+    one SAE or without, or a path of the service. Also the overrides that SAELens knows for its attach."""
+    lively = output.is_lively()
+    if file is not None or text[:1] in ("/", ".", "~"):
+        return client.saes.download(text, file, progress=lively, **fields), {}
+    try:
+        named = client.saes.add(sae_lens=text, **fields).sae_lens
+    except ValidationError as refusal:
+        if refusal.details.get("unknown") != "release" or refusal.details.get("near"):
+            raise
+        owner, _, rest = text.partition("/")
+        repository, _, inner = rest.partition("/")
+        source = f"{owner}/{repository}" if repository else owner
+        return client.saes.download(source, inner or None, progress=lively, **fields), {}
+    assert isinstance(named, SaeLensSae)  # the request named the SAE so
+    output.note(f"{text} of SAELens is {named.file_path} of {named.repository_id}")
+    if named.neuronpedia_id is not None:
+        output.note(f"Neuronpedia has its features as {named.neuronpedia_id}")
+    if named.overrides:
+        needed = ", ".join(f"{name}={value}" for name, value in named.overrides.items())
+        output.note(f"its files lack what the attach needs as overrides: {needed}")
+    record = client.saes.download(named.repository_id, named.file_path, progress=lively, **fields)
+    return record, named.overrides
 
 
 def _one(record: SaeDetails) -> SaeDetails:

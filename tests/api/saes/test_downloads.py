@@ -11,8 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from steerserve import demo
+from steerserve.cli import main
 from tests import circuits
 from tests.api.models.test_downloads import Events
 from tests.loopback_hub import LoopbackHub
@@ -22,6 +24,7 @@ from tests.worker.sae import checkpoints
 SENTINEL = "hf_SentinelTokenThatNobodyElseMaySee"
 DEMO = demo.saes()[0]
 WEIGHTS = "sae_weights.safetensors"
+INVALID = "VALIDATION_ERROR"
 PATIENT = 60.0
 LOOKED_AT = 65_536
 """Bytes of a file that a look reads."""
@@ -122,6 +125,96 @@ def fetch(live: Running, events: Told, repo: str, **fields: Any) -> dict[str, An
 def cached_files(live: Running, repo: str) -> list[str]:
     folder = live.service.settings.sae_cache_dir / repo.replace("/", "--")
     return sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
+
+
+# ------------------------------------------------------------------ names of SAELens
+
+NAMED = "gpt2-small-res-jb/blocks.8.hook_resid_pre"
+NAMED_AT = ("jbloom/GPT2-Small-SAEs-Reformatted", "blocks.8.hook_resid_pre")
+
+
+def test_an_sae_is_downloaded_and_attached_by_its_name_of_saelens(
+    live: Running, hub: LoopbackHub, events: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository, path = NAMED_AT
+    hub.add(repository, {f"{path}/{name}": content for name, content in SAE.items()})
+    made = live.data("POST", "/api/saes/download", {"sae_lens": NAMED}, 202)
+    named = made["sae_lens"]
+    assert (named["repository_id"], named["file_path"]) == NAMED_AT
+    assert named["neuronpedia_id"] == "gpt2-small/8-res-jb"
+    # SAELens knows it from its registry; the files of this SAE do not say it
+    assert named["overrides"] == {"is_centred": True}
+    events.end(made["sae_id"])
+    assert ask(live, repository, file_path=path)["sae_id"] == made["sae_id"]
+
+    monkeypatch.setenv("STEERSERVE_URL", live.url)
+    terminal = CliRunner()
+    pulled = terminal.invoke(main, ["pull", "--sae", NAMED, "--json"])
+    assert json.loads(pulled.stdout)["id"] == made["sae_id"], pulled.stderr
+    # what is no release of SAELens is a repository, with or without the path of an SAE
+    for source in (repository, f"{repository}/{path}"):
+        pulled = terminal.invoke(main, ["pull", "--sae", source, "--json"])
+        assert json.loads(pulled.stdout)["id"] == made["sae_id"], pulled.stderr
+
+    model_id = load_demo(live)
+    words = ["--sae", NAMED, "--layer", str(DEMO.layer), "--max-tokens", "1", "Hello"]
+    ran = terminal.invoke(main, ["run", demo.MODEL_NAME, *words])
+    assert ran.exit_code == 0, ran.stderr
+    record = live.data("GET", f"/api/saes/{made['sae_id']}")
+    assert record["status"] == "attached"
+    (attached,) = live.data("GET", "/api/saes/attachments")["entries"]
+    assert attached["overrides"] == {"is_centred": True}
+    live.data("POST", f"/api/saes/{made['sae_id']}/detach")
+    live.data("POST", f"/api/models/{model_id}/unload")
+    live.data("DELETE", f"/api/models/{model_id}")
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "said"),
+    [
+        ({"sae_lens": "gpt2-small-res-jbx/blocks.8.hook_resid_pre"}, INVALID, "gpt2-small-res-jb,"),
+        ({"sae_lens": "gpt2-small-res-jb/blocks.80.hook_resid_pre"}, INVALID, f"{NAMED},"),
+        ({"sae_lens": "gpt2-small-res-jb"}, INVALID, "gpt2-small-res-jb/blocks.0.hook_resid_pre"),
+        ({"sae_lens": "nobody/nothing"}, INVALID, "no release 'nobody'"),
+        ({"sae_lens": NAMED, "file_path": "a"}, INVALID, "file_path"),
+        ({"sae_lens": NAMED, "repository_id": "a/b"}, INVALID, "repository_id and sae_lens"),
+        # each of these is told by what SAELens would load it with, or by its path
+        (
+            {"sae_lens": "gemma-scope-2b-pt-transcoders/layer_0/width_16k/average_l0_76"},
+            "SAE_INCOMPATIBLE",
+            "a transcoder",
+        ),
+        (
+            {"sae_lens": "gemma-scope-2-4b-pt-transcoders-all/layer_0_width_16k_l0_big"},
+            "SAE_INCOMPATIBLE",
+            "a transcoder",
+        ),
+        (
+            {"sae_lens": "temporal-sae-gemma-2-2b/blocks.12.hook_resid_post"},
+            "SAE_INCOMPATIBLE",
+            "whole sequences",
+        ),
+    ],
+)
+def test_a_name_of_saelens_that_cannot_be_served_is_refused_without_asking_the_hub(
+    live: Running,
+    hub: LoopbackHub,
+    monkeypatch: pytest.MonkeyPatch,
+    fields: dict[str, str],
+    code: str,
+    said: str,
+) -> None:
+    before = len(hub.seen)
+    answer = live.http.post("/api/saes/download", json=fields).json()
+    assert answer["error"]["code"] == code
+    assert said in answer["error"]["message"]
+    assert len(hub.seen) == before
+    if list(fields) == ["sae_lens"] and "nobody" not in fields["sae_lens"]:
+        monkeypatch.setenv("STEERSERVE_URL", live.url)
+        refused = CliRunner().invoke(main, ["pull", "--sae", fields["sae_lens"]])
+        assert refused.exit_code != 0
+        assert said in refused.stderr
+        assert len(hub.seen) == before
 
 
 # ------------------------------------------------------------------ one SAE

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Annotated
 
 from fastapi import APIRouter, HTTPException
-from msgspec import structs
+from msgspec import UNSET, structs
 from pydantic import AliasChoices, Field, SecretStr
 from starlette.responses import Response
 
@@ -19,6 +19,7 @@ from steerserve.control.saes.downloads import SaeDownloads
 from steerserve.control.saes.plan import SaeRequest
 from steerserve.control.saes.previews import SaePreview, SaeQuery, UnitHeader, preview_saes
 from steerserve.control.saes.records import REPOSITORY, claims_of
+from steerserve.control.saes.sae_lens import resolve_sae_lens
 from steerserve.control.saes.saes import SaeRow, Saes
 from steerserve.control.saes.views import (
     CancelledSae,
@@ -27,6 +28,7 @@ from steerserve.control.saes.views import (
     OfferedSaes,
     OtherFile,
     RegisteredSae,
+    RegisteredStatus,
     SaeDetails,
     SaeList,
     SaeRecord,
@@ -43,6 +45,9 @@ LIMIT_MAXIMUM = 20_000
 
 OTHER_FILES = 200
 """The most files outside of SAEs that an answer names. The answer always has their total number."""
+
+SOURCES = ("repository_id", "sae_lens", "local_path")
+"""The fields that say where an SAE is."""
 
 _MESSAGES = {
     "downloading": "the download has begun",
@@ -81,9 +86,11 @@ class SaePreviewBody(SaeHubBody):
 
 class NewSae(SaeHubBody):
     """An SAE to register: the SAE at `file_path` of the repository `repository_id`, or all SAEs of the repository where
-    `file_path` is left out, or the folder or file `local_path` of this machine, which stays in its place."""
+    `file_path` is left out, or the SAE that `sae_lens` names as SAELens does, or the folder or file `local_path` of
+    this machine, which stays in its place."""
 
     repository_id: Annotated[str, Field(min_length=1, max_length=255)] | None = None
+    sae_lens: Annotated[str, Field(min_length=1, max_length=500)] | None = None
     local_path: Annotated[str, Field(min_length=1, max_length=500)] | None = None
 
 
@@ -155,22 +162,23 @@ def router(saes: Saes, downloads: SaeDownloads, attached: Status) -> APIRouter:
 
     @routes.post("/download", response_model=Answer[RegisteredSae], status_code=202)
     async def download_sae(body: NewSae) -> Response:
-        if body.repository_id is not None and body.local_path is None:
-            wanted = SaeRequest(body.repository_id, body.revision, body.file_path, body.token)
+        _check_source(body)
+        named = None if body.sae_lens is None else await resolve_sae_lens(body.sae_lens)
+        if body.local_path is not None:
+            row, was_there = await saes.add(body.local_path)
+            status: RegisteredStatus = row.status
+            message = "already registered" if was_there else "registered"
+        else:
+            wanted = SaeRequest(
+                named.repository_id if named else str(body.repository_id),
+                body.revision,
+                named.file_path if named else body.file_path,
+                body.token,
+            )
             row, status = await downloads.begin(wanted)
             message = _LOOKING if downloads.is_looking(row.id) else _MESSAGES[status]
-        elif body.local_path is not None and body.repository_id is None:
-            _check_local(body)
-            row, was_there = await saes.add(body.local_path)
-            status, message = row.status, "already registered" if was_there else "registered"
-        else:
-            why = "one of repository_id and local_path is required"
-            if body.local_path is not None:
-                why = "repository_id and local_path cannot both be sent; leave one out"
-            errors = [{"loc": ["body", "repository_id"], "msg": why}]
-            raise Refusal("VALIDATION_ERROR", why, param="repository_id", errors=errors)
         note_object(sae_id=row.id)
-        return success(RegisteredSae(row.id, status, message), 202)
+        return success(RegisteredSae(row.id, status, message, named or UNSET), 202)
 
     @routes.api_route("/preview", methods=["GET", "DELETE"], include_in_schema=False)
     @routes.api_route("/download", methods=["GET", "DELETE"], include_in_schema=False)
@@ -200,16 +208,27 @@ def router(saes: Saes, downloads: SaeDownloads, attached: Status) -> APIRouter:
     return routes
 
 
-def _check_local(body: NewSae) -> None:
-    """Check that a body with `local_path` has no field that concerns the hub.
+def _check_source(body: NewSae) -> None:
+    """Check that a body names one source, and has no field that the source does not have.
 
     Raises:
-        Refusal: VALIDATION_ERROR naming such fields.
+        Refusal: VALIDATION_ERROR naming the fields.
     """
-    hub_fields = {"revision": body.revision, "file_path": body.file_path, "hub_token": body.token}
-    names = [name for name, value in hub_fields.items() if value is not None]
+    sources = [name for name in SOURCES if getattr(body, name) is not None]
+    if len(sources) != 1:
+        why = "one of repository_id, sae_lens and local_path is required"
+        if sources:
+            why = f"{' and '.join(sources)} cannot be sent together; send one"
+        param = sources[0] if sources else SOURCES[0]
+        errors = [{"loc": ["body", param], "msg": why}]
+        raise Refusal("VALIDATION_ERROR", why, param=param, errors=errors)
+    given = {"revision": body.revision, "file_path": body.file_path, "hub_token": body.token}
+    refused, why = {
+        "local_path": (tuple(given), "only the hub has it, so it cannot be sent with local_path"),
+        "sae_lens": (("file_path",), "sae_lens names the path, so it cannot be sent with sae_lens"),
+    }.get(sources[0], ((), ""))
+    names = [name for name in refused if given[name] is not None]
     if names:
-        why = "only the hub has it, so it cannot be sent with local_path"
         errors = [{"loc": ["body", name], "msg": why} for name in names]
         message = f"{', '.join(names)}: {why}"
         raise Refusal("VALIDATION_ERROR", message, param=names[0], errors=errors)

@@ -245,12 +245,25 @@ class OfferedSaes(Form, frozen=True, kw_only=True):
     offset: int
 
 
+class SaeLensSae(Form, frozen=True):
+    """What a name of SAELens means. `overrides` belong into the attach, because the files of the SAE lack them."""
+
+    name: str
+    repository_id: str
+    file_path: str
+    model: str
+    neuronpedia_id: str | None
+    overrides: Mapping[str, str | float | bool]
+    version: str
+
+
 class RegisteredSae(Form, frozen=True):
-    """The SAE that was registered, or was registered before."""
+    """The SAE that was registered, or was registered before. `sae_lens` is there if the request named the SAE so."""
 
     sae_id: str
     status: RegisteredStatus
     message: str
+    sae_lens: SaeLensSae | UnsetType = UNSET
 
 
 class CancelledSae(Form, frozen=True):

@@ -267,7 +267,7 @@ def _folder_unit(repo_id: str, folder: str, listed: _Paths) -> Unit | None:
         if form.format == "sparsify" and folder:
             # the configuration that names the model is above the folders of the hook points
             paths.append(listed.find(folder.rpartition("/")[0], "config.json"))
-        reason = form.reason or _reason(repo_id, folder)
+        reason = form.reason or why_never(repo_id, folder)
         return _unit(repo_id, folder or TOP, paths, listed, form.format, reason)
     return None
 
@@ -276,18 +276,18 @@ def _clt_unit(repo_id: str, folder: str, listed: _Paths) -> Unit | None:
     """The cross-layer transcoder whose parts are in this folder; None where there are none."""
     inside = [path for path in listed.files if path.rpartition("/")[0] == folder]
     paths = [path for path in inside if _PART_OF_CLT.fullmatch(path.rpartition("/")[2])]
-    reason = _reason(repo_id, "clt")
+    reason = why_never(repo_id, "clt")
     return _unit(repo_id, folder or TOP, paths, listed, "clt", reason) if paths else None
 
 
 def _file_unit(repo_id: str, path: str, listed: _Paths) -> Unit:
     """The unit of a file outside the folders of known formats."""
     folder, _, name = path.rpartition("/")
-    reason, form = _reason(repo_id, path), "unknown"
+    reason, form = why_never(repo_id, path), "unknown"
     paths: list[str | None] = [path]
     sibling = listed.find(folder, f"{name.rpartition('.')[0]}_cfg.json")
     if _LAYER_FILE.fullmatch(name) and any(listed.find(folder, c) for c in _TRAINING_CONFIGS):
-        reason, form = reason or _reason(repo_id, "transcoder"), "mwhanna-transcoder"
+        reason, form = reason or why_never(repo_id, "transcoder"), "mwhanna-transcoder"
     elif _QWEN.fullmatch(name):
         form = "qwen-scope"
     elif sibling is not None:
@@ -315,7 +315,7 @@ def _unit(
     return Unit(repo_id, path, files, present[0], form, reason)
 
 
-def _reason(repo_id: str, path: str) -> str | None:
+def why_never(repo_id: str, path: str) -> str | None:
     """Why an SAE of this name can never be attached; None where the name gives no reason."""
     whole = f"{repo_id}/{path}"
     return next((reason for pattern, reason in _REASONS if pattern.search(whole)), None)
