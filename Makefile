@@ -14,7 +14,7 @@ BENCH := $(VENV)/.installed-bench
 # compiled modules are kept, because each worker of the tests and each service of a test would compile them anew
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: run serve ui test test-browser test-ray test-both test-real screenshots test-cpus test-all test-gpu coverage soak fuzz contract check format bench bench-quick demo-model train-real-sae docs site notebooks clean
+.PHONY: run serve ui test test-browser test-ray test-both test-real screenshots test-cpus test-all test-gpu coverage soak fuzz contract check format bench bench-real bench-quick demo-model train-real-sae docs site notebooks clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -114,6 +114,11 @@ bench: $(BENCH) ## measure beside other servers; writes benchmarks/results/ and 
 	$(BIN)/python -m benchmarks.evaluations
 	$(BIN)/python -m benchmarks.edit_steps
 	$(BIN)/python -m benchmarks.replicas
+	$(BIN)/python -m benchmarks.page
+
+BENCH_REAL ?= --rounds 3
+bench-real: $(BENCH) ## measure real models beside llama.cpp and transformers; writes both as above (BENCH_REAL='--rounds 5')
+	$(BIN)/python -m benchmarks.real $(BENCH_REAL)
 	$(BIN)/python -m benchmarks.page
 
 bench-quick: $(STAMP) ## the throughput of a small model, without peers, in under 3 minutes

@@ -64,11 +64,13 @@ def cell(rounds: Sequence[Load]) -> Cell:
     }
 
 
-def quantiles(rounds: Sequence[Sequence[float]]) -> dict[str, Any]:
+def quantiles(
+    rounds: Sequence[Sequence[float]], shares: Mapping[str, float] = SHARES
+) -> dict[str, Any]:
     """The quantiles of each round, as medians over the rounds. A round without values does not count."""
     return {
         name: asdict(Spread.of([quantile(values, share) for values in rounds if values]))
-        for name, share in SHARES.items()
+        for name, share in shares.items()
         if any(rounds)
     }
 

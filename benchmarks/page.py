@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -24,6 +24,8 @@ PAGE = ROOT / "docs" / "performance.md"
 PLOTS = ROOT / "docs" / "performance"
 BEGIN = "<!-- Written by `python -m benchmarks.page` from benchmarks/results/; edit the code instead. -->"
 END = "<!-- End of the written part. -->"
+OPENING = "<!-- Written by `python -m benchmarks.page`: real models. -->"
+OPENING_END = "<!-- End of real models. -->"
 NARROW = "-without-avx-512"
 """The end of the names of parts that were measured on a processor without AVX-512."""
 DRAWN = {
@@ -78,9 +80,12 @@ def measured(results: Path = RESULTS) -> dict[str, Measured]:
 
 
 def written(parts: Mapping[str, Measured]) -> str:
-    """The written part of the page."""
-    sections = [*_aims(parts)]
+    """The written part of the page, but for real models."""
+    others = {part: one for part, one in parts.items() if not _is_real(part)}
+    sections = [*_aims(others)]
     for part, (title, section) in SECTIONS.items():
+        if _is_real(part):
+            continue
         if part in parts:
             text = "\n\n".join(section(part, parts[part].figures))
             sections.append(f"## {title}\n\n{parts[part].source}\n\n{text}")
@@ -92,18 +97,44 @@ def written(parts: Mapping[str, Measured]) -> str:
     return "\n\n".join([BEGIN, *sections, END])
 
 
+def opening(parts: Mapping[str, Measured]) -> str:
+    """The written part with the real models: what was aimed at, then the figures of each model."""
+    texts = [OPENING]
+    for end in ("", NARROW):
+        found = [part for part in SECTIONS if _is_real(part) and part + end in parts]
+        if found:
+            figures = [parts[part + end].figures for part in found]
+            texts += _beside_llama_cpp([one for one in figures if "peers" in one])
+            texts += _aims({part: parts[part + end] for part in found}, head="")
+        for part in found:
+            title, section = SECTIONS[part]
+            one = parts[part + end]
+            kind = ", without AVX-512" if end else ""
+            texts += [f"### {title}{kind}", one.source, *section(part, one.figures)]
+    return "\n\n".join([*texts, OPENING_END])
+
+
 def replaced(page: str, text: str) -> str:
-    """The page with another written part."""
-    before, _, rest = page.partition(BEGIN)
-    _, _, after = rest.partition(END)
+    """The page with another written part. Its first and its last line say which part that is."""
+    begin, *_, end = text.splitlines()
+    before, _, rest = page.partition(begin)
+    _, _, after = rest.partition(end)
     return f"{before}{text}{after}"
+
+
+def renewed(page: str, parts: Mapping[str, Measured]) -> str:
+    """The page with both written parts as these figures say."""
+    return replaced(replaced(page, opening(parts)), written(parts))
 
 
 # ---------------------------------------------------------------- sections
 
 
-def _aims(parts: Mapping[str, Measured]) -> Iterator[str]:
-    """What was aimed at, over all parts."""
+AIMS_HEAD = "## What was aimed at\n\n"
+
+
+def _aims(parts: Mapping[str, Measured], head: str = AIMS_HEAD) -> Iterator[str]:
+    """What was aimed at, over these parts."""
     found = [
         (_size(part), row)
         for part, one in parts.items()
@@ -112,7 +143,7 @@ def _aims(parts: Mapping[str, Measured]) -> Iterator[str]:
     ]
     if found:
         lines = [(f"{row.name}{size}", row.figure, row.aim, row.outcome) for size, row in found]
-        yield "## What was aimed at\n\n" + table(("", "measured", "aim", "outcome"), lines)
+        yield head + table(("", "measured", "aim", "outcome"), lines)
 
 
 def _size(part: str) -> str:
@@ -121,6 +152,90 @@ def _size(part: str) -> str:
     size = {"concurrency-91m": ", 91M", "concurrency-0.5b": ", 0.5B"}
     kind = ", without AVX-512" if part.endswith(NARROW) else ""
     return size.get(part.removesuffix(NARROW), "") + kind
+
+
+def _is_real(part: str) -> bool:
+    return part.startswith("real-")
+
+
+LLAMA_CPP = {
+    "bf16": ("bf16 over llama.cpp BF16", "steerserve", tables.LLAMA),
+    "Q8": ("Q8 over llama.cpp Q8_0", "steerserve Q8", "llama.cpp Q8_0"),
+}
+
+
+def _beside_llama_cpp(models: Sequence[Part]) -> Iterator[str]:
+    """Tokens per second of ours and of llama.cpp, and the ratio of both, by the requests at once."""
+    lines = []
+    for figures in models:
+        for precision, (ratio, *names) in LLAMA_CPP.items():
+            cells = figures["cells"]
+            if ratio in figures["ratios"]:
+                shown = [
+                    " / ".join(
+                        f"{cells[name][count]['tokens_per_s']['median']:.0f}" for name in names
+                    )
+                    + f" ({values['median']:.2f})"
+                    for count, values in figures["ratios"][ratio]["tokens_per_s"].items()
+                ]
+                lines.append((f"{figures['title']}, {precision}", *shown))
+    if lines:
+        counts = [f"{count} at once" for count in models[0]["cells"]["steerserve"]]
+        yield table(("tokens/s, steerserve / llama.cpp (ratio)", *counts), lines)
+
+
+def _real(part: str, figures: Part) -> Iterator[str]:
+    yield prose(
+        f"Prompts of {figures['prompt_tokens']} tokens of the Brown corpus, greedy answers of {figures['tokens']} "
+        "tokens. Times are in ms. The p95 is over all answers of all rounds."
+    )
+    head = ("", "at once", "tokens/s", "first token p50", "p95", "answers", "rounds cut")
+    lines = [
+        (
+            name,
+            count,
+            spread(cell["tokens_per_s"], 1),
+            ms(first["p50"]) if first else "",
+            f"{first['p95'] * 1e3:,.0f}" if first else "",
+            str(cell["answers"]),
+            str(cell["rounds_cut"]),
+        )
+        for name, cells in figures["cells"].items()
+        for count, cell in cells.items()
+        for first in [cell["first_token_s"]]
+    ]
+    yield table(head, lines)
+    if notes := [*_same_texts(figures), *_peers(figures)]:
+        yield "\n".join(notes)
+
+
+def _same_texts(figures: Part) -> Iterator[str]:
+    for name, one in figures["same_texts"].items():
+        yield (
+            f"- {name}: {one['equal']} of {one['texts']} greedy answers of {one['tokens']} tokens are the same text as "
+            f"ours; the median has {one['median_share_of_the_same_beginning']:.0%} of its text as ours."
+        )
+
+
+def _real_steered(_: str, figures: Part) -> Iterator[str]:
+    yield prose(
+        f"An SAE {figures['sae']} with {figures['d_sae']:,} features is attached at layer {figures['layer']}. Requests "
+        f"of each kind are compared with plain ones directly before or after them: {figures['edits']} edits of its own "
+        f"in each request, `sae_steering` of its own in each request, a sensed cluster of {figures['members']} members, "
+        f"and monitoring of the top {figures['top_k']} features."
+    )
+    counts = list(next(iter(figures["cells"].values())))
+    lines = [
+        (
+            kind,
+            *(
+                f"{spread(cells[count]['tokens_per_s'], 0)}; {_ratio(figures['ratios'][kind].get(count))}"
+                for count in counts
+            ),
+        )
+        for kind, cells in figures["cells"].items()
+    ]
+    yield table(("tokens/s; over plain", *(f"{count} at once" for count in counts)), lines)
 
 
 def _concurrency(part: str, figures: Part) -> Iterator[str]:
@@ -149,14 +264,17 @@ def _concurrency(part: str, figures: Part) -> Iterator[str]:
     others = [row for row in rows(part, figures) if not row.aim]
     if others:
         yield two_columns(others)
-    notes = [
-        f"- {name}: {of['library']}, {of['sampling']}{', `' + of['options'] + '`' if of['options'] else ''}; "
-        f"{of['environment']}."
-        for name, of in figures["peers"].items()
-    ]
-    notes += [f"- {name} was left out: {_line(why)}" for name, why in figures["left_out"].items()]
-    if notes:
+    if notes := list(_peers(figures)):
         yield "\n".join(notes)
+
+
+def _peers(figures: Part) -> Iterator[str]:
+    """How the peers were run, and which were left out."""
+    for name, of in figures["peers"].items():
+        options = ", `" + of["options"] + "`" if of["options"] else ""
+        yield f"- {name}: {of['library']}, {of['sampling']}{options}; {of['environment']}."
+    for name, why in figures["left_out"].items():
+        yield f"- {name} was left out: {_line(why)}"
 
 
 def _long_prompts(part: str, figures: Part) -> Iterator[str]:
@@ -425,7 +543,17 @@ CARD_TITLES = {
     "swaps": "two models that take turns",
 }
 
+REAL_TITLES = {
+    "smollm2-135m-instruct": "SmolLM2-135M-Instruct",
+    "gemma-3-270m": "Gemma 3 270M",
+}
+
 SECTIONS: Mapping[str, tuple[str, Callable[[str, Part], Iterator[str]]]] = {
+    **{f"real-{model}": (title, _real) for model, title in REAL_TITLES.items()},
+    **{
+        f"real-{model}-steered": (f"{title}, steered and watched", _real_steered)
+        for model, title in REAL_TITLES.items()
+    },
     "bandwidth": ("The bandwidth of the memory", _bandwidth),
     "concurrency-91m": ("Requests at once, 91M", _concurrency),
     "concurrency-0.5b": ("Requests at once, 0.5B", _concurrency),
@@ -511,7 +639,7 @@ def is_fresh(part: str, one: Measured, folder: Path = PLOTS) -> bool:
 def main() -> None:
     parts = measured()
     drawn(parts)
-    PAGE.write_text(replaced(PAGE.read_text(encoding="utf-8"), written(parts)), encoding="utf-8")
+    PAGE.write_text(renewed(PAGE.read_text(encoding="utf-8"), parts), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
+import signal
 import time
 import traceback
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,15 @@ def _known(named: list[str], parts: Collection[str]) -> list[str]:
     if unknown := set(named) - set(parts):
         raise argparse.ArgumentTypeError(f"there is no part {', '.join(sorted(unknown))}")
     return named
+
+
+async def in_time(work: Awaitable[dict[str, Any]], seconds: float) -> dict[str, Any]:
+    """The figures of a part, ended in order by SIGTERM as by Ctrl-C, or when it takes far too long."""
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    async with asyncio.timeout(seconds):
+        return await work
 
 
 class Run:

@@ -78,11 +78,11 @@ class Server:
 
 @asynccontextmanager
 async def ours(
-    home: Path, folder: Path, precision: str = "FP16", **settings: str
+    home: Path, folder: Path, precision: str = "FP16", rows: int = ROWS, **settings: str
 ) -> AsyncIterator[Server]:
     """The service with one model at this precision. Its settings are the defaults except for the number of requests at
     once."""
-    limits = {"MAX_CONCURRENT_REQUESTS": str(ROWS), "MAX_PENDING_REQUESTS": str(2 * ROWS)}
+    limits = {"MAX_CONCURRENT_REQUESTS": str(rows), "MAX_PENDING_REQUESTS": str(2 * rows)}
     async with service.running(home, **limits | settings) as client:
         await service.load(client, folder, folder.name, quantization=precision)
         yield served(client, folder.name)
@@ -119,8 +119,8 @@ class Peers:
         if name in GGUF_LABELS:
             label = GGUF_LABELS[name]
             file = gguf_files.written(checkpoint, label, self.folder / f"{size}-{label}.gguf")
-            return _llama(name, python, file, log)
-        return _transformers(name, python, checkpoint, log)
+            return llama(name, python, file, log)
+        return transformers(name, python, checkpoint, log)
 
 
 BF16, Q8_0 = "llama.cpp BF16", "llama.cpp Q8_0"
@@ -129,10 +129,10 @@ PLAIN, CONTINUOUS = "transformers serve", "transformers serve, continuous batchi
 PEERS = (PLAIN, CONTINUOUS, *GGUF_LABELS)
 
 
-def described(name: str) -> dict[str, Any]:
+def described(name: str, rows: int = ROWS, flags: Sequence[str] = ()) -> dict[str, Any]:
     """How a peer is run, for the JSON."""
     library = "xllamacpp" if name in GGUF_LABELS else "transformers"
-    options = f"{ROWS} rows" if name in GGUF_LABELS else " ".join(_flags(name))
+    options = f"{rows} rows" if name in GGUF_LABELS else " ".join((*_flags(name), *flags))
     return {
         "library": f"{library} {version(library)}",
         "options": options,
@@ -146,22 +146,26 @@ def _flags(name: str) -> tuple[str, ...]:
 
 
 @asynccontextmanager
-async def _transformers(
-    name: str, python: Path, checkpoint: Path, log: Path
+async def transformers(
+    name: str, python: Path, checkpoint: Path, log: Path, flags: Sequence[str] = ()
 ) -> AsyncIterator[Server]:
+    """`transformers serve`, with continuous batching where the name says so, and with further flags."""
     port = service.free_port()
-    options = ["--host", "127.0.0.1", "--port", str(port), "--device", "cpu", *_flags(name)]
+    options = ["--host", "127.0.0.1", "--port", str(port), "--device", "cpu"]
     command = [str(python), "-m", "transformers.cli.transformers", "serve", str(checkpoint)]
-    async with _process([*command, *options], log, None) as process:
+    async with _process([*command, *options, *_flags(name), *flags], log, None) as process:
         await _until_healthy(process, port, log)
         # the model's name is its path, and every request is greedy whatever it asks for
         yield Server(name, port, psutil.Process(process.pid), {"model": str(checkpoint)})
 
 
 @asynccontextmanager
-async def _llama(name: str, python: Path, file: Path, log: Path) -> AsyncIterator[Server]:
+async def llama(
+    name: str, python: Path, file: Path, log: Path, rows: int = ROWS
+) -> AsyncIterator[Server]:
+    """llama.cpp's own server with a GGUF file."""
     threads = psutil.cpu_count(logical=False) or 1
-    command = [python, llama_peer.__file__, file, ROWS, LLAMA_CONTEXT, threads]
+    command = [python, llama_peer.__file__, file, rows, LLAMA_CONTEXT, threads]
     words = [str(part) for part in command]
     async with _process(words, log, asyncio.subprocess.PIPE) as process:
         assert process.stdout is not None

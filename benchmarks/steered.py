@@ -27,6 +27,7 @@ CUT_SECONDS, MOST_SECONDS = 60.0, 300.0
 FEATURES, MEMBERS, TOP_K = 3, 20, 10
 EDITS = 8
 CHATS = "/v1/chat/completions"
+Asked = tuple[str, dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +65,23 @@ def _gate(number: int) -> dict[str, Any]:
     return {"when": {"feature": {"index": REQUESTS + number}, "above": 0.0}}
 
 
-class Steered:
-    """A service with an SAE of random weights in the middle of the model."""
+def _chat(turn: int, number: int) -> Asked:
+    """A chat with a prompt that no other turn and request has."""
+    return CHATS, {"messages": [{"role": "user", "content": words(12, (turn, number))}]}
 
-    def __init__(self, client: httpx2.AsyncClient, server: Server) -> None:
+
+class Steered:
+    """A service with an SAE. `asked` is what request `number` of a turn asks: a path, and the body without steering."""
+
+    def __init__(
+        self,
+        client: httpx2.AsyncClient,
+        server: Server,
+        asked: Callable[[int, int], Asked] = _chat,
+    ) -> None:
         self._client = client
         self._server = server
+        self._asked = asked
         self._cluster = ""
         self._turn = 0
         self._layer = 0
@@ -77,12 +89,16 @@ class Steered:
         self.attach_s = 0.0
 
     async def prepare(self, folder: Path, config: dict[str, Any], d_sae: int) -> None:
-        """Attach the SAE, and save a profile for each request and a cluster."""
-        layer = self._layer = config["num_hidden_layers"] // 2
-        self._width = config["hidden_size"]
+        """`attach` an SAE of random weights in the middle of the model."""
+        layer = config["num_hidden_layers"] // 2
         hook = f"blocks.{layer}.hook_resid_post"
         source = saes.written(folder, config["hidden_size"], hook, d_sae)
-        added = await self._post("/api/saes/download", {"local_path": source.path})
+        await self.attach(source.path, layer, config["hidden_size"], d_sae)
+
+    async def attach(self, path: str, layer: int, width: int, d_sae: int) -> None:
+        """Attach an SAE, and save a profile for each request and a cluster."""
+        self._layer, self._width = layer, width
+        added = await self._post("/api/saes/download", {"local_path": path})
         since = time.perf_counter()
         await self._post(f"/api/saes/{added['sae_id']}/attach", {"layer": layer})
         self.attach_s = time.perf_counter() - since
@@ -124,28 +140,27 @@ class Steered:
         data = base64.b64encode(numbers.tobytes()).decode()
         return {"op": "ablate", "vector": {"layer": self._layer, "data": data}}
 
-    async def load(self, kind: Kind, tokens: int) -> Load:
-        """Requests at once, with prompts that no request had before."""
+    async def load(self, kind: Kind, tokens: int, count: int = REQUESTS) -> Load:
+        """So many requests at once, with prompts that no request had before."""
         self._turn += 1
-        requests = [self._request(kind, number, tokens) for number in range(REQUESTS)]
+        requests = [self._request(kind, number, tokens) for number in range(count)]
         if kind.state is None:
             return await loads.measured(at_once(requests, CUT_SECONDS))
         async with kind.state():
             return await loads.measured(at_once(requests, CUT_SECONDS))
 
-    async def pair(self, kind: Kind, tokens: int, *, is_first: bool) -> Pair:
+    async def pair(self, kind: Kind, tokens: int, count: int = REQUESTS, *, is_first: bool) -> Pair:
         """`is_first` says whether the requests of the kind come before the plain ones."""
         if is_first:
-            load = await self.load(kind, tokens)
-            return Pair(load, await self.load(PLAIN, tokens))
-        plain = await self.load(PLAIN, tokens)
-        return Pair(await self.load(kind, tokens), plain)
+            load = await self.load(kind, tokens, count)
+            return Pair(load, await self.load(PLAIN, tokens, count))
+        plain = await self.load(PLAIN, tokens, count)
+        return Pair(await self.load(kind, tokens, count), plain)
 
     def _request(self, kind: Kind, number: int, tokens: int) -> Request:
-        message = {"role": "user", "content": words(12, (self._turn, number))}
-        body = {"messages": [message], "max_tokens": tokens}
-        fields = {**self._server.fields, **kind.fields(number)}
-        return Request(self._server.port, CHATS, body | fields)
+        path, body = self._asked(self._turn, number)
+        fields = {"max_tokens": tokens, **self._server.fields, **kind.fields(number)}
+        return Request(self._server.port, path, body | fields)
 
     @asynccontextmanager
     async def _sensed(self) -> AsyncIterator[None]:

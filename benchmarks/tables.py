@@ -308,6 +308,41 @@ def _of_step_edits(part: Part) -> Iterator[Row]:
         yield aimed(f"{part['rows']} rows, {name}, steps over plain", ratio, STEP_AIMS.get(name))
 
 
+# ---------------------------------------------------------------- real models
+
+REAL = ("smollm2-135m-instruct", "gemma-3-270m")
+REAL_AIMS = {
+    "bf16 over llama.cpp BF16": {"1": 1.0, "8": 1.5, "32": 2.0},
+    "Q8 over llama.cpp Q8_0": {"1": 1.0, "8": 1.2, "32": 1.5},
+}
+"""The least ratio of tokens per second, by the requests at once."""
+REAL_STEERED = Aim(0.95)
+REAL_STEERED_KINDS = {
+    "sae_steering": "each with its own `sae_steering`",
+    "8 edits each": "each with 8 edits of its own",
+    "a sensed cluster": "with a sensed cluster of 20 members",
+    "monitoring": "with monitoring of the top 10 features",
+}
+
+
+def _of_real(part: Part) -> Iterator[Row]:
+    for name, figures in part["ratios"].items():
+        aims = REAL_AIMS.get(name, {})
+        for count, values in figures["tokens_per_s"].items():
+            aim = Aim(aims[count]) if count in aims else None
+            yield aimed(f"{part['title']}, {name}, {count} at once, tokens/s", values, aim)
+        for count, values in figures["first_token_s"].items():
+            aim = FIRST_TOKEN if count in aims else None
+            yield aimed(f"{part['title']}, {name}, {count} at once, first token", values, aim)
+
+
+def _of_real_steered(part: Part) -> Iterator[Row]:
+    for kind, ratios in part["ratios"].items():
+        for count, values in ratios.items():
+            name = f"{part['title']}, {count} at once, {REAL_STEERED_KINDS[kind]}, over plain, tokens/s"
+            yield aimed(name, values, REAL_STEERED)
+
+
 # ---------------------------------------------------------------- the parts of benchmarks.run
 
 
@@ -615,6 +650,8 @@ CARD: dict[str, Callable[[Part], Iterator[Row]]] = {
 CARD_SIZES = ("none", "tiny", "0.5b", "7b")
 
 ROWS: dict[str, Callable[[Part], Iterator[Row]]] = {
+    **{f"real-{model}": _of_real for model in REAL},
+    **{f"real-{model}-steered": _of_real_steered for model in REAL},
     "bandwidth": _of_bandwidth,
     "concurrency-91m": _of_concurrency,
     "concurrency-0.5b": _of_concurrency,

@@ -8,7 +8,6 @@ run takes about half an hour on 2 cores, `--quick` less than three minutes.
 from __future__ import annotations
 
 import asyncio
-import signal
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable
@@ -109,16 +108,7 @@ def main() -> None:
 
 def _run(part: str, plan: Plan) -> dict[str, Any]:
     seconds = WHOLE_SECONDS if part in ONLY_NAMED else PART_SECONDS
-    return asyncio.run(_in_time(PARTS[part](plan), seconds))
-
-
-async def _in_time(work: Awaitable[dict[str, Any]], seconds: float) -> dict[str, Any]:
-    """The part, ended in order by SIGTERM as by Ctrl-C, or when it takes far too long."""
-    task = asyncio.current_task()
-    assert task is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    async with asyncio.timeout(seconds):
-        return await work
+    return asyncio.run(runs.in_time(PARTS[part](plan), seconds))
 
 
 if __name__ == "__main__":

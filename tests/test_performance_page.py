@@ -24,7 +24,7 @@ MACHINE = {
 def test_the_page_is_what_the_results_say() -> None:
     stored = page.PAGE.read_text(encoding="utf-8")
     parts = page.measured()
-    assert stored == page.replaced(stored, page.written(parts)), "run `python -m benchmarks.page`"
+    assert stored == page.renewed(stored, parts), "run `python -m benchmarks.page`"
 
 
 def test_the_plots_are_drawn_from_the_results() -> None:
@@ -60,6 +60,55 @@ def test_a_processor_without_avx_512_has_sections_of_its_own(tmp_path: Path) -> 
     wide, narrow = text.split(heads[1])
     assert "2026-01-03" in wide
     assert "2026-01-02" in narrow
+
+
+def spread(median: float) -> dict[str, float]:
+    return {"median": median, "least": median, "greatest": median, "count": 1}
+
+
+def test_the_page_opens_with_the_real_models(tmp_path: Path) -> None:
+    def cell(rate: float, first: float) -> dict[str, Any]:
+        times = {"p50": spread(first), "p95": first}
+        whole = {"tokens_per_s": spread(rate), "first_token_s": times}
+        return {"8": whole | {"answers": 16, "rounds_cut": 0}}
+
+    facts = {"title": "A Model", "tokens": 96, "prompt_tokens": 40}
+    beside = {
+        "cells": {"steerserve": cell(120.0, 0.2), tables.LLAMA: cell(100.0, 0.1)},
+        "ratios": {
+            "bf16 over llama.cpp BF16": {
+                "tokens_per_s": {"8": spread(1.2)},
+                "first_token_s": {"8": spread(2.0)},
+            }
+        },
+        "same_texts": {},
+        "peers": {},
+        "left_out": {"another": "not started"},
+    }
+    watched = {
+        "cells": {"monitoring": cell(114.0, 0.2)},
+        "ratios": {"monitoring": {"8": spread(0.96)}},
+        **{"sae": "of random weights", "layer": 3, "d_sae": 64, "edits": 8, "members": 20},
+        "top_k": 10,
+    }
+    parts = {
+        f"real-{tables.REAL[0]}{end}": facts | of
+        for end, of in (("", beside), ("-steered", watched))
+    }
+    whole = {"machine": MACHINE, **parts, "mixed": page.measured()["mixed"].figures}
+    (tmp_path / "2026-01-01-real.json").write_text(json.dumps(whole))
+    renewed = page.renewed(page.PAGE.read_text(encoding="utf-8"), page.measured(tmp_path))
+    real, rest = renewed.split(page.OPENING_END)
+    for line in (
+        "| A Model, bf16 | 120 / 100 (1.20) |",
+        "| A Model, bf16 over llama.cpp BF16, 8 at once, tokens/s | 1.20 | at least 1.5 | missed by 20% |",
+        "| A Model, bf16 over llama.cpp BF16, 8 at once, first token | 2.00 | at most 1 | missed by 100% |",
+        "| A Model, 8 at once, with monitoring of the top 10 features, over plain, tokens/s | 0.96 | at least 0.95 | met |",
+        "- another was left out: not started",
+    ):
+        assert line in real
+    assert "A Model" not in rest
+    assert page.BEGIN in rest
 
 
 def test_a_peer_that_collapses_counts_at_its_best() -> None:
