@@ -57,7 +57,7 @@ test-both: $(STAMP) ## tests of the local backend over replicas on a Ray cluster
 REAL ?= tests/real
 test-real: $(STAMP) ## two real models beside transformers in float32: fetches 330 MB once (REAL='tests/real/test_edits.py'; KEEP=1 keeps the figures)
 	$(BIN)/python -m tools.real.models
-	TORCH_THREADS=0 OMP_NUM_THREADS=2 $(BIN)/python -m pytest -m real $(REAL)
+	TORCH_THREADS=0 OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -m real $(REAL)
 
 screenshots: $(BROWSER) ## rewrite the pictures in docs/ui/
 	$(BIN)/python hatch_build.py

@@ -37,6 +37,15 @@ class Scores:
         )
         return spread_off(self.found, true), spread_off(half, true)
 
+    def off_among(self, reference: Reference, states: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """As `off`, for the differences between these tokens."""
+        true, half = (
+            each.among(state[self.places], self.tokens)
+            for each, state in zip(reference.passes, states, strict=True)
+        )
+        found = self.found - self.found.mean(-1, keepdim=True)
+        return spread_off(found, true), spread_off(half, true)
+
 
 class RealService:
     """A running service, and the form of a real model that it has loaded."""

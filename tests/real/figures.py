@@ -14,15 +14,16 @@ from torch import Tensor
 from steerserve.rules.models.nearness import (
     HIGH_RATIO,
     MEAN_RATIO,
-    MODULE_HIGH_RATIO,
     MODULE_MEAN_RATIO,
+    WRONG_RATIO,
     Distance,
     distance_of,
 )
 
 KEEP = bool(os.environ.get("KEEP"))
 FEWEST = 250
-"""The positions over which the bounds of a whole model hold. Over fewer, a quantile is one position."""
+"""The positions over which the bounds of a whole model hold. Over fewer, the quantile is one position, and only shows what
+computes something else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ class Compared:
         """Whether the service is as near to float32 as the library, with the bounds for so many positions."""
         is_whole = self.positions >= FEWEST
         mean = MEAN_RATIO if is_whole else MODULE_MEAN_RATIO
-        high = HIGH_RATIO if is_whole else MODULE_HIGH_RATIO
+        high = HIGH_RATIO if is_whole else WRONG_RATIO
         served, library = self.served, self.library
         return served.mean <= mean * library.mean and served.high <= high * library.high
 

@@ -90,6 +90,14 @@ class Pass:
             found[part] = logits.gather(1, tokens[part]) - whole
         return found
 
+    @torch.inference_mode()
+    def among(self, states: Tensor, tokens: Tensor) -> Tensor:
+        """The logits [n, k] of tokens [n, k] after each state, less their mean. These are log-probabilities but for a
+        number that all tokens share, and cost little where the vocabulary is large."""
+        rows = self.model.lm_head.weight[tokens].float()
+        logits = torch.einsum("nkd,nd->nk", rows, states.float()).to(self.dtype).float()
+        return logits - logits.mean(-1, keepdim=True)
+
     def values(
         self,
         ids: Sequence[int],
