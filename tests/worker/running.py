@@ -367,10 +367,11 @@ class Bench:
         layer: int = 0,
         position: int = -1,
         top: int = 1000,
+        **how: Any,
     ) -> BatchRow:
         """Add a request for the attribution of a logit after a text to the features of an SAE; its row."""
         prompted = [tokens(self.model, prompt)]
-        command = Attribute(request, prompted, position, target, against, key, layer, top)
+        command = Attribute(request, prompted, position, target, against, key, layer, top, **how)
         made = Unembedding(self.model)
         rows = attribution_rows(command, self.model, self.context, made, self.steering)
         self.batch.add(rows, is_seeded=False)

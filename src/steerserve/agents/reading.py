@@ -328,13 +328,33 @@ class Reading:
         sae_id: SaeId = None,
         layer: Layer = None,
         top: Limit = 20,
+        method: Annotated[
+            Literal["direct", "gradient", "integrated"],
+            Field(
+                description="`direct` counts the direct path to the logits only; `gradient` and `integrated` count all "
+                "layers behind the SAE."
+            ),
+        ] = "direct",
+        steps: Annotated[int, Field(ge=1, description="The gradients of `integrated`.")] = 16,
+        over: Annotated[
+            Literal["position", "all"],
+            Field(
+                description="Whether features at the position count, or those at `all` up to it, which needs gradients."
+            ),
+        ] = "position",
     ) -> object:
         """What the active features at one position of a text add to the logit of a next token."""
         fields = given(
             text=text, messages=messages, against_token=against_token, sae_id=sae_id, layer=layer
         )
         return await self._client.attribution(
-            position=position, target_token=target_token, top=top, **fields
+            position=position,
+            target_token=target_token,
+            top=top,
+            method=method,
+            steps=steps,
+            over=over,
+            **fields,
         )
 
     async def list_lenses(self) -> object:

@@ -42,6 +42,7 @@ from steerserve.control.inference.views import TokenizedText
 from steerserve.control.models.views import ModelList
 from steerserve.rules import near_names
 from steerserve.rules.inference import fields
+from steerserve.rules.inference.lens import AttributedPositions, AttributionMethod
 
 if TYPE_CHECKING:
     import numpy as np
@@ -170,8 +171,13 @@ class Service(Noun[Mode]):
         sae_id: str | None = None,
         layer: int | None = None,
         top: int = 20,
+        method: AttributionMethod = "direct",
+        steps: int = 16,
+        over: AttributedPositions = "position",
     ) -> AttributionAnswer:
-        """What the features at a position of a text add to the logit of the next token."""
+        """What the features at a position of a text add to the logit of the next token: along the direct path, by its
+        gradient, or by integrated gradients of so many `steps`. With gradients, `over="all"` counts the features at
+        all positions up to this one."""
 
     @route("POST", "/api/tokenize")
     def tokenize(

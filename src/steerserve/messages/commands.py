@@ -35,6 +35,7 @@ from steerserve.messages.values import (
     Tap,
     Tokens,
 )
+from steerserve.rules.inference.lens import AttributedPositions, AttributionMethod
 from steerserve.rules.steering.edits import Edit
 from steerserve.rules.steering.vector import Direction
 
@@ -241,7 +242,7 @@ class Attribute(Message, frozen=True):
     """Attribute the logit of the token `target` after `position` of the one prompt, unsteered, to the features of the
     SAE that is attached as `key` at `layer`: the logit less that of the token `against`, or less the mean over the
     vocabulary. A negative `position` counts from the end. The answer lists the `top` largest contributions by
-    magnitude. `client` is as in `Generate`."""
+    magnitude. `client` is as in `Generate`. `steps` is the number of gradients for the method `integrated`."""
 
     id: int
     prompts: list[Tokens]
@@ -252,6 +253,9 @@ class Attribute(Message, frozen=True):
     layer: int
     top: int
     client: str = ""
+    method: AttributionMethod = "direct"
+    steps: int = 16
+    over: AttributedPositions = "position"
 
 
 class ReadStates(Message, frozen=True):

@@ -6,7 +6,7 @@ from typing import Literal
 
 from steerserve.messages.sensing import SensedEdges, SensedSpans, Window
 from steerserve.messages.values import ChatTemplate, Message
-from steerserve.rules.inference.lens import LensKind
+from steerserve.rules.inference.lens import AttributionMethod, LensKind
 from steerserve.rules.inference.stepping import CompiledFunctions, CudaGraphs, RowSteps, SeededRows
 from steerserve.rules.models.generation_config import GenerationConfig
 from steerserve.rules.models.nearness import Exactness
@@ -463,11 +463,12 @@ class LensRead(Message, frozen=True):
 
 
 class FeatureContribution(Message, frozen=True):
-    """What one feature, at this activation, adds to a difference of logits."""
+    """What one feature, at this activation and at the token `position`, adds to a difference of logits."""
 
     feature: int
     activation: float
     contribution: float
+    position: int
 
 
 class Attributed(Message, frozen=True):
@@ -476,7 +477,8 @@ class Attributed(Message, frozen=True):
     `token`, `target` and `against` are tokens with their texts; `against` is None where the mean over the vocabulary is
     taken off. `features` has the largest contributions by magnitude, equals by index; `total` is the sum over all
     `active` features. `whole` is the difference of the model's own logits; `uncapped` is the difference before the
-    softcap; None where the model has none.
+    softcap; None where the model has none. With gradients, `effect` is by how much the difference falls where all
+    active features are taken away, and `error` the contribution of what the SAE does not rebuild.
     """
 
     id: int
@@ -490,6 +492,9 @@ class Attributed(Message, frozen=True):
     total: float
     whole: float
     uncapped: float | None
+    method: AttributionMethod = "direct"
+    effect: float | None = None
+    error: float | None = None
 
 
 class Pooled(Message, frozen=True):

@@ -19,6 +19,7 @@ from steerserve.messages.values import (
     Suppressed,
     Tap,
 )
+from steerserve.rules.inference.lens import AttributedPositions, AttributionMethod
 from steerserve.rules.steering.edits import Edit
 from steerserve.rules.steering.vector import Direction
 
@@ -172,6 +173,9 @@ class Attribution(Request):
     layer: int
     top: int
     client: str = ""
+    method: AttributionMethod = "direct"
+    steps: int = 16
+    over: AttributedPositions = "position"
 
     @property
     def max_tokens(self) -> int | None:

@@ -116,6 +116,12 @@ BUNDLE_DEFINITIONS: Final = 50
 """Definitions in a bundle of clusters."""
 LABELS_VALUES: Final = 1_000_000
 """Values in the body of an import of labels."""
+ATTRIBUTION_TOKENS: Final = 4096
+"""Tokens up to the position of an attribution by gradients."""
+ATTRIBUTION_POSITIONS: Final = 4096
+"""Positions times steps of an attribution by gradients."""
+ATTRIBUTION_STEPS: Final = 256
+"""Steps of an attribution by integrated gradients."""
 LENS_INDEX_BYTES: Final = 64 << 10
 """Bytes of the index of the file of a lens, which requests may name. A lens has one or two tensors for each layer."""
 VECTOR_FILE_BYTES: Final = 32 << 20
@@ -459,6 +465,14 @@ BOUNDS: Final[tuple[Bound, ...]] = (
         "{LENS_MAX_DISTRIBUTIONS}, {LENS_MAX_ENTRIES}",
         "400 `INVALID_PARAMETER` before any pass",
         "tests/api/inference/test_lens.py::test_bounds_and_what_needs_a_model_or_an_sae",
+    ),
+    Bound(
+        "bodies",
+        "asks for gradients over many positions or steps at `/api/attribution`",
+        "{ATTRIBUTION_TOKENS} tokens up to the position, {ATTRIBUTION_STEPS} steps, {ATTRIBUTION_POSITIONS} positions "
+        "times steps",
+        "400 `INVALID_PARAMETER` (422 for the steps) before any pass; the work is done in parts beside other rows",
+        "tests/worker/rows/test_gradients.py::test_gradients_that_cannot_be_taken_are_refused_before_any_pass",
     ),
     Bound(
         "documents",

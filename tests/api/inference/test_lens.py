@@ -116,6 +116,28 @@ def test_contributions_are_of_the_features_that_are_active_there(steered: Runnin
     assert found["against"] is None
 
 
+@pytest.mark.parametrize("over", ["position", "all"])
+@pytest.mark.parametrize("method", ["gradient", "integrated"])
+def test_gradients_explain_what_the_features_do_together(
+    steered: Running, method: str, over: str
+) -> None:
+    direct = attribution(steered, top=1000)
+    found = attribution(steered, top=1000, method=method, over=over, steps=32)
+    assert (direct["method"], direct["over"], direct["steps"]) == ("direct", "position", None)
+    assert (direct["effect"], direct["error"]) == (None, None)
+    assert (found["method"], found["over"], found["direct_only"]) == (method, over, False)
+    assert found["steps"] == (32 if method == "integrated" else None)
+    assert found["whole"] == direct["whole"]
+    at = [one for one in found["features"] if one["position"] == found["position"]]
+    same = {one["index"]: one["activation"] for one in direct["features"]}
+    assert {one["index"]: one["activation"] for one in at} == pytest.approx(same)
+    assert (len(found["features"]) > len(at)) == (over == "all")
+    assert found["total"] == pytest.approx(
+        sum(one["contribution"] for one in found["features"]), abs=1e-3
+    )
+    assert found["explained"] == pytest.approx(found["total"] / found["effect"])
+
+
 def test_the_whole_is_the_difference_of_the_models_logits(steered: Running) -> None:
     top = scored(steered, TEXT)["top_logprobs"][-1]
     (first, most), (second, less) = sorted(top.items(), key=lambda one: -one[1])[:2]
@@ -180,6 +202,15 @@ def test_a_lens_that_cannot_be_answered_is_refused(
         ({"target_token": 10**6}, 400, "INVALID_PARAMETER", "target_token"),
         ({"sae_id": "sae_other"}, 400, "SAE_NOT_ATTACHED", None),
         ({"top": 1001}, 422, "VALIDATION_ERROR", None),
+        ({"method": "shapley"}, 422, "VALIDATION_ERROR", None),
+        ({"over": "all"}, 400, "INVALID_PARAMETER", "over"),
+        ({"method": "integrated", "steps": 257}, 422, "VALIDATION_ERROR", None),
+        (
+            {"method": "integrated", "steps": 256, "over": "all", "text": "One day " * 20},
+            400,
+            "INVALID_PARAMETER",
+            "over",
+        ),
     ],
 )
 def test_an_attribution_that_cannot_be_made_is_refused(

@@ -17,9 +17,15 @@ from steerserve.api.inference.tokens import Conversation, Id, Written, client_of
 from steerserve.control.inference.lens_views import AttributionAnswer, LensAnswer
 from steerserve.control.inference.lenses import Lenses
 from steerserve.http.disconnect import Disconnected, unless_disconnected
+from steerserve.rules.bounds import ATTRIBUTION_STEPS
 from steerserve.rules.form import Form
 from steerserve.rules.inference.intent import AttributionIntent, LensIntent
-from steerserve.rules.inference.lens import LOGIT
+from steerserve.rules.inference.lens import (
+    LOGIT,
+    AttributedPositions,
+    AttributionMethod,
+    check_method,
+)
 from steerserve.rules.saes.attachment import SaeChoice
 from steerserve.rules.steering.vector import NAME_MAXIMUM
 from steerserve.settings import Settings
@@ -54,7 +60,9 @@ class AttributionBody(RequestBody):
     """A text or a conversation, a position in it, and the next token whose logit is attributed. A negative `position`
     counts from the end: -1 is the last token. `target_token` and `against_token` are ids, or texts that are one token;
     without `against_token` the mean logit over the vocabulary is taken off. `sae_id` and `layer` name the SAE where
-    several are attached."""
+    several are attached. `method` is how the logit is attributed: along the direct path, by its gradient, or by
+    integrated gradients, which takes `steps` gradients. `over` says whether the features at this position count, or
+    those at all positions up to it, which needs gradients."""
 
     text: Written | None = None
     messages: Conversation | None = None
@@ -64,6 +72,9 @@ class AttributionBody(RequestBody):
     sae_id: Annotated[str, Field(min_length=1, max_length=50)] | None = None
     layer: Id | None = None
     top: Annotated[int, Field(ge=1, le=FEATURES_MAXIMUM)] = 20
+    method: AttributionMethod = "direct"
+    steps: Annotated[int, Field(ge=1, le=ATTRIBUTION_STEPS)] = 16
+    over: AttributedPositions = "position"
 
 
 def router(lenses: Lenses, settings: Settings) -> APIRouter:
@@ -86,6 +97,7 @@ def router(lenses: Lenses, settings: Settings) -> APIRouter:
     @routes.post("/attribution", response_model=Answer[AttributionAnswer])
     async def attribution(body: AttributionBody, request: Request) -> Response:
         prompt, against = text_or_chat(body.text, body.messages), body.against_token
+        check_method(body.method, body.over)
         intent = AttributionIntent(
             prompt=prompt,
             position=body.position,
@@ -93,6 +105,9 @@ def router(lenses: Lenses, settings: Settings) -> APIRouter:
             against=None if against is None else await lenses.token("against_token", against),
             choice=SaeChoice(body.sae_id, body.layer),
             top=body.top,
+            method=body.method,
+            steps=body.steps,
+            over=body.over,
             may_load=False,
             client=client_of(request, settings),
         )

@@ -7,7 +7,12 @@ from typing import Literal
 from msgspec import UNSET, UnsetType
 
 from steerserve.rules.form import Form
-from steerserve.rules.inference.lens import LensKind, LensRecord
+from steerserve.rules.inference.lens import (
+    AttributedPositions,
+    AttributionMethod,
+    LensKind,
+    LensRecord,
+)
 
 
 class TokenText(Form, frozen=True):
@@ -46,10 +51,11 @@ class LensAnswer(Form, frozen=True, kw_only=True):
 
 
 class AttributedFeature(Form, frozen=True, kw_only=True):
-    """A feature that is active at the position, and what it adds to the difference of logits. A feature without a label
+    """A feature that is active at a position, and what it adds to the difference of logits. A feature without a label
     has no field `label`."""
 
     index: int
+    position: int
     activation: float
     contribution: float
     label: str | UnsetType = UNSET
@@ -63,12 +69,19 @@ class AttributionAnswer(Form, frozen=True, kw_only=True):
     for a model without one. `total` is the sum of the contributions of all `active` features, `left_out` is `whole`
     less `total`, and `explained` is `total` over `whole`, which is null where `whole` is 0. With `direct_only` later
     parts of the model read what the features write too, and only the direct path to the logits is counted.
+
+    The methods `gradient` and `integrated` count all paths. `effect` is then by how much the difference falls in a run
+    in which all `active` features are taken away, `explained` is `total` over `effect`, and `error` is the contribution
+    of what the SAE does not rebuild. Both are null for the method `direct`.
     """
 
     model: str
     system_fingerprint: str
     sae_id: str
     layer: int
+    method: AttributionMethod
+    over: AttributedPositions
+    steps: int | None
     position: int
     token: TokenText
     target: TokenText
@@ -80,6 +93,8 @@ class AttributionAnswer(Form, frozen=True, kw_only=True):
     whole_before_softcap: float | None
     left_out: float
     explained: float | None
+    effect: float | None
+    error: float | None
     direct_only: bool
 
 

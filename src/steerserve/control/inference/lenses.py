@@ -108,6 +108,9 @@ class Lenses:
             system_fingerprint=run.fingerprint,
             sae_id=sae.sae_id,
             layer=sae.layer,
+            method=found.method,
+            over=intent.over,
+            steps=intent.steps if found.method == "integrated" else None,
             position=found.position,
             token=TokenText(*found.token),
             target=TokenText(*found.target),
@@ -115,6 +118,7 @@ class Lenses:
             features=[
                 AttributedFeature(
                     index=one.feature,
+                    position=one.position,
                     activation=one.activation,
                     contribution=one.contribution,
                     label=labels.get(one.feature, UNSET),
@@ -126,8 +130,13 @@ class Lenses:
             whole=found.whole,
             whole_before_softcap=found.uncapped,
             left_out=found.whole - found.total,
-            explained=rules.explained(found.total, found.whole),
-            direct_only=rules.is_direct_only(sae.site, sae.layer, layers),
+            explained=rules.explained(
+                found.total, found.whole if found.effect is None else found.effect
+            ),
+            effect=found.effect,
+            error=found.error,
+            direct_only=found.method == "direct"
+            and rules.is_direct_only(sae.site, sae.layer, layers),
         )
 
     async def token(self, field: str, named: int | str) -> int:

@@ -145,18 +145,10 @@ class Planner:
             case AttributionIntent():
                 sae = admitted.tapped
                 assert sae is not None
-                return engine.run(
-                    m.Attribution(
-                        [_prompt(intent.prompt, intent.client)],
-                        intent.position,
-                        intent.target,
-                        intent.against,
-                        sae.key,
-                        sae.layer,
-                        intent.top,
-                        intent.client,
-                    )
-                )
+                prompts = [_prompt(intent.prompt, intent.client)]
+                at = intent.position, intent.target, intent.against, sae.key, sae.layer, intent.top
+                how = intent.client, intent.method, intent.steps, intent.over
+                return engine.run(m.Attribution(prompts, *at, *how))
             case GenerateIntent():
                 return engine.run(
                     m.Generation(

@@ -202,8 +202,9 @@ class CheckpointEngine(Engine):
                 read = None if layers is None else list(layers)
                 return m.Lens(number, tokens, read, top, distributions, entries, client, path)
             case m.Attribution(_, position, target, against, key, layer, top, client):
-                wanted = position, target, against, key, layer, top
-                return m.Attribute(number, tokens, *wanted, client)
+                wanted = position, target, against, key, layer, top, client
+                how = request.method, request.steps, request.over
+                return m.Attribute(number, tokens, *wanted, *how)
             case m.StatesReading(_, layers, site, places, client):
                 return m.ReadStates(number, tokens, list(layers), site, places, client)
             case m.ActivationsReading(_, keys, client):

@@ -8,6 +8,7 @@ from typing import Any
 
 from steerserve.rules.inference.activations import Activations
 from steerserve.rules.inference.compare import Sweep
+from steerserve.rules.inference.lens import AttributedPositions, AttributionMethod
 from steerserve.rules.inference.runs import Run
 from steerserve.rules.saes.attachment import FIRST_SAE, SaeChoice
 from steerserve.rules.steering.readings import Watched
@@ -202,7 +203,7 @@ class AttributionIntent(BaseIntent):
 
     `position` counts from the beginning, or where it is negative from the end. The logit of the token `target` is taken
     less that of `against`, or less the mean over the vocabulary where that is None. `top` is the number of features to
-    list.
+    list. `steps` is the number of gradients of the method `integrated`.
     """
 
     prompt: Prompt
@@ -211,6 +212,9 @@ class AttributionIntent(BaseIntent):
     against: int | None = None
     choice: SaeChoice = FIRST_SAE
     top: int = 20
+    method: AttributionMethod = "direct"
+    steps: int = 16
+    over: AttributedPositions = "position"
 
     @property
     def choices(self) -> int:

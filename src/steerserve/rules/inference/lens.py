@@ -17,6 +17,13 @@ from steerserve.rules.text import shown
 
 LensKind = Literal["tuned", "jacobian"]
 
+AttributionMethod = Literal["direct", "gradient", "integrated"]
+"""How a logit is attributed: along the direct path to the end of the stream, by its gradient, or by the mean of its
+gradient on the way from the value without features to the value itself."""
+
+AttributedPositions = Literal["position", "all"]
+"""The features of which tokens a logit is attributed to: those at its position, or those at all tokens up to it."""
+
 LOGIT = "logit"
 """The lens that needs no training. No trained lens has this name."""
 ID_PREFIX = "lens_"
@@ -104,6 +111,15 @@ def is_direct_only(site: str, layer: int, layers: int) -> bool:
     """Whether parts of the model behind this site may read it, so that its values act on the logits by other paths than
     the direct one."""
     return layer < layers - 1 or site not in (RESID_POST, MLP_OUT)
+
+
+def check_method(method: AttributionMethod, over: AttributedPositions) -> None:
+    """Raises:
+    Refusal: INVALID_PARAMETER where the method reads one position only.
+    """
+    if method == "direct" and over != "position":
+        why = "over: the direct path begins at the position itself; `all` needs the method gradient or integrated"
+        raise Refusal("INVALID_PARAMETER", why, param="over")
 
 
 def explained(total: float, whole: float) -> float | None:

@@ -11,26 +11,29 @@ from steerserve import messages as m
 from steerserve.errors import Refusal
 from steerserve.messages.prompts import NamedPrompt, check_ids, max_tokens
 from steerserve.messages.stops import stopping_tokens
+from steerserve.rules import bounds
 from steerserve.rules.inference import activations
-from steerserve.rules.saes.sites import RESID_POST
+from steerserve.rules.saes.sites import EMBED, RESID_POST, RESID_PRE
 from steerserve.rules.steering.edits import Edit
 from steerserve.rules.steering.vector import Direction
 from steerserve.worker import memory
 from steerserve.worker.hooks.hooks import HookedSaes
 from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.model.encoder import Encoder
-from steerserve.worker.model.unembedding import Unembedding
-from steerserve.worker.rows import sampling
+from steerserve.worker.model.unembedding import LogitDifference, Unembedding
+from steerserve.worker.rows import sampling, tail
 from steerserve.worker.rows.activations import ActivationReading
 from steerserve.worker.rows.attribution import Attribution
 from steerserve.worker.rows.constrain import RowConstraint
 from steerserve.worker.rows.divergence import Diverging
+from steerserve.worker.rows.gradients import GradientAttribution
 from steerserve.worker.rows.lens import Lens
 from steerserve.worker.rows.lens_files import LensFile, check_lens
 from steerserve.worker.rows.logprobs import Written
 from steerserve.worker.rows.rows import BatchRow, Pooling, Scoring, Writing
 from steerserve.worker.rows.states import States, counted, positions_read
 from steerserve.worker.rows.steering import RowSteering, TokenFacts
+from steerserve.worker.rows.tail import Tail
 from steerserve.worker.rows.text import TextStream
 from steerserve.worker.sae.sites import direct_path_objection, find
 
@@ -261,7 +264,14 @@ def attribution_rows(
                 token_id=token,
                 vocabulary=model.vocabulary,
             )
-    attached = saes.find(command.key)
+    read = ids[: command.position % len(ids) + 1]
+    attached, difference = (
+        saes.find(command.key),
+        LogitDifference(unembedding, command.target, command.against),
+    )
+    if command.method != "direct":
+        goal = _gradient_goal(command, model, read, difference, unembedding, saes)
+        return [BatchRow(command.id, 0, read, m.Suppressed(), goal)]
     why = direct_path_objection(model.model, model.layers, attached.site, command.layer)
     if why is not None:
         raise Refusal(
@@ -270,17 +280,76 @@ def attribution_rows(
             site=attached.site.name,
         )
     last = find(model.model, model.layers, RESID_POST, model.layers - 1)
-    goal = Attribution(
+    direct = Attribution(
         (attached.site, last),
         saes.sae(command.key),
-        command.target,
-        command.against,
+        difference,
         command.top,
         unembedding,
         model.decode_token,
     )
-    read = ids[: command.position % len(ids) + 1]
-    return [BatchRow(command.id, 0, read, m.Suppressed(), goal)]
+    return [BatchRow(command.id, 0, read, m.Suppressed(), direct)]
+
+
+def _gradient_goal(
+    command: m.Attribute,
+    model: Checkpoint,
+    ids: list[int],
+    difference: LogitDifference,
+    unembedding: Unembedding,
+    saes: HookedSaes,
+) -> GradientAttribution:
+    """What attributes a difference of logits after the last of these tokens by gradients.
+
+    Raises:
+        Refusal: SAE_INCOMPATIBLE for a site or a model without gradients; INVALID_PARAMETER for more positions than one
+            request may have; SAE_NOT_ATTACHED, INSUFFICIENT_MEMORY.
+    """
+    site = saes.find(command.key).site
+    first = 0 if command.over == "all" else len(ids) - 1
+    if site.name == EMBED:
+        why = "method: the token embedding has no gradients; `direct` does not need them"
+        raise Refusal("SAE_INCOMPATIBLE", why, site=site.name)
+    if len(ids) > model.batched_context or len(model.devices) > 1:
+        why = "the model is on several devices"
+        if len(ids) > model.batched_context:
+            why = "the model reads this text apart from others"
+        raise Refusal(
+            "SAE_INCOMPATIBLE",
+            f"method: there are no gradients where {why}; `direct` does not need them",
+        )
+    steps = command.steps if command.method == "integrated" else 1
+    for field, count, most in (
+        ("position", len(ids), bounds.ATTRIBUTION_TOKENS),
+        ("over", (len(ids) - first) * steps, bounds.ATTRIBUTION_POSITIONS),
+    ):
+        if count > most:
+            what = "tokens up to the position" if field == "position" else "positions times steps"
+            raise Refusal(
+                "INVALID_PARAMETER",
+                f"{field}: the method {command.method} would read {count} {what}; at most {most}",
+                param=field,
+                count=count,
+                maximum=most,
+            )
+    is_between = site.name == RESID_POST
+    layer = command.layer + 1 if is_between else command.layer
+    tail.check_memory(model, layer, len(ids), len(ids) - first)
+    sites = [site, find(model.model, model.layers, RESID_POST, model.layers - 1)]
+    if not is_between:
+        sites.append(find(model.model, model.layers, RESID_PRE, layer))
+    return GradientAttribution(
+        sites,
+        saes.sae(command.key),
+        difference,
+        command.top,
+        first,
+        command.method,
+        steps,
+        unembedding,
+        model.decode_token,
+        lambda stream: Tail(model, layer, None if is_between else site, ids, stream, first),
+    )
 
 
 def states_rows(command: m.ReadStates, model: Checkpoint, context: int) -> list[BatchRow]:

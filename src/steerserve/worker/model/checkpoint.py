@@ -183,7 +183,7 @@ class Checkpoint(Transformer):
         first = torch.tensor(starts, device=self.device)[:, None]
         positions = first + torch.arange(width, device=self.device)
         masked = positions if len(set(starts)) > 1 else positions[:1]
-        masks = self._masks(masked, read) if read else None
+        masks = self.masks(masked, read) if read else None
         counts = torch.tensor(sizes) if with_sums else None
         firsts = [size - 1 for size in sizes] if wanted is None else wanted
         picked = [
@@ -232,7 +232,7 @@ class Checkpoint(Transformer):
         """The logits [rows, vocabulary] of a decode pass over tokens [rows, 1] at positions [rows, 1]. The rows of
         `begin_decode` come first."""
         if self.attention is None:
-            masks = self._masks(positions, max(part.shelf.capacity for part in cache.parts))
+            masks = self.masks(positions, max(part.shelf.capacity for part in cache.parts))
         else:
             masks = self._unread_masks(len(positions))
         return self._forward(cache, tokens, positions, masks, pick=None)[:, -1]
@@ -290,7 +290,7 @@ class Checkpoint(Transformer):
         rows, places = (index.to(hidden.device) for index in self._pick)
         return (hidden[rows, places][:, None],)
 
-    def _masks(self, positions: Tensor, length: int) -> Tensor | dict[str, Tensor]:
+    def masks(self, positions: Tensor, length: int) -> Tensor | dict[str, Tensor]:
         """Attention masks [rows, 1, T, length] for queries at `positions` [rows, T], one per layer type."""
         held = torch.arange(length, device=self.device)
         full = held[None, None] <= positions[:, :, None]
@@ -308,7 +308,7 @@ class Checkpoint(Transformer):
         masks = self._unread.get(rows)
         if masks is None:
             none = torch.zeros(rows, 1, dtype=torch.long, device=self.device)
-            masks = self._unread[rows] = self._masks(none, 1)
+            masks = self._unread[rows] = self.masks(none, 1)
         return masks
 
     def _in_form(self, allowed: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ The question is whether they are as near to the truth: the same code, over the s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -30,6 +30,7 @@ _FEWEST_TOKENS = 30
 
 _HALF = (torch.bfloat16, torch.float16)
 _NARROWING = ("bfloat16", "half")
+_LOOKUP = "embedding"
 _FIELDS = ("__get__", "__set__", "__delete__")
 
 TEXT = """\
@@ -117,19 +118,41 @@ class _Float32(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         if name in _NARROWING:
             return args[0].float()
-        return func(*widened(args), **widened(kwargs or {}))
+        if name == _LOOKUP:
+            # the rows that are looked up are widened, and not the whole table
+            return widened(func(*args, **(kwargs or {})), self._wide)
+        return func(*widened(args, self._wide), **widened(kwargs or {}, self._wide))
+
+    @staticmethod
+    def _wide(tensor: Tensor) -> Tensor:
+        return wide(tensor)
 
 
-def widened(value: Any) -> Any:
+class Differentiable(_Float32):
+    """As `in_float32`, for functions that are differentiated by the activations. No gradient may read a tensor that was
+    made in inference mode, such as the weights, so these are copied."""
+
+    @staticmethod
+    def _wide(tensor: Tensor) -> Tensor:
+        made = wide(tensor)
+        return made.clone() if made.is_inference() else made
+
+
+def wide(tensor: Tensor) -> Tensor:
+    """A tensor in float32 where it has half precision."""
+    return tensor.float() if tensor.dtype in _HALF else tensor
+
+
+def widened(value: Any, each: Callable[[Tensor], Tensor] = wide) -> Any:
     """A value with float32 in place of half precision, in tensors, dtypes, lists, tuples and dicts."""
     if isinstance(value, Tensor):
-        return value.float() if value.dtype in _HALF else value
+        return each(value)
     if isinstance(value, torch.dtype):
         return torch.float32 if value in _HALF else value
     if type(value) in (list, tuple):
-        return type(value)(map(widened, value))
+        return type(value)(widened(one, each) for one in value)
     if type(value) is dict:
-        return {key: widened(each) for key, each in value.items()}
+        return {key: widened(one, each) for key, one in value.items()}
     return value
 
 

@@ -17,7 +17,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from steerserve.errors import Refusal
+from steerserve.worker.model import truth
 from steerserve.worker.model.checkpoint import Checkpoint
+from steerserve.worker.model.comparing import own_code
 from steerserve.worker.model.layers import decoder_layers
 from steerserve.worker.model.packing import PackedLinear
 
@@ -169,6 +171,84 @@ class Unembedding:
         top = values.topk(min(k, values.shape[-1]), dim=-1)
         signs = torch.tensor([1.0, -1.0], device=values.device)[:, None]
         return tokens.gather(-1, top.indices), top.values * signs
+
+
+class LogitDifference:
+    """The logit of `target` less that of `against`, or less the mean over the vocabulary where that is None."""
+
+    def __init__(self, unembedding: Unembedding, target: int, against: int | None) -> None:
+        self.target = target
+        self.against = against
+        self._model = unembedding
+
+    def of(self, logits: Tensor) -> float:
+        """The difference in logits [vocabulary]."""
+        other = logits.mean() if self.against is None else logits[self.against]
+        return float(logits[self.target] - other)
+
+    def read(self, stream: Tensor) -> Generator[None, None, tuple[Tensor, Tensor]]:
+        """In parts, the difference [n] for the stream behind the last layer [n, hidden] in float32, and its gradient
+        [n, hidden]."""
+        stream = stream.to(self._model.device)
+        with torch.inference_mode(False), torch.enable_grad():
+            leaf = stream.detach().clone().requires_grad_()
+            read = leaf
+            if self._model.norm is not None:
+                with own_code(self._model.norm), truth.Differentiable():
+                    read = self._model.norm(leaf)
+        normalised = read.detach()
+        found, slope = self._logit(normalised, self.target)
+        if self.against is not None:
+            other, its = self._logit(normalised, self.against)
+        elif self._model.softcap is None:
+            other, its = self._product(normalised, self._model.mean_row, self._bias.mean())
+        else:
+            other, its = yield from self._mean(normalised)
+        with torch.inference_mode(False), torch.enable_grad():
+            (gradient,) = torch.autograd.grad(read, leaf, (slope - its).clone())
+        yield
+        return found - other, gradient
+
+    @cached_property
+    def _bias(self) -> Tensor:
+        """The bias of the output embedding, float32 [vocabulary], or one 0."""
+        bias = getattr(self._model.head, "bias", None)
+        return torch.zeros(1, device=self._model.device) if bias is None else bias.float()
+
+    @cached_property
+    def _rows(self) -> dict[int, Tensor]:
+        tokens = {self.target} if self.against is None else {self.target, self.against}
+        return {token: self._model.row(token) for token in tokens}
+
+    def _product(self, normalised: Tensor, row: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+        scale = self._model.scale
+        return (normalised @ row + bias) * scale, (row * scale).expand_as(normalised)
+
+    def _logit(self, normalised: Tensor, token: int) -> tuple[Tensor, Tensor]:
+        """The logit [n] of a token, and its gradient [n, hidden] by what the head reads."""
+        bias = self._bias[token if len(self._bias) > 1 else 0]
+        logit, slope = self._product(normalised, self._rows[token], bias)
+        cap = self._model.softcap
+        if cap is None:
+            return logit, slope
+        bent = torch.tanh(logit / cap)
+        return bent * cap, slope * (1 - bent.square())[:, None]
+
+    def _mean(self, normalised: Tensor) -> Generator[None, None, tuple[Tensor, Tensor]]:
+        """As `_logit`, for the mean over the vocabulary of logits with a softcap, in blocks of the vocabulary."""
+        cap, scale, weight = self._model.softcap, self._model.scale, self._model.weight()
+        assert cap is not None
+        total, slope = torch.zeros(len(normalised)), torch.zeros_like(normalised)
+        total = total.to(normalised.device)
+        step = max(1, BLOCK_ELEMENTS // max(weight.shape[1], len(normalised)))
+        for first in range(0, len(weight), step):
+            rows = weight[first : first + step].float()
+            bias = self._bias[first : first + step] if len(self._bias) > 1 else self._bias
+            bent = torch.tanh((normalised @ rows.t() + bias) * scale / cap)
+            total += bent.sum(-1) * cap
+            slope += (1 - bent.square()) @ rows * scale
+            yield
+        return total / len(weight), slope / len(weight)
 
 
 def _mean_row(weight: Tensor) -> Tensor:

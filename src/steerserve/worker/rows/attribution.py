@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from steerserve.messages import Attributed, FeatureContribution, Refused
-from steerserve.worker.model.unembedding import Unembedding
+from steerserve.worker.model.unembedding import LogitDifference, Unembedding
 from steerserve.worker.rows.lens import check_unembedding
 from steerserve.worker.rows.rows import NOT_FINITE, BatchRow, StateReading
 from steerserve.worker.sae.canonical import Sae
@@ -21,8 +21,7 @@ FEATURES_AT_ONCE = 4096
 
 
 class Attribution(StateReading):
-    """Attributes the logit of `target` after the last token of the row's prompt, less the logit of `against`, or less
-    the mean over the vocabulary where that is None.
+    """Attributes a difference of logits after the last token of the row's prompt, along the direct path.
 
     The contribution of a feature is a x <n(d), w> x s: its activation a, its decoder row d as the SAE adds it to the
     stream at this token, n the final norm with the scale of this token and without its bias, w the row of the output
@@ -39,16 +38,14 @@ class Attribution(StateReading):
         self,
         sites: Sequence[Site],
         sae: Sae,
-        target: int,
-        against: int | None,
+        difference: LogitDifference,
         top: int,
         unembedding: Unembedding,
         text_of: Callable[[int], str],
     ) -> None:
         super().__init__(sites)
         self._sae = sae
-        self._target = target
-        self._against = against
+        self._difference = difference
         self._top = top
         self._unembedding = unembedding
         self._text_of = text_of
@@ -73,7 +70,10 @@ class Attribution(StateReading):
         largest = contributions.abs().sort(descending=True, stable=True).indices[: self._top]
         features = [
             FeatureContribution(
-                int(active[i]), float(activations[active[i]]), float(contributions[i])
+                int(active[i]),
+                float(activations[active[i]]),
+                float(contributions[i]),
+                row.position,
             )
             for i in largest.tolist()
         ]
@@ -82,29 +82,26 @@ class Attribution(StateReading):
             row.choice,
             row.position,
             self._named(row.prompt[-1]),
-            self._named(self._target),
-            None if self._against is None else self._named(self._against),
+            self._named(self._difference.target),
+            None if self._difference.against is None else self._named(self._difference.against),
             features,
             len(active),
             float(contributions.sum(dtype=torch.float64)),
-            self._difference(own),
+            self._difference.of(own),
             None
             if self._unembedding.softcap is None
-            else self._difference(self._unembedding.uncapped(stream)[0]),
+            else self._difference.of(self._unembedding.uncapped(stream)[0]),
         )
 
     def _contributions(self, value: Tensor, stream: Tensor, active: Tensor) -> Tensor:
         """What an activation of 1 of each active feature adds to the difference, float32 [active] on the host."""
         model = self._unembedding
-        other = model.mean_row if self._against is None else model.row(self._against)
-        read = model.pushed(model.row(self._target) - other) * model.factor(stream)[0]
+        target, against = self._difference.target, self._difference.against
+        other = model.mean_row if against is None else model.row(against)
+        read = model.pushed(model.row(target) - other) * model.factor(stream)[0]
         read = read.cpu() * (model.scale * self._sae.row_scale(value).cpu().flatten())
         parts = [self._sae.written(part).cpu() @ read for part in active.split(FEATURES_AT_ONCE)]
         return torch.cat(parts) if parts else torch.zeros(0)
-
-    def _difference(self, logits: Tensor) -> float:
-        other = logits.mean() if self._against is None else logits[self._against]
-        return float(logits[self._target] - other)
 
     def _named(self, token: int) -> tuple[int, str]:
         return token, self._text_of(token)

@@ -272,6 +272,11 @@ class Sae:
         features = self._encode(normalised)
         return features, self.decode(features) * scale + shift
 
+    def without_features(self, x: Tensor) -> Tensor:
+        """What is rebuilt [..., d_in] of rows x [..., d_in] where no feature is active."""
+        _, shift, scale = self._normalise(x.float())
+        return self.b_dec.float() / self.input_scale * scale + shift
+
     def decode(self, features: Tensor) -> Tensor:
         """The output [..., d_in] in float32 of activations [..., d_sae]. The normalisation of the row is not undone."""
         if self.scale_by_decoder_norm:
