@@ -4,6 +4,7 @@ import { described, request, type Body, type Data } from "./client";
 import { everyPage } from "./documents";
 import type { Job } from "./jobs";
 import { POLL } from "./queries";
+import type { Place } from "../rules/steer";
 
 export type LensAnswer = Data<"/api/lens", "post">;
 export type TrainedLens = Data<"/api/lenses">["lenses"][number];
@@ -11,6 +12,8 @@ export type LensBody = Body<"/api/lenses">;
 
 /** The most probable tokens of each position that the page shows. */
 const TOP = 5;
+/** The features of an attribution that the page shows. */
+const ATTRIBUTED = 8;
 export const LOGIT = "logit";
 
 const bodyOf = (text: string, layers: readonly number[] | null, kind: string) => ({
@@ -32,6 +35,36 @@ export const lens = (text: string, layers: readonly number[] | null, kind: strin
 export function describedLens(text: string, layers: readonly number[] | null, kind: string) {
   return described("post", "/api/lens", { body: bodyOf(text, layers, kind) });
 }
+
+export type Attribution = Data<"/api/attribution", "post">;
+export type Method = Attribution["method"];
+
+/** What the features of an SAE add to the logit of one token of a text, less that of another or the mean logit. */
+export const attribution = (tokens: readonly string[], at: number, against: string, method: Method, place: Place) =>
+  queryOptions({
+    queryKey: ["attribution", tokens, at, against, method, place] as const,
+    queryFn: async ({ signal }) => {
+      const ask = (text: string) =>
+        request("post", "/api/attribution", {
+          signal,
+          body: {
+            text,
+            position: -1,
+            target_token: tokens[at] ?? "",
+            ...(against === "" ? {} : { against_token: against }),
+            ...place,
+            method,
+            top: ATTRIBUTED,
+          },
+        });
+      const before = tokens.slice(0, at);
+      // some tokenizers put the first token of a prompt before a text by themselves
+      const found = await ask(before.join(""));
+      return found.position === at - 1 || at < 2 ? found : await ask(before.slice(1).join(""));
+    },
+    staleTime: Infinity,
+    retry: false,
+  });
 
 export const lenses = queryOptions({
   queryKey: ["lenses"] as const,

@@ -3012,6 +3012,7 @@ export interface components {
         };
         AttributedFeature: {
             index: number;
+            position: number;
             activation: number;
             contribution: number;
             label?: string;
@@ -3021,6 +3022,11 @@ export interface components {
             system_fingerprint: string;
             sae_id: string;
             layer: number;
+            /** @enum {string} */
+            method: "direct" | "gradient" | "integrated";
+            /** @enum {string} */
+            over: "position" | "all";
+            steps: number | null;
             position: number;
             token: components["schemas"]["TokenText"];
             target: components["schemas"]["TokenText"];
@@ -3032,6 +3038,8 @@ export interface components {
             whole_before_softcap: number | null;
             left_out: number;
             explained: number | null;
+            effect: number | null;
+            error: number | null;
             direct_only: boolean;
         };
         AttributionBody: {
@@ -3043,6 +3051,11 @@ export interface components {
             sae_id?: string | null;
             layer?: number | null;
             top?: number;
+            /** @enum {string} */
+            method?: "direct" | "gradient" | "integrated";
+            steps?: number;
+            /** @enum {string} */
+            over?: "position" | "all";
         };
         BackendReport: {
             backend: string;

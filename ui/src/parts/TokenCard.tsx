@@ -21,6 +21,7 @@ export function TokenCard({
   onClose,
   onEnter,
   actions,
+  more,
 }: {
   token: Token;
   /** The id of the chip under which the card stands. */
@@ -34,6 +35,8 @@ export function TokenCard({
   onClose: () => void;
   onEnter: () => void;
   actions?: ((feature: TokenFeature) => ReactNode) | undefined;
+  /** What more is told of a token whose card stays open. */
+  more?: ((token: Token) => ReactNode) | undefined;
 }) {
   const card = useRef<HTMLDivElement>(null);
   const [place, setPlace] = useState({ left: 0, top: 0, height: LEAST });
@@ -111,6 +114,7 @@ export function TokenCard({
           {features.length === 0 && <p className="quiet">No feature is active here.</p>}
         </>
       )}
+      {isPinned && more?.(token)}
     </div>
   );
 }

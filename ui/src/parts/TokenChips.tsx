@@ -19,9 +19,10 @@ export interface ChipsProps {
   listed: number;
   onPick: (pick: Pick) => void;
   actions?: ((feature: TokenFeature) => ReactNode) | undefined;
+  more?: ((token: Token) => ReactNode) | undefined;
 }
 
-export function TokenChips({ name, tokens, first, pick, scale, listed, onPick, actions }: ChipsProps) {
+export function TokenChips({ name, tokens, first, pick, scale, listed, onPick, actions, more }: ChipsProps) {
   const id = useId();
   const box = useRef<HTMLDivElement>(null);
   const list = useRef<HTMLDivElement>(null);
@@ -116,6 +117,7 @@ export function TokenChips({ name, tokens, first, pick, scale, listed, onPick, a
           onClose={close}
           onEnter={() => clearTimeout(timer.current)}
           actions={actions}
+          more={more}
         />
       )}
     </div>

@@ -23,6 +23,7 @@ export function TokenView({
   onPick,
   about,
   actions,
+  more,
 }: {
   /** Whose tokens they are, for screen readers: `Tokens of the steered text`. */
   name: string;
@@ -42,6 +43,8 @@ export function TokenView({
   about?: string | undefined;
   /** What can be done with a feature of an open token. */
   actions?: ((feature: TokenFeature) => ReactNode) | undefined;
+  /** What more is told of a token whose card stays open. */
+  more?: ((token: Token) => ReactNode) | undefined;
 }) {
   const settled = useDeferredValue(tokens);
   const features = useMemo(() => found(settled), [settled]);
@@ -73,6 +76,7 @@ export function TokenView({
         listed={listed}
         onPick={onPick}
         actions={actions}
+          more={more}
       />
     </div>
   );

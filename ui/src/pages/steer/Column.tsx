@@ -9,6 +9,7 @@ import { keyOf, listed, MESSAGES_MAXIMUM, type Place, type View } from "../../ru
 import { Added } from "./Added";
 import { Report } from "./Report";
 import { SteerWith } from "./SteerWith";
+import { WhyToken } from "./WhyToken";
 import type { Steer } from "./useSteer";
 
 const VIEWS = [
@@ -64,6 +65,14 @@ export function Column({
             pick={state.pick < 0 ? null : state.pick}
             onPick={(pick) => change({ pick: typeof pick === "number" ? pick : -1 })}
             about={about(kind, read)}
+            more={
+              read === null
+                ? undefined
+                : ({ position }) =>
+                    position >= (comparison?.promptTokens ?? 0) && (
+                      <WhyToken tokens={side.tokens.map(({ text }) => text)} at={position} place={read} />
+                    )
+            }
             actions={read === null ? undefined : (feature) => <SteerWith steer={steer} place={read} feature={feature} />}
           />
         ) : (
