@@ -21,9 +21,9 @@ from typing import Any
 
 import torch
 from tests.service import Running, add_model, add_sae, running
-from torch import Tensor
 from tools.real import text
 from tools.real.models import SMOLLM2
+from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from benchmarks.kept import Kept
@@ -145,7 +145,7 @@ def brown() -> list[str]:
 
 def measured(pair: Pair) -> dict[str, Any]:
     """The correlations of each method with true ablation, over the prompts."""
-    sae = formats.load(SaeSource(str(pair.sae)))
+    sae = formats.load(SaeSource(str(pair.sae), pair.name))
     exact, rough = Ablations(pair, torch.float32), Ablations(pair, torch.bfloat16)
     found: dict[str, list[float]] = {name: [] for name in (*METHODS, "ablation in bfloat16")}
     explained: dict[str, list[float]] = {name: [] for name in METHODS}
