@@ -16,7 +16,8 @@ from transformers import AutoModelForCausalLM
 
 from steerserve.rules.models import known_faults
 from steerserve.rules.models.known_faults import KnownFault
-from steerserve.worker.model import agreement, comparing, forwards, truth
+from steerserve.rules.models.nearness import StepTimes
+from steerserve.worker.model import agreement, comparing, forwards, step_times, truth
 from steerserve.worker.model.checkpoint import Checkpoint
 from tests.worker import models
 from tests.worker.running import next_logits, open_checkpoint
@@ -49,12 +50,15 @@ def wide_passes(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     return computed
 
 
-def wrong_in(layer: str, real: Callable[..., Any]) -> Callable[..., Any]:
-    """The function of an attention that computes something else in the layer of this name."""
+def wrong_in(layer: str, real: Callable[..., Any], calls: list[str]) -> Callable[..., Any]:
+    """The function of an attention that computes something else in the layer of this name, and notes that."""
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         attended, weights = real(self, *args, **kwargs)
-        return (attended * 1.1 if self.place == layer else attended), weights
+        if self.place == layer:
+            calls.append(layer)
+            attended = attended * 1.1
+        return attended, weights
 
     return forward
 
@@ -70,7 +74,9 @@ def test_a_layer_whose_function_is_refused_takes_no_other_with_it(
         real(self, name, module, forward)
 
     monkeypatch.setattr(forwards.Comparison, "add", add)
-    monkeypatch.setattr(forwards, "_attend", wrong_in("model.layers.1.self_attn", forwards._attend))
+    calls: list[str] = []
+    wrong = wrong_in("model.layers.1.self_attn", forwards._attend, calls)
+    monkeypatch.setattr(forwards, "_attend", wrong)
     model = open_checkpoint(folder)
     (refused,) = model.functions.refused
     assert refused.module == "model.layers.1.self_attn"
@@ -85,6 +91,14 @@ def test_a_layer_whose_function_is_refused_takes_no_other_with_it(
     with torch.inference_mode():
         plain = library(torch.tensor([IDS])).logits[0, -1].float()
     assert (next_logits(model, IDS).float() - plain).std() < 0.05 * plain.std()
+    # what it costs is measured with the function in its place, and only then
+    times = model.functions.times
+    assert times is not None
+    assert times.served_ms > 0
+    assert times.fast_ms > 0
+    with torch.inference_mode():
+        assert step_times.measure(model, lambda: float(len(calls))) == StepTimes(0.0, 1000.0)
+    assert open_checkpoint(folder).functions == model.functions
 
 
 def test_the_next_load_repeats_what_was_found_until_a_file_changes(

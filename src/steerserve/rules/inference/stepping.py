@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from steerserve.rules.models.nearness import RefusedFunction
+from steerserve.rules.models.nearness import RefusedFunction, StepTimes
 
 ROW_STEPS = (1, 8)
 """A decode pass has a multiple of the first of these numbers of rows for which the check of a model at its load finds
@@ -114,6 +114,8 @@ class CompiledFunctions:
     layers: int = 0
     """Layers that run their decode passes in one compiled call."""
     refused: list[RefusedFunction] = field(default_factory=list)
+    times: StepTimes | None = None
+    """What a decode pass takes with and without the functions that were refused."""
 
 
 class Decoding(StrEnum):

@@ -44,14 +44,25 @@ class RefusedFunction:
     own: Distance | None
 
 
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Milliseconds of a decode pass of one row, measured at the load: as the model is served, and with the functions
+    that were refused in their places."""
+
+    served_ms: float
+    fast_ms: float
+
+
 @dataclass(slots=True)
 class Functions:
     """How many modules have a function of the service, how many layers run their decode passes in one call, and which
-    modules keep the library's code."""
+    modules keep the library's code. `times` is None where no function was refused for its distance, and where rows are
+    stepped one at a time."""
 
     modules: int = 0
     layers: int = 0
     refused: list[RefusedFunction] = field(default_factory=list)
+    times: StepTimes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +89,10 @@ class Checked:
     def odd(self) -> list[str]:
         """What is slower or less exact than it could be, a line each."""
         lines = [_told(each) for each in self.functions.refused]
+        if (times := self.functions.times) is not None:
+            lines.append(
+                f"a token takes {times.served_ms:.3g} ms, with the refused functions {times.fast_ms:.3g} ms"
+            )
         if not self.exactness.is_near:
             served, library = self.exactness.served, self.exactness.library
             lines.append(

@@ -24,7 +24,14 @@ from steerserve.rules.models.generation_config import GenerationConfig, recommen
 from steerserve.rules.models.nearness import Checked, Exactness
 from steerserve.rules.residency.heartbeat import Activity
 from steerserve.worker import memory
-from steerserve.worker.model import agreement, attention, forwards, invariance, kept_checks
+from steerserve.worker.model import (
+    agreement,
+    attention,
+    forwards,
+    invariance,
+    kept_checks,
+    step_times,
+)
 from steerserve.worker.model.agreement import Agreement, BytesByDevice, Disagreement
 from steerserve.worker.model.attention import SLIDING, PartedAttention
 from steerserve.worker.model.kv import CacheSlot, KvCache
@@ -419,6 +426,8 @@ class Checkpoint(Transformer):
             Disagreement.
         """
         sizes, exactness = compared.batch()
+        if self.functions.times is None:
+            self.functions.times = step_times.measure(self)
         if not compared.knows_truth:
             return sizes
         reads_parts = self.attention is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, cast
 
@@ -24,6 +24,9 @@ OTHER_FORM = (RuntimeError, TypeError, ValueError, AttributeError, AssertionErro
 
 _GIVEN = "_library_kind"
 """The field of a class that has another function: the library's class."""
+
+_REFUSED = "refused_function"
+"""The field of a module that keeps the library's code: the function that is too far from float32."""
 
 _SIZES = (1.0, 1e-3)
 """By what the values of natural text are multiplied for norms. The smaller ones show where a norm adds its constant."""
@@ -99,7 +102,7 @@ class Comparison:
         given = [each for each in self._candidates if each.name not in refused]
         for each in given:
             give(each.module, each.forward)
-        return Functions(len(given), refused=list(known.refused))
+        return replace(known, modules=len(given), layers=0)
 
     def _decide(self, each: _Candidate, functions: Functions) -> None:
         own, found = (truth.distance(torch.cat(parts)) for parts in (each.own, each.found))
@@ -111,6 +114,7 @@ class Comparison:
             "function_refused", module=each.name, off=found.mean, own_off=own.mean, high=found.high
         )
         functions.refused.append(RefusedFunction(each.name, found, own))
+        setattr(each.module, _REFUSED, each.forward)
 
     def _comparing(self, each: _Candidate) -> Callable[..., None]:
         """A hook that compares a module on what it is given. Modules inside it are not compared on what its other
@@ -151,6 +155,21 @@ def own_code(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         for module, kind in given:
+            module.__class__ = kind
+
+
+@contextmanager
+def with_refused(model: nn.Module) -> Iterator[None]:
+    """While open, modules that keep the library's code run the functions that are too far from float32. The functions
+    that any module gets while this is open are taken back too."""
+    kinds = [(module, type(module)) for module in model.modules()]
+    try:
+        for module, _ in kinds:
+            if (forward := vars(module).get(_REFUSED)) is not None:
+                give(module, forward)
+        yield
+    finally:
+        for module, kind in kinds:
             module.__class__ = kind
 
 

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
@@ -24,7 +25,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from steerserve.rules.inference.stepping import CompiledFunctions
 from steerserve.rules.models.nearness import Functions
-from steerserve.worker.model import native, whole_layers
+from steerserve.worker.model import comparing, native, whole_layers
 from steerserve.worker.model.coded import CodedWeight
 from steerserve.worker.model.comparing import OTHER_FORM, Comparison, give
 from steerserve.worker.model.kv import KvCache
@@ -136,11 +137,16 @@ def shorten(
         elif kind is nn.ModuleList:
             module.__class__ = _Stack
     functions = comparison.run(read) if known is None else comparison.repeat(known)
-    # a layer is compared once the modules inside it have their functions
-    for module in list(model.modules()):
-        if kernels is not None and "forward" not in vars(module):
-            functions.layers += _take_layer(module, kernels, dtype)
+    functions.layers = _take_layers(model, dtype)
     return functions
+
+
+@contextmanager
+def with_refused(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
+    """While open, the model runs all its shorter functions, those that are too far from float32 too."""
+    with comparing.with_refused(model):
+        _take_layers(model, dtype)
+        yield
 
 
 def compiled(model: nn.Module, functions: Functions) -> CompiledFunctions | None:
@@ -148,7 +154,7 @@ def compiled(model: nn.Module, functions: Functions) -> CompiledFunctions | None
     not on the processor."""
     if any(parameter.device.type != "cpu" for parameter in model.parameters()):
         return None
-    given = functions.modules, functions.layers, functions.refused
+    given = functions.modules, functions.layers, functions.refused, functions.times
     kernels, why = native.found()
     if kernels is None:
         return CompiledFunctions(False, why, *given)
@@ -166,6 +172,20 @@ def attends(model: nn.Module, layers: int) -> bool:
         if type(module).forward is _attend and getattr(module, "kernels", None)
     ]
     return len(compiled) == layers
+
+
+def _take_layers(model: nn.Module, dtype: torch.dtype) -> int:
+    """Have decoder layers run their decode passes in one compiled call; returns how many got it now. The modules inside
+    them have their functions already."""
+    kernels = native.kernels()
+    if kernels is None:
+        return 0
+    own = [
+        module
+        for module in model.modules()
+        if "forward" not in vars(module) and type(module).forward is not whole_layers.forward
+    ]
+    return sum(_take_layer(module, kernels, dtype) for module in own)
 
 
 def _take_layer(module: Any, kernels: native.Kernels, dtype: torch.dtype) -> bool:
