@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Literal
+from typing import Any, Literal
 
 from msgspec import UNSET, UnsetType
 
@@ -100,7 +100,8 @@ class SaeCheck(Form, frozen=True, kw_only=True):
         if not figures:
             return cls()
         counts = {name: int(figures[name]) for name in ("tokens", "features_fired")}
-        return cls(**{**figures, **counts}, text=CHECK_TEXT)
+        known: dict[str, Any] = {**figures, **counts}
+        return cls(text=CHECK_TEXT, **known)
 
 
 class CorpusCheck(Form, frozen=True, kw_only=True):
