@@ -259,7 +259,7 @@ class Owners:
         self.serving = Serving(
             documents, self.steering, conductor, self.catalog, self.settings, self.edit_parts
         )
-        self.profiles = Profiles(documents, self.serving, conductor, self.catalog)
+        self.profiles = Profiles(documents, self.serving, conductor, self.catalog, self.edit_parts)
         self.clusters = Clusters(documents, self.reader, self.serving, conductor, self.profiles)
         self.cluster_packs = ClusterPacks(
             self.settings, around.cluster_hub, self.clusters, self.reader, around.seconds

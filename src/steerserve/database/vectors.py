@@ -96,4 +96,6 @@ class VectorStore(DirectionStore[VectorRecord]):
 
 def _vector(row: VectorRecord, data: bytes) -> Vector:
     directions = tuple(split(row.layers, row.width, data))
-    return Vector(row.id, row.name, row.content_digest, directions, row.operation)
+    best = None if row.training is None else row.training.best_layer
+    default = None if best is None else (best,)
+    return Vector(row.id, row.name, row.content_digest, directions, row.operation, default)

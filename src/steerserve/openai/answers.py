@@ -95,14 +95,15 @@ class ServiceBlock(TypedDict):
 
 
 class EditReport(TypedDict):
-    """Where one edit acted. `edit` is its place in the list; `first` and `last` are the first and the last position at
-    which it changed something, and `max_change` is the largest change there, as a part of the norm of the value. `at`
-    has all these positions as runs [first, last] where the answer has one choice; null where there are too many
-    runs."""
+    """Where one edit acted. `edit` is its place in the list, and `layers` are those of its features or directions;
+    `first` and `last` are the first and the last position at which it changed something, and `max_change` is the
+    largest change there, as a part of the norm of the value. `at` has all these positions as runs [first, last] where
+    the answer has one choice; null where there are too many runs."""
 
     edit: int
     source: str
     op: str
+    layers: list[int]
     evaluated: int
     acted: int
     first: int | None

@@ -139,11 +139,13 @@ def steering(
     if intent.is_reported:
         acts = [one for choice in choices for one in choice.acts]
         listed = run.admitted.account.listed
+        by_key = {key: one.layer for key, one in run.admitted.resident.attachments.items()}
         told["steering_report"] = {
             "state": run.admitted.state,
             "changed": is_changed,
             "edits": [
-                _acts(at, entry, acts) | _runs(entry, choices) for at, entry in enumerate(listed)
+                _acts(at, entry, acts, entry.layers(by_key)) | _runs(entry, choices)
+                for at, entry in enumerate(listed)
             ],
         }
     return told
@@ -196,13 +198,14 @@ def _distribution(one: Distribution, whole: str, text: str) -> dict[str, object]
     }
 
 
-def _acts(at: int, entry: Listed, acts: Sequence[EditActs]) -> dict[str, object]:
+def _acts(at: int, entry: Listed, acts: Sequence[EditActs], layers: list[int]) -> dict[str, object]:
     """One entry of a report: its acts in all choices, and at all layers of a vector."""
     made = [one for one in acts if one.number == entry.number]
     return {
         "edit": at,
         "source": entry.source,
         "op": entry.op,
+        "layers": layers,
         "evaluated": sum(one.evaluated for one in made),
         "acted": sum(one.acted for one in made),
         "first": min((one.first for one in made if one.first is not None), default=None),

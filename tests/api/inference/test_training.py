@@ -4,6 +4,7 @@ definitions in float64."""
 from __future__ import annotations
 
 import base64
+import json
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -110,7 +111,8 @@ def test_a_mean_difference_is_that_of_the_states_at_the_last_token(served: Train
     np.testing.assert_allclose(np.stack(found), expected, rtol=1e-3, atol=1e-5)
     training = record["training"]
     assert record["source"]["kind"] == "trained"
-    assert training["best_layer"] is None
+    halves = [one["split_cosine"] for one in training["layers"]]
+    assert training["best_layer"] == halves.index(max(halves))
     assert (training["positives"], training["negatives"], training["held_out"]) == (16, 12, 0)
     assert training["pairs"] is None
     every = np.concatenate([positives, negatives])
@@ -164,6 +166,43 @@ def test_figures_are_those_of_the_held_out_texts(served: Trained) -> None:
     assert again["content_digest"] == record["content_digest"]
     assert again["training"] == record["training"]
     assert served.train(**GROUPS, holdout=0.2, seed=4)["content_digest"] != again["content_digest"]
+
+
+@pytest.mark.parametrize("holdout", [0.25, 0])
+def test_edits_of_a_trained_vector_without_layers_act_at_its_best_layer(
+    served: Trained, holdout: float
+) -> None:
+    record = served.train(**GROUPS, holdout=holdout)
+    best, live = record["training"]["best_layer"], served.live
+    add = {"op": "add", "vector": record["id"], "value": 1.0}
+
+    def text(**edit: Any) -> tuple[str, Any]:
+        body = {"interventions": {"edits": [add | edit]}, "return_steering_report": True}
+        answer = live.complete(POSITIVES[0], model="small", temperature=0, max_tokens=8, **body)
+        return answer["choices"][0]["text"], answer["steering_report"]
+
+    said, told = text()
+    assert (said, told) == text(layers=[best])
+    assert json.dumps(told) != json.dumps(text(layers=[0, 1])[1])
+
+    # what is stored is stored with the layer
+    put = live.data("PUT", "/api/interventions", {"edits": [add]})
+    assert put["edits"] == [add | {"layers": [best]}]
+    live.data("DELETE", "/api/interventions")
+    profile = live.data("POST", "/api/profiles", {"name": record["name"], "edits": [add]}, 201)
+    path = f"/api/profiles/{profile['id']}"
+    assert profile["edits"] == [add | {"layers": [best]}]
+    changed = live.data("PATCH", path, {"edits": [add | {"value": 2.0}]})
+    assert changed["edits"] == [add | {"value": 2.0, "layers": [best]}]
+
+    # a profile that an earlier version saved has no layers, and acts at all
+    exported = live.data("GET", f"{path}/export")
+    del exported["edits"][0]["layers"]
+    older = live.data("POST", "/api/profiles/import", exported | {"name": "older"}, 201)
+    steered = live.complete(POSITIVES[0], model="small@older", temperature=0, max_tokens=8)
+    assert steered["choices"][0]["text"] == text(value=2.0, layers=[0, 1])[0]
+    for made in (profile, older):
+        live.data("DELETE", f"/api/profiles/{made['id']}")
 
 
 def held_out(

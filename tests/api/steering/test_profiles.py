@@ -8,10 +8,12 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
 from steerserve import demo
+from steerserve.control.steering.interventions import EditParts
 from steerserve.rules.steering import profile as profile_rules
 from tests.conftest import Start
 from tests.service import JSON, Running, add_sae
@@ -766,6 +768,7 @@ def test_a_saved_profile_with_too_many_conditions_is_kept_and_refused_when_it_is
     assert (status, code, details["param"]) == (422, "TOO_MANY_EDITS", "edits")
     with monkeypatch.context() as patch:
         patch.setattr(profile_rules, "checked_edits", lambda edits: edits)
+        patch.setattr(EditParts, "with_layers", AsyncMock(return_value=edits))
         made = shared.data("POST", PROFILES, body, 201)
     (listed,) = shared.data("GET", PROFILES)["profiles"]
     assert listed["edits"] == edits

@@ -303,7 +303,7 @@ async def test_a_profile_deleted_during_its_activation_is_active_no_longer(world
     serving = Serving(
         documents, world.steering, world.conductor, world.catalog, world.settings, world.edit_parts
     )
-    profiles = Profiles(documents, serving, world.conductor, world.catalog)
+    profiles = Profiles(documents, serving, world.conductor, world.catalog, world.edit_parts)
     activating = world.begin(serving.activate(row.id))
     await soon(documents.gate.reached.wait())
     removing = world.begin(profiles.remove(row.id))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from steerserve.rules.sensing.training import Examples, Judgement, aucs, best, equals, judged
 
 EXAMPLES = Examples([True] * 4 + [False] * 4, [False, True, True, True] * 2)
@@ -29,20 +31,27 @@ def test_scores_without_spread_have_no_separation() -> None:
 
 
 def test_the_best_layer_has_the_largest_auc_then_separation_then_is_the_lowest() -> None:
-    layers = [2, 5, 7]
+    layers, unknown = [2, 5, 7], [None] * 3
 
     def told(*figures: tuple[float, float | None]) -> list[Judgement]:
         return [Judgement(auc, separation=separation) for auc, separation in figures]
 
-    assert best(layers, told((0.9, 9.0), (1.0, 2.0), (1.0, 1.0))) == 5
-    assert best(layers, told((1.0, 2.0), (1.0, 2.0), (0.8, 2.0))) == 2
-    assert best(layers, told((1.0, 2.0), (1.0, None), (1.0, 3.0))) == 5
-    assert best(layers, [Judgement()] * 3) is None
-    assert best([4], [Judgement()]) == 4
+    assert best(layers, told((0.9, 9.0), (1.0, 2.0), (1.0, 1.0)), unknown) == 5
+    assert best(layers, told((1.0, 2.0), (1.0, 2.0), (0.8, 2.0)), unknown) == 2
+    assert best(layers, told((1.0, 2.0), (1.0, None), (1.0, 3.0)), unknown) == 5
+
+
+@pytest.mark.parametrize(
+    ("agreement", "layer"),
+    [([0.2, 0.9, 0.9], 5), ([-0.5, None, None], 2), ([None, None, None], 5)],
+)
+def test_without_held_out_examples_the_best_layer_is_that_whose_halves_agree(
+    agreement: list[float | None], layer: int
+) -> None:
+    assert best([2, 5, 7], [Judgement()] * 3, agreement) == layer
 
 
 def test_layers_within_the_interval_of_the_best_one_are_its_equals() -> None:
     found = [Judgement(0.6, 0.4, 0.8), Judgement(0.9, 0.85, 0.95), Judgement(0.86, 0.7, 0.9)]
     assert equals(3, [2, 3, 5], found) == [3, 5]
-    assert equals(None, [2, 3, 5], found) == []
     assert equals(2, [2], [Judgement()]) == []

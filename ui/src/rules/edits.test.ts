@@ -34,7 +34,7 @@ it("the values of features are edits of the same request", () => {
 });
 
 it("a link that brings only an edit keeps what the tab had, and has each edit once", () => {
-  const link = new URLSearchParams(vectorPath({ id: "vec_1", operation: "add", suggested_value: 4 }).split("?")[1]);
+  const link = new URLSearchParams(vectorPath({ id: "vec_1", operation: "add", suggested_value: 4, training: null }).split("?")[1]);
   const kept = new URLSearchParams({ prompt: "One day", as: "prompt", e: '[{"op":"ablate","vector":"vec_2"}]' });
   const both = read(opened(link, kept.toString()) ?? new URLSearchParams(), STEER);
   const edits = [

@@ -81,11 +81,14 @@ interface VectorFacts {
   id: string;
   operation: "add" | "project";
   suggested_value: number | null;
+  training: { best_layer: number | null } | null;
 }
 
-/** The first edit of a vector: added as its file suggests, or projected out. */
-export function vectorEdit({ id, operation, suggested_value }: VectorFacts): Edit {
-  return operation === "project" ? { op: "ablate", vector: id } : { op: "add", vector: id, value: suggested_value ?? 1 };
+/** The first edit of a vector: added as its file suggests, or projected out. One that was trained acts at its best layer. */
+export function vectorEdit({ id, operation, suggested_value, training }: VectorFacts): Edit {
+  const layers = training == null || training.best_layer === null ? {} : { layers: [training.best_layer] };
+  if (operation === "project") return { op: "ablate", vector: id, ...layers };
+  return { op: "add", vector: id, value: suggested_value ?? 1, ...layers };
 }
 
 /** The path of the Steer page with an edit of a vector. */

@@ -182,7 +182,7 @@ class Trainings:
     ) -> Training:
         layers = [line.told.layer for line in lines]
         found = [line.judgement for line in lines]
-        best = rules.best(layers, found)
+        best = rules.best(layers, found, [line.told.split_cosine for line in lines])
         near = [line.direction for line in lines if line.told.layer == best]
         return Training(
             method=asked.method,

@@ -44,8 +44,12 @@ class EditParts:
         self._counted = counted
         self._largest_read = largest_read
 
-    async def with_vectors(self, own: RequestSteering) -> RequestSteering:
-        """The edits with the stored vectors and probes that they name.
+    async def with_vectors(
+        self, own: RequestSteering, *, has_layers: bool = False
+    ) -> RequestSteering:
+        """The edits with the stored vectors and probes that they name, and with the layers of trained vectors in edits
+        that name none. Saved edits got their layers when they were saved: with `has_layers`, those without layers are
+        of an earlier version, and act at all layers of the vector.
 
         Raises:
             Refusal: VECTOR_NOT_FOUND, PROBE_NOT_FOUND, whose `param` is the place of the name.
@@ -54,8 +58,27 @@ class EditParts:
         if not vectors and not probes:
             return own
         return own.with_vectors(
-            await _found(self._vectors.find, vectors), await _found(self._probes.find, probes)
+            await _found(self._vectors.find, vectors),
+            await _found(self._probes.find, probes),
+            has_layers=has_layers,
         )
+
+    async def with_layers(self, sent: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
+        """Edits as they are saved: with the layers of the trained vectors that they name without layers. A vector that
+        is not stored yet is left as it is.
+
+        Raises:
+            Refusal: INVALID_INTERVENTION, TOO_MANY_EDITS; DATABASE_UNAVAILABLE.
+        """
+        own = rules.parse({"edits": list(sent)}, "")
+        default: dict[str, tuple[int, ...] | None] = {}
+        for name in own.references():
+            try:
+                default[name] = (await self._vectors.find(name)).default_layers
+            except Refusal as refusal:
+                if refusal.code != "VECTOR_NOT_FOUND":
+                    raise
+        return own.with_layers(sent, default)
 
     async def watched(self, named: Sequence[str]) -> tuple[Watched, ...]:
         """The directions of these probes and vectors.
@@ -150,7 +173,7 @@ class Interventions:
         self._conductor.loaded()
         own = await self._parts.with_vectors(asked)
         largest = await self._parts.largest(own, self._conductor.attachments())
-        sent = [dict(edit) for edit in _edits(body)]
+        sent = await self._parts.with_layers(_edits(body))
 
         def step(live: Live, attached: Sequence[Attachment]) -> Live:
             made = placed(own, attached, facts_of(self._conductor.loaded(), largest))

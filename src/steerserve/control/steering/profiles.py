@@ -7,6 +7,7 @@ from typing import Any
 
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.saes.records import origin_of
+from steerserve.control.steering.interventions import EditParts
 from steerserve.control.steering.serving import Serving
 from steerserve.database.catalog import Catalog
 from steerserve.database.documents import Documents, ProfileRow
@@ -22,12 +23,18 @@ class Profiles:
     """Checks profiles before they are saved. Feature indices are checked only when a profile is applied to an SAE."""
 
     def __init__(
-        self, documents: Documents, serving: Serving, conductor: Conductor, catalog: Catalog
+        self,
+        documents: Documents,
+        serving: Serving,
+        conductor: Conductor,
+        catalog: Catalog,
+        parts: EditParts,
     ) -> None:
         self._documents = documents
         self._catalog = catalog
         self._serving = serving
         self._conductor = conductor
+        self._parts = parts
 
     async def page(self, limit: int, offset: int) -> tuple[list[ProfileRow], int]:
         """Some of the profiles, oldest first, and how many there are."""
@@ -58,8 +65,10 @@ class Profiles:
         layer: int | None = None,
         intensity: float = 1.0,
         edits: Sequence[Mapping[str, object]] | None = None,
+        has_layers: bool = False,
     ) -> ProfileRow:
-        """Save a profile under a name that no other profile has.
+        """Save a profile under a name that no other profile has. Edits of trained vectors get their layers, unless
+        `has_layers` says that those without layers act at all layers of the vector.
 
         Raises:
             Refusal: PROFILE_ALREADY_EXISTS, VALIDATION_ERROR, INVALID_INTERVENTION, TOO_MANY_EDITS.
@@ -73,8 +82,19 @@ class Profiles:
             sae_id=sae_id,
             layer=layer,
             intensity=intensity,
-            edits=rules.checked_edits(edits),
+            edits=rules.checked_edits(edits) if has_layers else await self._checked(edits),
         )
+
+    async def _checked(
+        self, edits: Sequence[Mapping[str, object]] | None
+    ) -> list[dict[str, object]] | None:
+        """The edits of a profile as they are saved.
+
+        Raises:
+            Refusal: as `rules.checked_edits`; DATABASE_UNAVAILABLE.
+        """
+        checked = rules.checked_edits(edits)
+        return None if checked is None else await self._parts.with_layers(checked)
 
     async def save_current(self, name: str, description: str | None) -> ProfileRow:
         """Save the live values and interventions together with their SAE and the loaded model. The SAE is the one that
@@ -97,6 +117,7 @@ class Profiles:
             sae_id=None if at is None else at.sae_id,
             layer=None if at is None else at.layer,
             edits=[one.sent for one in live.standing],
+            has_layers=True,
         )
 
     @carried
@@ -113,7 +134,7 @@ class Profiles:
         if "steering" in changed:
             changed["steering"] = rules.feature_values(changed["steering"])
         if "edits" in changed:
-            changed["edits"] = rules.checked_edits(changed["edits"])
+            changed["edits"] = await self._checked(changed["edits"])
         async with self._serving.editing:
             row = await self._documents.profile(profile_id)
             if row.cluster is not None:

@@ -152,7 +152,8 @@ class Serving:
 
     async def _edits(self, row: ProfileRow) -> ProfileEdits:
         sent = row.edits or []
-        own = await self._parts.with_vectors(interventions.parse({"edits": sent}, "profile"))
+        asked = interventions.parse({"edits": sent}, "profile")
+        own = await self._parts.with_vectors(asked, has_layers=True)
         largest = await self._parts.largest(own, self._conductor.attachments())
         return ProfileEdits(own, sent, largest)
 

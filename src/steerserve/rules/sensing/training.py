@@ -52,7 +52,7 @@ def aucs(examples: Examples, scores: Sequence[Sequence[float]]) -> tuple[float, 
     return (fmean(found), max(found)) if found else None
 
 
-def equals(best: int | None, layers: Sequence[int], found: Sequence[Judgement]) -> list[int]:
+def equals(best: int, layers: Sequence[int], found: Sequence[Judgement]) -> list[int]:
     """The layers that tell examples apart as well as the best one does, which is among them: their AUC is not below the
     interval of its AUC. Empty where the interval is not known."""
     low = next((one.low for layer, one in zip(layers, found, strict=True) if layer == best), None)
@@ -65,14 +65,27 @@ def equals(best: int | None, layers: Sequence[int], found: Sequence[Judgement]) 
     ]
 
 
-def best(layers: Sequence[int], found: Sequence[Judgement]) -> int | None:
-    """The layer with the largest AUC, of equal ones with the largest separation, and then the lowest. One layer is the
-    best without held-out examples too; of several none is then."""
-    if len(layers) == 1:
-        return layers[0]
+def best(
+    layers: Sequence[int], found: Sequence[Judgement], agreement: Sequence[float | None]
+) -> int:
+    """The layer with the largest AUC, of equal ones with the largest separation, and then the lowest. Without held-out
+    examples it is the layer whose directions of two halves of the texts agree best, and where no half has texts of both
+    groups, the middle one of the layers.
+
+    Args:
+        agreement: the cosine between the directions of the two halves at each layer, -1 to 1; None where it is not
+            known.
+    """
     ranked = [
         (one.auc, math.inf if one.separation is None else one.separation, -layer)
         for layer, one in zip(layers, found, strict=True)
         if one.auc is not None
     ]
-    return -max(ranked)[2] if ranked else None
+    if ranked:
+        return -max(ranked)[2]
+    agreed = [
+        (cosine, -layer)
+        for layer, cosine in zip(layers, agreement, strict=True)
+        if cosine is not None
+    ]
+    return -max(agreed)[1] if agreed else layers[len(layers) // 2]

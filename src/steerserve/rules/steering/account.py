@@ -11,17 +11,26 @@ from steerserve.rules.steering.live import Live
 from steerserve.rules.steering.placed import INTERVENTIONS, MANUAL, Values
 from steerserve.rules.steering.request import RequestSteering
 from steerserve.rules.steering.served import OWNER
+from steerserve.rules.steering.vector import Direction
 
 LIVE, REQUEST = "live", "request"
 
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """One entry of a report: whose edit it is, its op, and the number under which the engine counts it."""
+    """One entry of a report: whose edit it is, its op, the number under which the engine counts it, and what it edits:
+    features, and directions at the layers where they are written."""
 
     source: str
     op: str
     number: int
+    at: tuple[Feature | Direction, ...]
+
+    def layers(self, by_key: Mapping[str, int]) -> list[int]:
+        """The layers at which the edit acts, by the layers of the attached SAEs. An SAE that is attached no more has
+        none."""
+        found = {by_key.get(one.key) if isinstance(one, Feature) else one.layer for one in self.at}
+        return sorted(layer for layer in found if layer is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +63,10 @@ def of(plan: Plan, own: RequestSteering | None, profile: Profile | None, live: L
 def _own(plan: Plan, own: RequestSteering, live: Live) -> Account:
     """The request's edits come first, each under its place in the request."""
     count = len(own.edits)
-    listed = tuple(Listed(REQUEST, edit.op, at) for at, edit in enumerate(own.edits))
+    made = _by_number((*plan.added, *plan.edits))
+    listed = tuple(
+        Listed(REQUEST, edit.op, at, made.get(at, ())) for at, edit in enumerate(own.edits)
+    )
     beside = _beside(plan) if own.is_added else {}
     others = tuple(edit for edit in plan.edits if edit.number >= count)
     base = _followed(beside, others, None, live, _standing_ops(live), count)
@@ -93,15 +105,30 @@ def _followed(
     active = live.active
     applied = active.applied if active is not None else {}
     listed = [
-        Listed(named or _owner(live, applied, edit.at.key, edit.at.index), ADD, edit.number)
+        Listed(
+            named or _owner(live, applied, edit.at.key, edit.at.index),
+            ADD,
+            edit.number,
+            (edit.at,),
+        )
         for edit in counted
         if isinstance(edit.at, Feature)
     ]
-    numbers = sorted({edit.number for edit in edits})
+    made = _by_number(edits)
     source = named or (_of_active(live) if live.is_intervened_by_profile else LIVE)
-    listed += [Listed(source, ops[number - first], number) for number in numbers]
+    listed += [
+        Listed(source, ops[number - first], number, at) for number, at in sorted(made.items())
+    ]
     sources = {one.source for one in listed}
     return Account(tuple(sorted(sources, key=_rank)), tuple(listed), tuple(counted))
+
+
+def _by_number(edits: Sequence[Edit]) -> dict[int, tuple[Feature | Direction, ...]]:
+    """What the edits of each number edit."""
+    found: dict[int, tuple[Feature | Direction, ...]] = {}
+    for edit in edits:
+        found[edit.number] = (*found.get(edit.number, ()), edit.at)
+    return found
 
 
 def _flat(values: Mapping[str, Values]) -> Iterator[tuple[str, int, float]]:

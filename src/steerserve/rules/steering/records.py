@@ -69,9 +69,10 @@ class FeatureNeighbour(Form, frozen=True):
 
 class Training(Form, frozen=True, kw_only=True):
     """How a vector or a probe was trained. `pairs` is null where the texts were no pairs. `held_out` counts texts.
-    `best_layer` has the largest held-out AUC, and of equal ones the largest separation; it is null where several layers
-    were trained without held-out texts. `equal_layers` are those whose AUC is not below the interval of that of
-    `best_layer`, which is among them."""
+    `best_layer` has the largest held-out AUC, and of equal ones the largest separation; without held-out texts it is
+    the layer with the largest `split_cosine`. An earlier version left it null there. Edits of the vector that name no
+    layers act at it. `equal_layers` are those whose AUC is not below the interval of that of `best_layer`, which is
+    among them."""
 
     method: Literal["mean_difference", "pca", "logistic"]
     read: ReadPosition

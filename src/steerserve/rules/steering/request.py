@@ -5,7 +5,7 @@ form for `add`. `placing.py` puts the edits at the attached SAEs and the sites o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -167,11 +167,28 @@ class RequestSteering:
         return named
 
     def with_vectors(
-        self, found: Mapping[str, Vector], probes: Mapping[str, Probe] = MappingProxyType({})
+        self,
+        found: Mapping[str, Vector],
+        probes: Mapping[str, Probe] = MappingProxyType({}),
+        *,
+        has_layers: bool = False,
     ) -> RequestSteering:
-        """The same edits with the vectors and the probes in the place of their names."""
-        made = (_with_vectors(edit, found, probes) for edit in self.edits)
+        """The same edits with the vectors and the probes in the place of their names, and with the layers of the vector
+        in edits that name none. With `has_layers` those act at all layers of the vector."""
+        made = (_with_vectors(edit, found, probes, has_layers) for edit in self.edits)
         return replace(self, edits=tuple(made))
+
+    def with_layers(
+        self, sent: Sequence[Mapping[str, object]], default: Mapping[str, tuple[int, ...] | None]
+    ) -> list[dict[str, object]]:
+        """The JSON of these edits, with the default layers of the stored vectors that they name without layers."""
+        made = []
+        for one, edit in zip(sent, self.edits, strict=True):
+            layers = None
+            if isinstance(edit, SteeredVector) and edit.layers is None:
+                layers = default.get(edit.vector) if isinstance(edit.vector, str) else None
+            made.append(dict(one) if layers is None else {**one, "layers": list(layers)})
+        return made
 
 
 def _references(edit: AskedEdit) -> Iterator[tuple[str, Reference]]:
@@ -195,9 +212,9 @@ def conditions(when: AskedWhen | None, where: str = "when") -> Iterator[tuple[st
 
 
 def _with_vectors(
-    edit: AskedEdit, found: Mapping[str, Vector], probes: Mapping[str, Probe]
+    edit: AskedEdit, found: Mapping[str, Vector], probes: Mapping[str, Probe], has_layers: bool
 ) -> AskedEdit:
-    def known(reference: Reference) -> Reference:
+    def known(reference: Reference) -> Vector:
         return found[reference] if isinstance(reference, str) else reference
 
     def resolved(when: AskedWhen | None) -> AskedWhen | None:
@@ -216,8 +233,11 @@ def _with_vectors(
 
     if isinstance(edit, SteeredFeature):
         return replace(edit, when=resolved(edit.when))
-    to = None if edit.to is None else known(edit.to)
-    return replace(edit, vector=known(edit.vector), to=to, when=resolved(edit.when))
+    vector, to = known(edit.vector), None if edit.to is None else known(edit.to)
+    layers = edit.layers
+    if layers is None and not has_layers:
+        layers = vector.default_layers
+    return replace(edit, vector=vector, layers=layers, to=to, when=resolved(edit.when))
 
 
 def target_of(asked: AskedEdit, key: str = "") -> Edit:

@@ -67,13 +67,15 @@ class Direction(msgspec.Struct, frozen=True, order=True, tag=True, cache_hash=Tr
 
 class Vector(msgspec.Struct, frozen=True):
     """A vector as edits use it. `operation` is `project` for a vector that must be projected out and never added.
-    `directions` are in the order of layer and site, and no two of them have both the same."""
+    `directions` are in the order of layer and site, and no two of them have both the same. Edits that name no layers
+    act at `default_layers`; None means at all layers of the vector."""
 
     id: str
     name: str
     content_digest: str
     directions: tuple[Direction, ...]
     operation: str = ADD
+    default_layers: tuple[int, ...] | None = None
 
 
 class LayerNorm(Form, frozen=True):

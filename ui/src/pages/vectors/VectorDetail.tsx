@@ -63,6 +63,7 @@ export function VectorDetail({
             ["Width", vector.width],
             ["Where", `${layersSaid(layers.map(({ layer }) => layer))}, ${sites.join(", ")}`],
             ["Use", vector.operation === "project" ? "projected out" : "added"],
+            ["Acts at", actsAt(vector)],
             ["Suggested value", vector.suggested_value === null ? null : signed(vector.suggested_value)],
             ["Layers read as", conventionOf(vector)],
             ["From", source.file ?? source.repository_id ?? source.local_path ?? source.kind],
@@ -112,4 +113,10 @@ export function VectorDetail({
 
 function conventionOf({ layer_convention, layer_offset }: Vector): string {
   return layer_offset === 0 ? layer_convention : `${layer_convention}, ${signed(layer_offset)}`;
+}
+
+/** Where edits act that name the vector and no layers. */
+function actsAt({ training }: Pick<Vector, "training">): string {
+  const best = training?.best_layer ?? null;
+  return best === null ? "all its layers, unless an edit names some" : `layer ${best}, the best of its training, unless an edit names others`;
 }
