@@ -51,7 +51,8 @@ class Library:
     model: Any
 
     def logits(self, ids: Sequence[int]) -> Tensor:
-        return self.model(input_ids=torch.tensor([list(ids)]), use_cache=False).logits[0]
+        made: Tensor = self.model(input_ids=torch.tensor([list(ids)]), use_cache=False).logits
+        return made[0]
 
     def read(self, ids: Sequence[int]) -> Tensor:
         """The log-probability of each token but the first, after those before it."""
@@ -179,16 +180,16 @@ def _read(model: Any, true: Library, own: Library, ids: list[int]) -> dict[str, 
 def _turns(model: Any, true: Library, own: Library, ids: list[int]) -> dict[str, Any]:
     """A prompt with an answer, and a next turn, whose beginning is kept where the architecture allows it."""
     bench = Counted(model)
-    asked = {"logprobs": Logprobs(1, True, False, 999), "max_tokens": WRITTEN}
+    asked: dict[str, Any] = {"logprobs": Logprobs(1, True, False, 999), "max_tokens": WRITTEN}
     first, _ = bench.turn(1, ids[:PROMPT], **asked)
     following = [*ids[:PROMPT], *first.tokens, *ids[PROMPT:]]
     second, given = bench.turn(2, following, **asked)
-    found = {}
+    found: dict[str, Any] = {}
     for name, prompt, answer in (
         ("written", ids[:PROMPT], first),
         ("kept", following, second),
     ):
-        written = answer.pieces[-1].written
+        written: Any = answer.pieces[-1].written
         ours = torch.tensor([each.steered.logprob for each in written])
         tokens = [each.token for each in written]
         whole = true.logits([*prompt, *tokens])[len(prompt) - 1 : -1]
@@ -202,13 +203,13 @@ def _turns(model: Any, true: Library, own: Library, ids: list[int]) -> dict[str,
 
 def _are_seeds_kept(model: Any, ids: list[int]) -> bool:
     """Whether a seeded request has the same tokens alone and beside others."""
-    asked = {"temperature": 1.0, "max_tokens": WRITTEN}
+    asked: dict[str, Any] = {"temperature": 1.0, "max_tokens": WRITTEN}
     alone = Bench(model)
     answer = alone.ask(1, "", ids=ids[:40], seed=7, **asked)
     alone.run()
     beside = Bench(model)
     for number in range(ATTEMPTS - 1):
-        seed = {"seed": number} if number % 2 else {}
+        seed: dict[str, Any] = {"seed": number} if number % 2 else {}
         beside.ask(number + 2, "", ids=ids[number : 20 + 7 * number], **seed, **asked)
         beside.step()
     among = beside.ask(1, "", ids=ids[:40], seed=7, **asked)
