@@ -12,6 +12,7 @@ from steerserve.rules.models.nearness import (
     Exactness,
     Functions,
     RefusedFunction,
+    Shapes,
     StepTimes,
     distance_of,
     is_module_near,
@@ -20,6 +21,8 @@ from steerserve.rules.models.nearness import (
 )
 
 OWN = Distance(0.02, 0.04)
+
+SHAPES = Shapes(1, 1, None)
 
 
 def test_a_distance_is_the_mean_and_the_value_that_one_in_a_hundred_exceeds() -> None:
@@ -62,10 +65,10 @@ def test_what_is_slower_or_less_exact_is_told_by_name() -> None:
     refused = [RefusedFunction("layers.7.mlp", Distance(0.09, 0.2), Distance(0.01, 0.02))]
     exactness = Exactness(300, Distance(0.05, 0.1), Distance(0.01, 0.02), is_near=False)
     functions = Functions(3, 1, refused, StepTimes(21.04, 18.3))
-    assert Checked("/m", True, functions, exactness).odd() == [
+    assert Checked("/m", True, functions, exactness, SHAPES).odd() == [
         "/m: layers.7.mlp keeps the library's code: the fast function is 0.09 from float32, the library's code 0.01",
         "/m: a token takes 21 ms, with the refused functions 18.3 ms",
         "/m: served 0.05 from float32, where the library's own pass is 0.01 from it",
     ]
     near = Exactness(300, Distance(0.01, 0.02), Distance(0.01, 0.02), is_near=True)
-    assert Checked("/m", True, Functions(3, 1), near).odd() == []
+    assert Checked("/m", True, Functions(3, 1), near, SHAPES).odd() == []

@@ -17,7 +17,14 @@ from transformers import AutoModelForCausalLM
 from steerserve.rules.models import known_faults
 from steerserve.rules.models.known_faults import KnownFault
 from steerserve.rules.models.nearness import StepTimes
-from steerserve.worker.model import agreement, comparing, forwards, step_times, truth
+from steerserve.worker.model import (
+    agreement,
+    comparing,
+    forwards,
+    invariance,
+    step_times,
+    truth,
+)
 from steerserve.worker.model.checkpoint import Checkpoint
 from tests.worker import models
 from tests.worker.running import next_logits, open_checkpoint
@@ -102,14 +109,24 @@ def test_a_layer_whose_function_is_refused_takes_no_other_with_it(
 
 
 def test_the_next_load_repeats_what_was_found_until_a_file_changes(
-    wide_passes: list[object], tmp_path: Path
+    wide_passes: list[object], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    compared: list[object] = []
+    real = invariance.varies
+    monkeypatch.setattr(
+        invariance, "varies", lambda model: (compared.append(model), real(model))[1]
+    )
     folder = models.save("llama", tmp_path / "llama", dtype=torch.bfloat16)
     first = open_checkpoint(folder)
     assert wide_passes
+    assert compared
     wide_passes.clear()
+    compared.clear()
     second = open_checkpoint(folder)
     assert not wide_passes
+    assert not compared
+    assert (second.width, second.row_step) == (first.width, first.row_step)
+    assert second.varies == first.varies
     assert second.functions == first.functions
     assert second.exactness == first.exactness
     assert second.kv_bytes_by_device == first.kv_bytes_by_device

@@ -77,6 +77,16 @@ class Exactness:
 
 
 @dataclass(frozen=True, slots=True)
+class Shapes:
+    """The shapes of passes in which the bits of a row are the same: prefill passes have a multiple of `width` tokens a
+    row, decode passes a multiple of `row_step` rows. `varies` says what changes the bits all the same."""
+
+    width: int
+    row_step: int
+    varies: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class Checked:
     """What the checks of the model in a folder found. `reads_parts` says whether its attention reads the parts of the
     cache, which the code of some models does not do rightly."""
@@ -85,6 +95,7 @@ class Checked:
     reads_parts: bool
     functions: Functions
     exactness: Exactness
+    shapes: Shapes
 
     def odd(self) -> list[str]:
         """What is slower or less exact than it could be, a line each."""

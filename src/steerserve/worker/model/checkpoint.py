@@ -21,7 +21,7 @@ from steerserve.rules.inference import stepping
 from steerserve.rules.inference.stepping import RowSteps
 from steerserve.rules.models.architecture import first_range, max_context
 from steerserve.rules.models.generation_config import GenerationConfig, recommended
-from steerserve.rules.models.nearness import Checked, Exactness
+from steerserve.rules.models.nearness import Checked, Exactness, Shapes
 from steerserve.rules.residency.heartbeat import Activity
 from steerserve.worker import memory
 from steerserve.worker.model import (
@@ -360,7 +360,8 @@ class Checkpoint(Transformer):
                 self.attention = attention.install(self.model, self.kinds, self.window)
             self._tell(self.checked.exactness)
             sizes = agreement.token_bytes(self)
-            self._check_rows()
+            shapes = self.checked.shapes
+            self.width, self.row_step, self.varies = shapes.width, shapes.row_step, shapes.varies
             return sizes
         try:
             compared = Agreement(self)
@@ -376,6 +377,7 @@ class Checkpoint(Transformer):
                 sizes = self.alone.kv_bytes_by_device
             else:
                 self._check_rows()
+                self._keep_checks()
                 self._check_long(compared, first)
         except Disagreement as why:
             raise Refusal(
@@ -419,8 +421,7 @@ class Checkpoint(Transformer):
         return self._judged(compared)
 
     def _judged(self, compared: Agreement) -> BytesByDevice:
-        """Compare passes of the batch, and keep what was found for the next load. Returns the bytes of KV per token by
-        device.
+        """Compare passes of the batch. Returns the bytes of KV per token by device.
 
         Raises:
             Disagreement.
@@ -428,13 +429,17 @@ class Checkpoint(Transformer):
         sizes, exactness = compared.batch()
         if self.functions.times is None:
             self.functions.times = step_times.measure(self)
-        if not compared.knows_truth:
-            return sizes
-        reads_parts = self.attention is not None
-        checked = Checked(str(self.path), reads_parts, self.functions, exactness)
-        kept_checks.keep(self.checks_key, checked)
-        self._tell(exactness)
+        if compared.knows_truth:
+            self._tell(exactness)
         return sizes
+
+    def _keep_checks(self) -> None:
+        """Keep what the checks found for the next load, where they know the truth."""
+        if self.exactness is not None:
+            reads_parts = self.attention is not None
+            shapes = Shapes(self.width, self.row_step, self.varies)
+            checked = Checked(str(self.path), reads_parts, self.functions, self.exactness, shapes)
+            kept_checks.keep(self.checks_key, checked)
 
     def _tell(self, exactness: Exactness) -> None:
         """Tell a model that is served less exactly than by the library."""

@@ -28,8 +28,8 @@ _GIVEN = "_library_kind"
 _REFUSED = "refused_function"
 """The field of a module that keeps the library's code: the function that is too far from float32."""
 
-_SIZES = (1.0, 1e-3)
-"""By what the values of natural text are multiplied for norms. The smaller ones show where a norm adds its constant."""
+_SMALL = 1e-3
+"""By what the values of natural text are multiplied for norms too. It shows where a norm adds its constant."""
 
 
 @dataclass(slots=True, eq=False)
@@ -42,11 +42,14 @@ class _Candidate:
     has_other_form: bool = False
 
     def compare(
-        self, own: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        own: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        made: Tensor,
     ) -> None:
-        """Add the distances of both ways, for these inputs. Where the ways differ by less than a rounding, the own one
-        counts as true, because float32 takes longer than all the rest."""
-        made = _value(own(self.module, *args, **kwargs))
+        """Add the distances of both ways, for these inputs, of which the own way has made `made`. Where the ways differ
+        by less than a rounding, the own one counts as true, because float32 takes longer than all the rest."""
         short = _value(self.forward(self.module, *args, **kwargs))
         if short.shape != made.shape or short.dtype != made.dtype:
             raise ValueError
@@ -80,7 +83,7 @@ class Comparison:
         if not self._candidates:
             return Functions()
         hooks = [
-            each.module.register_forward_pre_hook(self._comparing(each), with_kwargs=True)
+            each.module.register_forward_hook(self._comparing(each), with_kwargs=True)
             for each in self._candidates
         ]
         try:
@@ -122,14 +125,17 @@ class Comparison:
         own: Callable[..., Any] = type(each.module).forward
         is_norm = type(each.module).__name__.endswith("Norm")
 
-        def compare(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        def compare(
+            module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any
+        ) -> None:
             if each.has_other_form or self._is_busy:
                 return
             self._is_busy = True
             try:
-                for size in _SIZES if is_norm else _SIZES[:1]:
-                    given = (args[0] * size, *args[1:]) if args and size != 1.0 else args
-                    each.compare(own, given, kwargs)
+                each.compare(own, args, kwargs, _value(made))
+                if is_norm and args:
+                    small = (args[0] * _SMALL, *args[1:])
+                    each.compare(own, small, kwargs, _value(own(module, *small, **kwargs)))
             except OTHER_FORM as error:
                 if memory.is_exhausted(error):
                     raise

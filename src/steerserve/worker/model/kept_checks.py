@@ -17,16 +17,19 @@ import torch
 import transformers
 
 from steerserve.rules.models.nearness import FOLDER, Checked
+from steerserve.worker.model import native
 from steerserve.worker.model.native import compiling
 
 MOST = 64
 """The records that are kept. The one that was used longest ago goes first."""
 
 
-def key(path: Path, quantization: str, devices: Sequence[str]) -> str:
-    """The name of the record of a folder of weights, held in this way on these devices."""
+def key(path: Path, quantization: str, devices: Sequence[str], packed: int) -> str:
+    """The name of the record of a folder of weights, held in this way on these devices. How many layers are packed
+    depends on the free memory of a load, and other layers round otherwise."""
     told: list[object] = [torch.__version__, transformers.__version__]
     told += [quantization, list(devices), torch.get_num_threads(), compiling.processor()]
+    told += [packed, native.kernels() is not None]
     told += [torch.cuda.get_device_name(name) for name in devices if name.startswith("cuda")]
     told += [*_files(path), *_files(Path(__file__).parent)]
     return hashlib.sha256(repr(told).encode()).hexdigest()

@@ -132,7 +132,7 @@ class Transformer:
             precision.let_go_of_files(self.model)
         self.rounds_rows = coded.rounds_rows(self.model)
         self.path = path
-        self.checks_key = kept_checks.key(path, quantization, devices)
+        self.checks_key = kept_checks.key(path, quantization, devices, packed)
         self.checked = kept_checks.read(self.checks_key)
         known = self.checked.functions if self.checked is not None else None
         self.functions = forwards.shorten(self.model, self.dtype, self._read_text, known)
