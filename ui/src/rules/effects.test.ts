@@ -21,7 +21,7 @@ const WORDS = { calibrated: { strength: 30 }, target: { words: ["sea"] } };
 it.each([
   [{ value: 20, low: 20, high: 40, smallest_that_works: 20, largest_unbroken: 40 }, /unbroken from 20\.0 to 40\.0, at the least at 20/, 20],
   [{ value: 20, low: 20, high: 20, smallest_that_works: 20, largest_unbroken: 20 }, /leaves the text unbroken, at the least at 20/, 20],
-  [{ smallest_that_works: 40, largest_unbroken: 20 }, /works from 40\.0, where the text is broken.*unbroken up to 20/, null],
+  [{ smallest_that_works: 40, largest_unbroken: 20 }, /works from 40\.0, where the text is broken.*unbroken up to 20/, 40],
   [{ largest_unbroken: 20 }, /works at no strength.*unbroken up to 20/, null],
   [{}, /smallest strength already breaks the text/, null],
 ])("suggests what a measurement found: %j", (found, said, strength) => {

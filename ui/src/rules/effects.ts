@@ -41,7 +41,7 @@ export function advice({ suggested, calibrated, target }: Judged): Advice {
     const range = low === high ? "" : ` from ${shown(low)} to ${shown(high)}`;
     return { said: `It works and leaves the text unbroken${range}, at the least at ${shown(value)}.`, strength: value };
   }
-  if (smallest !== null) return { said: `It works from ${shown(smallest)}, where the text is broken. ${holds}`, strength: null };
+  if (smallest !== null) return { said: `It works from ${shown(smallest)}, where the text is broken. ${holds}`, strength: smallest };
   return { said: `It works at no strength that was measured. ${holds}`, strength: null };
 }
 
