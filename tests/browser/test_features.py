@@ -117,9 +117,7 @@ def test_a_measurement_leads_to_the_strength_that_it_suggests(tab: Tab, served: 
     }
     job = served.data("POST", "/api/effects?wait=true", asked)["job"]
     assert job["result"]["suggested"]["largest_unbroken"] == 5
-    visit = tab().open(
-        f"/features/{sae['sae_id']}/{sae['layer']}/{index}?effects={job['id']}"
-    )
+    visit = tab().open(f"/features/{sae['sae_id']}/{sae['layer']}/{index}?effects={job['id']}")
     visit.page.get_by_role("link", name="Steer at 5.0").click()
     expect(visit.heading).to_contain_text("Steer")
     served.data("DELETE", f"/api/effects/{job['result']['id']}")
