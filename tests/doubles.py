@@ -292,7 +292,7 @@ class ScriptedEngine(Engine):
             case m.Fit():
                 scores = [float(is_in) for is_in in question.is_positive]
                 direction = struct.pack(f"<{HIDDEN}f", *[3.0] * HIDDEN)
-                return m.Fitted(1, direction, 0.0, scores, scores, [scores], None, 2.0)
+                return m.Fitted(1, direction, 0.0, scores, [scores], [scores], None, 2.0)
             case m.Measure():
                 kv_reserve, working = self.reserves
                 return m.Measured(1, self.figures, kv_reserve * MIB, working * MIB, self.parts)

@@ -187,7 +187,8 @@ def test_the_command_of_the_terminal_writes_a_steered_story(port: int) -> None:
 
 def test_a_model_and_an_sae_of_the_hub_are_steered_by_one_command(port: int) -> None:
     _, command = commands_of_the_terminal()
-    assert len(in_the_terminal(port, *command).split()) > 2
+    # the tiny model may end its answer after one token
+    assert in_the_terminal(port, *command).strip()
     assert json.loads(in_the_terminal(port, "ps", "--json"))["model_name"] == "pythia-70m"
     assert json.loads(in_the_terminal(port, "steer", "--json"))["values"] == {"30": 10.0}
     in_the_terminal(port, "steer", "--off")

@@ -136,13 +136,13 @@ def test_a_wrong_mask_is_seen_at_load_whatever_the_precision(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quantization: str
 ) -> None:
     folder = models.save("mistral", tmp_path / "mistral", **WIDE)
-    masks = Checkpoint._masks
+    masks = Checkpoint.masks
 
     def without_window(model: Checkpoint, positions: Tensor, length: int) -> Any:
         model.window = None
         return masks(model, positions, length)
 
-    monkeypatch.setattr(Checkpoint, "_masks", without_window)
+    monkeypatch.setattr(Checkpoint, "masks", without_window)
     # compiled functions read no masks
     monkeypatch.setattr(PartedAttention, "window", lambda *_: 0)
     model = open_checkpoint(folder, quantization)
