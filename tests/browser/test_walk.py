@@ -66,8 +66,7 @@ def test_ten_sentences_lead_to_a_dial_with_a_measured_effect(tab: Tab, concept: 
     expect(says).to_be_visible()
     shares = re.findall(r"(\d+) %", says.inner_text())
     steered, plain = (int(share) for share in shares)
-    assert steered >= 50
-    assert plain <= steered / 2
+    assert steered >= plain + 25
     says.get_by_role("link").click()
     expect(visit.heading).to_have_text("Steer")
     visit.button("Generate").click()

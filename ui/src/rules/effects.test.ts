@@ -2,12 +2,12 @@ import { expect, it } from "vitest";
 import { advice, at, ladderOf, scaleOf, wordsIn } from "./effects";
 
 it("measures at parts and multiples of the typical strength, within the bounds of a feature", () => {
-  expect(ladderOf(40)).toEqual([10, 20, 40, 80, 160]);
-  expect(ladderOf(47.59)).toEqual([12, 24, 47.5, 95, 190.5]);
-  expect(ladderOf(90)).toEqual([22.5, 45, 90, 180, 200]);
+  expect(ladderOf(40)).toEqual([10, 20, 28, 40, 56, 80, 160]);
+  expect(ladderOf(47.59)).toEqual([12, 24, 33.5, 47.5, 66.5, 95, 190.5]);
+  expect(ladderOf(90)).toEqual([22.5, 45, 63, 90, 126, 180, 200]);
   expect(ladderOf(500)).toEqual([125, 200]);
   expect(ladderOf(0.1)).toEqual([0.5]);
-  expect(ladderOf(null)).toEqual([2.5, 5, 10, 20, 40]);
+  expect(ladderOf(null)).toEqual([2.5, 5, 7, 10, 14, 20, 40]);
 });
 
 it("takes the words between commas, each once", () => {

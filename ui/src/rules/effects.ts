@@ -3,7 +3,8 @@ import { decimal } from "./bytes";
 
 /** The largest value of a feature. */
 const MOST = 200;
-const PARTS = [0.25, 0.5, 1, 2, 4];
+/** Close to each other about the typical strength, where a lever begins to work and the text to break. */
+const PARTS = [0.25, 0.5, 0.7, 1, 1.4, 2, 4];
 
 /** The strengths of a measurement: parts and multiples of the typical strength, in steps of a half. */
 export function ladderOf(typical: number | null): number[] {

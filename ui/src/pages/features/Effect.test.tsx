@@ -60,7 +60,7 @@ it("measures the feature at parts of its typical strength, with the words that a
   await user.click(screen.getByRole("button", { name: "Measure" }));
   expect(await screen.findByText("30 of 120 texts")).toBeTruthy();
   expect(sent.find(({ method }) => method === "POST")?.body).toEqual({
-    ...{ feature: { index: 90, sae_id: "sae_1", layer: 3 }, strengths: [10, 20, 40, 80, 160], tokens: 30 },
+    ...{ feature: { index: 90, sae_id: "sae_1", layer: 3 }, strengths: [10, 20, 28, 40, 56, 80, 160], tokens: 30 },
     ...{ random_directions: 2, target: { words: ["sea", "boat"] } },
   });
   await user.click(screen.getByRole("button", { name: "Cancel" }));
@@ -74,6 +74,7 @@ it("a link shows the curves of its job, and starts nothing", async () => {
   expect(curve.getAttribute("aria-label")).toContain("random directions: 0.00 at 0, 0.10 at 20, 0.40 at 40");
   expect(screen.getByRole("img", { name: /a word begins/ }).getAttribute("aria-label")).toContain("words to compare");
   expect(screen.getByText(/It works and leaves the text unbroken, at the least at 20.0/)).toBeTruthy();
+  expect(screen.getByText(/At 20.0 25 % of the texts have the words, without steering 0 %/)).toBeTruthy();
   expect(screen.getByText(/largest activation of this feature that was seen is 12.4/)).toBeTruthy();
   const link = screen.getByRole("link", { name: "Steer at 20.0" });
   expect(decodeURIComponent(link.getAttribute("href") ?? "")).toContain("[[90,20,1,");

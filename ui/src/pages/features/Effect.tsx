@@ -49,7 +49,7 @@ export function Effect({ place, typical }: { place: FeaturePlace & { layer: numb
   return (
     <Panel
       title="How far it can be turned"
-      about="Texts are written at five strengths, and the model without steering reads them again: how far the two are apart, beside random directions of the same length."
+      about="Texts are written at seven strengths, and the model without steering reads them again: how far the two are apart, beside random directions of the same length."
     >
       <form
         className="effects-form"

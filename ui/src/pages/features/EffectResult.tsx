@@ -22,7 +22,8 @@ export function EffectResult({ found, place }: { found: Effects; place: Measurab
   return (
     <div className="effects-result">
       <p>
-        {said} {advised !== null && <SteerAt place={place} strength={advised} />}
+        {said} {advised !== null && <Share found={found} strength={advised} />}
+        {advised !== null && <SteerAt place={place} strength={advised} />}
       </p>
       {typeof largest === "number" && (
         <p className="quiet">
@@ -67,6 +68,17 @@ export function EffectResult({ found, place }: { found: Effects; place: Measurab
         </dl>
       </details>
     </div>
+  );
+}
+
+/** How many texts have the words at a strength of the ladder. */
+function Share({ found: { rows, plain }, strength }: { found: Effects; strength: number }) {
+  const share = rows.find((row) => row.strength === strength)?.share_with_words ?? null;
+  if (share === null) return null;
+  return (
+    <>
+      At {decimal(strength, 1)} {percent(share)} of the texts have the words, without steering {percent(plain.share_with_words)}.{" "}
+    </>
   );
 }
 
