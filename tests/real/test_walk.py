@@ -82,6 +82,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     process.terminate()
     assert process.wait(60) == 0
     reader.join(10)
+    process.stdout.close()
 
 
 def test_it_is_fetched_converted_and_trained_as_the_page_says() -> None:
