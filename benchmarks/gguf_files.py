@@ -56,8 +56,8 @@ def written(checkpoint: Path, label: str, target: Path) -> Path:
 
 
 def written_like(original: Path, checkpoint: Path, label: str, target: Path) -> Path:
-    """Write the checkpoint in BF16 or Q8_0 with all else as in `original`, a GGUF file of the same model, unless the file
-    exists.
+    """Write the checkpoint in BF16 or Q8_0 unless the file exists. All else is as in `original`, a GGUF file of the same
+    model.
 
     Raises:
         ValueError: the checkpoint has other tensors than the original.

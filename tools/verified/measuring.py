@@ -1,7 +1,8 @@
-"""One row of the table: a model as the engine serves it, beside transformers in float32 and in the model's own precision.
+"""One row of the table: a model as the engine serves it, beside transformers in float32 and in the model's precision.
 
-Distances are mean differences of the log-probabilities of tokens from those of float32, in nats. The engine runs in this
-process, through its running batch. What it steers is compared with hooks of this module's own on transformers' model.
+Distances are mean differences of the log-probabilities of tokens from those of float32, in nats. The engine runs in
+this process, through its running batch. Its steering is compared with hooks that this module sets on transformers'
+model.
 """
 
 from __future__ import annotations
@@ -85,8 +86,8 @@ def _both(ours: Tensor, library: Tensor, true: Tensor) -> dict[str, float]:
 
 
 def open_libraries(folder: Path, quantization: str) -> tuple[Library, Library]:
-    """The model in float32, and in the precision in which it is served. Weights of 8 bits stand in float32 for the numbers
-    that their codes mean."""
+    """The model in float32, and in the precision in which it is served. The float32 model of 8-bit weights has the
+    numbers that their codes mean."""
     if quantization == "FP16":
         kinds = (torch.float32, torch.bfloat16)
         true, own = (AutoModelForCausalLM.from_pretrained(folder, dtype=kind) for kind in kinds)
@@ -220,9 +221,9 @@ def _are_seeds_kept(model: Any, ids: list[int]) -> bool:
 def _sites(
     model: Any, true: Library, own: Library, ids: list[int]
 ) -> tuple[dict[str, dict[str, float]], float]:
-    """By site, the distances of scores with a direction added at it, and what it changes (`effect`); and by how much the
-    sites of transformers' float32 model are off what they are by definition: the library's hidden states, and the sum of
-    what attention and MLP add."""
+    """The distances of scores with a direction added, by site, with what the direction changes (`effect`); and the
+    largest difference between the hooked values of transformers' float32 model and what these are by definition: the
+    library's hidden states, and the sum of what attention and MLP add."""
     found: dict[str, dict[str, float]] = {}
     values: dict[tuple[str, int], Tensor] = {}
     unsteered = true.read(ids)

@@ -96,11 +96,20 @@ def _indented(text: str) -> str:
 
 
 def cards() -> str:
-    """The NVIDIA cards. They are read through the library of the driver, which takes no memory on the cards."""
+    """The NVIDIA cards, or why there are none."""
     try:
-        pynvml.nvmlInit()
+        return "; ".join(_card_lines()) or "none found"
     except pynvml.NVMLError as error:
         return f"none found ({error}); models run on the processor, every feature works there"
+
+
+def _card_lines() -> list[str]:
+    """A line about each NVIDIA card. The library of the driver takes no memory on the cards.
+
+    Raises:
+        pynvml.NVMLError: there is no driver.
+    """
+    pynvml.nvmlInit()
     try:
         lines = []
         for index in range(pynvml.nvmlDeviceGetCount()):
@@ -110,7 +119,7 @@ def cards() -> str:
             lines.append(
                 f"{index}: {name}, {held.free / GIB:.1f} of {held.total / GIB:.1f} GiB free"
             )
-        return "; ".join(lines) or "none found"
+        return lines
     finally:
         pynvml.nvmlShutdown()
 
@@ -177,7 +186,9 @@ def libraries() -> str:
     for package in ("torch", "transformers"):
         with suppress(PackageNotFoundError):
             versions[package] = version(package)
-    devices = {"cpu"} if cards().startswith("none") else {"cpu", "cuda"}
+    devices = {"cpu"}
+    with suppress(pynvml.NVMLError):
+        devices |= {"cuda"} if _card_lines() else set()
     facts = {"device": devices, "machine": {platform.machine()}}
     lines = known_faults.lines_of_machine(versions, facts)
     return "\n".join(lines) or "no fault of the installed versions is known"
