@@ -224,7 +224,8 @@ class EffectMeasurements:
 
         target = asked.target
         own = await texts(begun.made, 0.0)
-        plain = rules.judged(rules.row(0.0, own, target), own, rules.row(0.0, own, target))
+        unjudged = rules.row(0.0, own, target)
+        plain = rules.judged(unjudged, own, unjudged)
         steered = [(strength, await texts(begun.made, strength)) for strength in asked.strengths]
         others = await self._others(begun)
         rows, drawn = [], []

@@ -145,10 +145,7 @@ class Planner:
             case AttributionIntent():
                 sae = admitted.tapped
                 assert sae is not None
-                prompts = [_prompt(intent.prompt, intent.client)]
-                at = intent.position, intent.target, intent.against, sae.key, sae.layer, intent.top
-                how = intent.client, intent.method, intent.steps, intent.over
-                return engine.run(m.Attribution(prompts, *at, *how))
+                return engine.run(_attribution(intent, sae))
             case GenerateIntent():
                 return engine.run(
                     m.Generation(
@@ -398,3 +395,19 @@ def _constraint(wanted: OutputConstraint | None) -> m.Constraint | None:
     if wanted is None:
         return None
     return m.Constraint(json.dumps(wanted.schema) if wanted.is_schema else None)
+
+
+def _attribution(intent: AttributionIntent, sae: Attachment) -> m.Attribution:
+    return m.Attribution(
+        [_prompt(intent.prompt, intent.client)],
+        position=intent.position,
+        target=intent.target,
+        against=intent.against,
+        key=sae.key,
+        layer=sae.layer,
+        top=intent.top,
+        client=intent.client,
+        method=intent.method,
+        steps=intent.steps,
+        over=intent.over,
+    )
