@@ -6,9 +6,9 @@ import io
 import os
 import pickle
 import struct
-import tracemalloc
 import zipfile
 from collections import OrderedDict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from tests.files.vectors.files import (
     svec_file,
     torch_file,
 )
+from tests.memory import stays_below
 
 PERSONA = torch.stack([direction(row) for row in range(5)])
 UNIT = direction(0) / direction(0).norm()
@@ -181,11 +182,8 @@ def test_what_a_file_has_too_much_of_is_refused_before_objects_are_made_of_it() 
         "references": torch_file([None] * 60_000),
     }
     for name, data in files.items():
-        tracemalloc.start()
-        refused(f"{name}.pt", data, layer_convention="resid_post")
-        _, most = tracemalloc.get_traced_memory()
-        tracemalloc.stop()
-        assert most < 5 * len(data) + (8 << 20), (name, most)
+        read_it = partial(refused, f"{name}.pt", data, layer_convention="resid_post")
+        assert stays_below(5 * len(data) + (8 << 20), read_it), name
 
 
 def test_svec_directions_were_measured_after_their_layer() -> None:
@@ -368,9 +366,5 @@ def test_a_wrong_length_of_a_header_is_no_crash() -> None:
     ids=("lists", "texts", "numbers", "wide", "wide tensor", "header"),
 )
 def test_a_file_beyond_a_bound_is_refused_before_its_values_are_made(data: bytes, why: str) -> None:
-    tracemalloc.start()
-    try:
-        assert why in refused("v.json", data).message
-        assert tracemalloc.get_traced_memory()[1] < 3 * len(data) + 4_000_000
-    finally:
-        tracemalloc.stop()
+    assert why in refused("v.json", data).message
+    assert stays_below(3 * len(data) + 4_000_000, lambda: refused("v.json", data))
