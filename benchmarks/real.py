@@ -51,9 +51,11 @@ RATIOS = {
 KINDS = ("32 sae_steering", "8 edits each", "a sensed cluster", "monitoring")
 SHAPE = 4608
 """Features of the SAE, where none is named."""
-SAME_TEXTS, SAME_TOKENS, SAME_SHARE = 8, 24, 0.2
-"""How many answers of how many tokens are compared between the servers of a ratio. Where less than this share of the
-median answer is the same, the peer has other weights or another tokenizer."""
+SAME_TEXTS, SAME_TOKENS = 16, 24
+"""How many answers of how many tokens are compared between the servers of a ratio."""
+BEGINNING, SAME_SHARE = 4, 0.3
+"""A peer has other weights or another tokenizer where fewer than this share of the answers begin with the same so many
+characters. Whole answers say less: llama.cpp rounds activations to 8 bits where the weights have 8."""
 CUT_SECONDS = 60.0
 PART_SECONDS, MOST_SECONDS = 7200.0, 3600.0
 GREEDY = {"temperature": 0, **COUNTED}
@@ -139,9 +141,7 @@ async def beside_peers(plan: Plan, real: RealModel) -> dict[str, Any]:
         levels = _levels(plan)
         contenders = await _contenders(plan, real, opened, left_out)
         plan.say("  comparing the texts of all servers")
-        same = await _sameness(
-            contenders, list(islice(prompts, 2 if plan.is_quick else SAME_TEXTS)), left_out
-        )
+        same = await _sameness(contenders, list(islice(prompts, SAME_TEXTS)), left_out)
         for count in levels:
             await _all(plan, contenders, list(islice(prompts, count)), 4, None)
         for turn in plan.turns(MOST_SECONDS):
@@ -238,13 +238,15 @@ async def _sameness(
         if peer in texts:
             pairs = list(zip(texts[ours], texts[peer], strict=True))
             shares = [_common(*pair) / max(map(len, pair)) for pair in pairs]
+            begin_alike = sum(a[:BEGINNING] == b[:BEGINNING] for a, b in pairs)
             found[peer] = {
                 "texts": len(pairs),
                 "tokens": SAME_TOKENS,
                 "equal": sum(a == b for a, b in pairs),
+                "begin_alike": begin_alike,
                 "median_share_of_the_same_beginning": median(shares),
             }
-            if median(shares) < SAME_SHARE:
+            if begin_alike < SAME_SHARE * len(pairs):
                 left_out[peer] = f"other texts than {ours}: {pairs[0]}"
     contenders[:] = [c for c in contenders if c.name not in left_out]
     return found
