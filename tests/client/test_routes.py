@@ -20,7 +20,7 @@ NOT_ARGUMENTS = {
     # a script that waits for a service asks with the status code
     ("GET", "/api/health/ready"): {"for"},
     # `features.promoting` sends them
-    ("POST", "/api/saes/{sae_id}/features/search"): {"by", "wait"},
+    ("POST", "/api/saes/{sae_id}/features/search"): {"wait"},
 }
 """Fields and parameters that are no arguments."""
 MADE = {"intensities": (0.0, 1.0)}

@@ -100,6 +100,7 @@ JOBS = {
     "POST /api/probes/train",
     "POST /api/saes/{sae_id}/labels/suggest",
     "POST /api/vectors/train",
+    "POST /api/vectors/{vector_id}/measure",
 }
 GENERATING = {"/v1/chat/completions", "/v1/completions", "/v1/responses"}
 """Routes whose fields are read by the same code. In the default run one of them breaks a rule of a field for all, and

@@ -99,10 +99,11 @@ class Reading:
         self,
         query: str,
         by: Annotated[
-            Literal["label", "promotes"],
+            Literal["label", "promotes", "examples"],
             Field(
                 description="`label`: features whose label has these words. `promotes`: features, labelled or not, "
-                "that raise the logit of this word."
+                "that raise the logit of this word. `examples`: features, labelled or not, that are strongest at this "
+                "word in the newest corpus."
             ),
         ] = "label",
         sae_id: SaeId = None,
@@ -110,8 +111,10 @@ class Reading:
     ) -> object:
         """Find features of an SAE for a word or a topic."""
         sae, features = await self._sae(sae_id), self._client.features
-        search = features.search if by == "label" else features.promoting
-        return (await search(sae, query, limit=limit)).answer
+        if by == "promotes":
+            return (await features.promoting(sae, query, limit=limit)).answer
+        how: Literal["labels", "examples"] = "examples" if by == "examples" else "labels"
+        return (await features.search(sae, query, by=how, limit=limit)).answer
 
     async def get_feature(
         self,

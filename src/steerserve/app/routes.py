@@ -9,9 +9,11 @@ from steerserve.api.inference import compare as compare_routes
 from steerserve.api.inference import contrasts as contrast_routes
 from steerserve.api.inference import corpora as corpus_routes
 from steerserve.api.inference import effects as effect_routes
+from steerserve.api.inference import feature_search as feature_search_routes
 from steerserve.api.inference import jobs as job_routes
 from steerserve.api.inference import lens as lens_routes
 from steerserve.api.inference import lenses as trained_lens_routes
+from steerserve.api.inference import measuring as measuring_routes
 from steerserve.api.inference import runs as run_routes
 from steerserve.api.inference import suggestions as suggestion_routes
 from steerserve.api.inference import tokens as token_routes
@@ -85,9 +87,14 @@ def management(owners: Owners) -> list[APIRouter]:
         lease_routes.router(owners.models, owners.conductor),
         steering_routes.router(owners.steering),
         intervention_routes.router(owners.interventions),
-        monitoring_routes.router(owners.monitoring, owners.features.labels),
+        monitoring_routes.router(
+            owners.monitoring, owners.features.labels, owners.features.examples
+        ),
         suggestion_routes.router(owners.suggestions),
-        feature_routes.router(owners.features, owners.promotions),
+        feature_search_routes.router(
+            owners.features, owners.promotions, owners.text_search, owners.settings
+        ),
+        feature_routes.router(owners.features),
         attachment_routes.router(owners.saes, owners.attachments, attached, owners.settings),
         sae_routes.router(owners.saes, owners.sae_downloads, attached),
         compare_routes.router(owners.compare, owners.settings),
@@ -102,7 +109,8 @@ def management(owners: Owners) -> list[APIRouter]:
         profile_routes.router(owners.profiles, owners.serving, owners.reader),
         cluster_routes.router(owners.clusters, owners.cluster_packs, owners.serving),
         training_routes.router(owners.trainings, owners.settings),
-        vector_routes.router(owners.vectors),
+        measuring_routes.router(owners.measurements, owners.settings),
+        vector_routes.router(owners.vectors, owners.features.examples),
         vector_token_routes.router(owners.promoting_vectors),
         probe_routes.router(owners.probes),
         sensing_routes.router(owners.sensing),

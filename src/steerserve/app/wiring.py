@@ -25,10 +25,12 @@ from steerserve.control.inference.corpora import Corpora
 from steerserve.control.inference.effects import EffectMeasurements
 from steerserve.control.inference.generate import Generation
 from steerserve.control.inference.lenses import Lenses
+from steerserve.control.inference.measuring import VectorMeasurements
 from steerserve.control.inference.queue import Queue
 from steerserve.control.inference.runs import Runs
 from steerserve.control.inference.spelling import Speller
 from steerserve.control.inference.suggestions import Suggestions
+from steerserve.control.inference.text_search import TextSearch
 from steerserve.control.inference.texts import TextReader
 from steerserve.control.inference.trained_lenses import TrainedLenses
 from steerserve.control.inference.training import Trainings
@@ -400,6 +402,9 @@ class Owners:
     def _make_work_on_texts(self) -> None:
         settings = self.settings
         self.texts = TextReader(self.conductor, self.queue)
+        self.text_search = TextSearch(
+            self.settings, self.conductor, self.texts, self.features, self.corpus_results
+        )
         self.contrasts = Contrasts(self.conductor, self.texts, self.features, self.jobs)
         self.corpora = Corpora(
             settings,
@@ -423,7 +428,10 @@ class Owners:
             self.conductor,
             self.jobs,
         )
-        self.trainings = Trainings(self.conductor, self.texts, self.vectors, self.probes, self.jobs)
+        self.measurements = VectorMeasurements(self.conductor, self.texts, self.vectors, self.jobs)
+        self.trainings = Trainings(
+            self.conductor, self.texts, self.vectors, self.probes, self.jobs, self.measurements
+        )
         self.effects = EffectMeasurements(
             self.settings,
             self.conductor,

@@ -698,7 +698,12 @@ class Vectors(Noun[Mode]):
 
     @route("GET", "/api/vectors/{vector_id}/neighbours")
     def neighbours(
-        self, vector_id: str, *, limit: int = 10, layer: int | None = None
+        self,
+        vector_id: str,
+        *,
+        limit: int = 10,
+        layer: int | None = None,
+        examples: bool = False,
     ) -> VectorNeighbours:
         """The features and the vectors that are nearest by cosine."""
 
@@ -721,9 +726,29 @@ class Vectors(Noun[Mode]):
         holdout: float = 0.3,
         seed: int = 0,
         special_tokens: bool = False,
+        measure: bool = True,
         wait: bool = False,
     ) -> JobRecord:
         """Train a vector from pairs, or from two groups of texts. The job's result is the vector."""
+
+    @route("POST", "/api/vectors/{vector_id}/measure", query=("wait",), read=job_of)
+    def measure(
+        self,
+        vector_id: str,
+        *,
+        positives: Sequence[Text] | None = None,
+        negatives: Sequence[Text] | None = None,
+        words: Sequence[str] | None = None,
+        prompts: Sequence[Text] | None = None,
+        layers: Literal["auto"] | Sequence[int] = "auto",
+        strengths: Literal["auto"] | Sequence[float] = "auto",
+        tokens: int = 40,
+        temperature: float = 1.0,
+        seed: int = 0,
+        random_directions: int = 4,
+        wait: bool = False,
+    ) -> JobRecord:
+        """Measure what a vector does when it is added at one of its layers. The job's result is the vector."""
 
 
 class Probes(Noun[Mode]):
@@ -1135,7 +1160,12 @@ class Monitoring(Noun[Mode]):
 
     @route("POST", "/api/monitoring/statistics/top", items="features")
     def top(
-        self, k: int = 10, *, metric: Metric = "mean", rank: Rank = "value"
+        self,
+        k: int = 10,
+        *,
+        metric: Metric = "mean",
+        rank: Rank = "value",
+        examples: bool = False,
     ) -> Listing[FeatureFigures, TopFeatures]:
         """The features with the largest values of a figure."""
 
@@ -1154,16 +1184,22 @@ class Features(Noun[Mode]):
         query: str | None = None,
         *,
         feature_idx: int | None = None,
+        by: Literal["labels", "examples", "text"] = "labels",
+        text: str | None = None,
+        messages: Sequence[Mapping[str, object]] | None = None,
+        order: Literal["value", "share", "rarity"] = "value",
+        examples: bool = False,
         limit: int = 20,
     ) -> Listing[SimilarFeature, FeatureSearch]:
-        """Features by the words of their labels, or near another feature."""
+        """Features by the words of their labels, near another feature, by the words at which they peak in the newest
+        corpus, or by a text on which they fire."""
 
     @composed
     def promoting(
-        self, /, sae_id: str, word: str, *, limit: int = 20
+        self, /, sae_id: str, word: str, *, examples: bool = False, limit: int = 20
     ) -> Steps[Listing[SimilarFeature, FeatureSearch]]:
         """The features of an attached SAE that promote the tokens of a word. The first search takes some time."""
-        body = {"query": word, "by": "promotes", "limit": limit}
+        body = {"query": word, "by": "promotes", "examples": examples, "limit": limit}
         path = f"/api/saes/{path_part(sae_id)}/features/search"
         call = Call("POST", path, {"wait": True}, body)
         found = data((yield from answered(call, self._runner.retries)), FeatureSearch)
@@ -1183,6 +1219,7 @@ class Features(Noun[Mode]):
         seed: int = 0,
         min_share: float = 0.0,
         special_tokens: bool = False,
+        examples: bool = False,
         wait: bool = False,
     ) -> JobRecord:
         """Begin the job of a contrast. `contrast` waits for it."""

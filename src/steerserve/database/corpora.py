@@ -325,6 +325,15 @@ class CorpusStore:
             data = await connection.scalar(wanted)
         return None if data is None else bytes(data)
 
+    async def features(self, corpus_id: str, sae: int, features: Sequence[int]) -> dict[int, bytes]:
+        """The results of those of these features that fire."""
+        at = corpus_features.c
+        wanted = select(at.feature, at.data).where(
+            at.corpus_id == corpus_id, at.sae == sae, at.feature.in_(features)
+        )
+        async with self._database.read() as connection:
+            return {row.feature: bytes(row.data) for row in await connection.execute(wanted)}
+
     async def results(self) -> list[tuple[CorpusRow, ReadSae]]:
         """The SAEs of all corpora that are done, the oldest corpus first."""
         done = select(corpora.c.id).where(corpora.c.finished_at.is_not(None))

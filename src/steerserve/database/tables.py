@@ -37,6 +37,7 @@ from steerserve.rules.sensing.firings import ClusterFiring, EdgeFiring
 from steerserve.rules.steering.binding import CircuitOutline
 from steerserve.rules.steering.circuit import Circuit
 from steerserve.rules.steering.cluster import Cluster
+from steerserve.rules.steering.levers import Measured
 from steerserve.rules.steering.probe import ProbeLayer
 from steerserve.rules.steering.records import Training, VectorSource
 from steerserve.rules.steering.vector import LayerNorm
@@ -280,6 +281,8 @@ vectors = Table(
     Column("layer_offset", Integer, nullable=False),
     Column("warnings", TextList, nullable=False),
     Column("training", Encoded(Training)),
+    Column("measured", Encoded(Measured)),
+    Column("not_measured", Text),
     Column("created_at", UtcDateTime, nullable=False),
     Column("stored_bytes", Integer, nullable=False),
     UniqueConstraint("name", name="uq_vectors_name"),

@@ -5,13 +5,14 @@ from __future__ import annotations
 import secrets
 from collections.abc import AsyncIterator, Callable
 
-from sqlalchemy import select
+from sqlalchemy import select, update
 
 from steerserve.database.catalog import Clock, utc_now
 from steerserve.database.db import Database
 from steerserve.database.directions import DirectionStore, split
 from steerserve.database.room import UNBOUNDED, DocumentRoom
 from steerserve.database.tables import vectors
+from steerserve.rules.steering.levers import Measured
 from steerserve.rules.steering.records import Training, VectorRecord, VectorSource
 from steerserve.rules.steering.vector import (
     ID_PREFIX,
@@ -22,6 +23,7 @@ from steerserve.rules.steering.vector import (
 )
 from steerserve.rules.text import plain
 
+NEVER_ASKED = "no measurement was asked for"
 MODEL_HINT = 255
 """The most characters of the name of a model."""
 
@@ -31,7 +33,7 @@ def new_vector_id() -> str:
 
 
 class VectorStore(DirectionStore[VectorRecord]):
-    """Reads and writes vectors. A vector is never changed."""
+    """Reads and writes vectors. The directions of a vector are never changed."""
 
     def __init__(
         self,
@@ -89,13 +91,31 @@ class VectorStore(DirectionStore[VectorRecord]):
             layer_offset=read.layer_offset,
             warnings=list(read.warnings),
             training=training,
+            measured=None,
+            not_measured=NEVER_ASKED,
             created_at=self._now(),
         )
         return await self._add(row, read.directions)
 
+    async def keep_measurement(self, vector_id: str, measured: Measured | str) -> VectorRecord:
+        """Keep what was measured of a vector, or why nothing was. A measurement is not replaced by a reason.
+
+        Raises:
+            Refusal: VECTOR_NOT_FOUND; INSUFFICIENT_DISK, DATABASE_UNAVAILABLE.
+        """
+        is_it = self._is(vector_id)
+        if isinstance(measured, str):
+            is_it &= vectors.c.measured.is_(None)
+            values: dict[str, object] = {"not_measured": measured}
+        else:
+            values = {"measured": measured, "not_measured": None}
+        async with self._writing() as connection:
+            await connection.execute(update(vectors).where(is_it).values(**values))
+        return await self.row(vector_id)
+
 
 def _vector(row: VectorRecord, data: bytes) -> Vector:
     directions = tuple(split(row.layers, row.width, data))
-    best = None if row.training is None else row.training.best_layer
-    default = None if best is None else (best,)
-    return Vector(row.id, row.name, row.content_digest, directions, row.operation, default)
+    return Vector(
+        row.id, row.name, row.content_digest, directions, row.operation, row.default_layers
+    )

@@ -139,7 +139,9 @@ class Explore(Question[Explored], frozen=True, kw_only=True):
 class Fit(Question[Fitted], frozen=True, kw_only=True):
     """Fit a direction that tells positive from negative examples. `states` are their values at `layer`, [n, width] as
     little-endian float32. Held-out examples do not shape the direction. With `is_paired`, the k-th positive example and
-    the k-th negative one are a pair. The method `probe` is logistic regression with a bias."""
+    the k-th negative one are a pair. The method `probe` is logistic regression with a bias. With `is_compared` the
+    direction is compared with those of shuffled labels, with random ones, and with those of two halves of the
+    examples."""
 
     layer: int
     states: bytes
@@ -148,6 +150,7 @@ class Fit(Question[Fitted], frozen=True, kw_only=True):
     is_paired: bool
     method: Literal["mean_difference", "pca", "logistic", "probe"]
     seed: int
+    is_compared: bool = True
 
 
 class Promote(Question[Promoted], frozen=True, kw_only=True):

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
 from steerserve.errors import Refusal
@@ -53,6 +54,19 @@ def fit(command: Fit) -> Fitted:
             layer=command.layer,
         )
     both = np.concatenate([positives, negatives])
+    kept = direction.astype("<f4")
+    fitted = Fitted(
+        command.id,
+        kept.tobytes(),
+        bias,
+        (states @ kept.astype(np.float64) + bias).tolist(),
+        [],
+        [],
+        None,
+        float(np.linalg.norm(states, axis=1).mean()),
+    )
+    if not command.is_compared:
+        return fitted
     is_long = command.method != "mean_difference" and len(both) * both.size > LONG_FIT
     shuffled = [
         method(mixed[: len(positives)], mixed[len(positives) :])[0]
@@ -62,16 +76,13 @@ def fit(command: Fit) -> Fitted:
     ]
     across = random.standard_normal((RANDOM_DIRECTIONS, states.shape[1]))
     across *= np.where(across @ (positives.mean(0) - negatives.mean(0)) < 0, -1, 1)[:, None]
-    kept = direction.astype("<f4")
-    return Fitted(
-        command.id,
-        kept.tobytes(),
-        bias,
-        (states @ kept.astype(np.float64) + bias).tolist(),
-        (np.array(shuffled) @ states.T).tolist(),
-        (across @ states.T).tolist(),
-        _split_cosine(method, positives, negatives, random, is_paired=command.is_paired),
-        float(np.linalg.norm(states, axis=1).mean()),
+    return structs.replace(
+        fitted,
+        shuffled=(np.array(shuffled) @ states.T).tolist(),
+        random=(across @ states.T).tolist(),
+        split_cosine=_split_cosine(
+            method, positives, negatives, random, is_paired=command.is_paired
+        ),
     )
 
 

@@ -361,3 +361,107 @@ def test_a_corpus_is_read_beside_requests_that_never_leave_a_slot_free(start: St
         for one in asking:
             one.result()
     assert found["counted"] > 0
+
+
+def search(live: Running, **body: Any) -> dict[str, Any]:
+    return dict(live.data("POST", f"/api/saes/{sae_id(live)}/features/search", body))
+
+
+def test_features_are_found_by_the_word_at_which_they_peak(live: Running) -> None:
+    refused = live.error(
+        "POST",
+        f"/api/saes/{sae_id(live)}/features/search",
+        {"by": "examples", "query": "whale"},
+    )
+    assert refused[:2] == (400, "INVALID_PARAMETER")
+    read(live, examples=6)
+    fired, _ = all_activations(live)
+    told = {feature: statistics(live, feature) for feature in fired}
+    peaks: dict[int, float] = {}
+    for feature, one in told.items():
+        for example in one["examples"]:
+            if "whale" in example["tokens"][example["at"]]["text"]:
+                peaks[feature] = max(example["value"], peaks.get(feature, 0.0))
+    found = search(live, by="examples", query="Whale", examples=True, limit=100)
+    assert {one["feature_idx"] for one in found["features"]} == set(peaks)
+    assert found["matched"] == len(peaks) > 0
+    for one in found["features"]:
+        statistic = told[one["feature_idx"]]
+        assert one["value"] == peaks[one["feature_idx"]]
+        assert one["share"] == pytest.approx(one["value"] / statistic["max"])
+        assert one["example"] == statistic["examples"][0]
+    shares = [one["share"] for one in found["features"]]
+    assert shares == sorted(shares, reverse=True)
+    assert search(live, by="examples", query="xylophone")["features"] == []
+    first = search(live, by="examples", query="whale", limit=1)
+    assert [one["feature_idx"] for one in first["features"]] == [
+        found["features"][0]["feature_idx"]
+    ]
+    assert "example" not in first["features"][0]
+
+
+def test_features_are_found_by_a_text_on_which_they_fire(live: Running) -> None:
+    number, tokens = 0, [" " + word for word in TEXTS[0].split()]
+    expected = {
+        feature: max(values, key=values.__getitem__)[1]
+        for feature, every in all_activations(live)[0].items()
+        if (values := {at: value for at, value in every.items() if at[0] == number})
+    }
+    plain = search(live, by="text", text=TEXTS[number], limit=100)
+    assert plain["matched"] == len(expected)
+    assert {one["share"] for one in plain["features"]} == {None}
+    values = [one["value"] for one in plain["features"]]
+    assert values == sorted(values, reverse=True)
+    for one in plain["features"]:
+        assert one["index"] == one["feature_idx"]
+        # the prompt has a token before the text
+        assert one["position"] == expected[one["index"]] + 1
+        assert one["token"].strip() == tokens[one["position"] - 1].strip()
+    path = f"/api/saes/{sae_id(live)}/features/search"
+    ranked = {"by": "text", "text": TEXTS[number], "limit": 100}
+    refused = live.error("POST", path, ranked | {"order": "rarity"})
+    assert refused[:2] == (400, "INVALID_PARAMETER")
+    read(live)
+    by_share = search(live, **ranked, order="share")["features"]
+    facts = {one["index"]: statistics(live, one["index"]) for one in by_share}
+    shares = [min(1.0, one["value"] / facts[one["index"]]["max"]) for one in by_share]
+    assert [one["share"] for one in by_share] == pytest.approx(shares, rel=1e-4)
+    assert shares == pytest.approx(sorted(shares, reverse=True), rel=1e-4)
+    rare = [
+        one["share"] * -np.log2(facts[one["index"]]["density"])
+        for one in search(live, **ranked, order="rarity")["features"]
+    ]
+    assert rare == pytest.approx(sorted(rare, reverse=True), rel=1e-4)
+    chat = [{"role": "user", "content": "Tell me of the sea"}]
+    assert search(live, by="text", messages=chat)["matched"] > 0
+
+
+def test_lists_of_features_have_an_example_of_each_where_they_are_asked_to(live: Running) -> None:
+    def strongest(feature: int) -> Any:
+        examples = statistics(live, feature)["examples"]
+        return examples[0] if examples else None
+
+    groups = {"positives": [TEXTS[0], TEXTS[1]], "negatives": [TEXTS[3], "The farmer fed the cow"]}
+    read(live)
+    asked = groups | {"examples": True, "top": 5}
+    job = live.data("POST", "/api/features/contrast?wait=true", asked)["job"]
+    for one in job["result"]["features"]:
+        assert one["example"] == strongest(one["index"])
+    plain = live.data("POST", "/api/features/contrast?wait=true", groups)["job"]
+    assert "example" not in plain["result"]["features"][0]
+    live.data("POST", "/api/monitoring/configure", {"top_k": 5})
+    live.complete("The boat sailed", max_tokens=1)
+    top = live.data("POST", "/api/monitoring/statistics/top", {"k": 5, "examples": True})
+    for one in top["features"]:
+        assert one["example"] == strongest(one["feature_idx"])
+    live.data("POST", "/api/monitoring/configure", {"enabled": False})
+    live.data("DELETE", "/api/monitoring/history")
+    near = search(live, feature_idx=90, examples=True, limit=5)
+    for one in near["features"]:
+        assert one["example"] == strongest(one["feature_idx"])
+    trained = groups | {"name": "sea", "holdout": 0, "measure": False}
+    vector = live.data("POST", "/api/vectors/train?wait=true", trained)["job"]["result"]["id"]
+    found = live.data("GET", f"/api/vectors/{vector}/neighbours?limit=3&examples=true")
+    for one in found["features"]:
+        assert one["example"] == strongest(one["feature_idx"])
+    live.data("DELETE", f"/api/vectors/{vector}")

@@ -274,6 +274,13 @@ def test_the_search_finds_near_directions_and_labels(shared: Running, sae_id: st
         {},
         {"query": "  "},
         {"query": "a", "limit": 101},
+        {"text": "a"},
+        {"query": "a", "order": "share"},
+        {"by": "text"},
+        {"by": "text", "text": "a", "query": "b"},
+        {"by": "text", "text": "a", "messages": [{"role": "user", "content": "a"}]},
+        {"by": "examples"},
+        {"by": "examples", "query": "a", "feature_idx": 1},
     ],
 )
 def test_a_bad_search_is_a_validation_error(shared: Running, sae_id: str, body: Any) -> None:

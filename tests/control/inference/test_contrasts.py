@@ -24,6 +24,7 @@ ASKED = ContrastRequest(
     seed=0,
     min_share=0.0,
     has_special=False,
+    has_examples=False,
     client="",
 )
 """The scripted engine gives a text the feature whose index is its length."""

@@ -82,7 +82,7 @@ async def test_few_texts_are_written_at_once_where_their_logits_are_large(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await attached(world)
-    monkeypatch.setattr("steerserve.control.inference.effects.LOGITS_KEPT", 4 * 32 * 2)
+    monkeypatch.setattr("steerserve.control.inference.steered_texts.LOGITS_KEPT", 4 * 32 * 2)
     await measured(world, random_directions=0)
     assert world.launcher.log.count("diverge") == 2 * 3
 

@@ -28,6 +28,7 @@ ASKED = TrainingRequest(
     has_special=False,
     holdout=0.25,
     seed=0,
+    is_measured=False,
     client="",
 )
 """The scripted engine scores the positives 1 and the negatives 0 at each layer."""

@@ -7,8 +7,8 @@ import pytest
 from msgspec import structs
 
 from steerserve.rules.inference import effects as rules
-from steerserve.rules.inference import levers
 from steerserve.rules.inference.effects import EffectRow, Written
+from steerserve.rules.steering import levers
 
 
 def text(divergences: list[float], content: str = "a sea", **more: object) -> Written:

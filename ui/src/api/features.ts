@@ -22,20 +22,24 @@ export const nearest = (sae_id: string, feature_idx: number, limit: number) =>
       request("post", "/api/saes/{sae_id}/features/search", {
         signal,
         path: { sae_id },
-        body: { feature_idx, limit },
+        body: { feature_idx, limit, examples: true },
       }),
     staleTime: POLL,
   });
 
-/** The features that promote the tokens of a word; or the job that computes them first. */
-export const promoting = (sae_id: string, query: string) =>
+/** How features are searched that need no labels. */
+export type Way = "promotes" | "examples" | "text";
+
+/** The features that promote the tokens of a word, that peak at it in a corpus, or that fire on a text; or the job that first
+ * computes the promoted tokens. Each has its strongest example. */
+export const found = (sae_id: string, by: Way, words: string) =>
   queryOptions({
-    queryKey: ["features", sae_id, "promoting", query] as const,
+    queryKey: ["features", sae_id, by, words] as const,
     queryFn: async ({ signal }): Promise<{ job: Job } | Found> =>
       request("post", "/api/saes/{sae_id}/features/search", {
         signal,
         path: { sae_id },
-        body: { query, by: "promotes", limit: PAGE },
+        body: { ...(by === "text" ? { text: words } : { query: words }), by, examples: true, limit: PAGE },
       }),
     retry: false,
     staleTime: Infinity,

@@ -53,7 +53,7 @@ export const contexts = (feature: number, limit: number) =>
 export const top = (metric: Metric, k: number, rank: Rank) =>
   queryOptions({
     queryKey: ["monitoring", "top", metric, k, rank] as const,
-    queryFn: ({ signal }) => request("post", "/api/monitoring/statistics/top", { signal, body: { metric, k, rank } }),
+    queryFn: ({ signal }) => request("post", "/api/monitoring/statistics/top", { signal, body: { metric, k, rank, examples: true } }),
     refetchInterval: POLL,
     placeholderData: keepPreviousData,
   });

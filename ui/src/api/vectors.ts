@@ -1,7 +1,7 @@
 // Vectors: stored directions of a model's activations, and their files.
 import { queryOptions } from "@tanstack/react-query";
 import type { Imported } from "../rules/imported";
-import { described, request, send, type Data } from "./client";
+import { described, request, send, type Body, type Data } from "./client";
 import { everyPage, exported } from "./documents";
 import { POLL } from "./queries";
 
@@ -29,7 +29,7 @@ export const neighbours = (vector_id: string, layer: number | null) =>
       request("get", "/api/vectors/{vector_id}/neighbours", {
         signal,
         path: { vector_id },
-        query: { limit: 10, ...(layer === null ? {} : { layer }) },
+        query: { limit: 10, examples: true, ...(layer === null ? {} : { layer }) },
       }),
     staleTime: POLL,
     retry: false,
@@ -44,6 +44,17 @@ export const vectorTokens = (vector_id: string, layer: number) =>
     staleTime: POLL,
     retry: false,
   });
+
+export type MeasureBody = Body<"/api/vectors/{vector_id}/measure">;
+
+/** Begin a measurement of what a vector does. It goes on as a job, also where the page is left. */
+export async function measureVector(vector_id: string, body: MeasureBody): Promise<string> {
+  return (await request("post", "/api/vectors/{vector_id}/measure", { path: { vector_id }, body })).job.id;
+}
+
+export function describedMeasurement(vector_id: string, body: MeasureBody) {
+  return described("post", "/api/vectors/{vector_id}/measure", { path: { vector_id }, body, query: { wait: true } });
+}
 
 export const CONVENTIONS = ["resid_post", "gguf", "resid_pre", "hf_hidden_states"] as const;
 

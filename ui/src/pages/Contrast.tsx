@@ -36,6 +36,7 @@ export default function Contrast() {
   const why = place === null ? "Attach an SAE first." : lacking(positives, negatives);
   const body: ContrastBody = {
     ...{ positives, negatives, pool: link.pool, top: link.top, holdout: link.holdout, seed: link.seed },
+    examples: true,
     ...(place === null ? {} : { sae_id: place.sae_id, layer: place.layer }),
   };
   const begin = useMutation({

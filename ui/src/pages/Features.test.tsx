@@ -157,6 +157,40 @@ it("finds the features that promote a word, once the job of the first search is 
   expect(await violations(container)).toEqual([]);
 });
 
+it("finds the features that are strongest at a word, each with its text", async () => {
+  const example = {
+    ...{ text_index: 0, position: 2, value: 40, is_strongest: true, at: 1 },
+    tokens: [
+      { text: "The", value: 0 },
+      { text: " sea", value: 40 },
+    ],
+  };
+  const answers = [
+    { features: [{ feature_idx: 90, label: null, value: 30, share: 0.75, example }], matched: 1 },
+    { features: [], matched: 0 },
+  ];
+  const { sent, container } = shown("/features?q=sea&in=examples", FEATURE, () => answers.shift());
+  fireEvent.submit(await screen.findByRole("search"));
+  const found = await screen.findByRole("list", { name: "Features that are strongest at sea" });
+  expect(found.textContent).toContain("75 %");
+  expect(found.textContent).toContain("The sea");
+  expect(sent.find(({ path }) => path.endsWith("/search"))?.body).toMatchObject({ query: "sea", by: "examples", examples: true });
+  expect(await violations(container)).toEqual([]);
+});
+
+it("offers the other searches where one finds nothing", async () => {
+  const { sent } = shown("/features?q=sea&in=text", FEATURE, { features: [], matched: 0 });
+  fireEvent.submit(await screen.findByRole("search"));
+  fireEvent.click(await screen.findByRole("button", { name: "Look where features are strongest" }));
+  fireEvent.submit(await screen.findByRole("search"));
+  await screen.findByText(/No example of the newest corpus/);
+  const asked = sent.filter(({ path }) => path.endsWith("/search")).map(({ body }) => body);
+  expect(asked).toMatchObject([
+    { text: "sea", by: "text" },
+    { query: "sea", by: "examples" },
+  ]);
+});
+
 it("shows how far the job of a search is, and cancels it", async () => {
   const { sent } = shown("/features?q=sea&in=promotes", FEATURE, { job: { ...JOB, id: "job_2" } });
   await screen.findByRole("search");

@@ -98,6 +98,7 @@ export default function Live() {
                           labels={labels}
                           place={place}
                           pins={pins}
+                          hasExamples={canRank}
                           onPin={pin}
                         />
                       )}

@@ -13,9 +13,14 @@ const CALM = {
     { layer: 3, site: "resid_post", norm: 3 },
   ],
   ...{ operation: "add", suggested_value: null as number | null, layer_convention: "gguf", layer_offset: -1, training: null },
+  ...{ measured: null as unknown, not_measured: "no measurement was asked for" as string | null },
   source: { kind: "upload", format: "gguf", file: "calm.gguf", local_path: null, repository_id: null, revision: null },
   warnings: ["the file names layers one late"],
   created_at: "2026-01-05T10:00:00Z",
+};
+const JOB = {
+  ...{ id: "job_1", kind: "vector_measurement", state: "done", progress: 1, message: "", error: null, result: null },
+  ...{ created_at: "2026-01-05T10:00:00Z", started_at: null, ended_at: null },
 };
 const NEAR = {
   vector_id: "vec_1",
@@ -124,6 +129,45 @@ it("imports a file with what it does not say, and again after a refusal", async 
     ...{ name: "calm", layer: "3", layer_convention: "hf_hidden_states", layer_offset: "-1" },
     file: expect.any(File),
   });
+});
+
+it("says where a vector acts best, or that nobody knows, and measures it by words", async () => {
+  const damage = { nll_over_plain: 0.31, repetition_over_plain: 0, distinct: 0.6, is_unbroken: true };
+  const row = { strength: 0.5, texts: 4, effect: 0.75, effect_low: 0.4, effect_high: 1, damage, sample: "waves and boats" };
+  const measured = {
+    ...{ model: "small", by: "words", words: ["sea"], probe: null, plain: 0, tokens: 24, temperature: 1, seed: 0 },
+    layers: [
+      { ...row, layer: 2 },
+      { ...row, layer: 3, effect: 1, damage: { ...damage, nll_over_plain: 2.5, is_unbroken: false }, sample: "sea sea sea" },
+    ],
+    best: { layer: 2, strength: 0.5 },
+    works: true,
+    random: [{ effect: 0, effect_low: 0, effect_high: 0 }],
+  };
+  let known: unknown = null;
+  const sent = service({
+    ...answers(),
+    "GET /api/vectors": () => ({
+      vectors: [{ ...CALM, measured: known, not_measured: known === null ? "no measurement was asked for" : null }],
+      total: 1,
+    }),
+    "POST /api/vectors/vec_1/measure": () => {
+      known = measured;
+      return { job: { ...JOB, state: "waiting" } };
+    },
+    "GET /api/jobs/job_1": JOB,
+  });
+  const { container } = showPage(<Vectors />);
+  const user = userEvent.setup();
+  expect(await screen.findByText(/It is not measured: no measurement was asked for/)).toBeTruthy();
+  await user.type(screen.getByLabelText("Words that tell whether it works"), "sea, boat");
+  await user.click(screen.getByRole("button", { name: "Measure" }));
+  expect(await screen.findByText(/Layer 2 with \+0\.5 has the largest effect/)).toBeTruthy();
+  expect(screen.getByText("broken:", { exact: false })).toBeTruthy();
+  const link = screen.getByRole("link", { name: "Use it" }).getAttribute("href")?.split("?")[1];
+  expect(JSON.parse(new URLSearchParams(link).get("e") ?? "")).toEqual([{ op: "add", vector: "vec_1", value: 0.5, layers: [2] }]);
+  expect(sent.find(({ method }) => method === "POST")?.body).toEqual({ words: ["sea", "boat"] });
+  expect(await violations(container)).toEqual([]);
 });
 
 it("deletes a vector after a question", async () => {

@@ -7,6 +7,8 @@ export interface Bar {
   label: ReactNode;
   value: number;
   action?: ReactNode;
+  /** What stands in a line of its own under the bar. */
+  beneath?: ReactNode;
 }
 
 export function Bars({
@@ -36,6 +38,7 @@ export function Bars({
             </span>
             <span className="bar-value">{format(bar.value)}</span>
             {bar.action}
+            {bar.beneath !== undefined && <div className="bar-beneath">{bar.beneath}</div>}
           </li>
         ))}
       </ol>

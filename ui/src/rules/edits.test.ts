@@ -1,6 +1,6 @@
 import { expect, it } from "vitest";
 import { read } from "./link";
-import { isEdits, sentEdits, vectorPath } from "./edits";
+import { isEdits, sentEdits, vectorEdit, vectorPath } from "./edits";
 import { interventionsOf } from "./interventions";
 import { opened, STEER } from "./steer";
 
@@ -33,8 +33,20 @@ it("the values of features are edits of the same request", () => {
   expect(interventionsOf({ ...state, for: "live", f: [] })).toBeNull();
 });
 
+const VECTOR = { id: "vec_1", operation: "add" as const, suggested_value: null, training: null, measured: null };
+
+it.each([
+  [{}, { value: 1 }],
+  [{ training: { best_layer: 7 } }, { value: 1, layers: [7] }],
+  [{ training: { best_layer: 7 }, measured: { best: null } }, { value: 1, layers: [7] }],
+  [{ training: { best_layer: 7 }, measured: { best: { layer: 14, strength: 0.5 } } }, { value: 0.5, layers: [14] }],
+  [{ suggested_value: 4, measured: { best: { layer: 14, strength: 0.5 } } }, { value: 0.5, layers: [14] }],
+])("the first edit of a vector acts where it was measured to act best: %j", (facts, edit) => {
+  expect(vectorEdit({ ...VECTOR, ...facts })).toEqual({ op: "add", vector: "vec_1", ...edit });
+});
+
 it("a link that brings only an edit keeps what the tab had, and has each edit once", () => {
-  const link = new URLSearchParams(vectorPath({ id: "vec_1", operation: "add", suggested_value: 4, training: null }).split("?")[1]);
+  const link = new URLSearchParams(vectorPath({ ...VECTOR, suggested_value: 4 }).split("?")[1]);
   const kept = new URLSearchParams({ prompt: "One day", as: "prompt", e: '[{"op":"ablate","vector":"vec_2"}]' });
   const both = read(opened(link, kept.toString()) ?? new URLSearchParams(), STEER);
   const edits = [

@@ -82,13 +82,22 @@ interface VectorFacts {
   operation: "add" | "project";
   suggested_value: number | null;
   training: { best_layer: number | null } | null;
+  measured: { best: { layer: number; strength: number } | null } | null;
 }
 
-/** The first edit of a vector: added as its file suggests, or projected out. One that was trained acts at its best layer. */
-export function vectorEdit({ id, operation, suggested_value, training }: VectorFacts): Edit {
-  const layers = training == null || training.best_layer === null ? {} : { layers: [training.best_layer] };
+/** Where a vector acts best: where it was measured, or else where its training tells texts apart best; null where neither is
+ * known. */
+export function bestLayer({ training, measured }: Pick<VectorFacts, "training" | "measured">): number | null {
+  return measured?.best?.layer ?? training?.best_layer ?? null;
+}
+
+/** The first edit of a vector: added at its best place, or as its file suggests, or projected out. */
+export function vectorEdit(vector: VectorFacts): Edit {
+  const { id, operation, suggested_value, measured } = vector;
+  const layer = bestLayer(vector);
+  const layers = layer === null ? {} : { layers: [layer] };
   if (operation === "project") return { op: "ablate", vector: id, ...layers };
-  return { op: "add", vector: id, value: suggested_value ?? 1, ...layers };
+  return { op: "add", vector: id, value: measured?.best?.strength ?? suggested_value ?? 1, ...layers };
 }
 
 /** The path of the Steer page with an edit of a vector. */

@@ -35,7 +35,8 @@ class ContrastBody(RequestBody):
     """Two groups of texts or conversations, which are read unsteered. `pool` makes one activation of those at all
     positions. The seed chooses the share `holdout` of each group, on which the features of the answer are tried again.
     Only features that fire in at least the share `min_share` of the texts of one group are compared. With
-    `special_tokens`, position 0 and special tokens count too."""
+    `special_tokens`, position 0 and special tokens count too; with `examples` each feature has its strongest example
+    in the newest corpus."""
 
     positives: Texts
     negatives: Texts
@@ -47,6 +48,7 @@ class ContrastBody(RequestBody):
     seed: Annotated[int, Field(ge=0, le=SEED_MAXIMUM)] = 0
     min_share: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
     special_tokens: bool = False
+    examples: bool = False
 
 
 def router(contrasts: Contrasts, settings: Settings) -> APIRouter:
@@ -65,6 +67,7 @@ def router(contrasts: Contrasts, settings: Settings) -> APIRouter:
             seed=body.seed,
             min_share=body.min_share,
             has_special=body.special_tokens,
+            has_examples=body.examples,
             client=client_of(request, settings),
         )
         return await answered(contrasts.start(asked), request, wait=wait)

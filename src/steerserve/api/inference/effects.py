@@ -20,10 +20,10 @@ from steerserve.api.envelope import (
 from steerserve.api.inference.tokens import (
     Conversation,
     Id,
-    TokenizeMessage,
     Written,
     client_of,
-    text_or_chat,
+    invalid_field,
+    texts_or_chats,
 )
 from steerserve.control.inference.effect_views import (
     DeletedEffects,
@@ -33,9 +33,7 @@ from steerserve.control.inference.effect_views import (
 )
 from steerserve.control.inference.effects import EffectMeasurements, EffectsRequest
 from steerserve.control.inference.views import JobAnswer
-from steerserve.errors import Refusal
 from steerserve.rules.bounds import PAGE_ROWS
-from steerserve.rules.inference import intent
 from steerserve.rules.saes.attachment import SaeChoice
 from steerserve.rules.steering import interventions
 from steerserve.rules.steering.request import RequestSteering, SteeredFeature, SteeredVector
@@ -153,9 +151,9 @@ def _asked(body: EffectsBody, client: str) -> EffectsRequest:
     """
     lever, steering = _lever(body)
     if len(set(body.strengths)) < len(body.strengths):
-        raise _invalid("strengths", "give each strength once")
+        raise invalid_field("strengths", "give each strength once")
     target = body.target
-    prompts = None if body.prompts is None else [_text(one) for one in body.prompts]
+    prompts = None if body.prompts is None else texts_or_chats(body.prompts)
     return EffectsRequest(
         lever=lever,
         steering=steering,
@@ -177,7 +175,7 @@ def _lever(body: EffectsBody) -> tuple[dict[str, object], RequestSteering]:
     named = [name for name, value in given.items() if value is not None]
     if len(named) != 1:
         why = "give one of feature, vector and edits"
-        raise _invalid(named[1] if named else "feature", why)
+        raise invalid_field(named[1] if named else "feature", why)
     keeps_norm = body.preserve_norm
     if body.feature is not None:
         one = body.feature
@@ -189,15 +187,6 @@ def _lever(body: EffectsBody) -> tuple[dict[str, object], RequestSteering]:
         made = RequestSteering((added,), field="", keeps_norm=keeps_norm)
         return {"vector": body.vector}, made
     if not body.edits:
-        raise _invalid("edits", "give at least one edit")
+        raise invalid_field("edits", "give at least one edit")
     raw = {"edits": body.edits, "preserve_norm": keeps_norm}
     return {"edits": body.edits}, interventions.parse(raw, "")
-
-
-def _text(given: str | list[TokenizeMessage]) -> str | intent.Conversation:
-    return given if isinstance(given, str) else text_or_chat(None, given)
-
-
-def _invalid(field: str, why: str) -> Refusal:
-    errors = [{"loc": ["body", field], "msg": why}]
-    return Refusal("VALIDATION_ERROR", f"body.{field}: {why}", param=field, errors=errors)

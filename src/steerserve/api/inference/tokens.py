@@ -123,7 +123,18 @@ def texts_or_chats(
     given: Sequence[str | list[TokenizeMessage]],
 ) -> tuple[str | intent.Conversation, ...]:
     """The texts and conversations of a list that has both."""
-    return tuple(text if isinstance(text, str) else text_or_chat(None, text) for text in given)
+    return tuple(map(given_text, given))
+
+
+def given_text(given: str | list[TokenizeMessage]) -> str | intent.Conversation:
+    """A text, or the conversation of messages."""
+    return given if isinstance(given, str) else text_or_chat(None, given)
+
+
+def invalid_field(field: str, why: str) -> Refusal:
+    """The refusal of a body for a rule that joins several fields. `field` is named as the offender."""
+    errors = [{"loc": ["body", field], "msg": why}]
+    return Refusal("VALIDATION_ERROR", f"body.{field}: {why}", param=field, errors=errors)
 
 
 def client_of(request: Request, settings: Settings) -> str:

@@ -16,16 +16,14 @@ from steerserve.api.inference.lens import LAYERS_MAXIMUM
 from steerserve.api.inference.tokens import (
     Conversation,
     Id,
-    TokenizeMessage,
     Written,
     client_of,
-    text_or_chat,
+    given_text,
+    invalid_field,
 )
 from steerserve.control.inference.training import Example, Method, Trainings
 from steerserve.control.inference.training import TrainingRequest as Asked
 from steerserve.control.inference.views import JobAnswer
-from steerserve.errors import Refusal
-from steerserve.rules.inference import intent
 from steerserve.rules.steering.records import TextIndex
 from steerserve.rules.steering.vector import NAME_MAXIMUM
 from steerserve.settings import Settings
@@ -74,9 +72,11 @@ class TrainBody(RequestBody):
 
 
 class TrainVectorBody(TrainBody):
-    """Examples, and the method that makes a direction of them."""
+    """Examples, and the method that makes a direction of them. With `measure`, the vector is then measured as
+    `POST /api/vectors/{id}/measure` does it, briefly, with a probe of the same examples."""
 
     method: Method = "mean_difference"
+    measure: bool = True
 
 
 class TrainProbeBody(TrainBody):
@@ -93,7 +93,7 @@ def router(trainings: Trainings, settings: Settings) -> APIRouter:
     )
     async def train_vector(body: TrainVectorBody, request: Request, wait: Wait = False) -> Response:
         """Begin a job that trains and stores a vector. Its result is the vector's record."""
-        asked = _asked(body, body.method, client_of(request, settings), is_probe=False)
+        asked = _asked(body, client_of(request, settings))
         return await answered(await trainings.start(asked), request, wait=wait)
 
     @routes.post(
@@ -101,13 +101,13 @@ def router(trainings: Trainings, settings: Settings) -> APIRouter:
     )
     async def train_probe(body: TrainProbeBody, request: Request, wait: Wait = False) -> Response:
         """Begin a job that trains and stores a probe. Its result is the probe's record."""
-        asked = _asked(body, body.method, client_of(request, settings), is_probe=True)
+        asked = _asked(body, client_of(request, settings))
         return await answered(await trainings.start(asked), request, wait=wait)
 
     return routes
 
 
-def _asked(body: TrainBody, method: Method, client: str, *, is_probe: bool) -> Asked:
+def _asked(body: TrainVectorBody | TrainProbeBody, client: str) -> Asked:
     """Raises:
     Refusal: VALIDATION_ERROR where there are neither pairs nor two groups, or both.
     """
@@ -119,12 +119,13 @@ def _asked(body: TrainBody, method: Method, client: str, *, is_probe: bool) -> A
         is_paired=body.pairs is not None,
         layers=None if body.layers == "all" else tuple(body.layers),
         site=body.site,
-        method=method,
-        is_probe=is_probe,
+        method=body.method,
+        is_probe=isinstance(body, TrainProbeBody),
         read=TextIndex(body.read.index) if isinstance(body.read, IndexBody) else body.read,
         has_special=body.special_tokens,
         holdout=body.holdout,
         seed=body.seed,
+        is_measured=isinstance(body, TrainVectorBody) and body.measure,
         client=client,
     )
 
@@ -133,27 +134,21 @@ def _examples(body: TrainBody) -> tuple[list[Example], list[Example]]:
     groups = [("positives", body.positives), ("negatives", body.negatives)]
     for name, group in groups:
         if (group is None) == (body.pairs is None):
-            why = "give either pairs, or positives and negatives"
-            errors = [{"loc": ["body", name], "msg": why}]
-            raise Refusal("VALIDATION_ERROR", f"body.{name}: {why}", param=name, errors=errors)
+            raise invalid_field(name, "give either pairs, or positives and negatives")
     if body.pairs is not None:
         groups = [
             (side, [getattr(pair, side) for pair in body.pairs])
             for side in ("positive", "negative")
         ]
-        prompts = [None if one.prompt is None else _text(one.prompt) for one in body.pairs]
+        prompts = [None if one.prompt is None else given_text(one.prompt) for one in body.pairs]
         names = "pairs[{place}].{name}"
     else:
         prompts, names = [None] * EXAMPLES_MAXIMUM, "{name}[{place}]"
     positives, negatives = (
         [
-            Example(names.format(name=name, place=place), _text(text), prompts[place])
+            Example(names.format(name=name, place=place), given_text(text), prompts[place])
             for place, text in enumerate(group or ())
         ]
         for name, group in groups
     )
     return positives, negatives
-
-
-def _text(given: str | list[TokenizeMessage]) -> str | intent.Conversation:
-    return given if isinstance(given, str) else text_or_chat(None, given)

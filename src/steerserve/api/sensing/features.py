@@ -2,52 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
-from pydantic import Field, model_validator
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from steerserve.api.answers import Answer
-from steerserve.api.answers.jobs import BEGUN, Wait, begun, is_over
-from steerserve.api.envelope import NDJSON, RequestBody, import_body, media_of, success
-from steerserve.control.jobs import Job
+from steerserve.api.envelope import NDJSON, import_body, media_of, success
 from steerserve.control.sensing.feature_views import (
     FeatureDetails,
-    FeatureSearch,
     ImportedLabels,
     LabelPage,
 )
 from steerserve.control.sensing.features import Features
 from steerserve.control.sensing.monitoring_views import Cleared
-from steerserve.control.sensing.promotions import Promotions
 from steerserve.rules.sensing import promoting
 from steerserve.rules.sensing.monitoring import parse_features
 
 LARGEST_INTEGER = 2**31 - 1
-SEARCH_MAXIMUM = 100
 PAGE_MAXIMUM = 1000
-
-Text = Annotated[str, Field(min_length=1, max_length=200)]
-
-
-class Search(RequestBody):
-    """A search for features: by words of their labels, by a feature whose neighbours are wanted, or by both. By
-    `promotes` it is a search for the features that promote the tokens of the word `query`."""
-
-    query: Text | None = None
-    feature_idx: int | None = None
-    by: Literal["labels", "promotes"] = "labels"
-    limit: Annotated[int, Field(ge=1, le=SEARCH_MAXIMUM)] = 20
-
-    @model_validator(mode="after")
-    def _asks(self) -> Search:
-        if self.feature_idx is None and not (self.query or "").strip():
-            raise ValueError("give a query, a feature_idx, or both")
-        if self.by == "promotes" and self.feature_idx is not None:
-            raise ValueError("a search by promotes has no feature_idx")
-        return self
 
 
 _IMPORT = {
@@ -67,7 +41,7 @@ _IMPORT = {
 }
 
 
-def router(observed: Features, promotions: Promotions) -> APIRouter:
+def router(observed: Features) -> APIRouter:
     routes = APIRouter(prefix="/api/saes", tags=["features"])
 
     @routes.get("/{sae_id}/labels", response_model=Answer[LabelPage])
@@ -102,23 +76,6 @@ def router(observed: Features, promotions: Promotions) -> APIRouter:
     async def clear_label(sae_id: str, index: int) -> Response:
         cleared = await observed.clear_label(sae_id, index)
         return success(Cleared(cleared, "the label is forgotten"))
-
-    @routes.post("/{sae_id}/features/search", response_model=Answer[FeatureSearch], responses=BEGUN)
-    async def search(sae_id: str, body: Search, request: Request, wait: Wait = False) -> Response:
-        """The first search by `promotes` in an attached SAE begins a job that computes the promoted tokens of all
-        features. Later ones are answered at once."""
-        if body.by == "labels":
-            return success(await observed.search(sae_id, body.query, body.feature_idx, body.limit))
-        while isinstance(
-            found := await promotions.search(sae_id, body.query or "", body.limit), Job
-        ):
-            if not wait:
-                return begun(found)
-            if not await is_over(found, request):
-                return Response(status_code=499)
-            if found.facts.state == "cancelled":
-                return begun(found)
-        return success(found)
 
     @routes.get("/{sae_id}/features/search", include_in_schema=False)
     async def not_by_get() -> Response:

@@ -9,13 +9,14 @@ from typing import Annotated, Any
 
 import msgspec
 from fastapi import APIRouter, Query
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, UnsetType, structs
 from pydantic import Field
 from starlette.responses import Response
 
 from steerserve.api.answers import Answer
 from steerserve.api.envelope import RequestBody, encoded, success
 from steerserve.control.metrics import note_object
+from steerserve.control.saes.example_views import ExamplesOf
 from steerserve.control.sensing.monitoring import Monitoring
 from steerserve.control.sensing.monitoring_views import (
     Cleared,
@@ -57,14 +58,16 @@ class Enable(RequestBody):
 
 class Top(RequestBody):
     """Asks for the features with the largest values of one figure: as they are, in units of the features' own largest
-    activations over corpora (`share`), or times how rare the features are (`rarity`)."""
+    activations over corpora (`share`), or times how rare the features are (`rarity`). With `examples` each feature has
+    its strongest example in the newest corpus."""
 
     k: Annotated[int, Field(ge=1, le=rules.BEST_MAXIMUM)] = rules.BEST_DEFAULT
     metric: Metric = "mean"
     rank: Rank = "value"
+    examples: bool = False
 
 
-def router(monitoring: Monitoring, labels_of: LabelsOf) -> APIRouter:
+def router(monitoring: Monitoring, labels_of: LabelsOf, examples_of: ExamplesOf) -> APIRouter:
     routes = APIRouter(tags=["monitoring"])
     # one large answer of a kind at a time, so that many requests take the memory of one; records can be read while
     # statistics wait for the engine
@@ -170,6 +173,10 @@ def router(monitoring: Monitoring, labels_of: LabelsOf) -> APIRouter:
             counted = await monitoring.ranked(body.metric, body.k, body.rank)
         labels = await labels_of(counted.sae_id)
         made = [figures(one, labels.get(one.feature_idx, UNSET)) for one in counted.features]
+        if body.examples:
+            indices = [one.feature_idx for one in made]
+            examples = await examples_of(counted.sae_id, indices)
+            made = [structs.replace(one, example=examples.get(one.feature_idx)) for one in made]
         return success(TopFeatures(features=made, **totals(counted), metric=body.metric, k=body.k))
 
     return routes

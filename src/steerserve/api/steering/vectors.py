@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query
+from msgspec import structs
 from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
@@ -19,8 +21,10 @@ from steerserve.api.steering.direction_bodies import (
     new_body,
 )
 from steerserve.control.metrics import note_object
+from steerserve.control.saes.example_views import ExamplesOf
 from steerserve.control.steering.vector_views import (
     DeletedVector,
+    NearFeature,
     VectorDocument,
     VectorList,
     VectorNeighbours,
@@ -67,7 +71,7 @@ _FILES: dict[int | str, dict[str, object]] = {
 }
 
 
-def router(vectors: Vectors) -> APIRouter:
+def router(vectors: Vectors, examples_of: ExamplesOf) -> APIRouter:
     routes = APIRouter(prefix="/api/vectors", tags=["vectors"])
 
     @routes.get("", response_model=Answer[VectorList])
@@ -108,9 +112,24 @@ def router(vectors: Vectors) -> APIRouter:
         vector_id: str,
         limit: Annotated[int, Query(ge=1, le=NEAREST_MAXIMUM)] = 10,
         layer: Annotated[int | None, Query(ge=0, le=LAYER_MAXIMUM)] = None,
+        examples: bool = False,
     ) -> Response:
         """The nearest features of the attached SAEs, and the nearest other vectors, by cosine. With `layer`, only the
         directions at this layer are compared."""
-        return success(await vectors.neighbours(vector_id, limit, layer))
+        found = await vectors.neighbours(vector_id, limit, layer)
+        if examples:
+            found = structs.replace(found, features=await _with_examples(found.features))
+        return success(found)
+
+    async def _with_examples(features: Sequence[NearFeature]) -> list[NearFeature]:
+        known = {
+            sae_id: await examples_of(
+                sae_id, [one.feature_idx for one in features if one.sae_id == sae_id]
+            )
+            for sae_id in {one.sae_id for one in features}
+        }
+        return [
+            structs.replace(one, example=known[one.sae_id].get(one.feature_idx)) for one in features
+        ]
 
     return routes

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
+from msgspec import UNSET
+
 from steerserve import messages as m
 from steerserve.control.inference.texts import NamedText, TextReader, held_out, prompt_of
 from steerserve.control.inference.views import Contrast, ContrastedFeature, ContrastedTexts
@@ -31,7 +33,7 @@ READ_SHARE = 0.95
 @dataclass(frozen=True, slots=True)
 class ContrastRequest:
     """The texts of a contrast, and how they are read and compared. `has_special` counts position 0 and special tokens
-    too. `client` names who asks."""
+    too. With `has_examples` each feature has its strongest example. `client` names who asks."""
 
     positives: tuple[str | Conversation, ...]
     negatives: tuple[str | Conversation, ...]
@@ -42,6 +44,7 @@ class ContrastRequest:
     seed: int
     min_share: float
     has_special: bool
+    has_examples: bool
     client: str
 
 
@@ -85,12 +88,12 @@ class Contrasts:
             resident,
             lambda prompts: m.Scoring(prompts, 1.0, None, client=KIND, pool=pool),
             m.Pooled,
-            check=lambda: _check_held(resident, attached),
+            check=lambda: check_held(resident, attached),
             told=lambda count: report(
                 READ_SHARE * count / len(texts), f"{count} of {len(texts)} texts are read"
             ),
         )
-        pooled = [_unpacked(one, text.name) for one, text in zip(read, texts, strict=True)]
+        pooled = [pooled_values(one, text.name) for one, text in zip(read, texts, strict=True)]
         count = len(asked.positives)
         positives, held_positives = _split(pooled[:count], asked, "positives")
         negatives, held_negatives = _split(pooled[count:], asked, "negatives")
@@ -108,17 +111,24 @@ class Contrasts:
             sae_id=attached.sae_id,
             layer=attached.layer,
             texts=ContrastedTexts(count, len(texts) - count, held),
-            features=await self._described(best, resident, attached),
+            features=await self._described(best, asked, resident, attached),
             compared=compared,
         )
 
     async def _described(
-        self, best: Sequence[Contrasted], resident: Resident, attached: Attachment
+        self,
+        best: Sequence[Contrasted],
+        asked: ContrastRequest,
+        resident: Resident,
+        attached: Attachment,
     ) -> list[ContrastedFeature]:
-        _check_held(resident, attached)
+        check_held(resident, attached)
         labels = await self._features.labels(attached.sae_id)
         indices = [one.index for one in best]
         effects = await self._features.effects(attached, indices, PROMOTED_SHOWN)
+        examples = (
+            await self._features.examples(attached.sae_id, indices) if asked.has_examples else None
+        )
         promotes: list[list[str] | None] = [[effect.token for effect in up] for up, _ in effects]
         return [
             ContrastedFeature(
@@ -134,6 +144,7 @@ class Contrasts:
                 share_negative=one.found.share_negative,
                 p_corrected=one.p_corrected,
                 promotes=tokens,
+                example=UNSET if examples is None else examples.get(one.index),
             )
             for one, tokens in zip(best, promotes or [None] * len(best), strict=True)
         ]
@@ -148,9 +159,11 @@ def _split(
     return compared, [pooled[place] for place in sorted(held)]
 
 
-def _check_held(resident: Resident, attached: Attachment) -> None:
-    """Raises:
-    Refusal: MODEL_NOT_LOADED, SAE_NOT_ATTACHED.
+def check_held(resident: Resident, attached: Attachment) -> None:
+    """Check that the model and the SAE of a job are still there.
+
+    Raises:
+        Refusal: MODEL_NOT_LOADED, SAE_NOT_ATTACHED.
     """
     resident.running()
     if resident.attachments.get(attached.key) is not attached:
@@ -162,9 +175,11 @@ def _check_held(resident: Resident, attached: Attachment) -> None:
         )
 
 
-def _unpacked(answer: m.Pooled, name: str) -> Pooled:
-    """Raises:
-    Refusal: INVALID_PARAMETER where no position of the text counts.
+def pooled_values(answer: m.Pooled, name: str) -> Pooled:
+    """The activations that are not 0 of the text with this name.
+
+    Raises:
+        Refusal: INVALID_PARAMETER where no position of the text counts.
     """
     if not answer.positions:
         why = "no token is left without position 0 and special tokens"

@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import itertools
-import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,7 +24,14 @@ from steerserve.control.inference.effect_views import (
 )
 from steerserve.control.inference.generate import fingerprint
 from steerserve.control.inference.planning import state_of
-from steerserve.control.inference.texts import TEXTS_AT_ONCE, NamedText, TextReader, prompt_of
+from steerserve.control.inference.steered_texts import (
+    TEXTS_MAXIMUM,
+    Writing,
+    normal_numbers,
+    prompts_or_stock,
+    write,
+)
+from steerserve.control.inference.texts import NamedText, TextReader
 from steerserve.control.jobs import Job, Jobs, Report
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.resident import Attachment, Resident
@@ -48,10 +54,6 @@ from steerserve.rules.steering.request import MAX, RequestSteering, SteeredFeatu
 from steerserve.settings import Settings
 
 KIND = "effects"
-TEXTS_MAXIMUM = 4096
-"""The most texts that one job writes."""
-LOGITS_KEPT = 256 << 20
-"""The most bytes of logits that the engine keeps at once for texts of a job, as float32."""
 WORD_MAXIMUM = 1000
 NO_COUNTERPART = (
     "the lever edits what a feature reads; only added features and edits of vectors have a random "
@@ -313,43 +315,25 @@ class EffectMeasurements:
         """The texts of all prompts with a lever at one strength.
 
         Raises:
-            Refusal: as `start` says of the job; NON_FINITE_LOGITS names the strength.
+            Refusal: as `start` says of the job.
         """
         asked = begun.asked
         await self._parts.with_vectors(asked.steering)  # a vector may be gone by now
-        values, edits = ladder.at(lever, strength)
-        plan = m.Overlay(
-            None,
-            {key: dict(features) for key, features in values.items()},
-            edits,
+        how = Writing(
+            begun.resident,
+            begun.prompts,
+            asked.tokens,
+            asked.temperature,
+            asked.seed,
+            begun.check,
             asked.steering.keeps_norm,
+            words,
         )
-        sampling = m.Sampling(
-            temperature=asked.temperature, max_tokens=asked.tokens, seed=asked.seed
-        )
-        divergence = m.Divergence([[list(one) for one in group] for group in words])
-        try:
-            found = await self._reader.read(
-                begun.prompts,
-                begun.resident,
-                lambda prompts: m.Generation(prompts, 1, sampling, plan, divergence=divergence),
-                m.Diverged,
-                check=begun.check,
-                told=lambda count: report(
-                    (done + count) / begun.texts, f"{done + count} of {begun.texts} texts"
-                ),
-                at_once=_at_once(begun),
-            )
-        except Refusal as refusal:
-            if refusal.code != "NON_FINITE_LOGITS":
-                raise
-            why = f"at the strength {strength:g} {refusal.message}"
-            details = refusal.details | {"strength": strength}
-            raise Refusal(refusal.code, why, param="strengths", **details) from None
-        return [
-            Written(one.text, one.tokens, one.divergences, one.likelihoods, one.words)
-            for one in found
-        ]
+
+        def told(count: int) -> None:
+            report((done + count) / begun.texts, f"{done + count} of {begun.texts} texts")
+
+        return await write(self._reader, how, lever, strength, told)
 
     async def _others(self, begun: _Ladder) -> list[Placed]:
         """Random directions in the place of the lever; none where it has no such counterpart."""
@@ -366,8 +350,7 @@ class EffectMeasurements:
         places = {one.key: begun.model.place(one) for one in begun.used}
 
         def draw() -> list[Placed | None]:
-            numbers = random.Random(f"{begun.asked.seed} directions")  # noqa: S311 -- repeatable
-            normal = partial(numbers.gauss, 0.0, 1.0)
+            normal = normal_numbers(begun.asked.seed)
             return [
                 ladder.randomised(made, norms, places, facts.site_widths, normal)
                 for _ in range(count)
@@ -412,25 +395,12 @@ def _prompts(asked: EffectsRequest, made: Placed, *, is_chat: bool) -> list[Name
     """Raises:
     Refusal: INVALID_INTERVENTION where edits act on roles and a prompt has no messages.
     """
-    prompts = asked.prompts
-    if prompts is None:
-        questions = [({"role": "user", "content": text},) for text in rules.STOCK_QUESTIONS]
-        prompts = questions if is_chat else list(rules.STOCK_TEXTS)
-    where = asked.steering.roles_at
-    if where is not None and any(isinstance(one, str) for one in prompts):
-        raise _invalid(where, "a text has no messages with roles")
     is_located = any(edit.positions.roles for edit in made.edits)
-    return [
-        NamedText(f"prompts[{place}]", prompt_of(one, asked.client, is_located=is_located))
-        for place, one in enumerate(prompts)
-    ]
-
-
-def _at_once(begun: _Ladder) -> int:
-    """The texts that are written at once, so that the engine keeps a bounded number of logits for them."""
-    _, facts = begun.resident.running()
-    logits = 4 * facts.vocabulary * begun.asked.tokens
-    return max(1, min(TEXTS_AT_ONCE, LOGITS_KEPT // logits))
+    prompts = prompts_or_stock(asked.prompts, asked.client, is_chat=is_chat, is_located=is_located)
+    where = asked.steering.roles_at
+    if where is not None and any(isinstance(one.prompt, m.Text) for one in prompts):
+        raise _invalid(where, "a text has no messages with roles")
+    return prompts
 
 
 def _invalid(where: str, why: str) -> Refusal:

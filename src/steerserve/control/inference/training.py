@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, Literal
 
 from steerserve import messages as m
+from steerserve.control.inference.measuring import Measurement, VectorMeasurements
 from steerserve.control.inference.texts import NamedText, TextReader, held_out, prompt_of
 from steerserve.control.jobs import Job, Jobs, Report
 from steerserve.control.residency.conductor import Conductor
@@ -43,7 +44,11 @@ STATES_MAXIMUM = 512 << 20
 """The most bytes of values that one job reads of its texts."""
 NEIGHBOURS = 10
 READ_SHARE = 0.8
-"""The share of the progress of a job that is the reading of the texts."""
+"""The share of the progress of a training that is the reading of the texts."""
+MEASURED_FROM = 0.4
+"""The progress of a job when the training ends and the measurement begins."""
+MEASURED_PROMPTS, MEASURED_TOKENS, MEASURED_RANDOM = 4, 24, 4
+"""The prompts that the measurement continues at each strength, the tokens of a text, and the random directions."""
 
 Method = Literal["mean_difference", "pca", "logistic"]
 
@@ -60,8 +65,8 @@ class Example:
 @dataclass(frozen=True, slots=True)
 class TrainingRequest:
     """The examples, how they are read, and how a direction is fitted to them. With `is_paired` the k-th positive and
-    the k-th negative one are a pair. `layers` are all where it is None. A probe is fitted by logistic regression.
-    `client` names who asks."""
+    the k-th negative one are a pair. `layers` are all where it is None. A probe is fitted by logistic regression. With
+    `is_measured` a vector is measured when it is stored. `client` names who asks."""
 
     name: str
     positives: Sequence[Example]
@@ -75,6 +80,7 @@ class TrainingRequest:
     has_special: bool
     holdout: float
     seed: int
+    is_measured: bool
     client: str
 
 
@@ -98,12 +104,14 @@ class Trainings:
         vectors: Vectors,
         probes: Probes,
         jobs: Jobs,
+        measurements: VectorMeasurements,
     ) -> None:
         self._conductor = conductor
         self._reader = reader
         self._vectors = vectors
         self._probes = probes
         self._jobs = jobs
+        self._measurements = measurements
 
     async def start(self, asked: TrainingRequest) -> Job:
         """Begin a training. Its job is refused what a scoring request is refused, with the name of the text;
@@ -155,7 +163,9 @@ class Trainings:
         texts: Sequence[NamedText],
         report: Report,
     ) -> VectorRecord | ProbeRecord:
-        places = _places(asked)
+        places, whole = _places(asked), report
+        if asked.is_measured:
+            report = _part(whole, 0.0, MEASURED_FROM)
         read = await self._reader.read(
             texts,
             resident,
@@ -175,7 +185,11 @@ class Trainings:
             share = READ_SHARE + (1 - READ_SHARE) * (number + 1) / (len(layers) + 1)
             report(share, f"{number + 1} of {len(layers)} layers are fitted")
         training = await self._training(asked, lines, examples)
-        return await self._stored(asked, resident, lines, training)
+        stored = await self._stored(asked, resident, lines, training)
+        if isinstance(stored, ProbeRecord) or not asked.is_measured:
+            return stored
+        report = _part(whole, MEASURED_FROM, 1.0)
+        return await self._measurements.keep(_measurement(asked, texts), stored, resident, report)
 
     async def _training(
         self, asked: TrainingRequest, lines: Sequence[_Line], examples: Examples
@@ -233,6 +247,34 @@ class Trainings:
             return await self._probes.add(asked.name, probe, source, training)
         read = ReadVector(format=asked.method, directions=directions, model_hint=hint)
         return await self._vectors.add(asked.name, read, source, training)
+
+
+def _measurement(asked: TrainingRequest, texts: Sequence[NamedText]) -> Measurement:
+    """The short measurement that ends a training, by a probe of its own texts."""
+    positives = len(asked.positives)
+    return Measurement(
+        positives=texts[:positives],
+        negatives=texts[positives:],
+        words=(),
+        prompts=None,
+        layers=None,
+        strengths=None,
+        tokens=MEASURED_TOKENS,
+        temperature=1.0,
+        seed=asked.seed,
+        random_directions=MEASURED_RANDOM,
+        client=asked.client,
+        few=MEASURED_PROMPTS,
+    )
+
+
+def _part(report: Report, begin: float, end: float) -> Report:
+    """Reports a part of the work as the share of the whole from `begin` to `end`."""
+
+    def told(share: float, message: str) -> None:
+        report(begin + (end - begin) * share, message)
+
+    return told
 
 
 async def _line(

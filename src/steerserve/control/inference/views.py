@@ -7,6 +7,7 @@ from typing import Literal
 from msgspec import UNSET, UnsetType
 
 from steerserve.control.inference.effect_views import Effects
+from steerserve.control.saes.example_views import FeatureExample
 from steerserve.control.sensing.corpus_views import CorpusRecord
 from steerserve.control.sensing.feature_views import PromotedFeatures, SuggestedLabels
 from steerserve.control.steering.views import Values
@@ -102,7 +103,8 @@ class ContrastedFeature(Form, frozen=True, kw_only=True):
     """One feature of a contrast. `auc` is the probability that the feature's pooled activation is larger in a positive
     text than in a negative one, with its 95 % interval, which is null where a group has one text. The means and shares
     are those of the texts that are not held out; a share counts the texts in which the feature fires. `promotes` has
-    the three tokens that the feature promotes most, and is null where they are not known."""
+    the three tokens that the feature promotes most, and is null where they are not known. `example` is the strongest
+    one in the newest corpus, where examples are asked for; null where there is none."""
 
     index: int
     label: str | None
@@ -116,6 +118,7 @@ class ContrastedFeature(Form, frozen=True, kw_only=True):
     share_negative: float
     p_corrected: float
     promotes: list[str] | None
+    example: FeatureExample | UnsetType | None = UNSET
 
 
 class Contrast(Form, frozen=True, kw_only=True):

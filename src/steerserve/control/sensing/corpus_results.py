@@ -6,19 +6,16 @@ import asyncio
 import lzma
 import zlib
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
 
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.resident import Attachment, content_keys
+from steerserve.control.saes.example_views import ExampleToken, FeatureExample
 from steerserve.control.saes.views import CorpusCheck
-from steerserve.control.sensing.corpus_views import (
-    CorpusStatistics,
-    ExampleToken,
-    FeatureExample,
-)
+from steerserve.control.sensing.corpus_views import CorpusStatistics
 from steerserve.database.corpora import CorpusRow, CorpusStore, ReadSae
 from steerserve.errors import Refusal
 from steerserve.rules.sensing.corpus import FeatureSummary
@@ -28,6 +25,10 @@ Kind = TypeVar("Kind")
 
 PART = 64
 """The contexts of one part of a corpus."""
+FEATURES_AT_ONCE = 512
+"""The features whose examples are decoded at once."""
+WORD_TOKENS = 8
+"""The most tokens on each side of a peak that belong to its word."""
 
 
 class Context(msgspec.Struct, frozen=True, array_like=True):
@@ -115,12 +116,15 @@ class CorpusResults:
         self._held: list[tuple[CorpusRow, ReadSae]] | None = None
         self._scales: dict[tuple[str, ...], Scales | None] = {}
         self._fired: dict[tuple[str, int], tuple[int, int]] = {}
+        self._peaks: dict[tuple[str, int], Peaks] = {}
+        self._peaks_lock = asyncio.Lock()
 
     def forget(self) -> None:
         """The corpora have changed."""
         self._held = None
         self._scales = {}
         self._fired = {}
+        self._peaks = {}
 
     async def over_largest(self, attached: Sequence[Attachment]) -> list[CorpusCheck | None] | None:
         """How the features of each of these attached SAEs fired over the largest corpus that was read of it, in this
@@ -147,12 +151,50 @@ class CorpusResults:
         Raises:
             Refusal: DATABASE_UNAVAILABLE, MODEL_NOT_LOADED.
         """
-        keys = None if attached is None else content_keys(self._conductor.loaded(), attached)
-        found = []
-        for row, sae in await self._all():
-            if sae.sae_id == sae_id if keys is None else sae.key in keys:
-                found.append(await self._statistics(row, sae, index))
-        return found
+        return [
+            await self._statistics(row, sae, index)
+            for row, sae in await self._read_of(sae_id, attached)
+        ]
+
+    async def examples(
+        self, sae_id: str, attached: Attachment | None, features: Iterable[int]
+    ) -> dict[int, FeatureExample]:
+        """The strongest example of each of these features that fires in the newest corpus of an SAE; empty without a
+        corpus.
+
+        Raises:
+            Refusal: DATABASE_UNAVAILABLE, MODEL_NOT_LOADED.
+        """
+        read = await self._read_of(sae_id, attached)
+        if not read:
+            return {}
+        row, sae = read[-1]
+        stored = await self._store.features(row.id, sae.number, sorted(set(features)))
+        strongest = await asyncio.to_thread(_strongest, stored)
+        found = await self._examples(row.id, list(strongest.values()))
+        return dict(zip(strongest, found, strict=True))
+
+    async def peaking(
+        self, sae_id: str, attached: Attachment | None, query: str
+    ) -> list[tuple[int, float, float]]:
+        """The features with an example in the newest corpus of an SAE that peaks inside a word with `query` in it, in
+        capitals or not: of each its index, the largest such peak, and the peak over its largest activation there. The
+        largest share comes first. The words of all peaks are read once.
+
+        Raises:
+            Refusal: INVALID_PARAMETER without a corpus; DATABASE_UNAVAILABLE, MODEL_NOT_LOADED.
+        """
+        read = await self._read_of(sae_id, attached)
+        if not read:
+            why = "by: no corpus was read of this SAE; read one at /api/corpora, or search by text"
+            raise Refusal("INVALID_PARAMETER", why, param="by")
+        row, sae = read[-1]
+        async with self._peaks_lock:
+            peaks = self._peaks.get((row.id, sae.number))
+            if peaks is None:
+                peaks = await self._peaks_of(row, sae)
+                self._peaks = {(row.id, sae.number): peaks}
+        return await asyncio.to_thread(peaks.matching, query, array("f", sae.maxima))
 
     async def largest(self, attached: Attachment, index: int) -> float | None:
         """The largest activation of a feature over all corpora; None where it is not known.
@@ -175,6 +217,30 @@ class CorpusResults:
         return self._scales[keys]
 
     # ------------------------------------------------------------- inside
+
+    async def _read_of(
+        self, sae_id: str, attached: Attachment | None
+    ) -> list[tuple[CorpusRow, ReadSae]]:
+        """The corpora that were read of an SAE, the oldest first: of an attached one those of the same content in the
+        same model."""
+        keys = None if attached is None else content_keys(self._conductor.loaded(), attached)
+        return [
+            (row, sae)
+            for row, sae in await self._all()
+            if (sae.sae_id == sae_id if keys is None else sae.key in keys)
+        ]
+
+    async def _peaks_of(self, row: CorpusRow, sae: ReadSae) -> Peaks:
+        """The words of all examples of all features, some features and then some contexts at a time."""
+        peaks = Peaks()
+        for first in range(0, sae.d_sae, FEATURES_AT_ONCE):
+            some = range(first, min(first + FEATURES_AT_ONCE, sae.d_sae))
+            stored = await self._store.features(row.id, sae.number, some)
+            await asyncio.to_thread(peaks.add, stored)
+        for number in sorted(peaks.waiting):
+            contexts = await self._store.contexts(row.id, [number])
+            await asyncio.to_thread(peaks.read, number, contexts[number])
+        return peaks
 
     async def _all(self) -> list[tuple[CorpusRow, ReadSae]]:
         if self._held is None:
@@ -228,6 +294,69 @@ class CorpusResults:
         return await asyncio.to_thread(
             _examples, await self._store.contexts(corpus_id, numbers), examples
         )
+
+
+class Peaks:
+    """The words at which the examples of features peak. `waiting` has by the number of a part of the corpus the
+    examples whose words are not read yet, as [feature, value, context in the part, position]."""
+
+    def __init__(self) -> None:
+        self.waiting: dict[int, list[tuple[int, float, int, int]]] = {}
+        self._words: dict[str, int] = {}
+        self._features, self._at = array("I"), array("I")
+        self._values = array("f")
+
+    def add(self, stored: Mapping[int, bytes]) -> None:
+        """Take the examples of some features, whose words are not known yet."""
+        for feature, data in stored.items():
+            for one in unpacked(data, StoredFeature).examples:
+                number, place = divmod(one.context, PART)
+                waits = self.waiting.setdefault(number, [])
+                waits.append((feature, one.value, place, one.position))
+
+    def read(self, number: int, data: bytes) -> None:
+        """Read the words of the examples in one part of the corpus."""
+        contexts = unpacked(data, list[Context])
+        for feature, value, place, position in self.waiting.pop(number):
+            word = _word(contexts[place].pieces, position)
+            self._features.append(feature)
+            self._values.append(value)
+            self._at.append(self._words.setdefault(word, len(self._words)))
+
+    def matching(self, query: str, maxima: Sequence[float]) -> list[tuple[int, float, float]]:
+        """The features that peak inside a word with the query in it, as `CorpusResults.peaking` answers them."""
+        wanted = query.casefold()
+        words = {number for word, number in self._words.items() if wanted in word}
+        largest: dict[int, float] = {}
+        for feature, value, at in zip(self._features, self._values, self._at, strict=True):
+            if at in words:
+                largest[feature] = max(value, largest.get(feature, 0.0))
+        found = [
+            (feature, value, min(1.0, value / maxima[feature]) if maxima[feature] else 1.0)
+            for feature, value in largest.items()
+        ]
+        return sorted(found, key=lambda one: (-one[2], -one[1], one[0]))
+
+
+def _word(pieces: Sequence[str], position: int) -> str:
+    """The word that the token at this position is a part of, without capitals. A token that begins with a blank begins
+    a word."""
+    first, end = position, position + 1
+    while first > max(0, position - WORD_TOKENS) and not pieces[first][:1].isspace():
+        first -= 1
+    while end < min(len(pieces), position + WORD_TOKENS) and not pieces[end][:1].isspace():
+        end += 1
+    return "".join(pieces[first:end]).strip().casefold()
+
+
+def _strongest(stored: Mapping[int, bytes]) -> dict[int, StoredExample]:
+    """The example with the largest activation of each feature that has one."""
+    found = {}
+    for feature, data in stored.items():
+        examples = unpacked(data, StoredFeature).examples
+        if examples:
+            found[feature] = max(examples, key=lambda one: one.value)
+    return found
 
 
 def _examples(

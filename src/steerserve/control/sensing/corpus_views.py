@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Literal
 
+from steerserve.control.saes.example_views import FeatureExample
 from steerserve.rules.form import Form
 from steerserve.rules.sensing.corpus import Histogram
 
@@ -67,26 +68,6 @@ class DeletedCorpus(Form, frozen=True):
     """The corpus that was deleted."""
 
     corpus_id: str
-
-
-class ExampleToken(Form, frozen=True):
-    """One token around an example, and the activation of the feature there."""
-
-    text: str
-    value: float
-
-
-class FeatureExample(Form, frozen=True, kw_only=True):
-    """A place where a feature fires, in a context of its own. `position` counts the tokens of the text `text_index`,
-    without special tokens before it. `is_strongest` tells the largest activations from those at even distances.
-    `tokens[at]` is the token of the activation."""
-
-    text_index: int
-    position: int
-    value: float
-    is_strongest: bool
-    at: int
-    tokens: list[ExampleToken]
 
 
 class CorpusStatistics(Form, frozen=True, kw_only=True):

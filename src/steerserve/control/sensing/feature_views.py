@@ -7,6 +7,7 @@ from typing import Literal
 
 from msgspec import UNSET, UnsetType, field
 
+from steerserve.control.saes.example_views import FeatureExample
 from steerserve.control.sensing.corpus_views import CorpusStatistics
 from steerserve.control.sensing.monitoring_views import FeatureFigures
 from steerserve.rules.form import Form
@@ -41,17 +42,28 @@ class ImportedLabels(Form, frozen=True):
 
 class SimilarFeature(Form, frozen=True):
     """One result of a search. `cosine` compares its decoder direction with that of the feature that the request names,
-    and is null where it names none. `value` is there in a search by promoted tokens: what the feature adds to the logit
-    of the word, which of several tokens is the least."""
+    and is null where it names none.
+
+    `value` is what a search finds: by promoted tokens what the feature adds to the logit of the word, which of several
+    tokens is the least; by examples the largest activation at the word; by text the largest activation on the text,
+    which is at the token `token` at this position of the prompt, and `index` is the feature again. `share` is the
+    activation over the feature's largest one that is known, and null where none is known. `example` is the strongest
+    one in the newest corpus, where examples are asked for; null where there is none."""
 
     feature_idx: int
     label: str | None
     cosine: float | None
     value: float | UnsetType = UNSET
+    share: float | UnsetType | None = UNSET
+    index: int | UnsetType = UNSET
+    position: int | UnsetType = UNSET
+    token: str | UnsetType = UNSET
+    example: FeatureExample | UnsetType | None = UNSET
 
 
 class FeatureSearch(Form, frozen=True):
-    """The features that a search found. `matched` counts all features that fit the search."""
+    """The features that a search found: in a search by text those that fire on it. `matched` counts all features that
+    fit the search."""
 
     sae_id: str
     query: str | None

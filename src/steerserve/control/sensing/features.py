@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from itertools import islice
+
+from msgspec import structs
 
 from steerserve import messages as m
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.engines import Engines
 from steerserve.control.residency.resident import Attachment
+from steerserve.control.saes.example_views import FeatureExample
 from steerserve.control.saes.reading import READ_SECONDS
 from steerserve.control.saes.records import source_of
 from steerserve.control.saes.saes import Saes
@@ -249,6 +252,34 @@ class Features:
             words = rules.words_of(query)
             near = [one for one in near if one.label and rules.has_words(one.label, words)]
         return FeatureSearch(sae_id, query, index, near[:limit], len(near))
+
+    async def peaking(self, sae_id: str, query: str, limit: int) -> FeatureSearch:
+        """Search for features with an example in the newest corpus that peaks inside a word with the query in it. The
+        largest peak in units of the feature's own maximum comes first.
+
+        Raises:
+            Refusal: SAE_NOT_FOUND, SAE_INCOMPATIBLE; INVALID_PARAMETER without a corpus.
+        """
+        sae_id = await self.own_id(sae_id)
+        found = await self._corpora.peaking(sae_id, self._attached(sae_id), query.strip())
+        labels = await self.labels(sae_id)
+        best = [
+            SimilarFeature(index, labels.get(index), None, value, share)
+            for index, value, share in found[:limit]
+        ]
+        return FeatureSearch(sae_id, query, None, best, len(found))
+
+    async def examples(self, sae_id: str, features: Iterable[int]) -> dict[int, FeatureExample]:
+        """The strongest example of each of these features of an SAE that the newest corpus has."""
+        return await self._corpora.examples(sae_id, self._attached(sae_id), features)
+
+    async def with_examples(self, found: FeatureSearch) -> FeatureSearch:
+        """The same features, each with its example."""
+        examples = await self.examples(found.sae_id, (one.feature_idx for one in found.features))
+        features = [
+            structs.replace(one, example=examples.get(one.feature_idx)) for one in found.features
+        ]
+        return structs.replace(found, features=features)
 
     # ------------------------------------------------------------- inside
 

@@ -9,6 +9,7 @@ from typing import Literal
 from msgspec import UNSET, UnsetType, structs
 
 from steerserve import messages as m
+from steerserve.control.saes.example_views import FeatureExample
 from steerserve.rules.form import Form
 from steerserve.rules.sensing.firings import ContextParts
 from steerserve.rules.sensing.monitoring import ReadPoint
@@ -98,7 +99,8 @@ class Cleared(Form, frozen=True):
 class FeatureFigures(Form, frozen=True):
     """The figures of one feature over the observed tokens. `active_ratio` is the fraction of the tokens at which the
     feature was active; `mean`, `std`, `min` and `max` are those of its activations there. A feature without a label has
-    no field `label`."""
+    no field `label`. `example` is the strongest one in the newest corpus, where examples are asked for; null where
+    there is none."""
 
     feature_idx: int
     count: int
@@ -108,6 +110,7 @@ class FeatureFigures(Form, frozen=True):
     max: float
     active_ratio: float
     label: str | UnsetType = UNSET
+    example: FeatureExample | UnsetType | None = UNSET
 
 
 class CountedFeatures(Form, frozen=True, kw_only=True):

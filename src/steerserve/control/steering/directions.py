@@ -102,7 +102,7 @@ class Directions(Generic[Row, Kind, Read]):
         self._kept: dict[str, Kind] = {}
         self._ids: dict[str, str] = {}
         self._bytes = 0
-        self._removals = 0
+        self._changes = 0
 
     async def page(self, limit: int, offset: int = 0) -> tuple[list[Row], int]:
         """Some of the rows, oldest first, and how many there are."""
@@ -124,10 +124,10 @@ class Directions(Generic[Row, Kind, Read]):
         """
         kept = self._kept.get(self._ids.get(id_or_name, id_or_name))
         if kept is None:
-            removals = self._removals
+            changes = self._changes
             kept = await self._find(id_or_name)
-            if removals != self._removals:
-                return kept  # it may be the one that was removed meanwhile
+            if changes != self._changes:
+                return kept  # it may be the one that was changed or removed meanwhile
         self._forget(kept.id)
         self._kept[kept.id], self._ids[kept.name] = kept, kept.id
         self._bytes += _size(kept)
@@ -244,9 +244,13 @@ class Directions(Generic[Row, Kind, Read]):
         """
         row = await self._rows.row(id_or_name)
         await self._rows.remove(row.id)
-        self._removals += 1
-        self._forget(row.id)
+        self._changed(row.id)
         return row.id
+
+    def _changed(self, changed: str) -> None:
+        """Take one out of memory whose row was changed or deleted."""
+        self._changes += 1
+        self._forget(changed)
 
     def _forget(self, forgotten: str) -> None:
         one = self._kept.pop(forgotten, None)

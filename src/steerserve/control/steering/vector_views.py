@@ -6,6 +6,7 @@ from typing import Literal
 
 from msgspec import UNSET, UnsetType
 
+from steerserve.control.saes.example_views import FeatureExample
 from steerserve.rules.form import Form
 from steerserve.rules.steering.records import ProbeRecord, Training, VectorRecord
 
@@ -67,7 +68,8 @@ class DeletedVector(Form, frozen=True):
 
 class NearFeature(Form, frozen=True, kw_only=True):
     """A feature whose decoder row lies near a direction of the vector: that of `layer` and `site`. `sae_layer` and
-    `sae_site` say where the SAE is attached, which may be elsewhere."""
+    `sae_site` say where the SAE is attached, which may be elsewhere. `example` is the strongest one in the newest
+    corpus, where examples are asked for; null where there is none."""
 
     layer: int
     site: str
@@ -77,6 +79,7 @@ class NearFeature(Form, frozen=True, kw_only=True):
     feature_idx: int
     label: str | None
     cosine: float
+    example: FeatureExample | UnsetType | None = UNSET
 
 
 class NearVector(Form, frozen=True, kw_only=True):

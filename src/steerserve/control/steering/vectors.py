@@ -25,6 +25,7 @@ from steerserve.files.client_paths import ClientPaths
 from steerserve.files.vectors import VectorFile, exports
 from steerserve.hub.client import Hub
 from steerserve.rules.steering import vector as rules
+from steerserve.rules.steering.levers import Measured
 from steerserve.rules.steering.records import Training, VectorRecord, VectorSource
 from steerserve.rules.steering.vector import Direction, ReadVector, Vector
 
@@ -63,6 +64,16 @@ class Vectors(Directions[VectorRecord, Vector, ReadVector]):
     ) -> VectorRecord:
         rules.check_name(name)
         return await self._store.add(name, read, source, training)
+
+    async def keep_measurement(self, vector_id: str, measured: Measured | str) -> VectorRecord:
+        """Keep what was measured of a vector, or why nothing was. From now on edits without layers act at its place.
+
+        Raises:
+            Refusal: VECTOR_NOT_FOUND; INSUFFICIENT_DISK, DATABASE_UNAVAILABLE.
+        """
+        row = await self._store.keep_measurement(vector_id, measured)
+        self._changed(vector_id)
+        return row
 
     # ------------------------------------------------------------- exporting
 

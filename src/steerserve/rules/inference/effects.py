@@ -15,8 +15,8 @@ from typing import Literal
 from msgspec import UNSET, UnsetType, structs
 
 from steerserve.rules.form import Form
-from steerserve.rules.inference import levers
-from steerserve.rules.inference.levers import Damage
+from steerserve.rules.steering import levers
+from steerserve.rules.steering.levers import Damage
 
 TARGET_P95 = 1.0
 """The 95 % quantile of KL(steered || plain), in nats, at which a lever is calibrated."""

@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Literal
 
 from steerserve.rules.form import Form
+from steerserve.rules.steering.levers import Measured
 from steerserve.rules.steering.probe import ProbeLayer
 from steerserve.rules.steering.vector import LayerNorm, Operation
 
@@ -71,8 +72,8 @@ class Training(Form, frozen=True, kw_only=True):
     """How a vector or a probe was trained. `pairs` is null where the texts were no pairs. `held_out` counts texts.
     `best_layer` has the largest held-out AUC, and of equal ones the largest separation; without held-out texts it is
     the layer with the largest `split_cosine`. An earlier version left it null there. Edits of the vector that name no
-    layers act at it. `equal_layers` are those whose AUC is not below the interval of that of `best_layer`, which is
-    among them."""
+    layers act at it where no measurement found a better place. `equal_layers` are those whose AUC is not below the
+    interval of that of `best_layer`, which is among them."""
 
     method: Literal["mean_difference", "pca", "logistic"]
     read: ReadPosition
@@ -94,7 +95,8 @@ class VectorRecord(Form, frozen=True, kw_only=True):
     """A stored vector. `layers` says where it has directions, and how long each is. `operation` is `project` for a
     vector that is projected out and never added. `suggested_value` is the strength that the file recommends.
     `layer_convention` and `layer_offset` were used to read the numbers of its layers. `training` is null for a vector
-    that was not trained here."""
+    that was not trained here. `measured` says what the vector does when it is added at one layer; null where that is
+    not known, and `not_measured` says why."""
 
     id: str
     name: str
@@ -109,7 +111,19 @@ class VectorRecord(Form, frozen=True, kw_only=True):
     layer_offset: int
     warnings: Sequence[str]
     training: Training | None
+    measured: Measured | None
+    not_measured: str | None
     created_at: datetime
+
+    @property
+    def default_layers(self) -> tuple[int, ...] | None:
+        """The layers at which an edit acts that names none: the best one of a trained vector, and None, which means
+        all, of another."""
+        if self.training is None:
+            return None
+        if self.measured is not None and self.measured.best is not None:
+            return (self.measured.best.layer,)
+        return None if self.training.best_layer is None else (self.training.best_layer,)
 
 
 class ProbeRecord(Form, frozen=True, kw_only=True):

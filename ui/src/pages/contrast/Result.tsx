@@ -3,6 +3,7 @@ import { useQuery } from "@tanstack/react-query";
 import { Link } from "react-router";
 import { contrastOf, type Contrast, type ContrastedFeature } from "../../api/contrast";
 import { isEnded, job as asked } from "../../api/jobs";
+import { Example } from "../../parts/Example";
 import { Panel } from "../../parts/Panel";
 import { count, DASH, decimal, percent } from "../../rules/bytes";
 import { featurePath, placeName } from "../../rules/places";
@@ -39,8 +40,8 @@ export function Result({ id }: { id: string }) {
             better than they are, and this figure does not.
           </p>
           <p className="quiet">
-            The tokens under a name are what the feature promotes when it is turned up. A feature that fires with a concept may
-            write something else: to steer, take one whose tokens are of the concept.
+            The tokens under a name are what the feature promotes when it is turned up, and the text is where it is strongest in
+            the newest corpus. A feature that fires with a concept may write something else: measure it before you steer with it.
           </p>
         </>
       )}
@@ -82,6 +83,7 @@ function Rows({ found: { features, sae_id, layer } }: { found: Contrast }) {
                   ))}
                 </span>
               )}
+              <Example example={one.example ?? null} />
             </th>
             <td>
               <Auc feature={one} />

@@ -9,14 +9,23 @@ import { useLink } from "../../parts/useLink";
 import { count } from "../../rules/bytes";
 import { choice, number, text } from "../../rules/link";
 import { METRICS, Top } from "./Top";
-import { Promoting } from "./Promoting";
+import { ByText } from "./ByText";
 import { Search } from "./Search";
 
-const LINK = { sae: text(), q: text(), in: choice(["labels", "promotes"]), by: choice(METRICS), draw: number(0, 0, 999_999) };
+const LINK = { sae: text(), q: text(), in: choice(["labels", "promotes", "examples", "text"]), by: choice(METRICS), draw: number(0, 0, 999_999) };
 const PLACES = [
   { value: "labels", label: "Labels", title: "Words of the label of a feature" },
+  { value: "examples", label: "Examples", title: "A word at which the feature is strongest in a corpus" },
+  { value: "text", label: "A text", title: "A text on which the feature fires" },
   { value: "promotes", label: "Promoted tokens", title: "A word that the feature makes more probable" },
 ] as const;
+
+const ABOUT = {
+  labels: "Write words of a label, or an index.",
+  examples: "Write a word, and see the features that are strongest at it.",
+  text: "Write a text, and see the features that fire on it.",
+  promotes: "Write a word, and see the features that promote it.",
+};
 
 export function Finder() {
   const [link, change] = useLink(LINK);
@@ -59,7 +68,7 @@ export function Finder() {
             <>
               <Panel
                 title="Find"
-                about={`This SAE has ${count(chosen.d_sae)} features. ${link.in === "labels" ? "Write words of a label, or an index." : "Write a word, and see the features that promote it."}`}
+                about={`This SAE has ${count(chosen.d_sae)} features. ${ABOUT[link.in]}`}
                 actions={
                   <Segmented label="Where to search" options={PLACES} value={link.in} onChange={(place) => change({ in: place })} />
                 }
@@ -73,14 +82,17 @@ export function Finder() {
                     onWords={(q) => change({ q })}
                     seed={link.draw}
                     onSeed={(draw) => change({ draw })}
+                    onWay={(way) => change({ in: way })}
                   />
                 ) : (
-                  <Promoting
-                    key={chosen.id}
+                  <ByText
+                    key={`${chosen.id} ${link.in}`}
                     sae={chosen.id}
                     layer={layer}
+                    way={link.in}
                     word={link.q}
                     onWord={(q) => change({ q })}
+                    onWay={(way) => change({ in: way })}
                   />
                 )}
               </Panel>

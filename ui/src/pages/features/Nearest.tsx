@@ -3,6 +3,7 @@ import { useQuery } from "@tanstack/react-query";
 import { Link } from "react-router";
 import { nearest } from "../../api/features";
 import { Bars } from "../../parts/Bars";
+import { exampleBeneath } from "../../parts/Example";
 import { QueryPanel } from "../../parts/Panel";
 import { decimal } from "../../rules/bytes";
 import { featurePath, placeName } from "../../rules/places";
@@ -34,6 +35,7 @@ export function Nearest({ sae, index, layer }: { sae: string; index: number; lay
               </Link>
             ),
             value: one.cosine ?? 0,
+            beneath: exampleBeneath(one.example),
           }))}
         />
       )}

@@ -2,13 +2,14 @@
 import { useEffect, useRef, useState } from "react";
 import { useInfiniteQuery } from "@tanstack/react-query";
 import { Link, useNavigate } from "react-router";
-import { labelled } from "../../api/features";
+import { labelled, type Way } from "../../api/features";
 import { useCanRank } from "../../api/corpora";
 import type { Sae } from "../../api/saes";
 import { ErrorNotice } from "../../parts/ErrorNotice";
 import { count } from "../../rules/bytes";
 import { featurePath, indexIn, placeName } from "../../rules/places";
 import { useShortcut } from "../../shortcuts";
+import { OtherWays } from "./ByText";
 import { Sampled } from "./Sampled";
 
 /** The time without a further key after which the service is asked, in milliseconds. */
@@ -21,6 +22,7 @@ export function Search({
   onWords,
   seed,
   onSeed,
+  onWay,
 }: {
   sae: Sae;
   layer: number | null;
@@ -29,6 +31,8 @@ export function Search({
   /** Which features are shown before words are written. */
   seed: number;
   onSeed: (seed: number) => void;
+  /** Search for the same words in another way. */
+  onWay: (way: Way) => void;
 }) {
   const hasExamples = useCanRank(layer === null ? null : { sae_id: sae.id, layer });
   const [draft, setDraft] = useState(words);
@@ -79,11 +83,11 @@ export function Search({
           <Sampled sae={sae} layer={layer} seed={seed} onSeed={onSeed} path={path} />
           <details onToggle={(event) => setListing(event.currentTarget.open)}>
             <summary>All labels</summary>
-            {isListing && <Labelled sae={sae.id} words="" layer={layer} path={path} />}
+            {isListing && <Labelled sae={sae.id} words="" layer={layer} path={path} onWay={onWay} />}
           </details>
         </>
       ) : (
-        <Labelled sae={sae.id} words={words.trim()} layer={layer} path={path} />
+        <Labelled sae={sae.id} words={words.trim()} layer={layer} path={path} onWay={onWay} />
       )}
     </form>
   );
@@ -94,11 +98,13 @@ function Labelled({
   words,
   layer,
   path,
+  onWay,
 }: {
   sae: string;
   words: string;
   layer: number | null;
   path: (index: number) => string;
+  onWay: (way: Way) => void;
 }) {
   const pages = useInfiniteQuery(labelled(sae, words));
   if (pages.data === undefined) {
@@ -120,7 +126,14 @@ function Labelled({
       </p>
     );
   }
-  if (first.matched === 0) return <p className="empty">No label has all of these words.</p>;
+  if (first.matched === 0) {
+    return (
+      <>
+        <p className="empty">No label has all of these words.</p>
+        <OtherWays way="labels" onWay={onWay} />
+      </>
+    );
+  }
   return (
     <>
       <p className="quiet" role="status">

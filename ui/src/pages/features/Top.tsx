@@ -5,6 +5,7 @@ import { Link } from "react-router";
 import { useCanRank, type Rank } from "../../api/corpora";
 import { monitoring, top, type Metric } from "../../api/monitoring";
 import { Bars } from "../../parts/Bars";
+import { exampleBeneath } from "../../parts/Example";
 import { Clock } from "../../parts/Moment";
 import { Answered, Panel } from "../../parts/Panel";
 import { RankChoice } from "../../parts/RankChoice";
@@ -82,6 +83,7 @@ function Ranked({ sae, layer, by }: { sae: string; layer: number | null; by: Met
               ),
               // the service ranks `count` by the tokens at which a feature was active
               value: metric === "count" ? Math.round(one.active_ratio * one.count) : one[metric],
+              beneath: exampleBeneath(one.example),
             }))}
           />
         </>

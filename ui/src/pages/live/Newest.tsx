@@ -1,6 +1,7 @@
 // The newest reading: the features that were active, with a button to pin each.
 import { Link } from "react-router";
 import { Bars } from "../../parts/Bars";
+import { ExampleOf } from "../../parts/ExampleOf";
 import { Ago } from "../../parts/Moment";
 import { count } from "../../rules/bytes";
 import { featurePath, placeName } from "../../rules/places";
@@ -12,6 +13,7 @@ export function Newest({
   labels,
   place,
   pins,
+  hasExamples,
   onPin,
 }: {
   reading: Reading | undefined;
@@ -20,6 +22,8 @@ export function Newest({
   labels: ReadonlyMap<number, string>;
   place: { sae: string; layer: number | null };
   pins: readonly number[];
+  /** Whether a corpus was read of the SAE. */
+  hasExamples: boolean;
   onPin: (index: number) => void;
 }) {
   if (reading === undefined) {
@@ -62,6 +66,7 @@ export function Newest({
                 {isPinned ? "pinned" : "pin"}
               </button>
             ),
+            beneath: hasExamples ? <ExampleOf sae={place.sae} index={index} /> : undefined,
           };
         })}
       />

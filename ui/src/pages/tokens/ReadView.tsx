@@ -2,6 +2,7 @@
 import { useMemo } from "react";
 import type { Rank } from "../../api/corpora";
 import { Bars } from "../../parts/Bars";
+import { ExampleOf } from "../../parts/ExampleOf";
 import { Figure } from "../../parts/Figure";
 import { Panel } from "../../parts/Panel";
 import { FIRST, RankChoice } from "../../parts/RankChoice";
@@ -54,6 +55,8 @@ export function ReadView({
         See
       </button>
     ),
+    // without a rank no corpus was read of the SAE
+    beneath: sae === null || rank === null ? undefined : <ExampleOf sae={sae.sae_id} index={index} />,
   }));
   return (
     <div className="read-view" data-alone={sae === null || undefined}>

@@ -10,7 +10,7 @@ import { Panel } from "../../parts/Panel";
 import { Warnings } from "../../parts/Warnings";
 import { saveFile } from "../../parts/saveFile";
 import { fileName } from "../../rules/document";
-import { sentEdits, vectorEdit, vectorPath } from "../../rules/edits";
+import { bestLayer, sentEdits, vectorEdit, vectorPath } from "../../rules/edits";
 import { layersSaid } from "../../rules/layers";
 import { signed } from "../../rules/strength";
 import { FactList } from "../documents/FactList";
@@ -19,6 +19,7 @@ import { useAction } from "../documents/actions";
 import { Trained } from "../training/Trained";
 import { VectorNeighbours } from "./VectorNeighbours";
 import { VectorWrites } from "./VectorWrites";
+import { WhatItDoes } from "./WhatItDoes";
 
 const NAMES: Record<Format, string> = { gguf: "GGUF", safetensors: "safetensors", json: "JSON" };
 
@@ -104,6 +105,7 @@ export function VectorDetail({
           ))}
         </Foot>
       </Panel>
+      <WhatItDoes vector={vector} />
       {vector.training !== null && <Trained training={vector.training} />}
       <VectorWrites vector={vector} />
       <VectorNeighbours vector={vector} onOpen={onOpen} />
@@ -116,7 +118,10 @@ function conventionOf({ layer_convention, layer_offset }: Vector): string {
 }
 
 /** Where edits act that name the vector and no layers. */
-function actsAt({ training }: Pick<Vector, "training">): string {
-  const best = training?.best_layer ?? null;
-  return best === null ? "all its layers, unless an edit names some" : `layer ${best}, the best of its training, unless an edit names others`;
+function actsAt({ training, measured }: Vector): string {
+  if (training === null) return "all its layers, unless an edit names some";
+  const best = bestLayer({ training, measured });
+  if (best === null) return "all its layers, unless an edit names some";
+  const why = measured?.best == null ? "the best of its training" : "where it was measured to act best";
+  return `layer ${best}, ${why}, unless an edit names others`;
 }

@@ -4,11 +4,13 @@ import { useQuery } from "@tanstack/react-query";
 import { Link } from "react-router";
 import { neighbours, type Vector } from "../../api/vectors";
 import { Bars } from "../../parts/Bars";
+import { exampleBeneath } from "../../parts/Example";
 import { QueryPanel } from "../../parts/Panel";
 import { decimal } from "../../rules/bytes";
 import { featurePath, placeName } from "../../rules/places";
 import { layersOf } from "../../rules/layers";
 import { LayerSelect } from "./LayerSelect";
+import "../../css/features.css";
 
 const cosine = (value: number) => decimal(value, 3).replace("-", "−");
 
@@ -55,6 +57,7 @@ export function VectorNeighbours({ vector, onOpen }: { vector: Vector; onOpen: (
                     </Link>
                   ),
                   value: one.cosine,
+                  beneath: exampleBeneath(one.example),
                 }))}
               />
             </div>

@@ -1,0 +1,498 @@
+"""What a vector does when it is added at one of its layers: where it acts best, and how strong. Texts are written at
+some strengths as parts of a job, and read again without steering."""
+
+from __future__ import annotations
+
+import math
+import random
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from operator import mul
+from statistics import fmean
+
+from steerserve import messages as m
+from steerserve.control.inference.steered_texts import (
+    TEXTS_MAXIMUM,
+    Writing,
+    normal_numbers,
+    prompts_or_stock,
+    write,
+)
+from steerserve.control.inference.texts import NamedText, TextReader, held_out
+from steerserve.control.jobs import Job, Jobs, Report
+from steerserve.control.residency.conductor import Conductor
+from steerserve.control.residency.resident import Resident
+from steerserve.control.steering.interventions import facts_of
+from steerserve.control.steering.vectors import Vectors
+from steerserve.errors import Refusal
+from steerserve.messages.engine import no_layers
+from steerserve.rules.inference import effects, fields
+from steerserve.rules.inference.effects import Written
+from steerserve.rules.inference.intent import Conversation
+from steerserve.rules.models import architecture
+from steerserve.rules.sensing import training
+from steerserve.rules.sensing.training import Examples
+from steerserve.rules.steering import ladder, levers
+from steerserve.rules.steering.levers import (
+    LeverPlace,
+    Measured,
+    MeasuredStrength,
+    ProbeOfTexts,
+    RandomEffect,
+)
+from steerserve.rules.steering.placed import Placed
+from steerserve.rules.steering.placing import placed
+from steerserve.rules.steering.positions import Span
+from steerserve.rules.steering.records import VectorRecord
+from steerserve.rules.steering.request import RequestSteering, SteeredVector
+from steerserve.rules.steering.vector import Vector
+
+KIND = "vector_measurement"
+SITE = "resid_post"
+"""The site at which a probe reads texts."""
+HALF = 0.5
+TRIED_AGAIN = 3
+"""The places that are measured again with all prompts."""
+UNFINISHED = "its measurement was not finished"
+WORK_OF_PROBE = 0.1
+"""The share of the progress that is the training of the probe."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """How a vector is measured. The effect is that of `words`, or without words that of a probe of the positives
+    against the negatives. `layers` and `strengths` are chosen where they are None. Where `few` is a number, only so
+    many of the prompts are continued at each place, and all of them at the best one."""
+
+    positives: Sequence[NamedText]
+    negatives: Sequence[NamedText]
+    words: Sequence[str]
+    prompts: Sequence[str | Conversation] | None
+    layers: Sequence[int] | None
+    strengths: Sequence[float] | None
+    tokens: int
+    temperature: float
+    seed: int
+    random_directions: int
+    client: str
+    few: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Probe:
+    """A probe that reads texts: its weights [hidden] at one layer, and its bias."""
+
+    told: ProbeOfTexts
+    weights: array[float]
+    bias: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """A measurement on the resident model, and what its texts are compared with."""
+
+    asked: Measurement
+    vector: Vector
+    how: Writing
+    probe: _Probe | None
+    plain: Sequence[Written]
+    plain_scores: Sequence[float | None]
+    draw: Callable[[int], int]
+
+    @property
+    def few(self) -> Writing:
+        """How the texts of each place are written."""
+        return replace(self.how, prompts=self.how.prompts[: self.asked.few])
+
+
+class VectorMeasurements:
+    """Measures vectors on the resident model; it never loads one."""
+
+    def __init__(
+        self, conductor: Conductor, reader: TextReader, vectors: Vectors, jobs: Jobs
+    ) -> None:
+        self._conductor = conductor
+        self._reader = reader
+        self._vectors = vectors
+        self._jobs = jobs
+
+    async def start(self, name: str, asked: Measurement) -> Job:
+        """Begin the measurement of a stored vector, which replaces an earlier one. Its job is refused what an inference
+        request is refused, with the name of the text; and MODEL_NOT_LOADED, VECTOR_NOT_FOUND when the model or the
+        vector goes meanwhile.
+
+        Raises:
+            Refusal: VECTOR_NOT_FOUND; MODEL_NOT_LOADED, TOO_MANY_JOBS; VECTOR_MISMATCH; INVALID_INTERVENTION for a
+                vector that is projected out; INVALID_PARAMETER for a GGUF model, a model that can only embed, layers
+                that the vector does not have, strengths beyond single precision, and too many texts.
+        """
+        vector = await self._vectors.find(name)
+        resident = self._conductor.loaded()
+        if resident.row.engine == fields.GGUF:
+            raise no_layers("INVALID_PARAMETER")
+        architecture.check_generates(
+            resident.row.name, resident.row.architecture, resident.row.engine
+        )
+        layers = {one.layer for one in vector.directions}
+        for place, layer in enumerate(asked.layers or ()):
+            if layer not in layers:
+                where = f"layers[{place}]"
+                why = f"{where}: the vector has no direction at layer {layer}"
+                raise Refusal("INVALID_PARAMETER", why, param=where)
+        made = _added(vector, resident, vector.directions[0].layer)
+        ladder.check_strengths(made, asked.strengths or ())
+        _check_texts(asked)
+        return self._jobs.start(KIND, partial(self._run, asked, vector, resident))
+
+    async def keep(
+        self, asked: Measurement, record: VectorRecord, resident: Resident, report: Report
+    ) -> VectorRecord:
+        """Measure a vector that was just trained. Where that is refused, the record says why.
+
+        Raises:
+            Refusal: VECTOR_NOT_FOUND, DATABASE_UNAVAILABLE.
+        """
+        fewest = min(len(asked.positives), len(asked.negatives))
+        if fewest < levers.EXAMPLES_MINIMUM:
+            return await self._vectors.keep_measurement(record.id, levers.too_few(fewest))
+        await self._vectors.keep_measurement(record.id, UNFINISHED)
+        vector = await self._vectors.find(record.id)
+        try:
+            found: Measured | str = await self._measured(asked, vector, resident, report)
+        except Refusal as refusal:
+            found = refusal.message
+        return await self._vectors.keep_measurement(record.id, found)
+
+    # ------------------------------------------------------------- inside
+
+    async def _run(
+        self, asked: Measurement, vector: Vector, resident: Resident, report: Report
+    ) -> VectorRecord:
+        found = await self._measured(asked, vector, resident, report)
+        return await self._vectors.keep_measurement(vector.id, found)
+
+    async def _measured(
+        self, asked: Measurement, vector: Vector, resident: Resident, report: Report
+    ) -> Measured:
+        _, facts = resident.running()
+        layers = asked.layers or await self._layers(vector)
+        is_chat = facts.chat_template is not None
+        prompts = prompts_or_stock(asked.prompts, asked.client, is_chat=is_chat)
+        how = Writing(
+            resident, prompts, asked.tokens, asked.temperature, asked.seed, resident.running
+        )
+        probe = None if asked.words else await self._probe(asked, resident, report)
+        told = partial(_tell, report, WORK_OF_PROBE, "the texts without steering are written")
+        plain = await write(self._reader, how, Placed({}), 0.0, told)
+        begun = _Begun(
+            asked,
+            vector,
+            how,
+            probe,
+            plain,
+            await self._scores(probe, how, plain),
+            random.Random(f"{asked.seed} bootstrap").randrange,  # noqa: S311 -- repeatable
+        )
+        rows: list[MeasuredStrength] = []
+        for number, layer in enumerate(layers):
+            done = WORK_OF_PROBE + (1 - WORK_OF_PROBE) * number / (len(layers) + 1)
+            report(done, f"layer {layer} is measured")
+            rows += await self._layer(begun, layer)
+        best = await self._best(begun, rows)
+        others = [] if best is None else await self._random(begun, best)
+        return self._told(begun, rows, best, others)
+
+    async def _best(self, begun: _Begun, rows: list[MeasuredStrength]) -> MeasuredStrength | None:
+        """The best place. Where few prompts were continued, the first ones are measured again with all of them, and
+        replace their rows."""
+        prompts = len(begun.how.prompts)
+        for _ in range(TRIED_AGAIN):
+            best = levers.best(rows)
+            if best is None or best.texts == prompts:
+                return best
+            lever = _added(begun.vector, begun.how.resident, best.layer)
+            written = await write(self._reader, begun.how, lever, best.strength, _nobody)
+            again = await self._row(begun, best.layer, best.strength, written)
+            rows[rows.index(best)] = again
+        return levers.best([one for one in rows if one.texts == prompts])
+
+    def _told(
+        self,
+        begun: _Begun,
+        rows: list[MeasuredStrength],
+        best: MeasuredStrength | None,
+        others: list[RandomEffect],
+    ) -> Measured:
+        asked, probe = begun.asked, begun.probe
+        plain = _share(asked.words, begun.plain)
+        works = False
+        if best is not None and best.effect is not None and best.effect_low is not None:
+            highs = [one.effect_high for one in others]
+            works = (
+                levers.works(best.effect, best.effect_low, plain, highs)
+                if asked.words
+                else levers.is_above(best.effect_low, 0.0, highs)
+            )
+        return Measured(
+            model=begun.how.resident.row.name,
+            by="words" if asked.words else "probe",
+            words=list(asked.words),
+            probe=None if probe is None else probe.told,
+            plain=plain,
+            layers=rows,
+            best=None if best is None else LeverPlace(best.layer, best.strength),
+            works=works,
+            random=others,
+            tokens=asked.tokens,
+            temperature=asked.temperature,
+            seed=asked.seed,
+        )
+
+    async def _layers(self, vector: Vector) -> list[int]:
+        """The layers of a vector that are measured where none are named."""
+        record = await self._vectors.get(vector.id)
+        layers = sorted({one.layer for one in vector.directions})
+        if record.training is None or record.training.best_layer is None:
+            return levers.layers_to_measure(layers, layers)
+        best = record.training.best_layer
+        aucs = {one.layer: one.auc_held_out or 0.0 for one in record.training.layers}
+        ranked = sorted(layers, key=lambda one: (-aucs.get(one, 0.0), one != best, one))
+        return levers.layers_to_measure(record.training.equal_layers or [best], ranked)
+
+    # ------------------------------------------------------------- the probe
+
+    async def _probe(self, asked: Measurement, resident: Resident, report: Report) -> _Probe:
+        """A probe of the positives against the negatives, trained on one half of them, at the layer of the last third
+        that tells the other half apart best.
+
+        Raises:
+            Refusal: INVALID_PARAMETER where the texts of both groups are alike.
+        """
+        engine, facts = resident.running()
+        layers = list(range(facts.layers - max(1, facts.layers // 3), facts.layers))
+        texts = [*asked.positives, *asked.negatives]
+        read = await self._read(
+            texts, resident, layers, m.Places("mean"), partial(_tell, report, 0.0, "texts are read")
+        )
+        width = facts.site_widths[SITE]
+        examples = _examples(asked)
+        fits, found = [], []
+        for number, layer in enumerate(layers):
+            part = slice(4 * width * number, 4 * width * (number + 1))
+            question = m.Fit(
+                layer=layer,
+                states=b"".join(one.states[part] for one in read),
+                is_positive=list(examples.is_positive),
+                is_held_out=list(examples.is_held_out),
+                is_paired=False,
+                method="probe",
+                seed=asked.seed,
+                is_compared=False,
+            )
+            fits.append(await engine.ask(question))
+            found.append(training.judged(examples, fits[-1].scores))
+        best = training.best(layers, found, [None] * len(layers))
+        at = layers.index(best)
+        weights = array("f", fits[at].direction)
+        return _Probe(ProbeOfTexts(best, found[at].auc or 0.0), weights, fits[at].bias)
+
+    async def _scores(
+        self, probe: _Probe | None, how: Writing, written: Sequence[Written]
+    ) -> list[float | None]:
+        """The score of each text under the probe, read without steering behind its prompt: the mean over its tokens.
+        None for a blank text, and without a probe."""
+        scores: list[float | None] = [None] * len(written)
+        asked = [
+            (place, _continued(prompt, one.text))
+            for place, (prompt, one) in enumerate(zip(how.prompts, written, strict=False))
+            if one.text.strip()
+        ]
+        if probe is None or not asked:
+            return scores
+        texts = [text for _, text in asked]
+        layers = [probe.told.layer]
+        places = m.Places("completion")
+        read = await self._read(texts, how.resident, layers, places, _nobody)
+        for (place, _), one in zip(asked, read, strict=True):
+            scores[place] = sum(map(mul, probe.weights, array("f", one.states))) + probe.bias
+        return scores
+
+    async def _read(
+        self,
+        texts: Sequence[NamedText],
+        resident: Resident,
+        layers: Sequence[int],
+        places: m.Places,
+        told: Callable[[int], None],
+        site: str = SITE,
+    ) -> list[m.StatesRead]:
+        return await self._reader.read(
+            texts,
+            resident,
+            lambda prompts: m.StatesReading(prompts, layers, site, places, KIND),
+            m.StatesRead,
+            check=resident.running,
+            told=told,
+        )
+
+    # ------------------------------------------------------------- strengths
+
+    async def _layer(self, begun: _Begun, layer: int) -> list[MeasuredStrength]:
+        """What the vector does at one layer."""
+        lever = _added(begun.vector, begun.how.resident, layer)
+
+        async def row(strength: float) -> MeasuredStrength:
+            written = await write(self._reader, begun.few, lever, strength, _nobody)
+            return await self._row(begun, layer, strength, written)
+
+        if begun.asked.strengths is not None:
+            return [await row(strength) for strength in begun.asked.strengths]
+        rows: list[MeasuredStrength] = []
+        tried: dict[float, bool] = {}
+        first = await self._first_strength(begun, layer)
+        while first and (strength := levers.next_strength(tried, first)) is not None:
+            try:
+                rows.append(await row(strength))
+            except Refusal as refusal:
+                if refusal.code != "NON_FINITE_LOGITS":
+                    raise
+                tried[strength] = False
+            else:
+                tried[strength] = rows[-1].damage.is_unbroken
+        return sorted(rows, key=lambda one: one.strength)
+
+    async def _first_strength(self, begun: _Begun, layer: int) -> float:
+        """The strength that is tried first at a layer: a share of the mean length of the values of its site on the
+        plain texts."""
+        direction = next(one for one in begun.vector.directions if one.layer == layer)
+        texts = [
+            _continued(prompt, one.text)
+            for prompt, one in zip(begun.how.prompts, begun.plain, strict=True)
+            if one.text.strip()
+        ]
+        read = await self._read(
+            texts or begun.how.prompts,
+            begun.how.resident,
+            [layer],
+            m.Places("completion" if texts else "last"),
+            _nobody,
+            direction.site,
+        )
+        length = fmean(math.hypot(*array("f", one.states)) for one in read)
+        return levers.FIRST_LENGTH * length / direction.norm
+
+    async def _row(
+        self, begun: _Begun, layer: int, strength: float, written: Sequence[Written]
+    ) -> MeasuredStrength:
+        effect = await self._effect(begun, written)
+        row = effects.row(strength, written, ())
+        plain = effects.row(0.0, begun.plain[: len(written)], ())
+        damage = levers.damage(
+            row.nll_under_plain,
+            plain.nll_under_plain,
+            row.repetition,
+            plain.repetition,
+            [one.text for one in written],
+        )
+        return MeasuredStrength(
+            layer=layer,
+            strength=strength,
+            texts=len(written),
+            effect=None if effect is None else effect.effect,
+            effect_low=None if effect is None else effect.effect_low,
+            effect_high=None if effect is None else effect.effect_high,
+            damage=damage,
+            sample=written[0].text,
+        )
+
+    async def _effect(self, begun: _Begun, written: Sequence[Written]) -> RandomEffect | None:
+        if begun.probe is None:
+            words = begun.asked.words
+            count = sum(effects.contains(one.text, words) for one in written)
+            low, high = levers.share_interval(count, len(written))
+            share = count / len(written)
+            return RandomEffect(effect=share, effect_low=low, effect_high=high)
+        scores = await self._scores(begun.probe, begun.how, written)
+        found = levers.scored(scores, begun.plain_scores, begun.draw)
+        if found is None:
+            return None
+        return RandomEffect(effect=found[0], effect_low=found[1], effect_high=found[2])
+
+    async def _random(self, begun: _Begun, best: MeasuredStrength) -> list[RandomEffect]:
+        """The effects of random directions of the vector's length at the best place."""
+        lever = _added(begun.vector, begun.how.resident, best.layer)
+        _, facts = begun.how.resident.running()
+        draw = normal_numbers(begun.asked.seed)
+        found = []
+        for _ in range(begun.asked.random_directions):
+            other = ladder.randomised(lever, {}, {}, facts.site_widths, draw)
+            assert other is not None
+            written = await write(self._reader, begun.how, other, best.strength, _nobody)
+            effect = await self._effect(begun, written)
+            found += [effect] if effect is not None else []
+        return found
+
+
+def _added(vector: Vector, resident: Resident, layer: int) -> Placed:
+    """The vector, added at one layer at the value 1.
+
+    Raises:
+        Refusal: VECTOR_MISMATCH; INVALID_INTERVENTION for a vector that is projected out.
+    """
+    edit = SteeredVector(vector, "add", 1.0, layers=(layer,))
+    attached = list(resident.attachments.values())
+    return placed(RequestSteering((edit,), field=""), attached, facts_of(resident, {}))
+
+
+def _check_texts(asked: Measurement) -> None:
+    """Raises:
+    Refusal: INVALID_PARAMETER for more texts than a job writes.
+    """
+    prompts = len(effects.STOCK_TEXTS if asked.prompts is None else asked.prompts)
+    layers = levers.LAYERS if asked.layers is None else len(asked.layers)
+    strengths = levers.STRENGTHS if asked.strengths is None else len(asked.strengths)
+    texts = prompts * (1 + layers * strengths + asked.random_directions)
+    if texts > TEXTS_MAXIMUM:
+        why = f"strengths: {texts} texts would be written; at most {TEXTS_MAXIMUM} are"
+        details: dict[str, object] = {"texts": texts, "maximum": TEXTS_MAXIMUM}
+        raise Refusal("INVALID_PARAMETER", why, param="strengths", **details)
+
+
+def _examples(asked: Measurement) -> Examples:
+    """Which texts are positive, and which half of each group is held out."""
+    counts = len(asked.positives), len(asked.negatives)
+    out = [
+        held_out(count, HALF, asked.seed, name)
+        for count, name in zip(counts, ("positives", "negatives"), strict=True)
+    ]
+    return Examples(
+        [True] * counts[0] + [False] * counts[1],
+        [place in held for count, held in zip(counts, out, strict=True) for place in range(count)],
+    )
+
+
+def _share(words: Sequence[str], written: Sequence[Written]) -> float:
+    """The share of the texts that have one of the words; 0 without words."""
+    return fmean(effects.contains(one.text, words) for one in written)
+
+
+def _continued(prompt: NamedText, text: str) -> NamedText:
+    """A prompt with its continuation, whose place is known."""
+    given = prompt.prompt
+    assert not isinstance(given, m.Tokens)
+    if isinstance(given, m.Chat):
+        messages = [*given.messages, {"role": "assistant", "content": text}]
+        return NamedText(prompt.name, m.Chat(messages, client=given.client, is_located=True))
+    whole = f"{given.text}{text}"
+    contents = (Span("assistant", len(given.text), len(whole)),)
+    return NamedText(prompt.name, m.Text(whole, contents=contents))
+
+
+def _nobody(count: int) -> None:
+    """What is told the count of texts where nobody asks for it."""
+
+
+def _tell(report: Report, share: float, message: str, count: int) -> None:
+    report(share, message)

@@ -1,0 +1,109 @@
+"""Texts that a lever steers, written as parts of a job, each with its distance from the model without steering."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from steerserve import messages as m
+from steerserve.control.inference.texts import TEXTS_AT_ONCE, NamedText, TextReader, prompt_of
+from steerserve.control.residency.resident import Resident
+from steerserve.errors import Refusal
+from steerserve.rules.inference import effects as rules
+from steerserve.rules.inference.effects import Written
+from steerserve.rules.inference.intent import Conversation
+from steerserve.rules.steering import ladder
+from steerserve.rules.steering.placed import Placed
+
+TEXTS_MAXIMUM = 4096
+"""The most texts that one job writes."""
+LOGITS_KEPT = 256 << 20
+"""The most bytes of logits that the engine keeps at once for texts of a job, as float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class Writing:
+    """How texts are written: what they continue, how many tokens each gets, and how a token is drawn. `keeps_norm` is a
+    property of the lever. `words` has the tokens of target and of control words, where they are compared. `check` is
+    asked before each part of the texts."""
+
+    resident: Resident
+    prompts: Sequence[NamedText]
+    tokens: int
+    temperature: float
+    seed: int
+    check: Callable[[], object]
+    keeps_norm: bool = False
+    words: Sequence[Sequence[Sequence[int]]] = ()
+
+    @property
+    def at_once(self) -> int:
+        """The texts that are written at once, so that the engine keeps a bounded number of logits for them."""
+        _, facts = self.resident.running()
+        logits = 4 * facts.vocabulary * self.tokens
+        return max(1, min(TEXTS_AT_ONCE, LOGITS_KEPT // logits))
+
+
+async def write(
+    reader: TextReader,
+    how: Writing,
+    lever: Placed,
+    strength: float,
+    told: Callable[[int], None],
+) -> list[Written]:
+    """The texts of all prompts with a lever at one strength. `told` gets the number of texts that are written so far.
+
+    Raises:
+        Refusal: those of an inference request, with the name of the prompt, and those of `how.check`;
+            NON_FINITE_LOGITS names the strength.
+    """
+    values, edits = ladder.at(lever, strength)
+    added = {key: dict(features) for key, features in values.items()}
+    plan = m.Overlay(None, added, edits, how.keeps_norm)
+    sampling = m.Sampling(temperature=how.temperature, max_tokens=how.tokens, seed=how.seed)
+    divergence = m.Divergence([[list(one) for one in group] for group in how.words])
+    try:
+        found = await reader.read(
+            how.prompts,
+            how.resident,
+            lambda prompts: m.Generation(prompts, 1, sampling, plan, divergence=divergence),
+            m.Diverged,
+            check=how.check,
+            told=told,
+            at_once=how.at_once,
+        )
+    except Refusal as refusal:
+        if refusal.code != "NON_FINITE_LOGITS":
+            raise
+        why = f"at the strength {strength:g} {refusal.message}"
+        details = refusal.details | {"strength": strength}
+        raise Refusal(refusal.code, why, param="strengths", **details) from None
+    return [
+        Written(one.text, one.tokens, one.divergences, one.likelihoods, one.words) for one in found
+    ]
+
+
+def prompts_or_stock(
+    prompts: Sequence[str | Conversation] | None,
+    client: str,
+    *,
+    is_chat: bool,
+    is_located: bool = False,
+) -> list[NamedText]:
+    """The prompts of a request, or eight of the service's own: questions for a model with a chat template, and
+    beginnings of texts for another. With `is_located` the contents of messages are found."""
+    if prompts is None:
+        questions = [({"role": "user", "content": text},) for text in rules.STOCK_QUESTIONS]
+        prompts = questions if is_chat else list(rules.STOCK_TEXTS)
+    return [
+        NamedText(f"prompts[{place}]", prompt_of(one, client, is_located=is_located))
+        for place, one in enumerate(prompts)
+    ]
+
+
+def normal_numbers(seed: int) -> Callable[[], float]:
+    """Draws the numbers of random directions. The same seed gives the same directions."""
+    numbers = random.Random(f"{seed} directions")  # noqa: S311 -- repeatable
+    return partial(numbers.gauss, 0.0, 1.0)

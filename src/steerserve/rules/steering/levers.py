@@ -1,0 +1,249 @@
+"""When a lever works, when a steered text is broken, and what one vector does at some layers and strengths.
+
+A lever works at a strength where its words come clearly more often than without steering, and more often than with
+every random direction of its length; or, where a probe reads the texts, where they are clearly further on the side of
+the positive examples. A text is broken where the model without steering finds it much less likely than its own texts,
+or where it repeats itself much more.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean, stdev
+from typing import Literal
+
+from steerserve.rules.form import Form
+
+SHARE_OVER_PLAIN = 0.25
+"""How many more of the texts must have the words than of those without steering."""
+NLL_OVER_PLAIN = 1.0
+"""How many nats less likely a token of an unbroken text may be, under the model without steering, than one of its own
+texts."""
+REPETITION_OVER_PLAIN = 0.15
+"""How much larger the share of repeated runs of four tokens may be in an unbroken text."""
+_TAIL = 0.025
+"""The part of the distribution on each side of an interval of 95 %."""
+_WORD = re.compile(r"\w+")
+
+
+class Damage(Form, frozen=True, kw_only=True):
+    """What steering does to the texts of one strength beside its effect. `nll_over_plain` is how many nats less likely
+    a token is under the model without steering than a token of its own texts, `repetition_over_plain` how much larger
+    the share of repeated runs of four tokens is (null where the texts have no such runs), and `distinct` the share of
+    the words of all texts together that are different words (distinct-1, Li et al. 2016; null without words).
+    `is_unbroken` is true within the bounds of both differences."""
+
+    nll_over_plain: float
+    repetition_over_plain: float | None
+    distinct: float | None
+    is_unbroken: bool
+
+
+def damage(
+    nll: float,
+    plain_nll: float,
+    repetition: float | None,
+    plain_repetition: float | None,
+    texts: Sequence[str],
+) -> Damage:
+    """The damage of texts, from their mean negative log-likelihood in nats and their repetition, and from those of the
+    texts without steering."""
+    over = nll - plain_nll
+    repeated = None if repetition is None else repetition - (plain_repetition or 0.0)
+    return Damage(
+        nll_over_plain=over,
+        repetition_over_plain=repeated,
+        distinct=distinct(texts),
+        is_unbroken=over <= NLL_OVER_PLAIN and (repeated or 0.0) <= REPETITION_OVER_PLAIN,
+    )
+
+
+def distinct(texts: Sequence[str]) -> float | None:
+    """The share of the words of all texts that are different words; None without words."""
+    words = [word for text in texts for word in _WORD.findall(text.lower())]
+    return len(set(words)) / len(words) if words else None
+
+
+def share_interval(count: int, texts: int) -> tuple[float, float]:
+    """The 95 % interval of a share of texts, by the bootstrap over the texts.
+
+    A resample of n texts of which `count` have the words is a draw of the binomial distribution with the probability
+    count / n, so the percentiles of the bootstrap are its quantiles, without any drawing.
+    """
+    share, below = count / texts, 0.0
+    low = high = texts
+    for found in range(texts + 1):
+        below += math.comb(texts, found) * share**found * (1 - share) ** (texts - found)
+        if below > _TAIL:
+            low = min(low, found)
+        if below >= 1 - _TAIL:
+            high = found
+            break
+    return low / texts, high / texts
+
+
+def works(share: float, low: float, plain: float, random_highs: Sequence[float]) -> bool:
+    """Whether a lever works at a strength.
+
+    Args:
+        share: of the texts with the lever, those with one of the words; `low` is the lower end of its interval.
+        plain: of the texts without steering, those with one of the words.
+        random_highs: for each random direction at this strength, the upper end of the interval of its share.
+    """
+    return share >= plain + SHARE_OVER_PLAIN and is_above(low, plain, random_highs)
+
+
+# ---------------------------------------------------------------------------------------------------- one vector
+
+LAYERS = 4
+"""The layers at which a vector is measured, where a client names none."""
+STRENGTHS = 5
+"""The strengths at which each layer is measured, where a client names none."""
+FIRST_LENGTH = 0.3
+"""The length of what the first of them adds, as a share of the mean length of the values of the site."""
+EXAMPLES_MINIMUM = 8
+"""The texts of each group from which a probe of steered texts is trained."""
+RESAMPLES = 500
+"""The resamples of the bootstrap of a mean."""
+
+
+class LeverPlace(Form, frozen=True):
+    """A layer and a strength of a vector that is added."""
+
+    layer: int
+    strength: float
+
+
+class RandomEffect(Form, frozen=True, kw_only=True):
+    """The effect of one random direction of the vector's length at the place of `best`, with its 95 % interval."""
+
+    effect: float
+    effect_low: float
+    effect_high: float
+
+
+class MeasuredStrength(Form, frozen=True, kw_only=True):
+    """So many texts with a vector at one layer and one strength. `effect` is null where all texts are blank; its 95 %
+    interval is that of the bootstrap over the texts."""
+
+    layer: int
+    strength: float
+    texts: int
+    effect: float | None
+    effect_low: float | None
+    effect_high: float | None
+    damage: Damage
+    sample: str
+
+
+class ProbeOfTexts(Form, frozen=True):
+    """The probe that reads steered texts, without steering: its layer, and its AUC on the half of the examples that it
+    was not trained on."""
+
+    layer: int
+    auc_held_out: float
+
+
+class Measured(Form, frozen=True, kw_only=True):
+    """What a vector does when it is added at one of some layers, at some strengths.
+
+    The effect `by` words is the share of the texts that have one of `words`, `plain` the same share without steering.
+    The effect `by` a probe is the mean score of the texts under `probe`, less that of the texts without steering, in
+    standard deviations of these; `plain` is 0. `best` is the place with the largest effect among those whose texts are
+    unbroken; null where there is none. A training continues few prompts at each place, and more at the best one.
+    `works` says whether the vector works there: its effect is clearly above `plain` and above every direction of
+    `random`."""
+
+    model: str
+    by: Literal["words", "probe"]
+    words: list[str]
+    probe: ProbeOfTexts | None
+    plain: float
+    layers: list[MeasuredStrength]
+    best: LeverPlace | None
+    works: bool
+    random: list[RandomEffect]
+    tokens: int
+    temperature: float
+    seed: int
+
+
+def too_few(texts: int) -> str:
+    """Why a vector is not measured whose smaller group has so many texts."""
+    return f"a group has {texts} texts; a probe of steered texts needs {EXAMPLES_MINIMUM}"
+
+
+def layers_to_measure(equals: Sequence[int], ranked: Sequence[int]) -> list[int]:
+    """At most LAYERS layers: of those that tell the examples apart equally well some evenly apart, and then the next
+    ones.
+
+    Args:
+        equals: the layers that are as good as the best one, rising.
+        ranked: all layers, the best first.
+    """
+    if len(equals) > LAYERS:
+        step = len(equals) / LAYERS
+        return [equals[int((number + 0.5) * step)] for number in range(LAYERS)]
+    others = [layer for layer in ranked if layer not in equals]
+    return sorted([*equals, *others[: LAYERS - len(equals)]])
+
+
+def next_strength(tried: Mapping[float, bool], first: float) -> float | None:
+    """The strength at which a layer is measured next, with two digits. They close in on the largest one that leaves the
+    texts unbroken: doubled or halved from `first` until both kinds are known, and then in the middle between the two.
+    None after STRENGTHS of them, and where no other one lies between.
+
+    Args:
+        tried: for each strength so far whether its texts are unbroken.
+    """
+    broken = min((one for one, is_unbroken in tried.items() if not is_unbroken), default=None)
+    whole = [one for one, is_unbroken in tried.items() if is_unbroken]
+    below = max((one for one in whole if broken is None or one < broken), default=None)
+    if not tried:
+        found = first
+    elif broken is None:
+        found = 2 * max(whole)
+    else:
+        found = broken / 2 if below is None else math.sqrt(below * broken)
+    rounded = float(f"{found:.2g}")
+    return None if len(tried) == STRENGTHS or rounded in tried else rounded
+
+
+def best(rows: Sequence[MeasuredStrength]) -> MeasuredStrength | None:
+    """The row with the largest effect among those whose texts are unbroken."""
+    unbroken = [one for one in rows if one.effect is not None and one.damage.is_unbroken]
+    return max(unbroken, key=lambda one: one.effect or 0.0, default=None)
+
+
+def scored(
+    scores: Sequence[float | None], plain: Sequence[float | None], draw: Callable[[int], int]
+) -> tuple[float, float, float] | None:
+    """The mean score of steered texts, less that of the texts without steering, in standard deviations of these, and
+    its 95 % interval; None where no prompt has both texts, and where the plain ones do not differ.
+
+    Args:
+        scores: for each prompt the score of its steered text; None for a blank text.
+        plain: the same without steering, and perhaps those of further prompts.
+        draw: a random number from 0 to below its argument.
+    """
+    known = [one for one in plain if one is not None]
+    spread = stdev(known) if len(known) > 1 else 0.0
+    moved = [
+        (one - before) / spread
+        for one, before in zip(scores, plain, strict=False)
+        if spread and one is not None and before is not None
+    ]
+    if not moved:
+        return None
+    count = len(moved)
+    means = sorted(fmean(moved[draw(count)] for _ in range(count)) for _ in range(RESAMPLES))
+    edge = int(_TAIL * RESAMPLES)
+    return fmean(moved), means[edge], means[-1 - edge]
+
+
+def is_above(low: float, plain: float, random_highs: Sequence[float]) -> bool:
+    """Whether the lower end of the interval of an effect is above the effect without steering, and above the upper
+    ends of all random directions."""
+    return low > plain and all(low > high for high in random_highs)

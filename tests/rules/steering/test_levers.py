@@ -1,0 +1,92 @@
+"""Where a vector is measured, and which of the places is its best one."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from steerserve.rules.steering import levers
+from steerserve.rules.steering.levers import Damage, MeasuredStrength
+
+
+@pytest.mark.parametrize(
+    ("equals", "ranked", "measured"),
+    [
+        (range(1, 30), range(30), [4, 11, 19, 26]),
+        ([3, 4, 5, 6], [5, 3, 4, 6, 1], [3, 4, 5, 6]),
+        ([3, 5], [5, 3, 9, 1, 7], [1, 3, 5, 9]),
+        ([2], [2], [2]),
+        ([], [7, 1], [1, 7]),
+    ],
+)
+def test_layers_are_spread_over_the_equal_ones_before_others_are_taken(
+    equals: Sequence[int], ranked: Sequence[int], measured: list[int]
+) -> None:
+    assert levers.layers_to_measure(list(equals), list(ranked)) == measured
+
+
+@pytest.mark.parametrize(
+    ("breaks_at", "tried"),
+    [
+        (3.0, [2.0, 4.0, 2.8, 3.3, 3.0]),
+        (0.3, [2.0, 1.0, 0.5, 0.25, 0.35]),
+        (math.inf, [2.0, 4.0, 8.0, 16.0, 32.0]),
+        (0.0, [2.0, 1.0, 0.5, 0.25, 0.12]),
+    ],
+)
+def test_strengths_close_in_on_the_one_at_which_texts_break(
+    breaks_at: float, tried: list[float]
+) -> None:
+    known: dict[float, bool] = {}
+    while (strength := levers.next_strength(known, 2.0)) is not None:
+        known[strength] = strength < breaks_at
+    assert list(known) == tried
+
+
+def test_no_strength_is_tried_twice() -> None:
+    assert levers.next_strength({1.0: True, 1.1: False}, 1.0) is None
+    # texts may break by chance below a strength at which they do not
+    assert levers.next_strength({2.0: True, 1.0: False, 0.5: True}, 2.0) == pytest.approx(0.71)
+
+
+def row(layer: int, effect: float | None, *, is_unbroken: bool = True) -> MeasuredStrength:
+    damage = Damage(
+        nll_over_plain=0.0, repetition_over_plain=0.0, distinct=1.0, is_unbroken=is_unbroken
+    )
+    return MeasuredStrength(
+        layer=layer,
+        strength=1.0,
+        texts=4,
+        effect=effect,
+        effect_low=effect,
+        effect_high=effect,
+        damage=damage,
+        sample="",
+    )
+
+
+def test_the_best_place_has_the_largest_effect_of_unbroken_texts() -> None:
+    rows = [row(1, 0.5), row(2, 0.9, is_unbroken=False), row(3, 0.7), row(4, None)]
+    assert levers.best(rows) == rows[2]
+    assert levers.best([row(1, 0.9, is_unbroken=False), row(2, None)]) is None
+
+
+def test_an_effect_is_counted_in_standard_deviations_of_plain_texts() -> None:
+    draw = random.Random(0).randrange
+    # the plain scores have the mean 2 and the standard deviation 1; the first two texts moved by 3 and 5
+    found = levers.scored([4.0, 7.0, None], [1.0, 2.0, 3.0], draw)
+    assert found is not None
+    assert found[0] == pytest.approx(4.0)
+    assert (found[1], found[2]) == pytest.approx((3.0, 5.0))
+    assert levers.scored([4.0], [1.0], draw) is None
+    assert levers.scored([4.0, 4.0], [1.0, 1.0], draw) is None
+    assert levers.scored([None], [1.0, 2.0], draw) is None
+
+
+def test_an_effect_must_be_above_the_plain_one_and_above_all_random_directions() -> None:
+    assert levers.is_above(0.5, 0.0, [0.4, -1.0])
+    assert not levers.is_above(0.5, 0.5, [])
+    assert not levers.is_above(0.5, 0.0, [0.4, 0.5])
