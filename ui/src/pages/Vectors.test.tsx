@@ -155,7 +155,7 @@ it("says where a vector acts best, or that nobody knows, and measures it by word
       known = measured;
       return { job: { ...JOB, state: "waiting" } };
     },
-    "GET /api/jobs/job_1": JOB,
+    "GET /api/jobs/job_1": { job: JOB },
   });
   const { container } = showPage(<Vectors />);
   const user = userEvent.setup();
