@@ -58,6 +58,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sae", type=Path, help="an SAE for SmolLM2-135M-Instruct")
     parser.add_argument("--layer", type=int, default=14, help="the layer of this SAE")
+    parser.add_argument("--places", action="store_true", help="only the places of the ranks")
     parser.add_argument("--only", help="the concepts that are measured, separated by commas")
     parser.add_argument("--out", type=Path, help="the file to write")
     chosen = parser.parse_args()
@@ -82,19 +83,26 @@ def main() -> None:
         wanted = chosen.only.split(",") if chosen.only else [one.name for one in pair.concepts]
         with tempfile.TemporaryDirectory() as home, running(Path(home)) as live:
             figures[pair.name] = of_pair(
-                live, pair, [one for one in pair.concepts if one.name in wanted]
+                live,
+                pair,
+                [one for one in pair.concepts if one.name in wanted],
+                only_places=chosen.places,
             )
         kept.write(figures)
     kept.end(figures)
 
 
-def of_pair(live: Running, pair: Pair, wanted: Sequence[Concept]) -> dict[str, Any]:
+def of_pair(
+    live: Running, pair: Pair, wanted: Sequence[Concept], *, only_places: bool
+) -> dict[str, Any]:
     model = add_model(live, pair.model, "measured")
     live.data("POST", f"/api/models/{model}/load?wait=true")
     sae = add_sae(live, pair.sae)
     live.data("POST", f"/api/saes/{sae}/attach", {"layer": pair.layer})
     corpus = {"name": "texts", "source": "inline", "texts": list(pair.corpus)}
     done(live, "/api/corpora", corpus)
+    if only_places:
+        return {one.name: {"places": places(live, sae, "measured", one)} for one in wanted}
     return {one.name: of_concept(live, sae, one) for one in wanted}
 
 

@@ -67,17 +67,20 @@ def test_a_training_finds_where_its_vector_acts_and_edits_act_there(live: Runnin
     assert (found["by"], found["model"], found["tokens"]) == ("probe", demo.MODEL_NAME, 24)
     assert found["probe"]["auc_held_out"] > 0.8
     assert 1 <= len({row["layer"] for row in found["layers"]}) <= 4
-    whole = [row for row in found["layers"] if row["texts"] == 8 and row["damage"]["is_unbroken"]]
-    largest = max(whole, key=lambda row: row["effect"])
-    assert best == {"layer": largest["layer"], "strength": largest["strength"]}
-    assert len(found["random"]) == 4
+    place = best["layer"], best["strength"]
+    (chosen,) = [row for row in found["layers"] if (row["layer"], row["strength"]) == place]
+    assert chosen["texts"] == 16
+    assert chosen["damage"]["is_unbroken"]
+    assert {row["texts"] for row in found["layers"]} == {4, 16}
+    assert len(found["random"]) == 2
     highs = [one["effect_high"] for one in found["random"]]
-    assert found["works"] == (largest["effect_low"] > max(0, *highs))
+    assert found["works"] == (chosen["effect_low"] > max(0, *highs))
     edit = {"op": "add", "vector": record["id"], "value": best["strength"]}
 
-    def report(**fields: Any) -> Any:
-        edits = {"edits": [edit | fields]}
-        answer = live.complete("One day", interventions=edits, return_steering_report=True)
+    def report(**named: Any) -> Any:
+        edits = {"edits": [edit | named]}
+        fields = {"temperature": 0, "return_steering_report": True}
+        answer = live.complete("One day", interventions=edits, **fields)
         return answer["steering_report"]
 
     assert report() == report(layers=[best["layer"]])

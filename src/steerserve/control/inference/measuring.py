@@ -12,6 +12,8 @@ from functools import partial
 from operator import mul
 from statistics import fmean
 
+from msgspec import structs
+
 from steerserve import messages as m
 from steerserve.control.inference.steered_texts import (
     TEXTS_MAXIMUM,
@@ -53,8 +55,11 @@ KIND = "vector_measurement"
 SITE = "resid_post"
 """The site at which a probe reads texts."""
 HALF = 0.5
+SEEDS = 1 << 32
+REPEATS = 2
+"""How often each prompt is continued at the best place, with seeds that follow each other."""
 TRIED_AGAIN = 3
-"""The places that are measured again with all prompts."""
+"""The places that are measured again in this way."""
 UNFINISHED = "its measurement was not finished"
 WORK_OF_PROBE = 0.1
 """The share of the progress that is the training of the probe."""
@@ -63,8 +68,8 @@ WORK_OF_PROBE = 0.1
 @dataclass(frozen=True, slots=True)
 class Measurement:
     """How a vector is measured. The effect is that of `words`, or without words that of a probe of the positives
-    against the negatives. `layers` and `strengths` are chosen where they are None. Where `few` is a number, only so
-    many of the prompts are continued at each place, and all of them at the best one."""
+    against the negatives. `layers` and `strengths` are chosen where they are None. At each place the prompts are
+    continued once, only so many of them where `few` is a number; and at the best place all of them REPEATS times."""
 
     positives: Sequence[NamedText]
     negatives: Sequence[NamedText]
@@ -98,13 +103,18 @@ class _Begun:
     how: Writing
     probe: _Probe | None
     plain: Sequence[Written]
-    plain_scores: Sequence[float | None]
     draw: Callable[[int], int]
+    plain_scores: Sequence[float | None] = ()
 
     @property
     def few(self) -> Writing:
         """How the texts of each place are written."""
         return replace(self.how, prompts=self.how.prompts[: self.asked.few])
+
+    @property
+    def continued(self) -> list[NamedText]:
+        """The prompts of all texts, as often as each is continued."""
+        return [*self.how.prompts] * (len(self.plain) // len(self.how.prompts))
 
 
 class VectorMeasurements:
@@ -184,17 +194,17 @@ class VectorMeasurements:
             resident, prompts, asked.tokens, asked.temperature, asked.seed, resident.running
         )
         probe = None if asked.words else await self._probe(asked, resident, report)
-        told = partial(_tell, report, WORK_OF_PROBE, "the texts without steering are written")
-        plain = await write(self._reader, how, Placed({}), 0.0, told)
+        report(WORK_OF_PROBE, "texts are written without steering")
+        plain = await self._repeated(how, Placed({}), 0.0)
         begun = _Begun(
             asked,
             vector,
             how,
             probe,
             plain,
-            await self._scores(probe, how, plain),
-            random.Random(f"{asked.seed} bootstrap").randrange,  # noqa: S311 -- repeatable
+            draw=random.Random(f"{asked.seed} bootstrap").randrange,  # noqa: S311 -- repeatable
         )
+        begun = replace(begun, plain_scores=await self._scores(begun, plain))
         rows: list[MeasuredStrength] = []
         for number, layer in enumerate(layers):
             done = WORK_OF_PROBE + (1 - WORK_OF_PROBE) * number / (len(layers) + 1)
@@ -205,18 +215,35 @@ class VectorMeasurements:
         return self._told(begun, rows, best, others)
 
     async def _best(self, begun: _Begun, rows: list[MeasuredStrength]) -> MeasuredStrength | None:
-        """The best place. Where few prompts were continued, the first ones are measured again with all of them, and
-        replace their rows."""
-        prompts = len(begun.how.prompts)
+        """The best place, measured again with more texts. Where these are broken, a weaker strength of the layer is
+        tried, or the next best of the strengths that the client named."""
+        place = levers.best(rows)
         for _ in range(TRIED_AGAIN):
-            best = levers.best(rows)
-            if best is None or best.texts == prompts:
-                return best
-            lever = _added(begun.vector, begun.how.resident, best.layer)
-            written = await write(self._reader, begun.how, lever, best.strength, _nobody)
-            again = await self._row(begun, best.layer, best.strength, written)
-            rows[rows.index(best)] = again
-        return levers.best([one for one in rows if one.texts == prompts])
+            if place is None:
+                return None
+            lever = _added(begun.vector, begun.how.resident, place.layer)
+            strength = place.strength
+            written = await self._repeated(begun.how, lever, strength)
+            again = await self._row(begun, place.layer, strength, written)
+            rows[:] = [one for one in rows if (one.layer, one.strength) != (again.layer, strength)]
+            rows.append(again)
+            rows.sort(key=lambda one: (one.layer, one.strength))
+            if again.effect is not None and again.damage.is_unbroken:
+                return again
+            if begun.asked.strengths is None:
+                place = structs.replace(place, strength=levers.weaker(strength))
+            else:
+                place = levers.best([one for one in rows if one.texts < again.texts])
+        return None
+
+    async def _repeated(self, how: Writing, lever: Placed, strength: float) -> list[Written]:
+        """The texts of all prompts, each continued REPEATS times, or once where no token is drawn by chance."""
+        repeats = REPEATS if how.temperature else 1
+        texts: list[Written] = []
+        for number in range(repeats):
+            seeded = replace(how, seed=(how.seed + number) % SEEDS)
+            texts += await write(self._reader, seeded, lever, strength, _nobody)
+        return texts
 
     def _told(
         self,
@@ -298,15 +325,14 @@ class VectorMeasurements:
         weights = array("f", fits[at].direction)
         return _Probe(ProbeOfTexts(best, found[at].auc or 0.0), weights, fits[at].bias)
 
-    async def _scores(
-        self, probe: _Probe | None, how: Writing, written: Sequence[Written]
-    ) -> list[float | None]:
+    async def _scores(self, begun: _Begun, written: Sequence[Written]) -> list[float | None]:
         """The score of each text under the probe, read without steering behind its prompt: the mean over its tokens.
         None for a blank text, and without a probe."""
+        probe, how = begun.probe, begun.how
         scores: list[float | None] = [None] * len(written)
         asked = [
             (place, _continued(prompt, one.text))
-            for place, (prompt, one) in enumerate(zip(how.prompts, written, strict=False))
+            for place, (prompt, one) in enumerate(zip(begun.continued, written, strict=False))
             if one.text.strip()
         ]
         if probe is None or not asked:
@@ -369,7 +395,7 @@ class VectorMeasurements:
         direction = next(one for one in begun.vector.directions if one.layer == layer)
         texts = [
             _continued(prompt, one.text)
-            for prompt, one in zip(begun.how.prompts, begun.plain, strict=True)
+            for prompt, one in zip(begun.how.prompts, begun.plain, strict=False)
             if one.text.strip()
         ]
         read = await self._read(
@@ -414,7 +440,7 @@ class VectorMeasurements:
             low, high = levers.share_interval(count, len(written))
             share = count / len(written)
             return RandomEffect(effect=share, effect_low=low, effect_high=high)
-        scores = await self._scores(begun.probe, begun.how, written)
+        scores = await self._scores(begun, written)
         found = levers.scored(scores, begun.plain_scores, begun.draw)
         if found is None:
             return None
@@ -429,7 +455,7 @@ class VectorMeasurements:
         for _ in range(begun.asked.random_directions):
             other = ladder.randomised(lever, {}, {}, facts.site_widths, draw)
             assert other is not None
-            written = await write(self._reader, begun.how, other, best.strength, _nobody)
+            written = await self._repeated(begun.how, other, best.strength)
             effect = await self._effect(begun, written)
             found += [effect] if effect is not None else []
         return found
@@ -453,7 +479,7 @@ def _check_texts(asked: Measurement) -> None:
     prompts = len(effects.STOCK_TEXTS if asked.prompts is None else asked.prompts)
     layers = levers.LAYERS if asked.layers is None else len(asked.layers)
     strengths = levers.STRENGTHS if asked.strengths is None else len(asked.strengths)
-    texts = prompts * (1 + layers * strengths + asked.random_directions)
+    texts = prompts * (layers * strengths + REPEATS * (1 + TRIED_AGAIN + asked.random_directions))
     if texts > TEXTS_MAXIMUM:
         why = f"strengths: {texts} texts would be written; at most {TEXTS_MAXIMUM} are"
         details: dict[str, object] = {"texts": texts, "maximum": TEXTS_MAXIMUM}

@@ -47,7 +47,7 @@ READ_SHARE = 0.8
 """The share of the progress of a training that is the reading of the texts."""
 MEASURED_FROM = 0.4
 """The progress of a job when the training ends and the measurement begins."""
-MEASURED_PROMPTS, MEASURED_TOKENS, MEASURED_RANDOM = 4, 24, 4
+MEASURED_PROMPTS, MEASURED_TOKENS, MEASURED_RANDOM = 4, 24, 2
 """The prompts that the measurement continues at each strength, the tokens of a text, and the random directions."""
 
 Method = Literal["mean_difference", "pca", "logistic"]

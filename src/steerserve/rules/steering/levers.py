@@ -99,8 +99,12 @@ def works(share: float, low: float, plain: float, random_highs: Sequence[float])
 
 LAYERS = 4
 """The layers at which a vector is measured, where a client names none."""
-STRENGTHS = 5
+STRENGTHS = 4
 """The strengths at which each layer is measured, where a client names none."""
+NEAR = 1.5
+"""No strength is tried between two that are no further apart than this factor."""
+WEAKER = 1.4
+"""The factor by which a strength is lowered whose texts turn out to be broken."""
 FIRST_LENGTH = 0.3
 """The length of what the first of them adds, as a share of the mean length of the values of the site."""
 EXAMPLES_MINIMUM = 8
@@ -170,6 +174,11 @@ class Measured(Form, frozen=True, kw_only=True):
     seed: int
 
 
+def weaker(strength: float) -> float:
+    """The strength that is tried where more texts are broken than it seemed at first."""
+    return float(f"{strength / WEAKER:.2g}")
+
+
 def too_few(texts: int) -> str:
     """Why a vector is not measured whose smaller group has so many texts."""
     return f"a group has {texts} texts; a probe of steered texts needs {EXAMPLES_MINIMUM}"
@@ -193,7 +202,7 @@ def layers_to_measure(equals: Sequence[int], ranked: Sequence[int]) -> list[int]
 def next_strength(tried: Mapping[float, bool], first: float) -> float | None:
     """The strength at which a layer is measured next, with two digits. They close in on the largest one that leaves the
     texts unbroken: doubled or halved from `first` until both kinds are known, and then in the middle between the two.
-    None after STRENGTHS of them, and where no other one lies between.
+    None after STRENGTHS of them, and where the two are near.
 
     Args:
         tried: for each strength so far whether its texts are unbroken.
@@ -205,10 +214,13 @@ def next_strength(tried: Mapping[float, bool], first: float) -> float | None:
         found = first
     elif broken is None:
         found = 2 * max(whole)
+    elif below is None:
+        found = broken / 2
+    elif broken <= NEAR * below:
+        return None
     else:
-        found = broken / 2 if below is None else math.sqrt(below * broken)
-    rounded = float(f"{found:.2g}")
-    return None if len(tried) == STRENGTHS or rounded in tried else rounded
+        found = math.sqrt(below * broken)
+    return None if len(tried) == STRENGTHS else float(f"{found:.2g}")
 
 
 def best(rows: Sequence[MeasuredStrength]) -> MeasuredStrength | None:
