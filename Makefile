@@ -14,7 +14,7 @@ BENCH := $(VENV)/.installed-bench
 # compiled modules are kept, because each worker of the tests and each service of a test would compile them anew
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: run serve ui test test-browser test-ray test-both test-real screenshots test-cpus test-all test-gpu coverage soak fuzz contract check format bench bench-real bench-quick demo-model train-real-sae docs site notebooks clean
+.PHONY: run serve ui test test-browser test-ray test-both test-real test-real-levers screenshots test-cpus test-all test-gpu coverage soak fuzz contract check format bench bench-real bench-quick demo-model train-real-sae docs site notebooks clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -57,7 +57,11 @@ test-both: $(STAMP) ## tests of the local backend over replicas on a Ray cluster
 REAL ?= tests/real
 test-real: $(STAMP) ## two real models beside transformers in float32: fetches 330 MB once (REAL='tests/real/test_edits.py'; KEEP=1 keeps the figures)
 	$(BIN)/python -m tools.real.models
-	TORCH_THREADS=0 OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -m real $(REAL)
+	TORCH_THREADS=0 OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -m 'real and not slow' $(REAL)
+
+test-real-levers: $(STAMP) ## six concepts, from texts to a lever on a real model: six minutes (KEEP=1 keeps the figures)
+	$(BIN)/python -m tools.real.models
+	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -m 'real and slow' tests/real/test_concepts.py
 
 screenshots: $(BROWSER) ## rewrite the pictures in docs/ui/
 	$(BIN)/python hatch_build.py

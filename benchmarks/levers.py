@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,7 +73,7 @@ def main() -> None:
         )
     else:
         of_demo = demo.saes()[1]
-        lines = [story.written for story in take(SEED, STORIES_READ)]
+        lines = [one.written for one in take(SEED, STORIES_READ) if isinstance(one.written, str)]
         pairs.append(
             Pair("demo", demo.MODEL_DIR, of_demo.path, of_demo.layer, of_stories(lines), lines)
         )
@@ -183,6 +183,7 @@ def places(live: Running, sae: str, model: str, concept: Concept) -> list[dict[s
             continue
         feature = listed[0]["feature_idx"]
         at: dict[str, list[int]] = {order: [] for order in ORDERS}
+        in_text: dict[str, list[int]] = {order: [] for order in ORDERS}
         for text_ in texts:
             lists = {order: firing(live, sae, model, text_, order) for order in ORDERS}
             values = {
@@ -195,24 +196,38 @@ def places(live: Running, sae: str, model: str, concept: Concept) -> list[dict[s
                 for order, by_position in lists.items():
                     indices = [index for index, _ in by_position[place]]
                     at[order].append(indices.index(feature) + 1)
+                    in_text[order].append(place_in_text(by_position.values(), order, feature))
         if at["value"]:
-            found.append({"word": word, "feature": feature, "places": at})
+            found.append({"word": word, "feature": feature, "places": at, "in_text": in_text})
         if len(found) == RANKED_WORDS:
             break
     return found
 
 
+def place_in_text(positions: Iterable[Sequence[tuple[int, float]]], rank: str, feature: int) -> int:
+    """The place of a feature in the list of a whole text, as the page makes it: rarity is added up over the tokens, and
+    of the others the largest counts."""
+    weights: dict[int, float] = {}
+    for one in positions:
+        for index, weight in one:
+            before = weights.get(index, 0.0)
+            weights[index] = before + weight if rank == "rarity" else max(before, weight)
+    return sorted(weights, key=lambda index: -weights[index]).index(feature) + 1
+
+
 def firing(
     live: Running, sae: str, model: str, text_: str, rank: str
 ) -> dict[int, list[tuple[int, float]]]:
-    """The features of each position of a text, in the order of a rank."""
+    """The features of each position of a text with what ranks them, in this order."""
     asked = {"positions": "prompt", "top_k": 64, "rank": rank, "read_point": "pre_steering"}
     body = {"model": model, "prompt": text_, "max_tokens": 1, "return_sae_activations": asked}
     answer = live.http.post("/v1/completions", json=body)
     assert answer.status_code == 200, answer.text
     positions = answer.json()["service"]["sae_activations"]["positions"]
     return {
-        one["position"]: [(each["index"], each["value"]) for each in one["features"]]
+        one["position"]: [
+            (each["index"], each.get("weight", each["value"])) for each in one["features"]
+        ]
         for one in positions
         if one["position"]
     }

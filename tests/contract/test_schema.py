@@ -45,6 +45,8 @@ NEVER_SUCCEED = {
     "PUT /api/models/{model_id}/replicas",
     "POST /api/models/{model_id}/replicas/{name}/drain",
     "POST /api/models/{model_id}/replicas/{name}/replace",
+    # a body has either words or two groups of texts
+    "POST /api/vectors/{vector_id}/measure",
     # the batch is over
     "POST /v1/batches/{batch_id}/cancel",
     # nothing fires

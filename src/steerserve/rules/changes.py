@@ -60,6 +60,7 @@ ACTIONS: dict[tuple[str, str], str] = {
     ("POST", "/api/vectors"): "vector_add",
     ("DELETE", "/api/vectors/{vector_id}"): "vector_delete",
     ("POST", "/api/vectors/train"): "vector_train",
+    ("POST", "/api/vectors/{vector_id}/measure"): "vector_measure",
     ("POST", "/api/probes"): "probe_add",
     ("POST", "/api/probes/train"): "probe_train",
     ("DELETE", "/api/probes/{probe_id}"): "probe_delete",

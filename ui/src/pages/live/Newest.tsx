@@ -1,11 +1,11 @@
 // The newest reading: the features that were active, with a button to pin each.
 import { Link } from "react-router";
 import { Bars } from "../../parts/Bars";
-import { ExampleOf } from "../../parts/ExampleOf";
 import { Ago } from "../../parts/Moment";
 import { count } from "../../rules/bytes";
 import { featurePath, placeName } from "../../rules/places";
 import type { Reading } from "../../rules/readings";
+import { ExampleOf } from "../features/ExampleOf";
 
 export function Newest({
   reading,

@@ -2,7 +2,6 @@
 import { useMemo } from "react";
 import type { Rank } from "../../api/corpora";
 import { Bars } from "../../parts/Bars";
-import { ExampleOf } from "../../parts/ExampleOf";
 import { Figure } from "../../parts/Figure";
 import { Panel } from "../../parts/Panel";
 import { FIRST, RankChoice } from "../../parts/RankChoice";
@@ -10,6 +9,7 @@ import { TokenView } from "../../parts/TokenView";
 import { count, decimal } from "../../rules/bytes";
 import type { ReadText } from "../../rules/reading";
 import { found, type Pick } from "../../rules/tokens";
+import { ExampleOf } from "../features/ExampleOf";
 import { SteerHere } from "./SteerHere";
 
 const MOST = 14;

@@ -1,8 +1,8 @@
 // The strongest example of a feature in a list whose answer has none; it is asked for once.
 import { useQuery } from "@tanstack/react-query";
-import { feature } from "../api/features";
-import { largestOf } from "../rules/sampled";
-import { Example } from "./Example";
+import { feature } from "../../api/features";
+import { largestOf } from "../../rules/sampled";
+import { Example } from "../../parts/Example";
 
 export function ExampleOf({ sae, index }: { sae: string; index: number }) {
   const asked = feature(sae, index);
