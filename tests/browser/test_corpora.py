@@ -57,6 +57,6 @@ def test_the_features_of_a_text_begin_with_what_it_is_about(tab: Tab) -> None:
     )
     visit.button("Read the text").click()
     listed = page.get_by_role("list", name="Strongest features of the text").get_by_role("listitem")
-    expect(page.get_by_role("radio", name="share")).to_be_checked()
+    expect(page.get_by_role("radio", name="rarity")).to_be_checked()
     first = [one.locator(".bar-label").inner_text() for one in listed.all()[:3]]
     assert "sea" in first

@@ -152,7 +152,7 @@ it("a link whose SAE is not attached offers to attach it, and reads no other one
   expect(screen.getByRole<HTMLButtonElement>("button", { name: "Read the text" }).disabled).toBe(true);
 });
 
-it("ranks features by their share where a corpus was read of the SAE, until a person chooses otherwise", async () => {
+it("ranks features by their rarity where a corpus was read of the SAE, until a person chooses otherwise", async () => {
   const sent = served({}, [{ sae_id: "sae_a", layer: 3, has_corpus: true }], true);
   showPage(<Tokens />, "/tokens?text=One%20day");
   const button = await screen.findByRole<HTMLButtonElement>("button", { name: "Read the text" });
@@ -164,7 +164,7 @@ it("ranks features by their share where a corpus was read of the SAE, until a pe
         ? [(body as { return_sae_activations: { rank: string } }).return_sae_activations.rank]
         : [],
     );
-  await waitFor(() => expect(ranks().at(-1)).toBe("share"));
+  await waitFor(() => expect(ranks().at(-1)).toBe("rarity"));
   await userEvent.click(await screen.findByRole("radio", { name: "value" }));
   await waitFor(() => expect(ranks().at(-1)).toBe("value"));
 });

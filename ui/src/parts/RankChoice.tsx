@@ -1,11 +1,11 @@
 // By what features are ranked, where a corpus says how strongly and how often each fires.
 import { Segmented } from "./Segmented";
 
-export const RANKS = ["share", "rarity", "value"] as const;
+export const RANKS = ["rarity", "share", "value"] as const;
 type Rank = (typeof RANKS)[number];
 const OPTIONS = [
-  { value: "share", label: "share", title: "The share of the largest value that the feature has in a corpus" },
   { value: "rarity", label: "rarity", title: "The share of its own largest value, times how rarely the feature fires" },
+  { value: "share", label: "share", title: "The share of the largest value that the feature has in a corpus" },
   { value: "value", label: "value", title: "The largest value" },
 ] as const;
 

@@ -47,7 +47,7 @@ export function Top({ sae, by, onBy }: { sae: string; by: Metric; onBy: (by: Met
 }
 
 function Ranked({ sae, layer, by }: { sae: string; layer: number | null; by: Metric }) {
-  const [chosen, choose] = useState<Rank>("share");
+  const [chosen, choose] = useState<Rank>("rarity");
   const canRank = useCanRank(layer === null ? null : { sae_id: sae, layer });
   const rank = canRank ? chosen : "value";
   const ranked = useQuery(top(by, SHOWN, rank));
