@@ -32,50 +32,55 @@ export function WhatItDoes({ vector }: { vector: Vector }) {
 
 function Figures({ measured }: { measured: Measured }) {
   const { layers, best, by, tokens, model } = measured;
+  const shown = layers.find((one) => one.layer === best?.layer && one.strength === best.strength);
   const effect = (value: number | null) => (by === "words" ? percent(value) : decimal(value));
   return (
     <>
       <p>{saysBest(measured)}</p>
-      <div className="scroll-x" tabIndex={0} role="group" aria-label="Figures of each layer and strength">
-        <table className="numbers-table">
-          <caption className="quiet">
-            Texts of up to {tokens} tokens, written by {model}.{" "}
-            {by === "words" ? "The effect is the share of the texts with one of the words." : "The effect is in standard deviations of the texts without the vector."}
-          </caption>
-          <thead>
-            <tr>
-              <th scope="col">layer</th>
-              <th scope="col">strength</th>
-              <th scope="col">effect</th>
-              <th scope="col">95 % interval</th>
-              <th scope="col">nats less likely</th>
-              <th scope="col">texts</th>
-              <th scope="col">one of them</th>
-            </tr>
-          </thead>
-          <tbody>
-            {layers.map((one) => (
-              <tr key={`${one.layer} ${one.strength}`}>
-                <th scope="row">
-                  {one.layer}
-                  {best !== null && one.layer === best.layer && one.strength === best.strength && <span className="quiet"> best</span>}
-                </th>
-                <td>{signed(one.strength)}</td>
-                <td>{effect(one.effect)}</td>
-                <td>
-                  {effect(one.effect_low)} to {effect(one.effect_high)}
-                </td>
-                <td>{decimal(one.damage.nll_over_plain)}</td>
-                <td>{one.texts}</td>
-                <td className="sample">
-                  {!one.damage.is_unbroken && <span className="quiet">broken: </span>}
-                  {one.sample}
-                </td>
+      {shown !== undefined && <blockquote className="sample">{shown.sample}</blockquote>}
+      <details>
+        <summary>As numbers</summary>
+        <div className="scroll-x" tabIndex={0} role="group" aria-label="Figures of each layer and strength">
+          <table className="numbers-table">
+            <caption className="quiet">
+              Texts of up to {tokens} tokens, written by {model}.{" "}
+              {by === "words" ? "The effect is the share of the texts with one of the words." : "The effect is in standard deviations of the texts without the vector."}
+            </caption>
+            <thead>
+              <tr>
+                <th scope="col">layer</th>
+                <th scope="col">strength</th>
+                <th scope="col">effect</th>
+                <th scope="col">95 % interval</th>
+                <th scope="col">nats less likely</th>
+                <th scope="col">texts</th>
+                <th scope="col">one of them</th>
               </tr>
-            ))}
-          </tbody>
-        </table>
-      </div>
+            </thead>
+            <tbody>
+              {layers.map((one) => (
+                <tr key={`${one.layer} ${one.strength}`}>
+                  <th scope="row">
+                    {one.layer}
+                    {one === shown && <span className="quiet"> best</span>}
+                  </th>
+                  <td>{signed(one.strength)}</td>
+                  <td>{effect(one.effect)}</td>
+                  <td>
+                    {effect(one.effect_low)} to {effect(one.effect_high)}
+                  </td>
+                  <td>{decimal(one.damage.nll_over_plain)}</td>
+                  <td>{one.texts}</td>
+                  <td className="sample">
+                    {!one.damage.is_unbroken && <span className="quiet">broken: </span>}
+                    {one.sample}
+                  </td>
+                </tr>
+              ))}
+            </tbody>
+          </table>
+        </div>
+      </details>
     </>
   );
 }
