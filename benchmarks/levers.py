@@ -1,9 +1,8 @@
-"""Measures the way from texts to a lever on the demo and on a real model: `python -m benchmarks.levers [--sae FOLDER]`.
+"""Measures the way from texts to a lever: `python -m benchmarks.levers [--sae FOLDER] [--places]`.
 
-For each concept the features that tell its texts apart are found, the first ones are measured at a ladder of strengths,
-and a vector is trained, which measures itself. A second table says at which place each rank puts the concept's feature
-among those that fire on texts of the concept. The pairs are the demo and, with `--sae`, SmolLM2-135M-Instruct with an SAE
-for it.
+For each concept the feature that tells its texts apart best is measured at a ladder of strengths, and a vector is
+trained, which measures itself. With `--places`, only the place of a word's feature in the list of each rank is measured.
+The model is that of the demo or, with `--sae`, SmolLM2-135M-Instruct with an SAE for it.
 """
 
 from __future__ import annotations

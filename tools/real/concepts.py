@@ -1,4 +1,4 @@
-"""Six concepts with texts that have them and texts that do not: three from the Brown corpus, three that were written."""
+"""Six concepts with texts that have them and texts that do not: three from the Brown corpus, three written."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ class CorpusStore:
         """
         row = await self.find(corpus_id)
         if row is None:
-            raise _unknown(corpus_id)
+            raise unknown_corpus(corpus_id)
         return row
 
     async def find(self, corpus_id: str) -> CorpusRow | None:
@@ -184,7 +184,7 @@ class CorpusStore:
         Refusal: CORPUS_NOT_FOUND.
         """
         if not await self.discard(corpus_id):
-            raise _unknown(corpus_id)
+            raise unknown_corpus(corpus_id)
 
     async def discard(self, corpus_id: str) -> bool:
         """Delete a corpus, and return whether it was there."""
@@ -255,7 +255,7 @@ class CorpusStore:
         async with self._database.read() as connection:
             data = await connection.scalar(wanted)
         if data is None:
-            raise _unknown(corpus_id)
+            raise unknown_corpus(corpus_id)
         return bytes(data)
 
     # ------------------------------------------------------------- results
@@ -383,7 +383,7 @@ def taken(name: str, why: str = "a corpus has this name", **details: object) -> 
     return Refusal("CORPUS_ALREADY_EXISTS", f"{shown(name)}: {why}", param="name", **details)
 
 
-def _unknown(corpus_id: str) -> Refusal:
+def unknown_corpus(corpus_id: str) -> Refusal:
     return Refusal("CORPUS_NOT_FOUND", f"no corpus {shown(corpus_id)}", corpus_id=corpus_id)
 
 
@@ -409,7 +409,7 @@ async def _change(
         .values(stored_bytes=corpora.c.stored_bytes + size, **values)
     )
     if not (await connection.execute(changed)).rowcount:
-        raise _unknown(corpus_id)
+        raise unknown_corpus(corpus_id)
 
 
 def _record(row: RowMapping) -> CorpusRow:

@@ -119,7 +119,7 @@ def test_a_measurement_by_words_counts_what_requests_write(live: Running) -> Non
 def test_the_probe_sees_the_two_directions_of_a_vector(live: Running) -> None:
     trained(live, measure=False)
     found = measured(live, **GROUPS, layers=[1], strengths=[2.0, -2.0], random_directions=0)
-    there, back = found["layers"]
+    back, there = found["layers"]
     assert back["effect"] < 0 < there["effect"]
     assert there["effect_low"] <= there["effect"] <= there["effect_high"]
     assert found["random"] == []

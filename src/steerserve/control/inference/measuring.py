@@ -3,6 +3,7 @@ some strengths as parts of a job, and read again without steering."""
 
 from __future__ import annotations
 
+import asyncio
 import math
 import random
 from array import array
@@ -217,17 +218,16 @@ class VectorMeasurements:
     async def _best(self, begun: _Begun, rows: list[MeasuredStrength]) -> MeasuredStrength | None:
         """The best place, measured again with more texts. Where these are broken, a weaker strength of the layer is
         tried, or the next best of the strengths that the client named."""
-        place = levers.best(rows)
+        place, texts = levers.best(rows), len(begun.plain)
         for _ in range(TRIED_AGAIN):
-            if place is None:
-                return None
+            if place is None or place.texts == texts:
+                return place
             lever = _added(begun.vector, begun.how.resident, place.layer)
             strength = place.strength
             written = await self._repeated(begun.how, lever, strength)
             again = await self._row(begun, place.layer, strength, written)
             rows[:] = [one for one in rows if (one.layer, one.strength) != (again.layer, strength)]
             rows.append(again)
-            rows.sort(key=lambda one: (one.layer, one.strength))
             if again.effect is not None and again.damage.is_unbroken:
                 return again
             if begun.asked.strengths is None:
@@ -242,7 +242,7 @@ class VectorMeasurements:
         texts: list[Written] = []
         for number in range(repeats):
             seeded = replace(how, seed=(how.seed + number) % SEEDS)
-            texts += await write(self._reader, seeded, lever, strength, _nobody)
+            texts += await write(self._reader, seeded, lever, strength)
         return texts
 
     def _told(
@@ -268,7 +268,7 @@ class VectorMeasurements:
             words=list(asked.words),
             probe=None if probe is None else probe.told,
             plain=plain,
-            layers=rows,
+            layers=sorted(rows, key=lambda one: (one.layer, one.strength)),
             best=None if best is None else LeverPlace(best.layer, best.strength),
             works=works,
             random=others,
@@ -340,9 +340,10 @@ class VectorMeasurements:
         texts = [text for _, text in asked]
         layers = [probe.told.layer]
         places = m.Places("completion")
-        read = await self._read(texts, how.resident, layers, places, _nobody)
-        for (place, _), one in zip(asked, read, strict=True):
-            scores[place] = sum(map(mul, probe.weights, array("f", one.states))) + probe.bias
+        read = await self._read(texts, how.resident, layers, places)
+        found = await asyncio.to_thread(_probed, probe, read)
+        for (place, _), score in zip(asked, found, strict=True):
+            scores[place] = score
         return scores
 
     async def _read(
@@ -351,7 +352,7 @@ class VectorMeasurements:
         resident: Resident,
         layers: Sequence[int],
         places: m.Places,
-        told: Callable[[int], None],
+        told: Callable[[int], None] | None = None,
         site: str = SITE,
     ) -> list[m.StatesRead]:
         return await self._reader.read(
@@ -370,7 +371,7 @@ class VectorMeasurements:
         lever = _added(begun.vector, begun.how.resident, layer)
 
         async def row(strength: float) -> MeasuredStrength:
-            written = await write(self._reader, begun.few, lever, strength, _nobody)
+            written = await write(self._reader, begun.few, lever, strength)
             return await self._row(begun, layer, strength, written)
 
         if begun.asked.strengths is not None:
@@ -387,7 +388,7 @@ class VectorMeasurements:
                 tried[strength] = False
             else:
                 tried[strength] = rows[-1].damage.is_unbroken
-        return sorted(rows, key=lambda one: one.strength)
+        return rows
 
     async def _first_strength(self, begun: _Begun, layer: int) -> float:
         """The strength that is tried first at a layer: a share of the mean length of the values of its site on the
@@ -403,10 +404,9 @@ class VectorMeasurements:
             begun.how.resident,
             [layer],
             m.Places("completion" if texts else "last"),
-            _nobody,
-            direction.site,
+            site=direction.site,
         )
-        length = fmean(math.hypot(*array("f", one.states)) for one in read)
+        length = await asyncio.to_thread(_mean_length, read)
         return levers.FIRST_LENGTH * length / direction.norm
 
     async def _row(
@@ -516,8 +516,13 @@ def _continued(prompt: NamedText, text: str) -> NamedText:
     return NamedText(prompt.name, m.Text(whole, contents=contents))
 
 
-def _nobody(count: int) -> None:
-    """What is told the count of texts where nobody asks for it."""
+def _probed(probe: _Probe, read: Sequence[m.StatesRead]) -> list[float]:
+    """The score of each value [hidden] under a probe."""
+    return [sum(map(mul, probe.weights, array("f", one.states))) + probe.bias for one in read]
+
+
+def _mean_length(read: Sequence[m.StatesRead]) -> float:
+    return fmean(math.hypot(*array("f", one.states)) for one in read)
 
 
 def _tell(report: Report, share: float, message: str, count: int) -> None:

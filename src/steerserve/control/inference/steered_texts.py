@@ -51,7 +51,7 @@ async def write(
     how: Writing,
     lever: Placed,
     strength: float,
-    told: Callable[[int], None],
+    told: Callable[[int], None] | None = None,
 ) -> list[Written]:
     """The texts of all prompts with a lever at one strength. `told` gets the number of texts that are written so far.
 

@@ -71,6 +71,7 @@ class TextSearch:
         pooled, read = await self._read(texts, resident, attached)
         values = pooled_values(pooled, texts[0].name)
         places = await asyncio.to_thread(_places, read.saes[0], values)
+        values = {index: value for index, value in values.items() if index in places}
         best = _ordered(values, order, scales, limit)
         labels = await self._features.labels(sae_id)
         found = [
@@ -103,7 +104,6 @@ class TextSearch:
             lambda prompts: m.Scoring(prompts, 1.0, None, client=KIND, pool=pool),
             m.Pooled,
             check=check,
-            told=_nobody,
         )
         (read,) = await self._reader.read(
             texts,
@@ -111,7 +111,6 @@ class TextSearch:
             lambda prompts: m.ActivationsReading(prompts, keys, KIND),
             m.ActivationsRead,
             check=check,
-            told=_nobody,
         )
         return pooled, read
 
@@ -126,12 +125,12 @@ def _ordered(
 
 def _places(read: m.FeatureValues, values: Mapping[int, float]) -> dict[int, int]:
     """The position of each of these activations: the one where the feature is nearest to it. Both were read in passes
-    of their own, which may differ in the last digits."""
+    of their own, which may differ in the last digits, so a value near 0 may be missing in the second one."""
     features = struct.unpack(f"<{len(read.features) // 4}I", read.features)
     counts = struct.unpack(f"<{len(read.counts) // 4}I", read.counts)
     positions = struct.unpack(f"<{len(read.positions) // 4}I", read.positions)
     numbers = struct.unpack(f"<{len(read.values) // 4}f", read.values)
-    places, first = dict.fromkeys(values, 0), 0
+    places, first = {}, 0
     for feature, count in zip(features, counts, strict=True):
         if feature in values:
             some = range(first, first + count)
@@ -140,7 +139,3 @@ def _places(read: m.FeatureValues, values: Mapping[int, float]) -> dict[int, int
             places[feature] = positions[nearest]
         first += count
     return places
-
-
-def _nobody(count: int) -> None:
-    """A search has no progress to tell."""

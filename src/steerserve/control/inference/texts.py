@@ -50,7 +50,7 @@ class TextReader:
         kind: type[Kind],
         *,
         check: Callable[[], object],
-        told: Callable[[int], None],
+        told: Callable[[int], None] | None = None,
         is_gentle: bool = False,
         at_once: int = TEXTS_AT_ONCE,
     ) -> list[Kind]:
@@ -73,7 +73,8 @@ class TextReader:
                 read = await _part(some, resident, make, kind)
                 seconds = time.monotonic() - begun
             found += read
-            told(len(found))
+            if told is not None:
+                told(len(found))
             if not self._is_used:
                 continue
             if is_paced:

@@ -16,7 +16,7 @@ from steerserve.control.residency.resident import Attachment, content_keys
 from steerserve.control.saes.example_views import ExampleToken, FeatureExample
 from steerserve.control.saes.views import CorpusCheck
 from steerserve.control.sensing.corpus_views import CorpusStatistics
-from steerserve.database.corpora import CorpusRow, CorpusStore, ReadSae
+from steerserve.database.corpora import CorpusRow, CorpusStore, ReadSae, unknown_corpus
 from steerserve.errors import Refusal
 from steerserve.rules.sensing.corpus import FeatureSummary
 from steerserve.rules.sensing.ranking import Scales
@@ -182,7 +182,8 @@ class CorpusResults:
         largest share comes first. The words of all peaks are read once.
 
         Raises:
-            Refusal: INVALID_PARAMETER without a corpus; DATABASE_UNAVAILABLE, MODEL_NOT_LOADED.
+            Refusal: INVALID_PARAMETER without a corpus; CORPUS_NOT_FOUND for one that is deleted meanwhile;
+                DATABASE_UNAVAILABLE, MODEL_NOT_LOADED.
         """
         read = await self._read_of(sae_id, attached)
         if not read:
@@ -239,6 +240,8 @@ class CorpusResults:
             await asyncio.to_thread(peaks.add, stored)
         for number in sorted(peaks.waiting):
             contexts = await self._store.contexts(row.id, [number])
+            if number not in contexts:
+                raise unknown_corpus(row.id)  # it was deleted meanwhile
             await asyncio.to_thread(peaks.read, number, contexts[number])
         return peaks
 
