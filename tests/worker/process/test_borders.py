@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from steerserve import messages as m
+from steerserve.worker.batch import passes
 from steerserve.worker.batch.batch import Batch
 from steerserve.worker.batch.group import Group
 from steerserve.worker.batch.waiting import WaitingRows
@@ -64,6 +65,7 @@ def fails_in_turn(
         ("llama", Group, "_due", 1),
         ("llama", Group, "_read_states", 2),
         ("bert", WaitingRows, "next", 0),
+        ("bert", passes, "embedded", 0),
     ],
 )
 def test_an_error_of_a_step_ends_its_requests_and_the_engine_goes_on(
@@ -71,7 +73,7 @@ def test_an_error_of_a_step_ends_its_requests_and_the_engine_goes_on(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     model: str,
-    owner: type,
+    owner: Any,
     name: str,
     number: int,
     error: Exception,
@@ -79,7 +81,7 @@ def test_an_error_of_a_step_ends_its_requests_and_the_engine_goes_on(
     def ask(number: int) -> m.Command:
         if model == "bert":
             return m.Embed(number, PROMPT)
-        return m.Generate(number, PROMPT, 1, m.Sampling(max_tokens=8), m.Suppressed())
+        return m.Generate(number, PROMPT, 1, m.Sampling(0.0, max_tokens=8), m.Suppressed())
 
     fails_in_turn(monkeypatch, owner, name, number, error)
     path = save_encoder("bert", tmp_path / "bert") if model == "bert" else folder(model)
@@ -98,6 +100,22 @@ def test_an_error_of_a_step_ends_its_requests_and_the_engine_goes_on(
     ]
     assert sorted(ends) == [2, 3, 4, 9]
     assert 9 not in {event.id for event in refused}
+
+
+def test_a_request_that_ended_earlier_in_a_step_with_an_error_keeps_its_end(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ask(number: int, length: int) -> m.Generate:
+        sampling = m.Sampling(0.0, max_tokens=length)
+        return m.Generate(number, PROMPT, 1, sampling, m.Suppressed())
+
+    fails_in_turn(monkeypatch, Group, "_read_states", 2, KeyError("x"))
+    load = m.Load(1, str(folder("llama")), "FP16", False, 1, 8, 16)
+    wire = Told(load, ask(2, length=3), ask(3, length=8))
+    loop.Worker(wire).run()
+    pieces = [o for e in wire.sent if isinstance(e, m.Stepped) for o in e.outcomes]
+    assert [o.finish for o in pieces if isinstance(o, m.Piece) and m.is_last(o)] == ["length"]
+    assert [e.id for e in wire.sent if isinstance(e, m.Refused)] == [3]
 
 
 @pytest.mark.parametrize("name", ["events", "work"])

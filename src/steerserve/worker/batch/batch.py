@@ -67,6 +67,8 @@ class Batch:
         self._alone = self._group(None, None, model.alone) if model.alone else None
         self._seeded: dict[int, Group] = {}
         self._waiting = WaitingRows()
+        # what the step that runs has found so far
+        self._outcomes: list[Ending] = []
 
     @property
     def is_idle(self) -> bool:
@@ -111,42 +113,45 @@ class Batch:
 
     def step(self) -> list[Ending]:
         """Advance every group by one step. A request that was refused has no row left in the batch afterwards."""
-        refusals = self._admit()
+        self._outcomes = self._admit()
         rows = [row for group in self._groups() for row in group.all_rows()]
         yielding = [row for row in rows if row.yields]
         self._is_live = len(yielding) < len(rows) or self._waiting.has_live
         if self._is_live:
             self._last_live = self._clock()
         if yielding and len(yielding) < len(rows) and not self._waiting.has_live:
-            outcomes = self._step_shared()
+            self._step_shared()
         else:
-            outcomes = self._step_groups(set())
-        outcomes, refused = settled([*refusals, *outcomes])
+            self._step_groups(set())
+        outcomes, refused = settled(self._outcomes)
         for request in refused:
             self.cancel(request)
         for group in self._lasting():
             if group.is_empty:
                 group.cache.release()
+        self._outcomes = []
         return outcomes
 
     def fail(self, error: Exception) -> list[Ending]:
-        """End every request, after an error of a step that was in no forward pass."""
+        """End every request that has not ended, after an error of a step that was in no forward pass. Returns what the
+        step had found before as well."""
         rows = [row for group in self._groups() for row in group.all_rows()] + self._waiting.rows
         device, why = self._model.device, "a step of the engine failed"
         failed = {row.request: row.failed(error, device, len(rows), why) for row in rows}
         for request in failed:
             self.cancel(request)
-        return list(failed.values())
+        found, self._outcomes = self._outcomes, []
+        return settled([*found, *failed.values()])[0]
 
-    def _step_groups(self, resting: set[BatchRow]) -> list[Ending]:
-        outcomes = [outcome for group in self._lasting() for outcome in group.step(resting)]
+    def _step_groups(self, resting: set[BatchRow]) -> None:
+        for group in self._lasting():
+            self._outcomes.extend(group.step(resting))
         for request, group in list(self._seeded.items()):
-            outcomes += group.step(resting)
+            self._outcomes.extend(group.step(resting))
             if group.is_empty:
                 del self._seeded[request]
-        return outcomes
 
-    def _step_shared(self) -> list[Ending]:
+    def _step_shared(self) -> None:
         """A step beside live rows, in which most rows that yield rest."""
         decoding = [row for group in self._groups() for row in group.rows]
         joining = [row for group in self._groups() for row in group.joining]
@@ -158,13 +163,12 @@ class Batch:
             read = joining
         stepped = {*shared, *live, *read}
         since = self._clock()
-        outcomes = self._step_groups({*decoding, *joining} - stepped)
+        self._step_groups({*decoding, *joining} - stepped)
         has_live_read = any(not row.yields for row in read)
         seconds = None if has_live_read else self._clock() - since
         self._sharing = self._sharing.stepped(
             len(live), len(shared), seconds, has_read=is_read and bool(read)
         )
-        return outcomes
 
     def _has_live(self) -> bool:
         """Whether a row is there that does not yield."""

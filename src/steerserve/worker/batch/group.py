@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -125,19 +125,20 @@ class Group:
         self.joining += new
         return self._each(new, self._reuse.join)
 
-    def step(self, resting: Collection[BatchRow] = ()) -> list[Ending]:
+    def step(self, resting: Collection[BatchRow] = ()) -> Iterator[Ending]:
         """One prefill pass if it is due, then one decode pass of the rows that decoded before; one of each row where
-        rows are stepped alone. Rows that are `resting` take no part."""
+        rows are stepped alone. Rows that are `resting` take no part. Each outcome comes as soon as its row has it, so
+        that an error later in the step loses none."""
         decoding = [row for row in self.rows if row not in resting]
         joining = [row for row in self.joining if row not in resting]
         if len(decoding) < len(self.rows) and not self._model.is_alone:
             # the rows that decode in every step stay before those that rest in some steps
             decoding.sort(key=lambda row: row.yields)
             self.cache.put_first([row.slot for row in decoding if row.slot is not None])
-        outcomes = self._prefill(joining, decoding)
+        yield from self._prefill(joining, decoding)
         for rows in [[row] for row in decoding] if self._model.is_alone else [decoding]:
-            outcomes += self._decode([row for row in rows if row.slot is not None])
-        return outcomes + self._read_states()
+            yield from self._decode([row for row in rows if row.slot is not None])
+        yield from self._read_states()
 
     def drop(self, request: int) -> None:
         """Forget a request's rows at once."""
@@ -152,30 +153,31 @@ class Group:
     def _need(self, rows: list[BatchRow]) -> int:
         return sum(row.need + self._model.state_tokens for row in rows)
 
-    def _prefill(self, joining: list[BatchRow], decoding: list[BatchRow]) -> list[Ending]:
+    def _prefill(self, joining: list[BatchRow], decoding: list[BatchRow]) -> Iterator[Ending]:
         """The prefill pass of this step over rows of `joining`, if one is due beside the rows that decode."""
         if not joining:
-            return []
+            return
         most, rests = self._pace(joining, decoding)
-        outcomes, rows = self._due(joining, most, rests)
+        refused, rows = self._due(joining, most, rests)
+        yield from refused
         if not rows:
             self._turn = replace(self._turn, rests=self._turn.rests + 1)
-            return outcomes
+            return
         started = self._clock()
-        outcomes += self._each([row for row in rows if row.slot is None], self._begin)
+        yield from self._each([row for row in rows if row.slot is None], self._begin)
         rows = [row for row in rows if row.slot is not None]
         if not rows:
-            return outcomes
+            return
         first = rows[0]
         most = self._most(rows, most)
         if any(len(row.prompt) - row.filled > most for row in rows):
             rows = rows[:1]
         parts = {row: row.prompt[row.filled : row.filled + most] for row in rows}
         done, refused = self._read_parts(parts, started)
-        outcomes += refused
+        yield from refused
         ended = [row for some, _ in done for row in some if row.slot is not None]
         if not ended:
-            return outcomes
+            return
         if first.filled < len(first.prompt):
             # the other long prompts go first next time
             self.joining.remove(first)
@@ -187,11 +189,10 @@ class Group:
             self.rows.extend(ended)
             self._turn = PrefillTurn(self._turn.rests, self._turn.shorts + 1)
             for some, logits in done:
-                outcomes += self._accept(logits, some)
+                yield from self._accept(logits, some)
         if not refused and done[0][1].shape[-1]:
             size = len(rows) * stepping.up(max(map(len, parts.values())), self._model.width)
             self._tempo = self._tempo.prefilled(size, self._clock() - started)
-        return outcomes
 
     def _pace(self, joining: list[BatchRow], decoding: list[BatchRow]) -> tuple[int, int]:
         """The most tokens that are read beside the rows that decode, and the decode passes for which a part of a long
@@ -312,24 +313,23 @@ class Group:
         self._reuse.begin(row, slot)
         row.slot = slot
 
-    def _decode(self, rows: list[BatchRow]) -> list[Ending]:
+    def _decode(self, rows: list[BatchRow]) -> Iterator[Ending]:
         """One decode pass. Rows that were prefilled in this step wait for the next step."""
         started = self._clock()
-        outcomes = self._each(rows, self._make_room)
+        yield from self._each(rows, self._make_room)
         rows = [row for row in rows if row.slot is not None]
         if not rows:
-            return outcomes
+            return
         rows.sort(key=lambda row: kv.order(cast(CacheSlot, row.slot)))
         # recorded passes are those of all rows
         done, refused = self._passed(
             rows, lambda some: self._decode_pass(some, is_whole=some is rows)
         )
-        outcomes += refused
+        yield from refused
         for some, logits in done:
-            outcomes += self._accept(logits, some)
+            yield from self._accept(logits, some)
         if done and not refused:
             self._tempo = self._tempo.decoded(self._clock() - started)
-        return outcomes
 
     def _decode_pass(self, rows: list[BatchRow], *, is_whole: bool) -> Tensor | Exception:
         """The logits of one decode pass, or the error that ended it."""
@@ -382,17 +382,15 @@ class Group:
                 memory.recover(error)
         return outcomes
 
-    def _accept(self, logits: Tensor, rows: list[BatchRow]) -> list[Ending]:
+    def _accept(self, logits: Tensor, rows: list[BatchRow]) -> Iterator[Ending]:
         """Take the logits [rows, vocabulary] of a pass over rows, of which some may have left since."""
         kept = {row: i for i, row in enumerate(rows) if row.slot is not None}
-        outcomes: list[Ending] = []
         for some, tokens in each_part(list(kept), lambda some: self._sampled(logits, kept, some)):
             if isinstance(tokens, Exception):
-                outcomes += self._failed(some, tokens)
+                yield from self._failed(some, tokens)
                 continue
             for place, row in enumerate(some):
-                outcomes += self._given(row, tokens.get(place), logits[kept[row]])
-        return outcomes
+                yield from self._given(row, tokens.get(place), logits[kept[row]])
 
     def _sampled(
         self, logits: Tensor, places: Mapping[BatchRow, int], rows: list[BatchRow]
@@ -432,16 +430,14 @@ class Group:
         # it has room, because the row gave up as much
         return self.join([again])
 
-    def _read_states(self) -> list[Ending]:
+    def _read_states(self) -> Iterator[Ending]:
         """A part of the work of rows that read states, after their prompts: of one row, and of others while all of it
         is short. Such rows take turns."""
-        outcomes: list[Ending] = []
         end = self._clock() + STATES_SECONDS
         for row in [row for row in self.rows if isinstance(row.goal, StateReading)]:
-            outcomes += self._read_state(row)
+            yield from self._read_state(row)
             if self._clock() >= end:
                 break
-        return outcomes
 
     def _read_state(self, row: BatchRow) -> list[Ending]:
         """A part of the work of one row."""

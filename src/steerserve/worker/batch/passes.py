@@ -26,6 +26,8 @@ class Passes:
     def __init__(self, model: Encoder) -> None:
         self._model = model
         self._waiting = WaitingRows()
+        # the rows of the pass that runs
+        self._rows: list[BatchRow] = []
 
     @property
     def is_idle(self) -> bool:
@@ -45,7 +47,7 @@ class Passes:
 
     def fail(self, error: Exception) -> list[Ending]:
         """End every request, after an error of a step that was in no forward pass."""
-        rows = self._waiting.rows
+        rows, self._rows = self._rows + self._waiting.rows, []
         device, why = self._model.device, "a step of the engine failed"
         failed = {row.request: row.failed(error, device, len(rows), why) for row in rows}
         for request in failed:
@@ -55,6 +57,7 @@ class Passes:
     def step(self) -> list[Ending]:
         """One forward pass over as many texts as fit in it."""
         rows: list[BatchRow] = []
+        self._rows = rows
         taken: Counter[str] = Counter()
         width = 0
         while (joining := self._waiting.next(taken)) is not None:
@@ -77,6 +80,7 @@ class Passes:
         outcomes, refused = settled(outcomes)
         for request in refused:
             self.cancel(request)
+        self._rows = []
         return outcomes
 
     def _pooled(self, rows: list[BatchRow]) -> Tensor | Exception:
