@@ -301,11 +301,20 @@ def test_features_are_ranked_by_what_corpora_tell_of_them(live: Running) -> None
     live.complete("The boat sailed", max_tokens=1)
     (seen,) = live.data("GET", "/api/monitoring/history?rank=rarity&limit=1")["records"]
     assert {one["feature_index"] for one in seen["top_k"]} == set(by_rarity)
+    assert_falling([one["weight"] for one in seen["top_k"]])
     body = {"k": 5, "metric": "max", "rank": "rarity"}
     top = live.data("POST", "/api/monitoring/statistics/top", body)["features"]
     assert len(top) == 5
+    assert_falling([one["weight"] for one in top])
+    by_value = live.data("POST", "/api/monitoring/statistics/top", body | {"rank": "value"})
+    assert all("weight" not in one for one in by_value["features"])
     live.data("POST", "/api/monitoring/configure", {"enabled": False})
     live.data("DELETE", "/api/monitoring/history")
+
+
+def assert_falling(weights: list[float]) -> None:
+    assert weights == sorted(weights, reverse=True)
+    assert weights[0] > 0
 
 
 def test_an_attached_sae_says_what_a_corpus_shows_of_it_and_whether_it_ranks_its_features(

@@ -116,14 +116,17 @@ it("shows the newest record, and live events as they come", async () => {
   expect(await violations(container)).toEqual([]);
 });
 
-it("ranks the newest record by rarity where a corpus was read, and never shows an event in its place", async () => {
+it("ranks the newest record by rarity where a corpus was read, says by what, and never shows an event in its place", async () => {
   const more = { "GET /api/saes/attachments": { entries: [{ sae_id: "sae_1", layer: 3, has_corpus: true }] } };
-  const { sent, fire } = await shown({ more });
+  const one = record();
+  const records = [{ ...one, top_k: one.top_k.map((feature) => ({ ...feature, weight: 7.25 })) }];
+  const { sent, fire } = await shown({ more, records });
   const ranks = () => sent.filter(({ path }) => path.endsWith("/history")).map(({ query }) => query.get("rank"));
   await waitFor(() => expect(ranks()).toContain("rarity"));
   fire(1, 332, 52.5);
   expect(await screen.findByText("A full bar is 52.50.")).toBeTruthy();
   expect(bars()).toContain("a stop");
+  expect(bars()).toContain("ranked by 7.25");
   expect(bars()).not.toContain("332");
   fireEvent.click(screen.getByRole("radio", { name: "value" }));
   await waitFor(() => expect(bars()).toContain("3:33252.50"));

@@ -6,6 +6,8 @@ export interface Bar {
   id: string;
   label: ReactNode;
   value: number;
+  /** The number that puts the bar in its place, where that is not the value. */
+  rankedBy?: number | undefined;
   action?: ReactNode;
   /** What stands in a line of its own under the bar. */
   beneath?: ReactNode;
@@ -36,7 +38,15 @@ export function Bars({
                 style={{ inlineSize: `${most > 0 ? Math.min(100, (100 * Math.abs(bar.value)) / most) : 0}%` }}
               />
             </span>
-            <span className="bar-value">{format(bar.value)}</span>
+            <span className="bar-value">
+              {format(bar.value)}
+              {bar.rankedBy !== undefined && (
+                <span className="bar-rank" title="The number that ranks">
+                  <span className="only-read">, ranked by </span>
+                  {decimal(bar.rankedBy)}
+                </span>
+              )}
+            </span>
             {bar.action}
             {bar.beneath !== undefined && <div className="bar-beneath">{bar.beneath}</div>}
           </li>

@@ -7,6 +7,7 @@ interface Activation {
   feature_index: number;
   activation: number;
   label?: string;
+  weight?: number;
 }
 interface Event {
   timestamp: string;
@@ -28,6 +29,8 @@ export interface Active {
   index: number;
   value: number;
   label: string | null;
+  /** The number that ranks it, where that is not the value. */
+  weight: number | undefined;
 }
 export interface Reading {
   key: string;
@@ -97,10 +100,11 @@ function reading(
     request,
     position,
     fired,
-    top: top.map(({ feature_index, activation, label }) => ({
+    top: top.map(({ feature_index, activation, label, weight }) => ({
       index: feature_index,
       value: activation,
       label: label ?? null,
+      weight,
     })),
     values: new Map(known.map(({ feature_index, activation }) => [feature_index, activation])),
   };

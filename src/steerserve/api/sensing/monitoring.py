@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -172,7 +172,11 @@ def router(monitoring: Monitoring, labels_of: LabelsOf, examples_of: ExamplesOf)
         else:
             counted = await monitoring.ranked(body.metric, body.k, body.rank)
         labels = await labels_of(counted.sae_id)
-        made = [figures(one, labels.get(one.feature_idx, UNSET)) for one in counted.features]
+        weights = known(counted.weights, len(counted.features))
+        made = [
+            figures(one, labels.get(one.feature_idx, UNSET), weight)
+            for one, weight in zip(counted.features, weights, strict=True)
+        ]
         if body.examples:
             indices = [one.feature_idx for one in made]
             examples = await examples_of(counted.sae_id, indices)
@@ -197,7 +201,13 @@ def within(forms: Iterable[Form], count: int) -> tuple[list[Any], int | UnsetTyp
     return taken, count - len(taken) or UNSET
 
 
+def known(weights: Sequence[float], count: int) -> Sequence[float | UnsetType]:
+    """The weights of `count` features, UNSET where they have none."""
+    return weights or [UNSET] * count
+
+
 def record(seen: Record, labels: Labels) -> MonitoredToken:
+    weights = known(seen.weights, len(seen.top_k))
     return MonitoredToken(
         timestamp=seen.timestamp,
         request_id=seen.request_id,
@@ -207,15 +217,19 @@ def record(seen: Record, labels: Labels) -> MonitoredToken:
         token_position=seen.position,
         token_id=seen.token,
         activations=[activation(one, labels) for one in seen.activations],
-        top_k=[activation(one, labels) for one in seen.top_k],
+        top_k=[
+            activation(one, labels, weight) for one, weight in zip(seen.top_k, weights, strict=True)
+        ],
         fired=seen.fired,
         read_point=rules.READ_POINT,
     )
 
 
-def activation(pair: rules.Activation, labels: Labels) -> FeatureActivation:
+def activation(
+    pair: rules.Activation, labels: Labels, weight: float | UnsetType = UNSET
+) -> FeatureActivation:
     index, value = pair
-    return FeatureActivation(index, value, labels.get(index, UNSET))
+    return FeatureActivation(index, value, labels.get(index, UNSET), weight)
 
 
 def totals(counted: Counted) -> dict[str, Any]:

@@ -170,7 +170,8 @@ class Monitoring(EngineState[_Watch]):
             return scales.figure(rank, one.feature_idx, value, metric)
 
         listed = await asyncio.to_thread(sorted, counted.features, key=facts, reverse=True)
-        return replace(counted, features=listed[:k])
+        first = listed[:k]
+        return replace(counted, features=first, weights=[*map(facts, first)])
 
     def place(self) -> tuple[str, int]:
         """The first attached SAE, and the layer where it is attached.

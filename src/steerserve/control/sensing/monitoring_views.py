@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
@@ -33,11 +34,13 @@ class MonitoringReport(Form, frozen=True, kw_only=True):
 
 
 class FeatureActivation(Form, frozen=True):
-    """The activation of one feature; a feature without a label has no field `label`."""
+    """The activation of one feature; a feature without a label has no field `label`. `weight` is the number that ranks
+    it among the first, where a rank other than `value` is asked for."""
 
     feature_index: int
     activation: float
     label: str | UnsetType = UNSET
+    weight: float | UnsetType = UNSET
 
 
 class MonitoredToken(Form, frozen=True, kw_only=True):
@@ -100,7 +103,7 @@ class FeatureFigures(Form, frozen=True):
     """The figures of one feature over the observed tokens. `active_ratio` is the fraction of the tokens at which the
     feature was active; `mean`, `std`, `min` and `max` are those of its activations there. A feature without a label has
     no field `label`. `example` is the strongest one in the newest corpus, where examples are asked for; null where
-    there is none."""
+    there is none. `weight` is the number that ranks it, where a rank other than `value` is asked for."""
 
     feature_idx: int
     count: int
@@ -111,6 +114,7 @@ class FeatureFigures(Form, frozen=True):
     active_ratio: float
     label: str | UnsetType = UNSET
     example: FeatureExample | UnsetType | None = UNSET
+    weight: float | UnsetType = UNSET
 
 
 class CountedFeatures(Form, frozen=True, kw_only=True):
@@ -141,7 +145,8 @@ class TopFeatures(CountedFeatures, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """The statistics of one SAE as the engine counts them, without labels."""
+    """The statistics of one SAE as the engine counts them, without labels. `weights` are the numbers that rank the
+    features, none where they are ranked by value."""
 
     sae_id: str
     features: list[m.FeatureCount]
@@ -149,8 +154,13 @@ class Counted:
     activations: int
     since: datetime | None
     lost_requests: int
+    weights: Sequence[float] = ()
 
 
-def figures(counted: m.FeatureCount, label: str | UnsetType = UNSET) -> FeatureFigures:
-    """The figures of one feature with its label, if it has one."""
-    return FeatureFigures(**structs.asdict(counted), label=label)
+def figures(
+    counted: m.FeatureCount,
+    label: str | UnsetType = UNSET,
+    weight: float | UnsetType = UNSET,
+) -> FeatureFigures:
+    """The figures of one feature with its label, if it has one, and with the number that ranks it."""
+    return FeatureFigures(**structs.asdict(counted), label=label, weight=weight)

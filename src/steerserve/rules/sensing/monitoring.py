@@ -45,7 +45,8 @@ class Configuration:
 class Record:
     """The features that were active at the last token of one choice, the largest first. `position` counts the tokens of
     prompt and completion. `fired` counts all active features (not 0); `activations` may list fewer. `features` are the
-    features that were monitored, None for all of them."""
+    features that were monitored, None for all of them. `weights` are the numbers that rank `top_k`, none where it is
+    ranked by value."""
 
     timestamp: datetime
     request_id: str
@@ -58,6 +59,7 @@ class Record:
     top_k: tuple[Activation, ...]
     fired: int
     features: tuple[int, ...] | None = None
+    weights: tuple[float, ...] = ()
 
     def values_of(self, wanted: Iterable[int]) -> tuple[Activation, ...]:
         """The activations of these features in their order: 0 for a feature that was not active. A feature is left out
@@ -71,7 +73,9 @@ class Record:
     def ranked(self, rank: Rank, scales: Scales) -> Record:
         """The record with its first features ranked, of all activations that are listed."""
         count = len(self.top_k)
-        return replace(self, top_k=tuple(best(self.activations, rank, scales, count)))
+        first = tuple(best(self.activations, rank, scales, count))
+        weights = tuple(scales.weight(rank, *one) for one in first)
+        return replace(self, top_k=first, weights=weights)
 
     @property
     def weight(self) -> int:

@@ -8,7 +8,7 @@ import { Bars } from "../../parts/Bars";
 import { exampleBeneath } from "../../parts/Example";
 import { Clock } from "../../parts/Moment";
 import { Answered, Panel } from "../../parts/Panel";
-import { RankChoice } from "../../parts/RankChoice";
+import { FIRST, RankChoice } from "../../parts/RankChoice";
 import { Segmented } from "../../parts/Segmented";
 import { count, decimal, percent } from "../../rules/bytes";
 import { featurePath, placeName } from "../../rules/places";
@@ -69,7 +69,7 @@ function Ranked({ sae, layer, by }: { sae: string; layer: number | null; by: Met
             </div>
           )}
           <p className="quiet">
-            Over {count(tokens)} tokens since {since === null ? "–" : <Clock at={since} />}.
+            Over {count(tokens)} tokens since {since === null ? "–" : <Clock at={since} />}. {rank !== "value" && FIRST[rank]}
           </p>
           <Bars
             label={`Features with the largest ${metric}`}
@@ -83,6 +83,7 @@ function Ranked({ sae, layer, by }: { sae: string; layer: number | null; by: Met
               ),
               // the service ranks `count` by the tokens at which a feature was active
               value: metric === "count" ? Math.round(one.active_ratio * one.count) : one[metric],
+              rankedBy: one.weight,
               beneath: exampleBeneath(one.example),
             }))}
           />

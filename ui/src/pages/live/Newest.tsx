@@ -44,7 +44,7 @@ export function Newest({
       <Bars
         label="Features at the last token of the newest answer"
         scale={scale}
-        bars={reading.top.map(({ index, value, label }) => {
+        bars={reading.top.map(({ index, value, label, weight }) => {
           const name = label ?? labels.get(index);
           const isPinned = pins.includes(index);
           return {
@@ -55,6 +55,7 @@ export function Newest({
               </Link>
             ),
             value,
+            rankedBy: weight,
             action: (
               <button
                 type="button"

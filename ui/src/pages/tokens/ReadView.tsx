@@ -36,9 +36,10 @@ export function ReadView({
   const features = useMemo(() => found(tokens, rank ?? "value").slice(0, MOST), [tokens, rank]);
   const scored = useMemo(() => tokens.flatMap(({ logprob }) => (logprob == null ? [] : [logprob])), [tokens]);
   const surprise = scored.length === 0 ? null : -scored.reduce((sum, value) => sum + value, 0) / scored.length;
-  const bars = features.map(({ index, label, most, count: at }) => ({
+  const bars = features.map(({ index, label, most, count: at, weight }) => ({
     id: String(index),
     value: most,
+    rankedBy: rank === null || rank === "value" ? undefined : weight,
     label: (
       <span title={`${label ?? "no label"}, feature ${index}, at ${at} of ${tokens.length} tokens`}>
         {label ?? `#${index}`}
