@@ -29,25 +29,38 @@ def test_layers_are_spread_over_the_equal_ones_before_others_are_taken(
 
 
 @pytest.mark.parametrize(
-    ("breaks_at", "tried"),
+    ("breaks_at", "power", "tried"),
     [
-        (3.0, [2.0, 4.0, 2.8]),
-        (0.6, [2.0, 1.0, 0.5, 0.71]),
-        (math.inf, [2.0, 4.0, 8.0, 16.0]),
-        (0.0, [2.0, 1.0, 0.5, 0.25]),
+        (2.1, 2, [2.0]),
+        (3.0, 2, [2.0, 2.8]),
+        (1.999, 2, [2.0, 1.8]),
+        (0.6, 2, [2.0, 0.67, 0.55]),
+        (0.6, 4, [2.0, 0.67, 0.5, 0.58]),
+        (math.inf, 2, [2.0, 6.0, 18.0, 54.0]),
+        (0.0, 2, [2.0, 0.67, 0.22, 0.073]),
     ],
 )
 def test_strengths_close_in_on_the_one_at_which_texts_break(
-    breaks_at: float, tried: list[float]
+    breaks_at: float, power: int, tried: list[float]
 ) -> None:
-    known: dict[float, bool] = {}
-    while (strength := levers.next_strength(known, 2.0)) is not None:
-        known[strength] = strength < breaks_at
+    known: dict[float, float] = {}
+    while (strength := levers.next_strength(known, 2.0, most=4)) is not None:
+        known[strength] = (strength / breaks_at) ** power if breaks_at else math.inf
     assert list(known) == tried
 
 
 def test_texts_may_break_by_chance_below_a_strength_at_which_they_do_not() -> None:
-    assert levers.next_strength({2.0: True, 1.0: False, 0.5: True}, 2.0) == pytest.approx(0.71)
+    known = {2.0: 0.1, 1.0: 1.5, 0.5: 0.1}
+    assert levers.next_strength(known, 2.0, most=4) == pytest.approx(0.75)
+
+
+def test_repetition_is_damage_as_unlikely_tokens_are() -> None:
+    def share(nll: float, repetition: float | None) -> float:
+        return levers.broken_share(levers.damage(nll, 2.0, repetition, 0.1, ["a b"]))
+
+    assert share(1.5, None) == 0.0
+    assert share(2.5, 0.1) == pytest.approx(0.5)
+    assert share(2.5, 0.25) == pytest.approx(1.0)
 
 
 def row(layer: int, effect: float | None, *, is_unbroken: bool = True) -> MeasuredStrength:
@@ -69,6 +82,8 @@ def row(layer: int, effect: float | None, *, is_unbroken: bool = True) -> Measur
 def test_the_best_place_has_the_largest_effect_of_unbroken_texts() -> None:
     rows = [row(1, 0.5), row(2, 0.9, is_unbroken=False), row(3, 0.7), row(4, None)]
     assert levers.best(rows) == rows[2]
+    again = [*rows, row(1, 0.6)]
+    assert levers.best_by_layer(again) == [rows[2], again[-1]]
     assert levers.best([row(1, 0.9, is_unbroken=False), row(2, None)]) is None
 
 

@@ -7,13 +7,11 @@ import asyncio
 import math
 import random
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import mul
 from statistics import fmean
-
-from msgspec import structs
 
 from steerserve import messages as m
 from steerserve.control.inference.steered_texts import (
@@ -56,9 +54,8 @@ KIND = "vector_measurement"
 SITE = "resid_post"
 """The site at which a probe reads texts."""
 HALF = 0.5
-SEEDS = 1 << 32
-REPEATS = 2
-"""How often each prompt is continued at the best place, with seeds that follow each other."""
+REPEATS = 4
+"""How often each prompt is continued at the best place."""
 TRIED_AGAIN = 3
 """The places that are measured again in this way."""
 UNFINISHED = "its measurement was not finished"
@@ -216,34 +213,39 @@ class VectorMeasurements:
         return self._told(begun, rows, best, others)
 
     async def _best(self, begun: _Begun, rows: list[MeasuredStrength]) -> MeasuredStrength | None:
-        """The best place, measured again with more texts. Where these are broken, a weaker strength of the layer is
-        tried, or the next best of the strengths that the client named."""
-        place, texts = levers.best(rows), len(begun.plain)
-        for _ in range(TRIED_AGAIN):
-            if place is None or place.texts == texts:
-                return place
-            lever = _added(begun.vector, begun.how.resident, place.layer)
-            strength = place.strength
-            written = await self._repeated(begun.how, lever, strength)
-            again = await self._row(begun, place.layer, strength, written)
-            rows[:] = [one for one in rows if (one.layer, one.strength) != (again.layer, strength)]
-            rows.append(again)
-            if again.effect is not None and again.damage.is_unbroken:
-                return again
-            if begun.asked.strengths is None:
-                place = structs.replace(place, strength=levers.weaker(strength))
-            else:
-                place = levers.best([one for one in rows if one.texts < again.texts])
-        return None
+        """The best place, measured again with more texts: at the layers that were best with few of them the strengths
+        close in once more, or the next best of the strengths that the client named is taken."""
+        best = levers.best(rows)
+        if best is None or best.texts == len(begun.plain):
+            return best
+        if begun.asked.strengths is None:
+            for place in levers.best_by_layer(rows)[: levers.FINALISTS]:
+                again = partial(self._again, begun, rows, place.layer)
+                await _close_in(place.strength, TRIED_AGAIN, again)
+        else:
+            for _ in range(TRIED_AGAIN):
+                few = levers.best([one for one in rows if one.texts < len(begun.plain)])
+                if few is None or await self._again(begun, rows, few.layer, few.strength) <= 1:
+                    break
+        return levers.best([one for one in rows if one.texts == len(begun.plain)])
+
+    async def _again(
+        self, begun: _Begun, rows: list[MeasuredStrength], layer: int, strength: float
+    ) -> float:
+        """Measure a place with all texts, in place of its row with few of them. Returns the damage."""
+        lever = _added(begun.vector, begun.how.resident, layer)
+        written = await self._repeated(begun.how, lever, strength)
+        again = await self._row(begun, layer, strength, written)
+        rows[:] = [one for one in rows if (one.layer, one.strength) != (layer, strength)]
+        rows.append(again)
+        return levers.broken_share(again.damage)
 
     async def _repeated(self, how: Writing, lever: Placed, strength: float) -> list[Written]:
-        """The texts of all prompts, each continued REPEATS times, or once where no token is drawn by chance."""
+        """The texts of all prompts, then further ones of all prompts: each is continued REPEATS times, or once where no
+        token is drawn by chance."""
         repeats = REPEATS if how.temperature else 1
-        texts: list[Written] = []
-        for number in range(repeats):
-            seeded = replace(how, seed=(how.seed + number) % SEEDS)
-            texts += await write(self._reader, seeded, lever, strength)
-        return texts
+        texts = await write(self._reader, replace(how, choices=repeats), lever, strength)
+        return [one for number in range(repeats) for one in texts[number::repeats]]
 
     def _told(
         self,
@@ -286,7 +288,9 @@ class VectorMeasurements:
         best = record.training.best_layer
         aucs = {one.layer: one.auc_held_out or 0.0 for one in record.training.layers}
         ranked = sorted(layers, key=lambda one: (-aucs.get(one, 0.0), one != best, one))
-        return levers.layers_to_measure(record.training.equal_layers or [best], ranked)
+        most = aucs.get(best, 0.0)
+        alike = [one for one in layers if aucs.get(one, 0.0) >= most - levers.ALIKE]
+        return levers.layers_to_measure(alike, ranked)
 
     # ------------------------------------------------------------- the probe
 
@@ -370,24 +374,18 @@ class VectorMeasurements:
         """What the vector does at one layer."""
         lever = _added(begun.vector, begun.how.resident, layer)
 
-        async def row(strength: float) -> MeasuredStrength:
+        rows: list[MeasuredStrength] = []
+
+        async def measure(strength: float) -> float:
             written = await write(self._reader, begun.few, lever, strength)
-            return await self._row(begun, layer, strength, written)
+            rows.append(await self._row(begun, layer, strength, written))
+            return levers.broken_share(rows[-1].damage)
 
         if begun.asked.strengths is not None:
-            return [await row(strength) for strength in begun.asked.strengths]
-        rows: list[MeasuredStrength] = []
-        tried: dict[float, bool] = {}
-        first = await self._first_strength(begun, layer)
-        while first and (strength := levers.next_strength(tried, first)) is not None:
-            try:
-                rows.append(await row(strength))
-            except Refusal as refusal:
-                if refusal.code != "NON_FINITE_LOGITS":
-                    raise
-                tried[strength] = False
-            else:
-                tried[strength] = rows[-1].damage.is_unbroken
+            for strength in begun.asked.strengths:
+                await measure(strength)
+        elif first := await self._first_strength(begun, layer):
+            await _close_in(first, levers.STRENGTHS, measure)
         return rows
 
     async def _first_strength(self, begun: _Begun, layer: int) -> float:
@@ -461,6 +459,19 @@ class VectorMeasurements:
         return found
 
 
+async def _close_in(first: float, most: int, measure: Callable[[float], Awaitable[float]]) -> None:
+    """Measure a lever at strengths that close in on the strongest one that leaves texts unbroken, at most so many.
+    `measure` returns the damage at a strength."""
+    tried: dict[float, float] = {}
+    while (strength := levers.next_strength(tried, first, most)) is not None:
+        try:
+            tried[strength] = await measure(strength)
+        except Refusal as refusal:
+            if refusal.code != "NON_FINITE_LOGITS":
+                raise
+            tried[strength] = math.inf
+
+
 def _added(vector: Vector, resident: Resident, layer: int) -> Placed:
     """The vector, added at one layer at the value 1.
 
@@ -479,7 +490,8 @@ def _check_texts(asked: Measurement) -> None:
     prompts = len(effects.STOCK_TEXTS if asked.prompts is None else asked.prompts)
     layers = levers.LAYERS if asked.layers is None else len(asked.layers)
     strengths = levers.STRENGTHS if asked.strengths is None else len(asked.strengths)
-    texts = prompts * (layers * strengths + REPEATS * (1 + TRIED_AGAIN + asked.random_directions))
+    again = 1 + levers.FINALISTS * TRIED_AGAIN + asked.random_directions
+    texts = prompts * (layers * strengths + REPEATS * again)
     if texts > TEXTS_MAXIMUM:
         why = f"strengths: {texts} texts would be written; at most {TEXTS_MAXIMUM} are"
         details: dict[str, object] = {"texts": texts, "maximum": TEXTS_MAXIMUM}

@@ -25,9 +25,9 @@ LOGITS_KEPT = 256 << 20
 
 @dataclass(frozen=True, slots=True)
 class Writing:
-    """How texts are written: what they continue, how many tokens each gets, and how a token is drawn. `keeps_norm` is a
-    property of the lever. `words` has the tokens of target and of control words, where they are compared. `check` is
-    asked before each part of the texts."""
+    """How texts are written: what they continue, how many `choices` each prompt gets, how many tokens each text gets,
+    and how a token is drawn. `keeps_norm` is a property of the lever. `words` has the tokens of target and of control
+    words, where they are compared. `check` is asked before each part of the texts."""
 
     resident: Resident
     prompts: Sequence[NamedText]
@@ -37,12 +37,13 @@ class Writing:
     check: Callable[[], object]
     keeps_norm: bool = False
     words: Sequence[Sequence[Sequence[int]]] = ()
+    choices: int = 1
 
     @property
     def at_once(self) -> int:
-        """The texts that are written at once, so that the engine keeps a bounded number of logits for them."""
+        """The prompts that are continued at once, so that the engine keeps a bounded number of logits for them."""
         _, facts = self.resident.running()
-        logits = 4 * facts.vocabulary * self.tokens
+        logits = 4 * facts.vocabulary * self.tokens * self.choices
         return max(1, min(TEXTS_AT_ONCE, LOGITS_KEPT // logits))
 
 
@@ -53,7 +54,7 @@ async def write(
     strength: float,
     told: Callable[[int], None] | None = None,
 ) -> list[Written]:
-    """The texts of all prompts with a lever at one strength. `told` gets the number of texts that are written so far.
+    """The texts of all prompts with a lever at one strength, those of the first prompt first. `told` gets the number of texts that are written so far.
 
     Raises:
         Refusal: those of an inference request, with the name of the prompt, and those of `how.check`;
@@ -68,11 +69,14 @@ async def write(
         found = await reader.read(
             how.prompts,
             how.resident,
-            lambda prompts: m.Generation(prompts, 1, sampling, plan, divergence=divergence),
+            lambda prompts: m.Generation(
+                prompts, how.choices, sampling, plan, divergence=divergence
+            ),
             m.Diverged,
             check=how.check,
             told=told,
             at_once=how.at_once,
+            choices=how.choices,
         )
     except Refusal as refusal:
         if refusal.code != "NON_FINITE_LOGITS":

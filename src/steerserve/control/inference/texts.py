@@ -53,9 +53,10 @@ class TextReader:
         told: Callable[[int], None] | None = None,
         is_gentle: bool = False,
         at_once: int = TEXTS_AT_ONCE,
+        choices: int = 1,
     ) -> list[Kind]:
-        """What is read of each text. `make` makes a request of some of them, whose events of the class `kind` are what
-        is read. `check` is asked before each part of `at_once` texts, and `told` gets the number of texts that are read
+        """What is read of each text. `make` makes a request of some of them with so many `choices` each, whose events
+        of the class `kind` are what is read: all of the first text, then all of the second. `check` is asked before each part of `at_once` texts, and `told` gets the number of texts that are read
         so far. Parts take turns with requests that run; with `is_gentle` they leave the time to them
         (`rules/inference/pacing.py`).
 
@@ -64,13 +65,13 @@ class TextReader:
                 name.
         """
         found: list[Kind] = []
-        while len(found) < len(texts):
+        while (done := len(found) // choices) < len(texts):
             async with self._queue.spare() as part, self._conductor.in_flight(resident):
                 check()
                 is_paced = part.is_beside or (is_gentle and self._is_used)
-                some = _alike(texts[len(found) : len(found) + at_once])
+                some = _alike(texts[done : done + at_once])
                 begun = time.monotonic()
-                read = await _part(some, resident, make, kind)
+                read = await _part(some, resident, make, kind, choices)
                 seconds = time.monotonic() - begun
             found += read
             if told is not None:
@@ -79,7 +80,7 @@ class TextReader:
                 continue
             if is_paced:
                 await asyncio.sleep(pacing.pause(seconds, _worked(read)))
-            elif len(found) < len(texts):
+            elif len(found) < choices * len(texts):
                 await asyncio.sleep(seconds)  # requests take at most twice as long
         return found
 
@@ -108,16 +109,17 @@ async def _part(
     resident: Resident,
     make: Callable[[Sequence[m.Prompt]], m.Request],
     kind: type[Kind],
+    choices: int,
 ) -> list[Kind]:
     try:
-        return await _together(part, resident, make, kind)
+        return await _together(part, resident, make, kind, choices)
     except Refusal as refusal:
         if len(part) == 1 or not _is_of_text(refusal):
             raise
     # alone, the text that was refused is known
     found: list[Kind] = []
     for one in part:
-        found += await _together([one], resident, make, kind)
+        found += await _together([one], resident, make, kind, choices)
     return found
 
 
@@ -126,6 +128,7 @@ async def _together(
     resident: Resident,
     make: Callable[[Sequence[m.Prompt]], m.Request],
     kind: type[Kind],
+    choices: int,
 ) -> list[Kind]:
     """What is read of some texts in one request.
 
@@ -144,7 +147,7 @@ async def _together(
         name = part[0].name
         why = f"{name}: {refusal.message}"
         raise Refusal(refusal.code, why, param=name, **refusal.details) from None
-    return [found[choice] for choice in range(len(part))]
+    return [found[choice] for choice in range(choices * len(part))]
 
 
 def _is_of_text(refusal: Refusal) -> bool:

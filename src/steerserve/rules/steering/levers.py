@@ -99,13 +99,22 @@ def works(share: float, low: float, plain: float, random_highs: Sequence[float])
 
 LAYERS = 4
 """The layers at which a vector is measured, where a client names none."""
+FINALISTS = 2
+"""The layers that are measured again with all texts, because few texts do not tell which of them is the best."""
 STRENGTHS = 4
 """The strengths at which each layer is measured, where a client names none."""
-NEAR = 1.5
+ALIKE = 0.1
+"""How far the AUC of a layer may be below the best one, and the layer still be measured before worse ones. It is about
+one text of ten; and the layer that tells texts apart best is seldom the one where a direction steers best."""
+NEAR = 1.1
 """No strength is tried between two that are no further apart than this factor."""
-WEAKER = 1.4
-"""The factor by which a strength is lowered whose texts turn out to be broken."""
-FIRST_LENGTH = 0.3
+CLOSE = 0.6
+"""The share of the damage of broken texts at which unbroken ones show that no stronger lever needs to be tried."""
+AIM = 0.85
+"""The share of the damage of broken texts at which the next strength is aimed."""
+STEP = 3.0
+"""The largest factor between a strength and the next one."""
+FIRST_LENGTH = 0.2
 """The length of what the first of them adds, as a share of the mean length of the values of the site."""
 EXAMPLES_MINIMUM = 8
 """The texts of each group from which a probe of steered texts is trained."""
@@ -174,22 +183,17 @@ class Measured(Form, frozen=True, kw_only=True):
     seed: int
 
 
-def weaker(strength: float) -> float:
-    """The strength that is tried where more texts are broken than it seemed at first."""
-    return float(f"{strength / WEAKER:.2g}")
-
-
 def too_few(texts: int) -> str:
     """Why a vector is not measured whose smaller group has so many texts."""
     return f"a group has {texts} texts; a probe of steered texts needs {EXAMPLES_MINIMUM}"
 
 
 def layers_to_measure(equals: Sequence[int], ranked: Sequence[int]) -> list[int]:
-    """At most LAYERS layers: of those that tell the examples apart equally well some evenly apart, and then the next
-    ones.
+    """At most LAYERS layers: of those that tell the examples apart about equally well some evenly apart, and then the
+    next ones.
 
     Args:
-        equals: the layers that are as good as the best one, rising.
+        equals: the layers that are about as good as the best one, rising.
         ranked: all layers, the best first.
     """
     if len(equals) > LAYERS:
@@ -199,34 +203,56 @@ def layers_to_measure(equals: Sequence[int], ranked: Sequence[int]) -> list[int]
     return sorted([*equals, *others[: LAYERS - len(equals)]])
 
 
-def next_strength(tried: Mapping[float, bool], first: float) -> float | None:
-    """The strength at which a layer is measured next, with two digits. They close in on the largest one that leaves the
-    texts unbroken: doubled or halved from `first` until both kinds are known, and then in the middle between the two.
-    None after STRENGTHS of them, and where the two are near.
+def broken_share(of: Damage) -> float:
+    """The damage as a share of that at which texts are broken, at least 0: above 1 they are broken."""
+    repeated = (of.repetition_over_plain or 0.0) / REPETITION_OVER_PLAIN
+    return max(0.0, of.nll_over_plain / NLL_OVER_PLAIN, repeated)
+
+
+def next_strength(tried: Mapping[float, float], first: float, most: int) -> float | None:
+    """The strength that is tried next, with two digits, where the strongest one is looked for that leaves texts
+    unbroken. Damage grows about as the square of the strength, so the next one is aimed from the one whose damage is
+    nearest to the aim, between those that leave texts whole and those that break them. None after `most` strengths,
+    where an unbroken one does nearly as much damage as texts may have, and where no strength is left between two.
 
     Args:
-        tried: for each strength so far whether its texts are unbroken.
+        tried: for each strength so far the damage of its texts, as `broken_share` says.
+        first: the strength that is tried first.
     """
-    broken = min((one for one, is_unbroken in tried.items() if not is_unbroken), default=None)
-    whole = [one for one, is_unbroken in tried.items() if is_unbroken]
-    below = max((one for one in whole if broken is None or one < broken), default=None)
     if not tried:
-        found = first
-    elif broken is None:
-        found = 2 * max(whole)
-    elif below is None:
-        found = broken / 2
-    elif broken <= NEAR * below:
+        return rounded(first)
+    broken = min((one for one, damage in tried.items() if damage > 1), default=math.inf)
+    whole = max((one for one, damage in tried.items() if damage <= 1 and one < broken), default=0.0)
+    if len(tried) >= most or tried.get(whole, 0.0) >= CLOSE or broken <= NEAR * whole:
         return None
-    else:
-        found = math.sqrt(below * broken)
-    return None if len(tried) == STRENGTHS else float(f"{found:.2g}")
+    ends = [one for one in (whole, broken) if one in tried]
+    nearest = min(ends, key=lambda one: abs(math.log(aimed(tried[one]))))
+    found = nearest * aimed(tried[nearest])
+    if whole and not NEAR * whole <= found <= broken / NEAR:
+        found = math.sqrt(whole * broken)
+    return rounded(min(found, broken / NEAR))
+
+
+def aimed(damage: float) -> float:
+    """The factor from a strength with this damage to the one with the damage that is aimed at."""
+    return min(STEP, max(1 / STEP, math.sqrt(AIM / max(damage, 1e-9))))
+
+
+def rounded(strength: float) -> float:
+    return float(f"{strength:.2g}")
 
 
 def best(rows: Sequence[MeasuredStrength]) -> MeasuredStrength | None:
     """The row with the largest effect among those whose texts are unbroken."""
+    return next(iter(best_by_layer(rows)), None)
+
+
+def best_by_layer(rows: Sequence[MeasuredStrength]) -> list[MeasuredStrength]:
+    """Of each layer the row with the largest effect among those whose texts are unbroken, the largest first."""
     unbroken = [one for one in rows if one.effect is not None and one.damage.is_unbroken]
-    return max(unbroken, key=lambda one: one.effect or 0.0, default=None)
+    ranked = sorted(unbroken, key=lambda one: one.effect or 0.0)
+    by_layer = {one.layer: one for one in ranked}
+    return sorted(by_layer.values(), key=lambda one: -(one.effect or 0.0))
 
 
 def scored(
