@@ -10,17 +10,19 @@ from tests.net.answers.options import STORY
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 RESPONSES, EMBEDDINGS = "/v1/responses", "/v1/embeddings"
+COMPARE = "/api/compare"
 
 PLAIN: dict[str, dict[str, Any]] = {
-    CHAT: {"model": "demo", "messages": STORY, "max_tokens": 4, "temperature": 0},
-    TEXT: {"model": "demo", "prompt": "One day the", "max_tokens": 4, "temperature": 0},
+    CHAT: {"model": "demo", "messages": STORY, "max_tokens": 3, "temperature": 0},
+    TEXT: {"model": "demo", "prompt": "One day the", "max_tokens": 3, "temperature": 0},
     RESPONSES: {
         "model": "demo",
         "input": "Tell me a story.",
-        "max_output_tokens": 4,
+        "max_output_tokens": 3,
         "temperature": 0,
     },
     EMBEDDINGS: {"model": "demo", "input": "One day"},
+    COMPARE: {"prompt": "One day the", "max_tokens": 3},
 }
 
 

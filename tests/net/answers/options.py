@@ -522,6 +522,28 @@ EMBEDDINGS: Options = {
     "values without effect": {"n": 1, "dimensions": None, "seed": None},
 }
 
+# ---------------------------------------------------------------- comparisons
+
+_OWN = {"features": [{"index": 90, "value": 52.5}]}
+
+COMPARE: Options = {
+    "the live steering": {},
+    "steering": {"steering": {"90": 52.5}},
+    "intensities": {"steering": {"90": 52.5}, "intensities": [0, 0.5, 2]},
+    "sae_steering": {"sae_steering": _OWN},
+    "interventions": {"interventions": EDITS["several edits"]["interventions"]},
+    "profile": {"profile": "mixed"},
+    "messages": {"prompt": None, "messages": STORY, "sae_steering": _OWN},
+    "a seed": {"sae_steering": _OWN, **SEEDED, "top_p": 0.9},
+    "activations": {
+        "sae_steering": _OWN,
+        "activations": {"top_k": 1, "positions": "all"},
+    },
+    "an unknown profile": {"profile": "nobody"},
+    "two steerings": {"sae_steering": _OWN, "profile": "sea"},
+    "an unknown field": {"sae_stering": _OWN},
+}
+
 # ---------------------------------------------------------------- beside what an operator steers
 
 BESIDE: Options = {

@@ -7,23 +7,24 @@ from itertools import chain
 from typing import Any
 
 from tests.net.answers import options, refused
-from tests.net.answers.case import CHAT, EMBEDDINGS, RESPONSES, TEXT, Case, body_of
+from tests.net.answers.case import CHAT, COMPARE, EMBEDDINGS, RESPONSES, TEXT, Case, body_of
 from tests.net.answers.options import Options
 
 ROUTES = {"chat": CHAT, "completions": TEXT, "responses": RESPONSES, "embeddings": EMBEDDINGS}
+PATHS = ROUTES | {"compare": COMPARE}
 STREAMED = {"stream": True}
 STRICT = {"X-Service-Strict": "true"}
 
 
 def whole(group: str, route: str, of: Options, **more: Any) -> Iterator[Case]:
     """Each option in an answer of one body."""
-    path = ROUTES[route]
+    path = PATHS[route]
     return (Case(name, group, path, body_of(path, one), **more) for name, one in of.items())
 
 
 def streamed(group: str, route: str, of: Options, **more: Any) -> Iterator[Case]:
     """Each option in a stream."""
-    path = ROUTES[route]
+    path = PATHS[route]
     for name, one in of.items():
         yield Case(f"{name}, streamed", group, path, body_of(path, one) | STREAMED, **more)
 
@@ -85,6 +86,7 @@ def _checkpoint_answers() -> Iterator[Case]:
     text_edits = _renamed("completions", options.EDITS)
     yield from whole("checkpoint-edits", "completions", text_edits)
     yield from whole("checkpoint-embeddings", "embeddings", options.EMBEDDINGS)
+    yield from both("checkpoint-compare", "compare", options.COMPARE)
     for route in ROUTES:
         yield from _headers(f"checkpoint-{route}", route)
 
