@@ -135,8 +135,12 @@ _UNSEEDED = ("a seed", "top_p", "top_p of zero", "temperature of two")
 
 
 def _counting(route: str, of: Options) -> Options:
-    """Options for the counting model. A body keeps its own prompt where it has one."""
-    return {name: COUNTING[route] | one for name, one in of.items()}
+    """Options for the counting model. A body keeps its own prompt where it has one, and the profile in its name."""
+    plain, found = COUNTING[route], {}
+    for name, one in of.items():
+        model = str(one.get("model", "")).replace("demo", plain["model"])
+        found[name] = plain | one | {"model": model or plain["model"]}
+    return found
 
 
 def _gguf() -> Iterator[Case]:

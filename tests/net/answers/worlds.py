@@ -257,6 +257,7 @@ def _gguf(home: Path) -> Iterator[World]:
         for path, name in ((folder, "demo"), (file, "counting")):
             body = {"source": "local", "local_path": str(path), "custom_name": name}
             model = world.call("POST", "/api/models", body)["id"]
+        world.call("POST", "/api/profiles", {"name": "sea", "steering": {str(FEATURE): 30.0}})
         world.call("POST", f"/api/models/{model}/load?wait=true")
         yield world
 
