@@ -77,6 +77,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 LONG = [
     f"tests/{file}.py"
     for file in (
+        *("net/answers/test_checkpoint", "net/answers/test_engines"),
         *(
             "test_every_way_to_steer",
             "contract/test_schema",
