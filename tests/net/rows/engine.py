@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,9 @@ LIVE = m.Steering(1, True, {KEY: {5: 3.0}})
 """What is sensed in rows that are recorded, and what steers rows that follow the live steering."""
 PATIENCE = 30.0
 """Seconds after which a test that still waits for a thread of the engine fails."""
+
+FIRST_ID = 1_000_000
+"""The number of the first request. No token and no position has such a number."""
 
 VOLATILE = ("id", "seconds", "overhead_ms")
 """The fields of outcomes that differ from run to run."""
@@ -110,9 +114,9 @@ class Engine:
         placed = m.PlacedSae(KEY, source(sae), 0, check=False)
         self.state = m.State((placed,), LIVE, m.Monitored(KEY, None, 4), CLUSTER, (CIRCUIT,))
         events = self.run([load], [m.Apply(2, self.state)])
-        assert isinstance(events[-1], m.Applied), events
+        assert isinstance(events[-1], m.Applied), events[-1]
         self.loaded = next(event for event in events if isinstance(event, m.Loaded))
-        self._ids = iter(range(10, 1_000_000))
+        self._ids = count(FIRST_ID)
 
     @property
     def model(self) -> Checkpoint:
