@@ -38,10 +38,10 @@ WIDTH = 32
 LENGTH = 264
 """The tokens of a prompt: enough to be kept as the beginning of another."""
 
-MAX_TOKENS = 9
+MAX_TOKENS = 7
+MASKED_TOKENS = 12
 SPECIAL = 1
 """A special token of the checkpoint, which each prompt has once."""
-
 
 
 def prompt(number: int, size: int = LENGTH) -> m.Tokens:
@@ -222,7 +222,7 @@ def generate(number: int, place: int, **fields: Any) -> m.Generate:
     wanted |= {name: value for name, value in fields.items() if name in SAMPLED}
     rest = {name: value for name, value in fields.items() if name not in SAMPLED}
     if "constraint" in rest:
-        wanted["max_tokens"] = 20
+        wanted["max_tokens"] = MASKED_TOKENS
     plain = {"n": 1, "plan": m.Suppressed(), "prompts": [prompt(place)]}
     return m.Generate(number, sampling=m.Sampling(**wanted), **{**plain, **rest})
 

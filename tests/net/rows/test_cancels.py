@@ -21,6 +21,9 @@ from tests import doubles
 from tests.doubles import World, soon, turns, until
 from tests.net.rows.cutting import Cut
 
+LATE_STEP = 3
+"""Of how many suspensions one is cut late."""
+
 MOST = 400
 """More suspensions than any of these has."""
 
@@ -136,7 +139,9 @@ CASES: dict[str, Case] = {
     "swap by a request": Case(ask("b"), least=60),
     "request": Case(ask("a"), least=4),
     "unload": Case(unload, attached=("one",), least=30),
-    "replacing attach beside a request": Case(attach, attached=("two",), has_request=True, least=40),
+    "replacing attach beside a request": Case(
+        attach, attached=("two",), has_request=True, least=40
+    ),
     "attach of a set": Case(attach_set, least=40),
     "detach beside a request": Case(detach, attached=("one", "two"), has_request=True, least=20),
     "line": Case(line, least=8),
@@ -169,7 +174,9 @@ async def complete(world: World) -> None:
 async def settled(slot: Slot) -> None:
     """Wait for what goes on without its client."""
     await soon(slot.world.conductor.settled())
-    await until(lambda: not slot.world.conductor.editing.locked() and not slot.world.queue.counts().pending)
+    await until(
+        lambda: not slot.world.conductor.editing.locked() and not slot.world.queue.counts().pending
+    )
     await turns()
 
 
@@ -180,7 +187,7 @@ async def test_a_client_that_leaves_at_any_await_leaves_the_slot_as_the_engine_i
 ) -> None:
     case = CASES[name]
     async with opened(tmp_path) as slot:
-        for at in range(1, MOST):
+        for at in range(1, MOST, LATE_STEP if is_late else 1):
             await slot.reset(case)
             beside = slot.world.begin(slot.world.ask("a")) if case.has_request else None
             if beside is not None:

@@ -16,6 +16,7 @@ from tests.net.rows.engine import KEY, Answer, Engine, code_of, text_of
 from tests.net.rows.options import SCHEMA, Fields, direction, generate, prompt, tap
 
 PROMPT = prompt(4, 48)
+TOKENS = 7
 STOP = "tr"
 """A stop string that the plain text after the prompt contains."""
 
@@ -87,7 +88,9 @@ def _both(one: Any, other: Any) -> Any:
 
 def request(*names: str) -> Callable[[int], m.Generate]:
     """Makes the request with these options."""
-    return lambda number: generate(number, 0, prompts=[PROMPT], **joined(*names))
+    return lambda number: generate(
+        number, 0, prompts=[PROMPT], **{"max_tokens": TOKENS, **joined(*names)}
+    )
 
 
 # ---------------------------------------------------------------- what an option gives

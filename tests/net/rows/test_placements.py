@@ -77,9 +77,9 @@ def same(found: Any, truth: Any) -> bool:
 def without(answer: Any, untold: Mapping[str, None]) -> Any:
     """An answer in which these fields are None."""
     if isinstance(answer, dict):
-        return {name: without(of, untold) for name, of in answer.items()} | {
-            name: None for name in untold.keys() & answer.keys()
-        }
+        return {name: without(of, untold) for name, of in answer.items()} | dict.fromkeys(
+            untold.keys() & answer.keys()
+        )
     return [without(one, untold) for one in answer] if isinstance(answer, list) else answer
 
 
@@ -122,7 +122,7 @@ def apart(start: Start) -> Answers:
 def kept(start: Start) -> Answers:
     """Behind the beginning of their prompts that the same request has left."""
     engine = start(prefix_cache_mb=64)
-    one_by_one(engine, counted=None)
+    everything(engine, counted=None)
     with counted(engine) as read:
         told = one_by_one(engine, counted=None)
     # taps, texts that are pooled and states are read anew, and so are texts without steering
@@ -231,6 +231,18 @@ def test_a_request_is_answered_the_same_wherever_it_stands(
     if placement in EXACT and name not in SUMS:
         assert found == wanted
     assert same(found, wanted)
+
+
+@pytest.mark.xfail(
+    strict=True, reason="the active features are not counted at positions of a kept beginning"
+)
+def test_an_event_in_a_kept_beginning_tells_its_active_features(
+    truth: Answers, told: Callable[[Placement], Answers]
+) -> None:
+    def active(answers: Answers) -> list[Any]:
+        return [span["ambient"] for span in answers["recording"]["SensedSpans 0"][0]["spans"]]
+
+    assert active(told(kept)) == active(truth)
 
 
 # ---------------------------------------------------------------- what the options do
