@@ -1,0 +1,1 @@
+"""The net: what today's build answers, pinned."""

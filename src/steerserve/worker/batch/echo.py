@@ -28,32 +28,38 @@ def most(rows: Sequence[BatchRow], vocabulary: int, otherwise: int) -> int:
     return max(1, min(otherwise, tokens // WIDTH * WIDTH or tokens))
 
 
-def wanted(rows: Sequence[BatchRow], parts: Sequence[Sequence[int]]) -> list[int] | None:
+def wanted(
+    rows: Sequence[BatchRow], parts: Sequence[Sequence[int]], errors: dict[BatchRow, Exception]
+) -> list[int] | None:
     """For each row of a pass over these parts of their prompts, the number of the first token after which logits are
-    needed. None where no token of a prompt is scored."""
+    needed. None where no token of a prompt is scored. Errors of rows go to `errors`."""
     if not is_in(rows):
         return None
     firsts = []
     for row, part in zip(rows, parts, strict=True):
         first = len(part) - 1
         if isinstance(row.goal, Scoring) and row.goal.is_echoed:
-            first = min(first, row.goal.reads_from(row) - row.filled)
+            try:
+                first = min(first, row.goal.reads_from(row) - row.filled)
+            except Exception as error:
+                errors[row] = error
         firsts.append(max(0, first))
     return firsts
 
 
 def score(
-    rows: Sequence[BatchRow], firsts: Sequence[int], every: Sequence[Tensor]
-) -> dict[BatchRow, Exception]:
+    rows: Sequence[BatchRow],
+    firsts: Sequence[int],
+    every: Sequence[Tensor],
+    errors: dict[BatchRow, Exception],
+) -> None:
     """Score the tokens of the prompts after a pass. `every` has the logits [tokens, vocabulary] of each row from its
-    token of this number on; each part begins where the row was filled before. Returns the errors of rows that could not
-    be scored."""
-    errors: dict[BatchRow, Exception] = {}
+    token of this number on; each part begins where the row was filled before. The errors of rows that cannot be scored
+    go to `errors`, and a row that has one is not scored."""
     for row, first, logits in zip(rows, firsts, every, strict=True):
-        if isinstance(row.goal, Scoring) and row.goal.is_echoed:
+        if isinstance(row.goal, Scoring) and row.goal.is_echoed and row not in errors:
             try:
                 row.goal.read_prompt(row, logits, row.filled + first)
             except Exception as error:
                 # log-probabilities over a large vocabulary may run out of memory
                 errors[row] = error
-    return errors

@@ -244,10 +244,10 @@ class Group:
         self, rows: list[BatchRow], parts: list[list[int]], errors: dict[BatchRow, Exception]
     ) -> Tensor | Exception:
         """One pass over parts of the prompts. Returns the logits after each part, or the error that ended the pass.
-        Errors over the logits of one row go to `errors`."""
+        Errors over what one row reads go to `errors`."""
         starts = [row.filled for row in rows]
         pools = any(isinstance(row.goal, Pooling) for row in rows)
-        wanted = echo.wanted(rows, parts)
+        wanted = echo.wanted(rows, parts, errors)
         with states.caught(rows, parts, is_alone=self._model.is_alone):
             logits = self._passes.run(
                 rows,
@@ -271,12 +271,16 @@ class Group:
             return logits
         if wanted is not None:
             every, self._model.every = self._model.every, None
-            errors |= echo.score(rows, wanted, cast(Sequence[Tensor], every))
+            echo.score(rows, wanted, cast(Sequence[Tensor], every), errors)
         for i, row in enumerate(rows):
-            if isinstance(row.goal, StateReading):
-                row.goal.settle()
-            elif isinstance(row.goal, Pooling):
-                row.goal.add(cast(Tensor, self._model.sums)[i])
+            try:
+                if isinstance(row.goal, StateReading):
+                    row.goal.settle()
+                elif isinstance(row.goal, Pooling):
+                    row.goal.add(cast(Tensor, self._model.sums)[i])
+            except Exception as error:
+                # a sum over the positions of one row may run out of memory
+                errors[row] = error
         return logits
 
     def _due(
