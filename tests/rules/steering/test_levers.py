@@ -7,6 +7,8 @@ import random
 from collections.abc import Sequence
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from steerserve.rules.steering import levers
 from steerserve.rules.steering.levers import Damage, MeasuredStrength
@@ -52,6 +54,17 @@ def test_strengths_close_in_on_the_one_at_which_texts_break(
 def test_texts_may_break_by_chance_below_a_strength_at_which_they_do_not() -> None:
     known = {2.0: 0.1, 1.0: 1.5, 0.5: 0.1}
     assert levers.next_strength(known, 2.0, most=4) == pytest.approx(0.75)
+
+
+@given(st.floats(0.001, 1000), st.lists(st.floats(0, 3), min_size=6, max_size=6))
+def test_no_strength_is_tried_twice(first: float, damages: list[float]) -> None:
+    known: dict[float, float] = {}
+    for damage in damages:
+        strength = levers.next_strength(known, first, most=6)
+        if strength is None:
+            break
+        assert strength not in known
+        known[strength] = damage
 
 
 def test_repetition_is_damage_as_unlikely_tokens_are() -> None:

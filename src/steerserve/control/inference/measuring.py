@@ -37,6 +37,7 @@ from steerserve.rules.sensing import training
 from steerserve.rules.sensing.training import Examples
 from steerserve.rules.steering import ladder, levers
 from steerserve.rules.steering.levers import (
+    Effort,
     LeverPlace,
     Measured,
     MeasuredStrength,
@@ -54,10 +55,8 @@ KIND = "vector_measurement"
 SITE = "resid_post"
 """The site at which a probe reads texts."""
 HALF = 0.5
-REPEATS = 4
-"""How often each prompt is continued at the best place."""
 TRIED_AGAIN = 3
-"""The places that are measured again in this way."""
+"""The most strengths of a layer that are measured again with all texts."""
 UNFINISHED = "its measurement was not finished"
 WORK_OF_PROBE = 0.1
 """The share of the progress that is the training of the probe."""
@@ -66,8 +65,7 @@ WORK_OF_PROBE = 0.1
 @dataclass(frozen=True, slots=True)
 class Measurement:
     """How a vector is measured. The effect is that of `words`, or without words that of a probe of the positives
-    against the negatives. `layers` and `strengths` are chosen where they are None. At each place the prompts are
-    continued once, only so many of them where `few` is a number; and at the best place all of them REPEATS times."""
+    against the negatives. `layers` and `strengths` are chosen where they are None."""
 
     positives: Sequence[NamedText]
     negatives: Sequence[NamedText]
@@ -80,7 +78,7 @@ class Measurement:
     seed: int
     random_directions: int
     client: str
-    few: int | None = None
+    effort: Effort = levers.WHOLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +105,7 @@ class _Begun:
     @property
     def few(self) -> Writing:
         """How the texts of each place are written."""
-        return replace(self.how, prompts=self.how.prompts[: self.asked.few])
+        return replace(self.how, prompts=self.how.prompts[: self.asked.effort.prompts])
 
     @property
     def continued(self) -> list[NamedText]:
@@ -193,7 +191,7 @@ class VectorMeasurements:
         )
         probe = None if asked.words else await self._probe(asked, resident, report)
         report(WORK_OF_PROBE, "texts are written without steering")
-        plain = await self._repeated(how, Placed({}), 0.0)
+        plain = await self._repeated(how, Placed({}), 0.0, asked.effort.repeats)
         begun = _Begun(
             asked,
             vector,
@@ -204,10 +202,12 @@ class VectorMeasurements:
         )
         begun = replace(begun, plain_scores=await self._scores(begun, plain))
         rows: list[MeasuredStrength] = []
+        share = levers.FIRST_LENGTH
         for number, layer in enumerate(layers):
             done = WORK_OF_PROBE + (1 - WORK_OF_PROBE) * number / (len(layers) + 1)
             report(done, f"layer {layer} is measured")
-            rows += await self._layer(begun, layer)
+            found, share = await self._layer(begun, layer, share)
+            rows += found
         best = await self._best(begun, rows)
         others = [] if best is None else await self._random(begun, best)
         return self._told(begun, rows, best, others)
@@ -219,7 +219,7 @@ class VectorMeasurements:
         if best is None or best.texts == len(begun.plain):
             return best
         if begun.asked.strengths is None:
-            for place in levers.best_by_layer(rows)[: levers.FINALISTS]:
+            for place in levers.best_by_layer(rows)[: begun.asked.effort.finalists]:
                 again = partial(self._again, begun, rows, place.layer)
                 await _close_in(place.strength, TRIED_AGAIN, again)
         else:
@@ -234,16 +234,18 @@ class VectorMeasurements:
     ) -> float:
         """Measure a place with all texts, in place of its row with few of them. Returns the damage."""
         lever = _added(begun.vector, begun.how.resident, layer)
-        written = await self._repeated(begun.how, lever, strength)
+        written = await self._repeated(begun.how, lever, strength, begun.asked.effort.repeats)
         again = await self._row(begun, layer, strength, written)
         rows[:] = [one for one in rows if (one.layer, one.strength) != (layer, strength)]
         rows.append(again)
         return levers.broken_share(again.damage)
 
-    async def _repeated(self, how: Writing, lever: Placed, strength: float) -> list[Written]:
-        """The texts of all prompts, then further ones of all prompts: each is continued REPEATS times, or once where no
+    async def _repeated(
+        self, how: Writing, lever: Placed, strength: float, repeats: int
+    ) -> list[Written]:
+        """The texts of all prompts, then further ones of all prompts: each is continued so often, or once where no
         token is drawn by chance."""
-        repeats = REPEATS if how.temperature else 1
+        repeats = repeats if how.temperature else 1
         texts = await write(self._reader, replace(how, choices=repeats), lever, strength)
         return [one for number in range(repeats) for one in texts[number::repeats]]
 
@@ -370,8 +372,12 @@ class VectorMeasurements:
 
     # ------------------------------------------------------------- strengths
 
-    async def _layer(self, begun: _Begun, layer: int) -> list[MeasuredStrength]:
-        """What the vector does at one layer."""
+    async def _layer(
+        self, begun: _Begun, layer: int, share: float
+    ) -> tuple[list[MeasuredStrength], float]:
+        """What the vector does at one layer. `share` is the length of what the first strength adds, as a share of the
+        mean length of the values of the site. Beside the rows, the share of the largest strength that left texts whole:
+        the next layer begins with it."""
         lever = _added(begun.vector, begun.how.resident, layer)
 
         rows: list[MeasuredStrength] = []
@@ -384,13 +390,14 @@ class VectorMeasurements:
         if begun.asked.strengths is not None:
             for strength in begun.asked.strengths:
                 await measure(strength)
-        elif first := await self._first_strength(begun, layer):
-            await _close_in(first, levers.STRENGTHS, measure)
-        return rows
+        elif unit := await self._unit(begun, layer):
+            await _close_in(share * unit, begun.asked.effort.strengths, measure)
+            whole = [one.strength for one in rows if one.damage.is_unbroken]
+            share = max(whole) / unit if whole else share
+        return rows, share
 
-    async def _first_strength(self, begun: _Begun, layer: int) -> float:
-        """The strength that is tried first at a layer: a share of the mean length of the values of its site on the
-        plain texts."""
+    async def _unit(self, begun: _Begun, layer: int) -> float:
+        """The strength at which the vector is as long as the values of its site are on the plain texts, on average."""
         direction = next(one for one in begun.vector.directions if one.layer == layer)
         texts = [
             _continued(prompt, one.text)
@@ -405,7 +412,7 @@ class VectorMeasurements:
             site=direction.site,
         )
         length = await asyncio.to_thread(_mean_length, read)
-        return levers.FIRST_LENGTH * length / direction.norm
+        return length / direction.norm
 
     async def _row(
         self, begun: _Begun, layer: int, strength: float, written: Sequence[Written]
@@ -453,7 +460,8 @@ class VectorMeasurements:
         for _ in range(begun.asked.random_directions):
             other = ladder.randomised(lever, {}, {}, facts.site_widths, draw)
             assert other is not None
-            written = await self._repeated(begun.how, other, best.strength)
+            repeats = begun.asked.effort.repeats
+            written = await self._repeated(begun.how, other, best.strength, repeats)
             effect = await self._effect(begun, written)
             found += [effect] if effect is not None else []
         return found
@@ -489,9 +497,10 @@ def _check_texts(asked: Measurement) -> None:
     """
     prompts = len(effects.STOCK_TEXTS if asked.prompts is None else asked.prompts)
     layers = levers.LAYERS if asked.layers is None else len(asked.layers)
-    strengths = levers.STRENGTHS if asked.strengths is None else len(asked.strengths)
-    again = 1 + levers.FINALISTS * TRIED_AGAIN + asked.random_directions
-    texts = prompts * (layers * strengths + REPEATS * again)
+    effort = asked.effort
+    strengths = effort.strengths if asked.strengths is None else len(asked.strengths)
+    again = 1 + effort.finalists * TRIED_AGAIN + asked.random_directions
+    texts = prompts * (layers * strengths + effort.repeats * again)
     if texts > TEXTS_MAXIMUM:
         why = f"strengths: {texts} texts would be written; at most {TEXTS_MAXIMUM} are"
         details: dict[str, object] = {"texts": texts, "maximum": TEXTS_MAXIMUM}

@@ -54,7 +54,8 @@ async def write(
     strength: float,
     told: Callable[[int], None] | None = None,
 ) -> list[Written]:
-    """The texts of all prompts with a lever at one strength, those of the first prompt first. `told` gets the number of texts that are written so far.
+    """The texts of all prompts with a lever at one strength, those of the first prompt first. `told` gets the number of
+    texts that are written so far.
 
     Raises:
         Refusal: those of an inference request, with the name of the prompt, and those of `how.check`;

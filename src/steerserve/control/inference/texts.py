@@ -56,9 +56,9 @@ class TextReader:
         choices: int = 1,
     ) -> list[Kind]:
         """What is read of each text. `make` makes a request of some of them with so many `choices` each, whose events
-        of the class `kind` are what is read: all of the first text, then all of the second. `check` is asked before each part of `at_once` texts, and `told` gets the number of texts that are read
-        so far. Parts take turns with requests that run; with `is_gentle` they leave the time to them
-        (`rules/inference/pacing.py`).
+        of the class `kind` are what is read: all of the first text, then all of the second. `check` is asked before
+        each part of `at_once` texts, and `told` gets the number of texts that are read so far. Parts take turns with
+        requests that run; with `is_gentle` they leave the time to them (`rules/inference/pacing.py`).
 
         Raises:
             Refusal: those of `check`, and those of an inference request; of the first text that is refused, with its

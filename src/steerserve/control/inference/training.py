@@ -24,6 +24,7 @@ from steerserve.rules.models import architecture
 from steerserve.rules.sensing import training as rules
 from steerserve.rules.sensing.contrast import check_groups
 from steerserve.rules.sensing.training import Examples, Judgement
+from steerserve.rules.steering import levers
 from steerserve.rules.steering.positions import Span
 from steerserve.rules.steering.probe import ReadProbe
 from steerserve.rules.steering.records import (
@@ -47,7 +48,7 @@ READ_SHARE = 0.8
 """The share of the progress of a training that is the reading of the texts."""
 MEASURED_FROM = 0.4
 """The progress of a job when the training ends and the measurement begins."""
-MEASURED_PROMPTS, MEASURED_TOKENS, MEASURED_RANDOM = 4, 24, 2
+MEASURED_TOKENS, MEASURED_RANDOM = 24, 2
 """The prompts that the measurement continues at each strength, the tokens of a text, and the random directions."""
 
 Method = Literal["mean_difference", "pca", "logistic"]
@@ -264,7 +265,7 @@ def _measurement(asked: TrainingRequest, texts: Sequence[NamedText]) -> Measurem
         seed=asked.seed,
         random_directions=MEASURED_RANDOM,
         client=asked.client,
-        few=MEASURED_PROMPTS,
+        effort=levers.SHORT,
     )
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Literal
 
@@ -99,27 +100,42 @@ def works(share: float, low: float, plain: float, random_highs: Sequence[float])
 
 LAYERS = 4
 """The layers at which a vector is measured, where a client names none."""
-FINALISTS = 2
-"""The layers that are measured again with all texts, because few texts do not tell which of them is the best."""
-STRENGTHS = 4
-"""The strengths at which each layer is measured, where a client names none."""
 ALIKE = 0.1
 """How far the AUC of a layer may be below the best one, and the layer still be measured before worse ones. It is about
 one text of ten; and the layer that tells texts apart best is seldom the one where a direction steers best."""
-NEAR = 1.1
-"""No strength is tried between two that are no further apart than this factor."""
+NEAR = 1.07
+"""The smallest factor between two strengths that are tried."""
 CLOSE = 0.6
 """The share of the damage of broken texts at which unbroken ones show that no stronger lever needs to be tried."""
 AIM = 0.85
 """The share of the damage of broken texts at which the next strength is aimed."""
 STEP = 3.0
 """The largest factor between a strength and the next one."""
-FIRST_LENGTH = 0.2
-"""The length of what the first of them adds, as a share of the mean length of the values of the site."""
+FIRST_LENGTH = 0.15
+"""The length of what the first strength of the first layer adds, as a share of the mean length of the values of the
+site."""
 EXAMPLES_MINIMUM = 8
 """The texts of each group from which a probe of steered texts is trained."""
 RESAMPLES = 500
 """The resamples of the bootstrap of a mean."""
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How much is written to measure a vector: at each place one text of the first `prompts` of all prompts (None: of
+    all), at up to `strengths` places of a layer where the client names none; then, at the `finalists` best layers,
+    `repeats` texts of each prompt, because few texts do not tell which place is the best."""
+
+    prompts: int | None
+    strengths: int
+    finalists: int
+    repeats: int
+
+
+SHORT = Effort(prompts=4, strengths=3, finalists=1, repeats=2)
+"""A training ends with this."""
+WHOLE = Effort(prompts=None, strengths=4, finalists=2, repeats=4)
+"""A measurement that is asked for."""
 
 
 class LeverPlace(Form, frozen=True):
@@ -223,7 +239,7 @@ def next_strength(tried: Mapping[float, float], first: float, most: int) -> floa
         return rounded(first)
     broken = min((one for one, damage in tried.items() if damage > 1), default=math.inf)
     whole = max((one for one, damage in tried.items() if damage <= 1 and one < broken), default=0.0)
-    if len(tried) >= most or tried.get(whole, 0.0) >= CLOSE or broken <= NEAR * whole:
+    if len(tried) >= most or tried.get(whole, 0.0) >= CLOSE or broken < NEAR * NEAR * whole:
         return None
     ends = [one for one in (whole, broken) if one in tried]
     nearest = min(ends, key=lambda one: abs(math.log(aimed(tried[one]))))
