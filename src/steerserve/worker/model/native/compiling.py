@@ -20,6 +20,7 @@ import platformdirs
 import torch
 
 from steerserve.rules.models import compilers
+from steerserve.worker.model.native import structs
 
 SOURCES = Path(__file__).parent
 """The folder of the headers, and of `native.cpp`, which includes them."""
@@ -64,19 +65,27 @@ def library() -> ctypes.CDLL:
 def _compile(compiler: str, way: tuple[str, ...], target: Path) -> None:
     """Compile the library to its place, to which it moves in one step."""
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-        compiled, linked = Path(scratch) / "native.o", Path(scratch) / "native.so"
+        source, compiled, linked = (Path(scratch) / f"native.{end}" for end in ("cpp", "o", "so"))
+        source.write_text("\n".join(_lines()))
         # linked without a runtime of OpenMP, so that only the one of the tensor library can be used
         for command in (
-            [compiler, *_FLAGS, *way, str(SOURCES / "native.cpp"), "-o", str(compiled)],
+            [compiler, *_FLAGS, *way, str(source), "-o", str(compiled)],
             [compiler, "-shared", "-pthread", str(compiled), "-o", str(linked)],
         ):
             done = subprocess.run(  # noqa: S603 -- the compiler of the machine, with its own source
                 command, capture_output=True, text=True, timeout=_PATIENCE, check=False
             )
             if done.returncode:
-                raise OSError(next(iter(done.stderr.splitlines()), "the compiler failed"))
+                errors = (line for line in done.stderr.splitlines() if "error" in line)
+                raise OSError(next(errors, "the compiler failed"))
         linked.chmod(0o700)
         linked.rename(target)
+
+
+def _lines() -> list[str]:
+    """The source that is compiled: the functions, and what must hold of the structs that they share with Python."""
+    functions = f'#include "{SOURCES / "native.cpp"}"'
+    return ["#include <cstddef>", functions, *structs.assertions(), ""]
 
 
 def _digest(compiler: str, way: tuple[str, ...]) -> str:
@@ -85,6 +94,7 @@ def _digest(compiler: str, way: tuple[str, ...]) -> str:
     told = [compiler, stat.st_size, stat.st_mtime_ns, _FLAGS, way, torch.__version__, processor()]
     files = sorted(path for path in SOURCES.iterdir() if path.suffix in (".cpp", ".h"))
     told += [(path.name, path.read_bytes()) for path in files]
+    told += structs.assertions()
     return hashlib.sha256(repr(told).encode()).hexdigest()[:32]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 
@@ -115,3 +116,29 @@ class Prompts(ctypes.Structure):
         *((name, ctypes.c_float) for name in ("scale", "cap")),
         *((name, Norm) for name in ("query_norm", "key_norm")),
     )
+
+
+TWINS: Mapping[str, type[ctypes.Structure]] = {
+    "Norm<bfloat16>": Norm,
+    "Heads<bfloat16>": Heads,
+    "Weight": Weight,
+    "Layer": Layer,
+    "Part": Part,
+    "Pass": Pass,
+    "Draw": Draw,
+    "Figures": Figures,
+    "Prompts<bfloat16>": Prompts,
+}
+"""The structs by their names in C++. One with numbers of float32 has the fields of the one with bfloat16."""
+
+
+def assertions() -> Iterator[str]:
+    """Lines of C++ that compile only if each struct and each of its fields is as large there as here, and lies at the
+    same place."""
+    for name, struct in TWINS.items():
+        yield f'static_assert(sizeof({name}) == {ctypes.sizeof(struct)}, "{name}");'
+        for field, *_ in struct._fields_:
+            own = getattr(struct, field)
+            at, size = f"offsetof({name}, {field})", f"sizeof({name}::{field})"
+            wanted = f"{at} == {own.offset} && {size} == {own.size}"
+            yield f'static_assert({wanted}, "{name}.{field}");'
