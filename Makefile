@@ -59,7 +59,7 @@ test-real: $(STAMP) ## two real models beside transformers in float32: fetches 3
 	$(BIN)/python -m tools.real.models
 	TORCH_THREADS=0 OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -m 'real and not slow' $(REAL)
 
-test-real-levers: $(STAMP) ## six concepts, from texts to a lever on a real model: six minutes (KEEP=1 keeps the figures)
+test-real-levers: $(STAMP) ## six concepts, from texts to a lever on a real model: eight minutes (KEEP=1 keeps the figures)
 	$(BIN)/python -m tools.real.models
 	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -m 'real and slow' tests/real/test_concepts.py
 
