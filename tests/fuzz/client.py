@@ -183,6 +183,7 @@ def _read(link: socket.socket, method: bytes) -> Answer:
             except OSError:
                 answer.fault = _CLOSED if answer.status == 0 else "the answer was cut off"
         elif isinstance(event, h11.Response):
+            link.settimeout(PATIENCE)  # an answer that has begun is waited for
             answer.status = event.status_code
             answer.headers = {
                 name.decode(): value.decode("latin-1") for name, value in event.headers
