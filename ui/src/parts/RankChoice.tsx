@@ -11,8 +11,8 @@ const OPTIONS = [
 
 /** What comes first, in words, by the rank. */
 export const FIRST: Record<Rank, string> = {
-  rarity: "Features that are strong for them and seldom fire in a corpus come first: the number below the value ranks them, in bits.",
-  share: "Features nearest to their largest value in a corpus come first: the number below the value ranks them.",
+  rarity: "Features that are strong for them and seldom fire in a corpus come first. The number under the value ranks them.",
+  share: "Features nearest to their largest value in a corpus come first. The number under the value ranks them.",
   value: "The largest come first.",
 };
 

@@ -208,7 +208,10 @@ class VectorMeasurements:
             report(done, f"layer {layer} is measured")
             found, share = await self._layer(begun, layer, share)
             rows += found
+        done = WORK_OF_PROBE + (1 - WORK_OF_PROBE) * len(layers) / (len(layers) + 1)
+        report(done, "the best layers are measured with more texts")
         best = await self._best(begun, rows)
+        report((1 + done) / 2, "random directions are measured")
         others = [] if best is None else await self._random(begun, best)
         return self._told(begun, rows, best, others)
 
@@ -222,12 +225,15 @@ class VectorMeasurements:
             for place in levers.best_by_layer(rows)[: begun.asked.effort.finalists]:
                 again = partial(self._again, begun, rows, place.layer)
                 await _close_in(place.strength, TRIED_AGAIN, again)
-        else:
-            for _ in range(TRIED_AGAIN):
-                few = levers.best([one for one in rows if one.texts < len(begun.plain)])
-                if few is None or await self._again(begun, rows, few.layer, few.strength) <= 1:
-                    break
-        return levers.best([one for one in rows if one.texts == len(begun.plain)])
+            return _best_of(rows, begun.plain)
+        for _ in range(TRIED_AGAIN):
+            few = levers.best([one for one in rows if one.texts < len(begun.plain)])
+            if few is None:
+                break
+            await self._again(begun, rows, few.layer, few.strength)
+            if found := _best_of(rows, begun.plain):
+                return found
+        return None
 
     async def _again(
         self, begun: _Begun, rows: list[MeasuredStrength], layer: int, strength: float
@@ -465,6 +471,11 @@ class VectorMeasurements:
             effect = await self._effect(begun, written)
             found += [effect] if effect is not None else []
         return found
+
+
+def _best_of(rows: Sequence[MeasuredStrength], plain: Sequence[Written]) -> MeasuredStrength | None:
+    """The best of the places that were measured with all texts."""
+    return levers.best([one for one in rows if one.texts == len(plain)])
 
 
 async def _close_in(first: float, most: int, measure: Callable[[float], Awaitable[float]]) -> None:

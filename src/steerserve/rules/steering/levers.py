@@ -57,7 +57,7 @@ def damage(
         nll_over_plain=over,
         repetition_over_plain=repeated,
         distinct=distinct(texts),
-        is_unbroken=over <= NLL_OVER_PLAIN and (repeated or 0.0) <= REPETITION_OVER_PLAIN,
+        is_unbroken=_share(over, repeated) <= 1,
     )
 
 
@@ -205,8 +205,8 @@ def too_few(texts: int) -> str:
 
 
 def layers_to_measure(equals: Sequence[int], ranked: Sequence[int]) -> list[int]:
-    """At most LAYERS layers: of those that tell the examples apart about equally well some evenly apart, and then the
-    next ones.
+    """At most LAYERS layers. They are spread evenly over the layers that tell the examples apart about equally well.
+    Where there are too few of these, the next best layers follow.
 
     Args:
         equals: the layers that are about as good as the best one, rising.
@@ -220,16 +220,21 @@ def layers_to_measure(equals: Sequence[int], ranked: Sequence[int]) -> list[int]
 
 
 def broken_share(of: Damage) -> float:
-    """The damage as a share of that at which texts are broken, at least 0: above 1 they are broken."""
-    repeated = (of.repetition_over_plain or 0.0) / REPETITION_OVER_PLAIN
-    return max(0.0, of.nll_over_plain / NLL_OVER_PLAIN, repeated)
+    """The damage as a share of the damage of broken texts, at least 0. Above 1 the texts are broken."""
+    return _share(of.nll_over_plain, of.repetition_over_plain)
+
+
+def _share(nll_over_plain: float, repetition_over_plain: float | None) -> float:
+    repeated = (repetition_over_plain or 0.0) / REPETITION_OVER_PLAIN
+    return max(0.0, nll_over_plain / NLL_OVER_PLAIN, repeated)
 
 
 def next_strength(tried: Mapping[float, float], first: float, most: int) -> float | None:
-    """The strength that is tried next, with two digits, where the strongest one is looked for that leaves texts
-    unbroken. Damage grows about as the square of the strength, so the next one is aimed from the one whose damage is
-    nearest to the aim, between those that leave texts whole and those that break them. None after `most` strengths,
-    where an unbroken one does nearly as much damage as texts may have, and where no strength is left between two.
+    """The next strength of a search for the strongest one that leaves texts unbroken, with two digits.
+
+    Damage grows about as the square of the strength. So the search scales the strength whose damage is nearest to AIM,
+    and stays between the strongest unbroken and the weakest broken strength. It ends (None) after `most` strengths,
+    where an unbroken strength has CLOSE of the damage of broken texts, and where two strengths have none between them.
 
     Args:
         tried: for each strength so far the damage of its texts, as `broken_share` says.
