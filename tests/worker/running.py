@@ -19,12 +19,9 @@ from transformers import PreTrainedTokenizerFast
 
 from steerserve.errors import Refusal
 from steerserve.messages import (
-    Activated,
     ActivationsRead,
     Attribute,
     Attributed,
-    Diverged,
-    Divergence,
     Echo,
     Embed,
     Embedded,
@@ -32,14 +29,10 @@ from steerserve.messages import (
     Generate,
     Lens,
     LensRead,
-    Logprobs,
     Piece,
     Places,
     Plan,
-    Pool,
-    Pooled,
     ReadActivations,
-    Reading,
     ReadStates,
     Recorded,
     Refused,
@@ -51,9 +44,12 @@ from steerserve.messages import (
     SensedSpans,
     StatesRead,
     Suppressed,
-    Tap,
     Tokens,
 )
+from steerserve.parts.activations.form import Reading, Tap
+from steerserve.parts.divergence.form import Diverged, Divergence
+from steerserve.parts.logprobs.form import Logprobs
+from steerserve.parts.pool.form import Pool, Pooled
 from steerserve.rules.inference import stepping
 from steerserve.rules.inference.stepping import CudaGraphs
 from steerserve.rules.sensing.cluster_sensing import History
@@ -79,14 +75,14 @@ from steerserve.worker.model.recording import CardRecorder, PassRecorder
 from steerserve.worker.model.unembedding import Unembedding
 from steerserve.worker.observers.monitor import FeatureMonitor
 from steerserve.worker.observers.observers import Observers
-from steerserve.worker.observers.pools import Pools
+from steerserve.worker.observers.part_reads import PartReads
 from steerserve.worker.observers.sensing import SensingObserver
-from steerserve.worker.observers.taps import Taps
 from steerserve.worker.observers.target import target_of
 from steerserve.worker.rows.lens_files import open_lens
 from steerserve.worker.rows.rows import BatchRow, Ending
 from steerserve.worker.sae import sites
 from steerserve.worker.sae.canonical import Sae
+from tests import asking
 from tests.worker import models
 from tests.worker.tape import Tape
 
@@ -197,9 +193,7 @@ class Bench:
         self.context = min(model.model_max_context, kv_tokens - model.row_tokens)
         self.monitor = FeatureMonitor(model.special_tokens)
         self.sensing = SensingObserver(model.decode, lambda: self.monitor.whole)
-        self.observers = Observers(
-            [self.monitor, Taps(model.decode_token), Pools(model.special_tokens), self.sensing]
-        )
+        self.observers = Observers([self.monitor, PartReads(), self.sensing])
         self.steering = HookedSaes(
             model.dtype,
             on_detach=self.observers.detached,
@@ -263,12 +257,12 @@ class Bench:
         texts = [prompts] if isinstance(prompts, str) else prompts
         prompted = [tokens(self.model, text, ids) for text in texts]
         skips = [self.history.skip(prompt.ids) for prompt in prompted]
-        command = Generate(
+        command = asking.generate(
             request,
             prompted,
-            n,
             wanted,
             plan or Follow(),
+            n=n,
             tap=tap,
             label=label,
             reported=Reported(self.history.number, skips),
@@ -280,7 +274,9 @@ class Bench:
         )
         if tap and tap.is_streamed:
             self.streamed.add(request)
-        rows = rows_of(command, self.model, self.context, self.kv_tokens)
+        assert isinstance(command.goal, Generate)
+        where = self.model, self.context, self.kv_tokens, self.steering
+        rows = rows_of(command, command.goal, *where)
         for row in rows:
             self.steering.prepare(row.steering)
         self.observers.begin(command, rows, self.steering)
@@ -311,18 +307,19 @@ class Bench:
             else tokens(self.model, text, ids)
             for text in texts
         ]
-        command = Score(
+        command = asking.score(
             request,
             prompted,
             temperature,
             top,
             allowed,
-            tap,
             echo,
             plan=plan or Suppressed(),
+            tap=tap,
             pool=pool,
         )
-        rows = scoring_rows(command, self.model, self.context)
+        assert isinstance(command.goal, Score)
+        rows = scoring_rows(command, command.goal, self.model, self.context, self.steering)
         self.observers.begin(command, rows, self.steering)
         self.batch.add(shortest_first(rows), is_seeded=False)
         return rows
@@ -333,7 +330,7 @@ class Bench:
         """Add a request for the vector of each text; its rows, in the order of the texts."""
         texts = [prompts] if isinstance(prompts, str) else prompts
         prompted = [tokens(self.model, text, ids) for text in texts]
-        rows = pooling_rows(Embed(request, prompted), self.model, self.context)
+        rows = pooling_rows(asking.read(request, prompted, Embed()), self.model, self.context)
         self.batch.add(shortest_first(rows), is_seeded=False)
         return rows
 
@@ -350,9 +347,16 @@ class Bench:
     ) -> BatchRow:
         """Add a request for the lens of a text; its row."""
         prompted = [tokens(self.model, prompt)]
-        command = Lens(request, prompted, layers, top, max_distributions, max_entries, path=path)
+        goal = Lens(
+            layers=layers,
+            top=top,
+            max_distributions=max_distributions,
+            max_entries=max_entries,
+            path=path,
+        )
         file = None if path is None else open_lens(path)
-        rows = lens_rows(command, self.model, self.context, Unembedding(self.model), file)
+        where = self.model, self.context, Unembedding(self.model)
+        rows = lens_rows(asking.read(request, prompted, goal), goal, *where, file)
         self.batch.add(rows, is_seeded=False)
         return rows[0]
 
@@ -371,9 +375,10 @@ class Bench:
     ) -> BatchRow:
         """Add a request for the attribution of a logit after a text to the features of an SAE; its row."""
         prompted = [tokens(self.model, prompt)]
-        command = Attribute(request, prompted, position, target, against, key, layer, top, **how)
-        made = Unembedding(self.model)
-        rows = attribution_rows(command, self.model, self.context, made, self.steering)
+        named = {"position": position, "target": target, "against": against}
+        goal = Attribute(**named, key=key, layer=layer, top=top, **how)
+        where = self.model, self.context, Unembedding(self.model), self.steering
+        rows = attribution_rows(asking.read(request, prompted, goal), goal, *where)
         self.batch.add(rows, is_seeded=False)
         return rows[0]
 
@@ -387,16 +392,18 @@ class Bench:
     ) -> list[BatchRow]:
         """Add a request for the values of a site at several layers; its rows, in the order of the texts."""
         prompted = [tokens(self.model, one) if isinstance(one, str) else one for one in prompts]
-        command = ReadStates(request, prompted, layers, site, places)
-        rows = states_rows(command, self.model, self.context)
+        goal = ReadStates(layers=layers, site=site, places=places)
+        command = asking.read(request, prompted, goal)
+        rows = states_rows(command, goal, self.model, self.context)
         self.batch.add(shortest_first(rows), is_seeded=False)
         return rows
 
     def read_activations(self, request: int, texts: Sequence[str], keys: list[str]) -> None:
         """Add a request for all activations of attached SAEs."""
         prompts = [tokens(self.model, text) for text in texts]
-        command = ReadActivations(request, prompts, keys)
-        rows = activation_rows(command, self.model, self.context, self.steering)
+        goal = ReadActivations(keys=keys)
+        command = asking.read(request, prompts, goal)
+        rows = activation_rows(command, goal, self.model, self.context, self.steering)
         self.batch.add(rows, is_seeded=False)
 
     @contextmanager
@@ -488,6 +495,7 @@ class Bench:
                 self.refused[outcome.id] = outcome
             case Scored():
                 assert (outcome.id, outcome.choice) not in self.scores, "a second score"
+                self._note_parts(outcome)
                 self.scores[outcome.id, outcome.choice] = outcome
             case Embedded():
                 assert (outcome.id, outcome.choice) not in self.vectors, "a second vector"
@@ -496,27 +504,28 @@ class Bench:
                 self.lenses[outcome.id] = outcome
             case Attributed():
                 self.attributed[outcome.id] = outcome
-            case Pooled():
-                assert (outcome.id, outcome.choice) not in self.scores, "a vector after the end"
-                assert (outcome.id, outcome.choice) not in self.pooled, "a second vector"
-                self.pooled[outcome.id, outcome.choice] = outcome
-            case Diverged():
-                assert self.answers[outcome.id, outcome.choice].finish is None, "after the end"
-                self.diverged[outcome.id, outcome.choice] = outcome
             case StatesRead():
                 self.states[outcome.id, outcome.choice] = outcome
             case ActivationsRead():
                 self.sparse[outcome.id, outcome.choice] = outcome
-            case Activated():
-                is_streamed = outcome.id in self.streamed
-                assert is_streamed or outcome.id not in self.readings, "readings twice"
-                self.readings.setdefault(outcome.id, []).extend(outcome.readings)
             case Piece():
                 answer = self.answers[outcome.id, outcome.choice]
                 assert answer.finish is None, "a piece after the last one"
+                self._note_parts(outcome)
                 answer.pieces.append(outcome)
                 answer.text += outcome.text
                 answer.finish = outcome.finish
+
+    def _note_parts(self, outcome: Piece | Scored) -> None:
+        name = outcome.id, outcome.choice
+        if (pooled := asking.told(outcome, "pool")) is not None:
+            self.pooled[name] = pooled
+        if (diverged := asking.told(outcome, "divergence")) is not None:
+            self.diverged[name] = diverged
+        if (read := asking.told(outcome, "activations")) is not None:
+            is_streamed = outcome.id in self.streamed
+            assert is_streamed or outcome.id not in self.readings, "readings twice"
+            self.readings.setdefault(outcome.id, []).extend(read)
 
 
 class Counted(Bench):

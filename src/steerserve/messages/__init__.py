@@ -1,8 +1,7 @@
 """The wire between the control plane and the engine: commands down, events up; the only types both processes share.
 
-Every name of `values`, `sensing`, `state`, `commands` and `events` is a name of this module, and so is every name of
-`requests`, which do not travel. A frame is a 4-byte
-big-endian length and a MessagePack body.
+Every name of `values`, `sensing`, `state`, `requests`, `commands` and `events` is a name of this module. A frame is a
+4-byte big-endian length and a MessagePack body.
 """
 
 from __future__ import annotations

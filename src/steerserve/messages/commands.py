@@ -18,26 +18,9 @@ from steerserve.messages.events import (
     Promoted,
     Statistics,
 )
-from steerserve.messages.sensing import Reported
+from steerserve.messages.requests import Request
 from steerserve.messages.state import State
-from steerserve.messages.values import (
-    Constraint,
-    Divergence,
-    Echo,
-    Logprobs,
-    Message,
-    Places,
-    Plan,
-    Pool,
-    SaeSource,
-    Sampling,
-    Suppressed,
-    Tap,
-    Tokens,
-)
-from steerserve.rules.inference.lens import AttributedPositions, AttributionMethod
-from steerserve.rules.steering.edits import Edit
-from steerserve.rules.steering.vector import Direction
+from steerserve.messages.values import Message, SaeSource
 
 _Answer = TypeVar("_Answer")
 
@@ -166,123 +149,6 @@ class Promote(Question[Promoted], frozen=True, kw_only=True):
     is_spelled: bool = False
 
 
-class Generate(Message, frozen=True):
-    """Complete each prompt `n` times; choice `prompt * n + i` is completion `i` of the prompt. `plans`, where not
-    empty, has a plan for each prompt in place of `plan`. `label` names the request in records of monitoring and in
-    events of sensing; a request without a label is neither monitored nor sensed. `reported` says what sensing leaves
-    out of the prompts. The rows of each `client` take turns with the rows of other clients at joining the batch.
-
-    With `counted`, the end of each choice reports where edits acted: the edits of its plan, and those of `counted`,
-    which are the parts of the values that the plan adds. With a `divergence` each choice is compared with the model
-    without steering; such a request has no `logprobs`. With `readings`, the projections on these directions are read at
-    each position from which a token is drawn. `is_stream` says whether the client gets each token as it comes."""
-
-    id: int
-    prompts: list[Tokens]
-    n: int
-    sampling: Sampling
-    plan: Plan
-    constraint: Constraint | None = None
-    tap: Tap | None = None
-    label: str | None = None
-    plans: list[Plan] = []
-    reported: Reported | None = None
-    client: str = ""
-    counted: tuple[Edit, ...] | None = None
-    logprobs: Logprobs | None = None
-    divergence: Divergence | None = None
-    readings: tuple[Direction, ...] = ()
-    is_stream: bool = False
-
-
-class Score(Message, frozen=True):
-    """Score the candidates for the token after each prompt; one choice per prompt. `plan` steers the prompts.
-
-    The candidates are the tokens `allowed`, or the whole vocabulary. The answer lists all allowed tokens, or the `top`
-    most probable of the vocabulary; where `top` is None it lists none. Logits are divided by `temperature`. With an
-    `echo` the tokens of the prompts are scored too. With a `pool` each prompt has a vector of activations. `client` is
-    as in `Generate`.
-    """
-
-    id: int
-    prompts: list[Tokens]
-    temperature: float
-    top: int | None
-    allowed: list[int] | None = None
-    tap: Tap | None = None
-    echo: Echo | None = None
-    client: str = ""
-    plan: Plan = Suppressed()
-    pool: Pool | None = None
-
-
-class Embed(Message, frozen=True):
-    """Compute a vector for each text, unsteered. `client` is as in `Generate`."""
-
-    id: int
-    prompts: list[Tokens]
-    client: str = ""
-
-
-class Lens(Message, frozen=True):
-    """Read the residual stream after each of `layers` at every token of the one prompt, unsteered, as the model's own
-    unembedding reads it. The answer lists the `top` most probable next tokens of each position and layer; a `layers` of
-    None means all. Positions times layers may be `max_distributions`, and these times `top` may be `max_entries`.
-    `client` is as in `Generate`. `path` is the folder or the file of a trained lens; a `layers` of None then means the
-    layers that it has, and the last one."""
-
-    id: int
-    prompts: list[Tokens]
-    layers: list[int] | None
-    top: int
-    max_distributions: int
-    max_entries: int
-    client: str = ""
-    path: str | None = None
-
-
-class Attribute(Message, frozen=True):
-    """Attribute the logit of the token `target` after `position` of the one prompt, unsteered, to the features of the
-    SAE that is attached as `key` at `layer`: the logit less that of the token `against`, or less the mean over the
-    vocabulary. A negative `position` counts from the end. The answer lists the `top` largest contributions by
-    magnitude. `client` is as in `Generate`. `steps` is the number of gradients for the method `integrated`."""
-
-    id: int
-    prompts: list[Tokens]
-    position: int
-    target: int
-    against: int | None
-    key: str
-    layer: int
-    top: int
-    client: str = ""
-    method: AttributionMethod = "direct"
-    steps: int = 16
-    over: AttributedPositions = "position"
-
-
-class ReadStates(Message, frozen=True):
-    """Read the values of `site` at each of `layers` for each prompt, unsteered, at the positions of `places`. `client`
-    is as in `Generate`."""
-
-    id: int
-    prompts: list[Tokens]
-    layers: list[int]
-    site: str
-    places: Places
-    client: str = ""
-
-
-class ReadActivations(Message, frozen=True):
-    """Read all activations of the SAEs that are attached as `keys` for each prompt, unsteered. Position 0 and special
-    tokens are left out. `client` is as in `Generate`."""
-
-    id: int
-    prompts: list[Tokens]
-    keys: list[str]
-    client: str = ""
-
-
 class Cancel(Message, frozen=True):
     """Forget request `id`; no event follows for it."""
 
@@ -307,13 +173,7 @@ Command = (
     | Explore
     | Promote
     | Fit
-    | Generate
-    | Score
-    | Embed
-    | Lens
-    | Attribute
-    | ReadStates
-    | ReadActivations
+    | Request
     | Cancel
     | Stop
 )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+import msgspec
+
 from steerserve.messages.sensing import SensedEdges, SensedSpans, Window
 from steerserve.messages.values import ChatTemplate, Message
 from steerserve.rules.inference.lens import AttributionMethod, LensKind
@@ -338,22 +340,10 @@ class Distribution(Message, frozen=True):
     top: list[TokenScore]
 
 
-class WrittenToken(Message, frozen=True):
-    """A token that was written: under the logits from which it was drawn, and under those of the model without
-    steering; None where that was not asked for."""
-
-    token: int
-    text: str
-    steered: Distribution | None
-    plain: Distribution | None
-
-
 class Piece(Message, frozen=True):
     """New text of one choice. `finish` is None, `stop` or `length`; `tokens` counts the choice's tokens so far. With
-    the last piece, `is_changed` says whether an operator changed the choice's steering while it ran, `acts` is what was
-    asked for with `Generate.counted`, and `written` what was asked for with `Generate.logprobs`. `readings` has the
-    projection x . v / |v| on each direction of `Generate.readings` at the position from which the token of this piece
-    was drawn, before anything is added at the site."""
+    the last piece, `is_changed` says whether an operator changed the choice's steering while it ran, and `acts` is what
+    was asked for with `Request.counted`. `parts` has what parts of the request give with this token, by their names."""
 
     id: int
     choice: int
@@ -362,25 +352,7 @@ class Piece(Message, frozen=True):
     finish: FinishReason | None = None
     is_changed: bool = False
     acts: list[EditActs] | None = None
-    written: list[WrittenToken] | None = None
-    readings: list[float] = []
-
-
-class Diverged(Message, frozen=True):
-    """How far a completion is from the model without steering; it comes before the end of its choice.
-
-    For each token that was written, with the distribution from which it was drawn before temperature, penalties and
-    masks: `divergences` has KL(steered || plain) in nats, and `likelihoods` the log-probability of the token under the
-    model without steering. `words` has for each list of words the mean over its words of the log-probability, under the
-    steered model, that a token comes with which the word begins. `text` is the whole completion."""
-
-    id: int
-    choice: int
-    text: str
-    tokens: list[int]
-    divergences: list[float]
-    likelihoods: list[float]
-    words: list[list[float]]
+    parts: dict[str, msgspec.Raw] = {}
 
 
 class PromptToken(Message, frozen=True):
@@ -397,7 +369,7 @@ class PromptToken(Message, frozen=True):
 class Scored(Message, frozen=True):
     """One scored prompt: its most probable candidate, and the candidates listed, most probable first. `prompt` has the
     tokens of the prompt, and is empty where they are not asked for. `prompt_text` is the text of a prompt that came as
-    token ids."""
+    token ids. `parts` is as in `Piece`."""
 
     id: int
     choice: int
@@ -405,6 +377,7 @@ class Scored(Message, frozen=True):
     top: list[TokenScore]
     prompt: list[PromptToken] = []
     prompt_text: str = ""
+    parts: dict[str, msgspec.Raw] = {}
 
 
 class Embedded(Message, frozen=True):
@@ -413,27 +386,6 @@ class Embedded(Message, frozen=True):
     id: int
     choice: int
     vector: bytes
-
-
-class Reading(Message, frozen=True):
-    """Features at one position, as [index, value]: the largest by magnitude first, equals by index. `text` is the text
-    of the token; empty where the readings are not streamed. `weights` has the number of each feature by which they are
-    ranked, where that is not the value."""
-
-    position: int
-    token: int
-    features: list[tuple[int, float]]
-    text: str = ""
-    weights: list[float] = []
-
-
-class Activated(Message, frozen=True):
-    """Readings of a tap. All of them come before the end of their choice. With a streamed tap, the readings of a pass
-    come before the piece of text that this pass writes."""
-
-    id: int
-    readings: list[Reading]
-    choice: int = 0
 
 
 class LensToken(Message, frozen=True):
@@ -497,18 +449,6 @@ class Attributed(Message, frozen=True):
     error: float | None = None
 
 
-class Pooled(Message, frozen=True):
-    """The vector of activations of one prompt, over `positions` positions; it comes before the end of its choice.
-    `features` are the indices of the features that are not 0, as little-endian uint32 in their order, and `values`
-    their values, as little-endian float32. They are empty where no position is left."""
-
-    id: int
-    choice: int
-    positions: int
-    features: bytes
-    values: bytes
-
-
 class StatesRead(Message, frozen=True):
     """The values of a site at several layers of one prompt, [layers, width] as little-endian float32: the mean over
     `positions` positions."""
@@ -541,18 +481,7 @@ class ActivationsRead(Message, frozen=True):
     seconds: float = 0.0
 
 
-Outcome = (
-    Piece
-    | Scored
-    | Embedded
-    | Activated
-    | Pooled
-    | LensRead
-    | Attributed
-    | StatesRead
-    | ActivationsRead
-    | Diverged
-)
+Outcome = Piece | Scored | Embedded | LensRead | Attributed | StatesRead | ActivationsRead
 
 
 class Stepped(Message, frozen=True):

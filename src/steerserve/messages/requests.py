@@ -1,46 +1,40 @@
-"""The requests to a model, as an engine of either kind gets them (`Engine.run`)."""
+"""A request to a model, in the form in which it goes to an engine of either kind (`Engine.run`).
+
+Its `goal` says what is made of each prompt, and its `parts` what the request asks for beside that (`parts/`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import ClassVar
 
+import msgspec
+
+from steerserve.messages.sensing import Reported
 from steerserve.messages.values import (
     Constraint,
-    Divergence,
     Echo,
-    Logprobs,
+    Message,
     Places,
     Plan,
-    Pool,
     Prompt,
     Sampling,
     Suppressed,
-    Tap,
 )
 from steerserve.rules.inference.lens import AttributedPositions, AttributionMethod
 from steerserve.rules.steering.edits import Edit
-from steerserve.rules.steering.vector import Direction
 
 
-@dataclass(frozen=True)
-class Request:
-    """What every request has, and what whoever sends it to an engine asks of it.
+class ReadingGoal(Message, frozen=True):
+    """Base of the goals, with the values of a goal that reads each prompt and writes nothing.
 
     Attributes:
-        prompts: the prompts as the client brought them, or as tokens.
         field: names the prompts in a refusal.
+        writes: whether text is written.
     """
 
-    field: ClassVar[str] = "prompt"
-
-    prompts: Sequence[Prompt]
-
-    @property
-    def client(self) -> str:
-        """The client whose request it is."""
-        return ""
+    field: ClassVar[str] = "text"
+    writes: ClassVar[bool] = False
 
     @property
     def rows(self) -> int:
@@ -50,7 +44,7 @@ class Request:
     @property
     def max_tokens(self) -> int | None:
         """The number of completion tokens that the request names."""
-        return 1
+        return 0
 
     @property
     def promised(self) -> int:
@@ -61,29 +55,18 @@ class Request:
     def is_seeded(self) -> bool:
         return False
 
-    @property
-    def name(self) -> str:
-        """Names the request in what an engine records and senses; empty where it is neither recorded nor sensed."""
-        return ""
 
+class Generate(ReadingGoal, frozen=True, kw_only=True):
+    """Complete each prompt `n` times; choice `prompt * n + i` is completion `i` of the prompt. `is_stream` says whether
+    the client gets each token as it comes. The events are Started, then the pieces of each choice until its
+    `finish`."""
 
-@dataclass(frozen=True)
-class Generation(Request):
-    """Complete each prompt `n` times. The fields are those of `Generate`. The events are Started, then the pieces of
-    each choice until its `finish`."""
+    field: ClassVar[str] = "prompt"
+    writes: ClassVar[bool] = True
 
-    n: int
     sampling: Sampling
-    plan: Plan
+    n: int = 1
     constraint: Constraint | None = None
-    tap: Tap | None = None
-    label: str | None = None
-    plans: Sequence[Plan] = ()
-    client: str = ""
-    counted: tuple[Edit, ...] | None = None
-    logprobs: Logprobs | None = None
-    divergence: Divergence | None = None
-    readings: tuple[Direction, ...] = ()
     is_stream: bool = False
 
     @property
@@ -103,68 +86,51 @@ class Generation(Request):
     def is_seeded(self) -> bool:
         return self.sampling.seed is not None
 
-    @property
-    def name(self) -> str:
-        return self.label or ""
 
+class Score(ReadingGoal, frozen=True, kw_only=True):
+    """Score the candidates for the token after each prompt: the tokens `allowed`, or the whole vocabulary. The answer
+    lists all allowed tokens, or the `top` most probable of the vocabulary; where `top` is None it lists none. Logits
+    are divided by `temperature`. With an `echo` the tokens of the prompts are scored too. The events are Started, then
+    Scored for each prompt."""
 
-@dataclass(frozen=True)
-class Scoring(Request):
-    """Score the candidates for the token after each prompt. The fields are those of `Score`. The events are Started,
-    then Scored for each prompt, with a pool behind the Pooled of the prompt."""
+    field: ClassVar[str] = "prompt"
 
-    temperature: float
-    top: int | None
+    temperature: float = 1.0
+    top: int | None = None
     allowed: list[int] | None = None
-    tap: Tap | None = None
     echo: Echo | None = None
-    client: str = ""
-    plan: Plan = field(default_factory=Suppressed)
-    pool: Pool | None = None
 
     @property
     def max_tokens(self) -> int | None:
         return self.echo.max_tokens if self.echo else 1
 
 
-@dataclass(frozen=True)
-class Embedding(Request):
-    """Compute a vector for each text. The events are Started, then Embedded for each text."""
+class Embed(ReadingGoal, frozen=True):
+    """Compute a vector for each text, unsteered. The events are Started, then Embedded for each text."""
 
     field: ClassVar[str] = "input"
 
-    client: str = ""
 
-    @property
-    def max_tokens(self) -> int | None:
-        return 0
+class Lens(ReadingGoal, frozen=True, kw_only=True):
+    """Read the residual stream after each of `layers` at every token of the one prompt, unsteered, as the model's own
+    unembedding reads it. The answer lists the `top` most probable next tokens of each position and layer; a `layers` of
+    None means all. Positions times layers may be `max_distributions`, and these times `top` may be `max_entries`.
+    `path` is the folder or the file of a trained lens; a `layers` of None then means the layers that it has, and the
+    last one. The events are Started, then LensRead."""
 
-
-@dataclass(frozen=True)
-class LensReading(Request):
-    """Read the residual stream of one prompt as the unembedding reads it. The fields are those of `Lens`. The events
-    are Started, then LensRead."""
-
-    field: ClassVar[str] = "text"
-
-    layers: Sequence[int] | None
+    layers: list[int] | None
     top: int
     max_distributions: int
     max_entries: int
-    client: str = ""
     path: str | None = None
 
-    @property
-    def max_tokens(self) -> int | None:
-        return 0
 
-
-@dataclass(frozen=True)
-class Attribution(Request):
-    """Attribute a difference of logits to features. The fields are those of `Attribute`. The events are Started, then
+class Attribute(ReadingGoal, frozen=True, kw_only=True):
+    """Attribute the logit of the token `target` after `position` of the one prompt, unsteered, to the features of the
+    SAE that is attached as `key` at `layer`: the logit less that of the token `against`, or less the mean over the
+    vocabulary. A negative `position` counts from the end. The answer lists the `top` largest contributions by
+    magnitude. `steps` is the number of gradients for the method `integrated`. The events are Started, then
     Attributed."""
-
-    field: ClassVar[str] = "text"
 
     position: int
     target: int
@@ -172,43 +138,56 @@ class Attribution(Request):
     key: str
     layer: int
     top: int
-    client: str = ""
     method: AttributionMethod = "direct"
     steps: int = 16
     over: AttributedPositions = "position"
 
-    @property
-    def max_tokens(self) -> int | None:
-        return 0
 
+class ReadStates(ReadingGoal, frozen=True, kw_only=True):
+    """Read the values of `site` at each of `layers` for each prompt, unsteered, at the positions of `places`. The
+    events are Started, then StatesRead for each prompt."""
 
-@dataclass(frozen=True)
-class StatesReading(Request):
-    """Read the values of a site at several layers for each prompt. The fields are those of `ReadStates`. The events are
-    Started, then StatesRead for each prompt."""
-
-    field: ClassVar[str] = "text"
-
-    layers: Sequence[int]
+    layers: list[int]
     site: str
     places: Places
+
+
+class ReadActivations(ReadingGoal, frozen=True, kw_only=True):
+    """Read all activations of the SAEs that are attached as `keys` for each prompt, unsteered. Position 0 and special
+    tokens are left out. The events are Started, then ActivationsRead for each prompt."""
+
+    keys: list[str]
+
+
+Goal = Generate | Score | Embed | Lens | Attribute | ReadStates | ReadActivations
+
+
+class Request(Message, frozen=True, kw_only=True):
+    """A request to a model; an engine process gets its prompts as tokens.
+
+    Attributes:
+        plan: how the prompts are steered; where `plans` is not empty, it has a plan for each prompt.
+        client: whose request it is (`rules/clients.py`). The rows of clients take turns at joining the batch.
+        label: names the request in records of monitoring and in events of sensing; without a label it is neither
+            monitored nor sensed.
+        reported: what sensing leaves out of the prompts.
+        counted: with these edits, the end of each choice reports where edits acted: those of its plan, and these, which
+            are the parts of the values that the plan adds.
+        parts: what is asked for beside the goal: by the name of the part its form, as `parts.pack` packs it.
+    """
+
+    id: int = 0
+    goal: Goal
+    prompts: Sequence[Prompt]
+    plan: Plan = Suppressed()
+    plans: Sequence[Plan] = ()
     client: str = ""
+    label: str | None = None
+    reported: Reported | None = None
+    counted: tuple[Edit, ...] | None = None
+    parts: dict[str, msgspec.Raw] = {}
 
     @property
-    def max_tokens(self) -> int | None:
-        return 0
-
-
-@dataclass(frozen=True)
-class ActivationsReading(Request):
-    """Read all activations of attached SAEs for each prompt. The fields are those of `ReadActivations`. The events are
-    Started, then ActivationsRead for each prompt."""
-
-    field: ClassVar[str] = "text"
-
-    keys: Sequence[str]
-    client: str = ""
-
-    @property
-    def max_tokens(self) -> int | None:
-        return 0
+    def name(self) -> str:
+        """Names the request in what an engine records and senses; empty where it is neither recorded nor sensed."""
+        return self.label or ""

@@ -98,29 +98,6 @@ class Follow(Message, frozen=True):
 Plan = Follow | Overlay | Suppressed
 
 
-class Tap(Message, frozen=True):
-    """Activations to read at the attached SAE `key`; `rules/inference/activations` explains the values. With
-    `is_streamed` the readings of a position are sent as soon as the position was read."""
-
-    key: str
-    features: list[int] | None
-    top_k: int
-    positions: str | tuple[int, int]
-    is_before: bool
-    max_entries: int
-    is_streamed: bool = False
-
-
-class Pool(Message, frozen=True):
-    """One vector of activations for each prompt, of the attached SAE `key`: the largest of each feature over the
-    positions (`max`), their mean (`mean`), or those at the last position (`last`). Position 0 and special tokens are
-    left out, unless `has_special`."""
-
-    key: str
-    how: Literal["max", "mean", "last"]
-    has_special: bool = False
-
-
 class Places(Message, frozen=True):
     """The positions of a prompt that are read as one vector: the last one (`last`), the mean over all (`mean`), the
     mean over the content of the last message (`completion`), or the position `index`, where a negative one counts from
@@ -138,23 +115,6 @@ class Echo(Message, frozen=True):
 
     max_tokens: int
     max_entries: int
-
-
-class Logprobs(Message, frozen=True):
-    """The log-probabilities of the tokens that are written: the `top` most probable tokens at each, under the steered
-    model, under the model without steering, or both. An answer has at most `max_entries` of them."""
-
-    top: int
-    has_steered: bool
-    has_plain: bool
-    max_entries: int
-
-
-class Divergence(Message, frozen=True):
-    """What is measured of a completion against the model without steering. `words` has lists of words, and of each word
-    the tokens that it may begin with."""
-
-    words: list[list[list[int]]] = []
 
 
 class Overrides(Message, frozen=True):

@@ -18,12 +18,10 @@ from starlette.responses import Response
 
 from steerserve.control import retry
 from steerserve.control.inference.generate import (
-    Activated,
     Embedded,
     Generation,
     Outcome,
     Piece,
-    Reading,
     Run,
     Scored,
     Started,
@@ -46,6 +44,8 @@ from steerserve.openai.shape import (
     readings,
     steering,
 )
+from steerserve.parts.activations.form import ACTIVATIONS, Reading
+from steerserve.parts.readings.form import READINGS
 from steerserve.rules.inference.intent import EmbedIntent, GenerateIntent, ScoreIntent
 from steerserve.settings import Settings
 
@@ -178,10 +178,10 @@ async def gather(
         match outcome:
             case Piece():
                 choices[outcome.choice].take(outcome)
+                service |= activations_of(intent, opened, outcome)
             case Scored() if isinstance(intent, ScoreIntent):
                 choices[outcome.choice].score(outcome, intent)
-            case Activated():
-                service |= service_of(intent, opened, outcome.readings)
+                service |= activations_of(intent, opened, outcome)
     service |= logprobs_of(intent, choices)
     return choices, service | readings_of(opened, choices)
 
@@ -238,6 +238,8 @@ async def _stream(
                     case Piece():
                         index = piece.choice
                         choices[index].take(piece)
+                        if not is_streamed:
+                            service |= activations_of(intent, opened, piece)
                         read = _with_readings(opened, piece, read, len(choices))
                         if read:
                             yield chunks.chunk([shape.delta(index, piece.text, None)], **read)
@@ -250,10 +252,9 @@ async def _stream(
                         assert isinstance(intent, ScoreIntent)
                         index = piece.choice
                         choices[index].score(piece, intent)
+                        if not is_streamed:
+                            service |= activations_of(intent, opened, piece)
                         end = shape.choice(index, choices[index], intent)
-                    case Activated():
-                        service |= service_of(intent, opened, piece.readings)
-                        continue
                     case _:
                         yield COMMENT if written is None else chunks.chunk([], **read)
                         continue
@@ -327,6 +328,14 @@ def service_of(
     return {"sae_activations": told}
 
 
+def activations_of(
+    intent: GenerateIntent | ScoreIntent, opened: Opened, outcome: Piece | Scored
+) -> dict[str, object]:
+    """The activations that come with an outcome."""
+    found = ACTIVATIONS.read(outcome.parts)
+    return {} if found is None else service_of(intent, opened, found)
+
+
 def logprobs_of(
     intent: GenerateIntent | ScoreIntent, choices: Sequence[AnswerChoice]
 ) -> dict[str, object]:
@@ -348,9 +357,10 @@ def _with_readings(
     opened: Opened, piece: Piece, read: dict[str, object], choices: int
 ) -> dict[str, object]:
     """What a chunk has beside its choices, with the readings of its token."""
-    if not piece.readings:
+    found = READINGS.read(piece.parts)
+    if found is None:
         return read
-    told = readings(opened.run, {piece.choice: [piece.readings]}, has_several=choices > 1)
+    told = readings(opened.run, {piece.choice: [found]}, has_several=choices > 1)
     service = read.get("service")
     return {"service": {**(service if isinstance(service, dict) else {}), "readings": told}}
 

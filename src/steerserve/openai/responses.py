@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from steerserve.control.inference.generate import Activated, Piece
+from steerserve.control.inference.generate import Piece
 from steerserve.errors import Refusal
 from steerserve.http.disconnect import unless_disconnected
 from steerserve.http.event_stream import COMMENT, EventStream, with_waits
@@ -97,12 +97,11 @@ async def _stream(
                         yield COMMENT
                     case Piece():
                         choice.take(outcome)
+                        service |= render.activations_of(intent, opened, outcome)
                         if outcome.text:
                             yield events.of_text(
                                 "response.output_text.delta", delta=outcome.text, logprobs=[]
                             )
-                    case Activated():
-                        service |= render.service_of(intent, opened, outcome.readings)
             service |= render.logprobs_of(intent, [choice])
             service |= render.readings_of(opened, [choice])
             text, status = "".join(choice.text), status_of(choice)

@@ -14,12 +14,13 @@ from steerserve.control.inference.generate import (
     EditActs,
     Piece,
     PromptToken,
-    Reading,
     Run,
     Scored,
     TokenScore,
-    WrittenToken,
 )
+from steerserve.parts.activations.form import Reading
+from steerserve.parts.logprobs.form import LOGPROBS, WrittenToken
+from steerserve.parts.readings.form import READINGS
 from steerserve.rules.inference.activations import labelled
 from steerserve.rules.inference.intent import GenerateIntent, ScoreIntent
 from steerserve.rules.steering.account import Listed
@@ -47,9 +48,10 @@ class AnswerChoice:
     def take(self, piece: Piece) -> None:
         self.is_changed = self.is_changed or piece.is_changed
         self.acts = piece.acts or self.acts
-        self.written = piece.written or self.written
-        if piece.readings:
-            self.readings.append(piece.readings)
+        self.written = LOGPROBS.read(piece.parts) or self.written
+        readings = READINGS.read(piece.parts)
+        if readings is not None:
+            self.readings.append(readings)
         self.text.append(piece.text)
         self.tokens = piece.tokens
         self.finish = piece.finish

@@ -17,6 +17,7 @@ from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.process.loading import LoadedModel
 from steerserve.worker.process.loop import Worker
 from steerserve.worker.process.wire import Wire
+from tests import asking
 from tests.worker.saes import source
 
 KEY = "sae@0"
@@ -73,7 +74,7 @@ class Script(Wire):
         if self.turns:
             for command in self.turns.pop(0):
                 if prompts := getattr(command, "prompts", ()):
-                    self._rows[command.id] = len(prompts) * getattr(command, "n", 1)
+                    self._rows[command.id] = len(prompts) * command.goal.rows
                 elif isinstance(command, m.Cancel):
                     self._rows.pop(command.id, None)
                 yield command
@@ -85,7 +86,7 @@ class Script(Wire):
             self._arrival.clear()
 
     def pending(self) -> Sequence[m.Command]:
-        return [m.Generate(0, [], 1, m.Sampling(), m.Suppressed())] if self.live() else []
+        return [asking.generate(0, [])] if self.live() else []
 
     def send(self, event: m.Event) -> None:
         m.frame(event)
@@ -162,12 +163,16 @@ def answers(events: Sequence[m.Event]) -> dict[int, Answer]:
                 continue
             of = told.setdefault(outcome.id, {})
             plain = _plain(outcome)
-            if isinstance(outcome, m.Activated):
-                name = f"Activated {outcome.choice}"
-                of.setdefault(name, []).extend(plain["readings"])
-            else:
-                choice = getattr(outcome, "choice", 0)
-                of.setdefault(f"{type(outcome).__name__} {choice}", []).append(plain)
+            choice = getattr(outcome, "choice", 0)
+            if (read := asking.told(outcome, "activations")) is not None:
+                of.setdefault(f"activations {choice}", []).extend(_plain(read))
+            if isinstance(outcome, m.Piece | m.Scored):
+                names = (name for name in outcome.parts if name != "activations")
+                plain["parts"] = {name: _plain(asking.told(outcome, name)) for name in names}
+            if isinstance(outcome, m.Piece) and not (outcome.text or outcome.finish):
+                if not plain["parts"]:
+                    continue
+            of.setdefault(f"{type(outcome).__name__} {choice}", []).append(plain)
     return told
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from steerserve import messages as m
+from steerserve import parts
 from steerserve.worker import observers, rows
 from tests.net.rows.engine import Engine
 
@@ -19,14 +20,20 @@ Method = tuple[type, str]
 
 
 def methods() -> list[Method]:
-    """Every public method of the classes of rows and of observers."""
+    """Every public method of the classes of rows, of the parts of rows, and of observers."""
     found: list[Method] = []
-    for package in (rows, observers):
-        for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+    for package in (rows, observers, parts):
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            if package is parts and module.name.rpartition(".")[2] not in OF_ROWS:
+                continue
             for of in vars(import_module(module.name)).values():
                 if inspect.isclass(of) and of.__module__ == module.name:
                     found += [(of, name) for name in vars(of) if _is_public(of, name)]
     return found
+
+
+OF_ROWS = ("row", "row_part", "encoded")
+"""The modules of parts that serve rows."""
 
 
 def _is_public(of: type, name: str) -> bool:
@@ -76,7 +83,7 @@ class Belongings:
                 found = self.owner(*value)
             elif isinstance(value, int):
                 found = value if value in self._requests else None
-            elif isinstance(value, (m.Generate, m.Score, m.Embed)):
+            elif isinstance(value, m.Request):
                 found = self.owner(value.id)
             else:
                 found = None

@@ -13,6 +13,10 @@ from typing import Any
 from msgspec import structs
 
 from steerserve import messages as m
+from steerserve.parts.activations.form import Tap
+from steerserve.parts.divergence.form import Divergence
+from steerserve.parts.logprobs.form import Logprobs
+from steerserve.parts.pool.form import Pool
 from steerserve.rules.steering.edits import (
     KINDS,
     LAST_PROMPT,
@@ -30,6 +34,7 @@ from steerserve.rules.steering.edits import (
 )
 from steerserve.rules.steering.positions import NAMES, Positions, Selection, Span
 from steerserve.rules.steering.vector import Direction
+from tests import asking
 from tests.net.rows.engine import KEY
 
 Fields = dict[str, Any]
@@ -69,7 +74,7 @@ def overlay(*edits: Edit, values: Mapping[str, dict[int, float]] | None = None) 
 def tap(positions: str | tuple[int, int] = "all", **fields: Any) -> Fields:
     """The fields of a request that reads activations."""
     asked = {"features": None, "top_k": 3, "is_before": False, "max_entries": 100_000} | fields
-    return {"tap": m.Tap(KEY, positions=positions, **asked)}
+    return {"tap": Tap(KEY, positions=positions, **asked)}
 
 
 def _feature(op: str, value: float = 2.0, feature: int = 3, **more: Any) -> Edit:
@@ -155,10 +160,10 @@ def _readers() -> dict[str, Fields]:
         "tap last": tap("last"),
         "tap window": tap((250, 268)),
         "readings": {"readings": (direction(5), direction(6, layer=1))},
-        "logprobs": {"logprobs": m.Logprobs(2, True, False, 10_000)},
-        "logprobs plain": {"logprobs": m.Logprobs(2, False, True, 10_000)},
-        "logprobs both": {"logprobs": m.Logprobs(1, True, True, 10_000)},
-        "divergence": {"divergence": m.Divergence(lists)},
+        "logprobs": {"logprobs": Logprobs(2, True, False, 10_000)},
+        "logprobs plain": {"logprobs": Logprobs(2, False, True, 10_000)},
+        "logprobs both": {"logprobs": Logprobs(1, True, True, 10_000)},
+        "divergence": {"divergence": Divergence(lists)},
         "recording": {"label": "r"},
         "stream": {"is_stream": True},
     }
@@ -205,10 +210,10 @@ OPTIONS: dict[str, Fields] = {
     **_readers(),
     "steered tap": {**overlay(_feature("set", 9.0)), **tap()},
     "steered tap before": {**overlay(_feature("set", 9.0)), **tap(is_before=True)},
-    "steered divergence": {**overlay(_feature("set", 9.0)), "divergence": m.Divergence([[[5]]])},
+    "steered divergence": {**overlay(_feature("set", 9.0)), "divergence": Divergence([[[5]]])},
     "steered logprobs": {
         **overlay(_feature("set", 9.0)),
-        "logprobs": m.Logprobs(2, True, True, 10_000),
+        "logprobs": Logprobs(2, True, True, 10_000),
     },
 }
 """The name of an option -> the fields of a request that has it."""
@@ -216,39 +221,43 @@ OPTIONS: dict[str, Fields] = {
 SAMPLED = frozenset(m.Sampling.__struct_fields__)
 
 
-def generate(number: int, place: int, **fields: Any) -> m.Generate:
+def generate(number: int, place: int, **fields: Any) -> m.Request:
     """A request for a short text after the prompt of this place, greedy and unsteered unless told otherwise."""
     wanted = {"temperature": 0.0, "max_tokens": MAX_TOKENS}
     wanted |= {name: value for name, value in fields.items() if name in SAMPLED}
     rest = {name: value for name, value in fields.items() if name not in SAMPLED}
     if "constraint" in rest:
         wanted["max_tokens"] = MASKED_TOKENS
-    plain = {"n": 1, "plan": m.Suppressed(), "prompts": [prompt(place)]}
-    return m.Generate(number, sampling=m.Sampling(**wanted), **{**plain, **rest})
+    prompts = rest.pop("prompts", [prompt(place)])
+    return asking.generate(number, prompts, m.Sampling(**wanted), **rest)
 
 
-def others(number: int, place: int) -> dict[str, m.Command]:
+def others(number: int, place: int) -> dict[str, m.Request]:
     """The requests that write no text, each after the prompt of this place."""
     one = [prompt(place)]
-    ids = one[0].ids
-    lists: dict[str, m.Command] = {
-        "score": m.Score(number, one, 1.0, 4),
-        "score allowed": m.Score(number, one, 0.7, 0, [5, 6, 7]),
-        "score steered": m.Score(number, one, 1.0, 4, plan=m.Overlay(None, {KEY: {3: 4.0}})),
-        "score echo": m.Score(number, one, 1.0, 2, echo=m.Echo(0, 10_000)),
-        "score tap": m.Score(number, one, 1.0, 2, tap=tap()["tap"]),
-        "embed": m.Embed(number, one),
-        "lens": m.Lens(number, one, [0, 1], 2, 4096, 200_000),
-        "attribute": m.Attribute(number, one, -1, ids[0], None, KEY, 0, 5),
-        "gradient": m.Attribute(number, one, 30, ids[0], 7, KEY, 0, 5, method="gradient"),
-        "states": m.ReadStates(number, one, [0, 1], "resid_post", m.Places("mean")),
-        "activations": m.ReadActivations(number, one, [KEY]),
+    target = one[0].ids[0]
+    named = {"key": KEY, "layer": 0, "top": 5, "target": target}
+    goals: dict[str, m.Goal] = {
+        "embed": m.Embed(),
+        "lens": m.Lens(layers=[0, 1], top=2, max_distributions=4096, max_entries=200_000),
+        "attribute": m.Attribute(position=-1, against=None, **named),
+        "gradient": m.Attribute(position=30, against=7, method="gradient", **named),
+        "states": m.ReadStates(layers=[0, 1], site="resid_post", places=m.Places("mean")),
+        "activations": m.ReadActivations(keys=[KEY]),
     }
-    pools = {
-        f"pool {how}": m.Score(number, one, 1.0, None, pool=m.Pool(KEY, how))
-        for how in ("max", "mean", "last")
+    steered = m.Overlay(None, {KEY: {3: 4.0}})
+    return {
+        "score": asking.score(number, one, top=4),
+        "score allowed": asking.score(number, one, 0.7, 0, [5, 6, 7]),
+        "score steered": asking.score(number, one, top=4, plan=steered),
+        "score echo": asking.score(number, one, top=2, echo=m.Echo(0, 10_000)),
+        "score tap": asking.score(number, one, top=2, **tap()),
+        **{name: asking.read(number, one, goal) for name, goal in goals.items()},
+        **{
+            f"pool {how}": asking.score(number, one, pool=Pool(KEY, how))
+            for how in ("max", "mean", "last")
+        },
     }
-    return {**lists, **pools}
 
 
 OTHERS = tuple(others(0, 0))

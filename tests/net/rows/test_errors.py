@@ -14,6 +14,7 @@ from msgspec import structs
 from structlog.testing import capture_logs
 
 from steerserve import messages as m
+from steerserve.parts.logprobs.form import Logprobs
 from steerserve.rules.clients import in_background
 from tests.net.rows.conftest import Start
 from tests.net.rows.engine import Answer, Engine, answers, code_of
@@ -64,7 +65,7 @@ KINDS: dict[str, Make] = {
     "held": written("when to the end"),
     "decided": written("when prompt max"),
     "text": written("at after text"),
-    "drawn": written("drawn penalty", logprobs=m.Logprobs(2, True, True, 10_000), label="r"),
+    "drawn": written("drawn penalty", logprobs=Logprobs(2, True, True, 10_000), label="r"),
     "masked": written("mask"),
     "diverging": written("steered divergence"),
     "recorded": written("greedy", label="r"),

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from steerserve import messages as m
+from steerserve.parts.divergence.form import Divergence
+from steerserve.parts.logprobs.form import Logprobs
 from steerserve.rules.steering.edits import KINDS, Condition, Edit, Feature
 from tests.net.rows.conftest import Start
 from tests.net.rows.engine import KEY, Answer, Engine, code_of, text_of
@@ -44,9 +46,9 @@ READERS: Mapping[str, Fields] = MappingProxyType(
         "tap after": tap(),
         "tap before": tap(is_before=True),
         "readings": {"readings": (direction(5), direction(6, layer=1))},
-        "logprobs": {"logprobs": m.Logprobs(has_steered=True, has_plain=False, **LOGPROBS)},
-        "plain": {"logprobs": m.Logprobs(has_steered=False, has_plain=True, **LOGPROBS)},
-        "divergence": {"divergence": m.Divergence([[[5, 6], [7]]])},
+        "logprobs": {"logprobs": Logprobs(has_steered=True, has_plain=False, **LOGPROBS)},
+        "plain": {"logprobs": Logprobs(has_steered=False, has_plain=True, **LOGPROBS)},
+        "divergence": {"divergence": Divergence([[[5, 6], [7]]])},
         "counted": {"counted": ()},
         "recording": {"label": "r"},
         "choices": {"n": 2},
@@ -82,11 +84,11 @@ def _both(one: Any, other: Any) -> Any:
     if isinstance(one, m.Overlay):
         values, edits = {**one.values, **other.values}, (*one.edits, *other.edits)
         return m.Overlay(None, values, edits)
-    assert isinstance(one, m.Logprobs)
-    return m.Logprobs(has_steered=True, has_plain=True, **LOGPROBS)
+    assert isinstance(one, Logprobs)
+    return Logprobs(has_steered=True, has_plain=True, **LOGPROBS)
 
 
-def request(*names: str) -> Callable[[int], m.Generate]:
+def request(*names: str) -> Callable[[int], m.Request]:
     """Makes the request with these options."""
     return lambda number: generate(
         number, 0, prompts=[PROMPT], **{"max_tokens": TOKENS, **joined(*names)}
@@ -97,24 +99,28 @@ def request(*names: str) -> Callable[[int], m.Generate]:
 
 
 def texts(answer: Answer) -> list[Any]:
-    """The text of the first choice, piece by piece, and its end."""
+    """The text of the first choice, piece by piece, and its end. A piece without text has what a part gives."""
     told = ("text", "tokens", "finish", "is_changed")
-    return [[piece[name] for name in told] for piece in answer["Piece 0"]]
+    return [
+        [piece[name] for name in told]
+        for piece in answer["Piece 0"]
+        if piece["text"] or piece["finish"]
+    ]
 
 
 def of_tokens(answer: Answer, side: str) -> list[Any]:
-    written = answer["Piece 0"][-1]["written"]
+    written = answer["Piece 0"][-1]["parts"]["logprobs"]
     return [[token["token"], token["text"], token[side]] for token in written]
 
 
 PARTS: Mapping[str, Callable[[Answer], Any]] = MappingProxyType(
     {
-        "tap after": lambda answer: answer["Activated 0"],
-        "tap before": lambda answer: answer["Activated 0"],
-        "readings": lambda answer: [piece["readings"] for piece in answer["Piece 0"]],
+        "tap after": lambda answer: answer["activations 0"],
+        "tap before": lambda answer: answer["activations 0"],
+        "readings": lambda answer: [piece["parts"]["readings"] for piece in answer["Piece 0"]],
         "logprobs": lambda answer: of_tokens(answer, "steered"),
         "plain": lambda answer: of_tokens(answer, "plain"),
-        "divergence": lambda answer: answer["Diverged 0"],
+        "divergence": lambda answer: answer["Piece 0"][-1]["parts"]["divergence"],
         "counted": lambda answer: answer["Piece 0"][-1]["acts"],
         "recording": lambda answer: [
             answer[f"{kind} 0"] for kind in ("Recorded", "SensedSpans", "SensedEdges")

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from msgspec import structs
+from steerserve.worker.observers.taps import RowReader
 from structlog.testing import capture_logs
 
 from steerserve.messages import Echo, Overlay, Places, Tap
@@ -19,7 +20,6 @@ from steerserve.worker.batch.reuse import Reuse
 from steerserve.worker.hooks.edits import SiteEdits
 from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.observers.observers import Observers
-from steerserve.worker.observers.taps import RowReader
 from steerserve.worker.rows.rows import BatchRow, Writing
 from steerserve.worker.rows.sampling import Sampler
 from steerserve.worker.rows.steering import RowSteering

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
+from steerserve.worker.observers.taps import TapReader
 from structlog.testing import capture_logs
 from torch import Tensor
 
@@ -34,7 +35,6 @@ from steerserve.worker import memory
 from steerserve.worker.batch import group as group_module
 from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.observers import taps as taps_module
-from steerserve.worker.observers.taps import TapReader
 from steerserve.worker.sae.canonical import Sae
 from steerserve.worker.sae.sites import RESID_POST, RESID_PRE
 from tests.worker.running import (

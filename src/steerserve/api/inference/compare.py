@@ -29,7 +29,7 @@ from steerserve.api.inference.tokens import client_of
 from steerserve.api.steering.steering import Value, texts
 from steerserve.control import retry
 from steerserve.control.inference.compare import Compare, Compared, Comparing, Side
-from steerserve.control.inference.generate import Piece, Reading
+from steerserve.control.inference.generate import Piece
 from steerserve.control.inference.positions import TextWithReadings
 from steerserve.control.inference.views import (
     ComparedSide,
@@ -42,6 +42,7 @@ from steerserve.control.models.served import ServedModel
 from steerserve.errors import Refusal
 from steerserve.http.disconnect import Disconnected, unless_disconnected
 from steerserve.http.event_stream import COMMENT, EventStream, event, with_waits
+from steerserve.parts.activations.form import Reading
 from steerserve.rules.bounds import STEERED_FEATURES
 from steerserve.rules.form import Form
 from steerserve.rules.inference import activations

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from steerserve.control.inference.generate import Generation, Piece, Reading, Started
+from steerserve.control.inference.generate import Generation, Piece, Started
 from steerserve.control.inference.positions import TextWithReadings, paired, unpaired
 from steerserve.control.metrics import Metrics
 from steerserve.control.models.served import ServedModel, ServedModels
@@ -17,6 +17,7 @@ from steerserve.control.sensing.features import Features
 from steerserve.control.steering.serving import Serving
 from steerserve.errors import Refusal
 from steerserve.messages.events import FinishReason
+from steerserve.parts.activations.form import Reading
 from steerserve.rules.inference.compare import Overlay
 from steerserve.rules.inference.intent import GenerateIntent
 from steerserve.rules.models import architecture

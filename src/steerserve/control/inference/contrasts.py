@@ -12,13 +12,15 @@ from typing import Literal
 from msgspec import UNSET
 
 from steerserve import messages as m
-from steerserve.control.inference.texts import NamedText, TextReader, held_out, prompt_of
+from steerserve.control.inference.texts import NamedText, TextReader, held_out, of_part, prompt_of
 from steerserve.control.inference.views import Contrast, ContrastedFeature, ContrastedTexts
 from steerserve.control.jobs import Job, Jobs, Report
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.resident import Attachment, Resident
 from steerserve.control.sensing.features import Features
 from steerserve.errors import Refusal
+from steerserve.parts.pool.form import POOL, Pool
+from steerserve.parts.pool.form import Pooled as PooledText
 from steerserve.rules.inference.intent import Conversation
 from steerserve.rules.saes.attachment import SaeChoice
 from steerserve.rules.sensing import contrast as rules
@@ -82,12 +84,12 @@ class Contrasts:
             for group, given in (("positives", asked.positives), ("negatives", asked.negatives))
             for i, text in enumerate(given)
         ]
-        pool = m.Pool(attached.key, asked.pool, asked.has_special)
+        pool = Pool(attached.key, asked.pool, asked.has_special)
         read = await self._reader.read(
             texts,
             resident,
-            lambda prompts: m.Scoring(prompts, 1.0, None, client=KIND, pool=pool),
-            m.Pooled,
+            m.Request(goal=m.Score(), prompts=(), client=KIND, parts=POOL.ask(pool)),
+            of_part(POOL),
             check=lambda: check_held(resident, attached),
             told=lambda count: report(
                 READ_SHARE * count / len(texts), f"{count} of {len(texts)} texts are read"
@@ -175,7 +177,7 @@ def check_held(resident: Resident, attached: Attachment) -> None:
         )
 
 
-def pooled_values(answer: m.Pooled, name: str) -> Pooled:
+def pooled_values(answer: PooledText, name: str) -> Pooled:
     """The activations that are not 0 of the text with this name.
 
     Raises:

@@ -15,7 +15,7 @@ import msgspec
 
 from steerserve import messages as m
 from steerserve.control.inference.corpus_summary import Summary
-from steerserve.control.inference.texts import NamedText, TextReader, prompt_of
+from steerserve.control.inference.texts import NamedText, TextReader, of_kind, prompt_of
 from steerserve.control.jobs import Job, Jobs, Report
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.resident import Attachment, Resident, content_key, content_keys
@@ -456,8 +456,8 @@ class Corpora:
         return await self._reader.read(
             [NamedText(cut.place, m.Tokens(cut.ids)) for cut in part],
             resident,
-            lambda prompts: m.ActivationsReading(prompts, keys, KIND),
-            m.ActivationsRead,
+            m.Request(goal=m.ReadActivations(keys=keys), prompts=(), client=KIND),
+            of_kind(m.ActivationsRead),
             check=lambda: _check_held(resident, saes),
             told=told,
             is_gentle=True,

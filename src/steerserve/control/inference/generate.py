@@ -36,6 +36,8 @@ from steerserve.engines.sandbox.pool import LineFull
 from steerserve.engines.sandbox.schemas import Checker
 from steerserve.errors import Refusal
 from steerserve.messages.mailbox import Mailbox
+from steerserve.parts.activations.form import ACTIVATIONS, Reading
+from steerserve.parts.part import pack
 from steerserve.rules import clients
 from steerserve.rules.inference import batching, fields
 from steerserve.rules.inference.activations import FIELD, Activations
@@ -53,18 +55,15 @@ from steerserve.rules.steering.placing import Largest
 from steerserve.rules.steering.request import RequestSteering
 from steerserve.settings import Settings
 
-Activated = m.Activated
 Distribution = m.Distribution
 EditActs = m.EditActs
 Embedded = m.Embedded
 Outcome = m.Outcome
 Piece = m.Piece
 PromptToken = m.PromptToken
-Reading = m.Reading
 Scored = m.Scored
 Started = m.Started
 TokenScore = m.TokenScore
-WrittenToken = m.WrittenToken
 
 OBJECT = {"type": "object"}
 
@@ -366,11 +365,14 @@ async def _ranked(
     """The events of the stream, with the readings in the order that was asked for."""
     async with aclosing(stream) as events:
         async for event in events:
-            if not isinstance(event, Activated):
-                yield event
-                continue
-            readings = [_in_order(one, asked, scales) for one in event.readings]
-            yield structs.replace(event, readings=readings)
+            if isinstance(event, Piece | Scored):
+                found = ACTIVATIONS.read(event.parts)
+                if found is not None:
+                    ordered = [_in_order(one, asked, scales) for one in found]
+                    told = event.parts | {ACTIVATIONS.name: pack(ordered)}
+                    yield structs.replace(event, parts=told)
+                    continue
+            yield event
 
 
 def _in_order(reading: Reading, asked: Activations, scales: Scales) -> Reading:

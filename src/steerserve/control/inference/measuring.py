@@ -21,7 +21,7 @@ from steerserve.control.inference.steered_texts import (
     prompts_or_stock,
     write,
 )
-from steerserve.control.inference.texts import NamedText, TextReader, held_out
+from steerserve.control.inference.texts import NamedText, TextReader, held_out, of_kind
 from steerserve.control.jobs import Job, Jobs, Report
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.resident import Resident
@@ -370,8 +370,12 @@ class VectorMeasurements:
         return await self._reader.read(
             texts,
             resident,
-            lambda prompts: m.StatesReading(prompts, layers, site, places, KIND),
-            m.StatesRead,
+            m.Request(
+                goal=m.ReadStates(layers=list(layers), site=site, places=places),
+                prompts=(),
+                client=KIND,
+            ),
+            of_kind(m.StatesRead),
             check=resident.running,
             told=told,
         )

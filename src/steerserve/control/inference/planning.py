@@ -7,10 +7,15 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
+import msgspec
+
 from steerserve import messages as m
 from steerserve.control.residency.resident import Attachment, Resident
 from steerserve.control.steering.interventions import facts_of
 from steerserve.control.steering.serving import Serving
+from steerserve.parts.activations.form import ACTIVATIONS, Tap
+from steerserve.parts.logprobs.form import LOGPROBS, Logprobs
+from steerserve.parts.readings.form import READINGS, Readings
 from steerserve.rules.inference import activations, compare, runs
 from steerserve.rules.inference.intent import (
     AttributionIntent,
@@ -34,6 +39,8 @@ from steerserve.rules.steering.placed import Values, at_strength
 from steerserve.rules.steering.placing import Largest
 from steerserve.rules.steering.readings import Watched
 from steerserve.settings import Settings
+
+Parts = dict[str, msgspec.Raw]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,60 +119,73 @@ class Planner:
             watched,
         )
 
-    @property
-    def _lens_limits(self) -> tuple[int, int]:
-        return self._settings.lens_max_distributions, self._settings.lens_max_entries
-
     def stream(
         self, intent: Intent, admitted: Admitted
     ) -> AsyncGenerator[m.Started | m.Outcome, None]:
         """Start the request in the engine, and give its events."""
-        engine, tap = admitted.resident.held(), self._tap(intent, admitted.tapped)
+        return admitted.resident.held().run(self._request(intent, admitted))
+
+    # ------------------------------------------------------------- inside
+
+    def _request(self, intent: Intent, admitted: Admitted) -> m.Request:
+        """The request as the engine gets it."""
         match intent:
             case EmbedIntent():
                 texts = [m.Text(text) for text in intent.prompts]
-                return engine.run(m.Embedding(texts, intent.client))
+                return m.Request(goal=m.Embed(), prompts=texts, client=intent.client)
             case ScoreIntent():
-                return engine.run(
-                    m.Scoring(
-                        self._prompts(intent, admitted),
-                        intent.temperature,
-                        intent.top,
-                        None if intent.allowed is None else list(intent.allowed),
-                        tap,
-                        self._echo(intent),
-                        intent.client,
-                        m.Suppressed() if admitted.state is None else admitted.plan,
-                    )
+                return m.Request(
+                    goal=m.Score(
+                        temperature=intent.temperature,
+                        top=intent.top,
+                        allowed=None if intent.allowed is None else list(intent.allowed),
+                        echo=self._echo(intent),
+                    ),
+                    prompts=self._prompts(intent, admitted),
+                    plan=m.Suppressed() if admitted.state is None else admitted.plan,
+                    client=intent.client,
+                    parts=self._parts(intent, admitted),
                 )
             case LensIntent():
-                prompts = [_prompt(intent.prompt, intent.client)]
-                asked = intent.layers, intent.top, *self._lens_limits, intent.client, intent.path
-                return engine.run(m.LensReading(prompts, *asked))
+                lens = m.Lens(
+                    layers=None if intent.layers is None else list(intent.layers),
+                    top=intent.top,
+                    max_distributions=self._settings.lens_max_distributions,
+                    max_entries=self._settings.lens_max_entries,
+                    path=intent.path,
+                )
+                return _reading(intent, lens)
             case AttributionIntent():
                 sae = admitted.tapped
                 assert sae is not None
-                return engine.run(_attribution(intent, sae))
+                return _reading(intent, _attribution(intent, sae))
             case GenerateIntent():
-                return engine.run(
-                    m.Generation(
-                        self._prompts(intent, admitted),
-                        intent.n,
-                        self._sampling(intent),
-                        admitted.plan,
+                return m.Request(
+                    goal=m.Generate(
+                        sampling=self._sampling(intent),
+                        n=intent.n,
                         constraint=_constraint(intent.constraint),
-                        tap=tap,
-                        label=intent.answer_id or None,
-                        plans=[self._told(one) for one in admitted.swept],
-                        client=intent.client,
-                        counted=admitted.account.counted if intent.is_reported else None,
-                        logprobs=self._logprobs(intent),
-                        readings=tuple(one.direction for one in admitted.watched),
                         is_stream=intent.is_stream,
-                    )
+                    ),
+                    prompts=self._prompts(intent, admitted),
+                    plan=admitted.plan,
+                    plans=[self._told(one) for one in admitted.swept],
+                    client=intent.client,
+                    label=intent.answer_id or None,
+                    counted=admitted.account.counted if intent.is_reported else None,
+                    parts=self._parts(intent, admitted),
                 )
 
-    # ------------------------------------------------------------- inside
+    def _parts(self, intent: GenerateIntent | ScoreIntent, admitted: Admitted) -> Parts:
+        tap = self._tap(intent, admitted.tapped)
+        if isinstance(intent, ScoreIntent):
+            return ACTIVATIONS.ask(tap)
+        directions = tuple(one.direction for one in admitted.watched)
+        return {
+            **ACTIVATIONS.ask(tap),
+            **LOGPROBS.ask(self._logprobs(intent)),
+            **READINGS.ask(Readings(directions) if directions else None),
+        }
 
     def _plan(
         self,
@@ -267,11 +287,11 @@ class Planner:
             for prompt in intent.prompts
         ]
 
-    def _tap(self, intent: Intent, tapped: Attachment | None) -> m.Tap | None:
+    def _tap(self, intent: Intent, tapped: Attachment | None) -> Tap | None:
         asked = activations_of(intent)
         if asked is None or tapped is None:
             return None
-        return m.Tap(
+        return Tap(
             key=tapped.key,
             features=None if asked.features is None else list(asked.features),
             top_k=asked.read_k or asked.top_k,
@@ -286,12 +306,12 @@ class Planner:
             return None
         return m.Echo(intent.max_tokens, self._settings.scoring_max_entries)
 
-    def _logprobs(self, intent: GenerateIntent) -> m.Logprobs | None:
+    def _logprobs(self, intent: GenerateIntent) -> Logprobs | None:
         asked = intent.logprobs
         if asked is None:
             return None
         most = self._settings.scoring_max_entries
-        return m.Logprobs(asked.top, asked.has_steered, asked.has_plain, most)
+        return Logprobs(asked.top, asked.has_steered, asked.has_plain, most)
 
     def _sampling(self, intent: GenerateIntent) -> m.Sampling:
         wanted = intent.sampling
@@ -397,16 +417,21 @@ def _constraint(wanted: OutputConstraint | None) -> m.Constraint | None:
     return m.Constraint(json.dumps(wanted.schema) if wanted.is_schema else None)
 
 
-def _attribution(intent: AttributionIntent, sae: Attachment) -> m.Attribution:
-    return m.Attribution(
-        [_prompt(intent.prompt, intent.client)],
+def _reading(intent: LensIntent | AttributionIntent, goal: m.Goal) -> m.Request:
+    """A request that reads its one prompt."""
+    return m.Request(
+        goal=goal, prompts=[_prompt(intent.prompt, intent.client)], client=intent.client
+    )
+
+
+def _attribution(intent: AttributionIntent, sae: Attachment) -> m.Attribute:
+    return m.Attribute(
         position=intent.position,
         target=intent.target,
         against=intent.against,
         key=sae.key,
         layer=sae.layer,
         top=intent.top,
-        client=intent.client,
         method=intent.method,
         steps=intent.steps,
         over=intent.over,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
-from steerserve.messages import Activated, Outcome, Piece, Reading, Scored, Started
+from steerserve.messages import Outcome, Piece, Scored, Started
+from steerserve.parts.activations.form import ACTIVATIONS, Reading
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,20 +24,15 @@ async def paired(events: AsyncIterator[Started | Outcome]) -> AsyncIterator[Text
     held: dict[int, Piece] = {}
     try:
         async for event in events:
-            match event:
-                case Activated():
-                    piece = held.pop(event.choice, None)
-                    if piece is not None or event.readings:
-                        yield TextWithReadings(event.choice, piece, event.readings)
-                case Piece():
-                    if event.choice in held:
-                        yield TextWithReadings(event.choice, held.pop(event.choice))
-                    if event.finish:
-                        yield TextWithReadings(event.choice, event)
-                    else:
-                        held[event.choice] = event
-                case Scored():
-                    yield TextWithReadings(event.choice, event)
+            if not isinstance(event, Piece | Scored):
+                continue
+            piece, readings = held.pop(event.choice, None), ACTIVATIONS.read(event.parts) or ()
+            if piece is not None or readings:
+                yield TextWithReadings(event.choice, piece, readings)
+            if isinstance(event, Scored) or event.finish:
+                yield TextWithReadings(event.choice, event)
+            elif event.text:
+                held[event.choice] = event
     except Exception:
         for choice, piece in held.items():
             yield TextWithReadings(choice, piece)
@@ -46,8 +42,9 @@ async def paired(events: AsyncIterator[Started | Outcome]) -> AsyncIterator[Text
 async def unpaired(events: AsyncIterator[Started | Outcome]) -> AsyncIterator[TextWithReadings]:
     """The pieces of an answer as they come, and the readings apart from them."""
     async for event in events:
-        match event:
-            case Activated():
-                yield TextWithReadings(event.choice, None, event.readings)
-            case Piece() | Scored():
+        if isinstance(event, Piece | Scored):
+            readings = ACTIVATIONS.read(event.parts)
+            if readings is not None:
+                yield TextWithReadings(event.choice, None, readings)
+            if isinstance(event, Scored) or event.text or event.finish:
                 yield TextWithReadings(event.choice, event)

@@ -8,9 +8,16 @@ from dataclasses import dataclass
 from functools import partial
 
 from steerserve import messages as m
-from steerserve.control.inference.texts import TEXTS_AT_ONCE, NamedText, TextReader, prompt_of
+from steerserve.control.inference.texts import (
+    TEXTS_AT_ONCE,
+    NamedText,
+    Take,
+    TextReader,
+    prompt_of,
+)
 from steerserve.control.residency.resident import Resident
 from steerserve.errors import Refusal
+from steerserve.parts.divergence.form import DIVERGENCE, Divergence
 from steerserve.rules.inference import effects as rules
 from steerserve.rules.inference.effects import Written
 from steerserve.rules.inference.intent import Conversation
@@ -65,15 +72,18 @@ async def write(
     added = {key: dict(features) for key, features in values.items()}
     plan = m.Overlay(None, added, edits, how.keeps_norm)
     sampling = m.Sampling(temperature=how.temperature, max_tokens=how.tokens, seed=how.seed)
-    divergence = m.Divergence([[list(one) for one in group] for group in how.words])
+    divergence = Divergence([[list(one) for one in group] for group in how.words])
     try:
-        found = await reader.read(
+        return await reader.read(
             how.prompts,
             how.resident,
-            lambda prompts: m.Generation(
-                prompts, how.choices, sampling, plan, divergence=divergence
+            m.Request(
+                goal=m.Generate(sampling=sampling, n=how.choices),
+                prompts=(),
+                plan=plan,
+                parts=DIVERGENCE.ask(divergence),
             ),
-            m.Diverged,
+            _written(),
             check=how.check,
             told=told,
             at_once=how.at_once,
@@ -85,9 +95,24 @@ async def write(
         why = f"at the strength {strength:g} {refusal.message}"
         details = refusal.details | {"strength": strength}
         raise Refusal(refusal.code, why, param="strengths", **details) from None
-    return [
-        Written(one.text, one.tokens, one.divergences, one.likelihoods, one.words) for one in found
-    ]
+
+
+def _written() -> Take[Written]:
+    """Takes whole texts with their distances."""
+    texts: dict[tuple[int, int], str] = {}
+
+    def take(outcome: m.Outcome) -> Written | None:
+        if not isinstance(outcome, m.Piece):
+            return None
+        name = outcome.id, outcome.choice
+        texts[name] = texts.get(name, "") + outcome.text
+        found = DIVERGENCE.read(outcome.parts)
+        if found is None:
+            return None
+        read = found.tokens, found.divergences, found.likelihoods, found.words
+        return Written(texts.pop(name), *read)
+
+    return take
 
 
 def prompts_or_stock(

@@ -13,7 +13,7 @@ from functools import partial
 
 from steerserve import messages as m
 from steerserve.control.inference.generate import Generation
-from steerserve.control.inference.texts import NamedText, TextReader
+from steerserve.control.inference.texts import NamedText, TextReader, of_kind
 from steerserve.control.jobs import Job, Jobs, Report
 from steerserve.control.models.served import ServedModels
 from steerserve.control.residency.conductor import Conductor
@@ -262,8 +262,8 @@ class Suggestions:
         read = await self._reader.read(
             texts,
             resident,
-            lambda prompts: m.ActivationsReading(prompts, [attached.key], KIND),
-            m.ActivationsRead,
+            m.Request(goal=m.ReadActivations(keys=[attached.key]), prompts=(), client=KIND),
+            of_kind(m.ActivationsRead),
             check=lambda: _check_held(resident, attached),
             told=lambda count: report(
                 READ_SHARE * count / len(texts), f"{count} of {len(texts)} texts are read"

@@ -9,7 +9,7 @@ from typing import Literal
 
 from steerserve import messages as m
 from steerserve.control.inference.contrasts import check_held, pooled_values
-from steerserve.control.inference.texts import NamedText, TextReader, prompt_of
+from steerserve.control.inference.texts import NamedText, TextReader, of_kind, of_part, prompt_of
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.resident import Attachment, Resident
 from steerserve.control.sensing.corpus_results import CorpusResults
@@ -17,6 +17,7 @@ from steerserve.control.sensing.feature_views import FeatureSearch, SimilarFeatu
 from steerserve.control.sensing.features import Features
 from steerserve.errors import Refusal
 from steerserve.messages.spelling import Spell
+from steerserve.parts.pool.form import POOL, Pool, Pooled
 from steerserve.rules.inference.intent import Conversation
 from steerserve.rules.sensing import ranking
 from steerserve.rules.sensing.ranking import Scales
@@ -91,9 +92,9 @@ class TextSearch:
 
     async def _read(
         self, texts: Sequence[NamedText], resident: Resident, attached: Attachment
-    ) -> tuple[m.Pooled, m.ActivationsRead]:
+    ) -> tuple[Pooled, m.ActivationsRead]:
         """The largest activation of each feature on the one text, and all activations with their positions."""
-        pool, keys = m.Pool(attached.key, "max"), [attached.key]
+        pool, keys = Pool(attached.key, "max"), [attached.key]
 
         def check() -> None:
             check_held(resident, attached)
@@ -101,15 +102,15 @@ class TextSearch:
         (pooled,) = await self._reader.read(
             texts,
             resident,
-            lambda prompts: m.Scoring(prompts, 1.0, None, client=KIND, pool=pool),
-            m.Pooled,
+            m.Request(goal=m.Score(), prompts=(), client=KIND, parts=POOL.ask(pool)),
+            of_part(POOL),
             check=check,
         )
         (read,) = await self._reader.read(
             texts,
             resident,
-            lambda prompts: m.ActivationsReading(prompts, keys, KIND),
-            m.ActivationsRead,
+            m.Request(goal=m.ReadActivations(keys=keys), prompts=(), client=KIND),
+            of_kind(m.ActivationsRead),
             check=check,
         )
         return pooled, read

@@ -9,13 +9,16 @@ from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import TypeVar
+from typing import Any, TypeVar
+
+from msgspec import structs
 
 from steerserve import messages as m
 from steerserve.control.inference.queue import Queue
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.resident import Resident
 from steerserve.errors import Refusal
+from steerserve.parts.part import Part
 from steerserve.rules.inference import pacing
 from steerserve.rules.inference.intent import Conversation
 from steerserve.rules.sensing import contrast
@@ -24,7 +27,9 @@ TEXTS_AT_ONCE = 8
 """The texts of one part of a job, which run together in one slot."""
 _NOT_OF_TEXT = ("MODEL_NOT_LOADED", "MODEL_BUSY", "SAE_NOT_ATTACHED")
 
-Kind = TypeVar("Kind", m.Pooled, m.StatesRead, m.ActivationsRead, m.Diverged)
+Read = TypeVar("Read")
+Take = Callable[[m.Outcome], Read | None]
+"""Gives what is read of a text from an outcome of its choice; None where the outcome does not have it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,32 +51,33 @@ class TextReader:
         self,
         texts: Sequence[NamedText],
         resident: Resident,
-        make: Callable[[Sequence[m.Prompt]], m.Request],
-        kind: type[Kind],
+        request: m.Request,
+        take: Take[Read],
         *,
         check: Callable[[], object],
         told: Callable[[int], None] | None = None,
         is_gentle: bool = False,
         at_once: int = TEXTS_AT_ONCE,
         choices: int = 1,
-    ) -> list[Kind]:
-        """What is read of each text. `make` makes a request of some of them with so many `choices` each, whose events
-        of the class `kind` are what is read: all of the first text, then all of the second. `check` is asked before
-        each part of `at_once` texts, and `told` gets the number of texts that are read so far. Parts take turns with
-        requests that run; with `is_gentle` they leave the time to them (`rules/inference/pacing.py`).
+    ) -> list[Read]:
+        """What is read of each text. The `request` is sent with some of the texts as its prompts, and has so many
+        `choices` for each; `take` takes what is read from its outcomes: all of the first text, then all of the second.
+        `check` is asked before each part of `at_once` texts, and `told` gets the number of texts that are read so far.
+        Parts take turns with requests that run; with `is_gentle` they leave the time to them
+        (`rules/inference/pacing.py`).
 
         Raises:
             Refusal: those of `check`, and those of an inference request; of the first text that is refused, with its
                 name.
         """
-        found: list[Kind] = []
+        found: list[Read] = []
         while (done := len(found) // choices) < len(texts):
             async with self._queue.spare() as part, self._conductor.in_flight(resident):
                 check()
                 is_paced = part.is_beside or (is_gentle and self._is_used)
                 some = _alike(texts[done : done + at_once])
                 begun = time.monotonic()
-                read = await _part(some, resident, make, kind, choices)
+                read = await _part(some, resident, request, take, choices)
                 seconds = time.monotonic() - begun
             found += read
             if told is not None:
@@ -90,9 +96,7 @@ class TextReader:
         return self._queue.counts().holding > 0
 
 
-def _worked(
-    read: Sequence[m.Pooled | m.StatesRead | m.ActivationsRead | m.Diverged],
-) -> float | None:
+def _worked(read: Sequence[object]) -> float | None:
     """How long the engine worked for texts; None where it does not say so."""
     told = [one.seconds for one in read if isinstance(one, m.ActivationsRead)]
     return sum(told) if told else None
@@ -107,40 +111,41 @@ def _alike(texts: Sequence[NamedText]) -> list[NamedText]:
 async def _part(
     part: Sequence[NamedText],
     resident: Resident,
-    make: Callable[[Sequence[m.Prompt]], m.Request],
-    kind: type[Kind],
+    request: m.Request,
+    take: Take[Read],
     choices: int,
-) -> list[Kind]:
+) -> list[Read]:
     try:
-        return await _together(part, resident, make, kind, choices)
+        return await _together(part, resident, request, take, choices)
     except Refusal as refusal:
         if len(part) == 1 or not _is_of_text(refusal):
             raise
     # alone, the text that was refused is known
-    found: list[Kind] = []
+    found: list[Read] = []
     for one in part:
-        found += await _together([one], resident, make, kind, choices)
+        found += await _together([one], resident, request, take, choices)
     return found
 
 
 async def _together(
     part: Sequence[NamedText],
     resident: Resident,
-    make: Callable[[Sequence[m.Prompt]], m.Request],
-    kind: type[Kind],
+    request: m.Request,
+    take: Take[Read],
     choices: int,
-) -> list[Kind]:
+) -> list[Read]:
     """What is read of some texts in one request.
 
     Raises:
         Refusal: with the name of the text, where there is one text.
     """
-    found: dict[int, Kind] = {}
+    found: dict[int, Read] = {}
+    sent = structs.replace(request, prompts=[one.prompt for one in part])
     try:
-        async with aclosing(resident.held().run(make([one.prompt for one in part]))) as events:
+        async with aclosing(resident.held().run(sent)) as events:
             async for event in events:
-                if isinstance(event, kind):
-                    found[event.choice] = event
+                if not isinstance(event, m.Started) and (read := take(event)) is not None:
+                    found[event.choice] = read
     except Refusal as refusal:
         if len(part) > 1 or not _is_of_text(refusal):
             raise
@@ -148,6 +153,20 @@ async def _together(
         why = f"{name}: {refusal.message}"
         raise Refusal(refusal.code, why, param=name, **refusal.details) from None
     return [found[choice] for choice in range(choices * len(part))]
+
+
+def of_kind(kind: type[Read]) -> Take[Read]:
+    """Takes the outcomes of this class."""
+    return lambda outcome: outcome if isinstance(outcome, kind) else None
+
+
+def of_part(part: Part[Any, Read]) -> Take[Read]:
+    """Takes what scored texts have of a part."""
+
+    def take(outcome: m.Outcome) -> Read | None:
+        return part.read(outcome.parts) if isinstance(outcome, m.Scored) else None
+
+    return take
 
 
 def _is_of_text(refusal: Refusal) -> bool:

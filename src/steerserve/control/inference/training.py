@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from steerserve import messages as m
 from steerserve.control.inference.measuring import Measurement, VectorMeasurements
-from steerserve.control.inference.texts import NamedText, TextReader, held_out, prompt_of
+from steerserve.control.inference.texts import NamedText, TextReader, held_out, of_kind, prompt_of
 from steerserve.control.jobs import Job, Jobs, Report
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.resident import Resident
@@ -170,8 +170,12 @@ class Trainings:
         read = await self._reader.read(
             texts,
             resident,
-            lambda prompts: m.StatesReading(prompts, layers, asked.site, places, VECTOR),
-            m.StatesRead,
+            m.Request(
+                goal=m.ReadStates(layers=list(layers), site=asked.site, places=places),
+                prompts=(),
+                client=VECTOR,
+            ),
+            of_kind(m.StatesRead),
             check=resident.running,
             told=lambda count: report(
                 READ_SHARE * count / len(texts), f"{count} of {len(texts)} texts are read"

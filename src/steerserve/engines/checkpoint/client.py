@@ -134,9 +134,10 @@ class CheckpointEngine(Engine):
         )
         number = next(self._ids)
         events = self._streams[number] = Mailbox[m.Started | m.Refused | m.Outcome]()
-        unfinished = len(tokens) * request.rows
+        unfinished = len(tokens) * request.goal.rows
+        told = self._reported(tokens) if request.goal.writes else None
         try:
-            await self._send(self._command(number, request, tokens))
+            await self._send(structs.replace(request, id=number, prompts=tokens, reported=told))
             while unfinished:
                 event = await events.take()
                 if isinstance(event, m.Refused):
@@ -185,32 +186,6 @@ class CheckpointEngine(Engine):
                 raise
             # these processes were closed because the engine ended
             raise self._parting or endings.gone(await self.ended) from None
-
-    def _command(self, number: int, request: m.Request, tokens: list[m.Tokens]) -> m.Command:
-        match request:
-            case m.Generation(_, n, sampling, plan, constraint, tap, label, plans, client, counted):
-                fields = n, sampling, plan, constraint, tap, label, list(plans)
-                told = self._reported(tokens)
-                told_of = request.logprobs, request.divergence, request.readings, request.is_stream
-                return m.Generate(number, tokens, *fields, told, client, counted, *told_of)
-            case m.Scoring(_, temperature, top, allowed, tap, echo, client, plan, pool):
-                asked = temperature, top, allowed, tap, echo, client, plan, pool
-                return m.Score(number, tokens, *asked)
-            case m.Embedding(_, client):
-                return m.Embed(number, tokens, client)
-            case m.LensReading(_, layers, top, distributions, entries, client, path):
-                read = None if layers is None else list(layers)
-                return m.Lens(number, tokens, read, top, distributions, entries, client, path)
-            case m.Attribution(_, position, target, against, key, layer, top, client):
-                wanted = position, target, against, key, layer, top, client
-                how = request.method, request.steps, request.over
-                return m.Attribute(number, tokens, *wanted, *how)
-            case m.StatesReading(_, layers, site, places, client):
-                return m.ReadStates(number, tokens, list(layers), site, places, client)
-            case m.ActivationsReading(_, keys, client):
-                return m.ReadActivations(number, tokens, list(keys), client)
-            case _:
-                raise TypeError(type(request).__name__)
 
     def _reported(self, prompts: Sequence[m.Tokens]) -> m.Reported | None:
         """What sensing has reported of these prompts already; None while it has reported nothing."""

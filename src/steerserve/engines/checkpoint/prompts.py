@@ -53,8 +53,9 @@ async def make_tokens(
     """
     given = request.prompts
     while True:
-        made = await prompts.tokens(given, request.max_tokens, request.field, request.client)
-        follows = isinstance(request, m.Generation) and isinstance(request.plan, m.Follow)
+        goal = request.goal
+        made = await prompts.tokens(given, goal.max_tokens, goal.field, request.client)
+        follows = goal.writes and isinstance(request.plan, m.Follow)
         if not follows or not any(edit.positions.roles for edit in steering().edits):
             return made
         located = [

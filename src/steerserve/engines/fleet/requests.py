@@ -6,9 +6,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import replace
 
 import structlog
+from msgspec.structs import replace
 
 from steerserve import messages as m
 from steerserve.engines.checkpoint.prompts import PromptMaker, make_tokens
@@ -66,11 +66,12 @@ class Requests:
         self._roster.check()
         tokens = await self._tokens(request)
         links = chain(tokens[0].ids) if tokens else []
-        rows = len(tokens) * request.rows
-        size = request.rows * sum(len(one.ids) + request.promised for one in tokens)
+        goal = request.goal
+        rows = len(tokens) * goal.rows
+        size = goal.rows * sum(len(one.ids) + goal.promised for one in tokens)
         runs, is_started, has_outcome = 0, False, False
         while True:
-            replica = await self._replica(links, is_seeded=request.is_seeded)
+            replica = await self._replica(links, is_seeded=goal.is_seeded)
             engine, runs = replica.running, runs + 1
             self.affinity.note(links, replica.number)
             replica.given_up.discard(request.name)
@@ -114,7 +115,7 @@ class Requests:
         """
         if replica.epoch != self._roster.epoch:
             raise _Overtaken
-        if isinstance(request, m.Generation):
+        if request.goal.writes:
             self._note(replica.running)
         return await anext(events)
 

@@ -179,12 +179,12 @@ class GgufEngine(Engine):
     async def run(self, request: m.Request) -> Answers:
         """`client` says only whether the request yields, because llama.cpp serves other rows in the order of their
         arrival; `label` and `plans` have no effect, because they are about SAEs."""
-        match request:
-            case m.Generation():
-                events = self._generate(request)
-            case m.Embedding():
+        match request.goal:
+            case m.Generate():
+                events = self._generate(request, request.goal)
+            case m.Embed():
                 events = self._embed(request)
-            case m.Scoring():
+            case m.Score():
                 not_honoured("logprobs")
             case _:
                 raise no_layers()
@@ -192,7 +192,7 @@ class GgufEngine(Engine):
             async for event in events:
                 yield event
 
-    async def _generate(self, request: m.Generation) -> Answers:
+    async def _generate(self, request: m.Request, goal: m.Generate) -> Answers:
         """Raises:
         Refusal: CONTEXT_LENGTH_EXCEEDED, NO_CHAT_TEMPLATE, INVALID_PARAMETER (an empty prompt, messages that the
             template refuses), FIELD_NOT_HONOURED; MODEL_NOT_LOADED when the engine had ended before the request,
@@ -201,8 +201,8 @@ class GgufEngine(Engine):
         opened = self._serving()
         if opened.header.is_embedding_only:
             raise Refusal("INVALID_PARAMETER", "an embedding model only embeds", param="model")
-        refuse_unhonoured(request)
-        sampling = request.sampling
+        refuse_unhonoured(request, goal)
+        sampling = goal.sampling
         rows = await self._rows(opened, request, opened.room.context, sampling)
         fields = sampling_fields(sampling, opened.room.context)
         for row in rows:
@@ -220,7 +220,7 @@ class GgufEngine(Engine):
             for row in rows:
                 row.drop()
 
-    async def _embed(self, request: m.Embedding) -> Answers:
+    async def _embed(self, request: m.Request) -> Answers:
         """Yield Started, then Embedded for each text, in order.
 
         Raises:
@@ -327,7 +327,7 @@ class GgufEngine(Engine):
             stop_tokens = await self._texts_of_tokens(opened, sampling.stops)
             for index, made in enumerate(await self._made(opened.header, request.prompts)):
                 check_ids(made, opened.header.vocabulary, "INVALID_PARAMETER")
-                with NamedPrompt(request.prompts, index, request.field):
+                with NamedPrompt(request.prompts, index, request.goal.field):
                     tokens = await self._tokens(opened, made, context, sampling.max_tokens)
                     if not tokens:
                         why = "the prompt has no tokens"

@@ -63,16 +63,16 @@ def piece_of(stops: StopStrings, chunk: Chunk, number: int, row: LlamaRow) -> m.
     return m.Piece(number, row.choice, text, chunk.count, chunk.finish)
 
 
-def refuse_unhonoured(request: m.Generation) -> None:
+def refuse_unhonoured(request: m.Request, goal: m.Generate) -> None:
     """Refuse the fields that have no effect on a GGUF model. The routes normally refuse them before."""
-    if request.n != 1:
+    if goal.n != 1:
         not_honoured("n")
-    if request.sampling.seed is not None:
+    if goal.sampling.seed is not None:
         not_honoured("seed")
-    if request.constraint is not None:
+    if goal.constraint is not None:
         not_honoured("response_format")
-    if request.tap is not None:
-        not_honoured("return_sae_activations")
+    for name in request.parts:
+        not_honoured(name)
     plan = request.plan
     if isinstance(plan, m.Overlay) and (plan.edits or any(plan.values.values())):
         not_honoured("steering")

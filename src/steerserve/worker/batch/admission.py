@@ -1,9 +1,10 @@
-"""Turns a command into rows of the batch: its tokens, its limits, and every refusal that needs facts of the model."""
+"""Turns a request into rows of the batch: its tokens, its limits, and every refusal that needs facts of the model."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
+from typing import cast
 
 import torch
 
@@ -11,11 +12,10 @@ from steerserve import messages as m
 from steerserve.errors import Refusal
 from steerserve.messages.prompts import NamedPrompt, check_ids, max_tokens
 from steerserve.messages.stops import stopping_tokens
+from steerserve.parts.registry import parts
+from steerserve.parts.row_part import RowFacts, RowPart
 from steerserve.rules import bounds
-from steerserve.rules.inference import activations
 from steerserve.rules.saes.sites import EMBED, RESID_POST, RESID_PRE
-from steerserve.rules.steering.edits import Edit
-from steerserve.rules.steering.vector import Direction
 from steerserve.worker import memory
 from steerserve.worker.hooks.hooks import HookedSaes
 from steerserve.worker.model.checkpoint import Checkpoint
@@ -25,11 +25,9 @@ from steerserve.worker.rows import sampling, tail
 from steerserve.worker.rows.activations import ActivationReading
 from steerserve.worker.rows.attribution import Attribution
 from steerserve.worker.rows.constrain import RowConstraint
-from steerserve.worker.rows.divergence import Diverging
 from steerserve.worker.rows.gradients import GradientAttribution
 from steerserve.worker.rows.lens import Lens
 from steerserve.worker.rows.lens_files import LensFile, check_lens
-from steerserve.worker.rows.logprobs import Written
 from steerserve.worker.rows.rows import BatchRow, Pooling, Scoring, Writing
 from steerserve.worker.rows.states import States, counted, positions_read
 from steerserve.worker.rows.steering import RowSteering, TokenFacts
@@ -39,42 +37,43 @@ from steerserve.worker.sae.sites import direct_path_objection, find
 
 
 def rows_of(
-    command: m.Generate,
+    request: m.Request,
+    goal: m.Generate,
     model: Checkpoint,
     context: int,
     kv_tokens: int,
+    saes: HookedSaes,
     *,
     constrain: Callable[[], RowConstraint] | None = None,
 ) -> list[BatchRow]:
     """The rows of a request, `n` per prompt.
 
     Raises:
-        Refusal: CONTEXT_LENGTH_EXCEEDED, INVALID_PARAMETER (an empty prompt), SAE_ACTIVATIONS_REFUSED,
-            INSUFFICIENT_MEMORY (seeded rows that can never be in the cache together); INVALID_PARAMETER when the answer
-            may have too many log-probabilities.
+        Refusal: CONTEXT_LENGTH_EXCEEDED, INVALID_PARAMETER (an empty prompt), INSUFFICIENT_MEMORY (seeded rows that can
+            never be in the cache together); those of `_parts`.
     """
     rows: list[BatchRow] = []
-    stops = command.sampling.stops
+    prompts = _prompts(request)
+    stops = goal.sampling.stops
     hidden = stopping_tokens(stops, model.hidden_texts) if stops else {}
-    for index, prompt in enumerate(command.prompts):
-        plan = command.plans[index] if command.plans else command.plan
+    for index, prompt in enumerate(prompts):
+        plan = request.plans[index] if request.plans else request.plan
         check_ids(prompt, model.input_vocabulary, "INVALID_PARAMETER")
-        with NamedPrompt(command.prompts, index) as where:
+        with NamedPrompt(prompts, index) as where:
             ids = _ids(prompt, model, "INVALID_PARAMETER")
-            limit = max_tokens(command.sampling, len(ids), context)
-            for i in range(command.n):
-                goal = _writing(command, model, i, ids, constrain, hidden)
-                row = BatchRow(command.id, index * command.n + i, ids, plan, goal, limit)
-                row.steering = _steering(row, prompt, model, command.counted, command.readings)
+            limit = max_tokens(goal.sampling, len(ids), context)
+            for i in range(goal.n):
+                writing = _writing(goal, model, i, ids, constrain, hidden)
+                row = BatchRow(request.id, index * goal.n + i, ids, plan, writing, limit)
+                row.steering = _steering(row, prompt, model, request)
                 row.where = where
-                row.label, row.is_stream = command.label, command.is_stream
-                _check_tap(command.tap, row, len(command.prompts))
-                _check_logprobs(command.logprobs, row, command.n * len(command.prompts))
-                row.may_reuse = command.tap is None
-                row.needs_exact = command.sampling.seed is not None
+                row.label, row.is_stream = request.label, goal.is_stream
+                row.parts = _parts(request, row, model, saes)
+                row.may_reuse = all(part.may_reuse for part in row.parts)
+                row.needs_exact = goal.is_seeded
                 rows.append(row)
     together = len(rows) * max(row.need for row in rows)
-    if command.sampling.seed is not None and together > kv_tokens:
+    if goal.is_seeded and together > kv_tokens:
         raise Refusal(
             "INSUFFICIENT_MEMORY",
             f"the choices of a seeded request run together and need {together} tokens of KV cache; "
@@ -87,15 +86,17 @@ def rows_of(
     return rows
 
 
-def scoring_rows(command: m.Score, model: Checkpoint, context: int) -> list[BatchRow]:
-    """One row per prompt, steered by the plan of the command.
+def scoring_rows(
+    request: m.Request, goal: m.Score, model: Checkpoint, context: int, saes: HookedSaes
+) -> list[BatchRow]:
+    """One row per prompt, steered by the plan of the request.
 
     Raises:
-        Refusal: INVALID_SCORING_REQUEST (an id outside the vocabulary, an empty prompt), CONTEXT_LENGTH_EXCEEDED,
-            SAE_ACTIVATIONS_REFUSED; INVALID_PARAMETER when the answer would have too many log-probabilities.
+        Refusal: INVALID_SCORING_REQUEST (an id outside the vocabulary, an empty prompt), CONTEXT_LENGTH_EXCEEDED;
+            INVALID_PARAMETER when the answer would have too many log-probabilities; those of `_parts`.
     """
-    echo = command.echo
-    outside = [i for i in command.allowed or () if i >= model.vocabulary]
+    echo = goal.echo
+    outside = [i for i in goal.allowed or () if i >= model.vocabulary]
     if outside:
         raise Refusal(
             "INVALID_SCORING_REQUEST",
@@ -104,32 +105,33 @@ def scoring_rows(command: m.Score, model: Checkpoint, context: int) -> list[Batc
             token_id=outside[0],
             vocabulary=model.vocabulary,
         )
-    allowed = None if command.allowed is None else torch.tensor(command.allowed).to(model.device)
+    allowed = None if goal.allowed is None else torch.tensor(goal.allowed).to(model.device)
     rows = []
-    for index, prompt in enumerate(command.prompts):
+    prompts = _prompts(request)
+    for index, prompt in enumerate(prompts):
         check_ids(prompt, model.input_vocabulary, "INVALID_SCORING_REQUEST")
-        with NamedPrompt(command.prompts, index) as where:
+        with NamedPrompt(prompts, index) as where:
             ids = _ids(prompt, model, "INVALID_SCORING_REQUEST")
-            max_tokens(m.Sampling(max_tokens=echo.max_tokens if echo else 1), len(ids), context)
+            max_tokens(m.Sampling(max_tokens=goal.max_tokens), len(ids), context)
             _check_echo(echo, ids, model)
-            goal = Scoring(
-                command.temperature,
-                command.top,
+            scoring = Scoring(
+                goal.temperature,
+                goal.top,
                 allowed,
                 model.decode_token,
                 model.decode_next(ids),
                 echo is not None,
             )
             if prompt.place is not None:
-                goal.prompt_text = model.decode(ids, skip_special=False)
-            row = BatchRow(command.id, index, ids, command.plan, goal, where=where)
-            row.may_reuse = command.tap is None and command.pool is None
+                scoring.prompt_text = model.decode(ids, skip_special=False)
+            row = BatchRow(request.id, index, ids, request.plan, scoring, where=where)
             row.needs_exact = True
-            row.steering = _steering(row, prompt, model)
-            _check_tap(command.tap, row)
+            row.steering = _steering(row, prompt, model, request)
+            row.parts = _parts(request, row, model, saes)
+            row.may_reuse = all(part.may_reuse for part in row.parts)
             rows.append(row)
     if echo is not None:
-        entries = sum(len(row.prompt) for row in rows) * ((command.top or 0) + 1)
+        entries = sum(len(row.prompt) for row in rows) * ((goal.top or 0) + 1)
         if entries > echo.max_entries:
             raise Refusal(
                 "INVALID_PARAMETER",
@@ -141,19 +143,49 @@ def scoring_rows(command: m.Score, model: Checkpoint, context: int) -> list[Batc
     return rows
 
 
+def _prompts(request: m.Request) -> list[m.Tokens]:
+    """The prompts of a request, which an engine process gets as tokens."""
+    return cast("list[m.Tokens]", request.prompts)
+
+
 def _steering(
-    row: BatchRow,
-    prompt: m.Tokens,
-    model: Checkpoint,
-    counted: tuple[Edit, ...] | None = None,
-    watched: Sequence[Direction] = (),
+    row: BatchRow, prompt: m.Tokens, model: Checkpoint, request: m.Request
 ) -> RowSteering:
     facts = TokenFacts(
         model.special_tokens,
         model.tokenizer.bos_token_id,
         partial(model.decode, skip_special=False),
     )
-    return RowSteering(row.plan, row.prompt, row.out, facts, prompt.spans, counted, watched)
+    return RowSteering(row.plan, row.prompt, row.out, facts, prompt.spans, request.counted)
+
+
+def _parts(request: m.Request, row: BatchRow, model: Checkpoint, saes: HookedSaes) -> list[RowPart]:
+    """What serves the parts of a request for one row, whose steering then knows the directions that they read.
+
+    Raises:
+        Refusal: FIELD_NOT_HONOURED for a part that this engine does not have; those of the part.
+    """
+    if not request.parts:
+        return []
+    known = parts()
+    facts = RowFacts(
+        row.choice,
+        len(request.prompts) * request.goal.rows,
+        row.prompt,
+        row.out,
+        row.max_tokens,
+        model.special_tokens,
+        model.decode_token,
+        lambda key: (saes.find(key).number, saes.sae(key)),
+    )
+    made = []
+    for name, raw in request.parts.items():
+        if name not in known:
+            why = f"{name}: the engine of this model does not have this part of a request"
+            raise Refusal("FIELD_NOT_HONOURED", why, param=name)
+        made.append(known[name].make_row(raw, facts))
+    row.steering.watched = [direction for part in made for direction in part.directions]
+    return made
 
 
 def _check_echo(echo: m.Echo | None, ids: list[int], model: Checkpoint) -> None:
@@ -169,54 +201,56 @@ def _check_echo(echo: m.Echo | None, ids: list[int], model: Checkpoint) -> None:
         )
 
 
-def pooling_rows(command: m.Embed, model: Checkpoint | Encoder, context: int) -> list[BatchRow]:
+def pooling_rows(request: m.Request, model: Checkpoint | Encoder, context: int) -> list[BatchRow]:
     """One unsteered row per text.
 
     Raises:
         Refusal: CONTEXT_LENGTH_EXCEEDED, INVALID_PARAMETER (a text without tokens).
     """
     rows = []
-    for index, prompt in enumerate(command.prompts):
-        with NamedPrompt(command.prompts, index, "input") as where:
+    prompts = _prompts(request)
+    for index, prompt in enumerate(prompts):
+        with NamedPrompt(prompts, index, "input") as where:
             ids = _ids(prompt, model, "INVALID_PARAMETER")
             max_tokens(m.Sampling(max_tokens=0), len(ids), context)
-            rows.append(BatchRow(command.id, index, ids, m.Suppressed(), Pooling(), where=where))
+            rows.append(BatchRow(request.id, index, ids, m.Suppressed(), Pooling(), where=where))
     return rows
 
 
 def lens_rows(
-    command: m.Lens,
+    request: m.Request,
+    goal: m.Lens,
     model: Checkpoint,
     context: int,
     unembedding: Unembedding,
     file: LensFile | None = None,
 ) -> list[BatchRow]:
-    """One unsteered row. `file` is the trained lens that the command names.
+    """One unsteered row. `file` is the trained lens that the request names.
 
     Raises:
         Refusal: CONTEXT_LENGTH_EXCEEDED, SAE_INCOMPATIBLE (the layers are not found); INVALID_PARAMETER for a text
             without tokens, for a layer that the trained lens lacks, and where the answer would be too large;
             LENS_MISMATCH.
     """
-    ids = _read(command.prompts[0], model, context)
+    ids = _read(_prompts(request)[0], model, context)
     last = model.layers - 1
     trained = None
     if file is not None:
         trained, facts = file
         check_lens(facts, model, unembedding)
     known = range(model.layers) if trained is None else sorted({*trained.layers, last})
-    layers = known if command.layers is None else command.layers
+    layers = known if goal.layers is None else goal.layers
     for place, layer in enumerate(layers):
         if layer not in known:
             why = f"layers[{place}]: the lens has no map of the layer {layer}"
             raise Refusal("INVALID_PARAMETER", why, param=f"layers[{place}]", layers=list(known))
     distributions = len(ids) * len(layers)
     for what, count, most in (
-        ("distributions (tokens times layers)", distributions, command.max_distributions),
+        ("distributions (tokens times layers)", distributions, goal.max_distributions),
         (
             "entries (tokens times layers times top)",
-            distributions * command.top,
-            command.max_entries,
+            distributions * goal.top,
+            goal.max_entries,
         ),
     ):
         if count > most:
@@ -229,12 +263,13 @@ def lens_rows(
                 maximum=most,
             )
     sites = [find(model.model, model.layers, RESID_POST, layer) for layer in (*layers, last)]
-    goal = Lens(sites, layers, command.top, unembedding, model.decode_token, trained)
-    return [BatchRow(command.id, 0, ids, m.Suppressed(), goal)]
+    lens = Lens(sites, layers, goal.top, unembedding, model.decode_token, trained)
+    return [BatchRow(request.id, 0, ids, m.Suppressed(), lens)]
 
 
 def attribution_rows(
-    command: m.Attribute,
+    request: m.Request,
+    goal: m.Attribute,
     model: Checkpoint,
     context: int,
     unembedding: Unembedding,
@@ -247,15 +282,15 @@ def attribution_rows(
             where the values of the SAE are not a part of the stream after the last layer; INVALID_PARAMETER for a text
             without tokens, a position outside it, or a token outside the vocabulary.
     """
-    ids = _read(command.prompts[0], model, context)
-    if not -len(ids) <= command.position < len(ids):
+    ids = _read(_prompts(request)[0], model, context)
+    if not -len(ids) <= goal.position < len(ids):
         raise Refusal(
             "INVALID_PARAMETER",
-            f"position: {command.position} is outside the text of {len(ids)} tokens",
+            f"position: {goal.position} is outside the text of {len(ids)} tokens",
             param="position",
             tokens=len(ids),
         )
-    for field, token in (("target_token", command.target), ("against_token", command.against)):
+    for field, token in (("target_token", goal.target), ("against_token", goal.against)):
         if token is not None and token >= model.vocabulary:
             raise Refusal(
                 "INVALID_PARAMETER",
@@ -264,15 +299,15 @@ def attribution_rows(
                 token_id=token,
                 vocabulary=model.vocabulary,
             )
-    read = ids[: command.position % len(ids) + 1]
+    read = ids[: goal.position % len(ids) + 1]
     attached, difference = (
-        saes.find(command.key),
-        LogitDifference(unembedding, command.target, command.against),
+        saes.find(goal.key),
+        LogitDifference(unembedding, goal.target, goal.against),
     )
-    if command.method != "direct":
-        goal = _gradient_goal(command, model, read, difference, unembedding, saes)
-        return [BatchRow(command.id, 0, read, m.Suppressed(), goal)]
-    why = direct_path_objection(model.model, model.layers, attached.site, command.layer)
+    if goal.method != "direct":
+        gradients = _gradient_goal(goal, model, read, difference, unembedding, saes)
+        return [BatchRow(request.id, 0, read, m.Suppressed(), gradients)]
+    why = direct_path_objection(model.model, model.layers, attached.site, goal.layer)
     if why is not None:
         raise Refusal(
             "SAE_INCOMPATIBLE",
@@ -282,17 +317,17 @@ def attribution_rows(
     last = find(model.model, model.layers, RESID_POST, model.layers - 1)
     direct = Attribution(
         (attached.site, last),
-        saes.sae(command.key),
+        saes.sae(goal.key),
         difference,
-        command.top,
+        goal.top,
         unembedding,
         model.decode_token,
     )
-    return [BatchRow(command.id, 0, read, m.Suppressed(), direct)]
+    return [BatchRow(request.id, 0, read, m.Suppressed(), direct)]
 
 
 def _gradient_goal(
-    command: m.Attribute,
+    goal: m.Attribute,
     model: Checkpoint,
     ids: list[int],
     difference: LogitDifference,
@@ -305,8 +340,8 @@ def _gradient_goal(
         Refusal: SAE_INCOMPATIBLE for a site or a model without gradients; INVALID_PARAMETER for more positions than one
             request may have; SAE_NOT_ATTACHED, INSUFFICIENT_MEMORY.
     """
-    site = saes.find(command.key).site
-    first = 0 if command.over == "all" else len(ids) - 1
+    site = saes.find(goal.key).site
+    first = 0 if goal.over == "all" else len(ids) - 1
     if site.name == EMBED:
         why = "method: the token embedding has no gradients; `direct` does not need them"
         raise Refusal("SAE_INCOMPATIBLE", why, site=site.name)
@@ -318,7 +353,7 @@ def _gradient_goal(
             "SAE_INCOMPATIBLE",
             f"method: there are no gradients where {why}; `direct` does not need them",
         )
-    steps = command.steps if command.method == "integrated" else 1
+    steps = goal.steps if goal.method == "integrated" else 1
     for field, count, most in (
         ("position", len(ids), bounds.ATTRIBUTION_TOKENS),
         ("over", (len(ids) - first) * steps, bounds.ATTRIBUTION_POSITIONS),
@@ -327,24 +362,24 @@ def _gradient_goal(
             what = "tokens up to the position" if field == "position" else "positions times steps"
             raise Refusal(
                 "INVALID_PARAMETER",
-                f"{field}: the method {command.method} would read {count} {what}; at most {most}",
+                f"{field}: the method {goal.method} would read {count} {what}; at most {most}",
                 param=field,
                 count=count,
                 maximum=most,
             )
     is_between = site.name == RESID_POST
-    layer = command.layer + 1 if is_between else command.layer
+    layer = goal.layer + 1 if is_between else goal.layer
     tail.check_memory(model, layer, len(ids), len(ids) - first)
     sites = [site, find(model.model, model.layers, RESID_POST, model.layers - 1)]
     if not is_between:
         sites.append(find(model.model, model.layers, RESID_PRE, layer))
     return GradientAttribution(
         sites,
-        saes.sae(command.key),
+        saes.sae(goal.key),
         difference,
-        command.top,
+        goal.top,
         first,
-        command.method,
+        goal.method,
         steps,
         unembedding,
         model.decode_token,
@@ -352,26 +387,33 @@ def _gradient_goal(
     )
 
 
-def states_rows(command: m.ReadStates, model: Checkpoint, context: int) -> list[BatchRow]:
+def states_rows(
+    request: m.Request, goal: m.ReadStates, model: Checkpoint, context: int
+) -> list[BatchRow]:
     """One unsteered row per prompt.
 
     Raises:
         Refusal: CONTEXT_LENGTH_EXCEEDED, SAE_INCOMPATIBLE (the site is not found); INVALID_PARAMETER for a text without
             tokens, or without a position that counts.
     """
-    sites = [find(model.model, model.layers, command.site, layer) for layer in command.layers]
+    sites = [find(model.model, model.layers, goal.site, layer) for layer in goal.layers]
     rows = []
-    for index, prompt in enumerate(command.prompts):
-        with NamedPrompt(command.prompts, index, "text") as where:
+    prompts = _prompts(request)
+    for index, prompt in enumerate(prompts):
+        with NamedPrompt(prompts, index, "text") as where:
             ids = _ids(prompt, model, "INVALID_PARAMETER")
             max_tokens(m.Sampling(max_tokens=0), len(ids), context)
-            goal = States(sites, positions_read(command.places, prompt, model.special_tokens))
-        rows.append(BatchRow(command.id, index, ids, m.Suppressed(), goal, where=where))
+            states = States(sites, positions_read(goal.places, prompt, model.special_tokens))
+        rows.append(BatchRow(request.id, index, ids, m.Suppressed(), states, where=where))
     return rows
 
 
 def activation_rows(
-    command: m.ReadActivations, model: Checkpoint, context: int, saes: HookedSaes
+    request: m.Request,
+    goal: m.ReadActivations,
+    model: Checkpoint,
+    context: int,
+    saes: HookedSaes,
 ) -> list[BatchRow]:
     """One unsteered row per prompt.
 
@@ -379,15 +421,16 @@ def activation_rows(
         Refusal: CONTEXT_LENGTH_EXCEEDED, SAE_NOT_ATTACHED, INSUFFICIENT_MEMORY as `HookedSaes.sae`; INVALID_PARAMETER
             for a text without tokens.
     """
-    sites = [saes.find(key).site for key in command.keys]
-    encoders = [saes.sae(key) for key in command.keys]
+    sites = [saes.find(key).site for key in goal.keys]
+    encoders = [saes.sae(key) for key in goal.keys]
     rows = []
-    for index, prompt in enumerate(command.prompts):
-        with NamedPrompt(command.prompts, index, "text") as where:
+    prompts = _prompts(request)
+    for index, prompt in enumerate(prompts):
+        with NamedPrompt(prompts, index, "text") as where:
             ids = _ids(prompt, model, "INVALID_PARAMETER")
             max_tokens(m.Sampling(max_tokens=0), len(ids), context)
-            goal = ActivationReading(sites, encoders, counted(prompt, model.special_tokens))
-        rows.append(BatchRow(command.id, index, ids, m.Suppressed(), goal, where=where))
+            reading = ActivationReading(sites, encoders, counted(prompt, model.special_tokens))
+        rows.append(BatchRow(request.id, index, ids, m.Suppressed(), reading, where=where))
     return rows
 
 
@@ -428,48 +471,15 @@ def _ids(prompt: m.Tokens, model: Checkpoint | Encoder, empty: str) -> list[int]
     return prompt.ids
 
 
-def _check_logprobs(wanted: m.Logprobs | None, row: BatchRow, rows: int) -> None:
-    """Check that the answer has room for the log-probabilities of `rows` rows like this one.
-
-    Raises:
-        Refusal: INVALID_PARAMETER.
-    """
-    if wanted is None:
-        return
-    sides = wanted.has_steered + wanted.has_plain
-    entries = rows * row.max_tokens * sides * (wanted.top + 1)
-    if entries > wanted.max_entries:
-        raise Refusal(
-            "INVALID_PARAMETER",
-            f"return_logprobs: the answer may have {entries} log-probabilities; at most {wanted.max_entries}; "
-            "ask for a smaller max_tokens or top",
-            param="return_logprobs",
-            entries=entries,
-            max_entries=wanted.max_entries,
-        )
-
-
-def _check_tap(tap: m.Tap | None, row: BatchRow, rows: int = 1) -> None:
-    """Check that the answer has room for the activations of `rows` rows like this one.
-
-    Raises:
-        Refusal: SAE_ACTIVATIONS_REFUSED.
-    """
-    if tap is not None:
-        activations.check_entries(
-            tap.positions, rows * tap.top_k, len(row.prompt), row.max_tokens, tap.max_entries
-        )
-
-
 def _writing(
-    command: m.Generate,
+    goal: m.Generate,
     model: Checkpoint,
     repeat: int,
     ids: list[int],
     constrain: Callable[[], RowConstraint] | None,
     hidden: Mapping[int, str],
 ) -> Writing:
-    wanted, seen = command.sampling, None
+    wanted, seen = goal.sampling, None
     if wanted.repetition_penalty != 1.0:
         seen = torch.zeros(model.vocabulary, dtype=torch.bool, device=model.device)
         seen[torch.tensor(ids, device=model.device)] = True
@@ -482,9 +492,4 @@ def _writing(
         seen,
     )
     text = TextStream(model.decode, ids, wanted.stops, hidden)
-    written: Written | Diverging | None = None
-    if command.logprobs is not None:
-        written = Written(command.logprobs, model.decode_token)
-    elif command.divergence is not None:
-        written = Diverging(command.divergence)
-    return Writing(choice, text, constrain() if constrain else None, written)
+    return Writing(choice, text, constrain() if constrain else None)

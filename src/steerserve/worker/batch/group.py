@@ -31,7 +31,6 @@ from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.model.kv import CacheSlot
 from steerserve.worker.model.plain import PlainPasses
 from steerserve.worker.observers.observers import Observers
-from steerserve.worker.rows.logprobs import Written
 from steerserve.worker.rows.rows import (
     BatchRow,
     Ending,
@@ -40,7 +39,6 @@ from steerserve.worker.rows.rows import (
     StateReading,
     Writing,
     reread,
-    with_written,
 )
 
 ROWS_MAXIMUM = 128
@@ -428,11 +426,10 @@ class Group:
         if refused:
             return refused
         self._leave(row)
-        again = reread(row, new)
-        if again is None:
+        if not row.needs_plain:
             return new
         # it has room, because the row gave up as much
-        return self.join([again])
+        return self.join([reread(row, new)])
 
     def _read_states(self) -> Iterator[Ending]:
         """A part of the work of rows that read states, after their prompts: of one row, and of others while all of it
@@ -464,29 +461,29 @@ class Group:
     def _taken(self, row: BatchRow, token: Refusal | int | None, logits: Tensor) -> list[Ending]:
         """The outcomes of a row: from its sampled token where the row writes, otherwise from its logits."""
         try:
+            if row.fault is not None:
+                raise row.fault
             if isinstance(row.goal, Rereading):
-                return row.goal.finish(row)
+                return row.goal.finish()
             if not isinstance(row.goal, Writing):
-                return row.end(logits)
+                return [row.with_parts(one) for one in row.end(logits)]
             if isinstance(token, Refusal):
                 raise token
-            if row.goal.written is not None and token is not None:
-                row.goal.written.take(token, logits)
-            return self._told(row, row.accept(token, self._model.end_tokens))
+            if row.parts and token is not None:
+                row.tell_parts(token, logits)
+            *before, last = row.accept(token, self._model.end_tokens)
+            return [*before, self._told(row, last)]
         except Exception as error:
             return [self._refused(row, error)]
 
-    def _told(self, row: BatchRow, new: list[Ending]) -> list[Ending]:
-        """The outcomes of a row, whose last piece says whether its steering was changed and where its edits acted."""
-        last = new[-1]
-        if not isinstance(last, Piece) or last.finish is None or not isinstance(row.goal, Writing):
-            return new
+    def _told(self, row: BatchRow, last: Ending) -> Ending:
+        """The new outcome of a row that writes, with what its parts give. The last one says whether the steering of the
+        row was changed, and where its edits acted."""
+        if not isinstance(last, Piece) or last.finish is None:
+            return row.with_parts(last)
         acts = row.steering.acts()
         told = structs.replace(last, is_changed=self._saes.is_changed(row.steering), acts=acts)
-        written = row.goal.written
-        if isinstance(written, Written) and not written.needs_plain:
-            return [*new[:-1], with_written(told, written)]
-        return [*new[:-1], told]
+        return told if row.needs_plain else row.with_parts(told)
 
     def _observed(self, row: BatchRow, new: list[Ending]) -> list[Ending]:
         """The new outcomes of a row: first the outcomes of the observers, then the row's own."""

@@ -9,7 +9,7 @@ from collections.abc import Hashable, Iterable, Sequence
 
 import structlog
 
-from steerserve.messages import Embed, Event, Generate, Outcome, Score
+from steerserve.messages import Event, Outcome, Request
 from steerserve.worker.hooks.hooks import HookedSaes
 from steerserve.worker.hooks.places import Catch
 from steerserve.worker.rows.rows import BatchRow
@@ -22,9 +22,7 @@ Span = tuple[int, int]
 class Observer:
     """One observer. Each method is called at one such point; the default methods do nothing."""
 
-    def begin(
-        self, command: Generate | Score | Embed, rows: Sequence[BatchRow], saes: HookedSaes
-    ) -> None:
+    def begin(self, request: Request, rows: Sequence[BatchRow], saes: HookedSaes) -> None:
         """The rows of a request are about to join the batch.
 
         Raises:
@@ -94,17 +92,15 @@ class Observers:
     def __init__(self, members: Sequence[Observer] = ()) -> None:
         self._members = tuple(members)
 
-    def begin(
-        self, command: Generate | Score | Embed, rows: Sequence[BatchRow], saes: HookedSaes
-    ) -> None:
+    def begin(self, request: Request, rows: Sequence[BatchRow], saes: HookedSaes) -> None:
         """Raises:
         Refusal: the refusal of a member. By then, all members have forgotten the request.
         """
         try:
             for member in self._members:
-                member.begin(command, rows, saes)
+                member.begin(request, rows, saes)
         except Exception:
-            self.forget(command.id)
+            self.forget(request.id)
             raise
 
     def expect(self, rows: Sequence[BatchRow], spans: Sequence[Span]) -> dict[int, list[Catch]]:

@@ -21,7 +21,7 @@ import structlog
 import torch
 from torch import Tensor
 
-from steerserve.messages import ArmedCircuit, ArmedCluster, Embed, Event, Generate, Outcome, Score
+from steerserve.messages import ArmedCircuit, ArmedCluster, Event, Outcome, Request
 from steerserve.rules.sensing.cluster_sensing import Decode, common_prefix
 from steerserve.worker import memory
 from steerserve.worker.hooks.hooks import HookedSaes
@@ -111,12 +111,10 @@ class SensingObserver(Observer):
 
     # ------------------------------------------------------------- beside a pass
 
-    def begin(
-        self, command: Generate | Score | Embed, rows: Sequence[BatchRow], saes: HookedSaes
-    ) -> None:
+    def begin(self, request: Request, rows: Sequence[BatchRow], saes: HookedSaes) -> None:
         """Sense the rows of a request with a label. The choices of one prompt report the prompt once."""
         arming = self._arming
-        if arming is None or not isinstance(command, Generate):
+        if arming is None or not request.goal.writes:
             return
         cluster, before = self._cluster, list[int]()
         for row in rows:
@@ -125,7 +123,7 @@ class SensingObserver(Observer):
             skip = 0
             if cluster is not None and cluster.history:
                 same = common_prefix(before, row.prompt)
-                skip = max(_reported(command, row, cluster.history), same)
+                skip = max(_reported(request, row, cluster.history), same)
             self._rows[row.name] = SensedRow(row, arming, skip)
             before = row.prompt
 
@@ -304,9 +302,9 @@ class SensingObserver(Observer):
         memory.recover(error)
 
 
-def _reported(command: Generate, row: BatchRow, history: int) -> int:
+def _reported(request: Request, row: BatchRow, history: int) -> int:
     """How many of the first tokens of the row's prompt are reported already, by the history of this arming."""
-    known = command.reported
+    known = request.reported
     if known is None or known.history != history:
         return 0
-    return known.tokens[row.choice // command.n]
+    return known.tokens[row.choice // request.goal.rows]

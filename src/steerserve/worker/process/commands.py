@@ -176,47 +176,49 @@ class Commands:
 
     # ------------------------------------------------------------- requests
 
-    def generate(self, command: m.Generate) -> m.Started | None:
+    def run(self, request: m.Request) -> m.Started | None:
+        return BEGINNINGS[type(request.goal)](self, request, request.goal)
+
+    def generate(self, request: m.Request, goal: m.Generate) -> m.Started | None:
         grammars = self._language_model().grammars
-        if command.constraint is None:
-            return self._write(command, None)
-        grammar = grammars.compile(command.constraint.schema or JSON_OBJECT)
-        self.beside.follow(command, grammar, partial(self._write, command))
+        if goal.constraint is None:
+            return self._write(request, goal, None)
+        grammar = grammars.compile(goal.constraint.schema or JSON_OBJECT)
+        self.beside.follow(request, grammar, partial(self._write, request, goal))
         return None
 
-    def score(self, command: m.Score) -> m.Started:
+    def score(self, request: m.Request, goal: m.Score) -> m.Started:
         loaded = self._language_model()
-        rows = admission.scoring_rows(command, loaded.model, loaded.context)
-        return self._begin(command, rows, admission.shortest_first(rows))
+        rows = admission.scoring_rows(request, goal, loaded.model, loaded.context, loaded.saes)
+        return self._begin(request, rows, admission.shortest_first(rows))
 
-    def embed(self, command: m.Embed) -> m.Started:
+    def embed(self, request: m.Request, _: m.Embed) -> m.Started:
         loaded = self.loaded if isinstance(self.loaded, LoadedEncoder) else self._language_model()
-        rows = admission.pooling_rows(command, loaded.model, loaded.context)
-        return self._begin(command, rows, admission.shortest_first(rows))
+        rows = admission.pooling_rows(request, loaded.model, loaded.context)
+        return self._begin(request, rows, admission.shortest_first(rows))
 
-    def lens(self, command: m.Lens) -> m.Started | None:
+    def lens(self, request: m.Request, goal: m.Lens) -> m.Started | None:
         self._language_model()
-        if command.path is None:
-            return self._read_lens(command, None)
-        read = partial(lens_files.open_lens, command.path)
-        self.beside.read(command, read, partial(self._read_lens, command))
+        if goal.path is None:
+            return self._read_lens(request, goal, None)
+        read = partial(lens_files.open_lens, goal.path)
+        self.beside.read(request, read, partial(self._read_lens, request, goal))
         return None
 
-    def attribute(self, command: m.Attribute) -> m.Started:
+    def attribute(self, request: m.Request, goal: m.Attribute) -> m.Started:
         loaded = self._language_model()
-        model, context = loaded.model, loaded.context
-        rows = admission.attribution_rows(command, model, context, loaded.unembedding, loaded.saes)
-        return self._join(command, rows)
+        where = loaded.model, loaded.context, loaded.unembedding, loaded.saes
+        return self._join(request, admission.attribution_rows(request, goal, *where))
 
-    def read_states(self, command: m.ReadStates) -> m.Started:
+    def read_states(self, request: m.Request, goal: m.ReadStates) -> m.Started:
         loaded = self._language_model()
-        rows = admission.states_rows(command, loaded.model, loaded.context)
-        return self._join(command, rows)
+        rows = admission.states_rows(request, goal, loaded.model, loaded.context)
+        return self._join(request, rows)
 
-    def read_activations(self, command: m.ReadActivations) -> m.Started:
+    def read_activations(self, request: m.Request, goal: m.ReadActivations) -> m.Started:
         loaded = self._language_model()
-        rows = admission.activation_rows(command, loaded.model, loaded.context, loaded.saes)
-        return self._join(command, rows)
+        rows = admission.activation_rows(request, goal, loaded.model, loaded.context, loaded.saes)
+        return self._join(request, rows)
 
     def cancel(self, command: m.Cancel) -> None:
         self.beside.cancel(command.id)
@@ -237,30 +239,26 @@ class Commands:
             raise Refusal("MODEL_NOT_LOADED", "this engine holds no language model")
         return self.loaded
 
-    def _read_lens(self, command: m.Lens, file: LensFile | None) -> m.Started:
+    def _read_lens(self, request: m.Request, goal: m.Lens, file: LensFile | None) -> m.Started:
         loaded = self._language_model()
-        rows = admission.lens_rows(command, loaded.model, loaded.context, loaded.unembedding, file)
-        return self._join(command, rows)
+        where = loaded.model, loaded.context, loaded.unembedding
+        return self._join(request, admission.lens_rows(request, goal, *where, file))
 
-    def _write(self, command: m.Generate, grammar: Grammar | None) -> m.Started:
+    def _write(self, request: m.Request, goal: m.Generate, grammar: Grammar | None) -> m.Started:
         loaded = self._language_model()
         rows = admission.rows_of(
-            command,
+            request,
+            goal,
             loaded.model,
             loaded.context,
             loaded.kv_tokens,
+            loaded.saes,
             constrain=grammar.constraint if grammar else None,
         )
-        seeded = command.sampling.seed is not None
-        return self._begin(command, rows[:: command.n], rows, is_seeded=seeded)
+        return self._begin(request, rows[:: goal.n], rows)
 
     def _begin(
-        self,
-        command: m.Generate | m.Score | m.Embed,
-        prompts: list[BatchRow],
-        rows: list[BatchRow],
-        *,
-        is_seeded: bool = False,
+        self, request: m.Request, prompts: list[BatchRow], rows: list[BatchRow]
     ) -> m.Started:
         """Let the rows of a request join the batch; `prompts` has the first row of each prompt.
 
@@ -272,18 +270,14 @@ class Commands:
         if isinstance(loaded, LoadedModel):
             for row in rows:
                 loaded.saes.prepare(row.steering)
-            loaded.observers.begin(command, rows, loaded.saes)
-        loaded.batch.add(rows, is_seeded=is_seeded, client=command.client)
-        return m.Started(command.id, [len(row.prompt) for row in prompts])
+            loaded.observers.begin(request, rows, loaded.saes)
+        loaded.batch.add(rows, is_seeded=request.goal.is_seeded, client=request.client)
+        return m.Started(request.id, [len(row.prompt) for row in prompts])
 
-    def _join(
-        self,
-        command: m.Lens | m.Attribute | m.ReadStates | m.ReadActivations,
-        rows: list[BatchRow],
-    ) -> m.Started:
+    def _join(self, request: m.Request, rows: list[BatchRow]) -> m.Started:
         """Let rows join the batch that no observer reads."""
-        self._language_model().batch.add(rows, is_seeded=False, client=command.client)
-        return m.Started(command.id, [len(row.prompt) for row in rows])
+        self._language_model().batch.add(rows, is_seeded=False, client=request.client)
+        return m.Started(request.id, [len(row.prompt) for row in rows])
 
 
 METHODS: Mapping[type[m.Command], Callable[[Commands, Any], m.Event | None]] = MappingProxyType(
@@ -299,18 +293,27 @@ METHODS: Mapping[type[m.Command], Callable[[Commands, Any], m.Event | None]] = M
         m.Explore: Commands.explore,
         m.Promote: Commands.promote,
         m.Fit: Commands.fit,
-        m.Generate: Commands.generate,
-        m.Score: Commands.score,
-        m.Embed: Commands.embed,
-        m.Lens: Commands.lens,
-        m.Attribute: Commands.attribute,
-        m.ReadStates: Commands.read_states,
-        m.ReadActivations: Commands.read_activations,
+        m.Request: Commands.run,
         m.Cancel: Commands.cancel,
         m.Stop: Commands.stop,
     }
 )
 """The method of each command."""
+
+BEGINNINGS: Mapping[type[m.Goal], Callable[[Commands, m.Request, Any], m.Started | None]] = (
+    MappingProxyType(
+        {
+            m.Generate: Commands.generate,
+            m.Score: Commands.score,
+            m.Embed: Commands.embed,
+            m.Lens: Commands.lens,
+            m.Attribute: Commands.attribute,
+            m.ReadStates: Commands.read_states,
+            m.ReadActivations: Commands.read_activations,
+        }
+    )
+)
+"""The method that begins a request with each goal. It is refused, answered Started, or answered later."""
 
 
 def _threads(loaded: LoadedModel | LoadedEncoder, most: int) -> Threads:

@@ -27,9 +27,8 @@ from steerserve.worker.model.transformer import Report, configuration
 from steerserve.worker.model.unembedding import Unembedding
 from steerserve.worker.observers.monitor import FeatureMonitor
 from steerserve.worker.observers.observers import Observers
-from steerserve.worker.observers.pools import Pools
+from steerserve.worker.observers.part_reads import PartReads
 from steerserve.worker.observers.sensing import SensingObserver
-from steerserve.worker.observers.taps import Taps
 from steerserve.worker.rows.constrain import Grammars
 from steerserve.worker.sae import sites
 
@@ -51,9 +50,7 @@ class LoadedModel:
         self.context = min(model.model_max_context, self.kv_tokens - model.row_tokens)
         self.monitor = FeatureMonitor(model.special_tokens)
         self.sensing = SensingObserver(model.decode, lambda: self.monitor.whole)
-        self.observers = Observers(
-            [self.monitor, Taps(model.decode_token), Pools(model.special_tokens), self.sensing]
-        )
+        self.observers = Observers([self.monitor, PartReads(), self.sensing])
         self.saes = HookedSaes(
             model.dtype,
             self._check_room,

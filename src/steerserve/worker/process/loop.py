@@ -35,16 +35,6 @@ Seen = TypeVar("Seen")
 _CODE_OF_FAILURE = {Activity.LOAD: "MODEL_LOAD_FAILED", Activity.SAE: "SAE_LOAD_FAILED"}
 """The code of an unexpected error in a command, by what the engine was doing; else INTERNAL_ERROR."""
 
-_REQUESTS = (
-    m.Generate,
-    m.Score,
-    m.Embed,
-    m.Lens,
-    m.Attribute,
-    m.ReadStates,
-    m.ReadActivations,
-)
-
 
 def main(link: socket.socket, log_level: str, log_format: str, word: Word) -> None:
     """Run the engine until its socket closes or it is told to stop. Its heartbeats are written into `word`."""
@@ -127,14 +117,16 @@ class Worker:
     def _live_waits(self) -> bool:
         """Whether a request has come that does not yield."""
         return any(
-            isinstance(command, _REQUESTS) and not clients.is_in_background(command.client)
+            isinstance(command, m.Request) and not clients.is_in_background(command.client)
             for command in self._wire.pending()
         )
 
     def _timed(self, command: m.Command) -> AbstractContextManager[None]:
         """The time of a command is a turn. Nobody is served during a load."""
-        is_load = isinstance(command, m.Load)
-        return nullcontext() if is_load else self._turns.timed(type(command).__name__)
+        if isinstance(command, m.Load):
+            return nullcontext()
+        named = command.goal if isinstance(command, m.Request) else command
+        return self._turns.timed(type(named).__name__)
 
     def _step(self, batch: Batch | Passes) -> None:
         self._pulse.doing(Activity.DECODE)
@@ -213,4 +205,4 @@ def _refuse() -> None:
 
 
 def _says_something(outcome: m.Outcome) -> bool:
-    return not isinstance(outcome, m.Piece) or bool(outcome.text or outcome.finish)
+    return not isinstance(outcome, m.Piece) or bool(outcome.text or outcome.finish or outcome.parts)

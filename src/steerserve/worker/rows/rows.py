@@ -7,17 +7,16 @@ other rows or of the cache.
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
 import torch
 from msgspec import structs
 from torch import Tensor
 
 from steerserve.messages import (
-    Diverged,
     Embedded,
     FinishReason,
     Outcome,
@@ -29,13 +28,14 @@ from steerserve.messages import (
     Suppressed,
     TokenScore,
 )
+from steerserve.parts.part import pack
+from steerserve.parts.row_part import RowPart
 from steerserve.rules.residency.memory_needs import LENGTH_STEP
 from steerserve.worker import memory
 from steerserve.worker.model.kv import CacheSlot
 from steerserve.worker.rows import sampling
 from steerserve.worker.rows.constrain import RowConstraint
-from steerserve.worker.rows.divergence import Diverging
-from steerserve.worker.rows.logprobs import Written, distributions
+from steerserve.worker.rows.distributions import NO_CHANCE, distributions
 from steerserve.worker.rows.steering import RowSteering
 from steerserve.worker.rows.text import TextStream
 from steerserve.worker.sae.sites import Site
@@ -46,7 +46,6 @@ ECHO_POSITIONS = 64
 """The positions of a prompt that are scored at once, because log-probabilities over a large vocabulary take memory."""
 
 NOT_FINITE = ("NON_FINITE_LOGITS", "the model produced NaN or infinite logits")
-_NO_CHANCE = ("NON_FINITE_LOGITS", "a reported token has a logit of -infinity")
 
 RowName = tuple[int, int]
 """The name of one row: the id of its request, and the number of its choice."""
@@ -54,13 +53,11 @@ RowName = tuple[int, int]
 
 @dataclass(slots=True)
 class Writing:
-    """A completion: how its tokens are chosen, their text, and what is asked for of each token: its log-probabilities,
-    or the distance from the model without steering."""
+    """A completion: how its tokens are chosen, and their text."""
 
     sampler: sampling.Sampler
     text: TextStream
     constraint: RowConstraint | None = None
-    written: Written | Diverging | None = None
 
 
 @dataclass(slots=True)
@@ -113,7 +110,7 @@ class Scoring:
             top, logprob = one.top, one.logprob
             # NaN when all are -inf
             if not all(score > -torch.inf for score in (logprob, *(t.logprob for t in top))):
-                self.refusal = row.refused(*_NO_CHANCE)
+                self.refusal = row.refused(*NO_CHANCE)
                 return
             if top and all(other.token != token for other in top):
                 top.append(TokenScore(token, self.text_of(token), logprob))
@@ -136,7 +133,7 @@ class Scoring:
             wanted = logprobs.shape[0]
         scores = self._described(_largest(logprobs, max(1, wanted)), logprobs)
         if not all(score.logprob > -torch.inf for score in scores):  # NaN when all are -inf
-            return row.refused(*_NO_CHANCE)
+            return row.refused(*NO_CHANCE)
         top = scores[:wanted]
         return Scored(row.request, row.choice, scores[0], top, self.prompt, self.prompt_text)
 
@@ -150,65 +147,49 @@ class Scoring:
 
 @dataclass(slots=True)
 class Rereading(Scoring):
-    """Reads a finished completion again without steering, for what is asked of its tokens. `held` are the last outcomes
-    of the completion, which wait for it."""
+    """Reads the tokens of a finished completion again without steering, for its parts that need that. `held` are its
+    last outcomes, which wait for them."""
 
-    written: Written | Diverging = field(kw_only=True)
+    finished: BatchRow = field(kw_only=True)
     held: list[Ending] = field(kw_only=True)
 
     def reads_from(self, row: BatchRow) -> int:
         """The position of the last token before those that were written."""
-        return len(row.prompt) - len(self.written.tokens) - 1
+        return len(self.finished.prompt) - 1
 
     def read_prompt(self, row: BatchRow, logits: Tensor, start: int) -> None:
-        """Take the distributions after the positions from `start` on, of logits [T, vocabulary]: those of the tokens
+        """Give the parts the logits after the positions from `start` on, of logits [T, vocabulary]: those of the tokens
         that were written."""
         begin, end = max(start, self.reads_from(row)), min(start + len(logits), len(row.prompt) - 1)
         for at in range(begin, end, ECHO_POSITIONS):
             upto = min(at + ECHO_POSITIONS, end)
-            part = logits[at - start : upto - start]
-            if not bool((part < torch.inf).all()):  # NaN compares false
+            some = logits[at - start : upto - start]
+            if not bool((some < torch.inf).all()):  # NaN compares false
                 self.refusal = row.refused(*NOT_FINITE)
                 return
-            tokens = row.prompt[at + 1 : upto + 1]
-            self.written.read_plain(part, tokens)
+            for part in self.finished.parts:
+                if part.needs_plain:
+                    part.read_plain(row.prompt[at + 1 : upto + 1], some)
 
-    def finish(self, row: BatchRow) -> list[Ending]:
-        """The outcomes that waited, with what was asked for."""
+    def finish(self) -> list[Ending]:
+        """The outcomes that waited, with what the parts give.
+
+        Raises:
+            Exception: an error of a part.
+        """
         if self.refusal is not None:
             return [self.refusal]
         *before, last = self.held
-        if isinstance(self.written, Diverging):
-            found = self.written
-            if not all(map(math.isfinite, (*found.divergences, *found.likelihoods))):
-                return [row.refused(*_NO_CHANCE)]
-            assert isinstance(last, Piece)
-            name = last.id, last.choice, found.text, found.tokens
-            read = found.divergences, found.likelihoods, found.words
-            return [*before, Diverged(*name, *read), last]
-        return [*before, with_written(last, self.written)]
+        return [*before, self.finished.with_parts(last)]
 
 
-def reread(row: BatchRow, held: list[Ending]) -> BatchRow | None:
-    """The row that reads the tokens of a finished row again without steering; None where that was not asked for."""
-    if not isinstance(row.goal, Writing) or row.goal.written is None:
-        return None
-    written = row.goal.written
-    if not written.needs_plain:
-        return None
-    goal = Rereading(1.0, None, None, str, str, is_echoed=True, written=written, held=list(held))
+def reread(row: BatchRow, held: list[Ending]) -> BatchRow:
+    """The row that reads the tokens of a finished row again without steering."""
+    goal = Rereading(1.0, None, None, str, str, is_echoed=True, finished=row, held=held)
     # a choice of its own, because the observers know the finished row by its name
     name = row.request, -1 - row.choice
-    return BatchRow(
-        *name, [*row.prompt, *row.out], Suppressed(), goal, client=row.client, yields=row.yields
-    )
-
-
-def with_written(last: Ending, written: Written | None) -> Ending:
-    """The last piece of a row, with the log-probabilities that were asked for."""
-    if written is None or not isinstance(last, Piece):
-        return last
-    return structs.replace(last, written=written.told())
+    tokens = [*row.prompt, *row.out]
+    return BatchRow(*name, tokens, Suppressed(), goal, client=row.client, yields=row.yields)
 
 
 def _largest(values: Tensor, count: int) -> Tensor:
@@ -302,7 +283,8 @@ class BatchRow:
     `is_stream` its tokens are sent to the client as they come. `seconds` is how long the engine has worked for it,
     without decode passes. `steering` is its plan,
     resolved for its tokens. With `may_reuse` it may begin with keys and values that another row has computed; with
-    `needs_exact` only with those that have the bits which it would compute itself."""
+    `needs_exact` only with those that have the bits which it would compute itself. `parts` serve what its request asks
+    for beside its goal, and `fault` is an error of one of them in a pass."""
 
     request: int
     choice: int
@@ -322,6 +304,8 @@ class BatchRow:
     yields: bool = False
     is_stream: bool = False
     seconds: float = 0.0
+    parts: list[RowPart] = field(default_factory=list)
+    fault: Exception | None = None
     steering: RowSteering = field(init=False)
 
     def __post_init__(self) -> None:
@@ -395,13 +379,48 @@ class BatchRow:
                     "the model produced NaN or infinite logits; a strong steering value is a common cause",
                 )
             ]
-        readings = self.steering.readings()
         self.out.append(token)
         text, finish = self._take(token, token in end_tokens)
-        if isinstance(self.goal.written, Diverging):
-            self.goal.written.text += text
-        piece = Piece(self.request, self.choice, text, len(self.out), finish, readings=readings)
-        return [piece]
+        return [Piece(self.request, self.choice, text, len(self.out), finish)]
+
+    def tell_parts(self, token: int, logits: Tensor) -> None:
+        """Tell the parts that a token was drawn from these logits [vocabulary].
+
+        Raises:
+            Exception: an error of a part; a Refusal NON_FINITE_LOGITS where a reading is no number.
+        """
+        readings, first = self.steering.readings(), 0
+        for part in self.parts:
+            end = first + len(part.directions)
+            try:
+                part.draw(token, logits, readings[first:end])
+            except Exception as error:
+                raise part.refusal(error) from error
+            first = end
+
+    @property
+    def needs_plain(self) -> bool:
+        """Whether the model must read the row's tokens again without steering."""
+        return any(part.needs_plain for part in self.parts)
+
+    def with_parts(self, outcome: Ending) -> Ending:
+        """The outcome with what the parts give.
+
+        Raises:
+            Exception: an error of a part.
+        """
+        if not self.parts or not isinstance(outcome, Piece | Scored):
+            return outcome
+        is_last = isinstance(outcome, Scored) or outcome.finish is not None
+        told: dict[str, msgspec.Raw] = {}
+        for part in self.parts:
+            try:
+                chunk = part.chunk(is_last=is_last)
+            except Exception as error:
+                raise part.refusal(error) from error
+            if chunk is not None:
+                told[part.name] = pack(chunk)
+        return structs.replace(outcome, parts=told)
 
     def _take(self, token: int, is_end: bool) -> tuple[str, FinishReason | None]:
         assert isinstance(self.goal, Writing)

@@ -47,8 +47,8 @@ class RowSteering:
     """The steering of one row. `prompt` and `out` are the row's own lists of tokens, and `out` grows.
 
     With `counted`, it is counted where the edits of the row act; `counted` has the edits among the values that the plan
-    adds, and `begin` gets all others that the row has at its start. The projections on the directions `watched` are
-    read in each pass, at the last position of the row.
+    adds, and `begin` gets all others that the row has at its start. The projections on the directions `watched`, those
+    that the row's parts read, are read in each pass, at the last position of the row.
     """
 
     def __init__(
@@ -59,14 +59,13 @@ class RowSteering:
         facts: TokenFacts = TokenFacts(),
         spans: Sequence[Span] = (),
         counted: tuple[Edit, ...] | None = None,
-        watched: Sequence[Direction] = (),
     ) -> None:
         self.plan = plan
         self.counted = counted
         self._listed: dict[Edit, int] = {}
         self._same: dict[Edit, int] = {}
         self.begin(())
-        self.watched = tuple(watched)
+        self.watched: Sequence[Direction] = ()
         self._seen: dict[Direction, float] = {}
         self.epoch = 0
         self._prompt = prompt

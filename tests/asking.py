@@ -1,0 +1,86 @@
+"""Requests to an engine, as tests write them: what is asked for beside the goal is given by its name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from steerserve import messages as m
+from steerserve.parts.activations.form import ACTIVATIONS, Tap
+from steerserve.parts.divergence.form import DIVERGENCE, Divergence
+from steerserve.parts.logprobs.form import LOGPROBS, Logprobs
+from steerserve.parts.pool.form import POOL, Pool
+from steerserve.parts.readings.form import READINGS, Readings
+from steerserve.parts.registry import parts
+from steerserve.rules.steering.vector import Direction
+
+Prompts = Sequence[m.Prompt]
+
+
+def asked(
+    *,
+    tap: Tap | None = None,
+    pool: Pool | None = None,
+    logprobs: Logprobs | None = None,
+    divergence: Divergence | None = None,
+    readings: Sequence[Direction] = (),
+) -> dict[str, msgspec.Raw]:
+    """The parts of a request."""
+    return {
+        **ACTIVATIONS.ask(tap),
+        **POOL.ask(pool),
+        **LOGPROBS.ask(logprobs),
+        **DIVERGENCE.ask(divergence),
+        **READINGS.ask(Readings(tuple(readings)) if readings else None),
+    }
+
+
+PARTS = ("tap", "pool", "logprobs", "divergence", "readings")
+_GOAL = ("n", "constraint", "is_stream")
+
+
+def generate(
+    number: int,
+    prompts: Prompts,
+    sampling: m.Sampling | None = None,
+    plan: m.Plan = m.Suppressed(),
+    **more: Any,
+) -> m.Request:
+    """A request to write text. `more` has fields of the goal, of the request, and parts."""
+    goal = {name: more.pop(name) for name in _GOAL if name in more}
+    wanted = {name: more.pop(name) for name in PARTS if name in more}
+    return m.Request(
+        id=number,
+        goal=m.Generate(sampling=sampling or m.Sampling(), **goal),
+        prompts=list(prompts),
+        plan=plan,
+        parts=asked(**wanted),
+        **more,
+    )
+
+
+def score(
+    number: int,
+    prompts: Prompts,
+    temperature: float = 1.0,
+    top: int | None = None,
+    allowed: list[int] | None = None,
+    echo: m.Echo | None = None,
+    **more: Any,
+) -> m.Request:
+    """A request to score the tokens after prompts. `more` has fields of the request, and parts."""
+    wanted = {name: more.pop(name) for name in PARTS if name in more}
+    goal = m.Score(temperature=temperature, top=top, allowed=allowed, echo=echo)
+    return m.Request(id=number, goal=goal, prompts=list(prompts), parts=asked(**wanted), **more)
+
+
+def read(number: int, prompts: Prompts, goal: m.Goal, **more: Any) -> m.Request:
+    """A request with another goal."""
+    return m.Request(id=number, goal=goal, prompts=list(prompts), **more)
+
+
+def told(outcome: m.Event | m.Outcome, name: str) -> Any:
+    """What an outcome has of a part; None where it has nothing."""
+    return parts()[name].read(getattr(outcome, "parts", {}))
