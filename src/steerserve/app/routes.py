@@ -50,9 +50,7 @@ from steerserve.openai.intake import Intake
 
 def inference(owners: Owners) -> list[APIRouter]:
     """The routers of `/v1`."""
-    parts = render.AnswerParts(
-        owners.generation, owners.settings, owners.metrics, owners.features.labels, owners.runs
-    )
+    parts = render.AnswerParts(owners.generation, owners.settings, owners.metrics, owners.runs)
     intake = _intake(owners)
     answering = [
         chat_routes.router(intake, parts),

@@ -25,6 +25,7 @@ from steerserve.control.inference.corpora import Corpora
 from steerserve.control.inference.effects import EffectMeasurements
 from steerserve.control.inference.generate import Generation
 from steerserve.control.inference.lenses import Lenses
+from steerserve.control.inference.lookups import Lookups
 from steerserve.control.inference.measuring import VectorMeasurements
 from steerserve.control.inference.queue import Queue
 from steerserve.control.inference.runs import Runs
@@ -365,8 +366,7 @@ class Owners:
             self.monitoring,
             self.sensing,
             self.circuit_sensing,
-            self.edit_parts,
-            self.corpus_results,
+            Lookups(self.edit_parts, self.features, self.corpus_results),
         )
         self.bus.subscribe(self.generation.took)
         self.runs = self._runs()
@@ -395,7 +395,6 @@ class Owners:
             self.served,
             self.conductor,
             self.serving,
-            self.features,
             self.metrics,
         )
 

@@ -41,7 +41,7 @@ from steerserve.control.inference.lens_views import AttributionAnswer, LensAnswe
 from steerserve.control.inference.views import TokenizedText
 from steerserve.control.models.views import ModelList
 from steerserve.rules import near_names
-from steerserve.rules.inference import fields
+from steerserve.rules.inference import fields, names
 from steerserve.rules.inference.lens import AttributedPositions, AttributionMethod
 
 if TYPE_CHECKING:
@@ -199,7 +199,7 @@ class Service(Noun[Mode]):
     ) -> Steps[NDArray[np.float32]]:
         """The vectors of texts: float32 [texts, width]. They are never steered."""
         one: Service[Mode] = self
-        _refuse_unknown("embed", fields.EMBEDDINGS, body)
+        _refuse_unknown("embed", names.EMBEDDINGS, body)
         named = yield from one._model(model)
         whole = {"model": named, "input": [texts] if isinstance(texts, str) else texts, **body}
         reply = yield from answered(Call("POST", "/v1/embeddings", body=whole), one.retries)
@@ -503,7 +503,7 @@ class AsyncClient(Service[Awaited]):
             await response.aclose()
 
 
-_METHODS = {CHAT: ("chat", fields.CHAT), COMPLETIONS: ("complete", fields.COMPLETIONS)}
+_METHODS = {CHAT: ("chat", names.CHAT), COMPLETIONS: ("complete", names.COMPLETIONS)}
 
 
 def _refuse_unknown(method: str, route: str, body: Mapping[str, object]) -> None:

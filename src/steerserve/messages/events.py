@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
+from msgspec import structs
 
 from steerserve.messages.sensing import SensedEdges, SensedSpans, Window
 from steerserve.messages.values import ChatTemplate, Message
@@ -331,6 +333,11 @@ class TokenScore(Message, frozen=True):
     token: int
     text: str
     logprob: float
+
+
+def without_blanks(scores: Sequence[TokenScore]) -> list[TokenScore]:
+    """Candidates without the blanks with which their texts begin."""
+    return [structs.replace(one, text=one.text.removeprefix(" ")) for one in scores]
 
 
 class Distribution(Message, frozen=True):

@@ -3,12 +3,14 @@ converted by them while the service runs."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, NotRequired
+from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import ConfigDict, WithJsonSchema, with_config
 from typing_extensions import TypedDict
 
 from steerserve.errors import TABLE
+from steerserve.parts.part import load
+from steerserve.parts.registry import parts
 
 CLOSED = ConfigDict(extra="forbid")
 Finish = Literal["stop", "length"]
@@ -22,76 +24,15 @@ class TokenUsage(TypedDict):
     total_tokens: int
 
 
-class TokenActivation(TypedDict):
-    """The activation of one feature; a feature without a label has no field `label`."""
-
-    index: int
-    value: float
-    label: NotRequired[str]
-    weight: NotRequired[float]
-
-
-class TokenActivations(TypedDict):
-    """The activations at one token. `position` counts from the beginning of the prompt."""
-
-    position: int
-    token_id: int
-    features: list[TokenActivation]
-
-
-class SaeActivations(TypedDict):
-    """The activations that a request asks for, and the SAE that they were read from."""
-
-    sae_id: str
-    layer: int
-    read_point: Literal["post_steering", "pre_steering", "unsteered"]
-    positions: list[TokenActivations]
-    note: str
-
-
-class TokenLogprob(TypedDict):
-    """A token, and its log-probability in nats."""
-
-    token_id: int
-    token: str
-    logprob: float
-
-
-class WrittenDistribution(TypedDict):
-    """The log-probability of a generated token, and the most probable tokens in its place, most probable first."""
-
-    logprob: float
-    top: list[TokenLogprob]
-
-
-class WrittenLogprobs(TypedDict):
-    """A generated token under the steered model and under the model without steering, as far as these were asked for.
-    `choice` is there where the answer has several."""
-
-    choice: NotRequired[int]
-    token_id: int
-    token: str
-    steered: NotRequired[WrittenDistribution]
-    plain: NotRequired[WrittenDistribution]
-
-
-class TokenReadings(TypedDict):
-    """What a probe or a vector reads at `site` of `layer`, with a value for each generated token: at the position from
-    which the token was drawn. `choice` is there where the answer has several."""
-
-    choice: NotRequired[int]
-    id: str
-    layer: int
-    site: str
-    values: list[float]
-
-
-class ServiceBlock(TypedDict):
-    """What an answer has beside the OpenAI protocol."""
-
-    sae_activations: NotRequired[SaeActivations]
-    logprobs: NotRequired[list[WrittenLogprobs]]
-    readings: NotRequired[list[TokenReadings]]
+ServiceBlock: Any = TypedDict(  # type: ignore[misc]
+    "ServiceBlock",
+    {
+        name: NotRequired[load(kind)]
+        for part in parts().values()
+        for name, kind in part.told.items()
+    },
+)
+ServiceBlock.__doc__ = "What an answer has beside the OpenAI protocol."
 
 
 class EditReport(TypedDict):

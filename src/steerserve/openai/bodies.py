@@ -14,13 +14,17 @@ from pydantic import (
     Tag,
     ValidationError,
     WithJsonSchema,
+    create_model,
 )
 
 from steerserve.errors import Refusal
+from steerserve.parts.bodies import Body, WholeBody
+from steerserve.parts.part import load
+from steerserve.parts.registry import body_fields
 from steerserve.rules import field_faults
 from steerserve.rules.bounds import NAME_CHARACTERS, STEERED_FEATURES
-from steerserve.rules.inference import activations, fields
-from steerserve.rules.steering import interventions, readings
+from steerserve.rules.inference import fields
+from steerserve.rules.steering import interventions
 from steerserve.rules.steering import placed as steering
 
 SEED_MAXIMUM = 2**32 - 1
@@ -31,18 +35,6 @@ NAME_MAXIMUM = 64
 Kind = TypeVar("Kind", bound=BaseModel)
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Name = Annotated[str, Field(min_length=1, max_length=NAME_CHARACTERS)]
-
-
-class Body(BaseModel):
-    """Types are not converted; unknown fields are kept, so that they can be reported."""
-
-    model_config = ConfigDict(strict=True, extra="allow")
-
-
-class WholeBody(Body):
-    """The base of objects in which `rules/inference/fields.py` refuses unknown fields."""
-
-    model_config = ConfigDict(json_schema_extra={"additionalProperties": False})
 
 
 class ContentPart(Body):
@@ -83,26 +75,6 @@ class ResponseFormat(WholeBody):
     json_schema: JsonSchema | None = None
 
 
-class Positions(WholeBody):
-    """The positions from `start` up to but without `end`, counted from the beginning of the prompt."""
-
-    start: Annotated[int, Field(ge=0)]
-    end: Annotated[int, Field(ge=1)]
-
-
-class ReturnActivations(WholeBody):
-    """The SAE activations that the answer carries."""
-
-    sae_id: str | None = None
-    layer: Annotated[int, Field(ge=0)] | None = None
-    features: list[int] | None = None
-    top_k: int | None = None
-    positions: Literal["last", "prompt", "completion", "all"] | Positions | None = None
-    read_point: Literal["post_steering", "pre_steering"] | None = None
-    stream_positions: bool | None = None
-    rank: Literal["value", "share", "rarity"] | None = None
-
-
 class SteeredFeatureBody(WholeBody):
     """A feature of an attached SAE, and its value. `sae_id` and `layer` name the SAE where several are attached."""
 
@@ -132,18 +104,8 @@ Metadata = Annotated[
 _INTERVENTIONS = {"anyOf": [interventions.schema(), {"type": "null"}]}
 
 
-class ReturnLogprobs(WholeBody):
-    """The log-probabilities of the generated tokens that the answer carries: under the steered model, and under the
-    model without steering, which reads the same tokens. `top` is the number of alternatives to list for each token."""
-
-    top: Annotated[int, Field(ge=0, le=LOGPROBS_MAXIMUM)] | None = None
-    of: Annotated[list[Literal["steered", "plain"]], Field(min_length=1, max_length=2)] | None = (
-        None
-    )
-
-
 class Written(Body):
-    """The fields that all routes share which write text."""
+    """The fields that all routes share which write text. The fields of parts are among them too (`with_parts`)."""
 
     model: Name
     stream: bool | None = None
@@ -156,15 +118,6 @@ class Written(Body):
     sae_steering: SaeSteeringBody | None = None
     interventions: Annotated[object, WithJsonSchema(_INTERVENTIONS)] = None
     return_steering_report: bool | None = None
-    return_logprobs: ReturnLogprobs | None = None
-    return_readings: (
-        Annotated[
-            list[Annotated[str, Field(min_length=1, max_length=100)]],
-            Field(min_length=1, max_length=readings.NAMED_MAXIMUM),
-        ]
-        | None
-    ) = None
-    return_sae_activations: ReturnActivations | None = None
 
 
 class Sampled(Written):
@@ -344,14 +297,34 @@ _HEADERS = (
 )
 
 
+@cache
+def with_parts(kind: type[Kind]) -> type[Kind]:
+    """A body with the fields of all parts, where it is one that writes text."""
+    if not issubclass(kind, Written):
+        return kind
+    fields: dict[str, Any] = {
+        name: (load(field.kind) | None, None) for name, field in body_fields().items()
+    }
+    made: type[Kind] = create_model(
+        kind.__name__, __base__=kind, __module__=kind.__module__, __doc__=kind.__doc__, **fields
+    )
+    return made
+
+
+def of_parts(body: Body) -> dict[str, Any]:
+    """The values that a body has for the fields of parts, and for those beside which they are asked for."""
+    return {name: getattr(body, name) for name in type(body).model_fields}
+
+
 def validated(kind: type[Kind], raw: dict[str, object]) -> Kind:
-    """The body of a request.
+    """The body of a request, with the fields of parts.
 
     Raises:
         Refusal: naming the location of the first fault.
     """
     try:
-        return kind.model_validate(raw)
+        body: Kind = with_parts(kind).model_validate(raw)
+        return body
     except ValidationError as error:
         problems = error.errors(include_url=False, include_input=False)
         # a value of a union has one error for each branch: report the branch that matched deepest, and prefer an error
@@ -391,7 +364,7 @@ _ELSEWHERE = {
 
 _CODES = {
     "response_format": "RESPONSE_FORMAT_UNSUPPORTED",
-    activations.FIELD: "SAE_ACTIVATIONS_REFUSED",
+    **{name: field.code for name, field in body_fields().items()},
 }
 _PROMPTS = frozenset({"text-prompt", "text-prompts", "id-prompt", "id-prompts"})
 _ITEMS = frozenset({_MESSAGE_ITEM, _REASONING_ITEM})
@@ -414,7 +387,7 @@ def _location(parts: tuple[int | str, ...]) -> str:
 def documented(kind: type[BaseModel]) -> dict[str, object]:
     """The body and the headers of a route for the API description. The route itself reads both from the request."""
     return {
-        **described(kind),
+        **described(with_parts(kind)),
         "parameters": [
             {"name": name, "in": "header", "description": text, "schema": {"type": "string"}}
             for name, text in _HEADERS

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 
 from steerserve.errors import Refusal
 from steerserve.openai.bodies import ID_PROMPT, kind_of_prompt
+from steerserve.parts.registry import parts
 from steerserve.rules.bounds import STEERED_FEATURES
-from steerserve.rules.inference import activations, fields
+from steerserve.rules.inference import names
 from steerserve.rules.steering import request as sae_steering
 from steerserve.settings import Settings
 
@@ -22,7 +23,7 @@ STOP_CHARACTERS = 1000
 """Characters of a stop string. The end of a text is compared with stop strings at every token."""
 
 
-_CONVERSATION = {fields.CHAT: "messages", fields.RESPONSES: "input"}
+_CONVERSATION = {names.CHAT: "messages", names.RESPONSES: "input"}
 """Route -> the field with its conversation."""
 
 
@@ -34,12 +35,12 @@ def check(route: str, body: dict[str, object], settings: Settings) -> None:
             many features.
     """
     _at_most("the body", body, FIELDS_MAXIMUM, "fields")
-    if route == fields.EMBEDDINGS:
+    if route == names.EMBEDDINGS:
         _at_most("input", body.get("input"), settings.embeddings_max_inputs, "of them")
         return
-    if route == fields.COMPLETIONS and kind_of_prompt(body.get("prompt")) != ID_PROMPT:
+    if route == names.COMPLETIONS and kind_of_prompt(body.get("prompt")) != ID_PROMPT:
         _at_most("prompt", body.get("prompt"), settings.max_prompts, "of them")
-    if route == fields.CHAT:
+    if route == names.CHAT:
         extra = body.get("extra_messages")
         _at_most("extra_messages", extra, settings.max_extra_messages, "conversations")
     if route in _CONVERSATION:
@@ -49,11 +50,8 @@ def check(route: str, body: dict[str, object], settings: Settings) -> None:
         _at_most("include", body.get("include"), FIELDS_MAXIMUM, "names")
     allowed = body.get("allowed_token_ids")
     _at_most("allowed_token_ids", allowed, settings.scoring_max_entries, "token ids")
-    asked = body.get(activations.FIELD)
-    if isinstance(asked, dict):
-        where, features = f"{activations.FIELD}.features", asked.get("features")
-        limit = settings.sae_activations_max_entries
-        _at_most(where, features, limit, "features", "SAE_ACTIVATIONS_REFUSED")
+    for part in parts().values():
+        part.check_counts(body, settings)
     steering = body.get(sae_steering.FIELD)
     if isinstance(steering, dict):
         where, limit = f"{sae_steering.FIELD}.features", STEERED_FEATURES
@@ -109,7 +107,7 @@ def _conversations(route: str, body: dict[str, object]) -> Iterator[tuple[str, l
     first = _CONVERSATION[route]
     if isinstance(messages := body.get(first), list):
         yield first, messages
-    extra = body.get("extra_messages") if route == fields.CHAT else None
+    extra = body.get("extra_messages") if route == names.CHAT else None
     for index, conversation in enumerate(extra if isinstance(extra, list) else []):
         if isinstance(conversation, list):
             yield f"extra_messages[{index}]", conversation

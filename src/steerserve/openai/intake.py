@@ -24,9 +24,10 @@ from steerserve.control.steering.reading import DocumentReader
 from steerserve.errors import Refusal
 from steerserve.openai import bodies, counts, response_body, response_shape, shape, values
 from steerserve.openai.values import IntentBase, invalid
+from steerserve.parts.registry import parts
 from steerserve.rules import clients, json_faults, json_reading, json_size
 from steerserve.rules.bounds import INFERENCE_BODY_VALUES, NAME_CHARACTERS
-from steerserve.rules.inference import activations, fields
+from steerserve.rules.inference import fields, names
 from steerserve.rules.inference.intent import (
     ClientIntent,
     EmbedIntent,
@@ -47,9 +48,9 @@ CLIENT = "steerserve.client"
 """The key of the scope under which a request that the service makes itself has its client."""
 
 _PREFIXES = {
-    fields.CHAT: f"{shape.CHAT.prefix}-",
-    fields.COMPLETIONS: f"{shape.COMPLETION.prefix}-",
-    fields.RESPONSES: f"{response_shape.PREFIX}_",
+    names.CHAT: f"{shape.CHAT.prefix}-",
+    names.COMPLETIONS: f"{shape.COMPLETION.prefix}-",
+    names.RESPONSES: f"{response_shape.PREFIX}_",
 }
 """How the ids of a route's answers begin."""
 
@@ -94,7 +95,7 @@ class Intake:
 
     async def chat(self, request: Request) -> Accepted[GenerateIntent | ScoreIntent]:
         """A chat request."""
-        return self._chat(await self._open(await self._arrived(request), fields.CHAT))
+        return self._chat(await self._open(await self._arrived(request), names.CHAT))
 
     def _chat(self, opened: _Opened) -> Accepted[GenerateIntent | ScoreIntent]:
         body, settings = bodies.validated(bodies.ChatBody, opened.body), self._settings
@@ -118,7 +119,7 @@ class Intake:
         scoring = values.score(
             body,
             settings,
-            opened.body,
+            names.CHAT,
             base=opened.base,
             prompts=prompts,
             top=top,
@@ -131,24 +132,29 @@ class Intake:
         self, request: Request
     ) -> tuple[Accepted[GenerateIntent], bodies.ResponseBody]:
         """A chat that is answered as a response, and its body. Activations are sent at the end, also in a stream."""
-        return self._response(await self._open(await self._arrived(request), fields.RESPONSES))
+        return self._response(await self._open(await self._arrived(request), names.RESPONSES))
 
     def _response(self, opened: _Opened) -> tuple[Accepted[GenerateIntent], bodies.ResponseBody]:
         body = bodies.validated(bodies.ResponseBody, opened.body)
         prompts = (response_body.conversation(body),)
-        intent = self._written(response_body.as_chat(body), opened, prompts)
-        if intent.activations is not None:
-            intent = replace(intent, activations=replace(intent.activations, is_streamed=False))
-        return opened.accept(intent), body
+        return opened.accept(
+            self._written(response_body.as_chat(body), opened, prompts, source=body)
+        ), body
 
     def _written(
-        self, body: bodies.ChatBody, opened: _Opened, prompts: tuple[Prompt, ...], n: int = 1
+        self,
+        body: bodies.ChatBody,
+        opened: _Opened,
+        prompts: tuple[Prompt, ...],
+        n: int = 1,
+        source: bodies.ResponseBody | None = None,
     ) -> GenerateIntent:
-        """The intent to answer conversations."""
+        """The intent to answer conversations. `source` is the body of a response."""
         return values.generate(
             body,
             self._settings,
-            opened.body,
+            names.CHAT if source is None else names.RESPONSES,
+            source=source,
             base=opened.base,
             prompts=prompts,
             n=n,
@@ -161,7 +167,7 @@ class Intake:
 
     async def completion(self, request: Request) -> Accepted[GenerateIntent | ScoreIntent]:
         """A text completion request."""
-        return self._completion(await self._open(await self._arrived(request), fields.COMPLETIONS))
+        return self._completion(await self._open(await self._arrived(request), names.COMPLETIONS))
 
     def _completion(self, opened: _Opened) -> Accepted[GenerateIntent | ScoreIntent]:
         body, settings = bodies.validated(bodies.CompletionBody, opened.body), self._settings
@@ -172,7 +178,7 @@ class Intake:
             scoring = values.score(
                 body,
                 settings,
-                opened.body,
+                names.COMPLETIONS,
                 base=opened.base,
                 prompts=prompts,
                 top=body.logprobs,
@@ -184,7 +190,7 @@ class Intake:
         intent = values.generate(
             body,
             settings,
-            opened.body,
+            names.COMPLETIONS,
             base=opened.base,
             prompts=prompts,
             special=special,
@@ -195,7 +201,7 @@ class Intake:
 
     async def embedding(self, request: Request) -> Accepted[EmbedIntent]:
         """An embeddings request."""
-        opened = await self._open(await self._arrived(request), fields.EMBEDDINGS)
+        opened = await self._open(await self._arrived(request), names.EMBEDDINGS)
         given = opened.body.get("input")
         if isinstance(given, list) and given and isinstance(given[0], int | list):
             raise invalid(
@@ -221,10 +227,10 @@ class Intake:
             Refusal: every refusal of such a request.
         """
         opened = await self._open(_Arrived(dict(body), client), route)
-        if route == fields.RESPONSES:
+        if route == names.RESPONSES:
             accepted: Accepted[Any] = self._response(opened)[0]
         else:
-            accepted = (self._chat if route == fields.CHAT else self._completion)(opened)
+            accepted = (self._chat if route == names.CHAT else self._completion)(opened)
         return accepted.intent, accepted.model
 
     async def _arrived(self, request: Request) -> _Arrived:
@@ -244,7 +250,7 @@ class Intake:
         counts.check(route, raw, self._settings)
         is_strict = fields.is_strict(arrived.strict)
         model, profile = await self.model(raw.get("model"))
-        engine = fields.CHECKPOINT if isinstance(model, Refusal) else model.engine
+        engine = names.CHECKPOINT if isinstance(model, Refusal) else model.engine
         fields.check_honoured(route, fields.changing(raw, route), engine, raw)
         fields.check_named_profile(profile, route, engine)
         fields.check_whole(route, raw)
@@ -338,7 +344,8 @@ class _Opened:
             raise self.model
         row = self.model.row
         if not isinstance(intent, EmbedIntent):
-            activations.check_engine(intent.activations, row.engine)
+            for name, asked in intent.parts.items():
+                parts()[name].check_engine(asked, row.engine)
             architecture.check_generates(row.name, row.architecture, row.engine)
         return Accepted(
             replace(intent, may_load=fields.may_load(self.policy)), self.model, self.sent

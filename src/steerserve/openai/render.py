@@ -7,7 +7,7 @@ import asyncio
 import base64
 import struct
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 
@@ -26,7 +26,7 @@ from steerserve.control.inference.generate import (
     Scored,
     Started,
 )
-from steerserve.control.inference.positions import TextWithReadings, paired
+from steerserve.control.inference.positions import late_parts, with_own_chunks
 from steerserve.control.inference.runs import Runs
 from steerserve.control.metrics import Metrics
 from steerserve.errors import Refusal
@@ -36,16 +36,12 @@ from steerserve.openai import headers as service_headers
 from steerserve.openai.chunks import Chunks
 from steerserve.openai.intake import Accepted, Kind
 from steerserve.openai.shape import (
-    UNSTEERED,
     AnswerChoice,
     AnswerShape,
-    activations,
-    logprobs,
-    readings,
+    service,
+    service_of_token,
     steering,
 )
-from steerserve.parts.activations.form import ACTIVATIONS, Reading
-from steerserve.parts.readings.form import READINGS
 from steerserve.rules.inference.intent import EmbedIntent, GenerateIntent, ScoreIntent
 from steerserve.settings import Settings
 
@@ -53,18 +49,15 @@ log = structlog.get_logger(__name__)
 DONE = b"data: [DONE]\n\n"
 _json = msgspec.json.Encoder().encode
 
-LabelsOf = Callable[[str], Awaitable[Mapping[int, str]]]
-
 
 @dataclass(frozen=True, slots=True)
 class AnswerParts:
     """The parts of the service that make an answer. `metrics` counts the failures of streams, whose status 200 was sent
-    before; `labels_of` gives the labels of an SAE's features; `runs` records answers."""
+    before; `runs` records answers."""
 
     generation: Generation
     settings: Settings
     metrics: Metrics
-    labels_of: LabelsOf
     runs: Runs
 
 
@@ -108,14 +101,12 @@ async def embed(request: Request, accepted: Accepted[EmbedIntent], parts: Answer
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A request that the engine has started, the headers of its answer, and its remaining events. `labels` are the
-    labels of the SAE whose activations the request asks for."""
+    """A request that the engine has started, the headers of its answer, and its remaining events."""
 
     run: Run
     started: Started
     headers: dict[str, str]
     events: AsyncIterator[Started | Outcome]
-    labels: Mapping[int, str]
 
 
 async def serve(
@@ -162,10 +153,8 @@ async def _start(stack: AsyncExitStack, accepted: Accepted[Kind], parts: AnswerP
         limit=parts.settings.ignored_fields_header_max_bytes,
         is_shared=parts.settings.enable_continuous_batching,
     )
-    tapped = run.admitted.tapped
-    labels = await parts.labels_of(tapped.sae_id) if tapped else {}
     watched = parts.runs.watched(sent, intent, run, started, events)
-    return Opened(run, started, headers, watched, labels)
+    return Opened(run, started, headers, watched)
 
 
 async def gather(
@@ -173,17 +162,13 @@ async def gather(
 ) -> tuple[list[AnswerChoice], dict[str, object]]:
     """The whole choices of an answer, and its `service` object, which is empty where the request asks for none."""
     choices = [AnswerChoice() for _ in range(intent.choices)]
-    service: dict[str, object] = {}
     async for outcome in opened.events:
         match outcome:
             case Piece():
                 choices[outcome.choice].take(outcome)
-                service |= activations_of(intent, opened, outcome)
             case Scored() if isinstance(intent, ScoreIntent):
                 choices[outcome.choice].score(outcome, intent)
-                service |= activations_of(intent, opened, outcome)
-    service |= logprobs_of(intent, choices)
-    return choices, service | readings_of(opened, choices)
+    return choices, service(opened.run, choices)
 
 
 async def _fold(
@@ -192,7 +177,7 @@ async def _fold(
     intent: GenerateIntent | ScoreIntent,
     opened: Opened,
 ) -> dict[str, object]:
-    choices, service = await gather(intent, opened)
+    choices, told = await gather(intent, opened)
     return {
         "id": base["id"],
         "object": shape.whole,
@@ -202,7 +187,7 @@ async def _fold(
         "usage": _usage(opened.started, choices),
         "system_fingerprint": opened.run.fingerprint,
         **steering(opened.run, intent, choices),
-        **({"service": service} if service else {}),
+        **({"service": told} if told else {}),
     }
 
 
@@ -215,53 +200,42 @@ async def _stream(
     parts: AnswerParts,
 ) -> AsyncIterator[bytes]:
     """The server-sent events of an answer: the role, the pieces of text, the finish reason with the usage, `[DONE]`. A
-    failure is sent as an error event before `[DONE]`. Activations have a chunk at the end, or with `stream_positions`
-    each position's are in the chunk of its token, as readings always are."""
+    failure is sent as an error event before `[DONE]`. What parts of the request tell has a chunk at the end, or is in
+    the chunks of its tokens."""
 
     chunks = Chunks(base, shape)
-    is_streamed = intent.activations is not None and intent.activations.is_streamed
+    run, late = opened.run, late_parts(opened.run.admitted)
     async with stack:
         choices = [AnswerChoice() for _ in range(intent.choices)]
-        service: dict[str, object] = {}
         if shape.is_chat:
             for index in range(len(choices)):
                 yield chunks.chunk([shape.opening(index)])
         try:
-            parted = paired(opened.events) if is_streamed else opened.events
-            async for written in with_waits(parted):
-                piece: Started | Outcome | None
-                if isinstance(written, TextWithReadings):
-                    piece, read = written.piece, _read(intent, opened, written.readings)
+            events = with_own_chunks(opened.events, late) if late else opened.events
+            async for outcome in with_waits(events):
+                if not isinstance(outcome, Piece | Scored):
+                    yield COMMENT if outcome is None else chunks.chunk([])
+                    continue
+                index = outcome.choice
+                if isinstance(outcome, Scored):
+                    assert isinstance(intent, ScoreIntent)
+                    choices[index].score(outcome, intent)
+                    end = shape.choice(index, choices[index], intent)
                 else:
-                    piece, read = written, {}
-                match piece:
-                    case Piece():
-                        index = piece.choice
-                        choices[index].take(piece)
-                        if not is_streamed:
-                            service |= activations_of(intent, opened, piece)
-                        read = _with_readings(opened, piece, read, len(choices))
-                        if read:
-                            yield chunks.chunk([shape.delta(index, piece.text, None)], **read)
-                        elif piece.text:
-                            yield chunks.text(index, piece.text)
-                        if piece.finish is None:
-                            continue
-                        end = shape.delta(index, "", piece.finish)
-                    case Scored():
-                        assert isinstance(intent, ScoreIntent)
-                        index = piece.choice
-                        choices[index].score(piece, intent)
-                        if not is_streamed:
-                            service |= activations_of(intent, opened, piece)
-                        end = shape.choice(index, choices[index], intent)
-                    case _:
-                        yield COMMENT if written is None else chunks.chunk([], **read)
+                    choices[index].take(outcome)
+                    told = service_of_token(run, outcome, len(choices)) if outcome.parts else {}
+                    if told:
+                        new = [shape.delta(index, outcome.text, None)] if outcome.text else []
+                        yield chunks.chunk(new, service=told)
+                    elif outcome.text:
+                        yield chunks.text(index, outcome.text)
+                    if outcome.finish is None:
                         continue
+                    end = shape.delta(index, "", outcome.finish)
                 yield chunks.chunk([end], **_ending(opened, intent, choices))
-            service |= logprobs_of(intent, choices)
-            if service:
-                yield chunks.chunk([], service=service)
+            at_end = service(run, choices, is_streamed=True)
+            if at_end:
+                yield chunks.chunk([], service=at_end)
         except Exception as error:
             yield event(_json(failure(error, parts)))
         yield DONE
@@ -314,62 +288,6 @@ def _embedding(vector: bytes, is_base64: bool) -> msgspec.Raw:
     if is_base64:
         return msgspec.Raw(_json(base64.b64encode(vector).decode()))
     return msgspec.Raw(_json([number for (number,) in struct.iter_unpack("<f", vector)]))
-
-
-def service_of(
-    intent: GenerateIntent | ScoreIntent, opened: Opened, readings: Sequence[Reading]
-) -> dict[str, object]:
-    asked = intent.activations
-    assert asked is not None
-    read_point = UNSTEERED if isinstance(intent, ScoreIntent) else asked.read_point
-    told = activations(
-        opened.run, readings, read_point, opened.labels, is_streamed=asked.is_streamed
-    )
-    return {"sae_activations": told}
-
-
-def activations_of(
-    intent: GenerateIntent | ScoreIntent, opened: Opened, outcome: Piece | Scored
-) -> dict[str, object]:
-    """The activations that come with an outcome."""
-    found = ACTIVATIONS.read(outcome.parts)
-    return {} if found is None else service_of(intent, opened, found)
-
-
-def logprobs_of(
-    intent: GenerateIntent | ScoreIntent, choices: Sequence[AnswerChoice]
-) -> dict[str, object]:
-    """The log-probabilities of the generated tokens, where they are asked for."""
-    if isinstance(intent, ScoreIntent) or intent.logprobs is None:
-        return {}
-    return {"logprobs": logprobs(choices)}
-
-
-def readings_of(opened: Opened, choices: Sequence[AnswerChoice]) -> dict[str, object]:
-    """The readings of the generated tokens, where they are asked for."""
-    if not opened.run.admitted.watched:
-        return {}
-    read = {index: choice.readings for index, choice in enumerate(choices)}
-    return {"readings": readings(opened.run, read, has_several=len(choices) > 1)}
-
-
-def _with_readings(
-    opened: Opened, piece: Piece, read: dict[str, object], choices: int
-) -> dict[str, object]:
-    """What a chunk has beside its choices, with the readings of its token."""
-    found = READINGS.read(piece.parts)
-    if found is None:
-        return read
-    told = readings(opened.run, {piece.choice: [found]}, has_several=choices > 1)
-    service = read.get("service")
-    return {"service": {**(service if isinstance(service, dict) else {}), "readings": told}}
-
-
-def _read(
-    intent: GenerateIntent | ScoreIntent, opened: Opened, readings: Sequence[Reading]
-) -> dict[str, object]:
-    """What a chunk has beside its choices: the readings of its token, where there are any."""
-    return {"service": service_of(intent, opened, readings)} if readings else {}
 
 
 def _usage(started: Started, choices: list[AnswerChoice]) -> dict[str, int]:

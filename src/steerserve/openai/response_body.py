@@ -9,7 +9,7 @@ from steerserve.errors import Refusal
 from steerserve.openai import bodies
 from steerserve.openai.values import invalid
 from steerserve.rules.inference import intent
-from steerserve.rules.inference.fields import LOGPROBS
+from steerserve.rules.inference.names import OUTPUT_LOGPROBS
 
 _NAMES = {"response_format": "text.format", "messages": "input", "max_tokens": "max_output_tokens"}
 """The fields of chats that a response has under another name."""
@@ -29,34 +29,23 @@ def conversation(body: bodies.ResponseBody) -> intent.Conversation:
 
 
 def as_chat(body: bodies.ResponseBody) -> bodies.ChatBody:
-    """The body as that of a chat, without its conversation.
+    """The body as that of a chat, without its conversation and its parts.
 
     Raises:
-        Refusal: RESPONSE_FORMAT_UNSUPPORTED for a schema without a name, or the other way round; INVALID_PARAMETER for
-            `top_logprobs` without log-probabilities, and for log-probabilities that are asked for twice.
+        Refusal: RESPONSE_FORMAT_UNSUPPORTED for a schema without a name, or the other way round.
     """
     shared = {*bodies.Written.model_fields, *bodies.Dialed.model_fields}
     fields = {name: getattr(body, name) for name in shared}
     return bodies.ChatBody.model_construct(
         max_tokens=body.max_output_tokens,
         response_format=_format(body.text),
-        **fields | {"return_logprobs": _logprobs(body)},
+        **fields,
     )
 
 
 def has_logprobs(body: bodies.ResponseBody) -> bool:
     """Whether the text of the response has log-probabilities."""
-    return LOGPROBS in (body.include or ())
-
-
-def _logprobs(body: bodies.ResponseBody) -> bodies.ReturnLogprobs | None:
-    if not has_logprobs(body):
-        if body.top_logprobs:
-            raise invalid("top_logprobs", f"needs include: [{LOGPROBS!r}]")
-        return body.return_logprobs
-    if body.return_logprobs is not None:
-        raise invalid("include", "log-probabilities cannot be combined with return_logprobs")
-    return bodies.ReturnLogprobs(top=body.top_logprobs)
+    return OUTPUT_LOGPROBS in (body.include or ())
 
 
 def _format(text: bodies.TextOptions | None) -> bodies.ResponseFormat | None:

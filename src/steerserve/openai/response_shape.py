@@ -10,6 +10,7 @@ from steerserve.http.event_stream import event
 from steerserve.openai import bodies
 from steerserve.openai.response_body import has_logprobs
 from steerserve.openai.shape import AnswerChoice
+from steerserve.parts.logprobs.form import LOGPROBS
 
 PREFIX = "resp"
 _json = msgspec.json.Encoder().encode
@@ -78,14 +79,8 @@ class ResponseShape:
         """The log-probabilities of the tokens under the model as it was steered; none where they are not asked for."""
         if not has_logprobs(self.body):
             return []
-        return [
-            {
-                **_token(one.text, one.steered.logprob),
-                "top_logprobs": [_token(other.text, other.logprob) for other in one.steered.top],
-            }
-            for one in choice.written
-            if one.steered is not None
-        ]
+        found = choice.told(LOGPROBS)
+        return LOGPROBS.tell_inside(found[-1]) if found else []
 
     def _response(
         self, status: str, output: list[dict[str, object]], usage: dict[str, object] | None
@@ -141,10 +136,6 @@ def status_of(choice: AnswerChoice) -> str:
     """The status of a response whose text has ended."""
     assert choice.finish is not None
     return _STATUS[choice.finish]
-
-
-def _token(text: str, logprob: float) -> dict[str, object]:
-    return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
 
 
 def _format(text: bodies.TextOptions | None) -> dict[str, object]:

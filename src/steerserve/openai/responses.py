@@ -16,9 +16,9 @@ from steerserve.http.event_stream import COMMENT, EventStream, with_waits
 from steerserve.openai import answers, bodies, render
 from steerserve.openai.intake import Accepted, Intake
 from steerserve.openai.render import AnswerParts, Opened
-from steerserve.openai.response_body import as_sent, has_logprobs, named_as_sent
+from steerserve.openai.response_body import as_sent, named_as_sent
 from steerserve.openai.response_shape import Events, ResponseShape, status_of
-from steerserve.openai.shape import AnswerChoice, steering
+from steerserve.openai.shape import AnswerChoice, service, steering
 from steerserve.rules.inference.intent import GenerateIntent
 
 
@@ -65,11 +65,9 @@ def _whole(
     choice: AnswerChoice,
     intent: GenerateIntent,
     opened: Opened,
-    service: dict[str, object],
+    told: dict[str, object],
 ) -> dict[str, object]:
-    if has_logprobs(shape.body):
-        service = {name: value for name, value in service.items() if name != "logprobs"}
-    more = steering(opened.run, intent, [choice]) | ({"service": service} if service else {})
+    more = steering(opened.run, intent, [choice]) | ({"service": told} if told else {})
     return shape.whole(choice, sum(opened.started.prompt_tokens), **more)
 
 
@@ -83,7 +81,6 @@ async def _stream(
     """The events of a response: it begins, its message and the part with the text begin, the pieces of text, and the
     ends of all of them. A failure ends the stream with `response.failed`."""
     events, choice = Events(shape.item_id), AnswerChoice()
-    service: dict[str, object] = {}
     async with stack:
         for kind in ("response.created", "response.in_progress"):
             yield events.write(kind, response=shape.begun())
@@ -97,20 +94,17 @@ async def _stream(
                         yield COMMENT
                     case Piece():
                         choice.take(outcome)
-                        service |= render.activations_of(intent, opened, outcome)
                         if outcome.text:
                             yield events.of_text(
                                 "response.output_text.delta", delta=outcome.text, logprobs=[]
                             )
-            service |= render.logprobs_of(intent, [choice])
-            service |= render.readings_of(opened, [choice])
             text, status = "".join(choice.text), status_of(choice)
             logprobs = shape.logprobs(choice)
             yield events.of_text("response.output_text.done", text=text, logprobs=logprobs)
             yield events.of_text("response.content_part.done", part=shape.part(choice))
             item = shape.item(status, choice)
             yield events.write("response.output_item.done", output_index=0, item=item)
-            whole = _whole(shape, choice, intent, opened, service)
+            whole = _whole(shape, choice, intent, opened, service(opened.run, [choice]))
             yield events.write(f"response.{status}", response=whole)
         except Exception as error:
             told = as_sent(error) if isinstance(error, Refusal) else error

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec.structs import replace
 
 from steerserve.control.inference.generate import (
-    Distribution,
     EditActs,
     Piece,
     PromptToken,
@@ -18,18 +17,14 @@ from steerserve.control.inference.generate import (
     Scored,
     TokenScore,
 )
-from steerserve.parts.activations.form import Reading
-from steerserve.parts.logprobs.form import LOGPROBS, WrittenToken
-from steerserve.parts.readings.form import READINGS
-from steerserve.rules.inference.activations import labelled
+from steerserve.messages import without_blanks
+from steerserve.parts.part import Part
+from steerserve.parts.registry import parts
 from steerserve.rules.inference.intent import GenerateIntent, ScoreIntent
 from steerserve.rules.steering.account import Listed
 from steerserve.rules.text_offsets import place_tokens
 
-NOTE = "the last sampled token has no activation: no forward pass reads it"
-UNSTEERED = "unsteered"
-"""The read point of a scoring request."""
-NOTE_SCORED = "a scoring pass reads the prompt only"
+Chunk = TypeVar("Chunk")
 
 
 @dataclass(slots=True)
@@ -42,23 +37,30 @@ class AnswerChoice:
     scored: Scored | None = None
     is_changed: bool = False
     acts: Sequence[EditActs] = ()
-    written: Sequence[WrittenToken] = ()
-    readings: list[Sequence[float]] = field(default_factory=list)
+    parts: dict[str, list[msgspec.Raw]] = field(default_factory=dict)
 
     def take(self, piece: Piece) -> None:
         self.is_changed = self.is_changed or piece.is_changed
         self.acts = piece.acts or self.acts
-        self.written = LOGPROBS.read(piece.parts) or self.written
-        readings = READINGS.read(piece.parts)
-        if readings is not None:
-            self.readings.append(readings)
+        self.hear(piece)
         self.text.append(piece.text)
         self.tokens = piece.tokens
         self.finish = piece.finish
 
+    def hear(self, outcome: Piece | Scored) -> None:
+        """Keep what parts of the request gave."""
+        for name, raw in outcome.parts.items():
+            self.parts.setdefault(name, []).append(raw)
+
+    def told(self, part: Part[Any, Chunk]) -> list[Chunk]:
+        """What a part gave, in its order."""
+        kept = ({part.name: raw} for raw in self.parts.get(part.name, ()))
+        return [found for one in kept if (found := part.read(one)) is not None]
+
     def score(self, scored: Scored, intent: ScoreIntent) -> None:
         """Take the scores of a prompt. The text of a scored choice is its one best token, behind the prompt where the
         prompt is echoed."""
+        self.hear(scored)
         echoed = [_prompt_text(scored, intent)] if intent.is_echoed else []
         self.text = [*echoed, scored.best.text] if intent.max_tokens else echoed
         self.tokens = intent.max_tokens
@@ -153,53 +155,6 @@ def steering(
     return told
 
 
-def logprobs(choices: Sequence[AnswerChoice]) -> list[dict[str, object]]:
-    """The log-probabilities of the tokens of an answer. An answer of several choices names the choice of each token."""
-    return [
-        {
-            **({"choice": index} if len(choices) > 1 else {}),
-            "token_id": one.token,
-            "token": text,
-            **({"steered": _distribution(one.steered, one.text, text)} if one.steered else {}),
-            **({"plain": _distribution(one.plain, one.text, text)} if one.plain else {}),
-        }
-        for index, choice in enumerate(choices)
-        for one, text in zip(choice.written, _texts(choice), strict=True)
-    ]
-
-
-def _texts(choice: AnswerChoice) -> list[str]:
-    """The text of each token that was written, as the answer has it."""
-    return place_tokens("".join(choice.text), [one.text for one in choice.written])[0]
-
-
-def readings(
-    run: Run, read: Mapping[int, Sequence[Sequence[float]]], *, has_several: bool
-) -> list[dict[str, object]]:
-    """The readings of the tokens of choices: for each probe or vector and layer a value for each token. `read` has by
-    the number of a choice the projections of its tokens."""
-    return [
-        {
-            **({"choice": index} if has_several else {}),
-            "id": one.id,
-            "layer": one.direction.layer,
-            "site": one.direction.site,
-            "values": [one.value(projections[place]) for projections in tokens],
-        }
-        for index, tokens in read.items()
-        for place, one in enumerate(run.admitted.watched)
-    ]
-
-
-def _distribution(one: Distribution, whole: str, text: str) -> dict[str, object]:
-    """The distribution at the place of a token, which is `whole` inside a text and is `text` in the answer."""
-    top = _without_blanks(one.top) if whole == " " + text else one.top
-    return {
-        "logprob": one.logprob,
-        "top": [{"token_id": t.token, "token": t.text, "logprob": t.logprob} for t in top],
-    }
-
-
 def _acts(at: int, entry: Listed, acts: Sequence[EditActs], layers: list[int]) -> dict[str, object]:
     """One entry of a report: its acts in all choices, and at all layers of a vector."""
     made = [one for one in acts if one.number == entry.number]
@@ -224,36 +179,34 @@ def _runs(entry: Listed, choices: Sequence[AnswerChoice]) -> dict[str, object]:
     return {"at": made[0].at if made else []}
 
 
-def activations(
-    run: Run,
-    readings: Sequence[Reading],
-    read_point: str,
-    labels: Mapping[int, str],
-    *,
-    is_streamed: bool,
+def service(
+    run: Run, choices: Sequence[AnswerChoice], *, is_streamed: bool = False
 ) -> dict[str, object]:
-    """The `sae_activations` object of an answer, or of a chunk whose readings are streamed. A feature without a label
-    has no field `label`."""
-    tapped = run.admitted.tapped
-    assert tapped is not None
-    return {
-        "sae_id": tapped.sae_id,
-        "layer": tapped.layer,
-        "read_point": read_point,
-        "positions": [
-            {
-                "position": reading.position,
-                "token_id": reading.token,
-                **({"text": reading.text} if is_streamed else {}),
-                "features": [
-                    labelled(i, value, labels) | ({} if weight is None else {"weight": weight})
-                    for (i, value), weight in zip_longest(reading.features, reading.weights)
-                ],
-            }
-            for reading in readings
-        ],
-        **({} if is_streamed else {"note": NOTE_SCORED if read_point == UNSTEERED else NOTE}),
-    }
+    """What parts tell in the object `service` at the end of an answer. With `is_streamed`, those that told it token by
+    token tell nothing."""
+    texts = ["".join(choice.text) for choice in choices]
+    told: dict[str, object] = {}
+    for name, planned in run.admitted.parts.items():
+        part = parts()[name]
+        if is_streamed and part.is_streamed(planned):
+            continue
+        chunks = {
+            at: choice.told(part) for at, choice in enumerate(choices) if name in choice.parts
+        }
+        if chunks:
+            told |= part.tell(planned, chunks, texts)
+    return told
+
+
+def service_of_token(run: Run, piece: Piece | Scored, count: int) -> dict[str, object]:
+    """What parts tell with one token of a stream with so many choices."""
+    told: dict[str, object] = {}
+    for name, planned in run.admitted.parts.items():
+        part = parts()[name]
+        chunk = part.read(piece.parts) if part.is_streamed(planned) else None
+        if chunk is not None:
+            told |= part.tell(planned, {piece.choice: [chunk]}, [""] * count)
+    return told
 
 
 def _prompt_text(scored: Scored, intent: ScoreIntent) -> str:
@@ -265,12 +218,8 @@ def _prompt_text(scored: Scored, intent: ScoreIntent) -> str:
 def _as_in_text(token: PromptToken, text: str) -> PromptToken:
     """A token with the text that it has in its prompt. Where the prompt begins without the blank of the token, the
     other tokens at its place have no blank either."""
-    top = _without_blanks(token.top) if token.text == " " + text else token.top
+    top = without_blanks(token.top) if token.text == " " + text else token.top
     return replace(token, text=text, top=top)
-
-
-def _without_blanks(scores: Sequence[TokenScore]) -> list[TokenScore]:
-    return [replace(one, text=one.text.removeprefix(" ")) for one in scores]
 
 
 def _listed(top: Sequence[TokenScore], intent: ScoreIntent) -> dict[str, float]:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, TypedDict, cast
 
 import msgspec
 
 from steerserve.errors import Refusal
 from steerserve.openai import bodies
-from steerserve.rules.inference import activations, intent, schema_subset
+from steerserve.parts.part import Sent
+from steerserve.parts.registry import parts
+from steerserve.rules.inference import intent, schema_subset
 from steerserve.rules.saes.attachment import SaeChoice
-from steerserve.rules.steering import interventions, readings
+from steerserve.rules.steering import interventions
 from steerserve.rules.steering import request as sae_steering
 from steerserve.settings import Settings
 
@@ -47,17 +48,18 @@ def conversations(body: bodies.ChatBody) -> tuple[intent.Prompt, ...]:
 def generate(
     body: bodies.Sampled,
     settings: Settings,
-    raw: dict[str, object],
+    route: str,
     *,
     prompts: tuple[intent.Prompt, ...],
     base: IntentBase,
     n: int = 1,
     special: bool = True,
     profile: str | None = None,
+    source: bodies.Written | None = None,
     **more: Any,
 ) -> intent.GenerateIntent:
-    """The intent to write text. `raw` is the body before its validation. `base` has the values that every intent has,
-    and `more` the values that only chats have.
+    """The intent to write text. `base` has the values that every intent has, and `more` the values that only chats
+    have. `source` is the body as it was sent, where `body` was made from it.
 
     Raises:
         Refusal: a count is over its limit, or two fields exclude each other.
@@ -92,38 +94,30 @@ def generate(
         has_special=special,
         steering=steering(body, profile),
         profile=profile,
-        activations=_activations(body, raw, len(prompts), n, settings),
+        parts=_parts(
+            source or body, Sent(route, settings, len(prompts), n, is_stream=bool(body.stream))
+        ),
         is_reported=bool(body.return_steering_report),
-        logprobs=_logprobs(body.return_logprobs),
-        readings=_readings(body.return_readings or ()),
         **more,
         **base,
     )
 
 
-def _readings(named: Sequence[str]) -> tuple[str, ...]:
-    """Raises:
-    Refusal: INVALID_PARAMETER for what is no id of a probe or a vector, and for one that is there twice.
+def _parts(body: bodies.Written, sent: Sent) -> dict[str, Any]:
+    """What the body asks of parts.
+
+    Raises:
+        Refusal: those of the parts.
     """
-    for place, name in enumerate(named):
-        where = f"{readings.FIELD}[{place}]"
-        readings.is_probe(where, name)
-        if name in named[:place]:
-            raise invalid(where, "is there twice")
-    return tuple(named)
-
-
-def _logprobs(asked: bodies.ReturnLogprobs | None) -> intent.WrittenLogprobs | None:
-    if asked is None:
-        return None
-    of = frozenset(asked.of or ["steered"])
-    return intent.WrittenLogprobs(asked.top or 0, "steered" in of, "plain" in of)
+    values = bodies.of_parts(body)
+    asked = {name: part.parse(values, sent) for name, part in parts().items()}
+    return {name: one for name, one in asked.items() if one is not None}
 
 
 def score(
     body: bodies.Sampled,
     settings: Settings,
-    raw: dict[str, object],
+    route: str,
     *,
     prompts: tuple[intent.Prompt, ...],
     top: int | None,
@@ -163,7 +157,7 @@ def score(
         seed=body.seed,
         is_stream=bool(body.stream),
         template=template,
-        activations=_activations(body, raw, len(prompts), 1, settings),
+        parts=_parts(body, Sent(route, settings, len(prompts), is_scored=True)),
         is_echoed=is_echoed,
         max_tokens=max_tokens,
         # a field `profile` without `score_steered` was refused; the name of a model may carry a profile
@@ -191,26 +185,6 @@ def _check_allowed(allowed: Sequence[int], prompts: int, maximum: int) -> None:
             "allowed_token_ids",
             f"the answer would list {len(set(allowed))} tokens for each of {prompts} prompts; at most {maximum} in all",
         )
-
-
-def _activations(
-    body: bodies.Sampled, raw: dict[str, object], prompts: int, n: int, settings: Settings
-) -> activations.Activations | None:
-    asked = raw.get(activations.FIELD)
-    if asked is None:
-        return None
-    parsed = activations.parse(asked, settings.sae_activations_max_top_k)
-    if n > 1:
-        raise Refusal(
-            "SAE_ACTIVATIONS_REFUSED", f"{activations.FIELD} needs n: 1", param=activations.FIELD
-        )
-    if prompts > 1:
-        raise Refusal(
-            "SAE_ACTIVATIONS_REFUSED",
-            f"{activations.FIELD} needs one prompt, and no extra_messages",
-            param=activations.FIELD,
-        )
-    return replace(parsed, is_streamed=parsed.is_streamed and bool(body.stream))
 
 
 def steering(body: bodies.Sampled, profile: str | None) -> sae_steering.RequestSteering | None:

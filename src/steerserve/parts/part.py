@@ -1,37 +1,189 @@
-"""A part of a request: what a request may ask for beside its goal."""
+"""What a part of a request is: its fields in bodies, what it asks of the engine, and what it adds to an answer."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 import msgspec
 
+from steerserve.rules.saes.attachment import AttachedSae
+from steerserve.rules.sensing.ranking import Scales
+from steerserve.rules.steering.named_directions import NamedDirection
+from steerserve.rules.steering.placing import ModelFacts
+
 if TYPE_CHECKING:
     from steerserve.parts.row_part import RowFacts, RowPart
+    from steerserve.settings import Settings
 
-Form = TypeVar("Form", bound=msgspec.Struct)
-Chunk = TypeVar("Chunk", covariant=True)
+Form = TypeVar("Form")
+Chunk = TypeVar("Chunk")
+Known = Mapping[str, Any]
+"""The fields of an object that are read -> the fields of their values that are read; None means any fields."""
 _pack = msgspec.msgpack.Encoder().encode
 
 
-@dataclass(frozen=True)
-class Part(Generic[Form, Chunk]):
-    """One part.
+@dataclass(frozen=True, slots=True)
+class BodyField:
+    """A field of the bodies of `/v1` that belongs to a part.
 
     Attributes:
-        name: names the part on the wire.
-        form: what a row gets.
-        chunk: the type of what a row gives.
-        row: the module and the class that serves a row; only the engine imports it.
+        kind: the module and the name of its type, which only the service imports.
+        is_refused: whether the field is refused where it is not honoured: for a GGUF model, on other routes, and in
+            scoring requests. Otherwise the part itself refuses an engine, and other routes do not use the field.
+        known: the fields of its value; None where the value is no object.
+        code: the code of the refusal of a wrong value.
     """
 
-    name: str
+    kind: str
+    is_refused: bool = True
+    known: Known | None = None
+    code: str = "INVALID_PARAMETER"
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """The request in which a body asks for parts.
+
+    Attributes:
+        route: the route, by its name in `rules/inference/fields.py`.
+        prompts: the number of its prompts, each with `n` choices.
+        is_scored: whether prompts are scored, and no text is written.
+    """
+
+    route: str
+    settings: Settings
+    prompts: int = 1
+    n: int = 1
+    is_stream: bool = False
+    is_scored: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Resident:
+    """What parts know of the resident model when a request has its place there."""
+
+    attached: Sequence[AttachedSae]
+    model: ModelFacts
+    settings: Settings
+
+
+class Lookups(Protocol):
+    """What parts may look up."""
+
+    async def directions(self, where: str, name: str) -> Sequence[NamedDirection]:
+        """The directions of the stored probe or vector with this id. `where` names the id in refusals.
+
+        Raises:
+            Refusal: VECTOR_NOT_FOUND, PROBE_NOT_FOUND; INVALID_PARAMETER for what is no such id, and for a probe
+                without a best layer.
+        """
+
+    async def labels(self, sae_id: str) -> Mapping[int, str]:
+        """The labels of the features of an SAE that have one."""
+
+    async def scales(self, key: str) -> Scales | None:
+        """What corpora tell of the features of the SAE that is attached under this key; None without a corpus."""
+
+
+class Part(Generic[Form, Chunk]):
+    """One part. A class overrides what its part needs.
+
+    A body asks for it with a value of its own (`parse`), in which names are looked up before the request waits for its
+    turn (`resolve`). With the resident model, the value is checked again and becomes a plan (`plan`), whose `form` the
+    engine gets for each row. What rows give is told in the answer (`tell`).
+
+    Attributes:
+        name: names the part in a request and in outcomes.
+        fields: its fields in bodies of chats, text completions and responses, by their names.
+        told: its objects in `service` of an answer: the module and the name of the type of each, by its name.
+        form: what a row gets.
+        chunk: what a row gives.
+        row: the module and the class that serve a row, which only the engine imports.
+        reads_saes: whether it reads attached SAEs.
+        is_late: whether a row gives the chunk of a token with the next token, because it reads the values at the token.
+    """
+
+    name: ClassVar[str]
+    fields: ClassVar[Mapping[str, BodyField]] = MappingProxyType({})
+    told: ClassVar[Mapping[str, str]] = MappingProxyType({})
     form: type[Form]
     chunk: type[Chunk]
-    row: str
+    row: ClassVar[str]
+    reads_saes: ClassVar[bool] = False
+    is_late: ClassVar[bool] = False
+
+    # ------------------------------------------------------------- from the body to the plan
+
+    def parse(self, body: Mapping[str, Any], sent: Sent) -> Any | None:
+        """What a body asks for, whose fields have their types; None where it asks for nothing.
+
+        Raises:
+            Refusal: a value is wrong, or cannot be combined with another one.
+        """
+        return None
+
+    def find_unused(self, body: Mapping[str, Any], route: str) -> list[str]:
+        """The places inside the part's fields of a body that have no effect there. The fields may have any type."""
+        return []
+
+    def check_counts(self, body: Mapping[str, Any], settings: Settings) -> None:
+        """Check the lengths of lists, before the types of a body are checked. The fields may have any type.
+
+        Raises:
+            Refusal: a list is too long.
+        """
+
+    def check_engine(self, asked: Any, engine: str) -> None:
+        """Raises:
+        Refusal: this kind of engine cannot do it.
+        """
+
+    async def resolve(self, asked: Any, look: Lookups) -> Any:
+        """What is asked for, with what its names stand for.
+
+        Raises:
+            Refusal: a name is not known.
+        """
+        return asked
+
+    def plan(self, asked: Any, resident: Resident) -> Any:
+        """What is asked for, for the resident model. Its attribute `form` is what a row gets.
+
+        Raises:
+            Refusal: the resident model cannot do it.
+        """
+        return asked
+
+    async def prepare(self, planned: Any, look: Lookups) -> Any:
+        """The plan with what its answer needs, before the engine begins.
+
+        Raises:
+            Refusal: the answer cannot be made.
+        """
+        return planned
+
+    # ------------------------------------------------------------- from the rows to the answer
+
+    def change(self, planned: Any, chunk: Chunk) -> Chunk:
+        """What a row gave, in the form in which it is told."""
+        return chunk
+
+    def is_streamed(self, planned: Any) -> bool:
+        """Whether a stream has each chunk with the text of its token, and not all of them at its end."""
+        return False
+
+    def tell(
+        self, planned: Any, chunks: Mapping[int, Sequence[Chunk]], texts: Sequence[str]
+    ) -> dict[str, object]:
+        """What is told of the chunks of choices, which are given by the number of the choice. `texts` are those of all
+        choices of the answer."""
+        return {}
+
+    # ------------------------------------------------------------- on the wire
 
     def ask(self, form: Form | None) -> dict[str, msgspec.Raw]:
         """The entry of a request that asks for this; no entry where nothing is asked for."""
@@ -46,16 +198,19 @@ class Part(Generic[Form, Chunk]):
         """What serves a row, in the engine.
 
         Raises:
-            Refusal: the part cannot be had of this row.
+            Refusal: the row cannot have this part.
         """
-        module, name = self.row.split(":")
-        made: Any = getattr(import_module(module), name)(
-            msgspec.msgpack.decode(raw, type=self.form), facts
-        )
+        made: RowPart = load(self.row)(msgspec.msgpack.decode(raw, type=self.form), facts)
         made.name = self.name
-        return made  # type: ignore[no-any-return]
+        return made
 
 
 def pack(value: object) -> msgspec.Raw:
     """A form, or what a row gives, as it travels."""
     return msgspec.Raw(_pack(value))
+
+
+def load(where: str) -> Any:
+    """The object of this module and name: `steerserve.parts.pool.row:PoolRow`."""
+    module, name = where.split(":")
+    return getattr(import_module(module), name)

@@ -11,7 +11,7 @@ from typing import Any
 from steerserve.parts.activations.form import ACTIVATIONS
 from steerserve.parts.divergence.form import DIVERGENCE
 from steerserve.parts.logprobs.form import LOGPROBS
-from steerserve.parts.part import Part
+from steerserve.parts.part import BodyField, Part
 from steerserve.parts.pool.form import POOL
 from steerserve.parts.readings.form import READINGS
 
@@ -34,3 +34,11 @@ def parts() -> Mapping[str, Part[Any, Any]]:
             raise ValueError(f"the entry point {point.value} adds a part {part.name!r} again")
         found[part.name] = part
     return MappingProxyType(found)
+
+
+@cache
+def body_fields() -> Mapping[str, BodyField]:
+    """The fields of all parts in the bodies of `/v1`, by their names."""
+    return MappingProxyType(
+        {name: field for part in parts().values() for name, field in part.fields.items()}
+    )

@@ -32,7 +32,7 @@ def methods() -> list[Method]:
     return found
 
 
-OF_ROWS = ("row", "row_part", "encoded")
+OF_ROWS = ("row", "encoded")
 """The modules of parts that serve rows."""
 
 

@@ -95,7 +95,7 @@ UNCALLED = {
     *("TrainedLens.translated", "Map.read"),
     *("_Past.get_seq_length", "_Past.get_query_offset", "_Past.get_mask_sizes"),
     *("StateReading.discard", "BatchRow.refused", "BatchRow.failed", "Sampler.undo"),
-    *("RowReader.fail", "RowReader.span", "RowReader.read", "ContextRing.add"),
+    *("EncodedPart.encode", "EncodedPart.refusal", "_Copy.fail", "ContextRing.add"),
     *(f"Observer.{name}" for name in ("expect", "settle", "discard", "end", "forget", "detached")),
     *(f"FeatureMonitor.{name}" for name in ("watch", "detached", "read", "read_contexts", "reset")),
     *("SensingObserver.arm", "SensingObserver.detached", "Observers.detached", "Armoury.make"),

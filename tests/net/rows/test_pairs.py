@@ -125,8 +125,8 @@ PARTS: Mapping[str, Callable[[Answer], Any]] = MappingProxyType(
         "recording": lambda answer: [
             answer[f"{kind} 0"] for kind in ("Recorded", "SensedSpans", "SensedEdges")
         ],
-        "choices": lambda answer: len(answer["Piece 1"]),
-        "stream": lambda answer: len(answer["Piece 0"]),
+        "choices": lambda answer: sum(bool(piece["text"]) for piece in answer["Piece 1"]),
+        "stream": lambda answer: len(texts(answer)),
     }
 )
 """What each reader gives of the first choice of an answer."""

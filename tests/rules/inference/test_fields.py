@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from steerserve.errors import Refusal
-from steerserve.rules.inference import activations, fields
-from steerserve.rules.inference.fields import CHAT, CHECKPOINT, COMPLETIONS, EMBEDDINGS, GGUF
+from steerserve.rules.inference import activations, fields, names
+from steerserve.rules.inference.names import CHAT, CHECKPOINT, COMPLETIONS, EMBEDDINGS, GGUF
 from tests import SHARED
 
 TABLE = """
@@ -464,7 +464,7 @@ SCHEMA = {"name": "a", "schema": {}}
             "'value'",
         ),
         (
-            fields.RESPONSES,
+            names.RESPONSES,
             {"return_sae_activations": {"größe": 0}},
             "return_sae_activations.größe",
             "'top_k'",
@@ -495,13 +495,13 @@ SCHEMA = {"name": "a", "schema": {}}
             "json_schema",
         ),
         (
-            fields.RESPONSES,
+            names.RESPONSES,
             {"text": {"format": {"type": "json_object", "schema": {}}}},
             "text.format.schema",
             "json_schema",
         ),
         (
-            fields.RESPONSES,
+            names.RESPONSES,
             {"text": {"format": {"type": "json_schema", **SCHEMA, "json_schema": {}}}},
             "text.format.json_schema",
             "'schema'",
@@ -525,7 +525,7 @@ def test_a_null_inside_what_says_what_is_written_is_no_field() -> None:
         "return_sae_activations": {"top_k": 1, "mood": None},
     }
     fields.check_whole(CHAT, body)
-    fields.check_whole(fields.RESPONSES, {"text": {"format": None, "verbosity": "low"}, **body})
+    fields.check_whole(names.RESPONSES, {"text": {"format": None, "verbosity": "low"}, **body})
 
 
 @settings(deadline=None, derandomize=True)
@@ -761,10 +761,10 @@ def test_echo_is_used_with_log_probabilities_on_text_completions(
 def test_responses_honour_fields_under_their_own_names(
     name: str, value: Any, engines: set[str]
 ) -> None:
-    asking = fields.changing({name: value}, fields.RESPONSES)
+    asking = fields.changing({name: value}, names.RESPONSES)
     for engine in ENGINES:
         if engine in engines:
-            fields.check_honoured(fields.RESPONSES, asking, engine)
+            fields.check_honoured(names.RESPONSES, asking, engine)
         else:
             with pytest.raises(Refusal, match=name):
-                fields.check_honoured(fields.RESPONSES, asking, engine)
+                fields.check_honoured(names.RESPONSES, asking, engine)

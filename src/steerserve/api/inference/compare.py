@@ -30,7 +30,6 @@ from steerserve.api.steering.steering import Value, texts
 from steerserve.control import retry
 from steerserve.control.inference.compare import Compare, Compared, Comparing, Side
 from steerserve.control.inference.generate import Piece
-from steerserve.control.inference.positions import TextWithReadings
 from steerserve.control.inference.views import (
     ComparedSide,
     Comparison,
@@ -42,10 +41,9 @@ from steerserve.control.models.served import ServedModel
 from steerserve.errors import Refusal
 from steerserve.http.disconnect import Disconnected, unless_disconnected
 from steerserve.http.event_stream import COMMENT, EventStream, event, with_waits
-from steerserve.parts.activations.form import Reading
+from steerserve.parts.activations.form import ACTIVATIONS, Reading, parse_value
 from steerserve.rules.bounds import STEERED_FEATURES
 from steerserve.rules.form import Form
-from steerserve.rules.inference import activations
 from steerserve.rules.inference import compare as rules
 from steerserve.rules.inference.intent import GenerateIntent, Prompt, SamplingParameters
 from steerserve.rules.saes.attachment import SaeChoice
@@ -205,24 +203,23 @@ def _failure(refusal: Refusal, compare: Compare, settings: Settings) -> bytes:
 
 
 def _started(compared: Compared) -> CompareStarted:
-    tapped = compared.tapped
+    read = compared.read
     return CompareStarted(
         model=compared.model,
         system_fingerprint=compared.fingerprint,
         prompt_tokens=compared.prompt_tokens,
-        sae=ReadSae(tapped.sae_id, tapped.layer) if tapped else None,
+        sae=ReadSae(read.sae_id, read.layer) if read else None,
         sides=[StartedSide(side=i, **_steered(side)) for i, side in enumerate(compared.sides)],
     )
 
 
-def _written(written: TextWithReadings, compared: Compared) -> Iterator[tuple[str, Form]]:
-    """The events of one piece of text. With activations every token has its event, also where its text is held back."""
-    number, piece = written.choice, written.piece
+def _written(piece: Piece, compared: Compared) -> Iterator[tuple[str, Form]]:
+    """The events of one piece of text. A token whose text is held back has its activations alone, as the tokens of the
+    prompt have."""
+    number = piece.choice
     intensity = compared.sides[number].intensity
-    tokens = [_token(reading, compared) for reading in written.readings]
-    if piece is None:
-        yield "prompt", ComparePrompt(side=number, intensity=intensity, tokens=tokens)
-    elif isinstance(piece, Piece) and (piece.text or piece.finish or tokens):
+    tokens = [_token(reading, compared) for reading in ACTIVATIONS.read(piece.parts) or ()]
+    if piece.text or piece.finish:
         new = tokens[0] if tokens else None
         text = CompareText(
             side=number,
@@ -230,9 +227,11 @@ def _written(written: TextWithReadings, compared: Compared) -> Iterator[tuple[st
             text=piece.text,
             finish_reason=piece.finish,
             completion_tokens=piece.tokens,
-            token=UNSET if compared.tapped is None else new,
+            token=UNSET if compared.read is None else new,
         )
         yield "text", text
+    elif tokens:
+        yield "prompt", ComparePrompt(side=number, intensity=intensity, tokens=tokens)
 
 
 def _token(reading: Reading, compared: Compared) -> ReadToken:
@@ -245,10 +244,11 @@ def _token(reading: Reading, compared: Compared) -> ReadToken:
 
 
 def _features(reading: Reading, compared: Compared) -> list[ReadFeature]:
+    labels = compared.read.labels if compared.read else {}
     weights: list[float | UnsetType] = [*reading.weights]
     weights += [UNSET] * (len(reading.features) - len(weights))
     return [
-        ReadFeature(i, value, compared.labels.get(i, UNSET), weight)
+        ReadFeature(i, value, labels.get(i, UNSET), weight)
         for (i, value), weight in zip(reading.features, weights, strict=True)
     ]
 
@@ -273,7 +273,7 @@ def _side(side: Side, compared: Compared) -> ComparedSide:
 
 
 def _readings(side: Side, compared: Compared) -> SideActivations | None:
-    if side.readings is None or compared.tapped is None:
+    if side.readings is None or compared.read is None:
         return None
     positions = [
         ReadPosition(
@@ -283,7 +283,7 @@ def _readings(side: Side, compared: Compared) -> SideActivations | None:
         )
         for reading in side.readings
     ]
-    sae_id, layer = compared.tapped.sae_id, compared.tapped.layer
+    sae_id, layer = compared.read.sae_id, compared.read.layer
     return SideActivations(sae_id=sae_id, layer=layer, positions=positions)
 
 
@@ -315,10 +315,10 @@ def _intent(body: CompareBody, settings: Settings, request: Request) -> Generate
     else:
         prompt = body.prompt or ""
     intensities = rules.check(body.intensities)
-    asked = None
+    asked = {}
     if body.activations is not None:
-        asked = activations.parse(body.activations, settings.sae_activations_max_top_k)
-        asked = replace(asked, is_streamed=body.stream)
+        read = parse_value(body.activations, settings.sae_activations_max_top_k)
+        asked = {ACTIVATIONS.name: replace(read, is_streamed=body.stream)}
     return GenerateIntent(
         prompts=(prompt,) * len(intensities),
         sampling=SamplingParameters(
@@ -328,7 +328,7 @@ def _intent(body: CompareBody, settings: Settings, request: Request) -> Generate
             seed=body.seed,
         ),
         profile=body.profile,
-        activations=asked,
+        parts=asked,
         sweep=rules.Sweep(
             intensities,
             None if body.steering is None else plain_indices(body.steering),

@@ -31,7 +31,7 @@ from steerserve.engines import gpus as driver
 from steerserve.engines.gpus import torch_version
 from steerserve.errors import Refusal
 from steerserve.messages import Measure, Measured
-from steerserve.rules.inference.fields import CHECKPOINT, GGUF
+from steerserve.rules.inference.names import CHECKPOINT, GGUF
 from steerserve.rules.residency.gpus import Card
 from steerserve.rules.residency.swap import Phase
 from steerserve.rules.units import MIB

@@ -22,7 +22,7 @@ from steerserve.database.batches import AT_ONCE, BatchRow, BatchStore, LineAnswe
 from steerserve.database.files import FileStore
 from steerserve.errors import Refusal
 from steerserve.rules.inference import batches as rules
-from steerserve.rules.inference import fields
+from steerserve.rules.inference import fields, names
 from steerserve.rules.inference.batches import BatchLine, BatchStatus, InputCheck
 from steerserve.settings import Settings
 
@@ -155,7 +155,7 @@ class BatchRun:
     async def _model(self, check: InputCheck) -> ServedModel | None:
         """The one model of all lines; the check notes where there is none."""
         first: ServedModel | None = None
-        route = fields.EMBEDDINGS if self.row.endpoint == "/v1/embeddings" else fields.CHAT
+        route = names.EMBEDDINGS if self.row.endpoint == "/v1/embeddings" else names.CHAT
         for name, line in check.models.items():
             try:
                 model, profile = await self._parts.runner.model(name)

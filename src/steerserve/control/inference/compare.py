@@ -6,18 +6,17 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from steerserve.control.inference.generate import Generation, Piece, Started
-from steerserve.control.inference.positions import TextWithReadings, paired, unpaired
+from steerserve.control.inference.generate import Generation, Outcome, Piece, Started
+from steerserve.control.inference.positions import late_parts, with_own_chunks
 from steerserve.control.metrics import Metrics
 from steerserve.control.models.served import ServedModel, ServedModels
 from steerserve.control.residency.conductor import Conductor
-from steerserve.control.residency.resident import Attachment, Resident
+from steerserve.control.residency.resident import Resident
 from steerserve.control.retry import DefaultedLog
-from steerserve.control.sensing.features import Features
 from steerserve.control.steering.serving import Serving
 from steerserve.errors import Refusal
 from steerserve.messages.events import FinishReason
-from steerserve.parts.activations.form import Reading
+from steerserve.parts.activations.form import ACTIVATIONS, PlannedActivations, Reading
 from steerserve.rules.inference.compare import Overlay
 from steerserve.rules.inference.intent import GenerateIntent
 from steerserve.rules.models import architecture
@@ -42,24 +41,23 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """A comparison, with its sides in the order of the request's intensities. `tapped` is the SAE whose activations the
-    readings have, and `labels` are the labels of its features."""
+    """A comparison, with its sides in the order of the request's intensities. `read` says of which SAE the readings
+    are, and has the labels of its features; None where the request asks for no readings."""
 
     model: str
     fingerprint: str
     prompt_tokens: int
-    tapped: Attachment | None
+    read: PlannedActivations | None
     sides: list[Side] = field(default_factory=list)
-    labels: Mapping[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Comparing:
-    """A comparison that runs. `events` has the texts of all sides as they are written, each with the number of its side
-    as its choice; the sides of `compared` hold the texts so far."""
+    """A comparison that runs. `events` has the pieces of all sides as they are written, each with the number of its
+    side as its choice; the sides of `compared` hold the texts so far."""
 
     compared: Compared
-    events: AsyncIterator[TextWithReadings]
+    events: AsyncIterator[Piece]
 
 
 class Compare:
@@ -71,14 +69,12 @@ class Compare:
         models: ServedModels,
         conductor: Conductor,
         serving: Serving,
-        features: Features,
         metrics: Metrics,
     ) -> None:
         self._generation = generation
         self._models = models
         self._conductor = conductor
         self._serving = serving
-        self._features = features
         self._metrics = metrics
 
     async def model(self) -> ServedModel:
@@ -108,23 +104,21 @@ class Compare:
             assert isinstance(started, Started)
             admitted = run.admitted
             resident = self._conductor.resident
-            tapped = admitted.tapped
+            read: PlannedActivations | None = admitted.parts.get(ACTIVATIONS.name)
             compared = Compared(
                 run.model_name,
                 run.fingerprint,
                 started.prompt_tokens[0],
-                tapped,
+                read,
                 [
                     Side(intensity, plan.overlay or {}, plan.sent, state)
                     for intensity, plan, state in zip(
                         intent.sweep.intensities, admitted.swept, admitted.states, strict=True
                     )
                 ],
-                await self._features.labels(tapped.sae_id) if tapped else {},
             )
-            is_streamed = intent.activations is not None and intent.activations.is_streamed
-            texts = paired(events) if is_streamed else unpaired(events)
-            yield Comparing(compared, self._written(compared, texts, admitted.epoch, resident))
+            pieces = with_own_chunks(events, late) if (late := late_parts(admitted)) else events
+            yield Comparing(compared, self._written(compared, pieces, admitted.epoch, resident))
 
     async def run(self, intent: GenerateIntent, model: ServedModel) -> Compared:
         """The comparison once all sides are complete.
@@ -146,21 +140,21 @@ class Compare:
     async def _written(
         self,
         compared: Compared,
-        events: AsyncIterator[TextWithReadings],
+        events: AsyncIterator[Started | Outcome],
         epoch: int,
         resident: Resident | None,
-    ) -> AsyncIterator[TextWithReadings]:
-        """The events, each noted at its side."""
-        async for event in events:
+    ) -> AsyncIterator[Piece]:
+        """The pieces, each noted at its side."""
+        async for piece in events:
             self._check_epoch(epoch, resident)
-            side = compared.sides[event.choice]
-            if isinstance(event.piece, Piece):
-                side.text += event.piece.text
-                side.tokens, side.finish = event.piece.tokens, event.piece.finish
-            if compared.tapped is not None:
+            assert isinstance(piece, Piece)
+            side = compared.sides[piece.choice]
+            side.text += piece.text
+            side.tokens, side.finish = piece.tokens or side.tokens, piece.finish or side.finish
+            if compared.read is not None:
                 side.readings = side.readings or []
-                side.readings.extend(event.readings)
-            yield event
+                side.readings.extend(ACTIVATIONS.read(piece.parts) or ())
+            yield piece
         self._check_epoch(epoch, resident)
 
     def _check_epoch(self, epoch: int, resident: Resident | None) -> None:

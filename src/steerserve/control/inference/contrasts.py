@@ -84,12 +84,13 @@ class Contrasts:
             for group, given in (("positives", asked.positives), ("negatives", asked.negatives))
             for i, text in enumerate(given)
         ]
+        take = of_part(POOL)
         pool = Pool(attached.key, asked.pool, asked.has_special)
         read = await self._reader.read(
             texts,
             resident,
             m.Request(goal=m.Score(), prompts=(), client=KIND, parts=POOL.ask(pool)),
-            of_part(POOL),
+            take,
             check=lambda: check_held(resident, attached),
             told=lambda count: report(
                 READ_SHARE * count / len(texts), f"{count} of {len(texts)} texts are read"

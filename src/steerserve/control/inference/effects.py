@@ -42,7 +42,7 @@ from steerserve.errors import Refusal
 from steerserve.messages.engine import no_layers
 from steerserve.messages.spelling import Spell
 from steerserve.rules.inference import effects as rules
-from steerserve.rules.inference import fields
+from steerserve.rules.inference import names
 from steerserve.rules.inference.effects import EffectSummary, Written
 from steerserve.rules.inference.intent import Conversation
 from steerserve.rules.models import architecture
@@ -144,7 +144,7 @@ class EffectMeasurements:
         resident = self._conductor.loaded()
         row = resident.row
         await self._store.check_room()
-        if row.engine == fields.GGUF:
+        if row.engine == names.GGUF:
             raise no_layers("INVALID_PARAMETER")
         architecture.check_generates(row.name, row.architecture, row.engine)
         _, facts = resident.running()

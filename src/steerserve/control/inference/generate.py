@@ -18,17 +18,16 @@ from steerserve.control.bus import (
     RequestsHeld,
     UnloadComplete,
 )
-from steerserve.control.inference.planning import Admitted, Planner, activations_of
+from steerserve.control.inference.lookups import Lookups
+from steerserve.control.inference.planning import Admitted, Planner
 from steerserve.control.inference.queue import Queue
 from steerserve.control.metrics import Metrics, Timing
 from steerserve.control.models.served import ServedModel
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.resident import Resident
 from steerserve.control.sensing.circuit_sensing import CircuitSensing
-from steerserve.control.sensing.corpus_results import CorpusResults
 from steerserve.control.sensing.monitoring import Monitoring
 from steerserve.control.sensing.sensing import ClusterSensing
-from steerserve.control.steering.interventions import EditParts
 from steerserve.control.steering.profiles import Profiles
 from steerserve.control.steering.serving import Serving
 from steerserve.database.catalog import ModelRow
@@ -36,11 +35,10 @@ from steerserve.engines.sandbox.pool import LineFull
 from steerserve.engines.sandbox.schemas import Checker
 from steerserve.errors import Refusal
 from steerserve.messages.mailbox import Mailbox
-from steerserve.parts.activations.form import ACTIVATIONS, Reading
 from steerserve.parts.part import pack
+from steerserve.parts.registry import parts
 from steerserve.rules import clients
-from steerserve.rules.inference import batching, fields
-from steerserve.rules.inference.activations import FIELD, Activations
+from steerserve.rules.inference import batching, names
 from steerserve.rules.inference.intent import (
     GenerateIntent,
     Intent,
@@ -48,8 +46,6 @@ from steerserve.rules.inference.intent import (
     ScoreIntent,
 )
 from steerserve.rules.residency import swap
-from steerserve.rules.sensing import ranking
-from steerserve.rules.sensing.ranking import Scales
 from steerserve.rules.steering import dial
 from steerserve.rules.steering.placing import Largest
 from steerserve.rules.steering.request import RequestSteering
@@ -119,8 +115,7 @@ class Generation:
         monitoring: Monitoring,
         sensing: ClusterSensing,
         circuit_sensing: CircuitSensing,
-        edit_parts: EditParts,
-        corpora: CorpusResults,
+        lookups: Lookups,
     ) -> None:
         self._settings = settings
         self._conductor = conductor
@@ -133,8 +128,8 @@ class Generation:
         self._monitoring = monitoring
         self._sensing = sensing
         self._circuit_sensing = circuit_sensing
-        self._edit_parts = edit_parts
-        self._corpora = corpora
+        self._edit_parts = lookups.edit_parts
+        self._lookups = lookups
         self._batched = Queue(settings.cbm_max_queue_size, 0, settings.queue_duration_window)
         self.is_closing = False
         self.active = 0
@@ -184,9 +179,13 @@ class Generation:
             if intent.steering is not None:
                 own = await self._edit_parts.with_vectors(intent.steering)
                 intent = replace(intent, steering=own)
-            if isinstance(intent, GenerateIntent) and intent.readings:
-                watched = await self._edit_parts.watched(intent.readings)
-                intent = replace(intent, watched=watched)
+            if intent.parts:
+                known = parts()
+                resolved = {
+                    name: await known[name].resolve(asked, self._lookups)
+                    for name, asked in intent.parts.items()
+                }
+                intent = replace(intent, parts=resolved)
             sweep = intent.sweep if isinstance(intent, GenerateIntent) else None
             if isinstance(intent, GenerateIntent) and sweep is not None and sweep.own is not None:
                 own = await self._edit_parts.with_vectors(sweep.own)
@@ -215,7 +214,7 @@ class Generation:
         """The sampling parameters of the requests for this model that run without a slot; None where every request
         takes a slot."""
         settings = self._settings
-        if not settings.enable_continuous_batching or row.engine != fields.CHECKPOINT:
+        if not settings.enable_continuous_batching or row.engine != names.CHECKPOINT:
             return None
         is_monitored = settings.cbm_force_serial_monitoring and self._monitoring.key() is not None
         is_sensed = settings.sensing_force_serial and self._sensing.is_armed
@@ -292,11 +291,11 @@ class Generation:
                     attached = list(resident.attachments.values())
                     largest = await self._edit_parts.largest(own, attached)
                 admitted = self._planner.admit(intent, profile, resident, largest)
+                admitted = await self._prepared(admitted)
                 flow.put(admitted)
-                scales = await self._scales(intent, admitted)
                 stream = self._planner.stream(intent, admitted)
-                if scales is not None:
-                    stream = _ranked(stream, *scales)
+                if admitted.parts:
+                    stream = _changed(stream, admitted)
                 constraint = intent.constraint if isinstance(intent, GenerateIntent) else None
                 if constraint is not None:
                     stream = self._validated(intent, constraint, stream)
@@ -311,21 +310,21 @@ class Generation:
         finally:
             timing.ended()
 
-    async def _scales(
-        self, intent: Intent, admitted: Admitted
-    ) -> tuple[Activations, Scales] | None:
-        """The activations that a request asks for, with what they are ranked by; None where they are ranked by value.
+    async def _prepared(self, admitted: Admitted) -> Admitted:
+        """The request with what the answers of its parts need.
 
         Raises:
-            Refusal: INVALID_PARAMETER where nothing is known of the features; DATABASE_UNAVAILABLE.
+            Refusal: those of the parts.
         """
-        asked = activations_of(intent)
-        if asked is None or asked.rank == "value" or admitted.tapped is None:
-            return None
-        scales = await self._corpora.scales(admitted.tapped)
-        if scales is None:
-            raise ranking.unknown(f"{FIELD}.rank")
-        return asked, scales
+        if not admitted.parts:
+            return admitted
+        known = parts()
+        look = replace(self._lookups, resident=admitted.resident)
+        prepared = {
+            name: await known[name].prepare(planned, look)
+            for name, planned in admitted.parts.items()
+        }
+        return replace(admitted, parts=prepared)
 
     async def _validated(
         self,
@@ -359,26 +358,23 @@ class Generation:
             )
 
 
-async def _ranked(
-    stream: AsyncGenerator[Started | Outcome, None], asked: Activations, scales: Scales
+async def _changed(
+    stream: AsyncGenerator[Started | Outcome, None], admitted: Admitted
 ) -> AsyncGenerator[Started | Outcome, None]:
-    """The events of the stream, with the readings in the order that was asked for."""
+    """The events of the stream, with what rows gave in the form in which it is told."""
+    known = parts()
     async with aclosing(stream) as events:
         async for event in events:
-            if isinstance(event, Piece | Scored):
-                found = ACTIVATIONS.read(event.parts)
-                if found is not None:
-                    ordered = [_in_order(one, asked, scales) for one in found]
-                    told = event.parts | {ACTIVATIONS.name: pack(ordered)}
-                    yield structs.replace(event, parts=told)
-                    continue
-            yield event
-
-
-def _in_order(reading: Reading, asked: Activations, scales: Scales) -> Reading:
-    features = ranking.best(reading.features, asked.rank, scales, asked.top_k)
-    weights = [scales.weight(asked.rank, *one) for one in features]
-    return structs.replace(reading, features=features, weights=weights)
+            if isinstance(event, Piece | Scored) and event.parts:
+                told = dict(event.parts)
+                for name, planned in admitted.parts.items():
+                    part = known[name]
+                    chunk = part.read(event.parts)
+                    if chunk is not None and (changed := part.change(planned, chunk)) is not chunk:
+                        told[name] = pack(changed)
+                yield structs.replace(event, parts=told)
+            else:
+                yield event
 
 
 def _own(intent: Intent) -> RequestSteering | None:
@@ -392,7 +388,7 @@ def fingerprint(resident: Resident) -> str:
     """`service:<model>@<revision>:<dtype>/<quantization>:<engine>`. An unknown part is written `unrecorded`."""
     row, facts = resident.row, resident.facts
     revision = row.revision or "unrecorded"
-    if row.engine == fields.GGUF:
+    if row.engine == names.GGUF:
         return (
             f"service:{row.name}@{revision}:unrecorded/{row.gguf_label or 'unrecorded'}:llama.cpp"
         )

@@ -29,8 +29,8 @@ from steerserve.errors import Refusal
 from steerserve.files import local
 from steerserve.files.client_paths import ClientPaths
 from steerserve.messages.engine import no_layers
-from steerserve.rules.inference import fields
 from steerserve.rules.inference import lens as rules
+from steerserve.rules.inference import names
 from steerserve.rules.inference.intent import AttributionIntent, LensIntent
 from steerserve.rules.models import architecture
 
@@ -100,7 +100,7 @@ class Lenses:
         layers = self._layers()
         async with self._generation.open(intent, model) as run:
             found = await _outcome(run, m.Attributed)
-        sae = run.admitted.tapped
+        sae = run.admitted.attributed
         assert sae is not None
         labels = await self._features.labels(sae.sae_id)
         return AttributionAnswer(
@@ -182,7 +182,7 @@ class Lenses:
                 embed.
         """
         row = self._conductor.loaded().row
-        if row.engine == fields.GGUF:
+        if row.engine == names.GGUF:
             raise no_layers("INVALID_PARAMETER")
         architecture.check_generates(row.name, row.architecture, row.engine)
         return await self._models.of(row)

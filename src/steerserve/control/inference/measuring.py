@@ -29,7 +29,7 @@ from steerserve.control.steering.interventions import facts_of
 from steerserve.control.steering.vectors import Vectors
 from steerserve.errors import Refusal
 from steerserve.messages.engine import no_layers
-from steerserve.rules.inference import effects, fields
+from steerserve.rules.inference import effects, names
 from steerserve.rules.inference.effects import Written
 from steerserve.rules.inference.intent import Conversation
 from steerserve.rules.models import architecture
@@ -136,7 +136,7 @@ class VectorMeasurements:
         """
         vector = await self._vectors.find(name)
         resident = self._conductor.loaded()
-        if resident.row.engine == fields.GGUF:
+        if resident.row.engine == names.GGUF:
             raise no_layers("INVALID_PARAMETER")
         architecture.check_generates(
             resident.row.name, resident.row.architecture, resident.row.engine

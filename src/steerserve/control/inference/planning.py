@@ -1,4 +1,4 @@
-"""Makes the command for the engine from a request that has its model and its slot: steering, activations, sampling."""
+"""Makes the request for the engine from one that has its model and its slot: steering, parts, sampling."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Any
 
 import msgspec
 
@@ -13,10 +14,10 @@ from steerserve import messages as m
 from steerserve.control.residency.resident import Attachment, Resident
 from steerserve.control.steering.interventions import facts_of
 from steerserve.control.steering.serving import Serving
-from steerserve.parts.activations.form import ACTIVATIONS, Tap
-from steerserve.parts.logprobs.form import LOGPROBS, Logprobs
-from steerserve.parts.readings.form import READINGS, Readings
-from steerserve.rules.inference import activations, compare, runs
+from steerserve.parts.part import Resident as ResidentFacts
+from steerserve.parts.part import pack
+from steerserve.parts.registry import parts
+from steerserve.rules.inference import compare, runs
 from steerserve.rules.inference.intent import (
     AttributionIntent,
     EmbedIntent,
@@ -29,7 +30,7 @@ from steerserve.rules.inference.intent import (
     TokenIds,
 )
 from steerserve.rules.inference.runs import RunSae
-from steerserve.rules.steering import account, dial, readings
+from steerserve.rules.steering import account, dial
 from steerserve.rules.steering import digest as steering_state
 from steerserve.rules.steering.account import Account
 from steerserve.rules.steering.digest import SteeredModel, SteeredSite
@@ -37,10 +38,7 @@ from steerserve.rules.steering.edits import Edit
 from steerserve.rules.steering.live import Live
 from steerserve.rules.steering.placed import Values, at_strength
 from steerserve.rules.steering.placing import Largest
-from steerserve.rules.steering.readings import Watched
 from steerserve.settings import Settings
-
-Parts = dict[str, msgspec.Raw]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +50,11 @@ class Admitted:
         echo: the intensity that the answer reports; None where the dial changes nothing.
         rung: the evidence of the circuit that steers the request; None where no circuit or several do.
         state: which steering the request has (`rules/steering/digest.py`); None where nothing is added.
-        tapped: the SAE whose activations the request asks for, or to whose features it attributes; None where it names
-            none.
+        attributed: the SAE to whose features the request attributes; None where it attributes nothing.
         swept: the steering of each prompt of a sweep, and `states` which steering each has; empty for other requests.
         live: the live values from which the plan was made.
         account: whose steering the request has, and what a report of it lists.
-        watched: the directions whose readings the answer has.
+        parts: the plans of the request's parts, by their names.
     """
 
     resident: Resident
@@ -65,12 +62,12 @@ class Admitted:
     echo: float | None
     rung: int | None
     state: str | None
-    tapped: Attachment | None
+    attributed: Attachment | None
     swept: tuple[dial.Plan, ...]
     states: tuple[str | None, ...]
     live: Live
     account: Account
-    watched: tuple[Watched, ...] = ()
+    parts: Mapping[str, Any]
 
     @property
     def epoch(self) -> int:
@@ -96,10 +93,9 @@ class Planner:
 
         Raises:
             Refusal: every refusal of `rules/steering/dial`, `rules/inference/compare`, `rules/steering/placing`,
-                `rules/steering/readings`, `rules/inference/activations` and `rules/inference/runs.placed`.
+                `rules/inference/runs.placed`, and of the parts of the request.
         """
-        watched = intent.watched if isinstance(intent, GenerateIntent) else ()
-        readings.check(watched, facts_of(resident, largest))
+        parts = self._planned(intent, resident, largest)
         plan = self._plan(intent, profile, resident, largest)
         swept = self._swept(intent, profile, resident, largest)
         is_planned = isinstance(intent, GenerateIntent | ScoreIntent) and not _is_swept(intent)
@@ -111,12 +107,12 @@ class Planner:
             plan.echo,
             plan.rung,
             state,
-            _tapped(intent, resident),
+            _attributed(intent, resident),
             swept,
             tuple(self._state(resident, one) for one in swept),
             self._serving.live,
             NOBODYS if _is_replayed(intent) else account.of(plan, own, profile, self._serving.live),
-            watched,
+            parts,
         )
 
     def stream(
@@ -144,7 +140,7 @@ class Planner:
                     prompts=self._prompts(intent, admitted),
                     plan=m.Suppressed() if admitted.state is None else admitted.plan,
                     client=intent.client,
-                    parts=self._parts(intent, admitted),
+                    parts=_packed(admitted),
                 )
             case LensIntent():
                 lens = m.Lens(
@@ -156,7 +152,7 @@ class Planner:
                 )
                 return _reading(intent, lens)
             case AttributionIntent():
-                sae = admitted.tapped
+                sae = admitted.attributed
                 assert sae is not None
                 return _reading(intent, _attribution(intent, sae))
             case GenerateIntent():
@@ -173,19 +169,17 @@ class Planner:
                     client=intent.client,
                     label=intent.answer_id or None,
                     counted=admitted.account.counted if intent.is_reported else None,
-                    parts=self._parts(intent, admitted),
+                    parts=_packed(admitted),
                 )
 
-    def _parts(self, intent: GenerateIntent | ScoreIntent, admitted: Admitted) -> Parts:
-        tap = self._tap(intent, admitted.tapped)
-        if isinstance(intent, ScoreIntent):
-            return ACTIVATIONS.ask(tap)
-        directions = tuple(one.direction for one in admitted.watched)
-        return {
-            **ACTIVATIONS.ask(tap),
-            **LOGPROBS.ask(self._logprobs(intent)),
-            **READINGS.ask(Readings(directions) if directions else None),
-        }
+    def _planned(self, intent: Intent, resident: Resident, largest: Largest) -> Mapping[str, Any]:
+        """The plans of the parts of a request."""
+        if not isinstance(intent, GenerateIntent | ScoreIntent) or not intent.parts:
+            return {}
+        attached = list(resident.attachments.values())
+        facts = ResidentFacts(attached, facts_of(resident, largest), self._settings)
+        known = parts()
+        return {name: known[name].plan(asked, facts) for name, asked in intent.parts.items()}
 
     def _plan(
         self,
@@ -287,31 +281,10 @@ class Planner:
             for prompt in intent.prompts
         ]
 
-    def _tap(self, intent: Intent, tapped: Attachment | None) -> Tap | None:
-        asked = activations_of(intent)
-        if asked is None or tapped is None:
-            return None
-        return Tap(
-            key=tapped.key,
-            features=None if asked.features is None else list(asked.features),
-            top_k=asked.read_k or asked.top_k,
-            positions=asked.positions,
-            is_before=asked.read_point == "pre_steering",
-            max_entries=self._settings.sae_activations_max_entries,
-            is_streamed=asked.is_streamed,
-        )
-
     def _echo(self, intent: ScoreIntent) -> m.Echo | None:
         if not intent.is_echoed:
             return None
         return m.Echo(intent.max_tokens, self._settings.scoring_max_entries)
-
-    def _logprobs(self, intent: GenerateIntent) -> Logprobs | None:
-        asked = intent.logprobs
-        if asked is None:
-            return None
-        most = self._settings.scoring_max_entries
-        return Logprobs(asked.top, asked.has_steered, asked.has_plain, most)
 
     def _sampling(self, intent: GenerateIntent) -> m.Sampling:
         wanted = intent.sampling
@@ -378,20 +351,16 @@ def _is_swept(intent: GenerateIntent | ScoreIntent) -> bool:
     return isinstance(intent, GenerateIntent) and intent.sweep is not None
 
 
-def _tapped(intent: Intent, resident: Resident) -> Attachment | None:
-    """The attached SAE whose activations a request asks for, or to whose features it attributes."""
-    attached = list(resident.attachments.values())
-    if isinstance(intent, AttributionIntent):
-        return intent.choice.only(attached)
-    asked = activations_of(intent)
-    if asked is None:
+def _attributed(intent: Intent, resident: Resident) -> Attachment | None:
+    """The attached SAE to whose features a request attributes."""
+    if not isinstance(intent, AttributionIntent):
         return None
-    return resident.attachments[activations.site(asked, attached).key]
+    return intent.choice.only(list(resident.attachments.values()))
 
 
-def activations_of(intent: Intent) -> activations.Activations | None:
-    """The activations that a request asks for."""
-    return intent.activations if isinstance(intent, GenerateIntent | ScoreIntent) else None
+def _packed(admitted: Admitted) -> dict[str, msgspec.Raw]:
+    """The parts of a request as the engine gets them."""
+    return {name: pack(planned.form) for name, planned in admitted.parts.items()}
 
 
 def _prompt(

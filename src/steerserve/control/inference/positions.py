@@ -1,50 +1,54 @@
-"""Puts each piece of text together with the activations of its token, which the engine reads one pass later."""
+"""Puts what parts of a request give one token late at the outcome of their own token."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Collection, Mapping
 
+import msgspec
+from msgspec.structs import replace
+
+from steerserve.control.inference.planning import Admitted
 from steerserve.messages import Outcome, Piece, Scored, Started
-from steerserve.parts.activations.form import ACTIVATIONS, Reading
+from steerserve.parts.registry import parts
+
+Chunks = Mapping[str, msgspec.Raw]
 
 
-@dataclass(frozen=True, slots=True)
-class TextWithReadings:
-    """A piece of one choice with the readings at its token. Without a piece, they are readings of the prompt."""
+def late_parts(admitted: Admitted) -> frozenset[str]:
+    """The parts of a request whose chunks a stream has with the text of their tokens, and which come one token late."""
+    known = parts()
+    return frozenset(
+        name
+        for name, planned in admitted.parts.items()
+        if known[name].is_late and known[name].is_streamed(planned)
+    )
 
-    choice: int
-    piece: Piece | Scored | None
-    readings: Sequence[Reading] = ()
 
-
-async def paired(events: AsyncIterator[Started | Outcome]) -> AsyncIterator[TextWithReadings]:
-    """The pieces of an answer whose readings are streamed. A piece is held back until the next pass has read its token.
-    Where the stream fails, the pieces that are held back come before the error."""
+async def with_own_chunks(
+    events: AsyncIterator[Started | Outcome], late: Collection[str]
+) -> AsyncIterator[Piece | Scored]:
+    """The outcomes of an answer, each with the chunks of its own token. A piece is held back until the next one brings
+    them. Chunks that belong to no piece have one without text. Where the answer fails, the pieces that are held back
+    come before the error."""
     held: dict[int, Piece] = {}
     try:
         async for event in events:
             if not isinstance(event, Piece | Scored):
                 continue
-            piece, readings = held.pop(event.choice, None), ACTIVATIONS.read(event.parts) or ()
-            if piece is not None or readings:
-                yield TextWithReadings(event.choice, piece, readings)
+            before = {name: raw for name, raw in event.parts.items() if name in late}
+            own = {name: raw for name, raw in event.parts.items() if name not in late}
+            piece, event = held.pop(event.choice, None), replace(event, parts=own)
+            if piece is not None:
+                yield replace(piece, parts={**piece.parts, **before})
+            elif before:
+                yield Piece(event.id, event.choice, "", 0, parts=before)
             if isinstance(event, Scored) or event.finish:
-                yield TextWithReadings(event.choice, event)
+                yield event
             elif event.text:
                 held[event.choice] = event
+            elif own:
+                yield event
     except Exception:
-        for choice, piece in held.items():
-            yield TextWithReadings(choice, piece)
+        for piece in held.values():
+            yield piece
         raise
-
-
-async def unpaired(events: AsyncIterator[Started | Outcome]) -> AsyncIterator[TextWithReadings]:
-    """The pieces of an answer as they come, and the readings apart from them."""
-    async for event in events:
-        if isinstance(event, Piece | Scored):
-            readings = ACTIVATIONS.read(event.parts)
-            if readings is not None:
-                yield TextWithReadings(event.choice, None, readings)
-            if isinstance(event, Scored) or event.text or event.finish:
-                yield TextWithReadings(event.choice, event)

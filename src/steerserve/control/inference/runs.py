@@ -34,7 +34,7 @@ from steerserve.errors import Refusal
 from steerserve.logs import background
 from steerserve.rules import field_faults, json_faults, json_reading, json_size
 from steerserve.rules.bounds import IMPORT_LINES, RUN_VALUES
-from steerserve.rules.inference import fields
+from steerserve.rules.inference import names
 from steerserve.rules.inference import runs as rules
 from steerserve.rules.inference.intent import ClientIntent, GenerateIntent, ScoreIntent
 from steerserve.rules.inference.runs import (
@@ -121,7 +121,7 @@ class Runs:
         without a seed, and GGUF models take none."""
         if not self._keeps(sent) or not isinstance(intent, GenerateIntent):
             return intent
-        is_seedless = self._settings.enable_continuous_batching or model.engine != fields.CHECKPOINT
+        is_seedless = self._settings.enable_continuous_batching or model.engine != names.CHECKPOINT
         if is_seedless or intent.seed is not None:
             return intent
         sampling = replace(intent.sampling, seed=secrets.randbelow(SEEDS))

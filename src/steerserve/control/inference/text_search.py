@@ -94,6 +94,7 @@ class TextSearch:
         self, texts: Sequence[NamedText], resident: Resident, attached: Attachment
     ) -> tuple[Pooled, m.ActivationsRead]:
         """The largest activation of each feature on the one text, and all activations with their positions."""
+        take = of_part(POOL)
         pool, keys = Pool(attached.key, "max"), [attached.key]
 
         def check() -> None:
@@ -103,7 +104,7 @@ class TextSearch:
             texts,
             resident,
             m.Request(goal=m.Score(), prompts=(), client=KIND, parts=POOL.ask(pool)),
-            of_part(POOL),
+            take,
             check=check,
         )
         (read,) = await self._reader.read(

@@ -17,7 +17,7 @@ from steerserve.control.steering.probes import Probes
 from steerserve.control.steering.vectors import Vectors
 from steerserve.errors import Refusal
 from steerserve.messages.engine import no_layers
-from steerserve.rules.inference import fields
+from steerserve.rules.inference import names
 from steerserve.rules.inference.intent import Conversation
 from steerserve.rules.inference.lens import check_layers
 from steerserve.rules.models import architecture
@@ -128,7 +128,7 @@ class Trainings:
         _check_examples(asked)
         await (self._probes if asked.is_probe else self._vectors).check_name(asked.name)
         resident = self._conductor.loaded()
-        if resident.row.engine == fields.GGUF:
+        if resident.row.engine == names.GGUF:
             raise no_layers("INVALID_PARAMETER")
         architecture.check_generates(
             resident.row.name, resident.row.architecture, resident.row.engine

@@ -34,7 +34,7 @@ from steerserve.files.folder import CommitFolder, folder_of
 from steerserve.hub.client import Hub
 from steerserve.hub.described import Repository
 from steerserve.hub.downloads import Downloads
-from steerserve.rules.inference.fields import GGUF
+from steerserve.rules.inference.names import GGUF
 from steerserve.rules.models import gguf, naming, remote_code
 from steerserve.rules.models import status as model_status
 from steerserve.rules.models.downloads import FetchProgress

@@ -11,7 +11,7 @@ from steerserve.errors import Refusal
 from steerserve.files.folder import folder_of
 from steerserve.hub.described import Repository
 from steerserve.hub.job import Job
-from steerserve.rules.inference.fields import CHECKPOINT, GGUF
+from steerserve.rules.inference.names import CHECKPOINT, GGUF
 from steerserve.rules.models import gguf, naming, repository
 from steerserve.rules.models.repository import RepoFile
 from steerserve.rules.models.status import AFTER, Event

@@ -10,7 +10,7 @@ from steerserve.control.residency import fitting
 from steerserve.errors import Refusal
 from steerserve.files import gguf as gguf_files
 from steerserve.files import local, weights
-from steerserve.rules.inference.fields import GGUF
+from steerserve.rules.inference.names import GGUF
 from steerserve.rules.models import gguf, naming
 from steerserve.rules.units import MIB
 

@@ -18,7 +18,7 @@ from steerserve.engines.gguf.messages import LlamaCard
 from steerserve.engines.remote import checkpoints
 from steerserve.engines.remote.facts import checkpoint_seen
 from steerserve.messages.engine import Engine, Report
-from steerserve.rules.inference.fields import CHECKPOINT, GGUF
+from steerserve.rules.inference.names import CHECKPOINT, GGUF
 from steerserve.rules.residency.heartbeat import Bounds
 from steerserve.settings import Settings
 

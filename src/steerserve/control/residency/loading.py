@@ -24,7 +24,7 @@ from steerserve.files import gguf as gguf_files
 from steerserve.files import local, weights
 from steerserve.messages import Loaded, Progress, endings
 from steerserve.messages.engine import local_pid
-from steerserve.rules.inference.fields import GGUF
+from steerserve.rules.inference.names import GGUF
 from steerserve.rules.models import remote_code
 from steerserve.rules.models import status as model_status
 from steerserve.rules.models.gguf_header import Header

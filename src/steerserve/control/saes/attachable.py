@@ -12,7 +12,7 @@ from steerserve.control.residency.resident import Resident
 from steerserve.control.saes.records import REPOSITORY, claims_of, source_of
 from steerserve.database.catalog import Catalog, SaeRow
 from steerserve.errors import Refusal
-from steerserve.rules.inference.fields import GGUF
+from steerserve.rules.inference.names import GGUF
 from steerserve.rules.saes import attachment as rules
 from steerserve.rules.saes import sets as sae_set
 from steerserve.rules.saes import sites as sae_sites

@@ -17,12 +17,12 @@ from steerserve.control.steering.views import LiveInterventions
 from steerserve.errors import Refusal
 from steerserve.rules.steering import interventions as rules
 from steerserve.rules.steering import live as live_rules
-from steerserve.rules.steering import readings
+from steerserve.rules.steering import named_directions
 from steerserve.rules.steering.live import Live
+from steerserve.rules.steering.named_directions import NamedDirection
 from steerserve.rules.steering.placed import INTERVENTIONS, Placed
 from steerserve.rules.steering.placing import Largest, ModelFacts, placed, standing_of
 from steerserve.rules.steering.probe import Probe
-from steerserve.rules.steering.readings import Watched
 from steerserve.rules.steering.request import MAX, REPLACE, RequestSteering, SteeredFeature
 from steerserve.rules.steering.vector import Vector
 
@@ -80,22 +80,18 @@ class EditParts:
                     raise
         return own.with_layers(sent, default)
 
-    async def watched(self, named: Sequence[str]) -> tuple[Watched, ...]:
-        """The directions of these probes and vectors.
+    async def directions(self, where: str, name: str) -> list[NamedDirection]:
+        """The directions of the probe or the vector with this id. `where` names the id in refusals.
 
         Raises:
-            Refusal: VECTOR_NOT_FOUND, PROBE_NOT_FOUND, INVALID_PARAMETER, whose `param` is the place of the id.
+            Refusal: VECTOR_NOT_FOUND, PROBE_NOT_FOUND; INVALID_PARAMETER for what is no such id, and for a probe
+                without a best layer.
         """
-        found: list[Watched] = []
-        for place, name in enumerate(named):
-            where = f"{readings.FIELD}[{place}]"
-            if readings.is_probe(where, name):
-                probes = await _found(self._probes.find, {name: where})
-                found.append(readings.of_probe(where, probes[name]))
-            else:
-                vectors = await _found(self._vectors.find, {name: where})
-                found += readings.of_vector(where, vectors[name])
-        return tuple(found)
+        if named_directions.is_probe(where, name):
+            probes = await _found(self._probes.find, {name: where})
+            return [named_directions.of_probe(where, probes[name])]
+        vectors = await _found(self._vectors.find, {name: where})
+        return named_directions.of_vector(where, vectors[name])
 
     async def largest(self, own: RequestSteering, attached: Sequence[Attachment]) -> Largest:
         """The largest activations of the features whose edits have values in that unit, as far as monitoring has

@@ -48,7 +48,9 @@ class ActivationsRow(EncodedPart):
             return None
         self.encode_rest()
         found, self._readings = self._readings, []
-        return [self._reading(*one) for one in found] if found or is_last else None
+        if not found and self._tap.is_streamed:
+            return None
+        return [self._reading(*one) for one in found]
 
     def _reading(self, position: int, features: list[tuple[int, float]]) -> Reading:
         token = self._facts.token_at(position)

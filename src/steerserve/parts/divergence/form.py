@@ -27,6 +27,11 @@ class Diverged(Message, frozen=True):
     words: list[list[float]]
 
 
-DIVERGENCE = Part(
-    "divergence", Divergence, Diverged, "steerserve.parts.divergence.row:DivergenceRow"
-)
+class DivergencePart(Part[Divergence, Diverged]):
+    name = "divergence"
+    form = Divergence
+    chunk = Diverged
+    row = "steerserve.parts.divergence.row:DivergenceRow"
+
+
+DIVERGENCE = DivergencePart()

@@ -28,4 +28,11 @@ class Pooled(Message, frozen=True):
     values: bytes
 
 
-POOL = Part("pool", Pool, Pooled, "steerserve.parts.pool.row:PoolRow")
+class PoolPart(Part[Pool, Pooled]):
+    name = "pool"
+    form = Pool
+    chunk = Pooled
+    row = "steerserve.parts.pool.row:PoolRow"
+
+
+POOL = PoolPart()

@@ -12,18 +12,19 @@ from enum import StrEnum
 import msgspec
 
 from steerserve.errors import Refusal
+from steerserve.parts.registry import parts
 from steerserve.rules import field_faults, json_faults, json_reading, json_size
 from steerserve.rules.bounds import BATCH_LINE_BYTES, INFERENCE_BODY_VALUES
 from steerserve.rules.form import Form
-from steerserve.rules.inference import fields
+from steerserve.rules.inference import fields, names
 from steerserve.rules.steering import documents
 from steerserve.rules.text import shown
 
 _ROUTES = {
-    "/v1/chat/completions": fields.CHAT,
-    "/v1/completions": fields.COMPLETIONS,
-    "/v1/embeddings": fields.EMBEDDINGS,
-    "/v1/responses": fields.RESPONSES,
+    "/v1/chat/completions": names.CHAT,
+    "/v1/completions": names.COMPLETIONS,
+    "/v1/embeddings": names.EMBEDDINGS,
+    "/v1/responses": names.RESPONSES,
 }
 ENDPOINTS = tuple(_ROUTES)
 WINDOW = timedelta(hours=24)
@@ -39,7 +40,7 @@ _STEERING = (
     "interventions",
     "profile",
     "steering_intensity",
-    "return_sae_activations",
+    *(name for part in parts().values() if part.reads_saes for name in part.fields),
 )
 _PASSING = frozenset(
     {

@@ -34,11 +34,9 @@ def backend(intent: Intent, fixed: Fixed | None) -> str:
         and intent.profile is None
         and intent.intensity is None
         and intent.steering is None
-        and intent.activations is None
         and intent.constraint is None
         and intent.sweep is None
-        and intent.logprobs is None
-        and not intent.readings
+        and not intent.parts
         and intent.replayed is None
     )
     return BATCHED if is_plain else SERIAL

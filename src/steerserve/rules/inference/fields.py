@@ -12,24 +12,27 @@ from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
 from steerserve.errors import Refusal
+from steerserve.parts.registry import body_fields, parts
 from steerserve.rules import near_names
 from steerserve.rules.bounds import UNUSED_FIELDS
-from steerserve.rules.inference import activations
-from steerserve.rules.steering import readings
+from steerserve.rules.inference.names import (
+    CHAT,
+    CHECKPOINT,
+    COMPLETIONS,
+    EMBEDDINGS,
+    GGUF,
+    OUTPUT_LOGPROBS,
+    RESPONSES,
+)
 from steerserve.rules.steering import request as sae_steering
-
-CHAT = "chat"
-COMPLETIONS = "completions"
-EMBEDDINGS = "embeddings"
-RESPONSES = "responses"
-CHECKPOINT = "checkpoint"
-GGUF = "gguf"
 
 _CHAT = (CHAT, CHECKPOINT)
 _CHAT_GGUF = (CHAT, GGUF)
 _TEXT = (COMPLETIONS, CHECKPOINT)
 _TEXT_GGUF = (COMPLETIONS, GGUF)
 _RESPONSE = (RESPONSES, CHECKPOINT)
+
+_WITH_PARTS = frozenset({_CHAT, _TEXT, _RESPONSE})
 
 CHANGING: dict[str, frozenset[tuple[str, str]]] = {
     "logprobs": frozenset({_CHAT, _TEXT}),
@@ -44,8 +47,7 @@ CHANGING: dict[str, frozenset[tuple[str, str]]] = {
     "steering": frozenset(),
     sae_steering.FIELD: frozenset({_CHAT, _TEXT, _RESPONSE}),
     sae_steering.INTERVENTIONS: frozenset({_CHAT, _TEXT, _RESPONSE}),
-    "return_logprobs": frozenset({_CHAT, _TEXT, _RESPONSE}),
-    readings.FIELD: frozenset({_CHAT, _TEXT, _RESPONSE}),
+    **{name: _WITH_PARTS for name, field in body_fields().items() if field.is_refused},
     "dimensions": frozenset(),
     "tools": frozenset(),
     "tool_choice": frozenset(),
@@ -55,8 +57,6 @@ CHANGING: dict[str, frozenset[tuple[str, str]]] = {
 
 REASONING = "reasoning"
 """The type of an input item that the service does not read: no chat template takes what a model thought before."""
-LOGPROBS = "message.output_text.logprobs"
-"""The value of `include` that asks for log-probabilities."""
 
 _OF_RESPONSES: dict[str, frozenset[tuple[str, str]]] = {
     "text": frozenset({_RESPONSE}),
@@ -86,17 +86,22 @@ REPORT = "return_steering_report"
 _ECHO = "echo"
 """This field asks for the log-probabilities of the prompt, so it is unused in a request without log-probabilities."""
 
+_OF_PARTS = frozenset(name for name, field in body_fields().items() if not field.is_refused)
+"""The fields of parts that refuse an engine themselves."""
+
 READ: dict[str, frozenset[str]] = {
     CHAT: _SAMPLING
     | {"messages", "extra_messages", "chat_template_kwargs", "return_tokens_as_token_ids"}
-    | {activations.FIELD, SCORE_STEERED, REPORT},
+    | {SCORE_STEERED, REPORT}
+    | _OF_PARTS,
     COMPLETIONS: _SAMPLING
-    | {"prompt", "add_special_tokens", "return_tokens_as_token_ids", _ECHO, activations.FIELD}
-    | {SCORE_STEERED, REPORT},
+    | {"prompt", "add_special_tokens", "return_tokens_as_token_ids", _ECHO}
+    | {SCORE_STEERED, REPORT}
+    | _OF_PARTS,
     EMBEDDINGS: frozenset({"model", "input", "encoding_format"}),
     RESPONSES: _SAMPLING - {"max_tokens", "stream_options"}
-    | {"input", "instructions", "max_output_tokens", "metadata", "chat_template_kwargs"}
-    | {activations.FIELD, REPORT},
+    | {"input", "instructions", "max_output_tokens", "metadata", "chat_template_kwargs", REPORT}
+    | _OF_PARTS,
 }
 """Route -> the fields that it reads beside those of `CHANGING`."""
 
@@ -107,9 +112,7 @@ _STEERING_FIELDS = (
     sae_steering.INTERVENTIONS,
     "steering_intensity",
     SCORE_STEERED,
-    activations.FIELD,
-    readings.FIELD,
-    "return_logprobs",
+    *body_fields(),
     REPORT,
 )
 """The fields that steer, or ask what steering did. A request that misspells one would be answered without it."""
@@ -147,18 +150,14 @@ _WHOLE: dict[str, Known] = {
         "features": dict.fromkeys(("index", "value", "sae_id", "layer")),
         "mode": _ANY,
     },
-    activations.FIELD: {
-        **dict.fromkeys(sorted(activations.FIELDS)),
-        "positions": dict.fromkeys(("start", "end")),
-    },
-    "return_logprobs": dict.fromkeys(("top", "of")),
+    **{name: field.known for name, field in body_fields().items() if field.known is not None},
 }
 """Objects that say what is written. An unknown field inside one is refused, because without it the answer is another
 one."""
 _REFUSAL_CODES = {
     _FORMAT_FIELD: "RESPONSE_FORMAT_UNSUPPORTED",
     "text.format": "RESPONSE_FORMAT_UNSUPPORTED",
-    activations.FIELD: "SAE_ACTIVATIONS_REFUSED",
+    **{name: field.code for name, field in body_fields().items()},
 }
 
 _INPUT: Known = {
@@ -199,7 +198,7 @@ def _is_idle_in_responses(field: str, value: object) -> bool:
             form = value.get("format") if isinstance(value, Mapping) else value
             return form is None or form == {"type": "text"}
         case "include":
-            return isinstance(value, list) and LOGPROBS not in value
+            return isinstance(value, list) and OUTPUT_LOGPROBS not in value
         case "store" | "background":
             return value is False
         case "truncation":
@@ -309,11 +308,6 @@ _AS_IDS = "return_tokens_as_token_ids"
 """This field says how log-probabilities are written, so it is unused in a request without log-probabilities."""
 
 
-_AS_STREAM = "stream_positions"
-"""This part of `return_sae_activations` says how a stream sends activations, so an answer that is not streamed does not
-use it."""
-
-
 def is_scoring(body: Mapping[str, object]) -> bool:
     """Whether a body asks for the distribution of the next token instead of text."""
     return any(name in ("logprobs", "allowed_token_ids") for name in changing(body))
@@ -325,7 +319,8 @@ def check_scoring(body: Mapping[str, object]) -> None:
         says so itself. An intensity, and what is told of a generated answer, are never honoured.
     """
     steering = {"profile", sae_steering.FIELD, sae_steering.INTERVENTIONS}
-    never = {"steering_intensity", "return_logprobs", readings.FIELD, REPORT}
+    of_parts = {name for name, field in body_fields().items() if field.is_refused}
+    never = {"steering_intensity", REPORT} | of_parts
     may_steer = body.get(SCORE_STEERED) is True
     asking = never if may_steer else never | steering
     refused = [name for name in changing(body) if name in asking]
@@ -373,7 +368,7 @@ def unused(route: str, body: Mapping[str, object]) -> list[str]:
     ]
     included = body.get("include") if route == RESPONSES else None
     if isinstance(included, list):
-        others = [at for at, value in enumerate(included) if value != LOGPROBS]
+        others = [at for at, value in enumerate(included) if value != OUTPUT_LOGPROBS]
         locations += [f"include[{at}]" for at in others]
     inner = _INNER | _INNER_OF_RESPONSES if route == RESPONSES else _INNER
     for field, known in inner.items():
@@ -387,10 +382,8 @@ def unused(route: str, body: Mapping[str, object]) -> list[str]:
         locations += [
             name for name, idle in _IDLE_IN_SCORING if body.get(name) not in (None, *idle)
         ]
-    asked = body.get(activations.FIELD)
-    streams = body.get("stream") and route != RESPONSES
-    if activations.FIELD in used and isinstance(asked, Mapping) and not streams:
-        locations += [f"{activations.FIELD}.{_AS_STREAM}"] if asked.get(_AS_STREAM) else []
+    for part in parts().values() if route != EMBEDDINGS else ():
+        locations += part.find_unused(body, route)
     if not has_logprobs and _AS_IDS in used and body.get(_AS_IDS):
         locations.append(_AS_IDS)
     if route == COMPLETIONS and body.get(_SPECIAL) and _is_in_ids(body.get("prompt")):

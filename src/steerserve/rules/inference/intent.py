@@ -6,12 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from steerserve.rules.inference.activations import Activations
 from steerserve.rules.inference.compare import Sweep
 from steerserve.rules.inference.lens import AttributedPositions, AttributionMethod
 from steerserve.rules.inference.runs import Run
 from steerserve.rules.saes.attachment import FIRST_SAE, SaeChoice
-from steerserve.rules.steering.readings import Watched
 from steerserve.rules.steering.request import RequestSteering
 
 Conversation = tuple[Mapping[str, object], ...]
@@ -83,16 +81,6 @@ class BaseIntent:
 
 
 @dataclass(frozen=True, slots=True)
-class WrittenLogprobs:
-    """The log-probabilities of the generated tokens that an answer has: with the `top` most probable tokens at each,
-    under the steered model, under the model without steering, or both."""
-
-    top: int
-    has_steered: bool
-    has_plain: bool
-
-
-@dataclass(frozen=True, slots=True)
 class GenerateIntent(BaseIntent):
     """Complete each prompt `n` times, or with a `sweep` once at each of its intensities.
 
@@ -102,10 +90,8 @@ class GenerateIntent(BaseIntent):
         is_held: whether the request keeps the steering of its profile to its end, whatever an operator changes
             meanwhile.
         is_reported: whether the answer says where the edits acted.
-        logprobs: the log-probabilities of its tokens that the answer has.
+        parts: what is asked for beside the text (`parts/`), by the names of the parts.
         replayed: the recorded answer whose steering the request has.
-        readings: the ids of the probes and the vectors whose readings the answer has, and `watched` their directions
-            once they are found.
     """
 
     prompts: tuple[Prompt, ...]
@@ -118,14 +104,11 @@ class GenerateIntent(BaseIntent):
     intensity: float | str | None = None
     steering: RequestSteering | None = None
     constraint: OutputConstraint | None = None
-    activations: Activations | None = None
+    parts: Mapping[str, Any] = field(default_factory=dict)
     sweep: Sweep | None = None
     is_held: bool = False
     is_reported: bool = False
-    logprobs: WrittenLogprobs | None = None
     replayed: Run | None = None
-    readings: tuple[str, ...] = ()
-    watched: tuple[Watched, ...] = ()
 
     @property
     def choices(self) -> int:
@@ -143,7 +126,8 @@ class ScoreIntent(BaseIntent):
     `top` is the number of alternatives to list; None means that the answer has no log-probabilities. `allowed` has the
     ids of the only tokens that may come next; None allows every token. With `is_echoed` the tokens of the prompts are
     scored too. `max_tokens` is 1, or 0 where an echo has no token after its prompt. With `may_steer` the prompts are
-    steered by `steering` or by `profile`. `replayed` is the recorded answer whose steering the request has.
+    steered by `steering` or by `profile`. `replayed` is the recorded answer whose steering the request has. `parts` is
+    as in `GenerateIntent`.
     """
 
     prompts: tuple[Prompt, ...]
@@ -155,7 +139,7 @@ class ScoreIntent(BaseIntent):
     template: Mapping[str, object] | None = None
     seed: int | None = None
     is_stream: bool = False
-    activations: Activations | None = None
+    parts: Mapping[str, Any] = field(default_factory=dict)
     is_echoed: bool = False
     max_tokens: int = 1
     may_steer: bool = False

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from steerserve.errors import Refusal
 from steerserve.rules.form import Form
-from steerserve.rules.inference import fields
+from steerserve.rules.inference import names
 from steerserve.rules.saes.provenance import SaeOrigin
 from steerserve.rules.steering.edits import AllOf, AnyOf, Condition, Edit, Feature, When, conditions
 from steerserve.rules.steering.live import check_index, check_value
@@ -28,9 +28,9 @@ from steerserve.rules.steering.recorded import check_edits, check_fitting
 from steerserve.rules.steering.vector import Direction
 
 ROUTES = {
-    fields.CHAT: "/v1/chat/completions",
-    fields.COMPLETIONS: "/v1/completions",
-    fields.RESPONSES: "/v1/responses",
+    names.CHAT: "/v1/chat/completions",
+    names.COMPLETIONS: "/v1/completions",
+    names.RESPONSES: "/v1/responses",
 }
 """The routes whose answers are recorded, by their names in `fields`."""
 BYTES_MAXIMUM = 4 << 20
@@ -253,7 +253,7 @@ def check_replayable(run: Run) -> None:
     is_greedy = run.body.get("temperature") == 0
     if run.steering.changed:
         raise not_replayable(run, "an operator changed the steering while the answer was written")
-    if run.model.engine != fields.CHECKPOINT:
+    if run.model.engine != names.CHECKPOINT:
         raise not_replayable(run, "a GGUF model takes no seed")
     if generates and run.seed is None and not is_greedy:
         raise not_replayable(run, "it was served by continuous batching, without a seed")
