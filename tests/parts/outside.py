@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-FORM = '''
+FORM = """
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -44,7 +44,7 @@ class EntropyPart(Part[Entropy, float]):
 
 
 ENTROPY = EntropyPart()
-'''
+"""
 
 BODY = '''
 from steerserve.parts.bodies import Body
@@ -59,7 +59,7 @@ class ReturnEntropy(Body):
 AllEntropies = list[list[float]]
 '''
 
-ROW = '''
+ROW = """
 from steerserve.parts.row_part import RowPart
 
 
@@ -76,7 +76,7 @@ class EntropyRow(RowPart):
 
     def chunk(self, *, is_last):
         return self._last
-'''
+"""
 
 
 def install(folder: Path) -> None:

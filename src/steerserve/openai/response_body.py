@@ -9,7 +9,6 @@ from steerserve.errors import Refusal
 from steerserve.openai import bodies
 from steerserve.openai.values import invalid
 from steerserve.rules.inference import intent
-from steerserve.rules.inference.names import OUTPUT_LOGPROBS
 
 _NAMES = {"response_format": "text.format", "messages": "input", "max_tokens": "max_output_tokens"}
 """The fields of chats that a response has under another name."""
@@ -41,11 +40,6 @@ def as_chat(body: bodies.ResponseBody) -> bodies.ChatBody:
         response_format=_format(body.text),
         **fields,
     )
-
-
-def has_logprobs(body: bodies.ResponseBody) -> bool:
-    """Whether the text of the response has log-probabilities."""
-    return OUTPUT_LOGPROBS in (body.include or ())
 
 
 def _format(text: bodies.TextOptions | None) -> bodies.ResponseFormat | None:

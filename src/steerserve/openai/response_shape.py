@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
 from steerserve.http.event_stream import event
 from steerserve.openai import bodies
-from steerserve.openai.response_body import has_logprobs
 from steerserve.openai.shape import AnswerChoice
-from steerserve.parts.logprobs.form import LOGPROBS
+from steerserve.parts.registry import parts
 
 PREFIX = "resp"
 _json = msgspec.json.Encoder().encode
@@ -21,13 +22,15 @@ _CUT = {"reason": "max_output_tokens"}
 
 @dataclass(frozen=True, slots=True)
 class ResponseShape:
-    """The fields of a response that are known before its first token. `created` is in seconds since 1970."""
+    """The fields of a response that are known before its first token. `created` is in seconds since 1970. `planned` has
+    the plans of the request's parts."""
 
     body: bodies.ResponseBody
     id: str
     created: int
     model: str
     fingerprint: str
+    planned: Mapping[str, Any]
 
     @property
     def item_id(self) -> str:
@@ -76,11 +79,12 @@ class ResponseShape:
         }
 
     def logprobs(self, choice: AnswerChoice) -> list[dict[str, object]]:
-        """The log-probabilities of the tokens under the model as it was steered; none where they are not asked for."""
-        if not has_logprobs(self.body):
-            return []
-        found = choice.told(LOGPROBS)
-        return LOGPROBS.tell_inside(found[-1]) if found else []
+        """The log-probabilities of the tokens, where a part tells them inside the text."""
+        return [
+            entry
+            for name, planned in self.planned.items()
+            for entry in parts()[name].tell_inside(planned, choice.told(parts()[name]))
+        ]
 
     def _response(
         self, status: str, output: list[dict[str, object]], usage: dict[str, object] | None

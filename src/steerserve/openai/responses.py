@@ -49,7 +49,12 @@ async def _answer(
     async def respond(stack: AsyncExitStack, opened: Opened) -> Response:
         run = opened.run
         shape = ResponseShape(
-            body, intent.answer_id, int(time.time()), run.model_name, run.fingerprint
+            body,
+            intent.answer_id,
+            int(time.time()),
+            run.model_name,
+            run.fingerprint,
+            run.admitted.parts,
         )
         if intent.is_stream:
             frames = _stream(stack, shape, intent, opened, parts)

@@ -183,6 +183,10 @@ class Part(Generic[Form, Chunk]):
         choices of the answer."""
         return {}
 
+    def tell_inside(self, planned: Any, chunks: Sequence[Chunk]) -> list[dict[str, object]]:
+        """The log-probabilities that are told of these chunks inside the text of a response."""
+        return []
+
     # ------------------------------------------------------------- on the wire
 
     def ask(self, form: Form | None) -> dict[str, msgspec.Raw]:

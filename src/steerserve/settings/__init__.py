@@ -333,7 +333,7 @@ class Settings(
         description="Seconds for which an answer of the hub about packs of clusters is used again; 0 asks each time.",
     )
     sae_activations_max_top_k: Count = Field(
-        default=64, description="Largest `top_k` of `return_sae_activations`."
+        default=64, description="Largest `top_k` of the activations of an answer."
     )
     sae_activations_max_entries: Count = Field(
         default=65_536,

@@ -41,7 +41,7 @@ from steerserve.control.models.served import ServedModel
 from steerserve.errors import Refusal
 from steerserve.http.disconnect import Disconnected, unless_disconnected
 from steerserve.http.event_stream import COMMENT, EventStream, event, with_waits
-from steerserve.parts.activations.form import ACTIVATIONS, Reading, parse_value
+from steerserve.parts.activations.form import ACTIVATIONS, PlannedActivations, Reading, parse_value
 from steerserve.rules.bounds import STEERED_FEATURES
 from steerserve.rules.form import Form
 from steerserve.rules.inference import compare as rules
@@ -203,7 +203,7 @@ def _failure(refusal: Refusal, compare: Compare, settings: Settings) -> bytes:
 
 
 def _started(compared: Compared) -> CompareStarted:
-    read = compared.read
+    read = _planned(compared)
     return CompareStarted(
         model=compared.model,
         system_fingerprint=compared.fingerprint,
@@ -227,7 +227,7 @@ def _written(piece: Piece, compared: Compared) -> Iterator[tuple[str, Form]]:
             text=piece.text,
             finish_reason=piece.finish,
             completion_tokens=piece.tokens,
-            token=UNSET if compared.read is None else new,
+            token=UNSET if _planned(compared) is None else new,
         )
         yield "text", text
     elif tokens:
@@ -244,7 +244,8 @@ def _token(reading: Reading, compared: Compared) -> ReadToken:
 
 
 def _features(reading: Reading, compared: Compared) -> list[ReadFeature]:
-    labels = compared.read.labels if compared.read else {}
+    planned = _planned(compared)
+    labels = planned.labels if planned else {}
     weights: list[float | UnsetType] = [*reading.weights]
     weights += [UNSET] * (len(reading.features) - len(weights))
     return [
@@ -273,7 +274,8 @@ def _side(side: Side, compared: Compared) -> ComparedSide:
 
 
 def _readings(side: Side, compared: Compared) -> SideActivations | None:
-    if side.readings is None or compared.read is None:
+    planned = _planned(compared)
+    if planned is None:
         return None
     positions = [
         ReadPosition(
@@ -281,10 +283,16 @@ def _readings(side: Side, compared: Compared) -> SideActivations | None:
             token_id=reading.token,
             features=_features(reading, compared),
         )
-        for reading in side.readings
+        for told in side.parts
+        for reading in ACTIVATIONS.read(told) or ()
     ]
-    sae_id, layer = compared.read.sae_id, compared.read.layer
-    return SideActivations(sae_id=sae_id, layer=layer, positions=positions)
+    return SideActivations(sae_id=planned.sae_id, layer=planned.layer, positions=positions)
+
+
+def _planned(compared: Compared) -> PlannedActivations | None:
+    """The activations that the request asks for."""
+    planned: PlannedActivations | None = compared.parts.get(ACTIVATIONS.name)
+    return planned
 
 
 def _intent(body: CompareBody, settings: Settings, request: Request) -> GenerateIntent:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
 
 from steerserve.control.inference.generate import Generation, Outcome, Piece, Started
 from steerserve.control.inference.positions import late_parts, with_own_chunks
@@ -16,7 +19,6 @@ from steerserve.control.retry import DefaultedLog
 from steerserve.control.steering.serving import Serving
 from steerserve.errors import Refusal
 from steerserve.messages.events import FinishReason
-from steerserve.parts.activations.form import ACTIVATIONS, PlannedActivations, Reading
 from steerserve.rules.inference.compare import Overlay
 from steerserve.rules.inference.intent import GenerateIntent
 from steerserve.rules.models import architecture
@@ -26,8 +28,7 @@ from steerserve.rules.models import architecture
 class Side:
     """One completion. `steering` has its values by attachment (`sae_id@layer`), `edits` its edits as they were sent, of
     which `intensity` is the strength, and `state` says which steering that is
-    (`rules/steering/digest.py`). `readings` has the activations, and is None where the request does not ask for
-    them."""
+    (`rules/steering/digest.py`). `parts` has what parts of the request gave, in its order."""
 
     intensity: float
     steering: Overlay
@@ -36,18 +37,18 @@ class Side:
     text: str = ""
     tokens: int = 0
     finish: FinishReason | None = None
-    readings: list[Reading] | None = None
+    parts: list[Mapping[str, msgspec.Raw]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """A comparison, with its sides in the order of the request's intensities. `read` says of which SAE the readings
-    are, and has the labels of its features; None where the request asks for no readings."""
+    """A comparison, with its sides in the order of the request's intensities. `parts` has the plans of the request's
+    parts, by their names."""
 
     model: str
     fingerprint: str
     prompt_tokens: int
-    read: PlannedActivations | None
+    parts: Mapping[str, Any]
     sides: list[Side] = field(default_factory=list)
 
 
@@ -104,12 +105,11 @@ class Compare:
             assert isinstance(started, Started)
             admitted = run.admitted
             resident = self._conductor.resident
-            read: PlannedActivations | None = admitted.parts.get(ACTIVATIONS.name)
             compared = Compared(
                 run.model_name,
                 run.fingerprint,
                 started.prompt_tokens[0],
-                read,
+                admitted.parts,
                 [
                     Side(intensity, plan.overlay or {}, plan.sent, state)
                     for intensity, plan, state in zip(
@@ -151,9 +151,8 @@ class Compare:
             side = compared.sides[piece.choice]
             side.text += piece.text
             side.tokens, side.finish = piece.tokens or side.tokens, piece.finish or side.finish
-            if compared.read is not None:
-                side.readings = side.readings or []
-                side.readings.extend(ACTIVATIONS.read(piece.parts) or ())
+            if piece.parts:
+                side.parts.append(piece.parts)
             yield piece
         self._check_epoch(epoch, resident)
 

@@ -105,13 +105,18 @@ class LogprobsPart(Part[Logprobs, list[WrittenToken]]):
         ]
         return {"logprobs": told}
 
-    def tell_inside(self, tokens: Sequence[WrittenToken]) -> list[dict[str, object]]:
-        """The log-probabilities in the text of a response."""
+    def tell_inside(
+        self, planned: PlannedLogprobs, chunks: Sequence[list[WrittenToken]]
+    ) -> list[dict[str, object]]:
+        """Under the steered model, where `include` asks for them."""
+        if not planned.is_inside:
+            return []
         return [
             {
                 **_token(one.text, one.steered.logprob),
                 "top_logprobs": [_token(other.text, other.logprob) for other in one.steered.top],
             }
+            for tokens in chunks
             for one in tokens
             if one.steered is not None
         ]
