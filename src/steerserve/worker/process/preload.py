@@ -5,6 +5,7 @@ engine processes are forked after it has run.
 """
 
 import atexit
+import contextlib
 import gc
 import os
 import signal
@@ -35,6 +36,13 @@ import transformers.models.auto.modeling_auto  # noqa: E402
 
 import steerserve.worker.process.loop  # noqa: E402
 import steerserve.worker.process.tokenizing  # noqa: E402
+from steerserve.parts.part import load  # noqa: E402
+from steerserve.parts.registry import parts  # noqa: E402
+
+for part in parts().values():
+    # a part of others that cannot be imported is refused where it is asked for
+    with contextlib.suppress(Exception):
+        load(part.row)
 
 # the table of all renamed weights, which every load reads, is made here once
 transformers.conversion_mapping.get_checkpoint_conversion_mapping("llama")
