@@ -135,9 +135,9 @@ class Attribute(ReadingGoal, frozen=True, kw_only=True):
     position: int
     target: int
     against: int | None
-    key: str
-    layer: int
     top: int
+    key: str = ""
+    layer: int = 0
     method: AttributionMethod = "direct"
     steps: int = 16
     over: AttributedPositions = "position"

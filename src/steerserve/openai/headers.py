@@ -4,25 +4,26 @@ from __future__ import annotations
 
 from urllib.parse import quote
 
+from steerserve.control.inference.asked import Asked
 from steerserve.control.inference.generate import Run
+from steerserve.messages import Chat
 from steerserve.rules.inference import fields
-from steerserve.rules.inference.intent import ClientIntent, EmbedIntent, GenerateIntent, ScoreIntent
 from steerserve.rules.steering import dial, evidence
 
 
-def of(intent: ClientIntent, run: Run, *, limit: int, is_shared: bool) -> dict[str, str]:
+def of(asked: Asked, run: Run, *, limit: int, is_shared: bool) -> dict[str, str]:
     """The headers that are known once a request is admitted. `is_shared` says that continuous batching is on."""
     headers = {"X-Service-Backend": run.backend}
-    if intent.ignored:
-        headers["X-Service-Ignored-Fields"] = fields.header_value(intent.ignored, limit)
-    if not isinstance(intent, EmbedIntent) and intent.seed is not None:
-        headers["X-Service-Seed"] = f"{intent.seed};scope={_scope(intent, is_shared)}"
-    if not isinstance(intent, GenerateIntent):
+    if asked.ignored:
+        headers["X-Service-Ignored-Fields"] = fields.header_value(asked.ignored, limit)
+    if asked.seed is not None:
+        headers["X-Service-Seed"] = f"{asked.seed};scope={_scope(asked, is_shared)}"
+    if not asked.goal.writes:
         if run.admitted.state is None:
             headers["X-Service-Steering"] = "none"
-    elif intent.constraint is not None:
-        name = intent.constraint.name
-        kind = "json_schema" if intent.constraint.is_schema else "json_object"
+    elif asked.constraint is not None:
+        name = asked.constraint.name
+        kind = "json_schema" if asked.constraint.is_schema else "json_object"
         headers["X-Service-Constrained"] = f"{kind};name={quote(name)}" if name else kind
     if run.admitted.echo is not None:
         headers["X-Service-Steering-Intensity"] = dial.echo(run.admitted.echo)
@@ -38,9 +39,10 @@ CHANGED = {"X-Service-Steering-Changed": "true"}
 """What an answer of one body has beside these headers, where an operator changed the steering while it was written."""
 
 
-def _scope(intent: GenerateIntent | ScoreIntent, is_shared: bool) -> str:
+def _scope(asked: Asked, is_shared: bool) -> str:
     """Under which conditions the same seed gives the same text again."""
     if is_shared:
         return "best-effort"
-    is_batch = len(intent.prompts) > 1 and isinstance(intent.prompts[0], tuple)
+    prompts = asked.request.prompts
+    is_batch = len(prompts) > 1 and isinstance(prompts[0], Chat)
     return "batch-shape" if is_batch else "request"

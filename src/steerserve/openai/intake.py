@@ -1,4 +1,4 @@
-"""Reads the body and the headers of a `/v1` request into an intent and the model that the request names.
+"""Reads the body and the headers of a `/v1` request into what the client asks for, and the model that the request names.
 
 Every refusal that needs no engine is raised here, in this order: a body that is not JSON, fields that would change the
 output and are not honoured, fields that strict mode refuses, a field of a wrong form, an unknown model, a model that
@@ -9,32 +9,27 @@ from __future__ import annotations
 
 import codecs
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar
 
 import msgspec
 import structlog
 from starlette.requests import Request
 
+from steerserve import messages as m
+from steerserve.control.inference.asked import Asked
 from steerserve.control.inference.runs import SentRequest
 from steerserve.control.models.served import ServedModel, ServedModels
 from steerserve.control.steering.profiles import Profiles
 from steerserve.control.steering.reading import DocumentReader
 from steerserve.errors import Refusal
 from steerserve.openai import bodies, counts, response_body, response_shape, shape, values
-from steerserve.openai.values import IntentBase, invalid
+from steerserve.openai.values import AskedBase, invalid
 from steerserve.parts.registry import parts
 from steerserve.rules import clients, json_faults, json_reading, json_size
 from steerserve.rules.bounds import INFERENCE_BODY_VALUES, NAME_CHARACTERS
 from steerserve.rules.inference import fields, names
-from steerserve.rules.inference.intent import (
-    ClientIntent,
-    EmbedIntent,
-    GenerateIntent,
-    Prompt,
-    ScoreIntent,
-)
+from steerserve.rules.inference.prompts import Conversation
 from steerserve.rules.models import architecture, naming
 from steerserve.rules.steering import dial, documents
 from steerserve.settings import Settings
@@ -54,14 +49,12 @@ _PREFIXES = {
 }
 """How the ids of a route's answers begin."""
 
-Kind = TypeVar("Kind", bound=ClientIntent)
-
 
 @dataclass(frozen=True, slots=True)
-class Accepted(Generic[Kind]):
-    """A request that has passed every check without the engine: its intent, its model, and how it was sent."""
+class Accepted:
+    """A request that has passed every check without the engine, its model, and how it was sent."""
 
-    intent: Kind
+    asked: Asked
     model: ServedModel
     sent: SentRequest
 
@@ -93,19 +86,19 @@ class Intake:
         self._profiles = profiles
         self._reader = reader
 
-    async def chat(self, request: Request) -> Accepted[GenerateIntent | ScoreIntent]:
+    async def chat(self, request: Request) -> Accepted:
         """A chat request."""
         return self._chat(await self._open(await self._arrived(request), names.CHAT))
 
-    def _chat(self, opened: _Opened) -> Accepted[GenerateIntent | ScoreIntent]:
+    def _chat(self, opened: _Opened) -> Accepted:
         body, settings = bodies.validated(bodies.ChatBody, opened.body), self._settings
-        prompts = values.conversations(body)
+        conversations = values.conversations(body)
         n = body.n or 1
         if n > 1 and body.extra_messages:
             raise invalid("n", "n above 1 cannot be combined with extra_messages")
         if not fields.is_scoring(opened.body):
             values.check_top(body)
-            return opened.accept(self._written(body, opened, prompts, n))
+            return opened.accept(self._written(body, opened, conversations, n))
         if body.stream:
             raise invalid("stream", "a scoring request cannot be streamed")
         if n > 1:
@@ -115,64 +108,60 @@ class Intake:
         fields.check_scoring(opened.body)
         top = (body.top_logprobs or 0) if body.logprobs else None
         values.check_top(body)
-        template = values.template(body)
         scoring = values.score(
             body,
             settings,
             names.CHAT,
             base=opened.base,
-            prompts=prompts,
+            client=opened.client,
+            prompts=opened.chats(conversations, values.template(body)),
             top=top,
-            template=template,
             profile=opened.profile_of(body.profile),
         )
         return opened.accept(scoring)
 
-    async def response(
-        self, request: Request
-    ) -> tuple[Accepted[GenerateIntent], bodies.ResponseBody]:
+    async def response(self, request: Request) -> tuple[Accepted, bodies.ResponseBody]:
         """A chat that is answered as a response, and its body. Activations are sent at the end, also in a stream."""
         return self._response(await self._open(await self._arrived(request), names.RESPONSES))
 
-    def _response(self, opened: _Opened) -> tuple[Accepted[GenerateIntent], bodies.ResponseBody]:
+    def _response(self, opened: _Opened) -> tuple[Accepted, bodies.ResponseBody]:
         body = bodies.validated(bodies.ResponseBody, opened.body)
-        prompts = (response_body.conversation(body),)
-        return opened.accept(
-            self._written(response_body.as_chat(body), opened, prompts, source=body)
-        ), body
+        conversations = (response_body.conversation(body),)
+        chat = response_body.as_chat(body)
+        return opened.accept(self._written(chat, opened, conversations, source=body)), body
 
     def _written(
         self,
         body: bodies.ChatBody,
         opened: _Opened,
-        prompts: tuple[Prompt, ...],
+        conversations: Sequence[Conversation],
         n: int = 1,
         source: bodies.ResponseBody | None = None,
-    ) -> GenerateIntent:
-        """The intent to answer conversations. `source` is the body of a response."""
+    ) -> Asked:
+        """The request to answer conversations. `source` is the body of a response."""
         return values.generate(
             body,
             self._settings,
             names.CHAT if source is None else names.RESPONSES,
             source=source,
             base=opened.base,
-            prompts=prompts,
+            client=opened.client,
             n=n,
             profile=opened.profile_of(body.profile),
             is_held=opened.profile is not None,
             intensity=dial.parse(body.steering_intensity),
             constraint=values.constraint(body, self._settings),
-            template=values.template(body),
+            prompts=opened.chats(conversations, values.template(body)),
         )
 
-    async def completion(self, request: Request) -> Accepted[GenerateIntent | ScoreIntent]:
+    async def completion(self, request: Request) -> Accepted:
         """A text completion request."""
         return self._completion(await self._open(await self._arrived(request), names.COMPLETIONS))
 
-    def _completion(self, opened: _Opened) -> Accepted[GenerateIntent | ScoreIntent]:
+    def _completion(self, opened: _Opened) -> Accepted:
         body, settings = bodies.validated(bodies.CompletionBody, opened.body), self._settings
-        prompts = values.prompts(body.prompt)
         special = body.add_special_tokens is not False
+        prompts = values.prompts(body.prompt, special=special)
         if fields.is_scoring(opened.body):
             fields.check_scoring(opened.body)
             scoring = values.score(
@@ -180,26 +169,26 @@ class Intake:
                 settings,
                 names.COMPLETIONS,
                 base=opened.base,
+                client=opened.client,
                 prompts=prompts,
                 top=body.logprobs,
-                special=special,
                 is_echoed=bool(body.echo) and body.logprobs is not None,
                 profile=opened.profile,
             )
             return opened.accept(scoring)
-        intent = values.generate(
+        written = values.generate(
             body,
             settings,
             names.COMPLETIONS,
             base=opened.base,
+            client=opened.client,
             prompts=prompts,
-            special=special,
             profile=opened.profile,
             is_held=opened.profile is not None,
         )
-        return opened.accept(intent)
+        return opened.accept(written)
 
-    async def embedding(self, request: Request) -> Accepted[EmbedIntent]:
+    async def embedding(self, request: Request) -> Accepted:
         """An embeddings request."""
         opened = await self._open(await self._arrived(request), names.EMBEDDINGS)
         given = opened.body.get("input")
@@ -215,12 +204,14 @@ class Intake:
             if not text:
                 where = "input" if len(texts) == 1 else f"input[{index}]"
                 raise invalid(where, "an empty text")
+        prompts = [m.Text(text) for text in texts]
+        embedding = m.Request(goal=m.Embed(), prompts=prompts, client=opened.client)
         is_base64 = body.encoding_format == "base64"
-        return opened.accept(EmbedIntent(texts, is_base64, **opened.base))
+        return opened.accept(Asked(request=embedding, is_base64=is_base64, **opened.base))
 
     async def again(
         self, route: str, body: Mapping[str, object], client: str
-    ) -> tuple[GenerateIntent | ScoreIntent, ServedModel]:
+    ) -> tuple[Asked, ServedModel]:
         """The request that a recorded body asks for, and its model.
 
         Raises:
@@ -228,10 +219,10 @@ class Intake:
         """
         opened = await self._open(_Arrived(dict(body), client), route)
         if route == names.RESPONSES:
-            accepted: Accepted[Any] = self._response(opened)[0]
+            accepted: Accepted = self._response(opened)[0]
         else:
             accepted = (self._chat if route == names.CHAT else self._completion)(opened)
-        return accepted.intent, accepted.model
+        return accepted.asked, accepted.model
 
     async def _arrived(self, request: Request) -> _Arrived:
         return _Arrived(
@@ -259,7 +250,7 @@ class Intake:
         if ignored:
             named = ignored[:LOCATIONS_LOGGED]
             near = fields.nearest(route, named, raw)
-            log.warning("request_fields_unused", route=route, locations=named, **near)
+            log.warning("embeddingfields_unused", route=route, locations=named, **near)
         if is_strict:
             fields.check_strict(unused)
         elif is_strict is None:
@@ -271,15 +262,14 @@ class Intake:
             if name not in honoured or not fields.means_no_change(name, value, route)
         }
         prefix = _PREFIXES.get(route)
-        base: IntentBase = {
+        base: AskedBase = {
             "answer_id": f"{prefix}{secrets.token_hex(12)}" if prefix else "",
             "ignored": tuple(ignored),
             "lease": arrived.lease,
-            "client": arrived.client,
-            "is_strict": bool(is_strict),
         }
         sent = SentRequest(route, fields.read_fields(route, kept), raw.get("store") is not False)
-        return _Opened(kept, base, model, arrived.policy, sent, profile)
+        strict = bool(is_strict)
+        return _Opened(kept, base, arrived.client, strict, model, arrived.policy, sent, profile)
 
     async def model(self, name: object) -> tuple[ServedModel | Refusal, str | None]:
         """The model of this name, or its refusal, which `accept` raises after every field of the body was checked; and
@@ -314,10 +304,12 @@ class Intake:
 @dataclass(frozen=True, slots=True)
 class _Opened:
     """A request whose body is JSON and has no field that is refused by its name. `base` has the values that every
-    intent has."""
+    request has."""
 
     body: dict[str, object]
-    base: IntentBase
+    base: AskedBase
+    client: str
+    is_strict: bool
     model: ServedModel | Refusal
     policy: str | None
     sent: SentRequest
@@ -333,8 +325,18 @@ class _Opened:
             raise invalid("profile", f"the model is named with the profile {self.profile!r}")
         return named or self.profile
 
-    def accept(self, intent: Kind) -> Accepted[Kind]:
-        """The request with its intent. Called after every field of the body was checked.
+    def chats(
+        self, conversations: Sequence[Conversation], template: Mapping[str, object] | None
+    ) -> list[m.Prompt]:
+        """The prompts of conversations, with the client's own variables of the chat template."""
+        variables = dict(template or {})
+        return [
+            m.Chat([dict(one) for one in messages], variables, self.client, False, self.is_strict)
+            for messages in conversations
+        ]
+
+    def accept(self, asked: Asked) -> Accepted:
+        """The request. Called after every field of the body was checked.
 
         Raises:
             Refusal: the name means no model, or the model cannot do what the request asks; INVALID_PARAMETER for a
@@ -343,13 +345,12 @@ class _Opened:
         if isinstance(self.model, Refusal):
             raise self.model
         row = self.model.row
-        if not isinstance(intent, EmbedIntent):
-            for name, asked in intent.parts.items():
-                parts()[name].check_engine(asked, row.engine)
+        if asked.steering is not None:
+            for name, one in asked.parts.items():
+                parts()[name].check_engine(one, row.engine)
             architecture.check_generates(row.name, row.architecture, row.engine)
-        return Accepted(
-            replace(intent, may_load=fields.may_load(self.policy)), self.model, self.sent
-        )
+        may_load = fields.may_load(self.policy)
+        return Accepted(replace(asked, may_load=may_load), self.model, self.sent)
 
 
 def client_of(request: Request, settings: Settings) -> str:

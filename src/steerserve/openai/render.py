@@ -17,24 +17,18 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from steerserve.control import retry
-from steerserve.control.inference.generate import (
-    Embedded,
-    Generation,
-    Outcome,
-    Piece,
-    Run,
-    Scored,
-    Started,
-)
+from steerserve.control.inference.asked import Asked
+from steerserve.control.inference.generate import Generation, Run
 from steerserve.control.inference.positions import late_parts, with_own_chunks
 from steerserve.control.inference.runs import Runs
 from steerserve.control.metrics import Metrics
 from steerserve.errors import Refusal
 from steerserve.http.disconnect import Disconnected, unless_disconnected
 from steerserve.http.event_stream import COMMENT, EventStream, event, with_waits
+from steerserve.messages import Embedded, Outcome, Piece, Scored, Started
 from steerserve.openai import headers as service_headers
 from steerserve.openai.chunks import Chunks
-from steerserve.openai.intake import Accepted, Kind
+from steerserve.openai.intake import Accepted
 from steerserve.openai.shape import (
     AnswerChoice,
     AnswerShape,
@@ -42,7 +36,6 @@ from steerserve.openai.shape import (
     service_of_token,
     steering,
 )
-from steerserve.rules.inference.intent import EmbedIntent, GenerateIntent, ScoreIntent
 from steerserve.settings import Settings
 
 log = structlog.get_logger(__name__)
@@ -63,7 +56,7 @@ class AnswerParts:
 
 async def answer(
     request: Request,
-    accepted: Accepted[GenerateIntent | ScoreIntent],
+    accepted: Accepted,
     shape: AnswerShape,
     parts: AnswerParts,
 ) -> Response:
@@ -72,28 +65,28 @@ async def answer(
     No status is sent before the engine's Started, so that every refusal has its own status. A client that goes away
     cancels the request, whether it streams, waits for one body, or still queues.
     """
-    intent = accepted.intent
+    asked = accepted.asked
 
     async def respond(stack: AsyncExitStack, opened: Opened) -> Response:
         base = {
-            "id": intent.answer_id,
+            "id": asked.answer_id,
             "created": int(time.time()),
             "model": opened.run.model_name,
         }
-        if intent.is_stream:
-            frames = _stream(stack, base, shape, intent, opened, parts)
+        if asked.is_stream:
+            frames = _stream(stack, base, shape, asked, opened, parts)
             return EventStream(frames, stack.aclose, opened.headers)
-        body = await unless_disconnected(request, _fold(base, shape, intent, opened))
+        body = await unless_disconnected(request, _fold(base, shape, asked, opened))
         return await finished(stack, body, opened)
 
     return await serve(request, accepted, parts, respond)
 
 
-async def embed(request: Request, accepted: Accepted[EmbedIntent], parts: AnswerParts) -> Response:
+async def embed(request: Request, accepted: Accepted, parts: AnswerParts) -> Response:
     """The response to an embeddings request."""
 
     async def respond(stack: AsyncExitStack, opened: Opened) -> Response:
-        body = await unless_disconnected(request, _vectors(accepted.intent, opened))
+        body = await unless_disconnected(request, _vectors(accepted.asked, opened))
         return await finished(stack, body, opened)
 
     return await serve(request, accepted, parts, respond)
@@ -111,7 +104,7 @@ class Opened:
 
 async def serve(
     request: Request,
-    accepted: Accepted[Kind],
+    accepted: Accepted,
     parts: AnswerParts,
     respond: Callable[[AsyncExitStack, Opened], Awaitable[Response]],
 ) -> Response:
@@ -137,56 +130,54 @@ async def finished(stack: AsyncExitStack, body: dict[str, object], opened: Opene
     return Response(_json(body), media_type="application/json", headers=headers)
 
 
-async def _start(stack: AsyncExitStack, accepted: Accepted[Kind], parts: AnswerParts) -> Opened:
+async def _start(stack: AsyncExitStack, accepted: Accepted, parts: AnswerParts) -> Opened:
     sent = accepted.sent
-    intent = parts.runs.prepared(accepted.intent, accepted.model, sent)
-    run = await stack.enter_async_context(parts.generation.open(intent, accepted.model))
+    asked = parts.runs.prepared(accepted.asked, accepted.model, sent)
+    run = await stack.enter_async_context(parts.generation.open(asked, accepted.model))
     events = aiter(run.events)
     started = await anext(events)
     assert isinstance(started, Started)
     if started.unused:
         log.warning("request_fields_unused", locations=started.unused)
-        intent = replace(intent, ignored=(*intent.ignored, *started.unused))
+        asked = replace(asked, ignored=(*asked.ignored, *started.unused))
     headers = service_headers.of(
-        intent,
+        asked,
         run,
         limit=parts.settings.ignored_fields_header_max_bytes,
         is_shared=parts.settings.enable_continuous_batching,
     )
-    watched = parts.runs.watched(sent, intent, run, started, events)
+    watched = parts.runs.watched(sent, asked, run, started, events)
     return Opened(run, started, headers, watched)
 
 
-async def gather(
-    intent: GenerateIntent | ScoreIntent, opened: Opened
-) -> tuple[list[AnswerChoice], dict[str, object]]:
+async def gather(asked: Asked, opened: Opened) -> tuple[list[AnswerChoice], dict[str, object]]:
     """The whole choices of an answer, and its `service` object, which is empty where the request asks for none."""
-    choices = [AnswerChoice() for _ in range(intent.choices)]
+    choices = [AnswerChoice() for _ in range(asked.choices)]
     async for outcome in opened.events:
         match outcome:
             case Piece():
                 choices[outcome.choice].take(outcome)
-            case Scored() if isinstance(intent, ScoreIntent):
-                choices[outcome.choice].score(outcome, intent)
+            case Scored():
+                choices[outcome.choice].score(outcome, asked)
     return choices, service(opened.run, choices)
 
 
 async def _fold(
     base: dict[str, object],
     shape: AnswerShape,
-    intent: GenerateIntent | ScoreIntent,
+    asked: Asked,
     opened: Opened,
 ) -> dict[str, object]:
-    choices, told = await gather(intent, opened)
+    choices, told = await gather(asked, opened)
     return {
         "id": base["id"],
         "object": shape.whole,
         "created": base["created"],
         "model": base["model"],
-        "choices": [shape.choice(i, choice, intent) for i, choice in enumerate(choices)],
+        "choices": [shape.choice(i, choice, asked) for i, choice in enumerate(choices)],
         "usage": _usage(opened.started, choices),
         "system_fingerprint": opened.run.fingerprint,
-        **steering(opened.run, intent, choices),
+        **steering(opened.run, asked, choices),
         **({"service": told} if told else {}),
     }
 
@@ -195,7 +186,7 @@ async def _stream(
     stack: AsyncExitStack,
     base: dict[str, object],
     shape: AnswerShape,
-    intent: GenerateIntent | ScoreIntent,
+    asked: Asked,
     opened: Opened,
     parts: AnswerParts,
 ) -> AsyncIterator[bytes]:
@@ -206,7 +197,7 @@ async def _stream(
     chunks = Chunks(base, shape)
     run, late = opened.run, late_parts(opened.run.admitted)
     async with stack:
-        choices = [AnswerChoice() for _ in range(intent.choices)]
+        choices = [AnswerChoice() for _ in range(asked.choices)]
         if shape.is_chat:
             for index in range(len(choices)):
                 yield chunks.chunk([shape.opening(index)])
@@ -218,9 +209,8 @@ async def _stream(
                     continue
                 index = outcome.choice
                 if isinstance(outcome, Scored):
-                    assert isinstance(intent, ScoreIntent)
-                    choices[index].score(outcome, intent)
-                    end = shape.choice(index, choices[index], intent)
+                    choices[index].score(outcome, asked)
+                    end = shape.choice(index, choices[index], asked)
                 else:
                     choices[index].take(outcome)
                     told = service_of_token(run, outcome, len(choices)) if outcome.parts else {}
@@ -232,7 +222,7 @@ async def _stream(
                     if outcome.finish is None:
                         continue
                     end = shape.delta(index, "", outcome.finish)
-                yield chunks.chunk([end], **_ending(opened, intent, choices))
+                yield chunks.chunk([end], **_ending(opened, asked, choices))
             at_end = service(run, choices, is_streamed=True)
             if at_end:
                 yield chunks.chunk([], service=at_end)
@@ -241,15 +231,13 @@ async def _stream(
         yield DONE
 
 
-def _ending(
-    opened: Opened, intent: GenerateIntent | ScoreIntent, choices: list[AnswerChoice]
-) -> dict[str, object]:
+def _ending(opened: Opened, asked: Asked, choices: list[AnswerChoice]) -> dict[str, object]:
     """What the chunk with a finish reason has beside it: after the last choice, the usage, and what there is to say
     about the steering."""
     if not all(choice.finish for choice in choices):
         return {}
     usage = _usage(opened.started, choices)
-    return {"usage": usage, **steering(opened.run, intent, choices)}
+    return {"usage": usage, **steering(opened.run, asked, choices)}
 
 
 def failure(error: Exception, parts: AnswerParts) -> dict[str, dict[str, object]]:
@@ -264,11 +252,11 @@ def failure(error: Exception, parts: AnswerParts) -> dict[str, dict[str, object]
     return in_stream(refusal, after)
 
 
-async def _vectors(intent: EmbedIntent, opened: Opened) -> dict[str, object]:
+async def _vectors(asked: Asked, opened: Opened) -> dict[str, object]:
     vectors: dict[int, msgspec.Raw] = {}
     async for outcome in opened.events:
         assert isinstance(outcome, Embedded)
-        vectors[outcome.choice] = _embedding(outcome.vector, intent.is_base64)
+        vectors[outcome.choice] = _embedding(outcome.vector, asked.is_base64)
         # other requests are served between two vectors, which are long
         await asyncio.sleep(0)
     tokens = sum(opened.started.prompt_tokens)

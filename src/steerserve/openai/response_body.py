@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from steerserve.errors import Refusal
 from steerserve.openai import bodies
 from steerserve.openai.values import invalid
-from steerserve.rules.inference import intent
+from steerserve.rules.inference import prompts
 
 _NAMES = {"response_format": "text.format", "messages": "input", "max_tokens": "max_output_tokens"}
 """The fields of chats that a response has under another name."""
 
 
-def conversation(body: bodies.ResponseBody) -> intent.Conversation:
+def conversation(body: bodies.ResponseBody) -> prompts.Conversation:
     """The messages in the form of chat templates. The instructions come first, as a message of the system."""
     first = [] if body.instructions is None else [("system", body.instructions)]
     if isinstance(body.input, str):
@@ -24,7 +24,7 @@ def conversation(body: bodies.ResponseBody) -> intent.Conversation:
         rest = [(message.role, _text(message.content)) for message in messages]
     if not rest:
         raise invalid("input", "needs a message")
-    return tuple(intent.message(role, content, None) for role, content in first + rest)
+    return tuple(prompts.message(role, content, None) for role, content in first + rest)
 
 
 def as_chat(body: bodies.ResponseBody) -> bodies.ChatBody:

@@ -9,17 +9,17 @@ from contextlib import AsyncExitStack
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from steerserve.control.inference.generate import Piece
+from steerserve.control.inference.asked import Asked
 from steerserve.errors import Refusal
 from steerserve.http.disconnect import unless_disconnected
 from steerserve.http.event_stream import COMMENT, EventStream, with_waits
+from steerserve.messages import Piece
 from steerserve.openai import answers, bodies, render
 from steerserve.openai.intake import Accepted, Intake
 from steerserve.openai.render import AnswerParts, Opened
 from steerserve.openai.response_body import as_sent, named_as_sent
 from steerserve.openai.response_shape import Events, ResponseShape, status_of
 from steerserve.openai.shape import AnswerChoice, service, steering
-from steerserve.rules.inference.intent import GenerateIntent
 
 
 def router(intake: Intake, parts: AnswerParts) -> APIRouter:
@@ -40,27 +40,27 @@ def router(intake: Intake, parts: AnswerParts) -> APIRouter:
 
 async def _answer(
     request: Request,
-    accepted: Accepted[GenerateIntent],
+    accepted: Accepted,
     body: bodies.ResponseBody,
     parts: AnswerParts,
 ) -> Response:
-    intent = accepted.intent
+    asked = accepted.asked
 
     async def respond(stack: AsyncExitStack, opened: Opened) -> Response:
         run = opened.run
         shape = ResponseShape(
             body,
-            intent.answer_id,
+            asked.answer_id,
             int(time.time()),
             run.model_name,
             run.fingerprint,
             run.admitted.parts,
         )
-        if intent.is_stream:
-            frames = _stream(stack, shape, intent, opened, parts)
+        if asked.is_stream:
+            frames = _stream(stack, shape, asked, opened, parts)
             return EventStream(frames, stack.aclose, opened.headers)
-        (choice,), service = await unless_disconnected(request, render.gather(intent, opened))
-        return await render.finished(stack, _whole(shape, choice, intent, opened, service), opened)
+        (choice,), told = await unless_disconnected(request, render.gather(asked, opened))
+        return await render.finished(stack, _whole(shape, choice, asked, opened, told), opened)
 
     return await render.serve(request, accepted, parts, respond)
 
@@ -68,18 +68,18 @@ async def _answer(
 def _whole(
     shape: ResponseShape,
     choice: AnswerChoice,
-    intent: GenerateIntent,
+    asked: Asked,
     opened: Opened,
     told: dict[str, object],
 ) -> dict[str, object]:
-    more = steering(opened.run, intent, [choice]) | ({"service": told} if told else {})
+    more = steering(opened.run, asked, [choice]) | ({"service": told} if told else {})
     return shape.whole(choice, sum(opened.started.prompt_tokens), **more)
 
 
 async def _stream(
     stack: AsyncExitStack,
     shape: ResponseShape,
-    intent: GenerateIntent,
+    asked: Asked,
     opened: Opened,
     parts: AnswerParts,
 ) -> AsyncIterator[bytes]:
@@ -109,7 +109,7 @@ async def _stream(
             yield events.of_text("response.content_part.done", part=shape.part(choice))
             item = shape.item(status, choice)
             yield events.write("response.output_item.done", output_index=0, item=item)
-            whole = _whole(shape, choice, intent, opened, service(opened.run, [choice]))
+            whole = _whole(shape, choice, asked, opened, service(opened.run, [choice]))
             yield events.write(f"response.{status}", response=whole)
         except Exception as error:
             told = as_sent(error) if isinstance(error, Refusal) else error

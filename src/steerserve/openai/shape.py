@@ -9,18 +9,20 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from steerserve.control.inference.generate import (
+from steerserve.control.inference.asked import Asked
+from steerserve.control.inference.generate import Run
+from steerserve.messages import (
     EditActs,
     Piece,
     PromptToken,
-    Run,
+    Score,
     Scored,
+    Text,
     TokenScore,
+    without_blanks,
 )
-from steerserve.messages import without_blanks
 from steerserve.parts.part import Part
 from steerserve.parts.registry import parts
-from steerserve.rules.inference.intent import GenerateIntent, ScoreIntent
 from steerserve.rules.steering.account import Listed
 from steerserve.rules.text_offsets import place_tokens
 
@@ -57,13 +59,14 @@ class AnswerChoice:
         kept = ({part.name: raw} for raw in self.parts.get(part.name, ()))
         return [found for one in kept if (found := part.read(one)) is not None]
 
-    def score(self, scored: Scored, intent: ScoreIntent) -> None:
+    def score(self, scored: Scored, asked: Asked) -> None:
         """Take the scores of a prompt. The text of a scored choice is its one best token, behind the prompt where the
         prompt is echoed."""
         self.hear(scored)
-        echoed = [_prompt_text(scored, intent)] if intent.is_echoed else []
-        self.text = [*echoed, scored.best.text] if intent.max_tokens else echoed
-        self.tokens = intent.max_tokens
+        goal = asked.goal
+        echoed = [_prompt_text(scored, asked)] if isinstance(goal, Score) and goal.echo else []
+        self.tokens = goal.max_tokens or 0
+        self.text = [*echoed, scored.best.text] if self.tokens else echoed
         self.finish = "length"
         self.scored = scored
 
@@ -77,9 +80,7 @@ class AnswerShape:
     chunk: str
     is_chat: bool
 
-    def choice(
-        self, index: int, choice: AnswerChoice, intent: GenerateIntent | ScoreIntent
-    ) -> dict[str, object]:
+    def choice(self, index: int, choice: AnswerChoice, asked: Asked) -> dict[str, object]:
         """A whole choice. Only choices of scoring requests have `logprobs`."""
         text = "".join(choice.text)
         if self.is_chat:
@@ -87,8 +88,8 @@ class AnswerShape:
         else:
             body = {"text": text}
         entry = {"index": index, **body, "finish_reason": choice.finish}
-        if choice.scored is not None and isinstance(intent, ScoreIntent):
-            entry["logprobs"] = self._logprobs(choice.scored, intent)
+        if choice.scored is not None and isinstance(asked.goal, Score):
+            entry["logprobs"] = self._logprobs(choice.scored, asked, asked.goal)
         return entry
 
     def delta(self, index: int, text: str | msgspec.Raw, finish: str | None) -> dict[str, object]:
@@ -103,25 +104,25 @@ class AnswerShape:
         delta = {"role": "assistant", "content": ""}
         return {"index": index, "delta": delta, "finish_reason": None}
 
-    def _logprobs(self, scored: Scored, intent: ScoreIntent) -> dict[str, object] | None:
-        if intent.top is None:
+    def _logprobs(self, scored: Scored, asked: Asked, goal: Score) -> dict[str, object] | None:
+        if goal.top is None:
             return None
         if self.is_chat:
-            top = [_described(score, intent) for score in scored.top[: intent.top]]
-            return {"content": [{**_described(scored.best, intent), "top_logprobs": top}]}
-        prompt = _prompt_text(scored, intent)
+            top = [_described(score, asked) for score in scored.top[: goal.top]]
+            return {"content": [{**_described(scored.best, asked), "top_logprobs": top}]}
+        prompt = _prompt_text(scored, asked)
         texts, offsets = place_tokens(prompt, [token.text for token in scored.prompt])
         placed = [_as_in_text(*one) for one in zip(scored.prompt, texts, strict=True)]
         told: list[TokenScore | PromptToken] = [*placed]
         tops: list[dict[str, float] | None] = [
-            None if token.logprob is None else _listed(token.top, intent) for token in placed
+            None if token.logprob is None else _listed(token.top, asked) for token in placed
         ]
-        if intent.max_tokens:
+        if goal.max_tokens:
             told.append(scored.best)
-            tops.append(_listed(scored.top, intent))
+            tops.append(_listed(scored.top, asked))
             offsets.append(len(prompt))
         return {
-            "tokens": [_key(token, intent) for token in told],
+            "tokens": [_key(token, asked) for token in told],
             "token_logprobs": [token.logprob for token in told],
             "top_logprobs": tops,
             "text_offset": offsets,
@@ -132,15 +133,13 @@ CHAT = AnswerShape("chatcmpl", "chat.completion", "chat.completion.chunk", is_ch
 COMPLETION = AnswerShape("cmpl", "text_completion", "text_completion", is_chat=False)
 
 
-def steering(
-    run: Run, intent: GenerateIntent | ScoreIntent, choices: Sequence[AnswerChoice]
-) -> dict[str, object]:
+def steering(run: Run, asked: Asked, choices: Sequence[AnswerChoice]) -> dict[str, object]:
     """What the final object of an answer says about its steering; nothing where there is nothing to say."""
-    if isinstance(intent, ScoreIntent):
-        return {"steered": run.admitted.state is not None} if intent.may_steer else {}
+    if not asked.goal.writes:
+        return {"steered": run.admitted.state is not None} if asked.is_scored_steered else {}
     is_changed = any(choice.is_changed for choice in choices)
     told: dict[str, object] = {"steering_changed": True} if is_changed else {}
-    if intent.is_reported:
+    if asked.is_reported:
         acts = [one for choice in choices for one in choice.acts]
         listed = run.admitted.account.listed
         by_key = {key: one.layer for key, one in run.admitted.resident.attachments.items()}
@@ -209,10 +208,10 @@ def service_of_token(run: Run, piece: Piece | Scored, count: int) -> dict[str, o
     return told
 
 
-def _prompt_text(scored: Scored, intent: ScoreIntent) -> str:
+def _prompt_text(scored: Scored, asked: Asked) -> str:
     """The text of a prompt that is no conversation."""
-    prompt = intent.prompts[scored.choice]
-    return prompt if isinstance(prompt, str) else scored.prompt_text
+    prompt = asked.request.prompts[scored.choice]
+    return prompt.text if isinstance(prompt, Text) else scored.prompt_text
 
 
 def _as_in_text(token: PromptToken, text: str) -> PromptToken:
@@ -222,22 +221,22 @@ def _as_in_text(token: PromptToken, text: str) -> PromptToken:
     return replace(token, text=text, top=top)
 
 
-def _listed(top: Sequence[TokenScore], intent: ScoreIntent) -> dict[str, float]:
+def _listed(top: Sequence[TokenScore], asked: Asked) -> dict[str, float]:
     """The candidates of one place by their keys. The most probable token comes first, so it is the one listed where
     several tokens have the same text."""
     listed: dict[str, float] = {}
     for score in top:
-        listed.setdefault(_key(score, intent), score.logprob)
+        listed.setdefault(_key(score, asked), score.logprob)
     return listed
 
 
-def _key(score: TokenScore | PromptToken, intent: ScoreIntent) -> str:
-    return f"token_id:{score.token}" if intent.is_keyed_by_id else score.text
+def _key(score: TokenScore | PromptToken, asked: Asked) -> str:
+    return f"token_id:{score.token}" if asked.is_keyed_by_id else score.text
 
 
-def _described(score: TokenScore, intent: ScoreIntent) -> dict[str, object]:
+def _described(score: TokenScore, asked: Asked) -> dict[str, object]:
     return {
-        "token": _key(score, intent),
+        "token": _key(score, asked),
         "logprob": score.logprob,
         "bytes": list(score.text.encode()),
     }

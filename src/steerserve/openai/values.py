@@ -1,31 +1,34 @@
-"""Makes the values of an intent from the fields of a validated body, and refuses fields that exclude each other."""
+"""Makes a request from the fields of a validated body, and refuses fields that exclude each other."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict, cast
 
 import msgspec
 
+from steerserve import messages as m
+from steerserve.control.inference.asked import Asked, AskedSteering, OutputConstraint
 from steerserve.errors import Refusal
 from steerserve.openai import bodies
 from steerserve.parts.part import Sent
 from steerserve.parts.registry import parts
-from steerserve.rules.inference import intent, schema_subset
+from steerserve.rules.inference import schema_subset
+from steerserve.rules.inference.prompts import Conversation, repetition_penalty
+from steerserve.rules.inference.prompts import message as as_message
 from steerserve.rules.saes.attachment import SaeChoice
 from steerserve.rules.steering import interventions
 from steerserve.rules.steering import request as sae_steering
 from steerserve.settings import Settings
 
 
-class IntentBase(TypedDict):
-    """The values that an intent of any kind has from the request and not from its body."""
+class AskedBase(TypedDict):
+    """The values that every request has from what surrounds its body."""
 
     answer_id: str
     ignored: tuple[str, ...]
     lease: str | None
-    client: str
-    is_strict: bool
 
 
 COLDEST_SCORING = 0.001
@@ -34,7 +37,7 @@ COLDEST_SCORING = 0.001
 TOKEN_ID_MAXIMUM = 2**31 - 1
 
 
-def conversations(body: bodies.ChatBody) -> tuple[intent.Prompt, ...]:
+def conversations(body: bodies.ChatBody) -> tuple[Conversation, ...]:
     """The conversations of a chat request in the form of chat templates: `messages`, then `extra_messages`."""
     extra = body.extra_messages or []
     named = [("messages", body.messages)]
@@ -50,16 +53,18 @@ def generate(
     settings: Settings,
     route: str,
     *,
-    prompts: tuple[intent.Prompt, ...],
-    base: IntentBase,
+    prompts: Sequence[m.Prompt],
+    base: AskedBase,
+    client: str,
     n: int = 1,
-    special: bool = True,
     profile: str | None = None,
+    is_held: bool = False,
+    intensity: float | str | None = None,
+    constraint: OutputConstraint | None = None,
     source: bodies.Written | None = None,
-    **more: Any,
-) -> intent.GenerateIntent:
-    """The intent to write text. `base` has the values that every intent has, and `more` the values that only chats
-    have. `source` is the body as it was sent, where `body` was made from it.
+) -> Asked:
+    """The request to write text. `base` has the values that every request has. `source` is the body as it was sent,
+    where `body` was made from it.
 
     Raises:
         Refusal: a count is over its limit, or two fields exclude each other.
@@ -75,30 +80,30 @@ def generate(
     if max_tokens == 0:
         named = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
         raise invalid(named, "at least 1; only echo with logprobs takes 0")
-    sampling = intent.SamplingParameters(
+    frequency, presence = body.frequency_penalty or 0.0, body.presence_penalty or 0.0
+    sampling = m.Sampling(
         temperature=1.0 if body.temperature is None else body.temperature,
         top_p=1.0 if body.top_p is None else body.top_p,
-        repetition_penalty=intent.repetition_penalty(
-            body.frequency_penalty or 0.0, body.presence_penalty or 0.0
-        ),
+        repetition_penalty=repetition_penalty(frequency, presence),
         max_tokens=max_tokens,
-        stops=stops,
+        default_max_tokens=settings.default_max_tokens,
+        stops=list(stops),
         seed=body.seed,
-        has_penalty=bool(body.frequency_penalty or body.presence_penalty),
     )
-    return intent.GenerateIntent(
-        prompts=prompts,
-        sampling=sampling,
-        n=n,
-        is_stream=bool(body.stream),
-        has_special=special,
-        steering=steering(body, profile),
-        profile=profile,
-        parts=_parts(
-            source or body, Sent(route, settings, len(prompts), n, is_stream=bool(body.stream))
+    is_stream, told = bool(body.stream), None
+    if constraint is not None:
+        told = m.Constraint(json.dumps(constraint.schema) if constraint.is_schema else None)
+    goal = m.Generate(sampling=sampling, n=n, constraint=told, is_stream=is_stream)
+    return Asked(
+        request=m.Request(goal=goal, prompts=prompts, client=client),
+        steering=AskedSteering(
+            profile=profile, intensity=intensity, own=steering(body, profile), is_held=is_held
         ),
+        parts=_parts(source or body, Sent(route, settings, len(prompts), n, is_stream=is_stream)),
+        is_stream=is_stream,
         is_reported=bool(body.return_steering_report),
-        **more,
+        has_penalty=bool(frequency or presence),
+        constraint=constraint,
         **base,
     )
 
@@ -119,15 +124,14 @@ def score(
     settings: Settings,
     route: str,
     *,
-    prompts: tuple[intent.Prompt, ...],
+    prompts: Sequence[m.Prompt],
     top: int | None,
-    base: IntentBase,
-    special: bool = True,
-    template: Mapping[str, object] | None = None,
+    base: AskedBase,
+    client: str,
     is_echoed: bool = False,
     profile: str | None = None,
-) -> intent.ScoreIntent:
-    """The intent to score the next token. The parameters mean the same as those of `generate`.
+) -> Asked:
+    """The request to score the next token. The parameters mean the same as those of `generate`.
 
     Raises:
         Refusal: a scoring request does not accept the value of a field.
@@ -147,23 +151,22 @@ def score(
     _check_allowed(
         allowed or (), len(prompts) if top is not None else 1, settings.scoring_max_entries
     )
-    return intent.ScoreIntent(
-        prompts=prompts,
+    goal = m.Score(
         temperature=temperature,
         top=top,
-        allowed=None if allowed is None else tuple(dict.fromkeys(allowed)),
-        is_keyed_by_id=bool(body.return_tokens_as_token_ids),
-        has_special=special,
-        seed=body.seed,
-        is_stream=bool(body.stream),
-        template=template,
+        allowed=None if allowed is None else list(dict.fromkeys(allowed)),
+        echo=m.Echo(max_tokens, settings.scoring_max_entries) if is_echoed else None,
+    )
+    own = steering(body, profile)
+    return Asked(
+        request=m.Request(goal=goal, prompts=prompts, client=client),
+        steering=AskedSteering(profile=profile, own=own, is_held=True, follows_live=False),
         parts=_parts(body, Sent(route, settings, len(prompts), is_scored=True)),
-        is_echoed=is_echoed,
-        max_tokens=max_tokens,
+        is_stream=bool(body.stream),
         # a field `profile` without `score_steered` was refused; the name of a model may carry a profile
-        may_steer=bool(body.score_steered) or profile is not None,
-        profile=profile,
-        steering=steering(body, profile),
+        is_scored_steered=bool(body.score_steered) or profile is not None,
+        is_keyed_by_id=bool(body.return_tokens_as_token_ids),
+        scored_seed=body.seed,
         **base,
     )
 
@@ -220,7 +223,7 @@ def steering(body: bodies.Sampled, profile: str | None) -> sae_steering.RequestS
     return made
 
 
-def constraint(body: bodies.ChatBody, settings: Settings) -> intent.OutputConstraint | None:
+def constraint(body: bodies.ChatBody, settings: Settings) -> OutputConstraint | None:
     """The constraint that `response_format` asks for.
 
     Raises:
@@ -237,13 +240,11 @@ def constraint(body: bodies.ChatBody, settings: Settings) -> intent.OutputConstr
     if settings.enable_continuous_batching:
         raise bad_format("this server runs continuous batching, which does not constrain")
     if wanted.type == "json_object":
-        return intent.OutputConstraint()
+        return OutputConstraint()
     if wanted.json_schema is None:
         raise bad_format("json_schema is missing")
     schema_subset.check(wanted.json_schema.schema_)
-    return intent.OutputConstraint(
-        wanted.json_schema.name, wanted.json_schema.schema_, is_schema=True
-    )
+    return OutputConstraint(wanted.json_schema.name, wanted.json_schema.schema_, is_schema=True)
 
 
 _RESERVED = frozenset(
@@ -295,16 +296,19 @@ def texts(value: str | list[str]) -> tuple[str, ...]:
     return (value,) if isinstance(value, str) else tuple(value)
 
 
-def prompts(value: str | list[str] | list[int] | list[list[int]]) -> tuple[intent.Prompt, ...]:
-    """The prompts of a text completion: texts, or the ids of their tokens."""
+def prompts(
+    value: str | list[str] | list[int] | list[list[int]], *, special: bool
+) -> list[m.Prompt]:
+    """The prompts of a text completion: texts, or the ids of their tokens. With `special` a text gets the tokenizer's
+    special tokens."""
     if isinstance(value, str):
-        return (value,)
+        return [m.Text(value, special)]
     if bodies.kind_of_prompt(value) == bodies.ID_PROMPT:
-        return (intent.TokenIds(tuple(cast("list[int]", value)), "prompt"),)
-    return tuple(
-        one if isinstance(one, str) else intent.TokenIds(tuple(one), f"prompt[{place}]")
+        return [m.Tokens(cast("list[int]", value), place="prompt")]
+    return [
+        m.Text(one, special) if isinstance(one, str) else m.Tokens(one, place=f"prompt[{place}]")
         for place, one in enumerate(cast("list[str | list[int]]", value))
-    )
+    ]
 
 
 def _message(where: str, message: bodies.ChatMessage) -> Mapping[str, object]:
@@ -314,7 +318,7 @@ def _message(where: str, message: bodies.ChatMessage) -> Mapping[str, object]:
         raise invalid(f"{where}.content", "a message needs content")
     if isinstance(content, list):
         content = "".join(part.text for part in content)
-    return intent.message(message.role, content or "", message.name)
+    return as_message(message.role, content or "", message.name)
 
 
 def invalid(param: str, why: str) -> Refusal:

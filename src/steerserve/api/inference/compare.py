@@ -14,6 +14,7 @@ from pydantic import Field, WithJsonSchema
 from starlette.requests import Request
 from starlette.responses import Response
 
+from steerserve import messages as m
 from steerserve.api.answers import Answer
 from steerserve.api.answers.compare import (
     CompareFailed,
@@ -28,8 +29,9 @@ from steerserve.api.envelope import RequestBody, encoded, success
 from steerserve.api.inference.tokens import client_of
 from steerserve.api.steering.steering import Value, texts
 from steerserve.control import retry
+from steerserve.control.inference.asked import Asked, AskedSteering
 from steerserve.control.inference.compare import Compare, Compared, Comparing, Side
-from steerserve.control.inference.generate import Piece
+from steerserve.control.inference.texts import prompt_of
 from steerserve.control.inference.views import (
     ComparedSide,
     Comparison,
@@ -41,11 +43,12 @@ from steerserve.control.models.served import ServedModel
 from steerserve.errors import Refusal
 from steerserve.http.disconnect import Disconnected, unless_disconnected
 from steerserve.http.event_stream import COMMENT, EventStream, event, with_waits
+from steerserve.messages import Piece
 from steerserve.parts.activations.form import ACTIVATIONS, PlannedActivations, Reading, parse_value
 from steerserve.rules.bounds import STEERED_FEATURES
 from steerserve.rules.form import Form
 from steerserve.rules.inference import compare as rules
-from steerserve.rules.inference.intent import GenerateIntent, Prompt, SamplingParameters
+from steerserve.rules.inference.prompts import Conversation
 from steerserve.rules.saes.attachment import SaeChoice
 from steerserve.rules.steering import interventions
 from steerserve.rules.steering.live import plain_indices
@@ -127,11 +130,11 @@ def router(compare: Compare, settings: Settings) -> APIRouter:
     async def run(body: CompareBody, request: Request) -> Response:
         """Run the comparison. It ends early when the client goes away."""
         model = await compare.model()
-        intent = _intent(body, settings, request)
+        asked = _asked(body, settings, request)
         if body.stream:
-            return await _streamed(compare, settings, intent, model, request)
+            return await _streamed(compare, settings, asked, model, request)
         try:
-            compared = await unless_disconnected(request, compare.run(intent, model))
+            compared = await unless_disconnected(request, compare.run(asked, model))
         except Disconnected:
             return Response(status_code=499)
         return success(
@@ -149,13 +152,13 @@ def router(compare: Compare, settings: Settings) -> APIRouter:
 async def _streamed(
     compare: Compare,
     settings: Settings,
-    intent: GenerateIntent,
+    asked: Asked,
     model: ServedModel,
     request: Request,
 ) -> Response:
     """The answer as events. Its status is sent once every check has passed."""
     stack = AsyncExitStack()
-    opening = stack.enter_async_context(compare.open(intent, model))
+    opening = stack.enter_async_context(compare.open(asked, model))
     try:
         comparing = await unless_disconnected(request, opening)
     except Disconnected:
@@ -295,7 +298,7 @@ def _planned(compared: Compared) -> PlannedActivations | None:
     return planned
 
 
-def _intent(body: CompareBody, settings: Settings, request: Request) -> GenerateIntent:
+def _asked(body: CompareBody, settings: Settings, request: Request) -> Asked:
     """Raises:
     Refusal: VALIDATION_ERROR, SAE_ACTIVATIONS_REFUSED.
     """
@@ -317,37 +320,40 @@ def _intent(body: CompareBody, settings: Settings, request: Request) -> Generate
     own = _own(body.sae_steering, body.interventions)
     if own is not None and body.messages is None and (where := own.roles_at) is not None:
         raise _invalid(where, "a text has no messages with roles")
-    prompt: Prompt
+    client = client_of(request, settings)
+    text: str | Conversation = body.prompt or ""
     if body.messages is not None:
-        prompt = tuple({"role": one.role, "content": one.content} for one in body.messages)
-    else:
-        prompt = body.prompt or ""
+        text = tuple({"role": one.role, "content": one.content} for one in body.messages)
+    prompt = prompt_of(text, client)
     intensities = rules.check(body.intensities)
-    asked = {}
+    read = {}
     if body.activations is not None:
-        read = parse_value(body.activations, settings.sae_activations_max_top_k)
-        asked = {ACTIVATIONS.name: replace(read, is_streamed=body.stream)}
-    return GenerateIntent(
-        prompts=(prompt,) * len(intensities),
-        sampling=SamplingParameters(
-            temperature=body.temperature,
-            top_p=body.top_p,
-            max_tokens=body.max_tokens,
-            seed=body.seed,
+        wanted = parse_value(body.activations, settings.sae_activations_max_top_k)
+        read = {ACTIVATIONS.name: replace(wanted, is_streamed=body.stream)}
+    sampling = m.Sampling(
+        temperature=body.temperature,
+        top_p=body.top_p,
+        max_tokens=body.max_tokens,
+        seed=body.seed,
+    )
+    sweep = rules.Sweep(
+        intensities,
+        None if body.steering is None else plain_indices(body.steering),
+        body.sae_id,
+        body.layer,
+        own,
+        _sent(body.interventions),
+    )
+    return Asked(
+        request=m.Request(
+            goal=m.Generate(sampling=sampling, is_stream=body.stream),
+            prompts=[prompt] * len(intensities),
+            client=client,
         ),
-        profile=body.profile,
-        parts=asked,
-        sweep=rules.Sweep(
-            intensities,
-            None if body.steering is None else plain_indices(body.steering),
-            body.sae_id,
-            body.layer,
-            own,
-            _sent(body.interventions),
-        ),
+        steering=AskedSteering(profile=body.profile, sweep=sweep),
+        parts=read,
         is_stream=body.stream,
         may_load=False,
-        client=client_of(request, settings),
     )
 
 

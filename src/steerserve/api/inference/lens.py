@@ -11,15 +11,17 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
+from steerserve import messages as m
 from steerserve.api.answers import Answer
 from steerserve.api.envelope import RequestBody, success
 from steerserve.api.inference.tokens import Conversation, Id, Written, client_of, text_or_chat
+from steerserve.control.inference.asked import Asked
 from steerserve.control.inference.lens_views import AttributionAnswer, LensAnswer
 from steerserve.control.inference.lenses import Lenses
+from steerserve.control.inference.texts import prompt_of
 from steerserve.http.disconnect import Disconnected, unless_disconnected
 from steerserve.rules.bounds import ATTRIBUTION_STEPS
 from steerserve.rules.form import Form
-from steerserve.rules.inference.intent import AttributionIntent, LensIntent
 from steerserve.rules.inference.lens import (
     LOGIT,
     AttributedPositions,
@@ -80,38 +82,42 @@ class AttributionBody(RequestBody):
 def router(lenses: Lenses, settings: Settings) -> APIRouter:
     routes = APIRouter(prefix="/api", tags=["inference"])
 
+    def reading(body: LensBody | AttributionBody, goal: m.Goal, request: Request) -> m.Request:
+        """The request to read the text or the conversation of a body."""
+        client = client_of(request, settings)
+        prompt = prompt_of(text_or_chat(body.text, body.messages), client)
+        return m.Request(goal=goal, prompts=[prompt], client=client)
+
     @routes.post("/lens", response_model=Answer[LensAnswer])
     async def lens(body: LensBody, request: Request) -> Response:
         named = body.kind if isinstance(body.kind, str) and body.kind != LOGIT else None
-        intent = LensIntent(
-            prompt=text_or_chat(body.text, body.messages),
-            layers=None if body.layers is None else tuple(body.layers),
+        goal = m.Lens(
+            layers=body.layers,
             top=body.top,
-            lens=named,
+            max_distributions=settings.lens_max_distributions,
+            max_entries=settings.lens_max_entries,
             path=body.kind.local_path if isinstance(body.kind, LensFile) else None,
-            may_load=False,
-            client=client_of(request, settings),
         )
-        return await _answered(request, lenses.lens(intent))
+        asked = Asked(request=reading(body, goal, request), lens=named, may_load=False)
+        return await _answered(request, lenses.lens(asked))
 
     @routes.post("/attribution", response_model=Answer[AttributionAnswer])
     async def attribution(body: AttributionBody, request: Request) -> Response:
-        prompt, against = text_or_chat(body.text, body.messages), body.against_token
+        text_or_chat(body.text, body.messages)
         check_method(body.method, body.over)
-        intent = AttributionIntent(
-            prompt=prompt,
+        against = body.against_token
+        goal = m.Attribute(
             position=body.position,
             target=await lenses.token("target_token", body.target_token),
             against=None if against is None else await lenses.token("against_token", against),
-            choice=SaeChoice(body.sae_id, body.layer),
             top=body.top,
             method=body.method,
             steps=body.steps,
             over=body.over,
-            may_load=False,
-            client=client_of(request, settings),
         )
-        return await _answered(request, lenses.attribute(intent))
+        choice = SaeChoice(body.sae_id, body.layer)
+        asked = Asked(request=reading(body, goal, request), choice=choice, may_load=False)
+        return await _answered(request, lenses.attribute(asked))
 
     return routes
 

@@ -16,7 +16,7 @@ from steerserve.control.inference.spelling import Speller
 from steerserve.control.inference.views import TokenizedText
 from steerserve.errors import Refusal
 from steerserve.rules import clients
-from steerserve.rules.inference import intent
+from steerserve.rules.inference import prompts
 from steerserve.settings import Settings
 
 MESSAGES_MAXIMUM = 2000
@@ -90,7 +90,7 @@ def router(speller: Speller, settings: Settings) -> APIRouter:
     return routes
 
 
-def _prompt(body: TokenizeBody) -> str | intent.Conversation:
+def _prompt(body: TokenizeBody) -> str | prompts.Conversation:
     """Raises:
     Refusal: VALIDATION_ERROR.
     """
@@ -102,7 +102,7 @@ def _prompt(body: TokenizeBody) -> str | intent.Conversation:
 
 def text_or_chat(
     text: str | None, messages: Sequence[TokenizeMessage] | None
-) -> str | intent.Conversation:
+) -> str | prompts.Conversation:
     """The prompt of a body with either a text or the messages of a conversation.
 
     Raises:
@@ -112,7 +112,7 @@ def text_or_chat(
         raise _invalid("text", "give either text or messages")
     if messages is None:
         return text or ""
-    return tuple(intent.message(one.role, _joined(one.content), one.name) for one in messages)
+    return tuple(prompts.message(one.role, _joined(one.content), one.name) for one in messages)
 
 
 def _joined(content: str | list[TextPart]) -> str:
@@ -121,12 +121,12 @@ def _joined(content: str | list[TextPart]) -> str:
 
 def texts_or_chats(
     given: Sequence[str | list[TokenizeMessage]],
-) -> tuple[str | intent.Conversation, ...]:
+) -> tuple[str | prompts.Conversation, ...]:
     """The texts and conversations of a list that has both."""
     return tuple(map(given_text, given))
 
 
-def given_text(given: str | list[TokenizeMessage]) -> str | intent.Conversation:
+def given_text(given: str | list[TokenizeMessage]) -> str | prompts.Conversation:
     """A text, or the conversation of messages."""
     return given if isinstance(given, str) else text_or_chat(None, given)
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import msgspec
 
-from steerserve.control.inference.generate import Generation, Outcome, Piece, Started
+from steerserve.control.inference.asked import Asked
+from steerserve.control.inference.generate import Generation
 from steerserve.control.inference.positions import late_parts, with_own_chunks
 from steerserve.control.metrics import Metrics
 from steerserve.control.models.served import ServedModel, ServedModels
@@ -18,9 +19,9 @@ from steerserve.control.residency.resident import Resident
 from steerserve.control.retry import DefaultedLog
 from steerserve.control.steering.serving import Serving
 from steerserve.errors import Refusal
+from steerserve.messages import Outcome, Piece, Started
 from steerserve.messages.events import FinishReason
 from steerserve.rules.inference.compare import Overlay
-from steerserve.rules.inference.intent import GenerateIntent
 from steerserve.rules.models import architecture
 
 
@@ -89,8 +90,8 @@ class Compare:
         return await self._models.of(row)
 
     @asynccontextmanager
-    async def open(self, intent: GenerateIntent, model: ServedModel) -> AsyncIterator[Comparing]:
-        """Begin to complete the prompt once at each intensity of the intent's sweep. Leaving the block early ends the
+    async def open(self, asked: Asked, model: ServedModel) -> AsyncIterator[Comparing]:
+        """Begin to complete the prompt once at each intensity of the request's sweep. Leaving the block early ends the
         comparison.
 
         Raises:
@@ -98,8 +99,10 @@ class Compare:
                 PROFILE_INCOMPATIBLE, VALIDATION_ERROR. The events raise STEERING_CHANGED when an operator changed the
                 steering while the comparison ran. The operator's change stays, and the comparison has no result.
         """
-        assert intent.sweep is not None
-        async with self._generation.open(intent, model) as run:
+        assert asked.steering is not None
+        assert asked.steering.sweep is not None
+        intensities = asked.steering.sweep.intensities
+        async with self._generation.open(asked, model) as run:
             events = aiter(run.events)
             started = await anext(events)
             assert isinstance(started, Started)
@@ -113,20 +116,20 @@ class Compare:
                 [
                     Side(intensity, plan.overlay or {}, plan.sent, state)
                     for intensity, plan, state in zip(
-                        intent.sweep.intensities, admitted.swept, admitted.states, strict=True
+                        intensities, admitted.swept, admitted.states, strict=True
                     )
                 ],
             )
             pieces = with_own_chunks(events, late) if (late := late_parts(admitted)) else events
             yield Comparing(compared, self._written(compared, pieces, admitted.epoch, resident))
 
-    async def run(self, intent: GenerateIntent, model: ServedModel) -> Compared:
+    async def run(self, asked: Asked, model: ServedModel) -> Compared:
         """The comparison once all sides are complete.
 
         Raises:
             Refusal: as `open`, and as its events.
         """
-        async with self.open(intent, model) as comparing:
+        async with self.open(asked, model) as comparing:
             async for _ in comparing.events:
                 pass
         return comparing.compared

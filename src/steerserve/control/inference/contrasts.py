@@ -21,7 +21,7 @@ from steerserve.control.sensing.features import Features
 from steerserve.errors import Refusal
 from steerserve.parts.pool.form import POOL, Pool
 from steerserve.parts.pool.form import Pooled as PooledText
-from steerserve.rules.inference.intent import Conversation
+from steerserve.rules.inference.prompts import Conversation
 from steerserve.rules.saes.attachment import SaeChoice
 from steerserve.rules.sensing import contrast as rules
 from steerserve.rules.sensing.contrast import Contrasted, Pooled

@@ -53,7 +53,7 @@ from steerserve.messages.tokenizing import Spelling
 from steerserve.rules.bounds import CORPUS_HUB_BYTES
 from steerserve.rules.inference import corpus_texts as rules
 from steerserve.rules.inference.corpus_texts import CorpusText
-from steerserve.rules.inference.intent import Conversation
+from steerserve.rules.inference.prompts import Conversation
 from steerserve.rules.steering.vector import check_written
 from steerserve.settings import Settings
 

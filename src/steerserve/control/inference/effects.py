@@ -44,7 +44,7 @@ from steerserve.messages.spelling import Spell
 from steerserve.rules.inference import effects as rules
 from steerserve.rules.inference import names
 from steerserve.rules.inference.effects import EffectSummary, Written
-from steerserve.rules.inference.intent import Conversation
+from steerserve.rules.inference.prompts import Conversation
 from steerserve.rules.models import architecture
 from steerserve.rules.steering import ladder
 from steerserve.rules.steering.edits import Feature

@@ -18,6 +18,14 @@ from steerserve.control.bus import (
     RequestsHeld,
     UnloadComplete,
 )
+from steerserve.control.inference.asked import (
+    SERIAL,
+    Asked,
+    AskedSteering,
+    Fixed,
+    OutputConstraint,
+    choose_backend,
+)
 from steerserve.control.inference.lookups import Lookups
 from steerserve.control.inference.planning import Admitted, Planner
 from steerserve.control.inference.queue import Queue
@@ -38,28 +46,12 @@ from steerserve.messages.mailbox import Mailbox
 from steerserve.parts.part import pack
 from steerserve.parts.registry import parts
 from steerserve.rules import clients
-from steerserve.rules.inference import batching, names
-from steerserve.rules.inference.intent import (
-    GenerateIntent,
-    Intent,
-    OutputConstraint,
-    ScoreIntent,
-)
+from steerserve.rules.inference import names
 from steerserve.rules.residency import swap
 from steerserve.rules.steering import dial
 from steerserve.rules.steering.placing import Largest
 from steerserve.rules.steering.request import RequestSteering
 from steerserve.settings import Settings
-
-Distribution = m.Distribution
-EditActs = m.EditActs
-Embedded = m.Embedded
-Outcome = m.Outcome
-Piece = m.Piece
-PromptToken = m.PromptToken
-Scored = m.Scored
-Started = m.Started
-TokenScore = m.TokenScore
 
 OBJECT = {"type": "object"}
 
@@ -73,14 +65,14 @@ class Run:
     fingerprint: str
     backend: str
     admitted: Admitted
-    events: AsyncIterator[Started | Outcome]
+    events: AsyncIterator[m.Started | m.Outcome]
 
 
 class _Flow:
     """Carries events from the task that holds the slot to the task that answers the client."""
 
     def __init__(self) -> None:
-        self._items = Mailbox[Admitted | Started | Outcome | Exception | None]()
+        self._items = Mailbox[Admitted | m.Started | m.Outcome | Exception | None]()
         self.put = self._items.put
 
     async def admitted(self) -> Admitted:
@@ -91,7 +83,7 @@ class _Flow:
         assert isinstance(first, Admitted)
         return first
 
-    async def events(self) -> AsyncIterator[Started | Outcome]:
+    async def events(self) -> AsyncIterator[m.Started | m.Outcome]:
         take = self._items.take
         while (item := await take()) is not None:
             if isinstance(item, Exception):
@@ -162,7 +154,7 @@ class Generation:
         self._batched.scale(replicas)
 
     @asynccontextmanager
-    async def open(self, intent: Intent, model: ServedModel) -> AsyncIterator[Run]:
+    async def open(self, asked: Asked, model: ServedModel) -> AsyncIterator[Run]:
         """The request, once it has a slot. Leaving the block early cancels the request, also while it waits for a slot.
 
         The slot is free again as soon as the engine has finished, even when the client still reads.
@@ -174,31 +166,25 @@ class Generation:
             raise Refusal("SHUTTING_DOWN", "the service is shutting down")
         self._metrics.resolved(model.name)
         row, profile = model.row, None
-        if isinstance(intent, GenerateIntent | ScoreIntent):
-            profile = await self._named(intent)
-            if intent.steering is not None:
-                own = await self._edit_parts.with_vectors(intent.steering)
-                intent = replace(intent, steering=own)
-            if intent.parts:
-                known = parts()
-                resolved = {
-                    name: await known[name].resolve(asked, self._lookups)
-                    for name, asked in intent.parts.items()
-                }
-                intent = replace(intent, parts=resolved)
-            sweep = intent.sweep if isinstance(intent, GenerateIntent) else None
-            if isinstance(intent, GenerateIntent) and sweep is not None and sweep.own is not None:
-                own = await self._edit_parts.with_vectors(sweep.own)
-                intent = replace(intent, sweep=replace(sweep, own=own))
-        if self._unchecked(intent) is None:
+        if asked.steering is not None:
+            profile = await self._named(asked.steering)
+            asked = replace(
+                asked,
+                steering=await self._resolved(asked.steering),
+                parts={
+                    name: await parts()[name].resolve(one, self._lookups)
+                    for name, one in asked.parts.items()
+                },
+            )
+        if self._unchecked(asked) is None:
             # these refusals come before QUEUE_FULL, because waiting does not change them
-            view = self._conductor.view(intent.lease)
-            swap.may_serve(view, row.id, row.name, may_load=intent.may_load)
+            view = self._conductor.view(asked.lease)
+            swap.may_serve(view, row.id, row.name, may_load=asked.may_load)
         self.active += 1
-        yields = clients.is_in_background(intent.client)
-        backend = batching.backend(intent, None if yields else self._fixed(row))
+        yields = clients.is_in_background(asked.client)
+        backend = choose_backend(asked, None if yields else self._fixed(row))
         flow, timing = _Flow(), self._metrics.request()
-        pump = asyncio.create_task(self._pump(intent, row, profile, backend, flow, timing))
+        pump = asyncio.create_task(self._pump(asked, row, profile, backend, flow, timing))
         try:
             admitted = await flow.admitted()
             mark = fingerprint(admitted.resident)
@@ -210,7 +196,17 @@ class Generation:
 
     # ------------------------------------------------------------- inside
 
-    def _fixed(self, row: ModelRow) -> batching.Fixed | None:
+    async def _resolved(self, steering: AskedSteering) -> AskedSteering:
+        """The steering with the vectors and probes that it names."""
+        own, sweep = steering.own, steering.sweep
+        if own is not None:
+            steering = replace(steering, own=await self._edit_parts.with_vectors(own))
+        if sweep is not None and sweep.own is not None:
+            with_vectors = await self._edit_parts.with_vectors(sweep.own)
+            steering = replace(steering, sweep=replace(sweep, own=with_vectors))
+        return steering
+
+    def _fixed(self, row: ModelRow) -> Fixed | None:
         """The sampling parameters of the requests for this model that run without a slot; None where every request
         takes a slot."""
         settings = self._settings
@@ -221,84 +217,83 @@ class Generation:
         is_traced = settings.circuit_sensing_force_serial and self._circuit_sensing.armed_count > 0
         if is_monitored or is_sensed or is_traced:
             return None
-        return batching.Fixed(settings.cbm_default_temperature, settings.cbm_default_top_p)
+        return Fixed(settings.cbm_default_temperature, settings.cbm_default_top_p)
 
-    async def _named(self, intent: GenerateIntent | ScoreIntent) -> dial.Profile | None:
+    async def _named(self, steering: AskedSteering) -> dial.Profile | None:
         """The profile that a request names. None where it names none, and where the profile is unknown and the
         request's intensity is 0.
 
         Raises:
             Refusal: PROFILE_NOT_FOUND.
         """
-        if intent.profile is None:
+        if steering.profile is None:
             return None
         try:
-            row = await self._profiles.named(intent.profile)
+            row = await self._profiles.named(steering.profile)
         except Refusal:
-            if isinstance(intent, GenerateIntent) and intent.intensity == 0.0:
+            if steering.intensity == 0.0:
                 return None
             raise
         return await self._serving.applicable(row)
 
-    def _unchecked(self, intent: Intent) -> OutputConstraint | None:
+    def _unchecked(self, asked: Asked) -> OutputConstraint | None:
         """The constraint of a request whose schema has to be checked."""
-        constraint = intent.constraint if isinstance(intent, GenerateIntent) else None
+        constraint = asked.constraint
         if constraint is None or not constraint.is_schema:
             return None
         return None if self._checker.has_passed(constraint.schema) else constraint
 
-    async def _check(self, intent: Intent) -> None:
+    async def _check(self, asked: Asked) -> None:
         """Check the schema of a request that has a place in the waiting room.
 
         Raises:
             Refusal: RESPONSE_FORMAT_UNSUPPORTED; QUEUE_FULL when too many schemas wait for their check.
         """
-        constraint = self._unchecked(intent)
+        constraint = self._unchecked(asked)
         if constraint is None:
             return
         try:
-            await self._checker.check(constraint.schema, intent.client)
+            await self._checker.check(constraint.schema, asked.client)
         except LineFull:
             raise self._queue.full() from None
 
     async def _pump(
         self,
-        intent: Intent,
+        asked: Asked,
         row: ModelRow,
         profile: dial.Profile | None,
         backend: str,
         flow: _Flow,
         timing: Timing,
     ) -> None:
-        queue = self._queue if backend == batching.SERIAL else self._batched
+        queue = self._queue if backend == SERIAL else self._batched
         try:
             async with AsyncExitStack() as held:
-                use = self._conductor.use(row, may_load=intent.may_load, lease=intent.lease)
-                if clients.is_in_background(intent.client):
+                use = self._conductor.use(row, may_load=asked.may_load, lease=asked.lease)
+                if clients.is_in_background(asked.client):
                     await held.enter_async_context(self._queue.spare(yields=True))
-                    await self._check(intent)
+                    await self._check(asked)
                     resident = await held.enter_async_context(use)
                 else:
-                    room = queue.room(intent.client, intent.choices)
+                    room = queue.room(asked.client, asked.choices)
                     place = await held.enter_async_context(room)
-                    await self._check(intent)
+                    await self._check(asked)
                     resident = await held.enter_async_context(use)
                     await held.enter_async_context(queue.slot(place))
                 await held.enter_async_context(self._conductor.in_flight(resident))
                 timing.admitted()
                 largest: Largest = {}
-                if (own := _own(intent)) is not None:
+                if (own := _own(asked)) is not None:
                     attached = list(resident.attachments.values())
                     largest = await self._edit_parts.largest(own, attached)
-                admitted = self._planner.admit(intent, profile, resident, largest)
+                admitted = self._planner.admit(asked, profile, resident, largest)
                 admitted = await self._prepared(admitted)
                 flow.put(admitted)
-                stream = self._planner.stream(intent, admitted)
+                stream = self._planner.stream(asked, admitted)
                 if admitted.parts:
                     stream = _changed(stream, admitted)
-                constraint = intent.constraint if isinstance(intent, GenerateIntent) else None
-                if constraint is not None:
-                    stream = self._validated(intent, constraint, stream)
+                if asked.constraint is not None:
+                    stream = self._validated(asked, asked.constraint, stream)
                 async with aclosing(stream) as events:
                     async for event in events:
                         timing.take(event)
@@ -328,10 +323,10 @@ class Generation:
 
     async def _validated(
         self,
-        intent: Intent,
+        asked: Asked,
         constraint: OutputConstraint,
-        stream: AsyncGenerator[Started | Outcome, None],
-    ) -> AsyncGenerator[Started | Outcome, None]:
+        stream: AsyncGenerator[m.Started | m.Outcome, None],
+    ) -> AsyncGenerator[m.Started | m.Outcome, None]:
         """The events of the stream. A complete choice is validated before its last event is passed on.
 
         Raises:
@@ -340,17 +335,17 @@ class Generation:
         texts: dict[int, str] = {}
         async with aclosing(stream) as events:
             async for event in events:
-                if isinstance(event, Piece):
+                if isinstance(event, m.Piece):
                     texts[event.choice] = texts.get(event.choice, "") + event.text
                     if event.finish == "stop":
-                        await self._validate(intent, constraint, event.choice, texts[event.choice])
+                        await self._validate(asked, constraint, event.choice, texts[event.choice])
                 yield event
 
     async def _validate(
-        self, intent: Intent, constraint: OutputConstraint, choice: int, text: str
+        self, asked: Asked, constraint: OutputConstraint, choice: int, text: str
     ) -> None:
         schema = constraint.schema if constraint.is_schema else OBJECT
-        reason = await self._checker.validate(schema, text, intent.client)
+        reason = await self._checker.validate(schema, text, asked.client)
         if reason is not None:
             raise Refusal(
                 "CONSTRAINED_OUTPUT_INVALID",
@@ -359,13 +354,13 @@ class Generation:
 
 
 async def _changed(
-    stream: AsyncGenerator[Started | Outcome, None], admitted: Admitted
-) -> AsyncGenerator[Started | Outcome, None]:
+    stream: AsyncGenerator[m.Started | m.Outcome, None], admitted: Admitted
+) -> AsyncGenerator[m.Started | m.Outcome, None]:
     """The events of the stream, with what rows gave in the form in which it is told."""
     known = parts()
     async with aclosing(stream) as events:
         async for event in events:
-            if isinstance(event, Piece | Scored) and event.parts:
+            if isinstance(event, m.Piece | m.Scored) and event.parts:
                 told = dict(event.parts)
                 for name, planned in admitted.parts.items():
                     part = known[name]
@@ -377,11 +372,12 @@ async def _changed(
                 yield event
 
 
-def _own(intent: Intent) -> RequestSteering | None:
+def _own(asked: Asked) -> RequestSteering | None:
     """The edits that a request brings, for itself or for the sides of a comparison."""
-    if isinstance(intent, GenerateIntent) and intent.sweep is not None:
-        return intent.sweep.own
-    return intent.steering if isinstance(intent, GenerateIntent | ScoreIntent) else None
+    steering = asked.steering
+    if steering is None:
+        return None
+    return steering.own if steering.sweep is None else steering.sweep.own
 
 
 def fingerprint(resident: Resident) -> str:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import TypeVar
 
 from msgspec import UNSET
 
 from steerserve import messages as m
+from steerserve.control.inference.asked import Asked
 from steerserve.control.inference.generate import Generation, Run
 from steerserve.control.inference.lens_views import (
     AttributedFeature,
@@ -31,7 +31,6 @@ from steerserve.files.client_paths import ClientPaths
 from steerserve.messages.engine import no_layers
 from steerserve.rules.inference import lens as rules
 from steerserve.rules.inference import names
-from steerserve.rules.inference.intent import AttributionIntent, LensIntent
 from steerserve.rules.models import architecture
 
 Kind = TypeVar("Kind", m.LensRead, m.Attributed)
@@ -58,7 +57,7 @@ class Lenses:
         self._trained = trained
         self._paths = paths
 
-    async def lens(self, intent: LensIntent) -> LensAnswer:
+    async def lens(self, asked: Asked) -> LensAnswer:
         """Raises:
         Refusal: every refusal of an inference request; INVALID_PARAMETER for a GGUF model; SAE_INCOMPATIBLE for an
             architecture whose logits are more than its final norm and output embedding over the residual stream;
@@ -66,9 +65,11 @@ class Lenses:
             large; LENS_NOT_FOUND, INVALID_LOCAL_PATH, INVALID_LENS, LENS_MISMATCH for a trained lens.
         """
         model = await self._model()
-        rules.check_layers(intent.layers, self._layers())
+        goal = asked.goal
+        assert isinstance(goal, m.Lens)
+        rules.check_layers(goal.layers, self._layers())
         async with (
-            self._located(intent) as (located, lens_id),
+            self._located(asked, goal) as (located, lens_id),
             self._generation.open(located, model) as run,
         ):
             read = await _outcome(run, m.LensRead)
@@ -90,15 +91,16 @@ class Lenses:
             ],
         )
 
-    async def attribute(self, intent: AttributionIntent) -> AttributionAnswer:
+    async def attribute(self, asked: Asked) -> AttributionAnswer:
         """Raises:
         Refusal: every refusal of an inference request; SAE_NOT_ATTACHED; SAE_INCOMPATIBLE as `lens`, and for an SAE
             whose values are not a part of the residual stream; INVALID_PARAMETER where several SAEs could be meant, for
             a position outside the text, and for a token outside the vocabulary.
         """
-        model = await self._model()
+        model, goal = await self._model(), asked.goal
+        assert isinstance(goal, m.Attribute)
         layers = self._layers()
-        async with self._generation.open(intent, model) as run:
+        async with self._generation.open(asked, model) as run:
             found = await _outcome(run, m.Attributed)
         sae = run.admitted.attributed
         assert sae is not None
@@ -109,8 +111,8 @@ class Lenses:
             sae_id=sae.sae_id,
             layer=sae.layer,
             method=found.method,
-            over=intent.over,
-            steps=intent.steps if found.method == "integrated" else None,
+            over=goal.over,
+            steps=goal.steps if found.method == "integrated" else None,
             position=found.position,
             token=TokenText(*found.token),
             target=TokenText(*found.target),
@@ -158,21 +160,21 @@ class Lenses:
         return spelled.ids[0]
 
     @asynccontextmanager
-    async def _located(self, intent: LensIntent) -> AsyncIterator[tuple[LensIntent, str | None]]:
-        """The request with the path of its lens on this machine, and the id of a registered lens.
+    async def _located(self, asked: Asked, goal: m.Lens) -> AsyncIterator[tuple[Asked, str | None]]:
+        """The request with the path of its trained lens, and the id of the lens.
 
         Raises:
             Refusal: LENS_NOT_FOUND, INVALID_LOCAL_PATH.
         """
-        if intent.lens is not None:
-            async with self._trained.used(intent.lens) as row:
-                yield replace(intent, path=row.path), row.id
-        elif intent.path is not None:
-            await asyncio.to_thread(self._paths.check_allowed, intent.path)
-            path = await asyncio.to_thread(local.resolve_either, intent.path)
-            yield replace(intent, path=str(path)), None
+        if asked.lens is not None:
+            async with self._trained.used(asked.lens) as row:
+                yield asked.with_goal(path=row.path), row.id
+        elif goal.path is not None:
+            await asyncio.to_thread(self._paths.check_allowed, goal.path)
+            path = await asyncio.to_thread(local.resolve_either, goal.path)
+            yield asked.with_goal(path=str(path)), None
         else:
-            yield intent, None
+            yield asked, None
 
     async def _model(self) -> ServedModel:
         """The model that texts are read with.

@@ -31,7 +31,7 @@ from steerserve.errors import Refusal
 from steerserve.messages.engine import no_layers
 from steerserve.rules.inference import effects, names
 from steerserve.rules.inference.effects import Written
-from steerserve.rules.inference.intent import Conversation
+from steerserve.rules.inference.prompts import Conversation
 from steerserve.rules.models import architecture
 from steerserve.rules.sensing import training
 from steerserve.rules.sensing.training import Examples

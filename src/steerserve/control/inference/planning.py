@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
-import msgspec
+from msgspec import structs
 
 from steerserve import messages as m
+from steerserve.control.inference.asked import Asked, AskedSteering
 from steerserve.control.residency.resident import Attachment, Resident
 from steerserve.control.steering.interventions import facts_of
 from steerserve.control.steering.serving import Serving
@@ -18,17 +18,6 @@ from steerserve.parts.part import Resident as ResidentFacts
 from steerserve.parts.part import pack
 from steerserve.parts.registry import parts
 from steerserve.rules.inference import compare, runs
-from steerserve.rules.inference.intent import (
-    AttributionIntent,
-    EmbedIntent,
-    GenerateIntent,
-    Intent,
-    LensIntent,
-    OutputConstraint,
-    Prompt,
-    ScoreIntent,
-    TokenIds,
-)
 from steerserve.rules.inference.runs import RunSae
 from steerserve.rules.steering import account, dial
 from steerserve.rules.steering import digest as steering_state
@@ -84,7 +73,7 @@ class Planner:
 
     def admit(
         self,
-        intent: Intent,
+        asked: Asked,
         profile: dial.Profile | None,
         resident: Resident,
         largest: Largest = MappingProxyType({}),
@@ -95,136 +84,108 @@ class Planner:
             Refusal: every refusal of `rules/steering/dial`, `rules/inference/compare`, `rules/steering/placing`,
                 `rules/inference/runs.placed`, and of the parts of the request.
         """
-        parts = self._planned(intent, resident, largest)
-        plan = self._plan(intent, profile, resident, largest)
-        swept = self._swept(intent, profile, resident, largest)
-        is_planned = isinstance(intent, GenerateIntent | ScoreIntent) and not _is_swept(intent)
-        state = self._state(resident, plan) if is_planned else None
-        own = intent.steering if isinstance(intent, GenerateIntent | ScoreIntent) else None
+        steering, live = asked.steering, self._serving.live
+        parts = self._planned(asked, resident, largest)
+        plan = dial.Plan() if steering is None else self._plan(steering, profile, resident, largest)
+        swept = self._swept(steering, profile, resident, largest)
+        is_planned = steering is not None and not swept
+        own = steering.own if steering is not None else None
+        is_replayed = steering is not None and steering.replayed is not None
         return Admitted(
             resident,
             self._told(plan),
             plan.echo,
             plan.rung,
-            state,
-            _attributed(intent, resident),
+            self._state(resident, plan) if is_planned else None,
+            _attributed(asked, resident),
             swept,
             tuple(self._state(resident, one) for one in swept),
-            self._serving.live,
-            NOBODYS if _is_replayed(intent) else account.of(plan, own, profile, self._serving.live),
+            live,
+            NOBODYS if is_replayed else account.of(plan, own, profile, live),
             parts,
         )
 
     def stream(
-        self, intent: Intent, admitted: Admitted
+        self, asked: Asked, admitted: Admitted
     ) -> AsyncGenerator[m.Started | m.Outcome, None]:
         """Start the request in the engine, and give its events."""
-        return admitted.resident.held().run(self._request(intent, admitted))
+        return admitted.resident.held().run(self._request(asked, admitted))
 
     # ------------------------------------------------------------- inside
 
-    def _request(self, intent: Intent, admitted: Admitted) -> m.Request:
+    def _request(self, asked: Asked, admitted: Admitted) -> m.Request:
         """The request as the engine gets it."""
-        match intent:
-            case EmbedIntent():
-                texts = [m.Text(text) for text in intent.prompts]
-                return m.Request(goal=m.Embed(), prompts=texts, client=intent.client)
-            case ScoreIntent():
-                return m.Request(
-                    goal=m.Score(
-                        temperature=intent.temperature,
-                        top=intent.top,
-                        allowed=None if intent.allowed is None else list(intent.allowed),
-                        echo=self._echo(intent),
-                    ),
-                    prompts=self._prompts(intent, admitted),
-                    plan=m.Suppressed() if admitted.state is None else admitted.plan,
-                    client=intent.client,
-                    parts=_packed(admitted),
-                )
-            case LensIntent():
-                lens = m.Lens(
-                    layers=None if intent.layers is None else list(intent.layers),
-                    top=intent.top,
-                    max_distributions=self._settings.lens_max_distributions,
-                    max_entries=self._settings.lens_max_entries,
-                    path=intent.path,
-                )
-                return _reading(intent, lens)
-            case AttributionIntent():
-                sae = admitted.attributed
-                assert sae is not None
-                return _reading(intent, _attribution(intent, sae))
-            case GenerateIntent():
-                return m.Request(
-                    goal=m.Generate(
-                        sampling=self._sampling(intent),
-                        n=intent.n,
-                        constraint=_constraint(intent.constraint),
-                        is_stream=intent.is_stream,
-                    ),
-                    prompts=self._prompts(intent, admitted),
-                    plan=admitted.plan,
-                    plans=[self._told(one) for one in admitted.swept],
-                    client=intent.client,
-                    label=intent.answer_id or None,
-                    counted=admitted.account.counted if intent.is_reported else None,
-                    parts=_packed(admitted),
-                )
+        request, goal = asked.request, asked.goal
+        if isinstance(goal, m.Attribute):
+            sae = admitted.attributed
+            assert sae is not None
+            goal = structs.replace(goal, key=sae.key, layer=sae.layer)
+        if asked.steering is None:
+            return structs.replace(request, goal=goal)
+        is_steered = goal.writes or admitted.state is not None
+        return structs.replace(
+            request,
+            prompts=self._located(request.prompts, admitted),
+            plan=admitted.plan if is_steered else m.Suppressed(),
+            plans=[self._told(one) for one in admitted.swept],
+            label=(asked.answer_id or None) if goal.writes else None,
+            counted=admitted.account.counted if asked.is_reported else None,
+            parts={name: pack(planned.form) for name, planned in admitted.parts.items()},
+        )
 
-    def _planned(self, intent: Intent, resident: Resident, largest: Largest) -> Mapping[str, Any]:
+    def _planned(self, asked: Asked, resident: Resident, largest: Largest) -> Mapping[str, Any]:
         """The plans of the parts of a request."""
-        if not isinstance(intent, GenerateIntent | ScoreIntent) or not intent.parts:
+        if not asked.parts:
             return {}
         attached = list(resident.attachments.values())
         facts = ResidentFacts(attached, facts_of(resident, largest), self._settings)
         known = parts()
-        return {name: known[name].plan(asked, facts) for name, asked in intent.parts.items()}
+        return {name: known[name].plan(one, facts) for name, one in asked.parts.items()}
 
     def _plan(
         self,
-        intent: Intent,
+        asked: AskedSteering,
         profile: dial.Profile | None,
         resident: Resident,
         largest: Largest,
     ) -> dial.Plan:
-        if not isinstance(intent, GenerateIntent | ScoreIntent) or _is_swept(intent):
+        if asked.sweep is not None:
             return dial.Plan()
-        if intent.replayed is not None:
+        if asked.replayed is not None:
             attached = {key: described(one) for key, one in resident.attachments.items()}
-            there = runs.placed(intent.replayed, attached, facts_of(resident, largest))
+            there = runs.placed(asked.replayed, attached, facts_of(resident, largest))
             return dial.Plan(
                 there.values, edits=there.edits, is_own=True, keeps_norm=there.keeps_norm
             )
-        is_named, own = intent.profile is not None, intent.steering
-        if isinstance(intent, ScoreIntent) and not is_named and own is None:
+        is_named = asked.profile is not None
+        if not asked.follows_live and not is_named and asked.own is None:
             return dial.Plan({}, is_own=True)
         made = dial.plan(
-            None if isinstance(intent, ScoreIntent) else intent.intensity,
+            asked.intensity,
             is_named,
             profile,
             self._serving.live,
             list(resident.attachments.values()),
             self._serving.configured,
-            own,
+            asked.own,
             facts_of(resident, largest),
         )
-        if isinstance(intent, ScoreIntent) or intent.is_held:
+        if asked.is_held:
             # a profile without an attached SAE steers nothing, and the live steering takes its place in no such request
             return replace(made, overlay=made.overlay or {}, is_own=True)
         return made
 
     def _swept(
         self,
-        intent: Intent,
+        asked: AskedSteering | None,
         profile: dial.Profile | None,
         resident: Resident,
         largest: Largest,
     ) -> tuple[dial.Plan, ...]:
         """The steering of each prompt of a sweep; empty for other requests."""
-        if not isinstance(intent, GenerateIntent) or intent.sweep is None:
+        if asked is None or asked.sweep is None:
             return ()
-        sweep, live, model = intent.sweep, self._serving.live, facts_of(resident, largest)
+        sweep, live, model = asked.sweep, self._serving.live, facts_of(resident, largest)
         attached = list(resident.attachments.values())
         otherwise, beside = dial.swept(profile, live, attached, model)
         base = compare.base(sweep, otherwise, attached, model)
@@ -264,39 +225,17 @@ class Planner:
         values = {key: dict(features) for key, features in plan.overlay.items()}
         return m.Overlay(epoch, values, plan.edits, plan.keeps_norm)
 
-    def _prompts(self, intent: GenerateIntent | ScoreIntent, admitted: Admitted) -> list[m.Prompt]:
+    def _located(self, prompts: Sequence[m.Prompt], admitted: Admitted) -> Sequence[m.Prompt]:
+        """The prompts, whose messages are found where an edit names roles."""
         plan = admitted.plan
         edits = plan.edits if isinstance(plan, m.Overlay) else self._serving.live.edits
         edits += tuple(edit for one in admitted.swept for edit in one.edits)
-        is_located = any(edit.positions.roles for edit in edits)
+        if not any(edit.positions.roles for edit in edits):
+            return prompts
         return [
-            _prompt(
-                prompt,
-                intent.client,
-                has_special=intent.has_special,
-                template=intent.template,
-                is_located=is_located,
-                is_strict=intent.is_strict,
-            )
-            for prompt in intent.prompts
+            structs.replace(one, is_located=True) if isinstance(one, m.Chat) else one
+            for one in prompts
         ]
-
-    def _echo(self, intent: ScoreIntent) -> m.Echo | None:
-        if not intent.is_echoed:
-            return None
-        return m.Echo(intent.max_tokens, self._settings.scoring_max_entries)
-
-    def _sampling(self, intent: GenerateIntent) -> m.Sampling:
-        wanted = intent.sampling
-        return m.Sampling(
-            temperature=wanted.temperature,
-            top_p=wanted.top_p,
-            repetition_penalty=wanted.repetition_penalty,
-            max_tokens=wanted.max_tokens,
-            default_max_tokens=self._settings.default_max_tokens,
-            stops=list(wanted.stops),
-            seed=wanted.seed,
-        )
 
 
 NOBODYS = Account((), (), ())
@@ -318,10 +257,6 @@ def described(attachment: Attachment) -> RunSae:
         content_digest=origin.content_digest,
         overrides=order.scale,
     )
-
-
-def _is_replayed(intent: Intent) -> bool:
-    return isinstance(intent, GenerateIntent | ScoreIntent) and intent.replayed is not None
 
 
 def state_of(
@@ -347,61 +282,8 @@ def _site(attachment: Attachment) -> SteeredSite:
     return SteeredSite(order.sae_id, order.origin, order.layer, attachment.site, order.scale)
 
 
-def _is_swept(intent: GenerateIntent | ScoreIntent) -> bool:
-    return isinstance(intent, GenerateIntent) and intent.sweep is not None
-
-
-def _attributed(intent: Intent, resident: Resident) -> Attachment | None:
+def _attributed(asked: Asked, resident: Resident) -> Attachment | None:
     """The attached SAE to whose features a request attributes."""
-    if not isinstance(intent, AttributionIntent):
+    if asked.choice is None:
         return None
-    return intent.choice.only(list(resident.attachments.values()))
-
-
-def _packed(admitted: Admitted) -> dict[str, msgspec.Raw]:
-    """The parts of a request as the engine gets them."""
-    return {name: pack(planned.form) for name, planned in admitted.parts.items()}
-
-
-def _prompt(
-    prompt: Prompt,
-    client: str,
-    *,
-    has_special: bool = True,
-    template: Mapping[str, object] | None = None,
-    is_located: bool = False,
-    is_strict: bool = False,
-) -> m.Prompt:
-    if isinstance(prompt, str):
-        return m.Text(prompt, has_special)
-    if isinstance(prompt, TokenIds):
-        return m.Tokens(list(prompt.ids), place=prompt.place)
-    variables = dict(template or {})
-    return m.Chat([dict(message) for message in prompt], variables, client, is_located, is_strict)
-
-
-def _constraint(wanted: OutputConstraint | None) -> m.Constraint | None:
-    if wanted is None:
-        return None
-    return m.Constraint(json.dumps(wanted.schema) if wanted.is_schema else None)
-
-
-def _reading(intent: LensIntent | AttributionIntent, goal: m.Goal) -> m.Request:
-    """A request that reads its one prompt."""
-    return m.Request(
-        goal=goal, prompts=[_prompt(intent.prompt, intent.client)], client=intent.client
-    )
-
-
-def _attribution(intent: AttributionIntent, sae: Attachment) -> m.Attribute:
-    return m.Attribute(
-        position=intent.position,
-        target=intent.target,
-        against=intent.against,
-        key=sae.key,
-        layer=sae.layer,
-        top=intent.top,
-        method=intent.method,
-        steps=intent.steps,
-        over=intent.over,
-    )
+    return asked.choice.only(list(resident.attachments.values()))

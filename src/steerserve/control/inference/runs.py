@@ -14,7 +14,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from typing import TypeVar
 
 import msgspec
 import structlog
@@ -22,6 +21,7 @@ from msgspec import structs
 
 from steerserve import __version__
 from steerserve import messages as m
+from steerserve.control.inference.asked import Asked, AskedSteering
 from steerserve.control.inference.generate import Generation
 from steerserve.control.inference.generate import Run as Answering
 from steerserve.control.inference.planning import Admitted, described, state_of
@@ -36,7 +36,6 @@ from steerserve.rules import field_faults, json_faults, json_reading, json_size
 from steerserve.rules.bounds import IMPORT_LINES, RUN_VALUES
 from steerserve.rules.inference import names
 from steerserve.rules.inference import runs as rules
-from steerserve.rules.inference.intent import ClientIntent, GenerateIntent, ScoreIntent
 from steerserve.rules.inference.runs import (
     Replayed,
     Run,
@@ -64,9 +63,7 @@ CLOSE_SECONDS = 5.0
 """Seconds that the end of the service waits for records that are not written yet."""
 SEEDS = 1 << 32
 
-Intent = TypeVar("Intent", bound=ClientIntent)
 Outcomes = AsyncIterator[m.Started | m.Outcome]
-Written = GenerateIntent | ScoreIntent
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +76,7 @@ class SentRequest:
     may_keep: bool = True
 
 
-ReadAgain = Callable[[str, Mapping[str, object], str], Awaitable[tuple[Written, ServedModel]]]
+ReadAgain = Callable[[str, Mapping[str, object], str], Awaitable[tuple[Asked, ServedModel]]]
 """(route, body, client) -> the request that the body asks for, and its model."""
 
 
@@ -116,47 +113,48 @@ class Runs:
 
     # ------------------------------------------------------------- recording
 
-    def prepared(self, intent: Intent, model: ServedModel, sent: SentRequest) -> Intent:
+    def prepared(self, asked: Asked, model: ServedModel, sent: SentRequest) -> Asked:
         """The request with a seed, where its answer is recorded and it has none. Continuous batching serves requests
         without a seed, and GGUF models take none."""
-        if not self._keeps(sent) or not isinstance(intent, GenerateIntent):
-            return intent
+        goal = asked.goal
+        if not self._keeps(sent) or not isinstance(goal, m.Generate):
+            return asked
         is_seedless = self._settings.enable_continuous_batching or model.engine != names.CHECKPOINT
-        if is_seedless or intent.seed is not None:
-            return intent
-        sampling = replace(intent.sampling, seed=secrets.randbelow(SEEDS))
-        return replace(intent, sampling=sampling)
+        if is_seedless or asked.seed is not None:
+            return asked
+        sampling = structs.replace(goal.sampling, seed=secrets.randbelow(SEEDS))
+        return asked.with_goal(sampling=sampling)
 
     def watched(
         self,
         sent: SentRequest,
-        intent: ClientIntent,
+        asked: Asked,
         answering: Answering,
         started: m.Started,
         events: Outcomes,
     ) -> Outcomes:
         """The events of an answer, which is recorded once all of them were read."""
-        if not self._keeps(sent) or not isinstance(intent, GenerateIntent | ScoreIntent):
+        if not self._keeps(sent) or asked.steering is None:
             return events
         serving = CURRENT.get()
         x_request_id = serving.request_id if serving is not None else None
-        return self._watched(sent, intent, answering, started, events, x_request_id)
+        return self._watched(sent, asked, answering, started, events, x_request_id)
 
     async def _watched(
         self,
         sent: SentRequest,
-        intent: Written,
+        asked: Asked,
         answering: Answering,
         started: m.Started,
         events: Outcomes,
         x_request_id: str | None,
     ) -> Outcomes:
-        choices = _Choices(intent.choices)
+        choices = _Choices(asked.choices)
         async for event in events:
             choices.take(event)
             yield event
         try:
-            made = self._made(sent, intent, answering, started, choices)
+            made = self._made(sent, asked, answering, started, choices)
             self._take(structs.replace(made, x_request_id=x_request_id))
         except Exception:
             # a fault of the record is none of the answer
@@ -169,7 +167,7 @@ class Runs:
     def _made(
         self,
         sent: SentRequest,
-        intent: Written,
+        asked: Asked,
         answering: Answering,
         started: m.Started,
         choices: _Choices,
@@ -177,14 +175,14 @@ class Runs:
         admitted = answering.admitted
         resident, facts = admitted.resident, admitted.resident.facts
         row = resident.row
-        asked = sent.body.get("seed")
+        own_seed = sent.body.get("seed")
         return Run(
-            request_id=intent.answer_id,
+            request_id=asked.answer_id,
             created_at=self._now(),
             route=rules.ROUTES[sent.route],
             body=dict(sent.body),
-            seed=intent.seed,
-            seed_chosen=intent.seed is not None and asked is None,
+            seed=asked.seed,
+            seed_chosen=asked.seed is not None and own_seed is None,
             model=RunModel(
                 name=answering.model_name,
                 repository_id=row.repo_id,
@@ -340,17 +338,19 @@ class Runs:
         run = await self.get(request_id)
         rules.check_replayable(run)
         route = next(name for name, path in rules.ROUTES.items() if path == run.route)
-        intent, model = await read(route, rules.replayed_body(run), client)
-        intent = replace(intent, answer_id="", may_load=False, is_stream=False, replayed=run)
-        choices = _Choices(intent.choices)
-        async with self._generation.open(intent, model) as answering:
+        asked, model = await read(route, rules.replayed_body(run), client)
+        steering = replace(asked.steering or AskedSteering(), replayed=run)
+        asked = replace(asked, answer_id="", may_load=False, is_stream=False, steering=steering)
+        asked = asked.with_goal(is_stream=False) if asked.goal.writes else asked
+        choices = _Choices(asked.choices)
+        async with self._generation.open(asked, model) as answering:
             events = aiter(answering.events)
             started = await anext(events)
             assert isinstance(started, m.Started)
             async for event in events:
                 choices.take(event)
             sent = SentRequest(route, run.body)
-            now = self._made(sent, intent, answering, started, choices)
+            now = self._made(sent, asked, answering, started, choices)
             known_as = run.model.content_digest
             if known_as in answering.admitted.resident.row.content_aliases:
                 now = _with_content(now, answering.admitted, known_as)

@@ -7,7 +7,7 @@ from steerserve.control.inference.views import TokenizedText
 from steerserve.control.residency.conductor import Conductor
 from steerserve.messages.spelling import ReadBack, Spell
 from steerserve.messages.tokenizing import Spelling
-from steerserve.rules.inference.intent import Conversation
+from steerserve.rules.inference.prompts import Conversation
 from steerserve.settings import Settings
 
 

@@ -20,7 +20,7 @@ from steerserve.errors import Refusal
 from steerserve.parts.divergence.form import DIVERGENCE, Divergence
 from steerserve.rules.inference import effects as rules
 from steerserve.rules.inference.effects import Written
-from steerserve.rules.inference.intent import Conversation
+from steerserve.rules.inference.prompts import Conversation
 from steerserve.rules.steering import ladder
 from steerserve.rules.steering.placed import Placed
 

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from steerserve import messages as m
+from steerserve.control.inference.asked import Asked, AskedSteering
 from steerserve.control.inference.generate import Generation
-from steerserve.control.inference.texts import NamedText, TextReader, of_kind
+from steerserve.control.inference.texts import NamedText, TextReader, of_kind, prompt_of
 from steerserve.control.jobs import Job, Jobs, Report
 from steerserve.control.models.served import ServedModels
 from steerserve.control.residency.conductor import Conductor
@@ -31,7 +32,7 @@ from steerserve.database.suggestions import SuggestionRow, SuggestionStore
 from steerserve.errors import Refusal
 from steerserve.hub.chats import ChatEndpoints
 from steerserve.messages.spelling import Spell
-from steerserve.rules.inference.intent import GenerateIntent, Prompt, SamplingParameters, message
+from steerserve.rules.inference.prompts import message
 from steerserve.rules.saes.attachment import SaeChoice
 from steerserve.rules.sensing import corpus
 from steerserve.rules.sensing import suggesting as rules
@@ -222,19 +223,18 @@ class Suggestions:
     async def _ask_resident(self, resident: Resident, text: str, most: int) -> str:
         """The unsteered answer of the resident model, as a chat where it has a template."""
         _, facts = resident.running()
-        prompt: Prompt = f"{text}\n\n"
+        prompt = prompt_of(f"{text}\n\n", KIND)
         if facts.chat_template is not None:
-            prompt = (message("user", text, None),)
-        intent = GenerateIntent(
-            prompts=(prompt,),
-            sampling=SamplingParameters(temperature=0.0, max_tokens=most),
-            intensity=0.0,
+            prompt = prompt_of((message("user", text, None),), KIND)
+        sampling = m.Sampling(temperature=0.0, max_tokens=most)
+        asked = Asked(
+            request=m.Request(goal=m.Generate(sampling=sampling), prompts=[prompt], client=KIND),
+            steering=AskedSteering(intensity=0.0),
             may_load=False,
-            client=KIND,
         )
         written = []
         model = await self._served.of(resident.row)
-        async with self._generation.open(intent, model) as run:
+        async with self._generation.open(asked, model) as run:
             async for event in run.events:
                 if isinstance(event, m.Piece):
                     written.append(event.text)

@@ -18,7 +18,7 @@ from steerserve.control.sensing.features import Features
 from steerserve.errors import Refusal
 from steerserve.messages.spelling import Spell
 from steerserve.parts.pool.form import POOL, Pool, Pooled
-from steerserve.rules.inference.intent import Conversation
+from steerserve.rules.inference.prompts import Conversation
 from steerserve.rules.sensing import ranking
 from steerserve.rules.sensing.ranking import Scales
 from steerserve.settings import Settings

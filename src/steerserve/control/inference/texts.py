@@ -20,7 +20,7 @@ from steerserve.control.residency.resident import Resident
 from steerserve.errors import Refusal
 from steerserve.parts.part import Part
 from steerserve.rules.inference import pacing
-from steerserve.rules.inference.intent import Conversation
+from steerserve.rules.inference.prompts import Conversation
 from steerserve.rules.sensing import contrast
 
 TEXTS_AT_ONCE = 8

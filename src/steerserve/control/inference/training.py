@@ -18,8 +18,8 @@ from steerserve.control.steering.vectors import Vectors
 from steerserve.errors import Refusal
 from steerserve.messages.engine import no_layers
 from steerserve.rules.inference import names
-from steerserve.rules.inference.intent import Conversation
 from steerserve.rules.inference.lens import check_layers
+from steerserve.rules.inference.prompts import Conversation
 from steerserve.rules.models import architecture
 from steerserve.rules.sensing import training as rules
 from steerserve.rules.sensing.contrast import check_groups

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from steerserve.errors import Refusal
 from steerserve.rules import json_size
 from steerserve.rules.bounds import CORPUS_TEXT_BYTES, INFERENCE_BODY_VALUES
-from steerserve.rules.inference.intent import Conversation
+from steerserve.rules.inference.prompts import Conversation
 from steerserve.rules.text import shown
 
 JSON_LINES = (".jsonl", ".ndjson")
