@@ -22,8 +22,8 @@ from steerserve.worker.hooks.hooks import HookedSaes
 from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.observers.monitor import FeatureMonitor
 from steerserve.worker.observers.observers import Observers
+from steerserve.worker.observers.part_reads import PartReads
 from steerserve.worker.observers.sensing import SensingObserver
-from steerserve.worker.observers.taps import Taps
 from steerserve.worker.sae import sites
 from steerserve.worker.sae.canonical import Sae
 
@@ -46,9 +46,9 @@ class Bench:
         self.plain = AutoModelForCausalLM.from_pretrained(
             folder, dtype=self.model.dtype, device_map={"": str(self.model.device)}
         )
-        self.monitor = FeatureMonitor()
-        self.sensing = SensingObserver(self.model.decode)
-        self.observers = Observers([self.monitor, Taps(), self.sensing])
+        self.monitor = FeatureMonitor(self.model.special_tokens)
+        self.sensing = SensingObserver(self.model.decode, lambda: self.monitor.whole)
+        self.observers = Observers([self.monitor, PartReads(), self.sensing])
         self.steering = HookedSaes(self.model.dtype, on_detach=self.observers.detached)
         self._numbers = count(1)
 
@@ -122,9 +122,11 @@ class Bench:
 
     def _add(self, batch: Batch, rows: int, plan: m.Plan, prompt: str = PROMPT) -> None:
         sampling = m.Sampling(temperature=0.8, top_p=0.9, max_tokens=160)
-        command = m.Generate(next(self._numbers), [self.tokens(prompt)] * rows, 1, sampling, plan)
+        goal, prompts = m.Generate(sampling=sampling), [self.tokens(prompt)] * rows
+        request = m.Request(id=next(self._numbers), goal=goal, prompts=prompts, plan=plan)
         context = self.model.model_max_context
-        batch.add(rows_of(command, self.model, context, KV_TOKENS), is_seeded=False)
+        made = rows_of(request, goal, self.model, context, KV_TOKENS, self.steering)
+        batch.add(made, is_seeded=False)
 
     def tokens(self, text: str) -> m.Tokens:
         """A prompt as the engine gets it."""

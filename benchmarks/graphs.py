@@ -77,8 +77,10 @@ class GraphBench(Bench):
 
     def _ask(self, batch: Batch, number: int, plan: m.Plan) -> None:
         sampling = m.Sampling(temperature=0.0, max_tokens=160)
-        command = m.Generate(number, [self.tokens(PROMPT)], 1, sampling, plan)
-        rows = rows_of(command, self.model, self.model.model_max_context, KV_TOKENS)
+        goal, prompts = m.Generate(sampling=sampling), [self.tokens(PROMPT)]
+        request = m.Request(id=number, goal=goal, prompts=prompts, plan=plan)
+        context = self.model.model_max_context
+        rows = rows_of(request, goal, self.model, context, KV_TOKENS, self.steering)
         batch.add(rows, is_seeded=False)
 
 

@@ -52,8 +52,10 @@ class Scoring:
         batch = Batch(model, self._bench.steering, self._bench.observers, KV_TOKENS)
 
         def run() -> None:
-            command = m.Score(1, [self._bench.tokens(t) for t in self._texts], 1.0, 5)
-            rows = admission.scoring_rows(command, model, model.model_max_context)
+            goal, prompts = m.Score(top=5), [self._bench.tokens(t) for t in self._texts]
+            request = m.Request(id=1, goal=goal, prompts=prompts)
+            context, saes = model.model_max_context, self._bench.steering
+            rows = admission.scoring_rows(request, goal, model, context, saes)
             batch.add(admission.shortest_first(rows), is_seeded=False)
             while not batch.is_idle:
                 batch.step()
@@ -111,14 +113,16 @@ class Masks:
         model = self._bench.model
         batch = Batch(model, self._bench.steering, self._bench.observers, KV_TOKENS)
         sampling = m.Sampling(temperature=0.8, top_p=0.9, max_tokens=160)
-        command = m.Generate(1, [self._bench.tokens("x" * 8)] * rows, 1, sampling, m.Suppressed())
+        goal, prompts = m.Generate(sampling=sampling), [self._bench.tokens("x" * 8)] * rows
         grammar = self._grammars.compile(SCHEMA).result() if is_masked else None
         batch.add(
             admission.rows_of(
-                command,
+                m.Request(id=1, goal=goal, prompts=prompts),
+                goal,
                 model,
                 model.model_max_context,
                 KV_TOKENS,
+                self._bench.steering,
                 constrain=grammar.constraint if grammar else None,
             ),
             is_seeded=False,
@@ -152,8 +156,10 @@ class SecondTurn:
     def _begin(self, batch: Batch, text: str, max_tokens: int) -> None:
         model = self._bench.model
         sampling = m.Sampling(temperature=0.0, max_tokens=max_tokens)
-        command = m.Generate(1, [self._bench.tokens(text)], 1, sampling, m.Follow())
-        rows = admission.rows_of(command, model, model.model_max_context, KV_TOKENS)
+        goal, prompts = m.Generate(sampling=sampling), [self._bench.tokens(text)]
+        request = m.Request(id=1, goal=goal, prompts=prompts, plan=m.Follow())
+        context, saes = model.model_max_context, self._bench.steering
+        rows = admission.rows_of(request, goal, model, context, KV_TOKENS, saes)
         batch.add(rows, is_seeded=False)
 
 

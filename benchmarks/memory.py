@@ -119,7 +119,7 @@ async def _ask(engine: CheckpointEngine) -> None:
     """One token after a prompt that fills the least context; the tokenizer makes a token of each byte."""
     sampling = m.Sampling(temperature=0.0, max_tokens=1)
     prompt = m.Text("x" * (CONTEXT - 1))
-    async for _ in engine.run(m.Generation([prompt], 1, sampling, m.Suppressed())):
+    async for _ in engine.run(m.Request(goal=m.Generate(sampling=sampling), prompts=[prompt])):
         pass
 
 

@@ -157,10 +157,11 @@ class Saes:
         batch = Batch(model, self._bench.steering, self._bench.observers, KV_TOKENS)
         sampling = m.Sampling(temperature=0.8, top_p=0.9, max_tokens=tokens)
         for number, plan in enumerate(plans, start=1):
-            command = m.Generate(
-                number, [self._bench.tokens(PROMPT)], 1, sampling, plan, label=label
-            )
-            batch.add(rows_of(command, model, model.model_max_context, KV_TOKENS), is_seeded=False)
+            goal, prompts = m.Generate(sampling=sampling), [self._bench.tokens(PROMPT)]
+            request = m.Request(id=number, goal=goal, prompts=prompts, plan=plan, label=label)
+            context, saes = model.model_max_context, self._bench.steering
+            rows = rows_of(request, goal, model, context, KV_TOKENS, saes)
+            batch.add(rows, is_seeded=False)
         batch.step()
         while batch._shared.joining:
             batch.step()

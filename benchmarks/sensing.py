@@ -73,9 +73,11 @@ class Sensed:
         # two batches share the observers, so their requests have different ids
         first = 1 if label is None else ROWS + 1
         for number in range(first, first + ROWS):
-            command = m.Generate(number, [prompt], 1, sampling, m.Follow(), label=label)
-            rows = rows_of(command, model, model.model_max_context, KV_TOKENS)
-            bench.observers.begin(command, rows, bench.steering)
+            goal, plan = m.Generate(sampling=sampling), m.Follow()
+            request = m.Request(id=number, goal=goal, prompts=[prompt], plan=plan, label=label)
+            context = model.model_max_context
+            rows = rows_of(request, goal, model, context, KV_TOKENS, bench.steering)
+            bench.observers.begin(request, rows, bench.steering)
             batch.add(rows, is_seeded=False)
         batch.step()
         while batch._shared.joining:

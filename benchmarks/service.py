@@ -125,7 +125,8 @@ async def _generate(engine: CheckpointEngine, tokens: int) -> int:
     """The same request at the bare engine; its tokens."""
     sampling = m.Sampling(temperature=2.0 if tokens > 1 else 1.0, max_tokens=tokens)
     count = 0
-    async for event in engine.run(m.Generation([m.Text("One day")], 1, sampling, m.Follow())):
+    goal, prompts = m.Generate(sampling=sampling), [m.Text("One day")]
+    async for event in engine.run(m.Request(goal=goal, prompts=prompts, plan=m.Follow())):
         count = event.tokens if isinstance(event, m.Piece) else count
     return count
 

@@ -160,37 +160,36 @@ class SimulatedEngine(asyncio.Protocol):
 
     def _obey(self, command: m.Command) -> None:
         match command:
-            case m.Generate():
-                self._send(m.Started(command.id, [len(p.ids) for p in command.prompts]))
-                self._take(command)
+            case m.Request():
+                lengths = [len(p.ids) for p in command.prompts if isinstance(p, m.Tokens)]
+                self._send(m.Started(command.id, lengths))
+                self._begin(command)
             case m.Cancel():
                 self._rows = [row for row in self._rows if row.number != command.id]
                 self._waiting = deque(row for row in self._waiting if row.number != command.id)
             case m.Stop():
                 if self._transport is not None:
                     self._transport.close()
-            case m.Score():
-                self._send(m.Started(command.id, [len(p.ids) for p in command.prompts]))
-                best = m.TokenScore(0, " 0", -1.0)
-                scored: list[m.Outcome] = [
-                    m.Scored(command.id, i, best, [best]) for i in range(len(command.prompts))
-                ]
-                self._send(m.Stepped(scored, self._applied))
-            case m.Embed():
-                self._send(m.Started(command.id, [len(p.ids) for p in command.prompts]))
-                vector = struct.pack(f"<{DIMENSIONS}f", *([1.0] * DIMENSIONS))
-                embedded: list[m.Outcome] = [
-                    m.Embedded(command.id, i, vector) for i in range(len(command.prompts))
-                ]
-                self._send(m.Stepped(embedded, self._applied))
             case _:
                 self._send(self._answer(command))
 
-    def _take(self, command: m.Generate) -> None:
-        wanted = command.sampling
-        maximum = wanted.default_max_tokens if wanted.max_tokens is None else wanted.max_tokens
-        for choice in range(len(command.prompts) * command.n):
-            self._waiting.append(_Row(command.id, choice, maximum))
+    def _begin(self, request: m.Request) -> None:
+        """Answer a request: texts are written step by step, and all else is told at once."""
+        number, each = request.id, range(len(request.prompts))
+        match request.goal:
+            case m.Generate() as goal:
+                for choice in range(len(request.prompts) * goal.rows):
+                    self._waiting.append(_Row(number, choice, goal.promised))
+            case m.Score():
+                best = m.TokenScore(0, " 0", -1.0)
+                scored: list[m.Outcome] = [m.Scored(number, i, best, [best]) for i in each]
+                self._send(m.Stepped(scored, self._applied))
+            case m.Embed():
+                vector = struct.pack(f"<{DIMENSIONS}f", *([1.0] * DIMENSIONS))
+                embedded: list[m.Outcome] = [m.Embedded(number, i, vector) for i in each]
+                self._send(m.Stepped(embedded, self._applied))
+            case _:
+                self._send(m.Done(number))
 
     def _answer(self, command: m.Command) -> m.Event:
         """The answer to a command that is one event."""

@@ -101,11 +101,13 @@ class Decoding:
             self._rows += 1
             ids = [(self._rows + 7 * place) % 1000 + 10 for place in range(tokens)]
             plan = self._plan_of(self._rows)
-            command = m.Generate(self._rows, [m.Tokens(ids)], 1, sampling, plan, label="bench")
-            rows = rows_of(command, self._model, self._model.model_max_context, KV_TOKENS)
+            goal, prompts = m.Generate(sampling=sampling), [m.Tokens(ids)]
+            request = m.Request(id=self._rows, goal=goal, prompts=prompts, plan=plan, label="bench")
+            context = self._model.model_max_context
+            rows = rows_of(request, goal, self._model, context, KV_TOKENS, self._saes)
             for row in rows:
                 self._saes.prepare(row.steering)
-            self._observers.begin(command, rows, self._saes)
+            self._observers.begin(request, rows, self._saes)
             self._batch.add(rows, is_seeded=False)
 
     def _read(self) -> None:

@@ -103,8 +103,9 @@ def of_engine(checkpoint: Path) -> dict[str, Any]:
         )
         while not isinstance(answer := next(events), m.Loaded):
             assert not isinstance(answer, m.Refused), answer
-        prompt = m.Tokens(list(range(100, 116)))
-        ours.sendall(m.frame(m.Generate(2, [prompt], 1, m.Sampling(**SAMPLING), m.Follow())))
+        prompts = [m.Tokens(list(range(100, 116)))]
+        goal = m.Generate(sampling=m.Sampling(**SAMPLING))
+        ours.sendall(m.frame(m.Request(id=2, goal=goal, prompts=prompts, plan=m.Follow())))
         while not _ends(answer := next(events)):
             assert not isinstance(answer, m.Refused), answer
         ours.shutdown(socket.SHUT_RDWR)  # the file of the events keeps the socket open

@@ -11,6 +11,7 @@ from steerserve import messages as m
 from steerserve.parts.activations.form import ACTIVATIONS, Tap
 from steerserve.parts.divergence.form import DIVERGENCE, Divergence
 from steerserve.parts.logprobs.form import LOGPROBS, Logprobs
+from steerserve.parts.part import Form, Part
 from steerserve.parts.pool.form import POOL, Pool
 from steerserve.parts.readings.form import READINGS, Readings
 from steerserve.parts.registry import parts
@@ -79,6 +80,12 @@ def score(
 def read(number: int, prompts: Prompts, goal: m.Goal, **more: Any) -> m.Request:
     """A request with another goal."""
     return m.Request(id=number, goal=goal, prompts=list(prompts), **more)
+
+
+def form(request: m.Request, part: Part[Form, Any]) -> Form | None:
+    """What a request asks of a part; None where it does not ask for it."""
+    raw = request.parts.get(part.name)
+    return None if raw is None else msgspec.msgpack.decode(raw, type=part.form)
 
 
 def told(outcome: m.Event | m.Outcome, name: str) -> Any:

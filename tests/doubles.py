@@ -41,6 +41,9 @@ from steerserve.hub.child import Downloaders
 from steerserve.messages.engine import Engine, Heartbeat, Report
 from steerserve.messages.spelling import ReadBack, Spell
 from steerserve.messages.tokenizing import Spelling
+from steerserve.parts.divergence.form import DIVERGENCE, Diverged
+from steerserve.parts.part import pack
+from steerserve.parts.pool.form import POOL, Pooled
 from steerserve.rules.inference.intent import GenerateIntent, Intent, SamplingParameters
 from steerserve.rules.models.breaker import BreakerStatus
 from steerserve.rules.residency.gpus import Card
@@ -49,6 +52,7 @@ from steerserve.rules.residency.replicas import ReplicaState, ReplicaView
 from steerserve.rules.residency.swap import Phase
 from steerserve.rules.units import MIB
 from steerserve.settings import Settings
+from tests import asking
 from tests.blank import DATABASE, lay
 
 Answer = TypeVar("Answer")
@@ -137,13 +141,12 @@ class Gate:
 class Stream:
     """One generating request as the engine gets it. `over` is set when the request has ended, for whatever reason."""
 
-    def __init__(self, request: m.Generation) -> None:
+    def __init__(self, request: m.Request, goal: m.Generate) -> None:
         self.prompts = request.prompts
-        self.sampling = request.sampling
+        self.sampling = goal.sampling
         self.plan = request.plan
-        self.choices = len(request.prompts) * request.n
-        self.constraint = request.constraint
-        self.tap = request.tap
+        self.choices = len(request.prompts) * goal.n
+        self.constraint = goal.constraint
         self.label = request.label
         self.client = request.client
         self.plans = list(request.plans)
@@ -322,45 +325,48 @@ class ScriptedEngine(Engine):
         return {sae.key: self._launcher.made or _attached(sae.layer) for sae in state.saes}
 
     async def run(self, request: m.Request) -> AsyncGenerator[m.Started | m.Outcome, None]:
-        if isinstance(request, m.StatesReading):
+        goal = request.goal
+        divergence = asking.form(request, DIVERGENCE)
+        if isinstance(goal, m.ReadStates):
             await self._read("states")
             yield m.Started(1, [3] * len(request.prompts))
             for choice in range(len(request.prompts)):
-                yield m.StatesRead(1, choice, 1, bytes(4 * HIDDEN * len(request.layers)))
+                yield m.StatesRead(1, choice, 1, bytes(4 * HIDDEN * len(goal.layers)))
             return
-        if isinstance(request, m.ActivationsReading):
+        if isinstance(goal, m.ReadActivations):
             await self._read("activations")
             yield m.Started(1, [3] * len(request.prompts))
             for choice in range(len(request.prompts)):
-                yield m.ActivationsRead(1, choice, 3, [m.FeatureValues() for _ in request.keys])
+                yield m.ActivationsRead(1, choice, 3, [m.FeatureValues() for _ in goal.keys])
             return
-        if isinstance(request, m.Generation) and request.divergence is not None:
+        if divergence is not None:
             await self._read("diverge")
             yield m.Started(1, [3] * len(request.prompts))
             for choice in range(len(request.prompts)):
-                words = [[-1.0] * 2 for _ in request.divergence.words]
+                words = [[-1.0] * 2 for _ in divergence.words]
                 # the divergence is the strength of the first value or edit
                 size = _size(request.plan)
-                yield m.Diverged(1, choice, "a b", [1, 2], [size] * 2, [-2.0] * 2, words)
-                yield m.Piece(1, choice, "a b", 2, "length")
+                diverged = Diverged([1, 2], [size] * 2, [-2.0] * 2, words)
+                parts = {DIVERGENCE.name: pack(diverged)}
+                yield m.Piece(1, choice, "a b", 2, "length", parts=parts)
             return
-        if isinstance(request, m.Scoring) and request.pool is not None:
+        if POOL.name in request.parts:
             await self._read("pool")
             yield m.Started(1, [3] * len(request.prompts))
             for choice, prompt in enumerate(request.prompts):
                 assert isinstance(prompt, m.Text)
                 feature, value = struct.pack("<I", len(prompt.text)), struct.pack("<f", 1.0)
-                yield m.Pooled(1, choice, 3, feature, value)
-                yield m.Scored(1, choice, m.TokenScore(1, "a", 0.0), [])
+                parts = {POOL.name: pack(Pooled(3, feature, value))}
+                yield m.Scored(1, choice, m.TokenScore(1, "a", 0.0), [], parts=parts)
             return
-        if isinstance(request, m.Scoring):
+        if isinstance(goal, m.Score):
             raise Refusal("FIELD_NOT_HONOURED", "logprobs is not honoured", param="logprobs")
-        if not isinstance(request, m.Generation):
+        if not isinstance(goal, m.Generate):
             yield m.Started(1, [3] * len(request.prompts))
             for choice in range(len(request.prompts)):
                 yield m.Embedded(1, choice, bytes(4 * HIDDEN))
             return
-        stream = Stream(request)
+        stream = Stream(request, goal)
         unfinished = stream.choices
         self._streams.append(stream)
         try:

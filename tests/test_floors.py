@@ -10,6 +10,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent / "src" / "steerserve"
 FILES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py"))
+
+
+def dotted(file: str) -> str:
+    """The name of a module: `rules.steering` for `rules/steering/live.py`, and the empty name for the package itself."""
+    return file.removesuffix(".py").replace("/", ".").removesuffix("__init__").rstrip(".")
+
+
 LARGEST_FUNCTION = 60
 LONGEST_LINE = 120
 LISTS = {
@@ -34,13 +41,30 @@ packages. The modules beside the packages may import no package."""
 FORMS = {
     "logs.lines",
     *(
-        file.removesuffix(".py").replace("/", ".")
+        dotted(file)
         for file in FILES
         if file.startswith("control/") and file.endswith(("/views.py", "_views.py"))
     ),
 }
 """The modules with the classes of answers. They import no database, no engine and no framework, so that a program that
 only asks the service can import them."""
+PART_FORMS = {
+    "parts.part",
+    "parts.registry",
+    *(dotted(file) for file in FILES if file.startswith("parts/") and file.endswith("/form.py")),
+}
+"""What both processes know of the parts of a request: what is asked for, and what is given."""
+PART_ROWS = {
+    "parts.row_part",
+    "parts.encoded",
+    *(dotted(file) for file in FILES if file.startswith("parts/") and file.endswith("/row.py")),
+}
+"""What parts of a request do for a row. They run in the engine process, below its batch."""
+UNDER_THE_BATCH = {
+    dotted(file)
+    for file in FILES
+    if file.startswith("worker/") and not file.startswith(("worker/batch/", "worker/process/"))
+} - {"worker"}
 # prefix of a module's name (the longest that fits counts) -> prefixes of the modules that it may import
 FLOORS: dict[str, set[str]] = {
     **dict.fromkeys(FORMS, {"rules", "messages"} | FORMS),
@@ -56,12 +80,20 @@ FLOORS: dict[str, set[str]] = {
     "messages": ZERO | {"rules", "messages"},
     "database": ZERO | {"rules", "database"},
     "hub": ZERO | {"rules", "files", "hub"},
-    "engines": ZERO | {"rules", "messages", "engines"},
+    "parts": set(),
+    **dict.fromkeys(PART_FORMS, {"errors", "rules", "messages"} | PART_FORMS),
+    "parts.part": {"messages", "parts.row_part"},  # names what it makes for a row
+    **dict.fromkeys(PART_ROWS, {"errors", "rules", "messages", "parts"} | UNDER_THE_BATCH),
+    "engines": ZERO | PART_FORMS | {"rules", "messages", "engines"},
     # the engine process configures its own log, so it may import `logs` too
-    "worker": {"errors", "logs", "rules", "messages", "worker"},
-    "control": ZERO | {"rules", "files", "database", "hub", "messages", "engines", "control"},
-    "openai": ZERO | {"rules", "control", "openai", "http.disconnect", "http.event_stream"},
-    "api": ZERO | {"rules", "control", "api", "http.disconnect", "http.event_stream"},
+    "worker": {"errors", "logs", "rules", "messages", "parts.row_part", "worker"} | PART_FORMS,
+    "control": ZERO
+    | PART_FORMS
+    | {"rules", "files", "database", "hub", "messages", "engines", "control"},
+    "openai": ZERO
+    | PART_FORMS
+    | {"rules", "control", "openai", "http.disconnect", "http.event_stream"},
+    "api": ZERO | PART_FORMS | {"rules", "control", "api", "http.disconnect", "http.event_stream"},
     "http": set(),
     "http.bodies": {"errors", "rules"},
     "http.guards": {"errors", "settings", "rules", "http.bodies"},  # runs before every route
@@ -101,13 +133,9 @@ THIRD_PARTY = {
     "rules": {"msgspec", "typing_extensions"},  # for the forms
     LEAF: set(),
     "errors": set(),
+    **{form: {"msgspec"} for form in PART_FORMS},
 }
 TENSORS = {"torch", "transformers", "safetensors", "tokenizers", "accelerate", "numpy"}
-
-
-def dotted(file: str) -> str:
-    """The name of a module: `rules.steering` for `rules/steering/live.py`, and the empty name for the package itself."""
-    return file.removesuffix(".py").replace("/", ".").removesuffix("__init__").rstrip(".")
 
 
 MODULES = {dotted(file): ROOT / file for file in FILES}
@@ -154,10 +182,15 @@ def floor_of(module: str) -> str:
     return max((prefix for prefix in FLOORS if within(module, prefix)), key=len)
 
 
+def is_in_engine(module: str) -> bool:
+    """Whether only the process of an engine imports the module."""
+    return within(module, "worker") or module in PART_ROWS
+
+
 def may_import(module: str, name: str) -> bool:
     if name == LEAF:
         return True
-    if within(name, "worker") and not within(module, "worker"):
+    if within(name, "worker") and not is_in_engine(module):
         return False  # the worker is another process
     if not any(within(name, allowed) for allowed in FLOORS[floor_of(module)]):
         return False
@@ -187,7 +220,7 @@ def test_no_module_imports_uphill() -> None:
 def test_only_the_engine_process_imports_tensor_libraries() -> None:
     # the client gives numbers as arrays, and needs numpy for them
     arrays = ("client.arrays", "client.client")
-    others = [module for module in MODULES if not within(module, "worker") and module not in arrays]
+    others = [module for module in MODULES if not is_in_engine(module) and module not in arrays]
     check(lambda m: {n for n, _ in imported(m) if n.partition(".")[0] in TENSORS}, others)
 
 

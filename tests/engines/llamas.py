@@ -16,6 +16,7 @@ from steerserve import messages as m
 from steerserve.engines.gguf.client import GgufEngine, LlamaLauncher, Options
 from steerserve.errors import Refusal
 from steerserve.files import gguf
+from tests import asking
 from tests import gguf as maker
 
 Write = Callable[..., Path]
@@ -55,7 +56,7 @@ async def loaded(
 def ask(engine: GgufEngine, *prompts: str | list[dict[str, Any]], **fields: Any) -> Stream:
     sampling = m.Sampling(**{"temperature": 0.0, "max_tokens": 4, **fields})
     wanted = [m.Text(p) if isinstance(p, str) else m.Chat(p) for p in prompts]
-    return engine.run(m.Generation(wanted, 1, sampling, m.Follow()))
+    return engine.run(asking.generate(0, wanted, sampling, m.Follow()))
 
 
 async def answers(stream: Stream) -> tuple[list[int], dict[int, tuple[str, str | None, int]]]:
@@ -85,7 +86,9 @@ async def refused(stream: Stream) -> Refusal:
 
 
 async def vectors(engine: GgufEngine, *texts: str) -> list[list[float]]:
-    async with aclosing(engine.run(m.Embedding([m.Text(text) for text in texts]))) as events:
+    async with aclosing(
+        engine.run(asking.read(0, [m.Text(text) for text in texts], m.Embed()))
+    ) as events:
         found = [event async for event in events]
     assert isinstance(found[0], m.Started)
     assert [e.choice for e in found[1:] if isinstance(e, m.Embedded)] == list(range(len(texts)))

@@ -28,6 +28,7 @@ from steerserve.worker.process import loading, loop
 from steerserve.worker.process.commands import Commands
 from steerserve.worker.process.wire import Wire
 from steerserve.worker.sae import formats
+from tests import asking
 from tests.refusals import refusal_of
 from tests.worker.running import (
     FIELDS,
@@ -341,7 +342,7 @@ async def test_the_parts_of_the_memory_are_measured_where_they_lie(
     placed = m.PlacedSae("demo", m.SaeSource(str(sae.path), sae.path.name), sae.layer, check=False)
     await engine.change(lambda state: state.attached(placed))
     prompt = m.Tokens([5] * 300)
-    async for _ in engine.run(m.Generation([prompt], 1, m.Sampling(max_tokens=4), m.Follow())):
+    async for _ in engine.run(asking.generate(0, [prompt], m.Sampling(max_tokens=4), m.Follow())):
         pass
     (used,) = (await engine.ask(m.Measure())).parts
     weights = load_file(sae.path / "sae_weights.safetensors").values()
@@ -410,9 +411,7 @@ def test_memory_is_given_back_once_after_each_stretch_of_work(
     folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, seconds: float
 ) -> None:
     load = m.Load(id=1, path=str(folder("llama")), idle_cache_release_s=seconds, **FIELDS)
-    ask = m.Generate(
-        2, [m.Tokens([5] * 20)], 1, m.Sampling(temperature=0.0, max_tokens=3), m.Suppressed()
-    )
+    ask = asking.generate(2, [m.Tokens([5] * 20)], m.Sampling(temperature=0.0, max_tokens=3))
     # None is a wait that ended without a command
     wire = Silence(load, None, ask, None, None)
     # the load gives back what it took for a moment
@@ -423,7 +422,7 @@ def test_memory_is_given_back_once_after_each_stretch_of_work(
 def test_memory_is_kept_where_nothing_else_is_asked(
     folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ask = m.Embed(2, [m.Tokens([5] * 20)])
+    ask = asking.read(2, [m.Tokens([5] * 20)], m.Embed())
     wire = Silence(m.Load(id=1, path=str(folder("llama")), **FIELDS), None, ask, None, None)
     assert ran(monkeypatch, wire) == 1
     assert set(wire.waits) == {None}

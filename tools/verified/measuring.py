@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tests import asking
 from tests.worker.running import Bench, Counted, hooked, open_checkpoint, random_sae
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from steerserve.errors import Refusal
-from steerserve.messages import Echo, Logprobs, Overlay, Tokens
+from steerserve.messages import Echo, Overlay, Tokens
+from steerserve.parts.logprobs.form import Logprobs
 from steerserve.rules.saes.sites import ATTN_OUT, EMBED, MLP_OUT, RESID_MID, RESID_POST, RESID_PRE
 from steerserve.worker.model import precision
 from steerserve.worker.model.encoder import Encoder
@@ -190,7 +192,7 @@ def _turns(model: Any, true: Library, own: Library, ids: list[int]) -> dict[str,
         ("written", ids[:PROMPT], first),
         ("kept", following, second),
     ):
-        written: Any = answer.pieces[-1].written
+        written: Any = asking.told(answer.pieces[-1], "logprobs")
         ours = torch.tensor([each.steered.logprob for each in written])
         tokens = [each.token for each in written]
         whole = true.logits([*prompt, *tokens])[len(prompt) - 1 : -1]

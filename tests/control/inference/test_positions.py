@@ -4,19 +4,27 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 
+import msgspec
 import pytest
 
 from steerserve import messages as m
 from steerserve.control.inference.positions import TextWithReadings, paired, unpaired
 from steerserve.errors import Refusal
+from steerserve.parts.activations.form import ACTIVATIONS, Reading
+from steerserve.parts.part import pack
 
 
-def piece(text: str, choice: int = 0, finish: str | None = None) -> m.Piece:
-    return m.Piece(1, choice, text, 1, finish)
+def piece(
+    text: str, choice: int = 0, finish: str | None = None, read: Sequence[int] | None = None
+) -> m.Piece:
+    """A piece that comes with the readings of some positions; with None there are none, and nothing of the part."""
+    return m.Piece(1, choice, text, 1, finish, parts=of_positions(read))
 
 
-def read(*positions: int, choice: int = 0) -> m.Activated:
-    return m.Activated(1, [m.Reading(at, at, []) for at in positions], choice)
+def of_positions(read: Sequence[int] | None) -> dict[str, msgspec.Raw]:
+    if read is None:
+        return {}
+    return {ACTIVATIONS.name: pack([Reading(at, at, []) for at in read])}
 
 
 async def sent(
@@ -37,31 +45,37 @@ def short(one: TextWithReadings) -> tuple[int, str | None, list[int]]:
     ("events", "expected"),
     [
         (
-            [read(0, 1), piece("a"), read(2), piece("b"), read(3), piece("c", finish="length")],
+            [
+                piece("a", read=[0, 1]),
+                piece("b", read=[2]),
+                piece("c", finish="length", read=[3]),
+            ],
             [(0, None, [0, 1]), (0, "a", [2]), (0, "b", [3]), (0, "c", [])],
         ),
         (
-            [piece("a"), piece("b"), read(3), piece("", finish="stop")],
+            [piece("a"), piece("b"), piece("", finish="stop", read=[3])],
             [(0, "a", []), (0, "b", [3]), (0, "", [])],
         ),
-        ([read(), piece("a", finish="stop")], [(0, "a", [])]),
+        ([piece("a", finish="stop", read=[])], [(0, "a", [])]),
         (
-            [read(1), m.Scored(1, 0, m.TokenScore(5, "x", -1.0), [])],
+            [piece("a"), piece("", read=[2]), piece("b", finish="length", read=[3])],
+            [(0, "a", [2]), (0, None, [3]), (0, "b", [])],
+        ),
+        (
+            [m.Scored(1, 0, m.TokenScore(5, "x", -1.0), [], parts=of_positions([1]))],
             [(0, None, [1]), (0, "scored", [])],
         ),
         (
             [
                 piece("a"),
                 piece("x", 1),
-                read(9, choice=1),
-                piece("y", 1, "stop"),
-                read(2),
-                piece("b", 0, "stop"),
+                piece("y", 1, "stop", [9]),
+                piece("b", 0, "stop", [2]),
             ],
             [(1, "x", [9]), (1, "y", []), (0, "a", [2]), (0, "b", [])],
         ),
     ],
-    ids=["all positions", "some positions", "one token", "a score", "two choices"],
+    ids=["all positions", "some positions", "one token", "no text", "a score", "two choices"],
 )
 async def test_a_piece_comes_with_the_readings_of_its_token(
     events: list[m.Outcome], expected: list[tuple[int, str | None, list[int]]]
@@ -77,7 +91,7 @@ async def test_a_stream_that_fails_gives_the_pieces_held_back_before_its_error()
 
 
 async def test_unpaired_pieces_wait_for_nothing() -> None:
-    events = [piece("a"), read(2), piece("b", finish="stop")]
+    events = [piece("a"), piece("b", finish="stop", read=[2])]
     assert [short(one) async for one in unpaired(sent(events))] == [
         (0, "a", []),
         (0, None, [2]),

@@ -26,6 +26,7 @@ from steerserve.rules.residency.heartbeat import Activity
 from steerserve.settings import Settings
 from steerserve.worker.batch.group import ROWS_MAXIMUM
 from steerserve.worker.model.checkpoint import Checkpoint
+from tests import asking
 from tests.backend import is_ray
 from tests.doubles import until
 from tests.refusals import refused
@@ -72,7 +73,9 @@ async def test_an_engine_takes_prompts_that_are_tokens_already(
     engine = await launcher.launch(prompts)
     await engine.load(lambda _: None, path=str(folder("llama")), **FIELDS)
     given: list[Any] = [m.Tokens([5, 6, 7])]
-    started, *pieces = [e async for e in engine.run(m.Generation(given, 1, GREEDY, m.Suppressed()))]
+    started, *pieces = [
+        e async for e in engine.run(asking.generate(0, given, GREEDY, m.Suppressed()))
+    ]
     assert isinstance(started, m.Started)
     assert started.prompt_tokens == [3]
     assert pieces
@@ -90,7 +93,7 @@ async def events(
     engine: CheckpointEngine, prompt: str, sampling: m.Sampling = GREEDY, **more: Any
 ) -> Pieces:
     plan = more.pop("plan", m.Follow())
-    stream = engine.run(m.Generation([m.Text(prompt)], more.pop("n", 1), sampling, plan))
+    stream = engine.run(asking.generate(0, [m.Text(prompt)], sampling, plan, n=more.pop("n", 1)))
     return [event async for event in stream]
 
 
@@ -104,12 +107,12 @@ def truth(model: Checkpoint, prompt: str, max_tokens: int = 16) -> str:
 
 async def test_rows_of_clients_take_turns_at_joining_the_batch(engine: CheckpointEngine) -> None:
     prompts = [m.Text(words(9))] * (2 * ROWS_MAXIMUM)
-    wide = engine.run(m.Generation([*prompts], 1, GREEDY, m.Follow(), client="greedy"))
+    wide = engine.run(asking.generate(0, [*prompts], GREEDY, m.Follow(), client="greedy"))
     assert isinstance(await anext(wide), m.Started)
     asked = [
-        engine.run(m.Generation([m.Text(words(9))], 1, GREEDY, m.Follow(), client="polite")),
-        engine.run(m.Scoring([m.Text(words(9))], 1.0, 1, None, client="scoring")),
-        engine.run(m.Embedding([m.Text(words(9))], client="embedding")),
+        engine.run(asking.generate(0, [m.Text(words(9))], GREEDY, m.Follow(), client="polite")),
+        engine.run(asking.score(0, [m.Text(words(9))], top=1, client="scoring")),
+        engine.run(asking.read(0, [m.Text(words(9))], m.Embed(), client="embedding")),
     ]
     finished = []
 
@@ -195,7 +198,7 @@ async def test_closing_the_iterator_ends_the_request_in_the_engine(
 ) -> None:
     await engine.change(attaching(sae_folder(tmp_path)))
     steered = m.Overlay(0, {KEY: {1: 0.5}})
-    stream = engine.run(m.Generation([m.Text(words(20))], 1, LONG, steered))
+    stream = engine.run(asking.generate(0, [m.Text(words(20))], LONG, steered))
     async for event in stream:
         if isinstance(event, m.Piece):
             break
@@ -203,7 +206,7 @@ async def test_closing_the_iterator_ends_the_request_in_the_engine(
     found = []
     counts = []
     # only the cancelled request is steered, so the count of steered passes stands still once it is gone
-    async for event in engine.run(m.Generation([m.Text(words(9))], 1, GREEDY, m.Suppressed())):
+    async for event in engine.run(asking.generate(0, [m.Text(words(9))], GREEDY, m.Suppressed())):
         found.append(event)
         counts.append(engine.passes.applied[KEY])
     assert 0 < counts[1] == counts[-1] < 200
@@ -284,7 +287,7 @@ async def test_a_killed_engine_ends_its_streams_by_code_and_names_the_signal(
     engine: CheckpointEngine,
 ) -> None:
     assert engine.pid
-    stream = engine.run(m.Generation([m.Text(words(20))], 4, LONG, m.Follow()))
+    stream = engine.run(asking.generate(0, [m.Text(words(20))], LONG, m.Follow(), n=4))
 
     async def until_killed() -> None:
         async for event in stream:
@@ -327,7 +330,7 @@ async def test_stopping_leaves_no_process_and_refuses_what_is_in_flight(
     engine = await launcher.launch()
     assert engine.pid
     await engine.load(lambda _: None, path=str(folder("llama")), **FIELDS)
-    stream = engine.run(m.Generation([m.Text(words(20))], 4, LONG, m.Follow()))
+    stream = engine.run(asking.generate(0, [m.Text(words(20))], LONG, m.Follow(), n=4))
     async for event in stream:
         if isinstance(event, m.Piece):
             break
@@ -493,7 +496,7 @@ def test_a_command_to_an_engine_that_is_ending_is_refused(
             await wait()
 
         monkeypatch.setattr(engine._process, "wait", waiting)
-        stream = engine.run(m.Generation([m.Text("the boats")], 1, LONG, m.Follow()))
+        stream = engine.run(asking.generate(0, [m.Text("the boats")], LONG, m.Follow()))
         assert isinstance(await anext(stream), m.Started)
         os.kill(engine.pid or 0, signal.SIGKILL)
         await until(engine._writer.is_closing)

@@ -13,6 +13,7 @@ from steerserve.engines.checkpoint.prompts import TokensGiven
 from steerserve.engines.fleet.fleet import Fleet
 from steerserve.messages.engine import Engine
 from steerserve.rules.residency.heartbeat import Bounds
+from tests import asking
 
 FIELDS: dict[str, Any] = {
     "path": str(demo.MODEL_DIR),
@@ -68,7 +69,7 @@ async def steer(fleet: Engine, epoch: int) -> None:
 
 async def answer(fleet: Engine, sampling: m.Sampling = ONE_TOKEN, text: str = PROMPT) -> str:
     """The text that the fleet writes under the live steering."""
-    stream = fleet.run(m.Generation([m.Text(text)], 1, sampling, m.Follow()))
+    stream = fleet.run(asking.generate(0, [m.Text(text)], sampling, m.Follow()))
     return "".join([event.text async for event in stream if isinstance(event, m.Piece)])
 
 

@@ -18,6 +18,7 @@ from steerserve.messages.spelling import ReadBack, Spell
 from steerserve.messages.tokenizing import Spelling
 from steerserve.rules.residency.heartbeat import Bounds
 from steerserve.rules.residency.replicas import ReplicaState, ReplicaView
+from tests import asking
 from tests.doubles import Launcher, ScriptedEngine, Stream, soon, until
 
 FIELDS: dict[str, Any] = {"path": "/models/tiny", "trust_remote_code": False}
@@ -162,7 +163,9 @@ class Request:
     ) -> None:
         self.events: list[m.Started | m.Outcome] = []
         sampling = m.Sampling(max_tokens=8, seed=seed)
-        self._stream = fleet.run(m.Generation([m.Text(text)], n, sampling, m.Follow(), label=label))
+        self._stream = fleet.run(
+            asking.generate(0, [m.Text(text)], sampling, m.Follow(), n=n, label=label)
+        )
         self.task = asyncio.create_task(self._read())
 
     async def _read(self) -> str:

@@ -23,6 +23,7 @@ from steerserve.engines.fleet.fleet import Fleet
 from steerserve.errors import Refusal
 from steerserve.messages.engine import Engine
 from steerserve.rules.residency.replicas import ReplicaState, ReplicaView
+from tests import asking
 from tests.engines.fleet.real import (
     FIELDS,
     KEY,
@@ -126,7 +127,7 @@ async def test_statistics_of_real_replicas_count_every_token(fleet: Fleet) -> No
 
     async def labelled(number: int) -> None:
         stream = fleet.run(
-            m.Generation([m.Text("fish")], 1, ONE_TOKEN, m.Follow(), label=str(number))
+            asking.generate(0, [m.Text("fish")], ONE_TOKEN, m.Follow(), label=str(number))
         )
         async for _ in stream:
             pass
@@ -148,7 +149,9 @@ def views(engine: Engine) -> tuple[ReplicaView, ...]:
 
 async def said(engine: Engine, text: str) -> tuple[str, str | None]:
     """What an engine writes after a text while the cluster is sensed, and the name of the replica that wrote it."""
-    stream = engine.run(m.Generation([m.Text(text)], 1, EIGHT_TOKENS, m.Follow(), label="sensed"))
+    stream = engine.run(
+        asking.generate(0, [m.Text(text)], EIGHT_TOKENS, m.Follow(), label="sensed")
+    )
     made, name = "", None
     async for event in stream:
         name = next((view.name for view in views(engine) if view.requests), None)
@@ -225,7 +228,7 @@ async def test_prompts_as_token_ids_are_those_of_their_text(steady: Fleet) -> No
     ids = list(tokenizer.encode(PROMPT).ids)
     prompts: list[list[m.Prompt]] = [[m.Text(PROMPT)], [m.Tokens(ids, place="prompt")]]
     scored = [
-        [event async for event in steady.run(m.Scoring(prompt, 1.0, 1, None, echo=m.Echo(1, 100)))]
+        [event async for event in steady.run(asking.score(0, prompt, top=1, echo=m.Echo(1, 100)))]
         for prompt in prompts
     ]
     (text, given) = [events[1] for events in scored]
@@ -239,23 +242,28 @@ async def test_prompts_as_token_ids_are_those_of_their_text(steady: Fleet) -> No
     written = [
         [
             e.text
-            async for e in steady.run(m.Generation(p, 1, EIGHT_TOKENS, m.Follow()))
+            async for e in steady.run(asking.generate(0, p, EIGHT_TOKENS, m.Follow()))
             if isinstance(e, m.Piece)
         ]
         for p in prompts
     ]
     assert "".join(written[0]) == "".join(written[1])
     outside: list[m.Prompt] = [m.Tokens([5, 10**6], place="prompt[0]")]
-    refusal = await refused(anext(steady.run(m.Generation(outside, 1, EIGHT_TOKENS, m.Follow()))))
+    refusal = await refused(
+        anext(steady.run(asking.generate(0, outside, EIGHT_TOKENS, m.Follow())))
+    )
     assert refusal.param == "prompt[0][1]"
 
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_a_lens_and_an_attribution_are_answered_by_one_replica(steady: Fleet) -> None:
     await steer(steady, 5)
-    reading = m.LensReading([m.Text(PROMPT)], None, 2, 1000, 1000)
-    attribution = m.Attribution([m.Text(PROMPT)], -1, 5, None, KEY, PLACED.layer, 3)
-    for request, kind in ((reading, m.LensRead), (attribution, m.Attributed)):
+    lens = m.Lens(layers=None, top=2, max_distributions=1000, max_entries=1000)
+    attribution = m.Attribute(
+        position=-1, target=5, against=None, key=KEY, layer=PLACED.layer, top=3
+    )
+    for goal, kind in ((lens, m.LensRead), (attribution, m.Attributed)):
+        request = asking.read(0, [m.Text(PROMPT)], goal)
         answers = await asyncio.gather(*(_events(steady, request) for _ in range(4)))
         assert [[type(event) for event in events] for events in answers] == [[m.Started, kind]] * 4
         # replicas give the same numbers; the ids of the requests are their own

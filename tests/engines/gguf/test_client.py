@@ -15,7 +15,9 @@ from steerserve.engines.gguf.server import LlamaServer
 from steerserve.errors import Refusal
 from steerserve.files import gguf
 from steerserve.messages.spelling import ReadBack
+from steerserve.parts.activations.form import Tap
 from steerserve.rules.units import MIB
+from tests import asking
 from tests import gguf as maker
 from tests.engines.llamas import (
     Write,
@@ -283,7 +285,7 @@ async def test_the_offending_prompt_is_named(engine: GgufEngine) -> None:
     chats = await refused(ask(engine, talk, [{"role": "user", "content": long}]))
     assert chats.param == "extra_messages[0]"
     texts = [m.Text("one"), m.Text(long)]
-    assert (await refused(engine.run(m.Embedding(texts)))).param == "input[1]"
+    assert (await refused(engine.run(asking.read(0, texts, m.Embed())))).param == "input[1]"
 
 
 async def test_a_text_that_cannot_fit_is_refused_without_being_tokenized(
@@ -298,22 +300,22 @@ async def test_a_prompt_without_tokens_is_refused_and_an_empty_one_is_the_bos(
     engine: GgufEngine,
 ) -> None:
     assert (await answers(ask(engine, "")))[0] == [1]
-    bare = engine.run(m.Generation([m.Text("", special=False)], 1, GREEDY, m.Follow()))
+    bare = engine.run(asking.generate(0, [m.Text("", special=False)], GREEDY, m.Follow()))
     refusal = await refused(bare)
     assert (refusal.code, refusal.param) == ("INVALID_PARAMETER", "prompt")
 
 
 async def test_what_the_engine_cannot_honour_is_refused_and_not_ignored(engine: GgufEngine) -> None:
     text: list[m.Text | m.Chat] = [m.Text("one")]
-    tap = m.Tap("k", None, 1, "all", False, 10)
+    tap = Tap("k", None, 1, "all", False, 10)
     seeded = m.Sampling(seed=1)
     unhonoured = [
-        engine.run(m.Generation(text, 2, GREEDY, m.Follow())),
-        engine.run(m.Generation(text, 1, seeded, m.Follow())),
-        engine.run(m.Generation(text, 1, GREEDY, m.Overlay(1, {"k": {1: 2.0}}))),
-        engine.run(m.Generation(text, 1, GREEDY, m.Follow(), constraint=m.Constraint())),
-        engine.run(m.Generation(text, 1, GREEDY, m.Follow(), tap=tap)),
-        engine.run(m.Scoring(text, 1.0, 5, None)),
+        engine.run(asking.generate(0, text, GREEDY, m.Follow(), n=2)),
+        engine.run(asking.generate(0, text, seeded, m.Follow())),
+        engine.run(asking.generate(0, text, GREEDY, m.Overlay(1, {"k": {1: 2.0}}))),
+        engine.run(asking.generate(0, text, GREEDY, m.Follow(), constraint=m.Constraint())),
+        engine.run(asking.generate(0, text, GREEDY, m.Follow(), tap=tap)),
+        engine.run(asking.score(0, text, top=5)),
     ]
     for stream in unhonoured:
         assert (await refused(stream)).code == "FIELD_NOT_HONOURED"

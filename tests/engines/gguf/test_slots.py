@@ -12,6 +12,7 @@ from steerserve.engines.gguf.client import GgufEngine
 from steerserve.engines.gguf.gate import Gate
 from steerserve.errors import Refusal
 from steerserve.rules.models import gguf_header
+from tests import asking
 from tests import gguf as maker
 from tests.engines.llamas import (
     Write,
@@ -170,7 +171,7 @@ async def test_an_embedding_is_answered_while_generations_keep_coming(write: Wri
 
 
 async def test_an_embedding_that_is_given_up_lets_the_others_go_on(engine: GgufEngine) -> None:
-    stream = engine.run(m.Embedding([m.Text("one")] * 50))
+    stream = engine.run(asking.read(0, [m.Text("one")] * 50, m.Embed()))
     await anext(stream)
     await anext(stream)
     await stream.aclose()
@@ -190,7 +191,7 @@ async def test_an_encoder_only_embeds(write: Write) -> None:
         assert (await refused(ask(engine, "one"))).code == "INVALID_PARAMETER"
         # 62 words and the two marks fit
         assert len(await vectors(engine, "one " * 62)) == 1
-        refusal = await refused(engine.run(m.Embedding([m.Text("one " * 63)])))
+        refusal = await refused(engine.run(asking.read(0, [m.Text("one " * 63)], m.Embed())))
         assert refusal.code == "CONTEXT_LENGTH_EXCEEDED"
         assert refusal.details["max_context_tokens"] == 64
 
@@ -202,7 +203,9 @@ async def test_a_text_to_embed_is_bounded_by_what_its_logits_take(
     async with loaded(write(context=1024), kv_cache_mb=4) as (engine, facts):
         assert facts.context_length == 1024
         assert len(await vectors(engine, "one" + " one" * 598)) == 1
-        refusal = await refused(engine.run(m.Embedding([m.Text("one" + " one" * 599)])))
+        refusal = await refused(
+            engine.run(asking.read(0, [m.Text("one" + " one" * 599)], m.Embed()))
+        )
         assert refusal.details["max_context_tokens"] == 600
         assert (await answer(ask(engine, "one " * 800 + "x")))[0] == counted(4)
 
@@ -210,5 +213,7 @@ async def test_a_text_to_embed_is_bounded_by_what_its_logits_take(
 async def test_without_the_setting_there_are_no_embeddings(write: Write) -> None:
     async with loaded(write(), embeddings=False) as (engine, facts):
         assert not facts.supports_embeddings
-        assert (await refused(engine.run(m.Embedding([m.Text("one")])))).code == "INVALID_PARAMETER"
+        assert (
+            await refused(engine.run(asking.read(0, [m.Text("one")], m.Embed())))
+        ).code == "INVALID_PARAMETER"
         assert (await answer(ask(engine, "one")))[0] == counted(4, "two")

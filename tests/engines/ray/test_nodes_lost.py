@@ -10,6 +10,7 @@ import pytest
 
 from steerserve import messages as m
 from steerserve.errors import Refusal
+from tests import asking
 from tests.engines.checkpoint.test_process import GREEDY, LONG, events, text_of
 from tests.engines.ray.conftest import STORY, client_of, loaded, placed
 from tests.engines.ray.nodes import LOOK, kill, started
@@ -23,7 +24,7 @@ async def test_a_node_takes_its_replica_and_another_node_takes_the_next_one() ->
         async with client_of(nodes) as cluster:
             engine, replica = await placed(cluster, nodes)
             await loaded(engine)
-            stream = engine.run(m.Generation([m.Text("The boat")], 1, LONG, m.Follow()))
+            stream = engine.run(asking.generate(0, [m.Text("The boat")], LONG, m.Follow()))
             assert isinstance(await anext(stream), m.Started)
             home = replica.actor.ppid()
             kill(psutil.Process(home))

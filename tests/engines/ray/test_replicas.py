@@ -22,6 +22,7 @@ from steerserve.engines.ray import placer_process
 from steerserve.engines.ray.cluster import RayCluster
 from steerserve.engines.remote.facts import checkpoint_seen
 from steerserve.errors import Refusal
+from tests import asking
 from tests.engines.checkpoint.test_process import GREEDY, LONG, events, text_of
 from tests.engines.ray.conftest import STORY, Joining, environment_of, loaded, placed
 from tests.engines.ray.nodes import Nodes, ReplicaProcesses, arguments_of, kill, replica_of
@@ -167,7 +168,7 @@ async def test_a_replica_that_dies_or_stands_still_leaves_nothing(
     engine, replica = await placed(cluster, nodes)
     await loaded(engine)
     assert engine.pid is not None
-    generation = m.Generation([m.Text("The boat")], 1, LONG, m.Follow())
+    generation = asking.generate(0, [m.Text("The boat")], LONG, m.Follow())
     stream = engine.run(generation)
     assert isinstance(await anext(stream), m.Started)
     ENDS[name](replica, engine.pid)

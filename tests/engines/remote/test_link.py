@@ -28,6 +28,7 @@ from steerserve.errors import Refusal
 from steerserve.rules.residency import heartbeat
 from steerserve.rules.residency.heartbeat import Activity, Bounds, Condition
 from steerserve.worker.model.checkpoint import Checkpoint
+from tests import asking
 from tests.doubles import until
 from tests.engines.checkpoint.test_process import FIELDS, LONG, Folder, events, text_of, truth
 from tests.engines.remote.hosting import Outside, Wanted, runs
@@ -101,7 +102,7 @@ async def streaming(pair: Pair, folder: Folder) -> asyncio.Task[list[m.Started |
     started = asyncio.Event()
 
     async def read() -> list[m.Started | m.Piece]:
-        stream = pair.engine.run(m.Generation([m.Text(words(20))], 1, LONG, m.Follow()))
+        stream = pair.engine.run(asking.generate(0, [m.Text(words(20))], LONG, m.Follow()))
         seen = []
         async for event in stream:
             seen.append(event)

@@ -169,9 +169,10 @@ def answers(events: Sequence[m.Event]) -> dict[int, Answer]:
             if isinstance(outcome, m.Piece | m.Scored):
                 names = (name for name in outcome.parts if name != "activations")
                 plain["parts"] = {name: _plain(asking.told(outcome, name)) for name in names}
-            if isinstance(outcome, m.Piece) and not (outcome.text or outcome.finish):
-                if not plain["parts"]:
-                    continue
+            if isinstance(outcome, m.Piece) and not (
+                outcome.text or outcome.finish or plain["parts"]
+            ):
+                continue
             of.setdefault(f"{type(outcome).__name__} {choice}", []).append(plain)
     return told
 

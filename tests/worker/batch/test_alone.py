@@ -12,7 +12,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from steerserve.errors import Refusal
-from steerserve.messages import Echo, Overlay, ReadStatistics, Tap
+from steerserve.messages import Echo, Overlay, ReadStatistics
+from steerserve.parts.activations.form import Tap
 from steerserve.worker.batch import group as group_module
 from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.model.plain import Memory

@@ -9,10 +9,13 @@ from typing import Any
 import pytest
 import torch
 from msgspec import structs
-from steerserve.worker.observers.taps import RowReader
 from structlog.testing import capture_logs
 
-from steerserve.messages import Echo, Overlay, Places, Tap
+from steerserve.messages import Echo, Overlay, Places
+from steerserve.parts.activations.form import Tap
+from steerserve.parts.activations.row import ActivationsRow
+from steerserve.parts.encoded import EncodedPart
+from steerserve.parts.row_part import RowPart
 from steerserve.rules.steering.edits import Condition, Edit, Target
 from steerserve.rules.steering.vector import Direction
 from steerserve.worker.batch.group import Group
@@ -69,7 +72,10 @@ PLACES: dict[str, tuple[Any, str, Involves]] = {
     "condition": (RowSteering, "held", _in(0, _steering)),
     "counted": (RowSteering, "count", _in(0, _steering)),
     "expected": (Observers, "expect", _among(1)),
-    "observer": (RowReader, "settle", lambda row, args: args[0]._prompt_tokens == len(row.prompt)),
+    "part span": (ActivationsRow, "span", lambda row, args: args[0] in row.parts),
+    "part values": (EncodedPart, "read_values", lambda row, args: args[0] in row.parts),
+    "part drawn": (RowPart, "draw", lambda row, args: args[0] in row.parts),
+    "part chunk": (ActivationsRow, "chunk", lambda row, args: args[0] in row.parts),
     "told": (Observers, "progress", _in(1)),
     "mask": (Sampler, "begin", _in(0, lambda row: _goal(row).sampler)),
     "sampler": (Sampler, "uniform", _in(0, lambda row: _goal(row).sampler)),

@@ -26,6 +26,7 @@ from steerserve.worker.batch.admission import pooling_rows, shortest_first
 from steerserve.worker.batch.passes import Passes
 from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.model.encoder import Encoder
+from tests import asking
 from tests.worker.models import CONTEXT
 from tests.worker.running import FIELDS, Bench, generated, random_sae, site_of, vector_of, words
 from tests.worker.saes import arrays, attaching, config_v6, write
@@ -290,7 +291,8 @@ def encoding(encoder_folder: Folder) -> Encoding:
 
 
 def add(passes: Passes, model: Encoder, request: int, texts: list[str], client: str = "") -> None:
-    command = Embed(request, [Tokens(model.encode(text, special=True)) for text in texts])
+    prompts = [Tokens(model.encode(text, special=True)) for text in texts]
+    command = asking.read(request, prompts, Embed())
     rows = shortest_first(pooling_rows(command, model, model.model_max_context))
     passes.add(rows, client=client)
 
@@ -408,7 +410,8 @@ def test_clients_take_turns_at_the_places_in_a_pass_of_an_encoder(
     passes = Passes(model)
     add(passes, model, 1, ["a"] * 8, client="greedy")
     add(passes, model, 2, ["a"] * 2, client="polite")
-    (row,) = pooling_rows(Embed(3, [Tokens(model.encode("a", special=True))]), model, CONTEXT)
+    command = asking.read(3, [Tokens(model.encode("a", special=True))], Embed())
+    (row,) = pooling_rows(command, model, CONTEXT)
     monkeypatch.setattr(passes_module, "PASS_TOKENS", 4 * len(row.prompt))
     assert [outcome.id for outcome in passes.step()] == [1, 2, 1, 2]
     assert [outcome.id for outcome in run(passes)] == [1] * 6
@@ -491,7 +494,8 @@ async def engine() -> AsyncIterator[CheckpointEngine]:
 
 async def vectors(engine: CheckpointEngine, texts: list[str]) -> tuple[m.Started, list[Tensor]]:
     started, *rest = [
-        event async for event in engine.run(m.Embedding([Text(text) for text in texts]))
+        event
+        async for event in engine.run(asking.read(0, [Text(text) for text in texts], m.Embed()))
     ]
     assert isinstance(started, m.Started)
     found = {event.choice: vector_of(event) for event in rest if isinstance(event, Embedded)}
@@ -531,10 +535,10 @@ async def test_an_engine_with_an_encoder_embeds_and_refuses_all_else_by_code(
             pass
 
     refused_calls: list[Callable[[], Any]] = [
-        lambda: drained(engine.run(m.Generation([Text("a")], 1, m.Sampling(), m.Follow()))),
-        lambda: drained(engine.run(m.Scoring([Text("a")], 1.0, 5, None))),
+        lambda: drained(engine.run(asking.generate(0, [Text("a")], m.Sampling(), m.Follow()))),
+        lambda: drained(engine.run(asking.score(0, [Text("a")], top=5))),
         lambda: engine.change(attaching(sae)),
-        lambda: drained(engine.run(m.Embedding([Text("fine"), Text(words(400))]))),
+        lambda: drained(engine.run(asking.read(0, [Text("fine"), Text(words(400))], m.Embed()))),
     ]
     codes = []
     for call in refused_calls:

@@ -15,7 +15,8 @@ import torch
 from structlog.testing import capture_logs
 from torch import Tensor, nn
 
-from steerserve.messages import Overlay, Plan, Suppressed, Tap
+from steerserve.messages import Overlay, Plan, Suppressed
+from steerserve.parts.activations.form import Tap
 from steerserve.rules.inference import stepping
 from steerserve.rules.inference.stepping import Decoding
 from steerserve.rules.steering.edits import Condition, Feature

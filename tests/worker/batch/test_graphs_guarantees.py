@@ -10,6 +10,11 @@ from __future__ import annotations
 import pytest
 
 from steerserve.worker.batch import graphs
+from tests.parts.activations.test_row import (
+    test_readings_are_the_encoding_of_the_states_before_or_after_steering,
+    test_readings_beside_rows_of_other_lengths_are_the_rows_own,
+    test_two_requests_may_read_the_same_sae_in_different_ways,
+)
 from tests.worker.batch.test_batch import (
     test_a_row_cancelled_while_decoding_leaves_its_neighbours_unchanged,
     test_an_idle_batch_holds_no_memory,
@@ -56,11 +61,6 @@ from tests.worker.observers.test_sensing import (
     test_the_edges_of_a_circuit_fire_as_by_brute_force,
     test_the_firings_of_a_row_are_those_of_its_hidden_states,
     test_the_values_are_read_before_the_steering_of_their_own_sae,
-)
-from tests.worker.observers.test_taps import (
-    test_readings_are_the_encoding_of_the_states_before_or_after_steering,
-    test_readings_beside_rows_of_other_lengths_are_the_rows_own,
-    test_two_requests_may_read_the_same_sae_in_different_ways,
 )
 from tests.worker.running import Bench
 

@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from steerserve.messages import Follow, Overlay, Plan, Suppressed, Tap
+from steerserve.messages import Follow, Overlay, Plan, Suppressed
+from steerserve.parts.activations.form import Tap
 from steerserve.rules.steering.live import Live
 from steerserve.worker.batch import group as group_module
 from steerserve.worker.batch.prefix import LEAST, Prefixes, Signature, Text

@@ -7,7 +7,8 @@ from itertools import count
 
 import pytest
 
-from steerserve.messages import Overlay, Piece, ReadStatistics, Tap
+from steerserve.messages import Overlay, Piece, ReadStatistics
+from steerserve.parts.activations.form import Tap
 from steerserve.rules.clients import in_background
 from steerserve.rules.inference.yielding import READ_EVERY
 from steerserve.worker.model.checkpoint import Checkpoint

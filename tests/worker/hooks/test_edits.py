@@ -18,7 +18,8 @@ from msgspec import structs
 from torch import Tensor
 
 from steerserve.errors import Refusal
-from steerserve.messages import Follow, Overlay, Suppressed, Tap
+from steerserve.messages import Follow, Overlay, Suppressed
+from steerserve.parts.activations.form import Tap
 from steerserve.rules.steering.edits import (
     KINDS,
     RAW,

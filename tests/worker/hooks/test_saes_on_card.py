@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from steerserve import messages as m
+from steerserve.parts.activations.form import Tap
 from steerserve.worker.hooks.attach import attach
 from steerserve.worker.hooks.explore import explore
 from steerserve.worker.model.budget import SaeRoom
@@ -56,7 +57,7 @@ def test_steering_readings_records_and_statistics_are_those_of_the_host(
     bench = Bench(model)
     before: list[Tensor] = []
     after: list[Tensor] = []
-    wanted = m.Tap(KEY, features, host.d_sae, "all", False, 1 << 16)
+    wanted = Tap(KEY, features, host.d_sae, "all", False, 1 << 16)
     with hooked(site_of(model, 1), lambda h: before.append(h.clone())):
         told = attach(m.PlacedSae(KEY, where, 1), model, bench.steering, SaeRoom())
         before.clear()  # the self-check ran the model too

@@ -26,8 +26,8 @@ from steerserve.messages import (
     Recorded,
     Statistics,
     Suppressed,
-    Tap,
 )
+from steerserve.parts.activations.form import Tap
 from steerserve.rules.saes.sites import MLP_OUT, RESID_POST
 from steerserve.rules.steering.live import Live
 from steerserve.worker.batch import group as group_module
@@ -37,6 +37,7 @@ from steerserve.worker.observers import monitor as monitor_module
 from steerserve.worker.observers.counts import RunningCounts
 from steerserve.worker.observers.monitor import FeatureMonitor
 from steerserve.worker.sae.canonical import Sae
+from tests import asking
 from tests.worker.running import (
     FIELDS,
     Answer,
@@ -840,7 +841,7 @@ async def test_an_engine_tells_records_before_the_answer_ends_and_what_it_counte
     sampling = m.Sampling(temperature=0.0, max_tokens=6)
     tokens = llama.encode(words(30), special=True)
     async for event in engine.run(
-        m.Generation([m.Text(words(30))], 1, sampling, m.Follow(), label="cmpl-1")
+        asking.generate(0, [m.Text(words(30))], sampling, m.Follow(), label="cmpl-1")
     ):
         if isinstance(event, m.Piece) and event.finish:
             assert [r.label for r in records] == ["cmpl-1"]
@@ -851,7 +852,7 @@ async def test_an_engine_tells_records_before_the_answer_ends_and_what_it_counte
     after = await engine.ask(m.ReadStatistics())
     await engine.change(m.setting(monitored=None))
     async for _ in engine.run(
-        m.Generation([m.Text(words(30))], 1, sampling, m.Follow(), label="cmpl-2")
+        asking.generate(0, [m.Text(words(30))], sampling, m.Follow(), label="cmpl-2")
     ):
         pass
     assert len(records) == 1

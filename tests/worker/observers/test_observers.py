@@ -9,18 +9,7 @@ import torch
 from torch import Tensor
 
 from steerserve.errors import Refusal
-from steerserve.messages import (
-    Activated,
-    Embed,
-    Event,
-    Generate,
-    Outcome,
-    Piece,
-    Reading,
-    Recorded,
-    Score,
-    Suppressed,
-)
+from steerserve.messages import Event, Outcome, Piece, Recorded, Request, Suppressed
 from steerserve.worker.batch.batch import Batch
 from steerserve.worker.hooks.hooks import HookedSaes
 from steerserve.worker.hooks.places import Catch
@@ -31,6 +20,7 @@ from tests.worker.running import Bench, generated, hooked, random_sae, site_of, 
 
 KEYS = ("a@0", "b@1")
 COLUMNS = [3, 7]
+TOLD = "told"
 
 
 class Watcher(Observer):
@@ -45,13 +35,11 @@ class Watcher(Observer):
         self.refuses: set[int] = set()
         self.breaks = False
 
-    def begin(
-        self, command: Generate | Score | Embed, rows: Sequence[BatchRow], saes: HookedSaes
-    ) -> None:
-        if command.id in self.refuses:
+    def begin(self, request: Request, rows: Sequence[BatchRow], saes: HookedSaes) -> None:
+        if request.id in self.refuses:
             raise Refusal("INVALID_PARAMETER", "not this one")
         self.saes = saes
-        self.log.append(f"begin {command.id}")
+        self.log.append(f"begin {request.id}")
 
     def expect(
         self, rows: Sequence[BatchRow], spans: Sequence[Span]
@@ -83,7 +71,7 @@ class Watcher(Observer):
         self.log.append(f"end {row.request}")
         if row.request == 9:
             raise Refusal("INTERNAL_ERROR", "no end for this row")
-        return [Activated(row.request, [Reading(0, 0, [])], row.choice)]
+        return [Piece(row.request, row.choice, TOLD, 0)]
 
     def forget(self, request: int) -> None:
         self.log.append(f"forget {request}")
@@ -133,7 +121,9 @@ def test_it_reads_columns_of_several_saes_per_row_and_the_model_stays_as_it_is(
         expected = [sae.encode(value)[:, COLUMNS] for value in site]
         torch.testing.assert_close(torch.cat(watcher.seen[key]), torch.cat(expected))
     assert watcher.log == ["begin 1", "end 1"]
-    assert [type(outcome) for outcome in outcomes[-2:]] == [Activated, Piece]
+    assert [type(outcome) for outcome in outcomes[-2:]] == [Piece, Piece]
+    assert [one.text == TOLD for one in answer.pieces[-2:]] == [True, False]
+    assert [one.finish for one in answer.pieces[-2:]] == [None, "length"]
     assert len(watcher.gone) == 2
     assert bench.observers.events()
 

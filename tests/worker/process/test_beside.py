@@ -16,6 +16,7 @@ from steerserve.worker.process.commands import Commands
 from steerserve.worker.rows import lens_files
 from steerserve.worker.sae import canonical
 from steerserve.worker.sae.canonical import Sae
+from tests import asking
 from tests.refusals import refusal_of
 from tests.worker.conftest import Folder
 
@@ -38,6 +39,11 @@ class Held:
         return found[1]()
 
 
+def lens(number: int, ids: list[int], path: Path) -> m.Request:
+    goal = m.Lens(layers=None, top=3, max_distributions=100, max_entries=1000, path=str(path))
+    return asking.read(number, [m.Tokens(ids)], goal)
+
+
 def test_fits_and_files_of_lenses_are_read_in_threads_of_their_own(
     folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -54,8 +60,7 @@ def test_fits_and_files_of_lenses_are_read_in_threads_of_their_own(
     path = tmp_path / "lens.pt"
     torch.save({"J": torch.eye(32).expand(1, 32, 32).clone()}, path)
     for number, place in enumerate((path, tmp_path / "none.pt")):
-        lens = m.Lens(2 + number, [m.Tokens([1, 2])], None, 3, 100, 1000, path=str(place))
-        assert held.commands.obey(lens) is None
+        assert held.commands.obey(lens(2 + number, [1, 2], place)) is None
     # no fit waits for a file
     states = np.arange(32, dtype="<f4").reshape(8, 4).tobytes()
     fit = m.Fit(
@@ -79,7 +84,7 @@ def test_fits_and_files_of_lenses_are_read_in_threads_of_their_own(
 
 def test_what_was_cancelled_is_not_answered(folder: Folder) -> None:
     held = Held(folder("llama"))
-    held.commands.obey(m.Lens(2, [m.Tokens([1])], None, 3, 100, 1000, path="/nowhere.pt"))
+    held.commands.obey(lens(2, [1], Path("/nowhere.pt")))
     held.commands.obey(m.Cancel(2))
     assert held.woken.wait(SECONDS)
     assert not list(held.commands.beside.finished())

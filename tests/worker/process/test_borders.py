@@ -16,6 +16,7 @@ from steerserve.worker.batch.waiting import WaitingRows
 from steerserve.worker.observers.observers import Observers
 from steerserve.worker.process import loop
 from steerserve.worker.process.wire import Wire
+from tests import asking
 from tests.worker.batch.test_embeddings import save_encoder
 from tests.worker.conftest import Folder
 
@@ -80,8 +81,8 @@ def test_an_error_of_a_step_ends_its_requests_and_the_engine_goes_on(
 ) -> None:
     def ask(number: int) -> m.Command:
         if model == "bert":
-            return m.Embed(number, PROMPT)
-        return m.Generate(number, PROMPT, 1, m.Sampling(0.0, max_tokens=8), m.Suppressed())
+            return asking.read(number, PROMPT, m.Embed())
+        return asking.generate(number, PROMPT, m.Sampling(0.0, max_tokens=8))
 
     fails_in_turn(monkeypatch, owner, name, number, error)
     path = save_encoder("bert", tmp_path / "bert") if model == "bert" else folder(model)
@@ -105,9 +106,9 @@ def test_an_error_of_a_step_ends_its_requests_and_the_engine_goes_on(
 def test_a_request_that_ended_earlier_in_a_step_with_an_error_keeps_its_end(
     folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def ask(number: int, length: int) -> m.Generate:
+    def ask(number: int, length: int) -> m.Request:
         sampling = m.Sampling(0.0, max_tokens=length)
-        return m.Generate(number, PROMPT, 1, sampling, m.Suppressed())
+        return asking.generate(number, PROMPT, sampling)
 
     fails_in_turn(monkeypatch, Group, "_read_states", 2, KeyError("x"))
     load = m.Load(1, str(folder("llama")), "FP16", False, 1, 8, 16)
@@ -123,7 +124,7 @@ def test_an_error_of_the_observers_ends_no_request(
     folder: Folder, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     fails_in_turn(monkeypatch, Observers, name, 1, ValueError("x"))
-    ask = m.Generate(2, PROMPT, 1, m.Sampling(max_tokens=4), m.Suppressed())
+    ask = asking.generate(2, PROMPT, m.Sampling(max_tokens=4))
     wire = Told(m.Load(1, str(folder("llama")), "FP16", False, 1, 8, 16), ask)
     loop.Worker(wire).run()
     pieces = [o for e in wire.sent if isinstance(e, m.Stepped) for o in e.outcomes]

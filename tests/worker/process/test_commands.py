@@ -8,14 +8,16 @@ import pytest
 
 from steerserve import messages as m
 from steerserve.rules.inference.stepping import CudaGraphs, Decoding
-from steerserve.worker.process.commands import METHODS, Commands
+from steerserve.worker.process.commands import BEGINNINGS, METHODS, Commands
 from steerserve.worker.process.loading import LoadedModel
+from tests import asking
 from tests.refusals import refusal_of
 from tests.worker.conftest import Folder
 
 
 def test_every_command_has_a_method_and_every_method_a_command() -> None:
     assert set(METHODS) == set(get_args(m.Command))
+    assert set(BEGINNINGS) == set(get_args(m.Goal))
 
 
 @pytest.mark.parametrize(
@@ -24,11 +26,11 @@ def test_every_command_has_a_method_and_every_method_a_command() -> None:
         m.Apply(1, m.State(steering=m.Steering(1, True, {}))),
         m.Apply(1, m.State(monitored=m.Monitored("sae@0"))),
         m.ReadStatistics(1),
-        m.Generate(1, [m.Tokens([1])], 1, m.Sampling(), m.Follow()),
-        m.Score(1, [m.Tokens([1])], 1.0, 5),
-        m.Embed(1, [m.Tokens([1])]),
+        asking.generate(1, [m.Tokens([1])], m.Sampling(), m.Follow()),
+        asking.score(1, [m.Tokens([1])], top=5),
+        asking.read(1, [m.Tokens([1])], m.Embed()),
     ],
-    ids=lambda command: type(command).__name__,
+    ids=lambda command: type(getattr(command, "goal", command)).__name__,
 )
 def test_a_command_that_needs_a_model_is_refused_without_one(command: m.Command) -> None:
     refusal = refusal_of(lambda: Commands(lambda _: None, lambda: None).obey(command))

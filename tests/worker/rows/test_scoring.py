@@ -20,6 +20,7 @@ from steerserve.messages import Scored, Tokens
 from steerserve.rules.steering.live import Live
 from steerserve.worker.batch import group as group_module
 from steerserve.worker.model.checkpoint import Checkpoint
+from tests import asking
 from tests.refusals import refusal_of
 from tests.worker.models import CONTEXT, VOCABULARY
 from tests.worker.running import (
@@ -532,7 +533,7 @@ async def test_a_stream_of_scores_tells_lengths_in_the_order_of_the_prompts(
     engine = await Launcher("CRITICAL", "json").launch()
     try:
         await engine.load(lambda _: None, path=str(folder("llama")), **FIELDS)
-        stream = engine.run(m.Scoring([m.Text(prompt) for prompt in PROMPTS], 1.0, 5, None))
+        stream = engine.run(asking.score(0, [m.Text(prompt) for prompt in PROMPTS], top=5))
         started, *rest = [event async for event in stream]
     finally:
         await engine.stop()

@@ -395,7 +395,7 @@ class BatchRow:
             try:
                 part.draw(token, logits, readings[first:end])
             except Exception as error:
-                raise part.refusal(error) from error
+                raise _refusal(part, error) from error
             first = end
 
     @property
@@ -417,7 +417,7 @@ class BatchRow:
             try:
                 chunk = part.chunk(is_last=is_last)
             except Exception as error:
-                raise part.refusal(error) from error
+                raise _refusal(part, error) from error
             if chunk is not None:
                 told[part.name] = pack(chunk)
         return structs.replace(outcome, parts=told)
@@ -440,6 +440,13 @@ class BatchRow:
             return new, None
         new += text.finish()
         return new, "stop" if text.is_stopped else "length"
+
+
+def _refusal(part: RowPart, error: Exception) -> Exception:
+    """The refusal of a row for an error in a part of it; what the error held is given back."""
+    refusal = part.refusal(error)
+    memory.recover(error)
+    return refusal
 
 
 def settled(outcomes: list[Ending]) -> tuple[list[Ending], set[int]]:

@@ -1,4 +1,4 @@
-"""Taps: what a request is told of an SAE is its encoding of the hidden states that were really there, and no more."""
+"""Activations: what a request is told of an SAE is its encoding of the hidden states that were really there, and no more."""
 
 from __future__ import annotations
 
@@ -10,33 +10,24 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from steerserve.worker.observers.taps import TapReader
 from structlog.testing import capture_logs
 from torch import Tensor
 
 from steerserve import messages as m
 from steerserve.engines.checkpoint.client import Launcher
 from steerserve.errors import Refusal
-from steerserve.messages import (
-    Activated,
-    Follow,
-    Overlay,
-    Piece,
-    Plan,
-    Reading,
-    Refused,
-    Scored,
-    Suppressed,
-    Tap,
-    is_last,
-)
+from steerserve.messages import Follow, Overlay, Piece, Plan, Refused, Scored, Suppressed, is_last
+from steerserve.parts import encoded
+from steerserve.parts.activations.form import Reading, Tap
 from steerserve.rules.steering.live import Live
 from steerserve.worker import memory
 from steerserve.worker.batch import group as group_module
 from steerserve.worker.model.checkpoint import Checkpoint
-from steerserve.worker.observers import taps as taps_module
+from steerserve.worker.observers import part_reads
+from steerserve.worker.rows.rows import Ending
 from steerserve.worker.sae.canonical import Sae
 from steerserve.worker.sae.sites import RESID_POST, RESID_PRE
+from tests import asking
 from tests.worker.running import (
     FIELDS,
     Answer,
@@ -226,8 +217,9 @@ def test_a_scored_prompt_is_read_unsteered_at_every_token(
     end = len(row.prompt)
     for i, positions in enumerate((range(end), range(end - 1, end), range(0)), start=1):
         check(bench.readings[i], before, row.prompt, positions)
-        kinds = [type(o) for o in outcomes if o.id == i]
-        assert kinds == [Activated, Scored]
+        (scored,) = (o for o in outcomes if o.id == i)
+        assert isinstance(scored, Scored)
+        assert asking.told(scored, "activations") == bench.readings[i]
 
 
 @pytest.mark.parametrize("ends", ["stop string", "end token"])
@@ -250,7 +242,7 @@ def test_a_text_that_stops_early_is_read_up_to_its_last_but_one_token(
 def test_many_positions_are_encoded_in_pieces_as_at_once(
     llama: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(taps_module, "ENCODE_BYTES", 7 * 4 * SAE.d_sae)
+    monkeypatch.setattr(encoded, "ENCODE_BYTES", 7 * 4 * SAE.d_sae)
     bench, answer = tapped(llama, tap())
     _, after = states(llama, passed(answer), ONE)
     check(bench.readings[1], after, passed(answer), range(len(passed(answer))))
@@ -295,23 +287,25 @@ def test_only_the_sae_that_was_named_is_read_before_or_after_its_own_steering(
     )
 
 
-def test_readings_come_just_before_the_end_of_the_text(llama: Checkpoint) -> None:
+def test_readings_come_with_the_end_of_the_text(llama: Checkpoint) -> None:
     bench = Bench(llama)
     with bench.attached(KEY, SAE, 1):
         bench.ask(1, PROMPT, tap=tap(), max_tokens=3)
         outcomes = [outcome for _ in range(3) for outcome in bench.step()]
-    assert [type(outcome) for outcome in outcomes] == [Piece, Piece, Activated, Piece]
-    assert [isinstance(o, Piece) and o.finish for o in outcomes][-1] == "length"
+    assert [type(outcome) for outcome in outcomes] == [Piece, Piece, Piece]
+    assert [isinstance(o, Piece) and o.finish for o in outcomes] == [None, None, "length"]
+    assert [asking.told(o, "activations") is not None for o in outcomes] == [False, False, True]
 
 
 # ---------------------------------------------------------------- position by position
 
 
-def told(outcome: object) -> object:
-    """The positions of readings; for a piece of text, how it ends the text."""
-    if isinstance(outcome, Activated):
-        return [reading.position for reading in outcome.readings]
-    return outcome.finish if isinstance(outcome, Piece) else type(outcome)
+def told(outcome: Ending) -> list[object]:
+    """The positions of the readings that come with a piece of text, where there are any, and how it ends the text."""
+    assert isinstance(outcome, Piece)
+    read = asking.told(outcome, "activations")
+    positions = [] if read is None else [[reading.position for reading in read]]
+    return [*positions, outcome.finish]
 
 
 @pytest.mark.parametrize("part", [16, 1024])
@@ -338,7 +332,7 @@ def test_with_a_streamed_tap_a_token_is_followed_by_the_readings_of_its_position
         wanted = tap(positions, is_streamed=True)
         answer = bench.ask(1, "", ids=IDS, plan=OVERLAY, tap=wanted, max_tokens=3)
         outcomes = [outcome for _ in range(8) for outcome in bench.step()]
-    assert [told(outcome) for outcome in outcomes] == expected
+    assert [one for outcome in outcomes for one in told(outcome)] == expected
     tokens = passed(answer)
     read = [reading.position for reading in bench.readings[1]]
     _, after = states(llama, tokens, ONE)
@@ -459,7 +453,7 @@ def test_no_more_rows_are_encoded_at_once_than_their_features_have_room(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # room for four rows of every feature: a choice among all of them needs them all, whichever are asked for
-    monkeypatch.setattr(taps_module, "ENCODE_BYTES", 4 * 4 * SAE.d_sae)
+    monkeypatch.setattr(encoded, "ENCODE_BYTES", 4 * 4 * SAE.d_sae)
     parameters = {f.name: getattr(SAE, f.name) for f in fields(Sae) if f.init}
     watched = Watched(**{**parameters, "activation": activation, "k": 4})
     monkeypatch.setattr(Watched, "given", [])
@@ -482,7 +476,7 @@ def test_the_columns_of_the_features_asked_for_are_taken_out_once(
         return whole(self, features)
 
     monkeypatch.setattr(Sae, "narrowed", counted)
-    monkeypatch.setattr(taps_module, "ENCODE_POSITIONS", 4)
+    monkeypatch.setattr(encoded, "ENCODE_POSITIONS", 4)
     tapped(llama, tap(features=[3, 5, 7], top_k=2), max_tokens=24)
     assert taken == [3]
 
@@ -653,12 +647,12 @@ class Unkept(Tensor):
 def test_a_tap_that_cannot_keep_what_it_sees_ends_its_own_request_only(
     llama: Checkpoint, plan: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    see = TapReader.catch
+    see = part_reads._Copy.copy
 
-    def unkept(self: TapReader, value: Tensor, *more: Any) -> None:
+    def unkept(self: Any, value: Tensor, *more: Any) -> None:
         see(self, value.as_subclass(Unkept), *more)
 
-    monkeypatch.setattr(TapReader, "catch", unkept)
+    monkeypatch.setattr(part_reads._Copy, "copy", unkept)
     bench = Bench(llama)
     with bench.attached(KEY, SAE, 1), capture_logs():
         plain = bench.ask(1, words(20), plan=Suppressed())
@@ -718,7 +712,7 @@ async def test_an_engine_tells_readings_and_refuses_a_tap_on_nothing(
     wanted = [tap((5, 9), top_k=64), tap("last", top_k=64)]
 
     async def drained(which: Tap) -> list[Any]:
-        stream = engine.run(m.Generation([m.Text(PROMPT)], 1, sampling, Follow(), tap=which))
+        stream = engine.run(asking.generate(0, [m.Text(PROMPT)], sampling, Follow(), tap=which))
         return [event async for event in stream]
 
     engine = await Launcher("CRITICAL", "json").launch()
@@ -735,11 +729,10 @@ async def test_an_engine_tells_readings_and_refuses_a_tap_on_nothing(
     before, _ = states(llama, ids, {})
     for events, positions in zip(found, (range(5, 9), range(len(ids) - 1, len(ids))), strict=True):
         assert isinstance(events[-1], Piece)
-        (activated,) = [event for event in events if isinstance(event, Activated)]
-        assert [(r.position, r.token) for r in activated.readings] == [
-            (at, ids[at]) for at in positions
-        ]
-        for reading in activated.readings:
+        (readings,) = [read for e in events if (read := asking.told(e, "activations")) is not None]
+        assert readings == asking.told(events[-1], "activations")
+        assert [(r.position, r.token) for r in readings] == [(at, ids[at]) for at in positions]
+        for reading in readings:
             truth, _ = reference(before[reading.position].numpy()[None], values, "standard")
             dense = np.zeros(len(truth[0]))
             for index, value in reading.features:

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from steerserve import messages as m
 from steerserve.errors import Refusal
+from steerserve.parts import encoded
+from steerserve.parts.pool.form import Pool
 from steerserve.worker.model.checkpoint import Checkpoint
-from steerserve.worker.observers import taps
 from steerserve.worker.sae import formats
 from tests.worker.observers.test_monitor import states
 from tests.worker.running import STORY, Bench
@@ -27,7 +27,7 @@ def pooled(
     bench = Bench(model)
     values = arrays(kind, d_in=32)
     sae = formats.load(source(write(path, config_v6(kind, d_in=32), values)))
-    pool = m.Pool(KEY, how, has_special)  # type: ignore[arg-type]
+    pool = Pool(KEY, how, has_special)  # type: ignore[arg-type]
     with bench.attached(KEY, sae):
         rows = bench.score(1, list(TEXTS), pool=pool)
         bench.run()
@@ -71,8 +71,8 @@ def test_special_tokens_and_position_0_count_where_asked_for(
 def test_a_long_text_is_pooled_in_parts(
     llama: Checkpoint, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(taps, "ENCODE_POSITIONS", 5)
-    monkeypatch.setattr(taps, "ENCODE_BYTES", 4 * 64 * 3)
+    monkeypatch.setattr(encoded, "ENCODE_POSITIONS", 5)
+    monkeypatch.setattr(encoded, "ENCODE_BYTES", 4 * 64 * 3)
     for how in ("max", "mean", "last"):
         pooled(llama, tmp_path / how, "standard", how)
 
@@ -85,7 +85,7 @@ def test_a_text_without_positions_has_an_empty_vector(llama: Checkpoint, tmp_pat
         ),
     )
     with bench.attached(KEY, sae):
-        bench.score(1, "", ids=[7], pool=m.Pool(KEY, "max"))
+        bench.score(1, "", ids=[7], pool=Pool(KEY, "max"))
         bench.run()
     answer = bench.pooled[1, 0]
     assert (answer.positions, answer.features, answer.values) == (0, b"", b"")
@@ -93,5 +93,5 @@ def test_a_text_without_positions_has_an_empty_vector(llama: Checkpoint, tmp_pat
 
 def test_a_pool_needs_its_sae(llama: Checkpoint) -> None:
     with pytest.raises(Refusal) as refused:
-        Bench(llama).score(1, STORY, pool=m.Pool("gone@0", "max"))
+        Bench(llama).score(1, STORY, pool=Pool("gone@0", "max"))
     assert refused.value.code == "SAE_NOT_ATTACHED"

@@ -11,9 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from steerserve.messages import Diverged, Divergence, Overlay, Suppressed
+from steerserve.messages import Overlay, Suppressed
+from steerserve.parts.divergence.form import Diverged, Divergence
 from steerserve.rules.steering.edits import Edit, Feature, Target
 from steerserve.worker.model.checkpoint import Checkpoint
+from tests import asking
 from tests.worker.rows.reference_streams import Reference, reference
 from tests.worker.running import Bench, random_sae, words
 
@@ -64,7 +66,7 @@ def test_divergence_and_likelihood_are_those_of_the_library(
         plain = logits(known, ids, is_steered=False)[places]
         divergences = (steered.exp() * (steered - plain)).sum(-1)
         assert found.tokens == row.out
-        assert found.text == bench.answers[1, choice].text
+        assert asking.told(bench.answers[1, choice].pieces[-1], "divergence") == found
         assert max(found.divergences) > 0.1
         torch.testing.assert_close(
             torch.tensor(found.divergences, dtype=torch.float64), divergences, atol=1e-4, rtol=0
