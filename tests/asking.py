@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from steerserve import messages as m
+from steerserve.control.inference.asked import Asked, AskedSteering
 from steerserve.parts.activations.form import ACTIVATIONS, Tap
 from steerserve.parts.divergence.form import DIVERGENCE, Divergence
 from steerserve.parts.logprobs.form import LOGPROBS, Logprobs
@@ -91,3 +93,17 @@ def form(request: m.Request, part: Part[Form, Any]) -> Form | None:
 def told(outcome: m.Event | m.Outcome, name: str) -> Any:
     """What an outcome has of a part; None where it has nothing."""
     return parts()[name].read(getattr(outcome, "parts", {}))
+
+
+def to_write(
+    *texts: str, sampling: m.Sampling | None = None, n: int = 1, client: str = "", **fields: Any
+) -> Asked:
+    """What a client asks for that has texts completed. `fields` are those of its steering, and of `Asked`."""
+    steering = {name: fields.pop(name) for name in STEERING if name in fields}
+    goal = m.Generate(sampling=sampling or m.Sampling(), n=n)
+    prompts = [m.Text(text) for text in texts or ("hello",)]
+    request = m.Request(goal=goal, prompts=prompts, client=client)
+    return Asked(request=request, steering=AskedSteering(**steering), **fields)
+
+
+STEERING = frozenset(one.name for one in dataclasses.fields(AskedSteering))

@@ -29,6 +29,7 @@ from steerserve import messages as m
 from steerserve.app.wiring import Owners, Surroundings
 from steerserve.control.bus import Event
 from steerserve.control.health.gpus import CardReadings
+from steerserve.control.inference.asked import Asked
 from steerserve.control.inference.generate import Run
 from steerserve.control.residency.cluster import SeenNode
 from steerserve.control.residency.resident import Resident
@@ -44,7 +45,6 @@ from steerserve.messages.tokenizing import Spelling
 from steerserve.parts.divergence.form import DIVERGENCE, Diverged
 from steerserve.parts.part import pack
 from steerserve.parts.pool.form import POOL, Pooled
-from steerserve.rules.inference.intent import GenerateIntent, Intent, SamplingParameters
 from steerserve.rules.models.breaker import BreakerStatus
 from steerserve.rules.residency.gpus import Card
 from steerserve.rules.residency.heartbeat import Activity, Sign
@@ -703,14 +703,14 @@ class World(Owners):
 
     async def ask(self, model: str = "a", *, n: int = 1, seed: int | None = None) -> str:
         """Send a request and read it to its end. Returns the text of its choices."""
-        intent = GenerateIntent(("hello",), SamplingParameters(seed=seed), n=n)
-        async with self.opened(intent, model) as run:
+        asked = asking.to_write(sampling=m.Sampling(seed=seed), n=n)
+        async with self.opened(asked, model) as run:
             return "".join([e.text async for e in run.events if isinstance(e, m.Piece)])
 
     @asynccontextmanager
-    async def opened(self, intent: Intent, model: str = "a") -> AsyncIterator[Run]:
+    async def opened(self, asked: Asked, model: str = "a") -> AsyncIterator[Run]:
         """A running request for the model with this name."""
-        async with self.generation.open(intent, await self.served.resolve(model)) as run:
+        async with self.generation.open(asked, await self.served.resolve(model)) as run:
             yield run
 
     async def in_flight(self, model: str = "a") -> tuple[asyncio.Future[str], Stream]:

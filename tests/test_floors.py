@@ -54,6 +54,11 @@ PART_FORMS = {
     *(dotted(file) for file in FILES if file.startswith("parts/") and file.endswith("/form.py")),
 }
 """What both processes know of the parts of a request: what is asked for, and what is given."""
+PART_BODIES = {
+    "parts.bodies",
+    *(dotted(file) for file in FILES if file.startswith("parts/") and file.endswith("/body.py")),
+}
+"""The types of the fields of parts, which only the routes import."""
 PART_ROWS = {
     "parts.row_part",
     "parts.encoded",
@@ -75,14 +80,20 @@ FLOORS: dict[str, set[str]] = {
     "settings": {"settings"},
     "logs": {"logs"},
     "rules": {"errors", "rules"},
+    # the tables of fields come from the parts
+    "rules.inference.fields": {"errors", "rules", "parts.registry"},
+    "rules.inference.batches": {"errors", "rules", "parts.registry"},
     LEAF: set(),
     "files": {"errors", "rules", "files"},
     "messages": ZERO | {"rules", "messages"},
     "database": ZERO | {"rules", "database"},
     "hub": ZERO | {"rules", "files", "hub"},
     "parts": set(),
-    **dict.fromkeys(PART_FORMS, {"errors", "rules", "messages"} | PART_FORMS),
-    "parts.part": {"messages", "parts.row_part"},  # names what it makes for a row
+    **dict.fromkeys(PART_FORMS, {"errors", "rules", "messages", "settings"} | PART_FORMS),
+    # names what it makes for a row, and the settings, as types
+    "parts.part": {"errors", "rules", "messages", "settings", "parts.row_part"},
+    "parts.registry": {"parts", "parts.part"},
+    **dict.fromkeys(PART_BODIES, {"parts.bodies"}),
     **dict.fromkeys(PART_ROWS, {"errors", "rules", "messages", "parts"} | UNDER_THE_BATCH),
     "engines": ZERO | PART_FORMS | {"rules", "messages", "engines"},
     # the engine process configures its own log, so it may import `logs` too
@@ -92,8 +103,11 @@ FLOORS: dict[str, set[str]] = {
     | {"rules", "files", "database", "hub", "messages", "engines", "control"},
     "openai": ZERO
     | PART_FORMS
-    | {"rules", "control", "openai", "http.disconnect", "http.event_stream"},
-    "api": ZERO | PART_FORMS | {"rules", "control", "api", "http.disconnect", "http.event_stream"},
+    | {"rules", "messages", "control", "openai", "http.disconnect", "http.event_stream"}
+    | {"parts.bodies"},
+    "api": ZERO
+    | PART_FORMS
+    | {"rules", "messages", "control", "api", "http.disconnect", "http.event_stream"},
     "http": set(),
     "http.bodies": {"errors", "rules"},
     "http.guards": {"errors", "settings", "rules", "http.bodies"},  # runs before every route
@@ -133,7 +147,9 @@ THIRD_PARTY = {
     "rules": {"msgspec", "typing_extensions"},  # for the forms
     LEAF: set(),
     "errors": set(),
-    **{form: {"msgspec"} for form in PART_FORMS},
+    **dict.fromkeys(
+        (*PART_FORMS, "rules.inference.fields", "rules.inference.batches"), {"msgspec"}
+    ),
 }
 TENSORS = {"torch", "transformers", "safetensors", "tokenizers", "accelerate", "numpy"}
 

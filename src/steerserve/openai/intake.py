@@ -1,4 +1,4 @@
-"""Reads the body and the headers of a `/v1` request into what the client asks for, and the model that the request names.
+"""Reads the body and the headers of a `/v1` request into what the client asks for, and the model that it names.
 
 Every refusal that needs no engine is raised here, in this order: a body that is not JSON, fields that would change the
 output and are not honoured, fields that strict mode refuses, a field of a wrong form, an unknown model, a model that

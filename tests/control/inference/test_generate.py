@@ -7,14 +7,15 @@ import asyncio
 import pytest
 
 from steerserve import messages as m
+from steerserve.control.inference.asked import Asked
 from steerserve.errors import Refusal
-from steerserve.rules.inference.intent import GenerateIntent, SamplingParameters
+from tests import asking
 from tests.control.conftest import Make, refused
 from tests.doubles import World, soon, until
 
 
-def intent() -> GenerateIntent:
-    return GenerateIntent(("hello",), SamplingParameters())
+def asked() -> Asked:
+    return asking.to_write()
 
 
 def is_idle(world: World) -> bool:
@@ -29,7 +30,7 @@ async def cancelled(task: asyncio.Future[str]) -> None:
 
 async def test_a_request_begins_with_started_and_ends_with_its_pieces(world: World) -> None:
     await world.loaded()
-    async with world.opened(intent()) as run:
+    async with world.opened(asked()) as run:
         stream = await world.launcher.stream()
         stream.start()
         stream.say("Once ")
@@ -44,22 +45,20 @@ async def test_a_request_begins_with_started_and_ends_with_its_pieces(world: Wor
 @pytest.mark.shows("chat-parameters.20")
 async def test_the_fingerprint_says_unrecorded_where_nothing_is_known(world: World) -> None:
     await world.loaded()
-    async with world.opened(intent()) as run:
+    async with world.opened(asked()) as run:
         assert run.fingerprint == "service:a@unrecorded:float32/FP16:transformers"
 
 
 async def test_what_was_asked_for_reaches_the_engine(world: World) -> None:
     await world.loaded()
-    conversation = ({"role": "user", "content": "hi"},)
-    sampling = SamplingParameters(0.5, 0.9, 1.2, 7, ("END",), 42)
-    wanted = GenerateIntent(("text", conversation), sampling, n=2, client="a key")
+    sampling = m.Sampling(0.5, 0.9, 1.2, 7, 512, ["END"], 42)
+    wanted = asking.to_write("text", "other", sampling=sampling, n=2, client="a key")
     async with world.opened(wanted):
         stream = await world.launcher.stream()
-    chat = m.Chat([{"role": "user", "content": "hi"}], {}, "a key")
-    assert stream.prompts == [m.Text("text"), chat]
+    assert stream.prompts == [m.Text("text"), m.Text("other")]
     assert stream.client == "a key"
     assert stream.choices == 4
-    assert stream.sampling == m.Sampling(0.5, 0.9, 1.2, 7, 512, ["END"], 42)
+    assert stream.sampling == sampling
     assert isinstance(stream.plan, m.Follow)
 
 
@@ -68,7 +67,7 @@ async def test_the_slot_is_given_back_when_the_engine_is_done_though_the_client_
 ) -> None:
     async with make(max_concurrent_requests=1) as world:
         await world.loaded()
-        async with world.opened(intent()) as unread:
+        async with world.opened(asked()) as unread:
             (await world.launcher.stream()).complete("kept")
             follower, stream = await world.in_flight()
             stream.complete("served meanwhile")
@@ -80,7 +79,7 @@ async def test_the_slot_is_given_back_when_the_engine_is_done_though_the_client_
 
 async def test_leaving_early_cancels_in_the_engine(world: World) -> None:
     await world.loaded()
-    async with world.opened(intent()) as run:
+    async with world.opened(asked()) as run:
         stream = await world.launcher.stream()
         stream.start()
         assert isinstance(await anext(aiter(run.events)), m.Started)
@@ -158,7 +157,7 @@ async def test_the_choices_of_a_request_count_when_clients_take_turns(make: Make
         await world.loaded()
 
         async def ask(client: str, choices: int = 1) -> str:
-            asked = GenerateIntent(("hi",), SamplingParameters(), n=choices, client=client)
+            asked = asking.to_write("hi", n=choices, client=client)
             async with world.opened(asked) as run:
                 async for _ in run.events:
                     pass
@@ -178,7 +177,7 @@ async def test_the_choices_of_a_request_count_when_clients_take_turns(make: Make
 
 async def test_what_the_engine_refuses_is_raised_where_the_events_are_read(world: World) -> None:
     await world.loaded()
-    async with world.opened(intent()) as run:
+    async with world.opened(asked()) as run:
         stream = await world.launcher.stream()
         stream.refuse(Refusal("CONTEXT_LENGTH_EXCEEDED", "too long", prompt_tokens=99))
         refusal = await refused(anext(aiter(run.events)))
@@ -189,7 +188,7 @@ async def test_what_the_engine_refuses_is_raised_where_the_events_are_read(world
 
 async def test_a_failure_after_some_text_comes_after_that_text(world: World) -> None:
     await world.loaded()
-    async with world.opened(intent()) as run:
+    async with world.opened(asked()) as run:
         stream = await world.launcher.stream()
         stream.start()
         stream.say("some")

@@ -8,13 +8,14 @@ from collections.abc import Mapping
 import pytest
 
 from steerserve import messages as m
+from steerserve.control.inference.asked import Asked
 from steerserve.control.inference.generate import Run
 from steerserve.errors import Refusal
-from steerserve.rules.inference.intent import GenerateIntent, SamplingParameters
 from steerserve.rules.saes.attachment import FIRST_SAE
 from steerserve.rules.saes.provenance import SaeOrigin
 from steerserve.rules.steering.digest import SteeredModel, SteeredSite, digest
 from steerserve.rules.steering.request import RequestSteering, SteeredFeature
+from tests import asking
 from tests.control.conftest import Make, refused
 from tests.doubles import World, soon, until
 
@@ -22,8 +23,8 @@ KEY = "sae_a@1"
 OWN = RequestSteering((SteeredFeature(2, 4.0, FIRST_SAE),), is_added=True)
 
 
-def intent(intensity: float | str | None, own: RequestSteering | None = None) -> GenerateIntent:
-    return GenerateIntent(("hello",), SamplingParameters(), intensity=intensity, steering=own)
+def asked(intensity: float | str | None, own: RequestSteering | None = None) -> Asked:
+    return asking.to_write(intensity=intensity, own=own)
 
 
 async def ready(world: World) -> None:
@@ -91,7 +92,7 @@ async def _opened(
     world: World, intensity: float | str | None, own: RequestSteering | None
 ) -> tuple[Run, m.Plan]:
     """The request once it has its slot, and the plan that the engine got."""
-    async with world.opened(intent(intensity, own)) as run:
+    async with world.opened(asked(intensity, own)) as run:
         stream = await world.launcher.stream()
         stream.complete()
         return run, stream.plan

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from steerserve import messages as m
-from steerserve.control.inference.positions import TextWithReadings, paired, unpaired
+from steerserve.control.inference.positions import with_own_chunks
 from steerserve.errors import Refusal
 from steerserve.parts.activations.form import ACTIVATIONS, Reading
 from steerserve.parts.part import pack
@@ -36,9 +36,12 @@ async def sent(
         raise error
 
 
-def short(one: TextWithReadings) -> tuple[int, str | None, list[int]]:
-    text = one.piece.text if isinstance(one.piece, m.Piece) else one.piece and "scored"
-    return one.choice, text, [reading.position for reading in one.readings]
+LATE = (ACTIVATIONS.name,)
+
+
+def short(one: m.Piece | m.Scored) -> tuple[int, str | None, list[int]]:
+    text = (one.text or one.finish) if isinstance(one, m.Piece) else "scored"
+    return one.choice, text, [reading.position for reading in ACTIVATIONS.read(one.parts) or ()]
 
 
 @pytest.mark.parametrize(
@@ -54,9 +57,9 @@ def short(one: TextWithReadings) -> tuple[int, str | None, list[int]]:
         ),
         (
             [piece("a"), piece("b"), piece("", finish="stop", read=[3])],
-            [(0, "a", []), (0, "b", [3]), (0, "", [])],
+            [(0, "a", []), (0, "b", [3]), (0, "stop", [])],
         ),
-        ([piece("a", finish="stop", read=[])], [(0, "a", [])]),
+        ([piece("a", finish="stop")], [(0, "a", [])]),
         (
             [piece("a"), piece("", read=[2]), piece("b", finish="length", read=[3])],
             [(0, "a", [2]), (0, None, [3]), (0, "b", [])],
@@ -80,20 +83,12 @@ def short(one: TextWithReadings) -> tuple[int, str | None, list[int]]:
 async def test_a_piece_comes_with_the_readings_of_its_token(
     events: list[m.Outcome], expected: list[tuple[int, str | None, list[int]]]
 ) -> None:
-    assert [short(one) async for one in paired(sent(events))] == expected
+    assert [short(one) async for one in with_own_chunks(sent(events), LATE)] == expected
 
 
 async def test_a_stream_that_fails_gives_the_pieces_held_back_before_its_error() -> None:
-    events = paired(sent([piece("a"), piece("x", 1)], Refusal("INTERNAL_ERROR", "no more")))
+    error = Refusal("INTERNAL_ERROR", "no more")
+    events = with_own_chunks(sent([piece("a"), piece("x", 1)], error), LATE)
     assert [short(await anext(events)) for _ in range(2)] == [(0, "a", []), (1, "x", [])]
     with pytest.raises(Refusal):
         await anext(events)
-
-
-async def test_unpaired_pieces_wait_for_nothing() -> None:
-    events = [piece("a"), piece("b", finish="stop", read=[2])]
-    assert [short(one) async for one in unpaired(sent(events))] == [
-        (0, "a", []),
-        (0, None, [2]),
-        (0, "b", []),
-    ]

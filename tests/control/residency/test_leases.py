@@ -17,9 +17,9 @@ from steerserve.database.catalog import ModelRow
 from steerserve.errors import Refusal
 from steerserve.files import local
 from steerserve.logs.setup import lease_ref
-from steerserve.rules.inference.intent import GenerateIntent, SamplingParameters
 from steerserve.rules.residency.lease import Terms, digest_of
 from steerserve.rules.residency.swap import Phase
+from tests import asking
 from tests.control.conftest import Make, refused
 from tests.doubles import PATIENCE, World, plain, soon, until
 from tests.refusals import refusal_of
@@ -82,8 +82,8 @@ async def leased(world: World, name: str = "a") -> tuple[ModelRow, str]:
 
 
 async def ask(world: World, model: str, lease: str | None = None, *, may_load: bool = True) -> str:
-    intent = GenerateIntent(("hello",), SamplingParameters(), lease=lease, may_load=may_load)
-    async with world.opened(intent, model) as run:
+    asked = asking.to_write(lease=lease, may_load=may_load)
+    async with world.opened(asked, model) as run:
         return "".join([e.text async for e in run.events if isinstance(e, m.Piece)])
 
 

@@ -11,10 +11,11 @@ from msgspec.structs import replace
 
 from steerserve import messages as m
 from steerserve.control.bus import SaeAttached, SaeDetached
+from steerserve.control.inference.asked import Asked
 from steerserve.errors import Refusal
 from steerserve.messages import Overrides, Piece
-from steerserve.rules.inference.intent import GenerateIntent, SamplingParameters
 from steerserve.rules.residency.swap import Phase
+from tests import asking
 from tests.control.conftest import Make, refused
 from tests.doubles import FACTS, HIDDEN, LAYERS, WIDTH, World, soon, until
 from tests.refusals import refusal_of
@@ -484,7 +485,7 @@ async def test_a_detach_waits_for_requests_in_flight_while_newcomers_wait_for_th
 async def test_a_detach_waits_for_requests_that_run_without_a_slot(make: Make) -> None:
     async with make(enable_continuous_batching=True) as world:
         await world.attached()
-        asked = world.begin(read(world, GenerateIntent(("hello",), SamplingParameters(0.0))))
+        asked = world.begin(read(world, asking.to_write(sampling=m.Sampling(0.0))))
         stream = await world.launcher.stream()
         assert world.queue.counts().holding == 0
         detaching = world.begin(world.attachments.detach("sae_a"))
@@ -495,9 +496,9 @@ async def test_a_detach_waits_for_requests_that_run_without_a_slot(make: Make) -
         assert world.launcher.log.index("generated") < world.launcher.log.index("detach")
 
 
-async def read(world: World, intent: GenerateIntent) -> str:
+async def read(world: World, asked: Asked) -> str:
     """The text of a request."""
-    async with world.opened(intent) as run:
+    async with world.opened(asked) as run:
         return "".join([e.text async for e in run.events if isinstance(e, Piece)])
 
 

@@ -12,7 +12,7 @@ from steerserve import messages as m
 from steerserve.control.bus import MonitoringActivation, MonitoringState
 from steerserve.control.sensing.monitoring import Monitoring
 from steerserve.errors import Refusal
-from steerserve.rules.inference.intent import GenerateIntent, SamplingParameters
+from tests import asking
 from tests.control.conftest import Make, refused
 from tests.doubles import WIDTH, World, soon, until
 
@@ -176,8 +176,8 @@ async def test_a_smaller_ring_keeps_the_newest_records(world: World) -> None:
 async def test_a_request_is_named_to_the_engine_by_the_id_of_its_answer(world: World) -> None:
     await world.loaded()
     for wanted, label in (("chatcmpl-1", "chatcmpl-1"), ("", None)):
-        intent = GenerateIntent(("hello",), SamplingParameters(), answer_id=wanted)
-        async with world.opened(intent):
+        asked = asking.to_write(answer_id=wanted)
+        async with world.opened(asked):
             assert (await world.launcher.stream()).label == label
 
 
@@ -404,7 +404,7 @@ async def test_monitored_requests_take_a_slot_where_that_is_set(make: Make, forc
         await attached(world)
 
         async def backend() -> str:
-            async with world.opened(GenerateIntent(("hello",), SamplingParameters())) as run:
+            async with world.opened(asking.to_write()) as run:
                 return run.backend
 
         assert await backend() == "cbm"

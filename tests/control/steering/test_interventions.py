@@ -12,10 +12,10 @@ import pytest
 from steerserve import messages as m
 from steerserve.control.bus import SteeringUpdate
 from steerserve.errors import Refusal
-from steerserve.rules.inference.intent import GenerateIntent, SamplingParameters
 from steerserve.rules.steering.edits import Edit, Feature, Target
 from steerserve.rules.steering.positions import Positions, Selection
 from steerserve.rules.steering.vector import Direction
+from tests import asking
 from tests.doubles import HIDDEN, World, plain, soon, until
 
 KEY = "sae_a@1"
@@ -150,9 +150,7 @@ async def test_an_intensity_scales_the_interventions_of_one_request(
 ) -> None:
     await attached(world)
     await world.interventions.put(body(ADD, SET))
-    asked = GenerateIntent(
-        ("hello",), SamplingParameters(), intensity=0.0 if intensity == "off" else intensity
-    )
+    asked = asking.to_write(intensity=0.0 if intensity == "off" else intensity)
     async with world.opened(asked) as run:
         stream = await soon(world.launcher.stream())
         stream.complete()
@@ -210,7 +208,7 @@ async def test_a_request_that_names_a_profile_has_its_edits(
 ) -> None:
     await attached(world)
     profile = await saved(world, ADD, SET, intensity=0.5)
-    asked = GenerateIntent(("hello",), SamplingParameters(), profile="calm", intensity=intensity)
+    asked = asking.to_write(profile="calm", intensity=intensity)
     async with world.opened(asked) as run:
         stream = await soon(world.launcher.stream())
         stream.complete()
@@ -226,7 +224,7 @@ async def test_a_request_scales_the_edits_of_the_active_profile_as_saved(world: 
     await attached(world)
     profile = await saved(world, ADD, SET, intensity=0.5)
     await world.serving.activate(profile)
-    async with world.opened(GenerateIntent(("a",), SamplingParameters(), intensity=2.0)) as run:
+    async with world.opened(asking.to_write("a", intensity=2.0)) as run:
         stream = await soon(world.launcher.stream())
         stream.complete()
         assert run.admitted.account.sources == (f"profile:{profile}",)

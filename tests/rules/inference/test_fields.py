@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from steerserve.errors import Refusal
-from steerserve.rules.inference import activations, fields, names
+from steerserve.parts.activations.form import ACTIVATIONS, Activations
+from steerserve.rules.inference import fields, names
 from steerserve.rules.inference.names import CHAT, CHECKPOINT, COMPLETIONS, EMBEDDINGS, GGUF
 from tests import SHARED
 
@@ -692,11 +693,10 @@ def test_a_body_full_of_unused_fields_is_cut_in_one_pass() -> None:
 
 
 def test_activations_are_refused_for_gguf() -> None:
-    asked = activations.Activations(top_k=5)
-    activations.check_engine(asked, CHECKPOINT)
-    activations.check_engine(None, GGUF)
+    asked = Activations(top_k=5)
+    ACTIVATIONS.check_engine(asked, CHECKPOINT)
     with pytest.raises(Refusal) as refused:
-        activations.check_engine(asked, GGUF)
+        ACTIVATIONS.check_engine(asked, GGUF)
     assert refused.value.code == "SAE_ACTIVATIONS_REFUSED"
 
 
@@ -753,7 +753,7 @@ def test_echo_is_used_with_log_probabilities_on_text_completions(
         ("seed", 1, {CHECKPOINT}),
         ("profile", "calm", {CHECKPOINT}),
         ("store", True, set()),
-        ("include", [fields.LOGPROBS], {CHECKPOINT}),
+        ("include", [names.OUTPUT_LOGPROBS], {CHECKPOINT}),
         ("response_format", {"type": "json_object"}, set()),
         ("max_tokens", 1, set()),
     ],

@@ -1,5 +1,5 @@
-"""`return_sae_activations`: activations of an attached SAE in an answer: which SAE, features and positions a request may
-ask for, how many values, and how they are told."""
+"""`return_sae_activations`: the activations of an attached SAE in an answer. A request says which SAE, which features
+and which positions it means, and the answer has a bounded number of values."""
 
 from __future__ import annotations
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from steerserve.errors import Refusal
-from steerserve.rules.inference import activations
-from steerserve.rules.inference.activations import Activations, Positions
+from steerserve.parts.activations import form as activations
+from steerserve.parts.activations.form import Activations, Positions
 from tests.rules.steering.saes import Sae
 
 MAXIMUM = 64
@@ -25,7 +25,7 @@ TWICE = Sae("sae_a", 7, 100)
 
 def refusal_of(raw: Any, maximum: int = MAXIMUM) -> Refusal:
     with pytest.raises(Refusal) as refused:
-        activations.parse(raw, maximum)
+        activations.parse_value(raw, maximum)
     return refused.value
 
 
@@ -59,11 +59,11 @@ def refusal_of(raw: Any, maximum: int = MAXIMUM) -> Refusal:
     ],
 )
 def test_what_is_asked_is_what_the_request_says(raw: dict[str, Any], asked: Activations) -> None:
-    assert activations.parse(raw, MAXIMUM) == asked
+    assert activations.parse_value(raw, MAXIMUM) == asked
 
 
 def test_the_default_of_top_k_is_never_over_a_lower_maximum() -> None:
-    assert activations.parse({}, 4).top_k == 4
+    assert activations.parse_value({}, 4).top_k == 4
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_top_k_over_the_servers_maximum_is_refused_with_the_maximum() -> None:
 def test_the_sae_meant_is_the_one_named_or_the_only_one(
     asked: Activations, attached: list[Sae], meant: Sae
 ) -> None:
-    assert activations.site(asked, attached) is meant
+    assert activations.find_sae(asked, attached) is meant
 
 
 @pytest.mark.shows("request-activations.10")
@@ -166,7 +166,7 @@ def test_no_sae_several_or_a_feature_past_its_width_is_refused(
     asked: Activations, attached: list[Sae], part: str, words: str
 ) -> None:
     with pytest.raises(Refusal) as refused:
-        activations.site(asked, attached)
+        activations.find_sae(asked, attached)
     assert (refused.value.code, refused.value.row.v1) == ("SAE_ACTIVATIONS_REFUSED", 400)
     assert refused.value.param == f"return_sae_activations.{part}"
     assert words in refused.value.message

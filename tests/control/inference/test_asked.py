@@ -1,0 +1,161 @@
+"""What a client asks for, and which requests run without a slot where continuous batching is enabled."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+import pytest
+from msgspec import structs
+
+from steerserve import messages as m
+from steerserve.control.inference.asked import (
+    BATCHED,
+    SERIAL,
+    Asked,
+    AskedSteering,
+    Fixed,
+    OutputConstraint,
+    choose_backend,
+)
+from steerserve.parts.activations.form import Activations
+from steerserve.rules.inference.prompts import repetition_penalty
+from steerserve.rules.inference.runs import Run
+from steerserve.rules.steering.request import RequestSteering, SteeredFeature
+from tests import asking, recorded
+
+FIXED = Fixed(temperature=0.7, top_p=0.95)
+SAMPLING = m.Sampling(temperature=0.7, top_p=0.95)
+PLAIN = asking.to_write("a", sampling=SAMPLING)
+RUN = msgspec.convert(recorded.RUN, Run)
+CHAT = m.Chat([{"role": "user", "content": "hi"}])
+SCORED = Asked(request=m.Request(goal=m.Score(temperature=0.7), prompts=[m.Text("a")]))
+EMBEDDED = Asked(request=m.Request(goal=m.Embed(), prompts=[m.Text("a")]))
+
+
+def sampled(**changes: object) -> Asked:
+    return PLAIN.with_goal(sampling=structs.replace(SAMPLING, **changes))
+
+
+def steered(**fields: object) -> Asked:
+    return replace(PLAIN, steering=AskedSteering(**fields))  # type: ignore[arg-type]
+
+
+def prompted(*prompts: m.Prompt) -> Asked:
+    return replace(PLAIN, request=structs.replace(PLAIN.request, prompts=prompts))
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        PLAIN,
+        replace(PLAIN, is_stream=True),
+        prompted(m.Text("a"), m.Text("b")),
+        prompted(CHAT, CHAT),
+        prompted(m.Text("a", special=False)),
+        replace(PLAIN, may_load=False, lease="x", ignored=("user",)),
+        sampled(max_tokens=5),
+        sampled(stops=["x"]),
+    ],
+    ids=[
+        "a text",
+        "a stream",
+        "several prompts",
+        "several conversations",
+        "without special tokens",
+        "with headers",
+        "a length",
+        "stop strings",
+    ],
+)
+def test_a_request_of_the_fixed_sampling_parameters_runs_without_a_slot(
+    asked: Asked,
+) -> None:
+    assert choose_backend(asked, FIXED) == BATCHED
+
+
+@pytest.mark.shows("request-activations.11", "continuous-1")
+@pytest.mark.parametrize(
+    "asked",
+    [
+        sampled(temperature=0.0),
+        sampled(temperature=0.7000001),
+        sampled(temperature=1.0),
+        sampled(top_p=1.0),
+        sampled(top_p=0.0),
+        sampled(repetition_penalty=repetition_penalty(0.1, 0)),
+        sampled(repetition_penalty=repetition_penalty(0, 0.1)),
+        sampled(repetition_penalty=repetition_penalty(-2, 0)),
+        sampled(seed=7),
+        sampled(seed=0),
+        PLAIN.with_goal(n=2),
+        steered(profile="calm"),
+        steered(intensity=1.0),
+        steered(intensity=0.0),
+        steered(intensity="max"),
+        steered(own=RequestSteering((SteeredFeature(4, 2.0),))),
+        replace(PLAIN, parts={"activations": Activations()}),
+        replace(PLAIN.with_goal(constraint=m.Constraint()), constraint=OutputConstraint()),
+        replace(PLAIN, parts={"readings": ("calm",)}),
+        steered(replayed=RUN),
+    ],
+    ids=[
+        "greedy",
+        "another temperature",
+        "the protocol's temperature",
+        "another top_p",
+        "top_p 0",
+        "a frequency penalty",
+        "a presence penalty",
+        "a negative penalty",
+        "a seed",
+        "the seed 0",
+        "two choices",
+        "a profile",
+        "an intensity",
+        "steering off",
+        "an intensity by word",
+        "steering of its own",
+        "activations",
+        "a response format",
+        "readings of probes",
+        "a recorded answer made again",
+    ],
+)
+def test_each_departure_alone_takes_a_slot(asked: Asked) -> None:
+    assert choose_backend(asked, FIXED) == SERIAL
+
+
+@pytest.mark.parametrize("asked", [SCORED, EMBEDDED])
+def test_scoring_and_embeddings_take_a_slot(asked: Asked) -> None:
+    assert choose_backend(asked, FIXED) == SERIAL
+
+
+@pytest.mark.parametrize("asked", [PLAIN, SCORED, EMBEDDED])
+def test_everything_takes_a_slot_where_continuous_batching_is_off(asked: Asked) -> None:
+    assert choose_backend(asked, None) == SERIAL
+
+
+def test_the_fixed_parameters_are_the_servers_not_the_protocols() -> None:
+    greedy = Fixed(temperature=0.0, top_p=1.0)
+    assert choose_backend(asking.to_write(sampling=m.Sampling(temperature=0)), greedy) == BATCHED
+    assert choose_backend(asking.to_write(), greedy) == SERIAL
+
+
+def test_the_backends_are_called_as_the_header_says_them() -> None:
+    assert (SERIAL, BATCHED) == ("serial", "cbm")
+
+
+def test_each_prompt_has_its_choices() -> None:
+    assert asking.to_write("a", "b", "c", n=2).choices == 6
+    assert SCORED.choices == EMBEDDED.choices == 1
+
+
+def test_writing_and_scoring_requests_tell_their_seed_alike() -> None:
+    assert sampled(seed=0).seed == replace(SCORED, scored_seed=0).seed == 0
+    assert PLAIN.seed is SCORED.seed is None
+
+
+@pytest.mark.parametrize("asked", [PLAIN, SCORED, EMBEDDED])
+def test_the_lease_is_never_shown(asked: Asked) -> None:
+    assert "secret" not in repr(replace(asked, lease="the-secret"))
