@@ -70,6 +70,8 @@ UNDER_THE_BATCH = {
     for file in FILES
     if file.startswith("worker/") and not file.startswith(("worker/batch/", "worker/process/"))
 } - {"worker"}
+OF_PARTS = ("rules.inference.fields", "rules.inference.batches")
+"""The rules whose tables come from the parts."""
 # prefix of a module's name (the longest that fits counts) -> prefixes of the modules that it may import
 FLOORS: dict[str, set[str]] = {
     **dict.fromkeys(FORMS, {"rules", "messages"} | FORMS),
@@ -80,9 +82,7 @@ FLOORS: dict[str, set[str]] = {
     "settings": {"settings"},
     "logs": {"logs"},
     "rules": {"errors", "rules"},
-    # the tables of fields come from the parts
-    "rules.inference.fields": {"errors", "rules", "parts.registry"},
-    "rules.inference.batches": {"errors", "rules", "parts.registry"},
+    **{rule: {"errors", "rules", "parts.registry"} for rule in OF_PARTS},
     LEAF: set(),
     "files": {"errors", "rules", "files"},
     "messages": ZERO | {"rules", "messages"},
@@ -93,7 +93,7 @@ FLOORS: dict[str, set[str]] = {
     # names what it makes for a row, and the settings, as types
     "parts.part": {"errors", "rules", "messages", "settings", "parts.row_part"},
     "parts.registry": {"parts", "parts.part"},
-    **dict.fromkeys(PART_BODIES, {"parts.bodies"}),
+    **{body: {"parts.bodies"} for body in PART_BODIES},
     **dict.fromkeys(PART_ROWS, {"errors", "rules", "messages", "parts"} | UNDER_THE_BATCH),
     "engines": ZERO | PART_FORMS | {"rules", "messages", "engines"},
     # the engine process configures its own log, so it may import `logs` too
@@ -147,9 +147,7 @@ THIRD_PARTY = {
     "rules": {"msgspec", "typing_extensions"},  # for the forms
     LEAF: set(),
     "errors": set(),
-    **dict.fromkeys(
-        (*PART_FORMS, "rules.inference.fields", "rules.inference.batches"), {"msgspec"}
-    ),
+    **{form: {"msgspec"} for form in (*PART_FORMS, *OF_PARTS)},
 }
 TENSORS = {"torch", "transformers", "safetensors", "tokenizers", "accelerate", "numpy"}
 
