@@ -1,8 +1,8 @@
 """What may be done with the one slot, now: use its model, load, unload, lease, lock, exchange its SAEs.
 
-Each decision is made without waiting, by asking `rules/residency/swap`; `turnover.py` does the slow work in tasks of
-its own, each of which writes its outcome back in one step. A request that uses the model holds it, and an unload waits
-for everybody who holds the model.
+Each decision is made without waiting, by asking `rules/residency/swap`, and is then a message to the owner of the slot
+(`slot.py`) in the same step. A request that uses the model holds it, and an unload waits for everybody who holds the
+model.
 """
 
 from __future__ import annotations
@@ -15,9 +15,18 @@ from dataclasses import replace
 
 import structlog
 
-from steerserve.control.bus import Bus, RequestsHeld
+from steerserve.control.bus import Bus
 from steerserve.control.residency import loading
 from steerserve.control.residency.engines import Engines
+from steerserve.control.residency.inbox import (
+    Close,
+    EndLoad,
+    Exchange,
+    HoldRequests,
+    Load,
+    SetLock,
+    Unload,
+)
 from steerserve.control.residency.leases import Granted, Leases, Seconds
 from steerserve.control.residency.loading import ANYWHERE, Prepared
 from steerserve.control.residency.occupant import Occupant
@@ -25,13 +34,12 @@ from steerserve.control.residency.reattaching import Reattaching
 from steerserve.control.residency.records import Records
 from steerserve.control.residency.resident import Attachment, Resident
 from steerserve.control.residency.restoring import Restoring
-from steerserve.control.residency.slot import Slot
-from steerserve.control.residency.turnover import Turnover, shutting_down
+from steerserve.control.residency.slot import Slot, shutting_down
 from steerserve.database.catalog import Catalog, Clock, ModelRow, utc_now
 from steerserve.errors import Refusal
 from steerserve.rules.residency import swap
 from steerserve.rules.residency.lease import Terms
-from steerserve.rules.residency.lock import Lock
+from steerserve.rules.residency.lock import Lock, LockedBy
 from steerserve.rules.residency.placement import GpuRequest
 from steerserve.rules.residency.swap import Phase, Step, UnloadStep, View
 from steerserve.settings import Settings
@@ -54,27 +62,16 @@ class Conductor:
         self._settings = settings
         self._catalog = catalog
         self._launcher = launcher
-        self._slot = Slot()
         self.leases = Leases(settings, bus, now, seconds)
         self.records = Records(catalog)
         self.restoring = Restoring()
         # registered first, so that every later owner finds the SAEs attached
         self.reattaching = Reattaching(catalog, self.restoring)
-        self._bus = bus
         # held while the attachments are edited; an unload takes it before it ends the engine
         self.editing = asyncio.Lock()
-        self._turnover = Turnover(
-            settings,
-            launcher,
-            bus,
-            self._slot,
-            self.leases,
-            self.records,
-            self.restoring,
-            self.editing,
+        self._slot = Slot(
+            settings, launcher, bus, self.leases, self.records, self.restoring, self.editing
         )
-        self._open = asyncio.Event()
-        self._open.set()
         self._kept_out: set[int] = set()
         self.is_closing = False
 
@@ -167,7 +164,7 @@ class Conductor:
             # the slot may have changed during the check of the memory
             if step() is Step.LOAD:
                 former = self.resident
-                self._turnover.begin_load(prepared)
+                self._slot.send(Load(Occupant(prepared.row), prepared))
                 _log_load(row, former)
         self.leases.note_ignored(lease)
         # while the load first unloads another model, the slot still shows that other model
@@ -190,7 +187,7 @@ class Conductor:
             Refusal: the engine has ended while the request waited, so its SAEs and their steering are gone.
         """
         assert isinstance(resident, Occupant)
-        await self._open.wait()
+        await self._slot.may_run.wait()
         resident.held().must_run()
         resident.begin_request()
         try:
@@ -220,7 +217,8 @@ class Conductor:
         self.check_load(row.id, lease)
         self.leases.note_ignored(lease)
         self.restoring.keep_only(row.id)
-        coming = self._turnover.begin_load(prepared)
+        coming = Occupant(prepared.row)
+        self._slot.send(Load(coming, prepared))
         await coming.recorded.wait()
         return coming
 
@@ -236,7 +234,8 @@ class Conductor:
             await self.end_load(model_id)
             return
         leaving = self._occupant(self.loaded())
-        await asyncio.shield(self._turnover.begin_unload(leaving))
+        self._slot.send(Unload(leaving))
+        await asyncio.shield(leaving.gone)
 
     async def end_load(self, model_id: int) -> None:
         """End the load of this model, if one is under way, and return when its process is gone. Without such a load
@@ -245,12 +244,13 @@ class Conductor:
         if coming is None:
             return
         if swap.is_loading(self.view(), model_id):
-            self._turnover.begin_end_load(coming)
-        await self._turnover.until_load_ended(coming)
+            self._slot.send(EndLoad(coming))
+        if coming.phase is Phase.UNLOADING and not coming.ready.done():
+            await asyncio.shield(coming.gone)
 
     async def settled(self) -> None:
         """Return when no load and no unload is under way."""
-        await self._turnover.settled()
+        await self._slot.settled.wait()
 
     def note(self, row: ModelRow) -> None:
         """The record of a model was written by somebody else. The resident model shows the record as it is then."""
@@ -274,7 +274,7 @@ class Conductor:
             Refusal: MODEL_BUSY, MODEL_LOCKED, MODEL_NOT_LOADED.
         """
         swap.may_lock(self.view(), model_id)
-        self._occupant(self.loaded()).lock()
+        self._slot.send(SetLock(self._occupant(self.loaded()), LockedBy.OPERATOR))
 
     def unlock(self, model_id: int) -> None:
         """Unlock the model. If its engine crashed, it comes back unlocked. A model that is not locked stays as it
@@ -282,7 +282,7 @@ class Conductor:
         self.restoring.unlock(model_id)
         occupant = self._slot.resident
         if occupant is not None and occupant.row.id == model_id:
-            occupant.unlock()
+            self._slot.send(SetLock(occupant, None))
 
     async def exchange(
         self, resident: Resident, old: Sequence[Attachment], new: Sequence[Attachment]
@@ -294,13 +294,14 @@ class Conductor:
             Refusal: MODEL_NOT_LOADED when the model went away meanwhile.
         """
         async with self.restoring.parting([attachment.key for attachment in old]) as switch:
-            self._occupant(resident).exchange(old, new)
-            switch()
+            self._slot.send(Exchange(self._occupant(resident), old, new, switch))
 
     async def close(self) -> None:
         """End the engine, also during a load or a request. No process is left."""
         self.leases.restart()
-        await self._turnover.close()
+        self._slot.send(Close())
+        assert self._slot.closed is not None
+        await asyncio.shield(self._slot.closed)
         await self.records.close()
 
     @asynccontextmanager
@@ -312,13 +313,12 @@ class Conductor:
             Refusal: MODEL_NOT_LOADED when the model went away meanwhile.
         """
         occupant = self._occupant(resident)
-        self._open.clear()
-        self._bus.publish(RequestsHeld())
+        self._slot.send(HoldRequests(True))
         try:
             await occupant.until_idle(self._settings.graceful_unload_timeout)
             yield
         finally:
-            self._open.set()
+            self._slot.send(HoldRequests(False))
 
     # ------------------------------------------------------------- inside
 

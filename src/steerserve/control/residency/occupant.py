@@ -28,9 +28,10 @@ class Occupant:
     """A model in the slot: it is loading, then loaded, then unloading. It goes back to loaded only where the load of
     its successor failed before this model was touched.
 
-    `recorded` is set once the record says that the model is loading, or the load ended before that. `users` counts the
-    requests that hold the model, and `in_flight` counts those of them that hold a slot too. `silence` is the silence of
-    the engine at the last look.
+    `recorded` is set once the record says that the model is loading, or the load ended before that. `gone` is done once
+    the model has left the slot. `generation` grows when the load is given up: what was begun before does not count any
+    more. `users` counts the requests that hold the model, and `in_flight` counts those of them that hold a slot too.
+    `silence` is the silence of the engine at the last look.
     """
 
     row: ModelRow
@@ -41,10 +42,10 @@ class Occupant:
     placement: ModelPlacement | None = None
     locked_by: LockedBy | None = None
     attachments: dict[str, Attachment] = field(default_factory=dict)
-    ready: asyncio.Future[None] = field(
-        default_factory=lambda: asyncio.get_running_loop().create_future()
-    )
+    generation: int = 0
+    ready: asyncio.Future[None] = field(default_factory=lambda: _awaited_by_some())
     recorded: asyncio.Event = field(default_factory=asyncio.Event)
+    gone: asyncio.Future[None] = field(default_factory=lambda: _awaited_by_some())
     users: int = 0
     unused: asyncio.Event = field(default_factory=asyncio.Event)
     in_flight: int = 0
@@ -105,12 +106,9 @@ class Occupant:
         """The unload is cancelled before it began."""
         self.phase = Phase.LOADED
 
-    def empty(self) -> list[Attachment]:
-        """The engine has ended, and with it the SAEs and the lock are gone. Returns the SAEs that were attached."""
-        gone = list(self.attachments.values())
-        self.attachments.clear()
-        self.locked_by = None
-        return gone
+    def give_up(self) -> None:
+        """The load is given up, or the service closes."""
+        self.generation += 1
 
     def hear(self, silence: Silence) -> None:
         """Note the silence of the engine at a look."""
@@ -133,12 +131,8 @@ class Occupant:
         elif new and self.locked_by is None:
             self.locked_by = LockedBy.ATTACHED_SAE
 
-    def lock(self) -> None:
-        """An operator locks the model."""
-        self.locked_by = LockedBy.OPERATOR
-
-    def unlock(self) -> None:
-        self.locked_by = None
+    def set_lock(self, by: LockedBy | None) -> None:
+        self.locked_by = by
 
     # ------------------------------------------------------------- who uses it
 
@@ -188,3 +182,10 @@ class Occupant:
             for wait in waits:
                 wait.cancel()
         return event.is_set()
+
+
+def _awaited_by_some() -> asyncio.Future[None]:
+    """A future for which nobody need wait. An error is reported elsewhere too."""
+    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    future.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return future

@@ -1,45 +1,382 @@
-"""The slot: the resident model, and the model that will be loaded once the resident model is unloaded."""
+"""The owner of the slot: which model is resident, which model is next, and what is under way.
+
+Only the handlers of messages change the slot. A handler never waits. It changes the state in one step, answers the
+futures of those who wait, and begins the next work (`work.py`), which reports its end as a message (`inbox.py`).
+"""
 
 from __future__ import annotations
 
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Collection
+from functools import partial
+
+import structlog
+
+from steerserve.control.bus import (
+    Bus,
+    LoadComplete,
+    LoadError,
+    LoadProgress,
+    ModelLeaving,
+    ReplicaChanged,
+    RequestsHeld,
+    SaeAttached,
+    UnloadComplete,
+)
+from steerserve.control.residency import inbox, loading
+from steerserve.control.residency.engines import Engines
+from steerserve.control.residency.inbox import Message, Outcome
+from steerserve.control.residency.leases import Leases
+from steerserve.control.residency.loading import Prepared
 from steerserve.control.residency.occupant import Occupant
+from steerserve.control.residency.records import Records
+from steerserve.control.residency.restoring import Restoring
+from steerserve.control.residency.watching import EngineWatch
+from steerserve.control.residency.work import Work
+from steerserve.database.catalog import utc_now
+from steerserve.errors import Refusal
+from steerserve.logs import background
+from steerserve.messages import endings
+from steerserve.messages.engine import Engine
+from steerserve.rules.models import status as model_status
+from steerserve.rules.models.status import Event
+from steerserve.rules.residency import replicas
+from steerserve.rules.residency.heartbeat import Bounds
+from steerserve.rules.residency.replicas import ReplicaView
 from steerserve.rules.residency.swap import EngineEnd, Phase
+from steerserve.settings import Settings
+
+log = structlog.get_logger(__name__)
 
 
 class Slot:
-    """Holds the resident model in any phase. `next` is the model for which the resident model is being unloaded."""
+    """Holds the resident model in any phase. `next` is the model for which the resident model is being unloaded.
 
-    def __init__(self) -> None:
+    `engine_end` says how the engine of the last resident model ended by itself; None once a load has begun since.
+    `may_run` is set while requests with a slot of the queue run, and `settled` while no load and no unload is under
+    way. `closed` is the task that ends everything.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        launcher: Engines,
+        bus: Bus,
+        leases: Leases,
+        records: Records,
+        restoring: Restoring,
+        editing: asyncio.Lock,
+    ) -> None:
         self.resident: Occupant | None = None
         self.next: Occupant | None = None
         self.engine_end: EngineEnd | None = None
-        """How the engine of the last resident model ended by itself; None once a load has begun since."""
+        self.may_run = asyncio.Event()
+        self.may_run.set()
+        self.settled = asyncio.Event()
+        self.settled.set()
+        self.closed: asyncio.Task[None] | None = None
+        self._bus = bus
+        self._leases = leases
+        self._restoring = restoring
+        self._bounds = Bounds(settings.engine_stall_timeout, settings.load_timeout)
+        self._work = Work(settings, launcher, bus, records, restoring, editing, self.send)
+        # of the load that is under way
+        self._prepared: Prepared | None = None
+        self._is_swap = False
+        # the works that run, each with the outcome that is expected of it; and the outcome of the newest work
+        self._works: dict[asyncio.Task[None], Outcome] = {}
+        self._expected: Outcome | None = None
+        self._inbox: deque[Message] = deque()
+        self._is_handling = False
 
     @property
     def is_changing(self) -> bool:
         """Whether a load or an unload is under way."""
         return self.resident is not None and self.resident.phase is not Phase.LOADED
 
-    def enter(self, coming: Occupant) -> Occupant | None:
-        """Put a model into the empty slot, or make it the next one. Returns the model that has to leave, if any."""
-        if self.resident is None:
-            self.resident, self.engine_end = coming, None
-            return None
-        self.next = coming
-        return self.resident
-
-    def leave(self, who: Occupant) -> None:
-        """Take a model out of the slot, if it is there. The next model then becomes the resident model."""
-        if self.resident is who:
-            self.resident, self.next = self.next, None
-            if self.resident is not None:
-                self.engine_end = None
-        elif self.next is who:
-            self.next = None
-
     def coming(self, model_id: int) -> Occupant | None:
-        """The occupant of this model id: the resident model or the next one."""
+        """The occupant of this model id: the next model or the resident one."""
         for candidate in (self.next, self.resident):
             if candidate is not None and candidate.row.id == model_id:
                 return candidate
         return None
+
+    # ------------------------------------------------------------- the inbox
+
+    def send(self, message: Message) -> None:
+        """Handle the message at once. A message that is sent inside a handler is handled after this handler."""
+        self._inbox.append(message)
+        if self._is_handling:
+            return
+        self._is_handling = True
+        try:
+            while self._inbox:
+                self._handle(self._inbox.popleft())
+        finally:
+            self._is_handling = False
+        if self.is_changing and self.closed is None:
+            self.settled.clear()
+        else:
+            self.settled.set()
+
+    def _handle(self, message: Message) -> None:
+        """Handle one message. The outcome of a work that was begun for an old generation is dropped."""
+        outcome = message.expected if isinstance(message, inbox.Failed) else message
+        if isinstance(outcome, Outcome) and outcome.generation != outcome.model.generation:
+            return
+        match message:
+            case inbox.Load(model, prepared):
+                self._begin_load(model, prepared)
+            case inbox.EndLoad(model):
+                self._end_load(model)
+            case inbox.Unload(model):
+                self._send_off(model)
+                self._begin(
+                    inbox.Drained(model, model.generation), partial(self._work.drain, model)
+                )
+            case inbox.SetLock(model, by):
+                model.set_lock(by)
+            case inbox.HoldRequests(is_held=True):
+                self.may_run.clear()
+                self._bus.publish(RequestsHeld())
+            case inbox.HoldRequests():
+                self.may_run.set()
+            case inbox.Exchange(model, old, new, switch):
+                model.exchange(old, new)
+                switch()
+            case inbox.Close():
+                self._close()
+            case inbox.Launched(model, engine):
+                self._watch_engine(model, engine)
+            case inbox.EngineEnded(model):
+                self._clear_away(model)
+            case inbox.Recorded(model):
+                self._make_room(model)
+            case inbox.Drained():
+                self._end_resident()
+            case inbox.Left(model):
+                self._free_slot(model)
+            case inbox.Filled(model, _, facts, placement):
+                model.fill(facts, placement, utc_now())
+            case inbox.Restored(model, _, switch):
+                switch()
+                model.held().ended.add_done_callback(lambda _: self.send(inbox.EngineEnded(model)))
+            case inbox.Serves(model):
+                self._announce(model)
+            case inbox.GivenUp(model, _, why):
+                self._refuse_load(model, why)
+            case inbox.Failed(expected, error):
+                self._fail(expected, error)
+
+    def _begin(self, expected: Outcome, work: Callable[[], Awaitable[None]]) -> None:
+        """Begin a work, which ends with the outcome."""
+        self._expected = expected
+        task = background.start(self._carry(expected, work))
+        self._works[task] = expected
+        task.add_done_callback(self._works.pop)
+
+    async def _carry(self, expected: Outcome, work: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await work()
+        except Exception as error:
+            self.send(inbox.Failed(expected, error))
+        else:
+            self.send(expected)
+
+    # ------------------------------------------------------------- coming
+
+    def _begin_load(self, coming: Occupant, prepared: Prepared) -> None:
+        """Give the slot to the model. If another model is in the slot, that model is unloaded first."""
+        self._prepared, leaving = prepared, self.resident
+        self._is_swap = leaving is not None
+        if leaving is None:
+            self.resident, self.engine_end = coming, None
+        else:
+            self.next = coming
+            self._send_off(leaving)
+        expected = inbox.Recorded(coming, coming.generation)
+        self._begin(expected, partial(self._work.record_load, coming))
+
+    def _make_room(self, coming: Occupant) -> None:
+        coming.recorded.set()
+        if coming is self.next and self.resident is not None:
+            expected = inbox.Drained(coming, coming.generation)
+            self._begin(expected, partial(self._work.drain, self.resident))
+        else:
+            self._launch(coming)
+
+    def _launch(self, coming: Occupant) -> None:
+        assert self._prepared is not None
+        expected = inbox.Serves(coming, coming.generation)
+        load = partial(self._work.load, coming, coming.generation, self._prepared)
+        self._begin(expected, load)
+
+    def _watch_engine(self, coming: Occupant, engine: Engine) -> None:
+        """Keep the engine of a load, also if the load was given up meanwhile: then the work that clears the load ends
+        the engine."""
+        engine.on_replicas = partial(self._tell, coming.row.id, engine)
+        coming.start(engine)
+        # the task needs no owner: the engine, for whose end it waits, keeps it alive
+        background.start(EngineWatch(coming, self._bounds).run(), name="engine-watch")
+
+    def _announce(self, coming: Occupant) -> None:
+        """Let the requests run that wait for the load, and tell everybody that the model serves."""
+        facts = coming.facts
+        assert facts is not None
+        coming.ready.set_result(None)
+        log.info("model_loaded", model=coming.row.name, memory_mb=facts.memory_mb)
+        for warning in facts.warnings:
+            log.warning("model_remarkable", model=coming.row.name, reason=warning)
+        self._bus.publish(LoadProgress(coming.row.id, "complete", 100.0))
+        self._bus.publish(LoadComplete(coming.row.id, facts.memory_mb))
+        for attachment in coming.attachments.values():
+            self._bus.publish(
+                SaeAttached(attachment.sae_id, attachment.layer, attachment.memory_mb)
+            )
+
+    # ------------------------------------------------------------- a load without success
+
+    def _end_load(self, coming: Occupant) -> None:
+        """End a load on the word of an operator. A work that ends an engine is carried to its end first."""
+        coming.leave()
+        if isinstance(self._expected, inbox.Left | inbox.GivenUp):
+            return
+        cancelled = [task for task, of in self._works.items() if of.model is coming]
+        for task in cancelled:
+            task.cancel()
+        self._abandon(coming, cancelled)
+
+    def _abandon(self, coming: Occupant, cancelled: Collection[asyncio.Task[None]] = ()) -> None:
+        log.info("model_load_ended", model=coming.row.name)
+        why = Refusal("MODEL_BUSY", "the load was ended by an operator", unloading=True)
+        self._give_up(coming, Event.LOAD_ABANDONED, why, cancelled)
+
+    def _fail(self, expected: Outcome, error: Exception) -> None:
+        """Give up the load for which a work has failed. The end of the engine that leaves for a load belongs to that
+        load."""
+        if isinstance(expected, inbox.GivenUp):
+            log.error("load_failed", model=expected.model.row.name, exc_info=error)
+            self._refuse_load(expected.model, expected.why)
+            return
+        coming = self.next if isinstance(expected, inbox.Left) else expected.model
+        if coming is None or coming.ready.done():
+            log.error("unload_failed", model=expected.model.row.name, exc_info=error)
+            expected.model.gone.set_exception(error)
+            return
+        if not isinstance(error, Refusal | TimeoutError):
+            log.error("load_failed", model=coming.row.name, exc_info=error)
+        has_unloaded = self._is_swap and self.resident is coming
+        why = loading.as_refusal(error, has_unloaded=has_unloaded)
+        log.warning("model_load_failed", model=coming.row.name, reason=why.message)
+        self._give_up(
+            coming, model_status.after_failed_load(why.details.get("cause", why.code)), why
+        )
+
+    def _give_up(
+        self,
+        coming: Occupant,
+        event: Event,
+        why: Refusal,
+        cancelled: Collection[asyncio.Task[None]] = (),
+    ) -> None:
+        """Let nothing that was begun for the load count any more, and clear what was made for the load."""
+        coming.give_up()
+        expected = inbox.GivenUp(coming, coming.generation, why)
+        clear = partial(self._work.clear_load, coming, event, why.message, cancelled)
+        self._begin(expected, clear)
+
+    def _refuse_load(self, coming: Occupant, why: Refusal) -> None:
+        """Refuse the requests that wait for the load. If another model was to leave for it and its engine still serves,
+        that model stays."""
+        self._remove(coming)
+        coming.recorded.set()
+        coming.ready.set_exception(why)
+        self._bus.publish(LoadError(coming.row.id, why.code, why.message))
+        staying = self.resident
+        if staying is not None:
+            staying.stay()
+            if staying.held().ended.done():
+                self._clear_away(staying)
+
+    # ------------------------------------------------------------- leaving
+
+    def _send_off(self, leaving: Occupant) -> None:
+        leaving.leave()
+        self._bus.publish(ModelLeaving(leaving.row.id))
+
+    def _end_resident(self) -> None:
+        leaving = self.resident
+        assert leaving is not None
+        expected = inbox.Left(leaving, leaving.generation)
+        self._begin(expected, partial(self._work.end_engine, leaving))
+
+    def _clear_away(self, occupant: Occupant) -> None:
+        """Handle an engine that ended by itself while its model was loaded. The record becomes `ready`, with the
+        reason."""
+        if occupant is not self.resident or occupant.phase is not Phase.LOADED:
+            return
+        reason = occupant.held().ended.result()
+        self._restoring.remember(occupant)
+        occupant.leave()
+        self.engine_end = EngineEnd(occupant.row.id, occupant.row.name, endings.explained(reason))
+        log.error("engine_ended", model=occupant.row.name, reason=reason)
+        expected = inbox.Left(occupant, occupant.generation)
+        self._begin(expected, partial(self._work.clear, occupant, Event.ENGINE_ENDED, reason))
+
+    def _free_slot(self, leaving: Occupant) -> None:
+        """Free the slot of a model that has left. The next model, if there is one, is loaded then."""
+        self._leases.model_unloaded(leaving.row.id)
+        self._remove(leaving)
+        self._bus.publish(UnloadComplete(leaving.row.id))
+        coming = self.resident
+        if coming is not None and coming.phase is Phase.LOADING:
+            self._launch(coming)
+        elif coming is not None:
+            self._abandon(coming)
+
+    def _remove(self, occupant: Occupant) -> None:
+        """Take a model out of the slot. The next model then becomes the resident model."""
+        if self.resident is occupant:
+            self.resident, self.next = self.next, None
+            if self.resident is not None:
+                self.engine_end = None
+        else:
+            self.next = None
+        occupant.gone.set_result(None)
+
+    def _close(self) -> None:
+        """Cancel every work, and end every engine. A second close changes nothing."""
+        if self.closed is not None:
+            return
+        leaving: list[tuple[Occupant, Event | None]] = []
+        for occupant in filter(None, (self.resident, self.next)):
+            event = Event.UNLOADED if occupant.ready.done() else Event.LOAD_ABANDONED
+            # the record of a model that serves stays as it is: the next start says what the restart ended
+            leaving.append((occupant, None if occupant.phase is Phase.LOADED else event))
+            occupant.leave()
+            occupant.give_up()
+            occupant.recorded.set()
+            if not occupant.ready.done():
+                occupant.ready.set_exception(shutting_down())
+            if not occupant.gone.done():
+                occupant.gone.set_result(None)
+        cancelled = list(self._works)
+        for task in cancelled:
+            task.cancel()
+        self.closed = background.start(self._work.close(leaving, shutting_down(), cancelled))
+
+    # ------------------------------------------------------------- inside
+
+    def _tell(self, model_id: int, engine: Engine, replica: ReplicaView) -> None:
+        """Tell that a replica came into another state. The end of the whole engine is told as such."""
+        if engine.fleet is None or engine.ended.done():
+            return
+        views = engine.fleet.replicas()
+        self._bus.publish(
+            ReplicaChanged(model_id, replica, replicas.wanted(views), replicas.serving(views))
+        )
+
+
+def shutting_down() -> Refusal:
+    return Refusal("SHUTTING_DOWN", "the service is shutting down")
