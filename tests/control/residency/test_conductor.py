@@ -5,19 +5,17 @@ from __future__ import annotations
 import asyncio
 import threading
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 
 from steerserve.control.bus import LoadComplete, LoadError, LoadProgress, UnloadComplete
-from steerserve.database.catalog import ModelRow
 from steerserve.errors import Refusal
 from steerserve.files import local
 from steerserve.messages.endings import NotStarted
 from steerserve.rules.residency.swap import Phase
 from tests.control.conftest import Make, refused
-from tests.doubles import FACTS, PATIENCE, Gate, World, soon, until
+from tests.doubles import FACTS, PATIENCE, World, soon, until
 
 BROKEN = Refusal("INSUFFICIENT_MEMORY", "the weights do not fit")
 
@@ -380,15 +378,6 @@ async def test_an_unload_ends_a_load_and_refuses_the_requests_that_wait_for_it(
     assert await world.status(row) == ("loaded", None)
 
 
-async def test_a_load_that_is_ended_before_it_began_frees_the_slot(world: World) -> None:
-    row = await world.model()
-    coming = world.conductor._turnover.begin_load(await world.conductor._prepared(row))
-    await soon(world.conductor.end_load(row.id))
-    assert (await refused(coming.ready)).code == "MODEL_BUSY"
-    assert world.phase is Phase.EMPTY
-    assert world.launcher.engines == []
-
-
 async def test_a_load_that_waits_for_an_unload_is_ended_and_the_other_model_serves_on(
     world: World,
 ) -> None:
@@ -445,51 +434,11 @@ async def test_two_operators_may_end_a_load_at_once(world: World) -> None:
     await soon(world.conductor.end_load(row.id))
 
 
-async def test_a_load_that_is_ended_in_the_turn_in_which_it_succeeds_is_no_crash(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    row = await world.model()
-    write, gate = world.catalog.change_model, Gate()
-
-    async def written(model_id: int, **values: Any) -> ModelRow:
-        changed = await write(model_id, **values)
-        if values.get("status") == "loaded":
-            gate.reached.set()
-            await gate.open.wait()
-        return changed
-
-    monkeypatch.setattr(world.catalog, "change_model", written)
-    coming = await world.conductor.load(row)
-    await soon(gate.reached.wait())
-    gate.open.set()
-    await world.conductor.end_load(row.id)  # in the same turn of the event loop
-    assert (await refused(coming.ready)).message == ENDED
-    assert await world.status(row) == ("ready", ENDED)
-    assert world.phase is Phase.EMPTY
-    assert world.launcher.alive == []
-
-
 async def test_a_model_that_serves_is_not_ended_as_a_load(world: World) -> None:
     row = await world.loaded()
     await soon(world.conductor.end_load(row.id))
     await soon(world.conductor.end_load(row.id + 1))
     assert world.phase is Phase.LOADED
-
-
-async def test_a_load_after_a_crash_is_ended_without_losing_what_the_crash_took(
-    world: World,
-) -> None:
-    row = await world.loaded()
-    await world.attachments.attach(await world.sae(), 1)
-    await world.crash()
-    gate = world.launcher.hold("attach")
-    resident = await world.conductor.load(row)
-    await soon(gate.reached.wait())
-    await soon(world.conductor.unload(row.id))
-    assert (await refused(resident.ready)).code == "MODEL_BUSY"
-    assert world.conductor.view().locked_id == row.id
-    await soon((await world.conductor.load(row)).ready)
-    assert list(world.launcher.engine.attached) == ["sae_a@1"]
 
 
 async def test_close_while_a_load_is_being_ended_leaves_no_engine(world: World) -> None:
@@ -655,24 +604,6 @@ async def test_a_model_that_is_being_deleted_is_not_loaded(world: World) -> None
     assert refused.value.code == "MODEL_NOT_FOUND"
     await soon((await world.conductor.load(row)).ready)
     assert world.phase is Phase.LOADED
-
-
-async def test_a_swap_that_fails_before_the_unload_leaves_the_resident_serving(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await world.loaded("a")
-    other = await world.model("b")
-
-    async def fail(*_: object) -> None:
-        raise RuntimeError("before anything was unloaded")
-
-    monkeypatch.setattr(world.conductor._turnover, "_drain", fail)
-    coming = await world.conductor.load(other)
-    assert (await refused(coming.ready)).code == "MODEL_LOAD_FAILED"
-    await until(lambda: world.phase is Phase.LOADED)
-    asked, stream = await world.in_flight("a")
-    stream.complete("still here")
-    assert await soon(asked) == "still here"
 
 
 async def test_a_database_that_is_away_holds_no_slot(

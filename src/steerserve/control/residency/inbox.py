@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from steerserve.control.residency.engine_state import unchanged
 from steerserve.control.residency.loading import Prepared
 from steerserve.control.residency.occupant import Occupant
 from steerserve.control.residency.resident import Attachment, Switch
-from steerserve.errors import Refusal
 from steerserve.messages import Loaded
 from steerserve.messages.engine import Engine
 from steerserve.rules.residency.lock import LockedBy
 from steerserve.rules.residency.memory_fit import ModelPlacement
 
+
+class Message:
+    """What the owner of the slot gets."""
+
+    __slots__ = ()
+
+
 # ---------------------------------------------------------------- what is asked for
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class Load(Message):
     """Load the model, once the model in the slot has been unloaded."""
 
     model: Occupant
@@ -27,21 +33,21 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class EndLoad:
+class EndLoad(Message):
     """End the load of the model, which does not serve yet."""
 
     model: Occupant
 
 
 @dataclass(frozen=True, slots=True)
-class Unload:
+class Unload(Message):
     """Unload the model, which serves."""
 
     model: Occupant
 
 
 @dataclass(frozen=True, slots=True)
-class SetLock:
+class SetLock(Message):
     """Lock the model, or unlock it where `by` is None."""
 
     model: Occupant
@@ -49,14 +55,14 @@ class SetLock:
 
 
 @dataclass(frozen=True, slots=True)
-class HoldRequests:
-    """Let requests wait that have a slot of the queue and do not run yet, or let them run again."""
+class HoldRequests(Message):
+    """Let requests that do not run yet wait, or let them run again."""
 
     is_held: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class Exchange(Message):
     """Put the SAEs `new` in the place of `old`. The engine has done so, or it has ended. `switch` changes the states of
     other owners in the same step."""
 
@@ -67,7 +73,7 @@ class Exchange:
 
 
 @dataclass(frozen=True, slots=True)
-class Close:
+class Close(Message):
     """End every work and every engine."""
 
 
@@ -75,7 +81,7 @@ class Close:
 
 
 @dataclass(frozen=True, slots=True)
-class Launched:
+class Launched(Message):
     """The engine was started for the model."""
 
     model: Occupant
@@ -83,33 +89,18 @@ class Launched:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineEnded:
+class EngineEnded(Message):
     """The engine of the model has ended."""
 
     model: Occupant
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(Message):
     """What a work reports. `generation` is the generation that the model had when the work began."""
 
     model: Occupant
     generation: int
-
-
-@dataclass(frozen=True, slots=True)
-class Recorded(Outcome):
-    """The record says that the model is loading."""
-
-
-@dataclass(frozen=True, slots=True)
-class Drained(Outcome):
-    """The resident model is unused. It leaves for `model`, or is itself `model`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Left(Outcome):
-    """The engine of the model has ended, and everything that belonged to the engine is cleared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,26 +119,14 @@ class Restored(Outcome):
 
 
 @dataclass(frozen=True, slots=True)
-class Serves(Outcome):
-    """The records say that the model is loaded and its SAEs are attached."""
+class Done(Outcome):
+    """The work is done. `then` is the handler that goes on."""
+
+    then: Callable[[Occupant], None]
 
 
 @dataclass(frozen=True, slots=True)
-class GivenUp(Outcome):
-    """What was made for a load without success is cleared: no engine is left, and the record has the reason."""
+class Failed(Outcome):
+    """The work has failed."""
 
-    why: Refusal
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """The work that should have ended with `expected` has failed."""
-
-    expected: Outcome
     error: Exception
-
-
-Message = (
-    Load | EndLoad | Unload | SetLock | HoldRequests | Exchange | Close
-    | Launched | EngineEnded | Outcome | Failed
-)  # fmt: skip

@@ -28,10 +28,10 @@ class Occupant:
     """A model in the slot: it is loading, then loaded, then unloading. It goes back to loaded only where the load of
     its successor failed before this model was touched.
 
-    `recorded` is set once the record says that the model is loading, or the load ended before that. `gone` is done once
-    the model has left the slot. `generation` grows when the load is given up: what was begun before does not count any
-    more. `users` counts the requests that hold the model, and `in_flight` counts those of them that hold a slot too.
-    `silence` is the silence of the engine at the last look.
+    `given_up` is the reason why its load is given up. `generation` grows then: what was begun before does not count any
+    more. `recorded` is set once the record says that the model is loading, or the load ended before that, and `gone`
+    once the model has left the slot. `users` counts the requests that hold the model, and `in_flight` counts those of
+    them that hold a slot too. `silence` is the silence of the engine at the last look.
     """
 
     row: ModelRow
@@ -43,9 +43,12 @@ class Occupant:
     locked_by: LockedBy | None = None
     attachments: dict[str, Attachment] = field(default_factory=dict)
     generation: int = 0
-    ready: asyncio.Future[None] = field(default_factory=lambda: _awaited_by_some())
+    given_up: Refusal | None = None
+    ready: asyncio.Future[None] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
     recorded: asyncio.Event = field(default_factory=asyncio.Event)
-    gone: asyncio.Future[None] = field(default_factory=lambda: _awaited_by_some())
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
     users: int = 0
     unused: asyncio.Event = field(default_factory=asyncio.Event)
     in_flight: int = 0
@@ -106,8 +109,9 @@ class Occupant:
         """The unload is cancelled before it began."""
         self.phase = Phase.LOADED
 
-    def give_up(self) -> None:
+    def give_up(self, why: Refusal) -> None:
         """The load is given up, or the service closes."""
+        self.given_up = why
         self.generation += 1
 
     def hear(self, silence: Silence) -> None:
@@ -182,10 +186,3 @@ class Occupant:
             for wait in waits:
                 wait.cancel()
         return event.is_set()
-
-
-def _awaited_by_some() -> asyncio.Future[None]:
-    """A future for which nobody need wait. An error is reported elsewhere too."""
-    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    future.add_done_callback(lambda done: done.cancelled() or done.exception())
-    return future

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 import structlog
 
 from steerserve.control.bus import (
-    Bus,
     LoadComplete,
     LoadError,
     LoadProgress,
@@ -25,13 +24,10 @@ from steerserve.control.bus import (
     UnloadComplete,
 )
 from steerserve.control.residency import inbox, loading
-from steerserve.control.residency.engines import Engines
 from steerserve.control.residency.inbox import Message, Outcome
 from steerserve.control.residency.leases import Leases
 from steerserve.control.residency.loading import Prepared
 from steerserve.control.residency.occupant import Occupant
-from steerserve.control.residency.records import Records
-from steerserve.control.residency.restoring import Restoring
 from steerserve.control.residency.watching import EngineWatch
 from steerserve.control.residency.work import Work
 from steerserve.database.catalog import utc_now
@@ -45,7 +41,6 @@ from steerserve.rules.residency import replicas
 from steerserve.rules.residency.heartbeat import Bounds
 from steerserve.rules.residency.replicas import ReplicaView
 from steerserve.rules.residency.swap import EngineEnd, Phase
-from steerserve.settings import Settings
 
 log = structlog.get_logger(__name__)
 
@@ -58,35 +53,23 @@ class Slot:
     way. `closed` is the task that ends everything.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        launcher: Engines,
-        bus: Bus,
-        leases: Leases,
-        records: Records,
-        restoring: Restoring,
-        editing: asyncio.Lock,
-    ) -> None:
+    def __init__(self, work: Work, leases: Leases) -> None:
         self.resident: Occupant | None = None
         self.next: Occupant | None = None
         self.engine_end: EngineEnd | None = None
-        self.may_run = asyncio.Event()
+        self.may_run, self.settled = asyncio.Event(), asyncio.Event()
         self.may_run.set()
-        self.settled = asyncio.Event()
         self.settled.set()
         self.closed: asyncio.Task[None] | None = None
-        self._bus = bus
+        self._work = work
         self._leases = leases
-        self._restoring = restoring
-        self._bounds = Bounds(settings.engine_stall_timeout, settings.load_timeout)
-        self._work = Work(settings, launcher, bus, records, restoring, editing, self.send)
+        self._publish = work.bus.publish
         # of the load that is under way
         self._prepared: Prepared | None = None
         self._is_swap = False
-        # the works that run, each with the outcome that is expected of it; and the outcome of the newest work
-        self._works: dict[asyncio.Task[None], Outcome] = {}
-        self._expected: Outcome | None = None
+        # the works that run, each with its model; the newest work may have to be carried to its end
+        self._works: dict[asyncio.Task[None], Occupant] = {}
+        self._is_carried = False
         self._inbox: deque[Message] = deque()
         self._is_handling = False
 
@@ -121,25 +104,22 @@ class Slot:
             self.settled.set()
 
     def _handle(self, message: Message) -> None:
-        """Handle one message. The outcome of a work that was begun for an old generation is dropped."""
-        outcome = message.expected if isinstance(message, inbox.Failed) else message
-        if isinstance(outcome, Outcome) and outcome.generation != outcome.model.generation:
+        """Handle one message. What a work reports that was begun for an old generation is dropped."""
+        if isinstance(message, Outcome) and message.generation != message.model.generation:
             return
         match message:
-            case inbox.Load(model, prepared):
-                self._begin_load(model, prepared)
-            case inbox.EndLoad(model):
-                self._end_load(model)
-            case inbox.Unload(model):
-                self._send_off(model)
-                self._begin(
-                    inbox.Drained(model, model.generation), partial(self._work.drain, model)
-                )
+            case inbox.Load(coming, prepared):
+                self._begin_load(coming, prepared)
+            case inbox.EndLoad(coming):
+                self._end_load(coming)
+            case inbox.Unload(leaving):
+                self._send_off(leaving)
+                self._begin(leaving, partial(self._work.drain, leaving), self._end_resident)
             case inbox.SetLock(model, by):
                 model.set_lock(by)
             case inbox.HoldRequests(is_held=True):
                 self.may_run.clear()
-                self._bus.publish(RequestsHeld())
+                self._publish(RequestsHeld())
             case inbox.HoldRequests():
                 self.may_run.set()
             case inbox.Exchange(model, old, new, switch):
@@ -147,47 +127,50 @@ class Slot:
                 switch()
             case inbox.Close():
                 self._close()
-            case inbox.Launched(model, engine):
-                self._watch_engine(model, engine)
+            case inbox.Launched(coming, engine):
+                self._watch_engine(coming, engine)
+            case inbox.Filled(coming, _, facts, placement):
+                coming.fill(facts, placement, utc_now())
+            case inbox.Restored(coming, _, switch):
+                switch()
+                end = inbox.EngineEnded(coming)
+                coming.held().ended.add_done_callback(lambda _: self.send(end))
             case inbox.EngineEnded(model):
                 self._clear_away(model)
-            case inbox.Recorded(model):
-                self._make_room(model)
-            case inbox.Drained():
-                self._end_resident()
-            case inbox.Left(model):
-                self._free_slot(model)
-            case inbox.Filled(model, _, facts, placement):
-                model.fill(facts, placement, utc_now())
-            case inbox.Restored(model, _, switch):
-                switch()
-                model.held().ended.add_done_callback(lambda _: self.send(inbox.EngineEnded(model)))
-            case inbox.Serves(model):
-                self._announce(model)
-            case inbox.GivenUp(model, _, why):
-                self._refuse_load(model, why)
-            case inbox.Failed(expected, error):
-                self._fail(expected, error)
+            case inbox.Done(model, _, then):
+                then(model)
+            case inbox.Failed(model, _, error):
+                self._fail(model, error)
 
-    def _begin(self, expected: Outcome, work: Callable[[], Awaitable[None]]) -> None:
-        """Begin a work, which ends with the outcome."""
-        self._expected = expected
-        task = background.start(self._carry(expected, work))
-        self._works[task] = expected
+    def _begin(
+        self,
+        model: Occupant,
+        work: Callable[[], Awaitable[None]],
+        then: Callable[[Occupant], None],
+        *,
+        is_carried: bool = False,
+    ) -> None:
+        """Begin a work for the model, at whose end the handler `then` goes on."""
+        generation, self._is_carried = model.generation, is_carried
+
+        async def carry() -> None:
+            try:
+                await work()
+            except Exception as error:
+                self.send(inbox.Failed(model, generation, error))
+            else:
+                self.send(inbox.Done(model, generation, then))
+
+        task = background.start(carry())
+        self._works[task] = model
         task.add_done_callback(self._works.pop)
-
-    async def _carry(self, expected: Outcome, work: Callable[[], Awaitable[None]]) -> None:
-        try:
-            await work()
-        except Exception as error:
-            self.send(inbox.Failed(expected, error))
-        else:
-            self.send(expected)
 
     # ------------------------------------------------------------- coming
 
     def _begin_load(self, coming: Occupant, prepared: Prepared) -> None:
         """Give the slot to the model. If another model is in the slot, that model is unloaded first."""
+        # if nobody waits for the load, its failure is still in the record and in an event
+        coming.ready.add_done_callback(lambda done: done.cancelled() or done.exception())
         self._prepared, leaving = prepared, self.resident
         self._is_swap = leaving is not None
         if leaving is None:
@@ -195,30 +178,28 @@ class Slot:
         else:
             self.next = coming
             self._send_off(leaving)
-        expected = inbox.Recorded(coming, coming.generation)
-        self._begin(expected, partial(self._work.record_load, coming))
+        self._begin(coming, partial(self._work.record_load, coming), self._make_room)
 
     def _make_room(self, coming: Occupant) -> None:
         coming.recorded.set()
         if coming is self.next and self.resident is not None:
-            expected = inbox.Drained(coming, coming.generation)
-            self._begin(expected, partial(self._work.drain, self.resident))
+            self._begin(coming, partial(self._work.drain, self.resident), self._end_resident)
         else:
             self._launch(coming)
 
     def _launch(self, coming: Occupant) -> None:
         assert self._prepared is not None
-        expected = inbox.Serves(coming, coming.generation)
-        load = partial(self._work.load, coming, coming.generation, self._prepared)
-        self._begin(expected, load)
+        load = partial(self._work.load, coming, coming.generation, self._prepared, self.send)
+        self._begin(coming, load, self._announce)
 
     def _watch_engine(self, coming: Occupant, engine: Engine) -> None:
-        """Keep the engine of a load, also if the load was given up meanwhile: then the work that clears the load ends
-        the engine."""
+        """Keep the engine of a load, also if the load was given up meanwhile: the work that clears the load ends it."""
         engine.on_replicas = partial(self._tell, coming.row.id, engine)
         coming.start(engine)
+        settings = self._work.settings
+        watch = EngineWatch(coming, Bounds(settings.engine_stall_timeout, settings.load_timeout))
         # the task needs no owner: the engine, for whose end it waits, keeps it alive
-        background.start(EngineWatch(coming, self._bounds).run(), name="engine-watch")
+        background.start(watch.run(), name="engine-watch")
 
     def _announce(self, coming: Occupant) -> None:
         """Let the requests run that wait for the load, and tell everybody that the model serves."""
@@ -228,71 +209,62 @@ class Slot:
         log.info("model_loaded", model=coming.row.name, memory_mb=facts.memory_mb)
         for warning in facts.warnings:
             log.warning("model_remarkable", model=coming.row.name, reason=warning)
-        self._bus.publish(LoadProgress(coming.row.id, "complete", 100.0))
-        self._bus.publish(LoadComplete(coming.row.id, facts.memory_mb))
-        for attachment in coming.attachments.values():
-            self._bus.publish(
-                SaeAttached(attachment.sae_id, attachment.layer, attachment.memory_mb)
-            )
+        self._publish(LoadProgress(coming.row.id, "complete", 100.0))
+        self._publish(LoadComplete(coming.row.id, facts.memory_mb))
+        for sae in coming.attachments.values():
+            self._publish(SaeAttached(sae.sae_id, sae.layer, sae.memory_mb))
 
     # ------------------------------------------------------------- a load without success
 
     def _end_load(self, coming: Occupant) -> None:
         """End a load on the word of an operator. A work that ends an engine is carried to its end first."""
         coming.leave()
-        if isinstance(self._expected, inbox.Left | inbox.GivenUp):
-            return
-        cancelled = [task for task, of in self._works.items() if of.model is coming]
-        for task in cancelled:
-            task.cancel()
-        self._abandon(coming, cancelled)
+        if not self._is_carried:
+            self._abandon(coming)
 
-    def _abandon(self, coming: Occupant, cancelled: Collection[asyncio.Task[None]] = ()) -> None:
+    def _abandon(self, coming: Occupant) -> None:
         log.info("model_load_ended", model=coming.row.name)
         why = Refusal("MODEL_BUSY", "the load was ended by an operator", unloading=True)
-        self._give_up(coming, Event.LOAD_ABANDONED, why, cancelled)
+        self._give_up(coming, Event.LOAD_ABANDONED, why)
 
-    def _fail(self, expected: Outcome, error: Exception) -> None:
+    def _fail(self, model: Occupant, error: Exception) -> None:
         """Give up the load for which a work has failed. The end of the engine that leaves for a load belongs to that
         load."""
-        if isinstance(expected, inbox.GivenUp):
-            log.error("load_failed", model=expected.model.row.name, exc_info=error)
-            self._refuse_load(expected.model, expected.why)
-            return
-        coming = self.next if isinstance(expected, inbox.Left) else expected.model
-        if coming is None or coming.ready.done():
-            log.error("unload_failed", model=expected.model.row.name, exc_info=error)
-            expected.model.gone.set_exception(error)
+        coming = self.next if model.ready.done() else model
+        if coming is None:
+            log.error("unload_failed", model=model.row.name, exc_info=error)
+            model.held().lose("its model could not be unloaded")
+            self._free_slot(model)
             return
         if not isinstance(error, Refusal | TimeoutError):
             log.error("load_failed", model=coming.row.name, exc_info=error)
+        if coming.given_up is not None:
+            self._refuse_load(coming)
+            return
         has_unloaded = self._is_swap and self.resident is coming
         why = loading.as_refusal(error, has_unloaded=has_unloaded)
         log.warning("model_load_failed", model=coming.row.name, reason=why.message)
-        self._give_up(
-            coming, model_status.after_failed_load(why.details.get("cause", why.code)), why
-        )
+        event = model_status.after_failed_load(why.details.get("cause", why.code))
+        self._give_up(coming, event, why)
 
-    def _give_up(
-        self,
-        coming: Occupant,
-        event: Event,
-        why: Refusal,
-        cancelled: Collection[asyncio.Task[None]] = (),
-    ) -> None:
+    def _give_up(self, coming: Occupant, event: Event, why: Refusal) -> None:
         """Let nothing that was begun for the load count any more, and clear what was made for the load."""
-        coming.give_up()
-        expected = inbox.GivenUp(coming, coming.generation, why)
-        clear = partial(self._work.clear_load, coming, event, why.message, cancelled)
-        self._begin(expected, clear)
+        coming.give_up(why)
+        cancelled = [task for task, model in self._works.items() if model is coming]
+        for task in cancelled:
+            task.cancel()
+        clear = partial(self._work.clear_load, coming, event, cancelled)
+        self._begin(coming, clear, self._refuse_load, is_carried=True)
 
-    def _refuse_load(self, coming: Occupant, why: Refusal) -> None:
+    def _refuse_load(self, coming: Occupant) -> None:
         """Refuse the requests that wait for the load. If another model was to leave for it and its engine still serves,
         that model stays."""
+        why = coming.given_up
+        assert why is not None
         self._remove(coming)
         coming.recorded.set()
         coming.ready.set_exception(why)
-        self._bus.publish(LoadError(coming.row.id, why.code, why.message))
+        self._publish(LoadError(coming.row.id, why.code, why.message))
         staying = self.resident
         if staying is not None:
             staying.stay()
@@ -303,13 +275,14 @@ class Slot:
 
     def _send_off(self, leaving: Occupant) -> None:
         leaving.leave()
-        self._bus.publish(ModelLeaving(leaving.row.id))
+        self._publish(ModelLeaving(leaving.row.id))
 
-    def _end_resident(self) -> None:
+    def _end_resident(self, _: Occupant) -> None:
+        """End the engine of the resident model, for itself or for the next model."""
         leaving = self.resident
         assert leaving is not None
-        expected = inbox.Left(leaving, leaving.generation)
-        self._begin(expected, partial(self._work.end_engine, leaving))
+        end = partial(self._work.end_engine, leaving, self.send)
+        self._begin(leaving, end, self._free_slot, is_carried=True)
 
     def _clear_away(self, occupant: Occupant) -> None:
         """Handle an engine that ended by itself while its model was loaded. The record becomes `ready`, with the
@@ -317,18 +290,18 @@ class Slot:
         if occupant is not self.resident or occupant.phase is not Phase.LOADED:
             return
         reason = occupant.held().ended.result()
-        self._restoring.remember(occupant)
+        self._work.restoring.remember(occupant)
         occupant.leave()
         self.engine_end = EngineEnd(occupant.row.id, occupant.row.name, endings.explained(reason))
         log.error("engine_ended", model=occupant.row.name, reason=reason)
-        expected = inbox.Left(occupant, occupant.generation)
-        self._begin(expected, partial(self._work.clear, occupant, Event.ENGINE_ENDED, reason))
+        clear = partial(self._work.clear, occupant, Event.ENGINE_ENDED, reason, self.send)
+        self._begin(occupant, clear, self._free_slot, is_carried=True)
 
     def _free_slot(self, leaving: Occupant) -> None:
         """Free the slot of a model that has left. The next model, if there is one, is loaded then."""
         self._leases.model_unloaded(leaving.row.id)
         self._remove(leaving)
-        self._bus.publish(UnloadComplete(leaving.row.id))
+        self._publish(UnloadComplete(leaving.row.id))
         coming = self.resident
         if coming is not None and coming.phase is Phase.LOADING:
             self._launch(coming)
@@ -343,28 +316,27 @@ class Slot:
                 self.engine_end = None
         else:
             self.next = None
-        occupant.gone.set_result(None)
+        occupant.gone.set()
 
     def _close(self) -> None:
         """Cancel every work, and end every engine. A second close changes nothing."""
         if self.closed is not None:
             return
+        why = shutting_down()
         leaving: list[tuple[Occupant, Event | None]] = []
         for occupant in filter(None, (self.resident, self.next)):
             event = Event.UNLOADED if occupant.ready.done() else Event.LOAD_ABANDONED
             # the record of a model that serves stays as it is: the next start says what the restart ended
             leaving.append((occupant, None if occupant.phase is Phase.LOADED else event))
             occupant.leave()
-            occupant.give_up()
+            occupant.give_up(why)
             occupant.recorded.set()
+            occupant.gone.set()
             if not occupant.ready.done():
-                occupant.ready.set_exception(shutting_down())
-            if not occupant.gone.done():
-                occupant.gone.set_result(None)
-        cancelled = list(self._works)
-        for task in cancelled:
+                occupant.ready.set_exception(why)
+        for task in self._works:
             task.cancel()
-        self.closed = background.start(self._work.close(leaving, shutting_down(), cancelled))
+        self.closed = background.start(self._work.close(leaving, why, list(self._works)))
 
     # ------------------------------------------------------------- inside
 
@@ -373,9 +345,8 @@ class Slot:
         if engine.fleet is None or engine.ended.done():
             return
         views = engine.fleet.replicas()
-        self._bus.publish(
-            ReplicaChanged(model_id, replica, replicas.wanted(views), replicas.serving(views))
-        )
+        wanted, serving = replicas.wanted(views), replicas.serving(views)
+        self._publish(ReplicaChanged(model_id, replica, wanted, serving))
 
 
 def shutting_down() -> Refusal:

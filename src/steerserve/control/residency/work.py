@@ -1,11 +1,12 @@
 """The long works of a load and of an unload. A work keeps no state and decides nothing: it waits for the engine, the
-requests and the database, and sends messages to the owner of the slot, which began it."""
+requests and the database, and reports to the owner of the slot, which began it."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 
 from steerserve.control.bus import Bus, SaeDetached
 from steerserve.control.residency import loading
@@ -19,60 +20,52 @@ from steerserve.errors import Refusal
 from steerserve.rules.models.status import Event
 from steerserve.settings import Settings
 
+Send = Callable[[Message], None]
+Tasks = Collection[asyncio.Task[None]]
 
+
+@dataclass(frozen=True, slots=True)
 class Work:
-    """Makes the works. `editing` is the lock that an edit of the attachments holds too."""
+    """The works, and what they need. `editing` is the lock that an edit of the attachments holds too."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        launcher: Engines,
-        bus: Bus,
-        records: Records,
-        restoring: Restoring,
-        editing: asyncio.Lock,
-        send: Callable[[Message], None],
-    ) -> None:
-        self._settings = settings
-        self._launcher = launcher
-        self._bus = bus
-        self._records = records
-        self._restoring = restoring
-        self._editing = editing
-        self._send = send
+    settings: Settings
+    launcher: Engines
+    bus: Bus
+    records: Records
+    restoring: Restoring
+    editing: asyncio.Lock
 
     async def record_load(self, coming: Occupant) -> None:
-        await self._records.model(coming, Event.LOAD_BEGAN, error_message=None)
+        await self.records.model(coming, Event.LOAD_BEGAN, error_message=None)
 
     async def drain(self, leaving: Occupant) -> None:
         """Wait for the requests that hold the model and for a running edit of its attachments, each at most
         GRACEFUL_UNLOAD_TIMEOUT seconds. The model is untouched afterwards."""
-        await leaving.until_unused(self._settings.graceful_unload_timeout)
+        await leaving.until_unused(self.settings.graceful_unload_timeout)
         with suppress(TimeoutError):
-            async with asyncio.timeout(self._settings.graceful_unload_timeout), self._editing:
+            async with asyncio.timeout(self.settings.graceful_unload_timeout), self.editing:
                 pass  # new edits are refused already
 
-    async def end_engine(self, leaving: Occupant) -> None:
+    async def end_engine(self, leaving: Occupant, send: Send) -> None:
         """End the engine of the model, and clear what belonged to the engine."""
-        if leaving.engine is not None:
-            why = Refusal("MODEL_BUSY", "the model was unloaded", unloading=True)
-            await leaving.engine.stop(why)
-        await self.clear(leaving, Event.UNLOADED, None)
+        why = Refusal("MODEL_BUSY", "the model was unloaded", unloading=True)
+        await leaving.held().stop(why)
+        await self.clear(leaving, Event.UNLOADED, None, send)
 
-    async def clear(self, leaving: Occupant, event: Event, reason: str | None) -> None:
+    async def clear(self, leaving: Occupant, event: Event, reason: str | None, send: Send) -> None:
         """Drop the SAEs and the steering of a model whose engine has ended, once a running edit of the attachments has
         ended. That edit fails by itself."""
-        async with self._editing:
+        async with self.editing:
             gone = list(leaving.attachments.values())
-            self._send(Exchange(leaving, gone, []))
-            async with self._restoring.parting([attachment.key for attachment in gone]) as switch:
+            send(Exchange(leaving, gone, []))
+            async with self.restoring.parting([attachment.key for attachment in gone]) as switch:
                 switch()
             for attachment in gone:
-                await self._records.sae(attachment.sae_id, "cached")
-                self._bus.publish(SaeDetached(attachment.sae_id))
-            await self._records.model(leaving, event, error_message=reason)
+                await self.records.sae(attachment.sae_id, "cached")
+                self.bus.publish(SaeDetached(attachment.sae_id))
+            await self.records.model(leaving, event, error_message=reason)
 
-    async def load(self, coming: Occupant, generation: int, prepared: Prepared) -> None:
+    async def load(self, coming: Occupant, generation: int, prepared: Prepared, send: Send) -> None:
         """Start an engine, load the model into it, and put back the states that a crash took.
 
         Raises:
@@ -80,18 +73,17 @@ class Work:
                 meanwhile.
             TimeoutError: when putting back took longer than LOAD_TIMEOUT.
         """
-        self._launcher.barred = prepared.barred
-        engine = await self._launcher.launch_resident(prepared.row.engine, prepared.folder)
-        self._send(Launched(coming, engine))
-        facts = await loading.fill(engine, prepared, self._settings, self._bus)
-        placement = prepared.plan.placement(facts.memory_by_device_mb)
-        self._send(Filled(coming, generation, facts, placement))
-        async with self._editing:
+        self.launcher.barred = prepared.barred
+        engine = await self.launcher.launch_resident(prepared.row.engine, prepared.folder)
+        send(Launched(coming, engine))
+        facts = await loading.fill(engine, prepared, self.settings, self.bus)
+        send(Filled(coming, generation, facts, prepared.plan.placement(facts.memory_by_device_mb)))
+        async with self.editing:
             async with (
-                asyncio.timeout(self._settings.load_timeout),
-                self._restoring.putting_back(coming, engine) as switch,
+                asyncio.timeout(self.settings.load_timeout),
+                self.restoring.putting_back(coming, engine) as switch,
             ):
-                await self._records.model(
+                await self.records.model(
                     coming,
                     Event.LOADED,
                     error_message=None,
@@ -102,28 +94,20 @@ class Work:
                 )
                 if engine.ended.done():
                     raise Refusal("MODEL_LOAD_FAILED", engine.ended.result())
-                self._send(Restored(coming, generation, switch))
+                send(Restored(coming, generation, switch))
             for attachment in list(coming.attachments.values()):
-                await self._records.sae(attachment.sae_id, "attached")
+                await self.records.sae(attachment.sae_id, "attached")
 
-    async def clear_load(
-        self,
-        coming: Occupant,
-        event: Event,
-        reason: str,
-        cancelled: Collection[asyncio.Task[None]],
-    ) -> None:
-        """Clear what was made for a load, once the works of the load that were cancelled have ended."""
+    async def clear_load(self, coming: Occupant, event: Event, cancelled: Tasks) -> None:
+        """Clear what was made for a load that was given up, once its cancelled works have ended."""
+        assert coming.given_up is not None
         await _until_ended(cancelled)
         if coming.engine is not None:
             await coming.engine.stop()
-        await self._records.model(coming, event, error_message=reason)
+        await self.records.model(coming, event, error_message=coming.given_up.message)
 
     async def close(
-        self,
-        leaving: Sequence[tuple[Occupant, Event | None]],
-        why: Refusal,
-        cancelled: Collection[asyncio.Task[None]],
+        self, leaving: Sequence[tuple[Occupant, Event | None]], why: Refusal, cancelled: Tasks
     ) -> None:
         """End the engines of these models, and write the event of each model into its record, if it has one."""
         await _until_ended(cancelled)
@@ -131,9 +115,9 @@ class Work:
             if occupant.engine is not None:
                 await occupant.engine.stop(why)
             if event is not None:
-                await self._records.model(occupant, event)
+                await self.records.model(occupant, event)
 
 
-async def _until_ended(tasks: Collection[asyncio.Task[None]]) -> None:
+async def _until_ended(tasks: Tasks) -> None:
     if tasks:
         await asyncio.wait(tasks)
