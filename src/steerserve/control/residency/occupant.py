@@ -1,5 +1,5 @@
-"""The model in the one slot, as this room writes it. Only the methods of `Occupant` change its fields, and only this
-room calls the methods that do; everybody else sees a `Resident`."""
+"""The model in the one slot, as this room writes it. Only the handlers of the slot and the methods of `Occupant` change
+its fields; everybody outside of this room sees a `Resident`."""
 
 from __future__ import annotations
 
@@ -87,32 +87,11 @@ class Occupant:
 
     # ------------------------------------------------------------- its life
 
-    def start(self, engine: Engine) -> None:
-        """An engine was started to load the model."""
-        self.engine = engine
-
-    def fill(self, facts: Loaded, placement: ModelPlacement, at: datetime) -> None:
-        """The engine has loaded the model."""
-        self.facts, self.placement, self.loaded_at = facts, placement, at
-
     def serve(self, attached: Sequence[Attachment], locked_by: LockedBy | None) -> None:
         """The model serves from now on, with these SAEs and this lock."""
         self.attachments.update({attachment.key: attachment for attachment in attached})
         self.locked_by = locked_by
         self.phase = Phase.LOADED
-
-    def leave(self) -> None:
-        """The model is being unloaded from now on."""
-        self.phase = Phase.UNLOADING
-
-    def stay(self) -> None:
-        """The unload is cancelled before it began."""
-        self.phase = Phase.LOADED
-
-    def give_up(self, why: Refusal) -> None:
-        """The load is given up, or the service closes."""
-        self.given_up = why
-        self.generation += 1
 
     def hear(self, silence: Silence) -> None:
         """Note the silence of the engine at a look."""
@@ -134,9 +113,6 @@ class Occupant:
             self.locked_by = None
         elif new and self.locked_by is None:
             self.locked_by = LockedBy.ATTACHED_SAE
-
-    def set_lock(self, by: LockedBy | None) -> None:
-        self.locked_by = by
 
     # ------------------------------------------------------------- who uses it
 

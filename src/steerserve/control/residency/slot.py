@@ -116,7 +116,7 @@ class Slot:
                 self._send_off(leaving)
                 self._begin(leaving, partial(self._work.drain, leaving), self._end_resident)
             case inbox.SetLock(model, by):
-                model.set_lock(by)
+                model.locked_by = by
             case inbox.HoldRequests(is_held=True):
                 self.may_run.clear()
                 self._publish(RequestsHeld())
@@ -130,7 +130,7 @@ class Slot:
             case inbox.Launched(coming, engine):
                 self._watch_engine(coming, engine)
             case inbox.Filled(coming, _, facts, placement):
-                coming.fill(facts, placement, utc_now())
+                coming.facts, coming.placement, coming.loaded_at = facts, placement, utc_now()
             case inbox.Restored(coming, _, switch):
                 switch()
                 end = inbox.EngineEnded(coming)
@@ -195,7 +195,7 @@ class Slot:
     def _watch_engine(self, coming: Occupant, engine: Engine) -> None:
         """Keep the engine of a load, also if the load was given up meanwhile: the work that clears the load ends it."""
         engine.on_replicas = partial(self._tell, coming.row.id, engine)
-        coming.start(engine)
+        coming.engine = engine
         settings = self._work.settings
         watch = EngineWatch(coming, Bounds(settings.engine_stall_timeout, settings.load_timeout))
         # the task needs no owner: the engine, for whose end it waits, keeps it alive
@@ -218,12 +218,11 @@ class Slot:
 
     def _end_load(self, coming: Occupant) -> None:
         """End a load on the word of an operator. A work that ends an engine is carried to its end first."""
-        coming.leave()
+        coming.phase = Phase.UNLOADING
         if not self._is_carried:
             self._abandon(coming)
 
     def _abandon(self, coming: Occupant) -> None:
-        log.info("model_load_ended", model=coming.row.name)
         why = Refusal("MODEL_BUSY", "the load was ended by an operator", unloading=True)
         self._give_up(coming, Event.LOAD_ABANDONED, why)
 
@@ -249,7 +248,7 @@ class Slot:
 
     def _give_up(self, coming: Occupant, event: Event, why: Refusal) -> None:
         """Let nothing that was begun for the load count any more, and clear what was made for the load."""
-        coming.give_up(why)
+        coming.given_up, coming.generation = why, coming.generation + 1
         cancelled = [task for task, model in self._works.items() if model is coming]
         for task in cancelled:
             task.cancel()
@@ -267,14 +266,14 @@ class Slot:
         self._publish(LoadError(coming.row.id, why.code, why.message))
         staying = self.resident
         if staying is not None:
-            staying.stay()
+            staying.phase = Phase.LOADED
             if staying.held().ended.done():
                 self._clear_away(staying)
 
     # ------------------------------------------------------------- leaving
 
     def _send_off(self, leaving: Occupant) -> None:
-        leaving.leave()
+        leaving.phase = Phase.UNLOADING
         self._publish(ModelLeaving(leaving.row.id))
 
     def _end_resident(self, _: Occupant) -> None:
@@ -291,7 +290,7 @@ class Slot:
             return
         reason = occupant.held().ended.result()
         self._work.restoring.remember(occupant)
-        occupant.leave()
+        occupant.phase = Phase.UNLOADING
         self.engine_end = EngineEnd(occupant.row.id, occupant.row.name, endings.explained(reason))
         log.error("engine_ended", model=occupant.row.name, reason=reason)
         clear = partial(self._work.clear, occupant, Event.ENGINE_ENDED, reason, self.send)
@@ -314,7 +313,7 @@ class Slot:
             self.resident, self.next = self.next, None
             if self.resident is not None:
                 self.engine_end = None
-        else:
+        elif self.next is occupant:
             self.next = None
         occupant.gone.set()
 
@@ -328,8 +327,8 @@ class Slot:
             event = Event.UNLOADED if occupant.ready.done() else Event.LOAD_ABANDONED
             # the record of a model that serves stays as it is: the next start says what the restart ended
             leaving.append((occupant, None if occupant.phase is Phase.LOADED else event))
-            occupant.leave()
-            occupant.give_up(why)
+            occupant.phase = Phase.UNLOADING
+            occupant.generation += 1
             occupant.recorded.set()
             occupant.gone.set()
             if not occupant.ready.done():

@@ -8,6 +8,8 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+import structlog
+
 from steerserve.control.bus import Bus, SaeDetached
 from steerserve.control.residency import loading
 from steerserve.control.residency.engines import Engines
@@ -20,6 +22,7 @@ from steerserve.errors import Refusal
 from steerserve.rules.models.status import Event
 from steerserve.settings import Settings
 
+log = structlog.get_logger(__name__)
 Send = Callable[[Message], None]
 Tasks = Collection[asyncio.Task[None]]
 
@@ -102,6 +105,8 @@ class Work:
         """Clear what was made for a load that was given up, once its cancelled works have ended."""
         assert coming.given_up is not None
         await _until_ended(cancelled)
+        if event is Event.LOAD_ABANDONED:
+            log.info("model_load_ended", model=coming.row.name)
         if coming.engine is not None:
             await coming.engine.stop()
         await self.records.model(coming, event, error_message=coming.given_up.message)
