@@ -10,12 +10,13 @@ import msgspec
 import pytest
 
 from steerserve.control.bus import LoadComplete, LoadError, LoadProgress, UnloadComplete
+from steerserve.database.catalog import ModelRow
 from steerserve.errors import Refusal
 from steerserve.files import local
 from steerserve.messages.endings import NotStarted
 from steerserve.rules.residency.swap import Phase
 from tests.control.conftest import Make, refused
-from tests.doubles import FACTS, PATIENCE, World, soon, until
+from tests.doubles import FACTS, PATIENCE, Gate, World, soon, until
 
 BROKEN = Refusal("INSUFFICIENT_MEMORY", "the weights do not fit")
 
@@ -302,17 +303,6 @@ async def test_a_swap_whose_load_fails_leaves_the_slot_empty(world: World) -> No
     assert await soon(again) == "again"
 
 
-async def test_a_requester_that_goes_away_does_not_stop_the_load_it_began(world: World) -> None:
-    row = await world.model()
-    asked, gate = await world.held("load", world.ask())
-    asked.cancel()
-    await asyncio.gather(asked, return_exceptions=True)
-    gate.open.set()
-    await soon(world.resident.ready)
-    assert await world.status(row) == ("loaded", None)
-    assert world.resident.users == 0
-
-
 # ---------------------------------------------------------------------- unloading
 
 
@@ -526,14 +516,6 @@ async def test_an_unlocked_model_is_replaced_again(world: World) -> None:
 # ---------------------------------------------------------------------- closing
 
 
-async def test_close_leaves_no_engine(world: World) -> None:
-    row = await world.loaded()
-    await soon(world.conductor.close())
-    assert world.launcher.alive == []
-    # the next start says that the restart ended it, and corrects the status
-    assert await world.status(row) == ("loaded", None)
-
-
 async def test_close_during_a_swap_leaves_no_engine(world: World) -> None:
     first = await world.loaded("a")
     await world.model("b")
@@ -574,8 +556,30 @@ async def test_a_second_close_changes_nothing(world: World) -> None:
     row = await world.loaded()
     await soon(world.conductor.close())
     await soon(world.conductor.close())
-    assert world.launcher.log.count("stop") == 1
+    assert (world.launcher.log.count("stop"), world.launcher.alive) == (1, [])
+    # the next start says that the restart ended it, and corrects the status
     assert await world.status(row) == ("loaded", None)
+
+
+async def test_a_load_that_is_checked_while_the_service_closes_starts_no_engine(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = await world.model()
+    find, gate = world.catalog.model, Gate()
+
+    async def found(model_id: int) -> ModelRow:
+        gate.reached.set()
+        await gate.open.wait()
+        return await find(model_id)
+
+    monkeypatch.setattr(world.catalog, "model", found)
+    loading = world.begin(world.conductor.load(row))
+    await soon(gate.reached.wait())
+    world.conductor.is_closing = True
+    await soon(world.conductor.close())
+    gate.open.set()
+    assert (await refused(loading)).code == "SHUTTING_DOWN"
+    assert world.launcher.engines == []
 
 
 async def test_what_the_database_cannot_record_does_not_stop_an_unload(world: World) -> None:

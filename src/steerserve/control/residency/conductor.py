@@ -315,6 +315,9 @@ class Conductor:
             raise shutting_down()
         prepared = await loading.prepare(row, gpu, self.resident, self._launcher, self._settings)
         await self._catalog.model(row.id)
+        # a load that begins after the end of everything would leave an engine
+        if self.is_closing:
+            raise shutting_down()
         if row.id in self._kept_out:
             raise Refusal("MODEL_NOT_FOUND", "the model is being deleted", model_id=row.id)
         return prepared
