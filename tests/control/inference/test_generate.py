@@ -125,18 +125,16 @@ async def test_a_client_that_goes_away_while_its_model_loads_frees_its_place(
 
 
 async def test_a_client_that_goes_away_during_a_detach_frees_its_place(world: World) -> None:
-    await world.loaded()
+    await world.attached()
     holder, stream = await world.in_flight()
-    async with world.conductor.editing:
-        draining = world.conductor.drained(world.resident)
-        entering = world.begin(draining.__aenter__())
-        asked = world.begin(world.ask())
-        await until(lambda: world.queue.counts().holding == 2)
-        await cancelled(asked)
-        assert world.queue.counts().holding == 1
-        stream.complete()
-        await soon(asyncio.gather(holder, entering))
-        await draining.__aexit__(None, None, None)
+    detaching = world.begin(world.attachments.detach("sae_a"))
+    await until(world.conductor.editing.locked)
+    asked = world.begin(world.ask())
+    await until(lambda: world.queue.counts().holding == 2)
+    await cancelled(asked)
+    assert world.queue.counts().holding == 1
+    stream.complete()
+    await soon(asyncio.gather(holder, detaching))
     assert is_idle(world)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -304,17 +303,6 @@ async def test_a_swap_whose_load_fails_leaves_the_slot_empty(world: World) -> No
     assert await soon(again) == "again"
 
 
-async def test_a_requester_that_goes_away_does_not_stop_the_load_it_began(world: World) -> None:
-    row = await world.model()
-    asked, gate = await world.held("load", world.ask())
-    asked.cancel()
-    await asyncio.gather(asked, return_exceptions=True)
-    gate.open.set()
-    await soon(world.resident.ready)
-    assert await world.status(row) == ("loaded", None)
-    assert world.resident.users == 0
-
-
 # ---------------------------------------------------------------------- unloading
 
 
@@ -380,15 +368,6 @@ async def test_an_unload_ends_a_load_and_refuses_the_requests_that_wait_for_it(
     assert await world.status(row) == ("loaded", None)
 
 
-async def test_a_load_that_is_ended_before_it_began_frees_the_slot(world: World) -> None:
-    row = await world.model()
-    coming = world.conductor._turnover.begin_load(await world.conductor._prepared(row))
-    await soon(world.conductor.end_load(row.id))
-    assert (await refused(coming.ready)).code == "MODEL_BUSY"
-    assert world.phase is Phase.EMPTY
-    assert world.launcher.engines == []
-
-
 async def test_a_load_that_waits_for_an_unload_is_ended_and_the_other_model_serves_on(
     world: World,
 ) -> None:
@@ -445,51 +424,11 @@ async def test_two_operators_may_end_a_load_at_once(world: World) -> None:
     await soon(world.conductor.end_load(row.id))
 
 
-async def test_a_load_that_is_ended_in_the_turn_in_which_it_succeeds_is_no_crash(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    row = await world.model()
-    write, gate = world.catalog.change_model, Gate()
-
-    async def written(model_id: int, **values: Any) -> ModelRow:
-        changed = await write(model_id, **values)
-        if values.get("status") == "loaded":
-            gate.reached.set()
-            await gate.open.wait()
-        return changed
-
-    monkeypatch.setattr(world.catalog, "change_model", written)
-    coming = await world.conductor.load(row)
-    await soon(gate.reached.wait())
-    gate.open.set()
-    await world.conductor.end_load(row.id)  # in the same turn of the event loop
-    assert (await refused(coming.ready)).message == ENDED
-    assert await world.status(row) == ("ready", ENDED)
-    assert world.phase is Phase.EMPTY
-    assert world.launcher.alive == []
-
-
 async def test_a_model_that_serves_is_not_ended_as_a_load(world: World) -> None:
     row = await world.loaded()
     await soon(world.conductor.end_load(row.id))
     await soon(world.conductor.end_load(row.id + 1))
     assert world.phase is Phase.LOADED
-
-
-async def test_a_load_after_a_crash_is_ended_without_losing_what_the_crash_took(
-    world: World,
-) -> None:
-    row = await world.loaded()
-    await world.attachments.attach(await world.sae(), 1)
-    await world.crash()
-    gate = world.launcher.hold("attach")
-    resident = await world.conductor.load(row)
-    await soon(gate.reached.wait())
-    await soon(world.conductor.unload(row.id))
-    assert (await refused(resident.ready)).code == "MODEL_BUSY"
-    assert world.conductor.view().locked_id == row.id
-    await soon((await world.conductor.load(row)).ready)
-    assert list(world.launcher.engine.attached) == ["sae_a@1"]
 
 
 async def test_close_while_a_load_is_being_ended_leaves_no_engine(world: World) -> None:
@@ -577,14 +516,6 @@ async def test_an_unlocked_model_is_replaced_again(world: World) -> None:
 # ---------------------------------------------------------------------- closing
 
 
-async def test_close_leaves_no_engine(world: World) -> None:
-    row = await world.loaded()
-    await soon(world.conductor.close())
-    assert world.launcher.alive == []
-    # the next start says that the restart ended it, and corrects the status
-    assert await world.status(row) == ("loaded", None)
-
-
 async def test_close_during_a_swap_leaves_no_engine(world: World) -> None:
     first = await world.loaded("a")
     await world.model("b")
@@ -625,8 +556,30 @@ async def test_a_second_close_changes_nothing(world: World) -> None:
     row = await world.loaded()
     await soon(world.conductor.close())
     await soon(world.conductor.close())
-    assert world.launcher.log.count("stop") == 1
+    assert (world.launcher.log.count("stop"), world.launcher.alive) == (1, [])
+    # the next start says that the restart ended it, and corrects the status
     assert await world.status(row) == ("loaded", None)
+
+
+async def test_a_load_that_is_checked_while_the_service_closes_starts_no_engine(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = await world.model()
+    find, gate = world.catalog.model, Gate()
+
+    async def found(model_id: int) -> ModelRow:
+        gate.reached.set()
+        await gate.open.wait()
+        return await find(model_id)
+
+    monkeypatch.setattr(world.catalog, "model", found)
+    loading = world.begin(world.conductor.load(row))
+    await soon(gate.reached.wait())
+    world.conductor.is_closing = True
+    await soon(world.conductor.close())
+    gate.open.set()
+    assert (await refused(loading)).code == "SHUTTING_DOWN"
+    assert world.launcher.engines == []
 
 
 async def test_what_the_database_cannot_record_does_not_stop_an_unload(world: World) -> None:
@@ -655,24 +608,6 @@ async def test_a_model_that_is_being_deleted_is_not_loaded(world: World) -> None
     assert refused.value.code == "MODEL_NOT_FOUND"
     await soon((await world.conductor.load(row)).ready)
     assert world.phase is Phase.LOADED
-
-
-async def test_a_swap_that_fails_before_the_unload_leaves_the_resident_serving(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await world.loaded("a")
-    other = await world.model("b")
-
-    async def fail(*_: object) -> None:
-        raise RuntimeError("before anything was unloaded")
-
-    monkeypatch.setattr(world.conductor._turnover, "_drain", fail)
-    coming = await world.conductor.load(other)
-    assert (await refused(coming.ready)).code == "MODEL_LOAD_FAILED"
-    await until(lambda: world.phase is Phase.LOADED)
-    asked, stream = await world.in_flight("a")
-    stream.complete("still here")
-    assert await soon(asked) == "still here"
 
 
 async def test_a_database_that_is_away_holds_no_slot(

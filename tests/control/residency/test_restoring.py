@@ -10,7 +10,6 @@ import pytest
 from steerserve import messages as m
 from steerserve.control.bus import SaeAttached, SaeDetached
 from steerserve.errors import Refusal
-from steerserve.rules.residency.swap import Phase
 from tests.control.conftest import refused
 from tests.doubles import World, soon, until
 
@@ -412,23 +411,6 @@ async def test_an_sae_of_another_size_is_not_put_back(world: World) -> None:
 
 
 # ------------------------------------------------------------------ an unload, a load, the end
-
-
-async def test_an_unload_while_values_are_put_back_ends_the_load_and_keeps_them(
-    world: World,
-) -> None:
-    await steered(world)
-    await world.crash()
-    asked, _ = await world.held("steer", world.ask())
-    assert world.phase is Phase.LOADING
-    await soon(world.conductor.unload(1))
-    assert (await refused(asked)).code == "MODEL_BUSY"
-    assert world.conductor.resident is None
-    assert world.launcher.alive == []
-    second = await world.conductor.load(await world.catalog.model(1))
-    await soon(second.ready)
-    assert world.conductor.resident is second
-    assert world.launcher.engine.state.steering.values == {"sae_a@1": {1: 5.0}}
 
 
 async def test_closing_while_something_is_given_back_ends(world: World) -> None:

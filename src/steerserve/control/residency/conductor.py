@@ -1,8 +1,8 @@
 """What may be done with the one slot, now: use its model, load, unload, lease, lock, exchange its SAEs.
 
-Each decision is made without waiting, by asking `rules/residency/swap`; `turnover.py` does the slow work in tasks of
-its own, each of which writes its outcome back in one step. A request that uses the model holds it, and an unload waits
-for everybody who holds the model.
+Each decision is made without waiting, by asking `rules/residency/swap`, and is then a message to the owner of the slot
+(`slot.py`) in the same step. A request that uses the model holds it, and an unload waits for everybody who holds the
+model.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from dataclasses import replace
 
 import structlog
 
-from steerserve.control.bus import Bus, RequestsHeld
-from steerserve.control.residency import loading
+from steerserve.control.bus import Bus
+from steerserve.control.residency import inbox, loading
 from steerserve.control.residency.engines import Engines
 from steerserve.control.residency.leases import Granted, Leases, Seconds
 from steerserve.control.residency.loading import ANYWHERE, Prepared
@@ -25,13 +25,13 @@ from steerserve.control.residency.reattaching import Reattaching
 from steerserve.control.residency.records import Records
 from steerserve.control.residency.resident import Attachment, Resident
 from steerserve.control.residency.restoring import Restoring
-from steerserve.control.residency.slot import Slot
-from steerserve.control.residency.turnover import Turnover, shutting_down
+from steerserve.control.residency.slot import Slot, shutting_down
+from steerserve.control.residency.work import Work
 from steerserve.database.catalog import Catalog, Clock, ModelRow, utc_now
 from steerserve.errors import Refusal
 from steerserve.rules.residency import swap
 from steerserve.rules.residency.lease import Terms
-from steerserve.rules.residency.lock import Lock
+from steerserve.rules.residency.lock import Lock, LockedBy
 from steerserve.rules.residency.placement import GpuRequest
 from steerserve.rules.residency.swap import Phase, Step, UnloadStep, View
 from steerserve.settings import Settings
@@ -54,27 +54,15 @@ class Conductor:
         self._settings = settings
         self._catalog = catalog
         self._launcher = launcher
-        self._slot = Slot()
         self.leases = Leases(settings, bus, now, seconds)
         self.records = Records(catalog)
         self.restoring = Restoring()
         # registered first, so that every later owner finds the SAEs attached
         self.reattaching = Reattaching(catalog, self.restoring)
-        self._bus = bus
         # held while the attachments are edited; an unload takes it before it ends the engine
         self.editing = asyncio.Lock()
-        self._turnover = Turnover(
-            settings,
-            launcher,
-            bus,
-            self._slot,
-            self.leases,
-            self.records,
-            self.restoring,
-            self.editing,
-        )
-        self._open = asyncio.Event()
-        self._open.set()
+        work = Work(settings, launcher, bus, self.records, self.restoring, self.editing)
+        self._slot = Slot(work, self.leases)
         self._kept_out: set[int] = set()
         self.is_closing = False
 
@@ -167,7 +155,7 @@ class Conductor:
             # the slot may have changed during the check of the memory
             if step() is Step.LOAD:
                 former = self.resident
-                self._turnover.begin_load(prepared)
+                self._slot.send(inbox.Load(Occupant(prepared.row), prepared))
                 _log_load(row, former)
         self.leases.note_ignored(lease)
         # while the load first unloads another model, the slot still shows that other model
@@ -190,7 +178,7 @@ class Conductor:
             Refusal: the engine has ended while the request waited, so its SAEs and their steering are gone.
         """
         assert isinstance(resident, Occupant)
-        await self._open.wait()
+        await self._slot.may_run.wait()
         resident.held().must_run()
         resident.begin_request()
         try:
@@ -220,7 +208,8 @@ class Conductor:
         self.check_load(row.id, lease)
         self.leases.note_ignored(lease)
         self.restoring.keep_only(row.id)
-        coming = self._turnover.begin_load(prepared)
+        coming = Occupant(prepared.row)
+        self._slot.send(inbox.Load(coming, prepared))
         await coming.recorded.wait()
         return coming
 
@@ -236,7 +225,8 @@ class Conductor:
             await self.end_load(model_id)
             return
         leaving = self._occupant(self.loaded())
-        await asyncio.shield(self._turnover.begin_unload(leaving))
+        self._slot.send(inbox.Unload(leaving))
+        await leaving.gone.wait()
 
     async def end_load(self, model_id: int) -> None:
         """End the load of this model, if one is under way, and return when its process is gone. Without such a load
@@ -245,12 +235,13 @@ class Conductor:
         if coming is None:
             return
         if swap.is_loading(self.view(), model_id):
-            self._turnover.begin_end_load(coming)
-        await self._turnover.until_load_ended(coming)
+            self._slot.send(inbox.EndLoad(coming))
+        if coming.phase is Phase.UNLOADING and not coming.ready.done():
+            await coming.gone.wait()
 
     async def settled(self) -> None:
         """Return when no load and no unload is under way."""
-        await self._turnover.settled()
+        await self._slot.settled.wait()
 
     def note(self, row: ModelRow) -> None:
         """The record of a model was written by somebody else. The resident model shows the record as it is then."""
@@ -274,7 +265,7 @@ class Conductor:
             Refusal: MODEL_BUSY, MODEL_LOCKED, MODEL_NOT_LOADED.
         """
         swap.may_lock(self.view(), model_id)
-        self._occupant(self.loaded()).lock()
+        self._slot.send(inbox.SetLock(self._occupant(self.loaded()), LockedBy.OPERATOR))
 
     def unlock(self, model_id: int) -> None:
         """Unlock the model. If its engine crashed, it comes back unlocked. A model that is not locked stays as it
@@ -282,43 +273,39 @@ class Conductor:
         self.restoring.unlock(model_id)
         occupant = self._slot.resident
         if occupant is not None and occupant.row.id == model_id:
-            occupant.unlock()
+            self._slot.send(inbox.SetLock(occupant, None))
 
     async def exchange(
         self, resident: Resident, old: Sequence[Attachment], new: Sequence[Attachment]
     ) -> None:
-        """Put the SAEs `new` in the place of `old`, in one step with the states that other owners keep of them. The
-        engine has `new` already and `old` no longer. The caller holds `editing`.
+        """Put the SAEs `new`, which the engine has, in the place of `old`, in one step with the states that other
+        owners keep of them. `old` is detached once the requests in flight have ended, within GRACEFUL_UNLOAD_TIMEOUT
+        seconds; new requests, and requests that wait for a slot, run after the exchange. The caller holds `editing`.
 
         Raises:
-            Refusal: MODEL_NOT_LOADED when the model went away meanwhile.
+            Refusal: MODEL_NOT_LOADED when the model went away meanwhile, or what the engine refuses.
         """
-        async with self.restoring.parting([attachment.key for attachment in old]) as switch:
-            self._occupant(resident).exchange(old, new)
-            switch()
+        keys = [attachment.key for attachment in old]
+        try:
+            if old:
+                occupant = self._occupant(resident)
+                self._slot.send(inbox.HoldRequests(True))
+                await occupant.until_idle(self._settings.graceful_unload_timeout)
+            engine, _ = resident.running()
+            if old:
+                await engine.change(lambda state: state.detached(*keys))
+            async with self.restoring.parting(keys) as switch:
+                self._slot.send(inbox.Exchange(self._occupant(resident), old, new, switch))
+        finally:
+            self._slot.send(inbox.HoldRequests(False))
 
     async def close(self) -> None:
         """End the engine, also during a load or a request. No process is left."""
         self.leases.restart()
-        await self._turnover.close()
+        self._slot.send(inbox.Close())
+        assert self._slot.closed is not None
+        await asyncio.shield(self._slot.closed)
         await self.records.close()
-
-    @asynccontextmanager
-    async def drained(self, resident: Resident) -> AsyncIterator[None]:
-        """No request runs on the model inside the block. The requests in flight may end first, within
-        GRACEFUL_UNLOAD_TIMEOUT seconds. New requests, and requests that wait for a slot, run after the block.
-
-        Raises:
-            Refusal: MODEL_NOT_LOADED when the model went away meanwhile.
-        """
-        occupant = self._occupant(resident)
-        self._open.clear()
-        self._bus.publish(RequestsHeld())
-        try:
-            await occupant.until_idle(self._settings.graceful_unload_timeout)
-            yield
-        finally:
-            self._open.set()
 
     # ------------------------------------------------------------- inside
 
@@ -328,6 +315,9 @@ class Conductor:
             raise shutting_down()
         prepared = await loading.prepare(row, gpu, self.resident, self._launcher, self._settings)
         await self._catalog.model(row.id)
+        # a load that begins after the end of everything would leave an engine
+        if self.is_closing:
+            raise shutting_down()
         if row.id in self._kept_out:
             raise Refusal("MODEL_NOT_FOUND", "the model is being deleted", model_id=row.id)
         return prepared
@@ -356,10 +346,6 @@ class Conductor:
 def _log_load(row: ModelRow, former: Resident | None) -> None:
     """The line of a load that a request to `/v1` causes. Loads of the management surface have a line as every change
     there has."""
-    if former is None:
-        log.info("change", action="model_load", result="begun", model_id=row.id)
-    else:
-        replaced = former.row.id
-        log.info(
-            "change", action="model_swap", result="begun", model_id=row.id, replaced_id=replaced
-        )
+    action = "model_load" if former is None else "model_swap"
+    replaced = {} if former is None else {"replaced_id": former.row.id}
+    log.info("change", action=action, result="begun", model_id=row.id, **replaced)

@@ -13,9 +13,8 @@ from steerserve.control.bus import Bus, LoadProgress
 from steerserve.control.client_paths import client_paths
 from steerserve.control.residency import fitting, fitting_gguf, fitting_nodes
 from steerserve.control.residency.engines import Engines
-from steerserve.control.residency.occupant import Occupant
 from steerserve.control.residency.resident import Resident
-from steerserve.database.catalog import ModelRow, utc_now
+from steerserve.database.catalog import ModelRow
 from steerserve.engines.fleet.progress import extend
 from steerserve.engines.gpus import read as read_cards
 from steerserve.engines.remote.facts import checkpoint_seen
@@ -23,7 +22,7 @@ from steerserve.errors import Refusal
 from steerserve.files import gguf as gguf_files
 from steerserve.files import local, weights
 from steerserve.messages import Loaded, Progress, endings
-from steerserve.messages.engine import local_pid
+from steerserve.messages.engine import Engine, local_pid
 from steerserve.rules.inference.names import GGUF
 from steerserve.rules.models import remote_code
 from steerserve.rules.models import status as model_status
@@ -149,16 +148,14 @@ async def check_more_replicas(
     launcher.barred = planned.barred
 
 
-async def fill(coming: Occupant, prepared: Prepared, settings: Settings, bus: Bus) -> Loaded:
-    """Load the model into the engine of the occupant.
+async def fill(engine: Engine, prepared: Prepared, settings: Settings, bus: Bus) -> Loaded:
+    """Load the model into the engine.
 
     Raises:
         Refusal: whatever refuses the load; MODEL_LOAD_FAILED after LOAD_TIMEOUT, without the time in which nodes fetch
             files.
     """
-    row, plan = prepared.row, prepared.plan
-    engine = coming.held()
-    stage = ""
+    row, stage = prepared.row, ""
     try:
         async with asyncio.timeout(settings.load_timeout) as limit:
 
@@ -174,8 +171,7 @@ async def fill(coming: Occupant, prepared: Prepared, settings: Settings, bus: Bu
     paths = client_paths(settings)
     outside = paths.warning(row.local_path or "") if row.source == "local" else None
     if outside is not None:
-        facts = structs.replace(facts, warnings=[*facts.warnings, outside])
-    coming.fill(facts, plan.placement(facts.memory_by_device_mb), utc_now())
+        return structs.replace(facts, warnings=[*facts.warnings, outside])
     return facts
 
 

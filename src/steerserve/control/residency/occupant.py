@@ -1,5 +1,5 @@
-"""The model in the one slot, as this room writes it. Only the methods of `Occupant` change its fields, and only this
-room calls the methods that do; everybody else sees a `Resident`."""
+"""The model in the one slot, as this room writes it. Only the handlers of the slot and the methods of `Occupant` change
+its fields; everybody outside of this room sees a `Resident`."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ class Occupant:
     """A model in the slot: it is loading, then loaded, then unloading. It goes back to loaded only where the load of
     its successor failed before this model was touched.
 
-    `recorded` is set once the record says that the model is loading, or the load ended before that. `users` counts the
-    requests that hold the model, and `in_flight` counts those of them that hold a slot too. `silence` is the silence of
-    the engine at the last look.
+    `given_up` is the reason why its load is given up. `generation` grows then: what was begun before does not count any
+    more. `recorded` is set once the record says that the model is loading, or the load ended before that, and `gone`
+    once the model has left the slot. `users` counts the requests that hold the model, and `in_flight` counts those of
+    them that hold a slot too. `silence` is the silence of the engine at the last look.
     """
 
     row: ModelRow
@@ -41,10 +42,13 @@ class Occupant:
     placement: ModelPlacement | None = None
     locked_by: LockedBy | None = None
     attachments: dict[str, Attachment] = field(default_factory=dict)
+    generation: int = 0
+    given_up: Refusal | None = None
     ready: asyncio.Future[None] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
     recorded: asyncio.Event = field(default_factory=asyncio.Event)
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
     users: int = 0
     unused: asyncio.Event = field(default_factory=asyncio.Event)
     in_flight: int = 0
@@ -83,34 +87,11 @@ class Occupant:
 
     # ------------------------------------------------------------- its life
 
-    def start(self, engine: Engine) -> None:
-        """An engine was started to load the model."""
-        self.engine = engine
-
-    def fill(self, facts: Loaded, placement: ModelPlacement, at: datetime) -> None:
-        """The engine has loaded the model."""
-        self.facts, self.placement, self.loaded_at = facts, placement, at
-
     def serve(self, attached: Sequence[Attachment], locked_by: LockedBy | None) -> None:
         """The model serves from now on, with these SAEs and this lock."""
         self.attachments.update({attachment.key: attachment for attachment in attached})
         self.locked_by = locked_by
         self.phase = Phase.LOADED
-
-    def leave(self) -> None:
-        """The model is being unloaded from now on."""
-        self.phase = Phase.UNLOADING
-
-    def stay(self) -> None:
-        """The unload is cancelled before it began."""
-        self.phase = Phase.LOADED
-
-    def empty(self) -> list[Attachment]:
-        """The engine has ended, and with it the SAEs and the lock are gone. Returns the SAEs that were attached."""
-        gone = list(self.attachments.values())
-        self.attachments.clear()
-        self.locked_by = None
-        return gone
 
     def hear(self, silence: Silence) -> None:
         """Note the silence of the engine at a look."""
@@ -132,13 +113,6 @@ class Occupant:
             self.locked_by = None
         elif new and self.locked_by is None:
             self.locked_by = LockedBy.ATTACHED_SAE
-
-    def lock(self) -> None:
-        """An operator locks the model."""
-        self.locked_by = LockedBy.OPERATOR
-
-    def unlock(self) -> None:
-        self.locked_by = None
 
     # ------------------------------------------------------------- who uses it
 

@@ -20,7 +20,6 @@ import structlog
 from steerserve.control.residency.engine_state import EngineState, Loss, Losses, Return
 from steerserve.control.residency.occupant import Occupant
 from steerserve.control.residency.resident import Switch
-from steerserve.errors import Refusal
 from steerserve.messages.engine import Engine
 from steerserve.rules.residency.lock import Lock
 
@@ -80,8 +79,7 @@ class Restoring:
         switch lets the model serve with these states, and forgets the losses.
 
         Raises:
-            Refusal: what an owner refuses, or MODEL_LOAD_FAILED by the switch when the engine ended meanwhile; then
-                the losses are kept for the next load.
+            Refusal: what an owner refuses. The losses are kept for the next load.
         """
         model_id = occupant.row.id
         back = Return(model_id, engine)
@@ -93,8 +91,6 @@ class Restoring:
             was_lost = any(model_id in losses for _, losses in self._states)
 
             def switch() -> None:
-                if engine.ended.done():
-                    raise Refusal("MODEL_LOAD_FAILED", engine.ended.result())
                 lock = self._locked.get(model_id)
                 # values can be set from here on, but no request is served before the load is reported as over
                 occupant.serve(back.attached, lock.by if lock is not None else None)

@@ -7,7 +7,7 @@ changes nothing.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -27,7 +27,6 @@ from steerserve.control.saes.records import origin_of, source_of
 from steerserve.database.catalog import Catalog, SaeRow
 from steerserve.errors import Refusal
 from steerserve.messages.carried import carry_edit
-from steerserve.messages.engine import Engine
 from steerserve.rules.saes import attachment as rules
 from steerserve.rules.saes import sets as sae_set
 from steerserve.rules.saes.sets import Offender, Size
@@ -113,7 +112,7 @@ class Attachments:
             async with self._undoing(resident) as made:
                 attached = await self._hook(resident, wanted, verdict)
                 made.append(_replacing(attached, before))
-                await self._exchange(resident, before, made)
+                await self._conductor.exchange(resident, before, made)
             await self._note(resident, before, made)
             return made[0]
 
@@ -155,7 +154,7 @@ class Attachments:
                     with attachable.naming(wanted):
                         made.append(await self._hook(resident, wanted, verdicts[key]))
                 if made:
-                    await self._exchange(resident, [], made)
+                    await self._conductor.exchange(resident, [], made)
             await self._note(resident, [], made)
             attachments = [resident.attachments[wanted.key] for wanted in asked]
             # if the set names an SAE twice, the second member counts as attached before
@@ -178,7 +177,7 @@ class Attachments:
             resident = self._conductor.resident
             detached = [a for a in self._conductor.attachments() if a.sae_id == sae_id]
             if resident is not None and detached:
-                await self._exchange(resident, detached, [])
+                await self._conductor.exchange(resident, detached, [])
                 await self._note(resident, detached, [])
             was_lost = self._conductor.reattaching.forget(sae_id)
             if not detached and not was_lost:
@@ -258,28 +257,11 @@ class Attachments:
         except BaseException:
             try:
                 if made:
-                    await _detach(engine, made)
+                    keys = [attachment.key for attachment in made]
+                    await engine.change(lambda state: state.detached(*keys))
             except Refusal:
                 engine.lose("the engine could not take an SAE back")
             raise
-
-    async def _exchange(
-        self, resident: Resident, old: Sequence[Attachment], new: Sequence[Attachment]
-    ) -> None:
-        """Put `new`, which the engine has, in the place of `old`, in one step of the epoch. `old` is detached once the
-        requests in flight have ended; new requests wait until the exchange is over.
-
-        Raises:
-            Refusal: MODEL_NOT_LOADED when the model went away meanwhile, or what the engine refuses.
-        """
-
-        async with AsyncExitStack() as held:
-            if old:
-                await held.enter_async_context(self._conductor.drained(resident))
-            engine, _ = resident.running()
-            if old:
-                await _detach(engine, old)
-            await self._conductor.exchange(resident, old, new)
 
     async def _note(
         self, resident: Resident, old: Sequence[Attachment], new: Sequence[Attachment]
@@ -295,12 +277,6 @@ class Attachments:
             self._bus.publish(
                 SaeAttached(attachment.sae_id, attachment.layer, attachment.memory_mb)
             )
-
-
-async def _detach(engine: Engine, attachments: Sequence[Attachment]) -> None:
-    """Let the engine detach all of these SAEs, or none where it refuses."""
-    keys = [attachment.key for attachment in attachments]
-    await engine.change(lambda state: state.detached(*keys))
 
 
 def _replacing(attached: Attachment, before: Sequence[Attachment]) -> Attachment:
