@@ -7,24 +7,27 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import httpx2
 import pytest
 
 from steerserve import demo
-from tests.app.test_lifecycle import Process, serving
+from tests.app.test_lifecycle import serving
 from tests.parts import outside
+from tests.service import ANSWER_SECONDS
 
 TOKENS = 8
 
 
 @pytest.fixture(scope="module")
-def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
-    """A service beside which the package is installed."""
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx2.Client]:
+    """A client of a service beside which the package is installed."""
     root = tmp_path_factory.mktemp("outside")
     outside.install(root / "packages")
     path = os.pathsep.join([str(root / "packages"), os.environ.get("PYTHONPATH", "")])
     with serving(root / "home", pythonpath=path) as process:
         process.load_demo()
-        yield process
+        with httpx2.Client(base_url=process.url, timeout=ANSWER_SECONDS) as client:
+            yield client
 
 
 def body(**fields: Any) -> dict[str, Any]:
@@ -32,16 +35,16 @@ def body(**fields: Any) -> dict[str, Any]:
     return text | fields
 
 
-def test_the_answer_has_what_the_part_tells(live: Process) -> None:
-    answer = live.http.post("/v1/completions", json=body(return_entropy={"most": TOKENS})).json()
+def test_the_answer_has_what_the_part_tells(live: httpx2.Client) -> None:
+    answer = live.post("/v1/completions", json=body(return_entropy={"most": TOKENS})).json()
     (entropies,) = answer["service"]["entropy"]
     assert len(entropies) == answer["usage"]["completion_tokens"] == TOKENS
     assert all(entropy > 0 for entropy in entropies)
 
 
-def test_an_error_of_the_part_ends_its_own_request_alone(live: Process) -> None:
+def test_an_error_of_the_part_ends_its_own_request_alone(live: httpx2.Client) -> None:
     def ask(most: int) -> Any:
-        return live.http.post("/v1/completions", json=body(return_entropy={"most": most}))
+        return live.post("/v1/completions", json=body(return_entropy={"most": most}))
 
     with ThreadPoolExecutor() as pool:
         whole, broken, other = pool.map(ask, (TOKENS, 3, TOKENS))
@@ -50,16 +53,18 @@ def test_an_error_of_the_part_ends_its_own_request_alone(live: Process) -> None:
     assert whole.json()["service"] == other.json()["service"]
 
 
-def test_a_wrong_value_is_refused_by_the_place_of_the_field(live: Process) -> None:
-    answer = live.http.post("/v1/completions", json=body(return_entropy={"most": "all"}))
+def test_a_wrong_value_is_refused_by_the_place_of_the_field(live: httpx2.Client) -> None:
+    answer = live.post("/v1/completions", json=body(return_entropy={"most": "all"}))
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "return_entropy.most"
 
 
-def test_the_description_of_the_api_has_the_field_and_what_is_told(live: Process) -> None:
-    paths = live._described()["paths"]
+def test_the_description_of_the_api_has_the_field_and_what_is_told(live: httpx2.Client) -> None:
+    described = live.get("/openapi.json").json()
     for route in ("/v1/completions", "/v1/chat/completions", "/v1/responses"):
-        sent = paths[route]["post"]["requestBody"]["content"]["application/json"]["schema"]
+        sent = described["paths"][route]["post"]["requestBody"]["content"]["application/json"][
+            "schema"
+        ]
         assert "return_entropy" in sent["properties"]
-    told = live._described()["components"]["schemas"]["ServiceBlock"]["properties"]
+    told = described["components"]["schemas"]["ServiceBlock"]["properties"]
     assert "entropy" in told

@@ -250,7 +250,7 @@ class Intake:
         if ignored:
             named = ignored[:LOCATIONS_LOGGED]
             near = fields.nearest(route, named, raw)
-            log.warning("embeddingfields_unused", route=route, locations=named, **near)
+            log.warning("request_fields_unused", route=route, locations=named, **near)
         if is_strict:
             fields.check_strict(unused)
         elif is_strict is None:

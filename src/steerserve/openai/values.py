@@ -161,7 +161,10 @@ def score(
     return Asked(
         request=m.Request(goal=goal, prompts=prompts, client=client),
         steering=AskedSteering(profile=profile, own=own, is_held=True, follows_live=False),
-        parts=_parts(body, Sent(route, settings, len(prompts), is_scored=True)),
+        parts=_parts(
+            body,
+            Sent(route, settings, len(prompts), is_stream=bool(body.stream), is_scored=True),
+        ),
         is_stream=bool(body.stream),
         # a field `profile` without `score_steered` was refused; the name of a model may carry a profile
         is_scored_steered=bool(body.score_steered) or profile is not None,

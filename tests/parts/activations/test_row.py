@@ -313,10 +313,10 @@ def told(outcome: Ending) -> list[object]:
     ("positions", "expected"),
     [
         ("all", [list(range(40)), None, [40], None, [41], "length"]),
-        ("prompt", [list(range(40)), None, None, [], "length"]),
+        ("prompt", [list(range(40)), None, None, "length"]),
         ("completion", [None, [40], None, [41], "length"]),
         ("last", [None, None, [41], "length"]),
-        ((38, 41), [[38, 39], None, [40], None, [], "length"]),
+        ((38, 41), [[38, 39], None, [40], None, "length"]),
     ],
 )
 def test_with_a_streamed_tap_a_token_is_followed_by_the_readings_of_its_position(
