@@ -317,8 +317,8 @@ def logits_of(model: Checkpoint) -> Tensor:
     prompts = [model.encode(words(size), special=True) for size in (30, 12)]
     cache = model.cache()
     slots = [cache.open(64) for _ in prompts]
-    first = model.prefill(cache, slots, prompts, start=0)
-    second = model.decode_step(cache, slots, [4, 5], [len(p) for p in prompts])
+    first = model.prefill(cache, slots, prompts, start=0).logits
+    second = model.decode_step(cache, slots, [4, 5], [len(p) for p in prompts]).logits
     return torch.stack([first, second])
 
 

@@ -21,21 +21,18 @@ from torch import Tensor
 from steerserve.rules.inference import stepping
 from steerserve.rules.inference.stepping import CudaGraphs, Decoding
 from steerserve.worker import memory
+from steerserve.worker.batch.planned import Pass
 from steerserve.worker.hooks.called_sites import PlaceName, Unlike, is_same
 from steerserve.worker.hooks.hooks import HookedSaes
 from steerserve.worker.hooks.places import Catch
 from steerserve.worker.model import recording
 from steerserve.worker.model.checkpoint import Checkpoint
-from steerserve.worker.model.kv import CacheSlot, KvCache
+from steerserve.worker.model.kv import KvCache
 from steerserve.worker.model.recording import CardRecorder, PassRecorder, RecordedPass
+from steerserve.worker.model.results import PassResult
 from steerserve.worker.model.transformer import described_error
-from steerserve.worker.rows.steering import RowSteering
 
 log = structlog.get_logger(__name__)
-
-DecodeInputs = tuple[KvCache, Sequence[CacheSlot], Sequence[int], Sequence[int]]
-"""The cache, and for each row of a decode pass its slot, its token and its position."""
-
 
 Kind = tuple[int, frozenset[PlaceName]]
 """The number of rows of a pass, and the sites at which what the rows do is called."""
@@ -103,40 +100,32 @@ class DecodeGraphs:
     def decode(
         self,
         cache: KvCache,
-        slots: Sequence[CacheSlot],
-        tokens: Sequence[int],
-        positions: Sequence[int],
-        *,
-        rows: Sequence[RowSteering],
-        spans: Sequence[tuple[int, int]],
+        planned: Pass,
         catches: Mapping[int, Sequence[Catch]],
-    ) -> Tensor:
-        """A decode pass as `Checkpoint.decode_step`, with the steering of `rows`. The functions of `catches` take the
-        values of the sites."""
-
-        def by_hooks() -> Tensor:
-            count = stepping.up(len(tokens), self._model.row_step)
-            with self._saes.of(rows, spans, catches, count=count):
-                return self._model.decode_step(cache, slots, tokens, positions)
-
+        by_hooks: Callable[[], PassResult],
+    ) -> PassResult:
+        """Run a decode pass with the steering of its rows. The functions of `catches` take the values of the sites.
+        `by_hooks` runs the same pass with hooks at the sites."""
+        rows, spans = [row.steering for row in planned.rows], planned.spans
+        tokens = [ids[0] for ids in planned.tokens]
         while not self._is_off:
             works = self._saes.works(rows, spans)
             count = self._rows(len(tokens))
             assert count is not None
             try:
                 with self._saes.by_table(rows, spans, works, catches, count) as values:
-                    self._fill(tokens, positions)
-                    self._model.begin_decode(cache, slots, positions)
+                    self._fill(tokens, planned.starts)
+                    self._model.begin_decode(cache, planned.slots, planned.starts)
                     kind = count, frozenset(works)
                     logits, read = self._run(cache, kind, len(tokens), values)
                     self._saes.tell(read, catches)
-                return logits
+                return PassResult(logits)
             except Exception as error:
                 # the same pass may run again, because it writes at the same positions
                 if not isinstance(error, Unlike) and not memory.is_exhausted(error):
-                    logits = by_hooks()  # where it fails too, a row is at fault
+                    result = by_hooks()  # where it fails too, a row is at fault
                     self._fall_back(error)
-                    return logits
+                    return result
                 self._fall_back(error)
                 memory.recover(error)
         return by_hooks()

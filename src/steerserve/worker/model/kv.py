@@ -14,12 +14,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from steerserve.worker.model.results import PassEnded, Status
+
 Held = dict[int, tuple[Tensor, Tensor]]
 """One row's keys and values [kv_heads, tokens, head_dim] by layer."""
-
-
-class Stopped(Exception):
-    """A pass ended between two layers. It may run again, because it writes at the same positions."""
 
 
 @dataclass(slots=True, eq=False)
@@ -151,11 +149,16 @@ class PartedKinds(Protocol):
     def window(self, layer: int) -> int: ...
 
 
+def never() -> bool:
+    """The `must_stop` of a pass that runs to its end."""
+    return False
+
+
 class KvCache:
     """Shelves of rows, and what the coming pass reads and writes.
 
     `limit` is the number of tokens beyond which no room is made ahead of its use. `beat` is called by each layer of a
-    pass, and `must_stop` is asked there whether the pass ends with `Stopped`. While a pass is recorded (`is_recorded`),
+    pass, which is stopped there once the `must_stop` of its beginning says so. While a pass is recorded (`is_recorded`),
     keys and values are only noted as `new`, and the call of attention writes them. With `reads_parts` the attention of
     a decode pass reads each shelf by itself, from `parts`; otherwise it gets a copy of all rows, padded to the longest.
     `ready` is what the compiled layers have made for the decode pass that runs, by the windows of the layers.
@@ -166,7 +169,7 @@ class KvCache:
 
     def __init__(self, limit: int = 0, *, reads_parts: bool = False) -> None:
         self.beat: Callable[[], None] = _nothing
-        self.must_stop: Callable[[], bool] = never
+        self._must_stop: Callable[[], bool] = never
         self.limit = limit
         self.reads_parts = reads_parts
         self.parts: list[ShelfPart] = []
@@ -282,19 +285,29 @@ class KvCache:
     # ------------------------------------------------------------- passes
 
     def begin_prefill(
-        self, slots: Sequence[CacheSlot], sizes: Sequence[int], starts: Sequence[int], read: int
+        self,
+        slots: Sequence[CacheSlot],
+        sizes: Sequence[int],
+        starts: Sequence[int],
+        read: int,
+        must_stop: Callable[[], bool] = never,
     ) -> None:
         """The next pass writes `sizes` tokens of each row at positions from `starts` on, and reads `read` tokens of
         cache; 0 where it reads its own tokens only."""
         self.parts, self.ready = [], {}
+        self._must_stop = must_stop
         self._prefill = _Prefill(slots, sizes, starts, read)
 
     def begin_decode(
-        self, slots: Sequence[CacheSlot], positions: Sequence[int], device: torch.device
+        self,
+        slots: Sequence[CacheSlot],
+        positions: Sequence[int],
+        device: torch.device,
+        must_stop: Callable[[], bool] = never,
     ) -> None:
         """The next pass writes one token per row at its position. The rows are in the order of `order`. Rows without
         room may follow them in the pass."""
-        self._prefill = None
+        self._prefill, self._must_stop = None, must_stop
         self.parts, self.ready = [], {}
         first = 0
         for capacity, group in groupby(slots, key=lambda slot: slot.capacity):
@@ -322,7 +335,7 @@ class KvCache:
         reads; those of the pass itself where attention reads the parts.
 
         Raises:
-            Stopped: `must_stop` says so.
+            PassEnded: the pass must stop.
         """
         self._begin_layer()
         self.layer = layer_idx
@@ -356,7 +369,7 @@ class KvCache:
         tokens a row sees (0 for all), and where the keys and values of the layer are held.
 
         Raises:
-            Stopped: `must_stop` says so.
+            PassEnded: the pass must stop.
         """
         self._begin_layer()
         window = self.window(layer)
@@ -377,7 +390,7 @@ class KvCache:
         tokens.
 
         Raises:
-            Stopped: `must_stop` says so.
+            PassEnded: the pass must stop.
         """
         self._begin_layer()
         now = self._prefill
@@ -400,8 +413,8 @@ class KvCache:
 
     def _begin_layer(self) -> None:
         self.beat()
-        if self.must_stop():
-            raise Stopped
+        if self._must_stop():
+            raise PassEnded(Status.STOPPED)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return max(self._prefill.starts) if self._prefill else 0
@@ -462,11 +475,6 @@ def _padded(tensor: Tensor, length: int) -> Tensor:
     """[b, heads, T, dim] with zeros up to T = `length`."""
     missing = length - tensor.shape[2]
     return functional.pad(tensor, (0, 0, 0, missing)) if missing > 0 else tensor
-
-
-def never() -> bool:
-    """The `must_stop` of a cache whose passes run to their end."""
-    return False
 
 
 def _nothing() -> None:
