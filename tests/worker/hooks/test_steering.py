@@ -307,7 +307,9 @@ def test_a_row_without_steering_is_bitwise_the_model_without_hooks(
     plain = logits_of(llama)
     with steered_bench(llama) as bench:
         bench.steering.set_live(live)
-        with bench.steering.of([RowSteering(plan), RowSteering(plan)]):
+        rows = [RowSteering(plan), RowSteering(plan)]
+        planned = bench.steering.planner.plan_pass(rows, [(0, 1)] * 2, {})
+        with bench.steering.passes.steered(planned):
             hooked_logits = logits_of(llama)
         assert bench.steering.applied == {KEY: 0}
     assert torch.equal(plain, hooked_logits)

@@ -17,7 +17,7 @@ from steerserve.rules.inference import stepping
 from steerserve.rules.inference.stepping import PrefillTurn, Prompt, Tempo
 from steerserve.rules.residency.memory_needs import PREFILL_TOKENS
 from steerserve.worker import memory
-from steerserve.worker.batch.apart import each_part
+from steerserve.worker.batch.apart import Result, each_part
 from steerserve.worker.batch.graphs import DecodeGraphs
 from steerserve.worker.batch.planned import most_tokens, plan_decode, plan_prefill, take_prompt
 from steerserve.worker.batch.prefix import Prefixes
@@ -212,7 +212,7 @@ class Group:
     def _read_prompts(
         self, rows: list[BatchRow], most: int, started: float
     ) -> tuple[list[Done], list[Ending]]:
-        """Read the next tokens of prompts, at most `most` of each. Returns as `_run`."""
+        """Read the next tokens of prompts, at most `most` of each. Returns as `_run_passes`."""
         refused: list[Ending] = []
 
         def read(some: list[BatchRow]) -> Done:
@@ -228,7 +228,7 @@ class Group:
                     refused.extend(self._failed([row], error))
             return some, PassResult(result.logits, status=result.status)
 
-        done, failed = self._run(rows, read)
+        done, failed = self._run_passes(rows, read)
         seconds = (self._clock() - started) / len(rows)
         taken = [row for some, _ in done for row in some]
         for row in taken:
@@ -238,15 +238,22 @@ class Group:
         kept = [row for row in taken if row.slot is not None]
         return done, [*failed, *refused, *self._each(kept, self._reuse.read)]
 
-    def _run(
+    def _run_passes(
         self, rows: list[BatchRow], work: Callable[[list[BatchRow]], Done]
     ) -> tuple[list[Done], list[Ending]]:
-        """Run a pass over rows, and again without rows that make it fail. Returns the rows of each pass that was not
-        stopped with its result, and the refusals of the rows that failed."""
+        """Run passes over rows as `_divide`. Returns those that were not stopped, and the refusals."""
+        done, refused = self._divide(rows, work)
+        return [one for one in done if one[1].status is not Status.STOPPED], refused
+
+    def _divide(
+        self, rows: list[BatchRow], work: Callable[[list[BatchRow]], Result]
+    ) -> tuple[list[Result], list[Ending]]:
+        """Do work over rows, and again without rows that make it fail. Returns the results, and the refusals of the
+        rows that failed."""
         refused: list[Ending] = []
         done = each_part(rows, work, lambda some, error: refused.extend(self._failed(some, error)))
         self._drop(refused)
-        return [one for one in done if one[1].status is not Status.STOPPED], refused
+        return done, refused
 
     def _due(
         self, joining: list[BatchRow], most: int, rests: int
@@ -297,7 +304,7 @@ class Group:
             # recorded passes are those of all rows
             return some, self._passes.run(plan_decode(some, may_replay=some is rows))
 
-        done, refused = self._run(rows, decode)
+        done, refused = self._run_passes(rows, decode)
         yield from refused
         for some, result in done:
             yield from self._accept(result.logits, some)
@@ -329,17 +336,13 @@ class Group:
     def _accept(self, logits: Tensor, rows: list[BatchRow]) -> Iterator[Ending]:
         """Take the logits [rows, vocabulary] of a pass over rows, of which some may have left since."""
         places = {row: i for i, row in enumerate(rows) if row.slot is not None}
-        refused: list[Ending] = []
 
         def sample(some: list[BatchRow]) -> dict[BatchRow, Refusal | int | None]:
             own = logits if len(some) == len(logits) else logits[[places[row] for row in some]]
             # sampling over a large vocabulary may run out of memory
             return sampled(own, some)
 
-        found = each_part(
-            list(places), sample, lambda some, error: refused.extend(self._failed(some, error))
-        )
-        self._drop(refused)
+        found, refused = self._divide(list(places), sample)
         yield from refused
         for tokens in found:
             for row, token in tokens.items():

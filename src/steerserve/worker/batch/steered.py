@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -78,18 +77,19 @@ class SteeredPasses:
 
     def _called(self, planned: Pass, catches: Mapping[int, Sequence[Catch]]) -> PassResult:
         """A pass in which the model's own code is called, and the sites are hooked."""
-        is_alone = self._model.is_alone
-        spans, steered = planned.spans, [row.steering for row in planned.rows]
-        tokens = spans[0][1] if is_alone else 0
-        count = 0 if planned.is_prefill else stepping.up(len(spans), self._model.row_step)
-        with ExitStack() as opened:
-            values = (
-                opened.enter_context(reading_states(planned, is_alone=is_alone))
-                if planned.is_prefill
-                else {}
-            )
+        spans, is_alone = planned.spans, self._model.is_alone
+        with reading_states(planned, is_alone=is_alone) as values:
             try:
-                with self._saes.of(steered, spans, catches, count=count, tokens=tokens):
+                plan = self._saes.planner.plan_pass(
+                    [row.steering for row in planned.rows],
+                    spans,
+                    catches,
+                    count=0
+                    if planned.is_prefill
+                    else stepping.up(len(spans), self._model.row_step),
+                    tokens=spans[0][1] if is_alone else 0,
+                )
+                with self._saes.passes.steered(plan):
                     result = self._forward(planned)
             except PassEnded as ended:
                 result = PassResult(torch.empty(len(spans), 0), status=ended.status)
