@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -69,10 +70,8 @@ class SteeredPasses:
         if graphs is not None:
             graphs.begin_pass()
             if graphs.takes(len(planned.rows)):
-                called = replace(planned, may_stop=False)
-                return graphs.decode(
-                    self._cache, planned, catches, lambda: self._called(called, catches)
-                )
+                called = partial(self._called, replace(planned, may_stop=False), catches)
+                return graphs.decode(self._cache, planned, catches, called)
         return self._called(planned, catches)
 
     def _called(self, planned: Pass, catches: Mapping[int, Sequence[Catch]]) -> PassResult:
