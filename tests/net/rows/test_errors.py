@@ -94,7 +94,7 @@ UNCALLED = {
     *("Grammars.close", "Grammars.fresh", "Target.read", "InnerSite.hook"),
     *("TrainedLens.translated", "Map.read"),
     *("_Past.get_seq_length", "_Past.get_query_offset", "_Past.get_mask_sizes"),
-    *("StateReading.discard", "BatchRow.refused", "BatchRow.failed", "Sampler.undo"),
+    *("BatchRow.refused", "BatchRow.failed", "Sampler.undo"),
     *("EncodedPart.encode", "EncodedPart.refusal", "_Copy.fail", "ContextRing.add"),
     *(f"Observer.{name}" for name in ("expect", "settle", "discard", "end", "forget", "detached")),
     *(f"FeatureMonitor.{name}" for name in ("watch", "detached", "read", "read_contexts", "reset")),

@@ -152,6 +152,25 @@ def test_a_row_that_fails_anywhere_ends_alone(
     assert torch.equal(bench.vectors[14, 0], without.vectors[14, 0])
 
 
+def test_the_first_row_of_a_prefill_pass_may_fail(
+    llama: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(llama)
+    answers = [bench.ask(request, words(20, request), max_tokens=4) for request in range(3)]
+    prefill = Checkpoint.prefill
+
+    def faulty(model: Checkpoint, cache: Any, slots: Any, *args: Any, **fields: Any) -> Any:
+        if any(slot is answers[0].row.slot for slot in slots):
+            raise IndexError("x")
+        return prefill(model, cache, slots, *args, **fields)
+
+    with monkeypatch.context() as patch, capture_logs():
+        patch.setattr(Checkpoint, "prefill", faulty)
+        bench.run()
+    assert set(bench.refused) == {0}
+    assert [len(answer.tokens) for answer in answers[1:]] == [4, 4]
+
+
 def told(bench: Bench, kind: str) -> list[Any]:
     """What was read, without the time that it took."""
     found = getattr(bench, kind).values()

@@ -82,11 +82,13 @@ def logits_of(model: Checkpoint, prompts: list[list[int]]) -> torch.Tensor:
     """Logits [4, rows, vocabulary] of one prefill and three decode steps of the same tokens."""
     cache = model.cache()
     slots = [cache.open(128) for _ in prompts]
-    found = [model.prefill(cache, slots, prompts, start=0)]
+    found = [model.prefill(cache, slots, prompts, start=0).logits]
     sizes = [len(prompt) for prompt in prompts]
     for i in range(3):
         found.append(
-            model.decode_step(cache, slots, [7 + i] * len(prompts), [size + i for size in sizes])
+            model.decode_step(
+                cache, slots, [7 + i] * len(prompts), [size + i for size in sizes]
+            ).logits
         )
     return torch.stack(found)
 

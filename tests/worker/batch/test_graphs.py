@@ -259,7 +259,7 @@ def test_what_the_same_rows_do_at_a_site_is_recorded_and_has_the_same_bits(
     assert found[0] == found[1]
     assert len({tuple(tokens) for tokens in found[0][0]}) == len(STEADY)
     assert not bench.changes
-    calls = bench.steering.calls
+    calls = bench.steering.passes.calls
     assert (calls.recordings > 0, calls.replays > 0) == (decoding != "called",) * 2
 
 
@@ -288,7 +288,7 @@ def test_a_site_that_cannot_be_recorded_is_called(
     assert not bench.changes
     assert bench.graphs is not None
     assert bench.graphs.replays > 0
-    assert bench.steering.calls.replays == 0
+    assert bench.steering.passes.calls.replays == 0
 
 
 def test_a_replay_with_another_value_at_a_called_site_is_never_used(

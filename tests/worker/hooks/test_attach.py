@@ -325,9 +325,8 @@ def test_an_encoder_moves_to_its_site_when_something_first_reads() -> None:
     asked: list[tuple[torch.device, int]] = []
     steering = elsewhere(lambda device, size: asked.append((device, size)))
     plan = m.Overlay(0, {KEY: ONE})
-    with steering.of([RowSteering(plan)]):
-        delta = steering._attachments[KEY].delta
-    assert delta is not None
+    (site,) = steering.planner.plan_pass([RowSteering(plan)], [(0, 1)], {}).sites.values()
+    delta = site.deltas[KEY]
     assert delta.device.type == "meta"
     assert asked == []
     assert steering.held(KEY).W_enc.device.type == "cpu"

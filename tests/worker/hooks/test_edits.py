@@ -987,7 +987,9 @@ def test_rows_in_another_order_keep_what_was_prepared_for_them(loaded: Loaded) -
 
     def changed(order: Sequence[int]) -> tuple[SiteEdits, Tensor]:
         ordered_rows = [rows[at] for at in order]
-        (work,) = bench.steering.works(ordered_rows, spans).values()
+        (site,) = bench.steering.planner.plan_pass(ordered_rows, spans, {}).sites.values()
+        work = site.edits
+        assert work is not None
         span = Span(*zip(*spans, strict=True))
         change, _ = work.change(value[list(order)], span, Readings(), work.masks(span, 1))
         assert change is not None
@@ -1000,5 +1002,5 @@ def test_rows_in_another_order_keep_what_was_prepared_for_them(loaded: Loaded) -
             work, change = changed(order)
             assert work is first
             assert torch.equal(change, expected[list(order)])
-        (fewer,) = bench.steering.works(rows[:2], spans[:2]).values()
-        assert fewer is not first
+        (fewer,) = bench.steering.planner.plan_pass(rows[:2], spans[:2], {}).sites.values()
+        assert fewer.edits is not first

@@ -307,7 +307,9 @@ def test_a_row_without_steering_is_bitwise_the_model_without_hooks(
     plain = logits_of(llama)
     with steered_bench(llama) as bench:
         bench.steering.set_live(live)
-        with bench.steering.of([RowSteering(plan), RowSteering(plan)]):
+        rows = [RowSteering(plan), RowSteering(plan)]
+        planned = bench.steering.planner.plan_pass(rows, [(0, 1)] * 2, {})
+        with bench.steering.passes.steered(planned):
             hooked_logits = logits_of(llama)
         assert bench.steering.applied == {KEY: 0}
     assert torch.equal(plain, hooked_logits)
@@ -317,8 +319,8 @@ def logits_of(model: Checkpoint) -> Tensor:
     prompts = [model.encode(words(size), special=True) for size in (30, 12)]
     cache = model.cache()
     slots = [cache.open(64) for _ in prompts]
-    first = model.prefill(cache, slots, prompts, start=0)
-    second = model.decode_step(cache, slots, [4, 5], [len(p) for p in prompts])
+    first = model.prefill(cache, slots, prompts, start=0).logits
+    second = model.decode_step(cache, slots, [4, 5], [len(p) for p in prompts]).logits
     return torch.stack([first, second])
 
 

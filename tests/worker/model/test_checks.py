@@ -154,8 +154,10 @@ def largest_difference(model: Checkpoint) -> float:
         plain = model.model(input_ids=torch.tensor([ids])).logits[0].float()
     cache, cut = model.cache(), 12
     slot = cache.open(len(ids))
-    made = [model.prefill(cache, [slot], [ids[:cut]], start=0)]
-    made += [model.decode_step(cache, [slot], [ids[at]], [at]) for at in range(cut, len(ids))]
+    made = [model.prefill(cache, [slot], [ids[:cut]], start=0).logits]
+    made += [
+        model.decode_step(cache, [slot], [ids[at]], [at]).logits for at in range(cut, len(ids))
+    ]
     between = (torch.cat(made).float() - plain[cut - 1 :]).abs()
     return float(between.max() / plain.std())
 

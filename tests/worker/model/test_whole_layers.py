@@ -14,7 +14,8 @@ from transformers import AutoModelForCausalLM
 
 from steerserve.worker.model import whole_layers
 from steerserve.worker.model.checkpoint import Checkpoint
-from steerserve.worker.model.kv import KvCache, Stopped
+from steerserve.worker.model.kv import KvCache
+from steerserve.worker.model.results import PassEnded
 from tests.worker import models
 from tests.worker.compiled import OWN_PRODUCTS
 from tests.worker.running import open_checkpoint
@@ -107,7 +108,7 @@ def decoded(model: Checkpoint, prompts: list[list[int]], threads: int = 1) -> Te
             [
                 model.decode_step(
                     cache, slots, [token] * len(slots), [len(ids) + step for ids in prompts]
-                )
+                ).logits
                 for step, token in enumerate(TOKENS)
             ]
         )
@@ -168,7 +169,7 @@ def test_rows_of_caches_of_several_sizes_share_a_pass(opened: Callable[[str], Ch
     slots.append(cache.open(64))
     model.prefill(cache, slots[1:], PROMPTS[1:2], start=0)
     places = [len(ids) for ids in PROMPTS[:2]]
-    found = model.decode_step(cache, slots, [TOKENS[0]] * 2, places)
+    found = model.decode_step(cache, slots, [TOKENS[0]] * 2, places).logits
     assert torch.equal(found, expected)
 
 
@@ -181,11 +182,9 @@ def test_a_pass_that_was_stopped_between_layers_gives_the_same_bits_when_it_runs
     cache, slots = begun(model, PROMPTS[:1])
     given = cache, slots, [TOKENS[0]], [len(PROMPTS[0])]
     answers = iter([False, True])
-    cache.must_stop = lambda: next(answers)
-    with pytest.raises(Stopped):
-        model.decode_step(*given)
-    cache.must_stop = lambda: False
-    assert torch.equal(model.decode_step(*given), expected)
+    with pytest.raises(PassEnded):
+        model.decode_step(*given, lambda: next(answers))
+    assert torch.equal(model.decode_step(*given).logits, expected)
 
 
 @pytest.mark.parametrize("variant", ["llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3"])

@@ -11,8 +11,8 @@ from structlog.testing import capture_logs
 from torch import Tensor
 
 from steerserve.messages import Echo, Overlay, PromptToken, Scored
-from steerserve.worker.batch import echo as echo_module
 from steerserve.worker.batch import group as group_module
+from steerserve.worker.batch import planned as planned_module
 from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.rows import rows as rows_module
 from tests.refusals import refusal_of
@@ -55,7 +55,6 @@ def echoed(model: Checkpoint, prompts: list[str], **fields: Any) -> Bench:
     bench.score(1, list(prompts), echo=ECHO, **fields)
     bench.run()
     assert not bench.refused
-    assert model.every is None
     return bench
 
 
@@ -81,7 +80,7 @@ def test_prompts_of_different_lengths_are_scored_token_by_token(
 def test_a_prompt_scored_in_parts_equals_the_whole(
     loaded: Loaded, monkeypatch: pytest.MonkeyPatch, variant: str, most: int
 ) -> None:
-    monkeypatch.setattr(echo_module, "ECHO_LOGITS", most * VOCABULARY)
+    monkeypatch.setattr(planned_module, "ECHO_LOGITS", most * VOCABULARY)
     monkeypatch.setattr(rows_module, "ECHO_POSITIONS", 3)
     check_all(echoed(loaded(variant), PROMPTS), PROMPTS)
 
@@ -227,7 +226,6 @@ def test_memory_that_runs_out_over_the_scores_is_refused_and_the_engine_goes_on(
         bench.score(1, PROMPTS[0], echo=ECHO)
         bench.run()
     assert bench.refused[1].code == "INSUFFICIENT_MEMORY"
-    assert llama.every is None
     assert bench.held_bytes == 0
     answer = bench.ask(2, words(20), max_tokens=4)
     bench.run()
@@ -237,7 +235,7 @@ def test_memory_that_runs_out_over_the_scores_is_refused_and_the_engine_goes_on(
 def test_a_long_prompt_joins_no_pass_that_keeps_all_logits(
     llama: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(echo_module, "ECHO_LOGITS", 16 * VOCABULARY)
+    monkeypatch.setattr(planned_module, "ECHO_LOGITS", 16 * VOCABULARY)
     monkeypatch.setattr(group_module, "PREFILL_TOKENS", 1024)
     shapes: list[tuple[int, ...]] = []
     handle = llama.model.get_output_embeddings().register_forward_hook(

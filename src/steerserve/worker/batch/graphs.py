@@ -1,4 +1,4 @@
-"""Decode passes on static buffers, which a card records once for each number of rows and then replays.
+"""Decode passes on static buffers, which a GPU records once for each number of rows and then replays.
 
 Tokens, positions and the steering of each row are written into buffers before a pass; logits and the values of the
 sites are read from buffers after the pass. A replay is used only where it certainly did what a called pass does.
@@ -21,21 +21,18 @@ from torch import Tensor
 from steerserve.rules.inference import stepping
 from steerserve.rules.inference.stepping import CudaGraphs, Decoding
 from steerserve.worker import memory
+from steerserve.worker.batch.planned import Pass
 from steerserve.worker.hooks.called_sites import PlaceName, Unlike, is_same
 from steerserve.worker.hooks.hooks import HookedSaes
 from steerserve.worker.hooks.places import Catch
 from steerserve.worker.model import recording
 from steerserve.worker.model.checkpoint import Checkpoint
-from steerserve.worker.model.kv import CacheSlot, KvCache
+from steerserve.worker.model.kv import KvCache
 from steerserve.worker.model.recording import CardRecorder, PassRecorder, RecordedPass
+from steerserve.worker.model.results import PassResult
 from steerserve.worker.model.transformer import described_error
-from steerserve.worker.rows.steering import RowSteering
 
 log = structlog.get_logger(__name__)
-
-DecodeInputs = tuple[KvCache, Sequence[CacheSlot], Sequence[int], Sequence[int]]
-"""The cache, and for each row of a decode pass its slot, its token and its position."""
-
 
 Kind = tuple[int, frozenset[PlaceName]]
 """The number of rows of a pass, and the sites at which what the rows do is called."""
@@ -76,7 +73,8 @@ class DecodeGraphs:
         self._model = model
         self._saes = saes
         self._recorder = recorder
-        saes.calls.recorder = None if recorder is None else recorder.apart()
+        self._passes = saes.passes
+        self._passes.calls.recorder = None if recorder is None else recorder.apart()
         self._is_off = False
         self._pause, self._next_pause = 0, PAUSE_PASSES
         self._resume: Callable[[], None] = lambda: None
@@ -103,40 +101,39 @@ class DecodeGraphs:
     def decode(
         self,
         cache: KvCache,
-        slots: Sequence[CacheSlot],
-        tokens: Sequence[int],
-        positions: Sequence[int],
-        *,
-        rows: Sequence[RowSteering],
-        spans: Sequence[tuple[int, int]],
+        planned: Pass,
         catches: Mapping[int, Sequence[Catch]],
-    ) -> Tensor:
-        """A decode pass as `Checkpoint.decode_step`, with the steering of `rows`. The functions of `catches` take the
-        values of the sites."""
-
-        def by_hooks() -> Tensor:
-            count = stepping.up(len(tokens), self._model.row_step)
-            with self._saes.of(rows, spans, catches, count=count):
-                return self._model.decode_step(cache, slots, tokens, positions)
-
+        by_hooks: Callable[[], PassResult],
+    ) -> PassResult:
+        """Run a decode pass with the steering of its rows. The functions of `catches` take the values of the sites.
+        `by_hooks` runs the same pass with hooks at the sites."""
+        tokens, starts = [ids[0] for ids in planned.tokens], planned.starts
         while not self._is_off:
-            works = self._saes.works(rows, spans)
             count = self._rows(len(tokens))
             assert count is not None
+            plan = self._saes.planner.plan_pass(
+                [row.steering for row in planned.rows],
+                planned.spans,
+                catches,
+                count=count,
+                is_static=True,
+            )
+            values: dict[int, Tensor] = {}
             try:
-                with self._saes.by_table(rows, spans, works, catches, count) as values:
-                    self._fill(tokens, positions)
-                    self._model.begin_decode(cache, slots, positions)
-                    kind = count, frozenset(works)
+                self._saes.planner.fill_tables(plan)
+                with self._passes.steered(plan, values):
+                    self._fill(tokens, starts)
+                    self._model.begin_decode(cache, planned.slots, starts)
+                    kind = count, frozenset(plan.sites)
                     logits, read = self._run(cache, kind, len(tokens), values)
-                    self._saes.tell(read, catches)
-                return logits
+                    self._passes.give_values(read)
+                return PassResult(logits)
             except Exception as error:
                 # the same pass may run again, because it writes at the same positions
                 if not isinstance(error, Unlike) and not memory.is_exhausted(error):
-                    logits = by_hooks()  # where it fails too, a row is at fault
+                    result = by_hooks()  # where it fails too, a row is at fault
                     self._fall_back(error)
-                    return logits
+                    return result
                 self._fall_back(error)
                 memory.recover(error)
         return by_hooks()
@@ -181,7 +178,7 @@ class DecodeGraphs:
 
     def _called(self, cache: KvCache, rows: int) -> Tensor:
         """A plain pass on the static buffers."""
-        self._saes.begin_pass()
+        self._passes.begin_pass()
         logits = self._forward(cache, rows)
         self._check_steering()
         return logits
@@ -190,14 +187,14 @@ class DecodeGraphs:
         return self._model.decode_pass(cache, self._inputs[0, :rows], self._inputs[1, :rows])
 
     def _replayed(self, recorded: RecordedDecode, cache: KvCache) -> Tensor:
-        self._saes.begin_pass()
+        self._passes.begin_pass()
         cache.beat = self._model.pulse.beat
         logits = recorded.made.replay(cache)
         self._check_steering()
         return logits
 
     def _check_steering(self) -> None:
-        if not self._saes.has_steered():
+        if not self._passes.has_steered():
             raise Unlike("a pass did not steer the rows that it had to steer")
 
     def _record(
@@ -213,7 +210,7 @@ class DecodeGraphs:
         Raises:
             Unlike: the logits of the replay, or the values of a site, are not the bits of the plain pass.
         """
-        model, calls, (rows, _) = self._model, self._saes.calls, kind
+        model, calls, (rows, _) = self._model, self._passes.calls, kind
         assert model.attention is not None
         with calls.skipped():
             made = recording.record(
@@ -246,13 +243,13 @@ class DecodeGraphs:
         end = "any more"
         if memory.is_exhausted(error):
             if not self._pause:
-                self._resume = partial(self._go_up, self._recorder, self._saes.calls.recorder)
+                self._resume = partial(self._go_up, self._recorder, self._passes.calls.recorder)
             self._pause, self._next_pause = self._next_pause, 2 * self._next_pause
             end = f"for {self._pause} passes"
         else:
             self._pause = 0
         if self._recorder is not None:
-            self._recorder = self._saes.calls.recorder = None
+            self._recorder = self._passes.calls.recorder = None
             self._forget()
             self.on_change(CudaGraphs(Decoding.STATIC, f"passes are not recorded {end}: {why}"))
             return
@@ -264,7 +261,7 @@ class DecodeGraphs:
     def _go_up(self, recorder: PassRecorder | None, apart: PassRecorder | None) -> None:
         """Run passes again as before memory ran out."""
         self._is_off = False
-        self._recorder, self._saes.calls.recorder = recorder, apart
+        self._recorder, self._passes.calls.recorder = recorder, apart
         decoding = Decoding.STATIC if recorder is None else Decoding.REPLAYED
         log.info("cuda_graphs_on", decoding=decoding)
         self.on_change(CudaGraphs(decoding, "memory had run out; passes run as before again"))

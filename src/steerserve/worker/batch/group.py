@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
 import structlog
-import torch
 from msgspec import structs
 from torch import Tensor
 
@@ -18,9 +17,9 @@ from steerserve.rules.inference import stepping
 from steerserve.rules.inference.stepping import PrefillTurn, Prompt, Tempo
 from steerserve.rules.residency.memory_needs import PREFILL_TOKENS
 from steerserve.worker import memory
-from steerserve.worker.batch import echo, states
-from steerserve.worker.batch.apart import each_part
+from steerserve.worker.batch.apart import Result, each_part
 from steerserve.worker.batch.graphs import DecodeGraphs
+from steerserve.worker.batch.planned import most_tokens, plan_decode, plan_prefill, take_prompt
 from steerserve.worker.batch.prefix import Prefixes
 from steerserve.worker.batch.reuse import Reuse
 from steerserve.worker.batch.steered import SteeredPasses
@@ -30,11 +29,11 @@ from steerserve.worker.model import kv
 from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.model.kv import CacheSlot
 from steerserve.worker.model.plain import PlainPasses
+from steerserve.worker.model.results import PassResult, Status
 from steerserve.worker.observers.observers import Observers
 from steerserve.worker.rows.rows import (
     BatchRow,
     Ending,
-    Pooling,
     Rereading,
     StateReading,
     Writing,
@@ -49,6 +48,9 @@ STATES_SECONDS = 0.002
 """A step works on the states of no further row after so many seconds."""
 
 log = structlog.get_logger(__name__)
+
+Done = tuple[list[BatchRow], PassResult]
+"""The rows of a pass, with its result."""
 
 
 class Group:
@@ -75,15 +77,14 @@ class Group:
         must_stop: Callable[[], bool] = kv.never,
     ) -> None:
         self._model = model
-        self._must_stop = must_stop
-        self._passes = SteeredPasses(model, saes, observers, graphs)
+        self.cache: Any = model.cache()
+        self._passes = SteeredPasses(model, self.cache, saes, observers, graphs, must_stop)
         self._saes = saes
         self._observers = observers
         self._step_seconds = step_seconds
         self._clock = clock
         self._tempo = Tempo()
         self._turn = PrefillTurn()
-        self.cache: Any = model.cache()
         sizes = model.kv_bytes_by_device.values()
         self._reuse = Reuse(
             saes,
@@ -166,16 +167,16 @@ class Group:
         rows = [row for row in rows if row.slot is not None]
         if not rows:
             return
-        first = rows[0]
         most = self._most(rows, most)
         if any(len(row.prompt) - row.filled > most for row in rows):
             rows = rows[:1]
-        parts = {row: row.prompt[row.filled : row.filled + most] for row in rows}
-        done, refused = self._read_parts(parts, started)
+        longest = min(most, max(len(row.prompt) - row.filled for row in rows))
+        done, refused = self._read_prompts(rows, most, started)
         yield from refused
         ended = [row for some, _ in done for row in some if row.slot is not None]
         if not ended:
             return
+        first = ended[0]
         if first.filled < len(first.prompt):
             # the other long prompts go first next time
             self.joining.remove(first)
@@ -186,10 +187,10 @@ class Group:
                 self.joining.remove(row)
             self.rows.extend(ended)
             self._turn = PrefillTurn(self._turn.rests, self._turn.shorts + 1)
-            for some, logits in done:
-                yield from self._accept(logits, some)
-        if not refused and done[0][1].shape[-1]:
-            size = len(rows) * stepping.up(max(map(len, parts.values())), self._model.width)
+            for some, result in done:
+                yield from self._accept(result.logits, some)
+        if not refused and done[0][1].status is Status.DONE:
+            size = len(rows) * stepping.up(longest, self._model.width)
             self._tempo = self._tempo.prefilled(size, self._clock() - started)
 
     def _pace(self, joining: list[BatchRow], decoding: list[BatchRow]) -> tuple[int, int]:
@@ -206,80 +207,51 @@ class Group:
             return self._tempo.tokens(seconds, PREFILL_TOKENS), rests
         return PREFILL_TOKENS, rests
 
-    def _read_parts(
-        self, parts: Mapping[BatchRow, list[int]], started: float
-    ) -> tuple[list[tuple[list[BatchRow], Tensor]], list[Ending]]:
-        """Read parts of the prompts of rows, as `_passed`."""
-        errors: dict[BatchRow, Exception] = {}
-        done, refused = self._passed(
-            list(parts), lambda some: self._read(some, [parts[row] for row in some], errors)
-        )
-        seconds = (self._clock() - started) / len(parts)
-        read = [row for some, _ in done for row in some]
-        for row in read:
+    def _read_prompts(
+        self, rows: list[BatchRow], most: int, started: float
+    ) -> tuple[list[Done], list[Ending]]:
+        """Read the next tokens of prompts, at most `most` of each. Returns as `_run_passes`."""
+        refused: list[Ending] = []
+
+        def read(some: list[BatchRow]) -> Done:
+            planned = plan_prefill(some, most)
+            result = self._passes.run(planned)
+            if result.status is Status.STOPPED:
+                return some, result
+            for place, row in enumerate(some):
+                try:
+                    take_prompt(planned, result, place)
+                except Exception as error:
+                    # the sums or scores of one row may run out of memory
+                    refused.extend(self._failed([row], error))
+            return some, PassResult(result.logits, status=result.status)
+
+        done, failed = self._run_passes(rows, read)
+        seconds = (self._clock() - started) / len(rows)
+        taken = [row for some, _ in done for row in some]
+        for row in taken:
             row.seconds += seconds
-            row.filled += len(parts[row])
-        for row, error in errors.items():
-            refused += self._failed([row], error)
-        kept = [row for row in read if row.slot is not None]
-        return done, refused + self._each(kept, self._reuse.read)
+            row.filled = min(row.filled + most, len(row.prompt))
+        self._drop(refused)
+        kept = [row for row in taken if row.slot is not None]
+        return done, [*failed, *refused, *self._each(kept, self._reuse.read)]
 
-    def _passed(
-        self, rows: list[BatchRow], run: Callable[[list[BatchRow]], Tensor | Exception]
-    ) -> tuple[list[tuple[list[BatchRow], Tensor]], list[Ending]]:
-        """Run a pass over rows, and again without rows that make it fail. Returns the rows of each pass with its
-        logits, without those of passes that were stopped, and the refusals of the other rows."""
-        done: list[tuple[list[BatchRow], Tensor]] = []
-        failed: list[tuple[list[BatchRow], Exception]] = []
-        for some, logits in each_part(rows, run):
-            if isinstance(logits, Tensor):
-                done.append((some, logits))
-            elif not isinstance(logits, kv.Stopped):
-                failed.append((some, logits))
-        return done, [out for some, error in failed for out in self._failed(some, error)]
+    def _run_passes(
+        self, rows: list[BatchRow], work: Callable[[list[BatchRow]], Done]
+    ) -> tuple[list[Done], list[Ending]]:
+        """Run passes over rows as `_divide`. Returns those that were not stopped, and the refusals."""
+        done, refused = self._divide(rows, work)
+        return [one for one in done if one[1].status is not Status.STOPPED], refused
 
-    def _read(
-        self, rows: list[BatchRow], parts: list[list[int]], errors: dict[BatchRow, Exception]
-    ) -> Tensor | Exception:
-        """One pass over parts of the prompts. Returns the logits after each part, or the error that ended the pass.
-        Errors over what one row reads go to `errors`."""
-        starts = [row.filled for row in rows]
-        pools = any(isinstance(row.goal, Pooling) for row in rows)
-        wanted = echo.wanted(rows, parts, errors)
-        with states.caught(rows, parts, is_alone=self._model.is_alone):
-            logits = self._passes.run(
-                rows,
-                [(start, len(part)) for start, part in zip(starts, parts, strict=True)],
-                lambda: self._forward(
-                    rows,
-                    lambda: self._model.prefill(
-                        self.cache,
-                        [cast(CacheSlot, row.slot) for row in rows],
-                        parts,
-                        start=starts,
-                        with_sums=pools,
-                        wanted=wanted,
-                    ),
-                ),
-            )
-        if isinstance(logits, Exception):
-            for row in rows:
-                if isinstance(row.goal, StateReading):
-                    row.goal.discard()
-            return logits
-        if wanted is not None:
-            every, self._model.every = self._model.every, None
-            echo.score(rows, wanted, cast(Sequence[Tensor], every), errors)
-        for i, row in enumerate(rows):
-            try:
-                if isinstance(row.goal, StateReading):
-                    row.goal.settle()
-                elif isinstance(row.goal, Pooling):
-                    row.goal.add(cast(Tensor, self._model.sums)[i])
-            except Exception as error:
-                # a sum over the positions of one row may run out of memory
-                errors[row] = error
-        return logits
+    def _divide(
+        self, rows: list[BatchRow], work: Callable[[list[BatchRow]], Result]
+    ) -> tuple[list[Result], list[Ending]]:
+        """Do work over rows, and again without rows that make it fail. Returns the results, and the refusals of the
+        rows that failed."""
+        refused: list[Ending] = []
+        done = each_part(rows, work, lambda some, error: refused.extend(self._failed(some, error)))
+        self._drop(refused)
+        return done, refused
 
     def _due(
         self, joining: list[BatchRow], most: int, rests: int
@@ -305,7 +277,9 @@ class Group:
 
     def _most(self, rows: list[BatchRow], most: int) -> int:
         """The most tokens of a prefill pass over these rows, at most `most`."""
-        return echo.most(rows, self._model.vocabulary, most) if self._model.takes_parts else most
+        if not self._model.takes_parts:
+            return most
+        return most_tokens(rows, self._model.vocabulary, most)
 
     def _begin(self, row: BatchRow) -> None:
         """Note the version of the steering, make room for the prompt, and copy a kept beginning into it."""
@@ -323,44 +297,17 @@ class Group:
         if not rows:
             return
         rows.sort(key=lambda row: kv.order(cast(CacheSlot, row.slot)))
-        # recorded passes are those of all rows
-        done, refused = self._passed(
-            rows, lambda some: self._decode_pass(some, is_whole=some is rows)
-        )
+
+        def decode(some: list[BatchRow]) -> Done:
+            # recorded passes are those of all rows
+            return some, self._passes.run(plan_decode(some, may_replay=some is rows))
+
+        done, refused = self._run_passes(rows, decode)
         yield from refused
-        for some, logits in done:
-            yield from self._accept(logits, some)
+        for some, result in done:
+            yield from self._accept(result.logits, some)
         if done and not refused:
             self._tempo = self._tempo.decoded(self._clock() - started)
-
-    def _decode_pass(self, rows: list[BatchRow], *, is_whole: bool) -> Tensor | Exception:
-        """The logits of one decode pass, or the error that ended it."""
-        tokens, positions = [row.out[-1] for row in rows], [row.position for row in rows]
-        slots = [cast(CacheSlot, row.slot) for row in rows]
-        inputs = (self.cache, slots, tokens, positions)
-        return self._passes.run(
-            rows,
-            [(position, 1) for position in positions],
-            lambda: self._forward(rows, lambda: self._model.decode_step(*inputs)),
-            stepping.up(len(rows), self._model.row_step),
-            inputs if is_whole else None,
-        )
-
-    def _forward(self, rows: list[BatchRow], forward: Callable[[], Tensor]) -> Tensor:
-        """The logits of a pass over these rows; [rows, 0] where the pass ended before them.
-
-        Raises:
-            Stopped: all rows yield, and `must_stop` says so. A row that reads states cannot read them twice.
-        """
-        reads = any(isinstance(row.goal, StateReading) for row in rows)
-        if not self._model.is_alone and not reads and all(row.yields for row in rows):
-            self.cache.must_stop = self._must_stop
-        try:
-            return forward()
-        except states.AllRead:
-            return torch.empty(len(rows), 0)
-        finally:
-            self.cache.must_stop = kv.never
 
     def _make_room(self, row: BatchRow) -> None:
         """Have room for the row's next token."""
@@ -386,25 +333,18 @@ class Group:
 
     def _accept(self, logits: Tensor, rows: list[BatchRow]) -> Iterator[Ending]:
         """Take the logits [rows, vocabulary] of a pass over rows, of which some may have left since."""
-        kept = {row: i for i, row in enumerate(rows) if row.slot is not None}
-        for some, tokens in each_part(list(kept), lambda some: self._sampled(logits, kept, some)):
-            if isinstance(tokens, Exception):
-                yield from self._failed(some, tokens)
-                continue
-            for place, row in enumerate(some):
-                yield from self._given(row, tokens.get(place), logits[kept[row]])
+        places = {row: i for i, row in enumerate(rows) if row.slot is not None}
 
-    def _sampled(
-        self, logits: Tensor, places: Mapping[BatchRow, int], rows: list[BatchRow]
-    ) -> dict[int, Refusal | int | None] | Exception:
-        """The next tokens of the rows, by their places among them, or the error of it. `places` are those in the
-        logits."""
-        try:
-            own = logits if len(rows) == len(logits) else logits[[places[row] for row in rows]]
-            return sampled(own, rows)
-        except Exception as error:
+        def sample(some: list[BatchRow]) -> dict[BatchRow, Refusal | int | None]:
+            own = logits if len(some) == len(logits) else logits[[places[row] for row in some]]
             # sampling over a large vocabulary may run out of memory
-            return error
+            return sampled(own, some)
+
+        found, refused = self._divide(list(places), sample)
+        yield from refused
+        for tokens in found:
+            for row, token in tokens.items():
+                yield from self._given(row, token, logits[places[row]])
 
     def _given(self, row: BatchRow, token: Refusal | int | None, logits: Tensor) -> list[Ending]:
         """The outcomes of a row that was given its token, or the logits [vocabulary] after its prompt."""
@@ -504,14 +444,18 @@ class Group:
         return row.failed(error, self._model.device, 1)
 
     def _failed(self, rows: list[BatchRow], error: Exception) -> list[Ending]:
+        """The refusals of rows that have failed together. Their requests are dropped later."""
         log.error("rows_failed", rows=len(rows), exc_info=error)
         refusals: dict[int, Ending] = {
             row.request: row.failed(error, self._model.device, len(rows)) for row in rows
         }
-        for request in refusals:
-            self.drop(request)
         memory.recover(error)
         return list(refusals.values())
+
+    def _drop(self, refused: Sequence[Ending]) -> None:
+        """Forget the rows of requests that were refused."""
+        for ending in refused:
+            self.drop(ending.id)
 
     def _leave(self, row: BatchRow) -> None:
         """Take a row out, and give up its slot."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 
 import structlog
-from torch import Tensor
 
 from steerserve.worker import memory
 from steerserve.worker.batch.apart import each_part
@@ -70,23 +69,20 @@ class Passes:
             taken[row.client] += 1
             width = widest
         outcomes: list[Ending] = []
-        for some, vectors in each_part(rows, self._pooled):
-            if isinstance(vectors, Exception):
-                log.error("rows_failed", rows=len(some), exc_info=vectors)
-                outcomes += [row.failed(vectors, self._model.device, len(some)) for row in some]
-                memory.recover(vectors)
-            else:
-                outcomes += [embedded(*each) for each in zip(some, vectors, strict=True)]
+
+        def pool(some: list[BatchRow]) -> list[Ending]:
+            vectors = self._model.pooled([row.prompt for row in some])
+            return [embedded(*each) for each in zip(some, vectors, strict=True)]
+
+        def fail(some: list[BatchRow], error: Exception) -> None:
+            log.error("rows_failed", rows=len(some), exc_info=error)
+            outcomes.extend(row.failed(error, self._model.device, len(some)) for row in some)
+            memory.recover(error)
+
+        for found in each_part(rows, pool, fail):
+            outcomes += found
         outcomes, refused = settled(outcomes)
         for request in refused:
             self.cancel(request)
         self._rows = []
         return outcomes
-
-    def _pooled(self, rows: list[BatchRow]) -> Tensor | Exception:
-        """The vectors of the texts in one pass, or the error that ended it."""
-        try:
-            return self._model.pooled([row.prompt for row in rows])
-        except Exception as error:
-            # any error of a forward pass is one of its rows, and of no others
-            return error

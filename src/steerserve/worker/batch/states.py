@@ -2,50 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 
 from torch import Tensor
 
-from steerserve.worker.rows.rows import BatchRow, StateReading
-from steerserve.worker.sae.sites import AtSite
+from steerserve.worker.batch.planned import Pass
+from steerserve.worker.model.results import PassEnded, Status
+from steerserve.worker.rows.rows import StateReading
 
-
-class AllRead(Exception):
-    """A pass ended at the last site whose values somebody reads."""
+TakeIn = Callable[[], None]
 
 
 @contextmanager
-def caught(
-    rows: Sequence[BatchRow], parts: Sequence[Sequence[int]], *, is_alone: bool
-) -> Iterator[None]:
-    """While open, a pass over `parts` of the prompts of these rows gives each row that reads states the values of its
-    sites, at the tokens of its part. In a pass of the batch padding follows the part; in a pass over one row
-    (`is_alone`) tokens that the model reads again may come before the part. Where nobody reads the logits after a pass
-    of the batch, the last of the sites ends it with `AllRead`."""
-    goals = [row.goal for row in rows if isinstance(row.goal, StateReading)]
-    may_end = len(goals) == len(rows) and not (is_alone or any(one.needs_logits for one in goals))
-    left = iter(range(sum(len(one.sites) for one in goals) - 1, -1, -1))
+def reading_states(planned: Pass, *, is_alone: bool) -> Iterator[dict[int, list[TakeIn]]]:
+    """While open, the pass copies the values of the sites that its rows read, at the tokens that it reads. Gives, by
+    the place of a row, what takes the copies in. In a pass of the batch padding follows the tokens; in a pass over one
+    row (`is_alone`) tokens that the model reads again may come before them. Where nobody reads the logits after a pass
+    of the batch, the last of the sites ends it."""
+    goals = {
+        place: row.goal
+        for place, row in enumerate(planned.rows if planned.is_prefill else ())
+        if isinstance(row.goal, StateReading)
+    }
+    values: dict[int, list[TakeIn]] = {place: [] for place in goals}
+    left = sum(len(goal.sites) for goal in goals.values())
+    may_end = planned.is_only_read and not is_alone
 
-    def read() -> None:
-        if next(left, None) == 0 and may_end:
-            raise AllRead
+    def catch(place: int, number: int, value: Tensor) -> None:
+        nonlocal left
+        size = len(planned.tokens[place])
+        span = slice(-size, None) if is_alone else slice(0, size)
+        values[place].append(goals[place].catch(number, value[place, span]))
+        left -= 1
+        if left == 0 and may_end:
+            raise PassEnded(Status.READ)
 
     with ExitStack() as hooks:
-        for place, (row, part) in enumerate(zip(rows, parts, strict=True)):
-            if isinstance(row.goal, StateReading):
-                span = slice(-len(part), None) if is_alone else slice(0, len(part))
-                for number, site in enumerate(row.goal.sites):
-                    handle = site.hook(_catch(row.goal, number, place, span, read))
-                    hooks.callback(handle.remove)
-        yield
-
-
-def _catch(
-    goal: StateReading, number: int, place: int, span: slice, read: Callable[[], None]
-) -> AtSite:
-    def catch(value: Tensor) -> None:
-        goal.catch(number, value[place, span])
-        read()
-
-    return catch
+        for place, goal in goals.items():
+            for number, site in enumerate(goal.sites):
+                hooks.callback(site.hook(partial(catch, place, number)).remove)
+        yield values

@@ -2,69 +2,110 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
-from torch import Tensor
+import torch
 
-from steerserve.worker.batch.graphs import DecodeGraphs, DecodeInputs
+from steerserve.rules.inference import stepping
+from steerserve.worker.batch.graphs import DecodeGraphs
+from steerserve.worker.batch.planned import Pass
+from steerserve.worker.batch.states import reading_states
 from steerserve.worker.hooks.hooks import HookedSaes
+from steerserve.worker.hooks.places import Catch
+from steerserve.worker.model import kv
 from steerserve.worker.model.checkpoint import Checkpoint
-from steerserve.worker.model.kv import Stopped
 from steerserve.worker.model.plain import PlainPasses
+from steerserve.worker.model.results import PassEnded, PassResult, Status
 from steerserve.worker.observers.observers import Observers
-from steerserve.worker.rows.rows import BatchRow
 
 
 class SteeredPasses:
-    """The passes of one model. With `graphs`, decode passes run on static buffers where those have room for the
-    rows."""
+    """The passes of one model over a cache. With `graphs`, decode passes run on static buffers where those have room
+    for the rows. A pass that may stop is stopped once `must_stop` says so."""
 
     def __init__(
         self,
         model: Checkpoint | PlainPasses,
+        cache: Any,
         saes: HookedSaes,
         observers: Observers,
         graphs: DecodeGraphs | None = None,
+        must_stop: Callable[[], bool] = kv.never,
     ) -> None:
         self._model = model
+        self._cache = cache
         self._saes = saes
         self._observers = observers
         self._graphs = graphs
+        self._must_stop = must_stop
 
-    def run(
-        self,
-        rows: list[BatchRow],
-        spans: list[tuple[int, int]],
-        forward: Callable[[], Tensor],
-        count: int = 0,
-        inputs: DecodeInputs | None = None,
-    ) -> Tensor | Exception:
-        """Run a forward pass with the rows' steering and the observers in place. Returns the logits, or the error that
-        ended the pass; `Stopped` where it was only stopped.
+    def run(self, planned: Pass) -> PassResult:
+        """Run a pass with the steering of its rows and the observers in place. A pass that was stopped has changed
+        nothing.
 
-        `spans` has, for each row, the position of its first token in this pass, and the number of its tokens. The pass
-        has `count` rows where that is more than `rows`. `inputs` are those of a decode pass.
+        Raises:
+            Exception: an error in the pass. It is one of its rows, and of no others; the pass has changed nothing.
         """
-        steered, applied = [row.steering for row in rows], self._saes.applied
+        applied = self._saes.applied
         try:
-            catches = self._observers.expect(rows, spans)
-            tokens = spans[0][1] if self._model.is_alone else 0
-            graphs = self._graphs if inputs else None
-            if graphs is not None:
-                graphs.begin_pass()
-            if inputs and graphs is not None and graphs.takes(len(rows)):
-                logits = graphs.decode(*inputs, rows=steered, spans=spans, catches=catches)
-            else:
-                with self._saes.of(steered, spans, catches, count=count, tokens=tokens):
-                    logits = forward()
-            self._observers.settle()
-            return logits
-        except Stopped as stopped:
-            self._observers.discard()
-            self._saes.uncount(applied)
-            return stopped
-        except Exception as error:
-            self._observers.discard()
-            self._saes.uncount(applied)
-            # any error of a forward pass is one of its rows, and of no others
-            return error
+            result = self._run(planned, self._observers.expect(planned.rows, planned.spans))
+            if result.status is not Status.STOPPED:
+                self._observers.settle()
+                return result
+        except Exception:
+            self._undo(applied)
+            raise
+        self._undo(applied)
+        return result
+
+    def _undo(self, applied: Mapping[str, int]) -> None:
+        self._observers.discard()
+        self._saes.uncount(applied)
+
+    def _run(self, planned: Pass, catches: Mapping[int, Sequence[Catch]]) -> PassResult:
+        graphs = self._graphs if planned.may_replay else None
+        if graphs is not None:
+            graphs.begin_pass()
+            if graphs.takes(len(planned.rows)):
+                called = partial(self._called, replace(planned, may_stop=False), catches)
+                return graphs.decode(self._cache, planned, catches, called)
+        return self._called(planned, catches)
+
+    def _called(self, planned: Pass, catches: Mapping[int, Sequence[Catch]]) -> PassResult:
+        """A pass in which the model's own code is called, and the sites are hooked."""
+        spans, is_alone = planned.spans, self._model.is_alone
+        with reading_states(planned, is_alone=is_alone) as values:
+            try:
+                plan = self._saes.planner.plan_pass(
+                    [row.steering for row in planned.rows],
+                    spans,
+                    catches,
+                    count=0
+                    if planned.is_prefill
+                    else stepping.up(len(spans), self._model.row_step),
+                    tokens=spans[0][1] if is_alone else 0,
+                )
+                with self._saes.passes.steered(plan):
+                    result = self._forward(planned)
+            except PassEnded as ended:
+                result = PassResult(torch.empty(len(spans), 0), status=ended.status)
+        return replace(result, values=values) if values else result
+
+    def _forward(self, planned: Pass) -> PassResult:
+        must_stop = self._must_stop if planned.may_stop else kv.never
+        cache, slots = self._cache, planned.slots
+        if planned.is_prefill:
+            return self._model.prefill(
+                cache,
+                slots,
+                planned.tokens,
+                start=planned.starts,
+                with_sums=planned.with_sums,
+                wanted=planned.wanted,
+                must_stop=must_stop,
+            )
+        tokens = [ids[0] for ids in planned.tokens]
+        return self._model.decode_step(cache, slots, tokens, planned.starts, must_stop)

@@ -9,16 +9,16 @@ from steerserve.worker.rows import constrain, sampling
 from steerserve.worker.rows.rows import BatchRow, Writing
 
 
-def sampled(logits: Tensor, rows: list[BatchRow]) -> dict[int, Refusal | int | None]:
-    """By place, the next token of each row that writes, or the refusal where there is none. `logits` is [rows,
-    vocabulary].
+def sampled(logits: Tensor, rows: list[BatchRow]) -> dict[BatchRow, Refusal | int | None]:
+    """The next token of each row, or the refusal where there is none; None for a row that does not write. `logits` is
+    [rows, vocabulary].
 
     Raises:
         Exception: a row cannot be sampled; no random number of any row is used up.
     """
     goals = {i: row.goal for i, row in enumerate(rows) if isinstance(row.goal, Writing)}
     if not goals:
-        return {}
+        return dict.fromkeys(rows)
     if len(goals) < len(rows):
         logits = logits[list(goals)]
     samplers = [goal.sampler for goal in goals.values()]
@@ -31,4 +31,5 @@ def sampled(logits: Tensor, rows: list[BatchRow]) -> dict[int, Refusal | int | N
         for sampler in samplers:
             sampler.undo()
         raise
-    return {place: refusals.get(i, tokens[i]) for i, place in enumerate(goals)}
+    found = {rows[place]: refusals.get(i, tokens[i]) for i, place in enumerate(goals)}
+    return {row: found.get(row) for row in rows}

@@ -7,8 +7,7 @@ rows have done the same a few times."""
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
@@ -50,23 +49,15 @@ class _Mode(Enum):
 
 @dataclass(slots=True)
 class RecordedSite:
-    """What was done at a site with a value that lies at the same place at each replay. `made_of` are the tensors that
-    were read beside it, `after` is the tensor of the site, and `done` is what observers and conditions get."""
+    """What was done at a site with a value that lies at the same place at each replay. `key` stands for the tensors
+    that were read beside it, `after` is the tensor of the site, and `done` is what observers and conditions get."""
 
     value: Tensor
-    made_of: tuple[Tensor, ...]
+    key: tuple[int, int]
     calls: int = 0
     piece: PassPiece | None = None
     after: Tensor | None = None
     done: Any = None
-
-    def is_of(self, value: Tensor, made_of: tuple[Tensor, ...]) -> bool:
-        return self.value is value and are_same_objects(self.made_of, made_of)
-
-
-def are_same_objects(some: Sequence[object], others: Sequence[object]) -> bool:
-    """Whether both have the same objects in the same order."""
-    return len(some) == len(others) and all(map(operator.is_, some, others))
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +67,14 @@ class SiteWork(Generic[Done]):
     Attributes:
         run: makes the tensor of the site, and what observers and conditions get.
         tell: gives observers and conditions their part; called once in each pass.
-        made_of: the tensors that `run` reads beside the value, and that may be others in the next pass.
+        key: stands for the tensors that `run` reads beside the value, and that may be others in the next pass.
         held: what was recorded of the same work in passes before, by the value; None where `run` must be called in each
             pass, because it reads more than tensors, or copies values to the host.
     """
 
     run: Callable[[], tuple[Tensor, Done]]
     tell: Callable[[Done], None]
-    made_of: tuple[Tensor, ...] = ()
+    key: tuple[int, int] = (0, 0)
     held: dict[int, RecordedSite] | None = None
 
 
@@ -182,8 +173,8 @@ class SiteCalls:
     ) -> tuple[Tensor, Done]:
         """What the work gives, by a replay where it was recorded."""
         site = held.get(id(value))
-        if site is None or not site.is_of(value, work.made_of):
-            site = held[id(value)] = RecordedSite(value, work.made_of)
+        if site is None or site.value is not value or site.key != work.key:
+            site = held[id(value)] = RecordedSite(value, work.key)
         if site.piece is not None:
             site.piece.replay()
             self.replays += 1

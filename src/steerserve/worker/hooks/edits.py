@@ -35,7 +35,8 @@ class SiteEdits:
     `written` has the keys of those whose directions are added here.
 
     `is_fixed`: what is done in a decode pass follows from the value, the masks and the tensors here alone, and no
-    value is copied to the host. `held` then keeps the recordings that a caller makes of it.
+    value is copied to the host. `held` then keeps the recordings that a caller makes of it. `masks_key` rises with each
+    change of the masks.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class SiteEdits:
         ]
         self._gates = self._made_gates()
         self._made: tuple[Flags, Masks] = (), ()
+        self.masks_key = 0
         kept = [part.keeps_norm for part in parts]
         self._keeps: Tensor | None = None
         if any(kept):
@@ -149,7 +151,7 @@ class SiteEdits:
             self.held.clear()
 
     def _finds_order(self) -> bool:
-        """Whether the rows of a value are read without an index, where all take part. A card always reads them by an
+        """Whether the rows of a value are read without an index, where all take part. A GPU always reads them by an
         index, so that what is recorded there holds for rows in any order."""
         is_ordered = [part.row for part in self.parts] == list(range(len(self.parts)))
         return self._device.type == "cpu" and is_ordered
@@ -157,14 +159,14 @@ class SiteEdits:
     # ------------------------------------------------------------- in a pass
 
     def masks(self, span: Span, width: int) -> Masks:
-        """Where the edits may act by the positions that they name, in a pass over so many tokens of each row. Equal
-        results in a row are one object."""
+        """Where the edits may act by the positions that they name, in a pass over so many tokens of each row."""
         flags = tuple(self._flags(group, span, width) for group in self._edits)
         if self._made[0] != flags:
             masks = tuple(
                 None if its is None else torch.tensor(its, device=self._device) for its in flags
             )
             self._made = flags, masks
+            self.masks_key += 1
         return self._made[1]
 
     def _flags(

@@ -34,8 +34,9 @@ from steerserve.worker.model import (
 )
 from steerserve.worker.model.agreement import Agreement, BytesByDevice, Disagreement
 from steerserve.worker.model.attention import SLIDING, PartedAttention
-from steerserve.worker.model.kv import CacheSlot, KvCache
+from steerserve.worker.model.kv import CacheSlot, KvCache, never
 from steerserve.worker.model.plain import PlainPasses, beat_per_layer
+from steerserve.worker.model.results import PassResult
 from steerserve.worker.model.transformer import (
     CONTEXT_TOKENS,
     Report,
@@ -94,13 +95,8 @@ class Checkpoint(Transformer):
         self.attention: PartedAttention | None = None
         self.end_tokens = self._end_tokens()
         self.special_tokens = special_tokens(self.tokenizer, self.end_tokens)
-        self._pick: Sequence[Tensor] | None = None
-        self._sizes: Tensor | None = None
-        self.sums: Tensor | None = None
-        self.every: Sequence[Tensor] | None = None
         self._texts: dict[int, str] = {}
         self._unread: dict[int, Tensor | dict[str, Tensor]] = {}
-        self.model.get_output_embeddings().register_forward_pre_hook(self._keep_picked)
         report("checking", 90.0)
         self.row_step = 1
         self.width = stepping.WIDTH
@@ -163,14 +159,17 @@ class Checkpoint(Transformer):
         start: int | Sequence[int],
         with_sums: bool = False,
         wanted: Sequence[int] | None = None,
-    ) -> Tensor:
+        must_stop: Callable[[], bool] = never,
+    ) -> PassResult:
         """Write the tokens of `rows` into their slots, at positions from `start` on, a number for each row or one for
-        all. Returns the logits [rows, vocabulary] after each row's last token.
+        all.
 
-        With `wanted`, `every` then holds the logits of each row after the token with this number and all that follow
-        it, [tokens, vocabulary]. With `with_sums`, `sums` then holds the last hidden layer summed over each row's
-        tokens, [rows, hidden] in float32. Rows are padded on the right to a multiple of the model's width, and
-        no token sees the padding behind it.
+        With `wanted`, the result has every row's logits after its token with this number and all that follow it. With
+        `with_sums`, it has sums. Rows are padded on the right to a multiple of the model's width, and no token sees the
+        padding behind it.
+
+        Raises:
+            PassEnded: `must_stop` said so between two layers, or a hook ended the pass.
         """
         sizes = [len(ids) for ids in rows]
         # the padding would take part in the rounding of the row
@@ -185,7 +184,7 @@ class Checkpoint(Transformer):
         is_padded = self.device.type == "cpu" and self.width == stepping.WIDTH
         read = stepping.up(end, stepping.KEYS) if is_padded else end
         if not any(starts) and self.device.type != "cpu":
-            read = 0  # the fused kernels of cards take the causal flag, and no mask
+            read = 0  # the fused kernels of GPUs take the causal flag, and no mask
         cache.begin_prefill(slots, sizes, starts, read)
         first = torch.tensor(starts, device=self.device)[:, None]
         positions = first + torch.arange(width, device=self.device)
@@ -199,11 +198,13 @@ class Checkpoint(Transformer):
             for at in range(first, size)
         ]
         pick = torch.tensor(picked).unbind(1)
-        logits = self._forward(cache, tokens, positions, masks, pick=pick, sizes=counts)[:, -1]
+        inputs = cache, tokens, positions, masks, must_stop
+        found, sums = self._forward(*inputs, pick=pick, sizes=counts)
+        logits = found[:, -1]
         if wanted is None:
-            return logits
-        self.every = logits.split([s - first for first, s in zip(wanted, sizes, strict=True)])
-        return torch.stack([its[-1] for its in self.every])
+            return PassResult(logits, sums=sums)
+        every = logits.split([size - first for first, size in zip(wanted, sizes, strict=True)])
+        return PassResult(torch.stack([its[-1] for its in every]), every, sums)
 
     def decode_step(
         self,
@@ -211,9 +212,14 @@ class Checkpoint(Transformer):
         slots: Sequence[CacheSlot],
         tokens: Sequence[int],
         positions: Sequence[int],
-    ) -> Tensor:
-        """Write one token per row at the row's position. Returns the logits [rows, vocabulary]. The rows are in the
-        order of `kv.order`; the pass has a multiple of `row_step` rows."""
+        must_stop: Callable[[], bool] = never,
+    ) -> PassResult:
+        """Write one token per row at the row's position. The rows are in the order of `kv.order`; the pass has a
+        multiple of `row_step` rows.
+
+        Raises:
+            PassEnded: as `prefill`.
+        """
         count = len(tokens)
         rows = stepping.up(count, self.row_step)
         new = torch.zeros(rows, 1, dtype=torch.long)
@@ -221,7 +227,7 @@ class Checkpoint(Transformer):
         at = torch.zeros(rows, 1, dtype=torch.long)
         at[:count, 0] = torch.tensor(positions)
         self.begin_decode(cache, slots, positions)
-        return self.decode_pass(cache, new, at.to(self.device))[:count]
+        return PassResult(self.decode_pass(cache, new, at.to(self.device), must_stop)[:count])
 
     def begin_decode(
         self, cache: KvCache, slots: Sequence[CacheSlot], positions: Sequence[int]
@@ -235,14 +241,21 @@ class Checkpoint(Transformer):
                 lambda: attention.part_masks(parts, self.kinds, self.window, self._added)
             )
 
-    def decode_pass(self, cache: KvCache, tokens: Tensor, positions: Tensor) -> Tensor:
+    def decode_pass(
+        self,
+        cache: KvCache,
+        tokens: Tensor,
+        positions: Tensor,
+        must_stop: Callable[[], bool] = never,
+    ) -> Tensor:
         """The logits [rows, vocabulary] of a decode pass over tokens [rows, 1] at positions [rows, 1]. The rows of
         `begin_decode` come first."""
         if self.attention is None:
             masks = self.masks(positions, max(part.shelf.capacity for part in cache.parts))
         else:
             masks = self._unread_masks(len(positions))
-        return self._forward(cache, tokens, positions, masks, pick=None)[:, -1]
+        logits, _ = self._forward(cache, tokens, positions, masks, must_stop)
+        return logits[:, -1]
 
     def _forward(
         self,
@@ -250,17 +263,18 @@ class Checkpoint(Transformer):
         tokens: Tensor,
         positions: Tensor,
         masks: Tensor | dict[str, Tensor] | None,
+        must_stop: Callable[[], bool],
         *,
-        pick: Sequence[Tensor] | None,
+        pick: Sequence[Tensor] | None = None,
         sizes: Tensor | None = None,
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor | None]:
         """The logits [rows, T, vocabulary] of a pass over tokens [rows, T], or [n, 1, vocabulary] of those that `pick`
-        names. With `sizes` [rows], `sums` is set."""
-        cache.beat, cache.attention = self.pulse.beat, self.attention
+        names; and the sums of `call`."""
+        cache.beat, cache.must_stop, cache.attention = self.pulse.beat, must_stop, self.attention
         if self.attention is not None:
             self.attention.cache = cache
         try:
-            out = self.call(
+            out, sums = self.call(
                 pick=pick,
                 sizes=sizes,
                 input_ids=tokens.to(self.device),
@@ -272,30 +286,36 @@ class Checkpoint(Transformer):
         finally:
             if self.attention is not None:
                 self.attention.cache = None
-        return cast(Tensor, out.logits).to(self.device)
+        return cast(Tensor, out.logits).to(self.device), sums
 
     def call(
         self, *, pick: Sequence[Tensor] | None, sizes: Tensor | None = None, **inputs: object
-    ) -> Any:
+    ) -> tuple[Any, Tensor | None]:
         """What the model gives for these inputs. With `pick`, the rows [n] and places [n] of tokens, there are logits
-        of these tokens only. With `sizes` [rows], `sums` is set."""
-        self._pick, self._sizes = pick, sizes
-        try:
-            return self.model(**inputs)
-        finally:
-            self._pick = self._sizes = None
+        of these tokens only. With `sizes` [rows], also the last hidden layer summed over the first tokens of each row,
+        [rows, hidden] in float32."""
+        if pick is None and sizes is None:
+            return self.model(**inputs), None
+        sums: list[Tensor] = []
 
-    def _keep_picked(self, _: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
-        """Before the output embedding: keep [n, 1, hidden] of [rows, T, hidden], the tokens that were picked."""
-        hidden = inputs[0]
-        if self._sizes is not None:
-            places = torch.arange(hidden.shape[1], device=hidden.device)
-            real = (places[None] < self._sizes.to(hidden.device)[:, None]).to(torch.float32)
-            self.sums = torch.einsum("rth,rt->rh", hidden.float(), real).to(self.device)
-        if self._pick is None:
-            return None
-        rows, places = (index.to(hidden.device) for index in self._pick)
-        return (hidden[rows, places][:, None],)
+        def keep_picked(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+            """Before the output embedding: keep [n, 1, hidden] of [rows, T, hidden]."""
+            hidden = inputs[0]
+            if sizes is not None:
+                places = torch.arange(hidden.shape[1], device=hidden.device)
+                real = (places[None] < sizes.to(hidden.device)[:, None]).to(torch.float32)
+                sums.append(torch.einsum("rth,rt->rh", hidden.float(), real).to(self.device))
+            if pick is None:
+                return None
+            rows, at = (index.to(hidden.device) for index in pick)
+            return (hidden[rows, at][:, None],)
+
+        hook = self.model.get_output_embeddings().register_forward_pre_hook(keep_picked)
+        try:
+            out = self.model(**inputs)
+        finally:
+            hook.remove()
+        return out, sums[0] if sums else None
 
     def masks(self, positions: Tensor, length: int) -> Tensor | dict[str, Tensor]:
         """Attention masks [rows, 1, T, length] for queries at `positions` [rows, T], one per layer type."""

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from steerserve.rules.inference import stepping
 from steerserve.worker.model.kv import CacheSlot, KvCache, order
+from steerserve.worker.model.results import PassResult
 
 PROMPT = 72
 """The tokens of the row that is compared. Its last tokens fill a part of their pass only."""
@@ -52,7 +53,7 @@ class PassModel(Protocol):
         rows: Sequence[Sequence[int]],
         *,
         start: int | Sequence[int],
-    ) -> Tensor: ...
+    ) -> PassResult: ...
 
     def decode_step(
         self,
@@ -60,7 +61,7 @@ class PassModel(Protocol):
         slots: Sequence[CacheSlot],
         tokens: Sequence[int],
         positions: Sequence[int],
-    ) -> Tensor: ...
+    ) -> PassResult: ...
 
 
 AnyPasses = Any
@@ -102,8 +103,8 @@ def _alone(model: AnyPasses, prompt: list[int], token: int) -> tuple[Tensor, Ten
     """The logits after the prompt, and after the token, without other rows."""
     cache = model.cache()
     slot = _room(cache)
-    read = model.prefill(cache, [slot], [prompt], start=0)[0]
-    return read, model.decode_step(cache, [slot], [token], [PROMPT])[0]
+    read = model.prefill(cache, [slot], [prompt], start=0).logits[0]
+    return read, model.decode_step(cache, [slot], [token], [PROMPT]).logits[0]
 
 
 def _beside(
@@ -123,19 +124,19 @@ def _beside(
         slots, beside, before = [alike[1], own], [prompt[:OTHER]], [0]
         for start, end in pairwise((first, *cuts, PROMPT)):
             parts = [*beside, prompt[start:end]]
-            read = model.prefill(cache, slots, parts, start=[*before, start])
+            read = model.prefill(cache, slots, parts, start=[*before, start]).logits
             slots, beside, before = [own], [], []
         yield read[-1]
     else:
         prompts = [*[list(reversed(prompt))] * len(alike), prompt]
-        yield model.prefill(cache, [*alike, own], prompts, start=0)[-1]
+        yield model.prefill(cache, [*alike, own], prompts, start=0).logits[-1]
     for slot in others:
         cache.put(slot, held, OTHER)
     for count in counts:
         slots = sorted([own, *others[:count]], key=order)
         tokens = [token if slot is own else prompt[0] for slot in slots]
         places = [PROMPT if slot is own else OTHER for slot in slots]
-        yield model.decode_step(cache, slots, tokens, places)[slots.index(own)]
+        yield model.decode_step(cache, slots, tokens, places).logits[slots.index(own)]
 
 
 def _room(cache: KvCache) -> CacheSlot:

@@ -14,12 +14,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from steerserve.worker.model.results import PassEnded, Status
+
 Held = dict[int, tuple[Tensor, Tensor]]
 """One row's keys and values [kv_heads, tokens, head_dim] by layer."""
-
-
-class Stopped(Exception):
-    """A pass ended between two layers. It may run again, because it writes at the same positions."""
 
 
 @dataclass(slots=True, eq=False)
@@ -151,11 +149,16 @@ class PartedKinds(Protocol):
     def window(self, layer: int) -> int: ...
 
 
+def never() -> bool:
+    """The `must_stop` of a pass that runs to its end."""
+    return False
+
+
 class KvCache:
     """Shelves of rows, and what the coming pass reads and writes.
 
     `limit` is the number of tokens beyond which no room is made ahead of its use. `beat` is called by each layer of a
-    pass, and `must_stop` is asked there whether the pass ends with `Stopped`. While a pass is recorded (`is_recorded`),
+    pass, which ends there once `must_stop` says so; each pass sets both. While a pass is recorded (`is_recorded`),
     keys and values are only noted as `new`, and the call of attention writes them. With `reads_parts` the attention of
     a decode pass reads each shelf by itself, from `parts`; otherwise it gets a copy of all rows, padded to the longest.
     `ready` is what the compiled layers have made for the decode pass that runs, by the windows of the layers.
@@ -322,7 +325,7 @@ class KvCache:
         reads; those of the pass itself where attention reads the parts.
 
         Raises:
-            Stopped: `must_stop` says so.
+            PassEnded: the pass must stop.
         """
         self._begin_layer()
         self.layer = layer_idx
@@ -356,7 +359,7 @@ class KvCache:
         tokens a row sees (0 for all), and where the keys and values of the layer are held.
 
         Raises:
-            Stopped: `must_stop` says so.
+            PassEnded: the pass must stop.
         """
         self._begin_layer()
         window = self.window(layer)
@@ -377,7 +380,7 @@ class KvCache:
         tokens.
 
         Raises:
-            Stopped: `must_stop` says so.
+            PassEnded: the pass must stop.
         """
         self._begin_layer()
         now = self._prefill
@@ -401,7 +404,7 @@ class KvCache:
     def _begin_layer(self) -> None:
         self.beat()
         if self.must_stop():
-            raise Stopped
+            raise PassEnded(Status.STOPPED)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return max(self._prefill.starts) if self._prefill else 0
@@ -462,11 +465,6 @@ def _padded(tensor: Tensor, length: int) -> Tensor:
     """[b, heads, T, dim] with zeros up to T = `length`."""
     missing = length - tensor.shape[2]
     return functional.pad(tensor, (0, 0, 0, missing)) if missing > 0 else tensor
-
-
-def never() -> bool:
-    """The `must_stop` of a cache whose passes run to their end."""
-    return False
 
 
 def _nothing() -> None:

@@ -25,6 +25,7 @@ from steerserve.worker import memory
 from steerserve.worker.heartbeat import Pulse
 from steerserve.worker.model.kv import CacheSlot
 from steerserve.worker.model.layers import decoder_layers
+from steerserve.worker.model.results import PassResult
 
 _DEPTH = 6
 """How deep the tensors of a cache may lie within its lists and fields."""
@@ -52,8 +53,6 @@ class Host(Protocol):
     pulse: Pulse
     layers: int
     model_max_context: int
-    sums: Tensor | None
-    every: Sequence[Tensor] | None
 
     @property
     def device(self) -> torch.device: ...
@@ -66,7 +65,7 @@ class Host(Protocol):
 
     def call(
         self, *, pick: Sequence[Tensor] | None, sizes: Tensor | None = None, **inputs: Any
-    ) -> Any: ...
+    ) -> tuple[Any, Tensor | None]: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -143,7 +142,6 @@ class PlainPasses:
         self.takes_parts = False
         self.state_tokens = 0
         self.kv_bytes_by_device: dict[torch.device, int] = {}
-        self.every: Sequence[Tensor] | None = None
         self._takes = frozenset(inspect.signature(host.model.forward).parameters)
         self._places: dict[Place, Tensor | None] = {}
 
@@ -166,10 +164,6 @@ class PlainPasses:
             return "rows are stepped one at a time, and each step reads the whole text again"
         return "rows are stepped one at a time"
 
-    @property
-    def sums(self) -> Tensor | None:
-        return self._host.sums
-
     def cache(self) -> PlainCache:
         return PlainCache(self.device, self.state_tokens)
 
@@ -182,16 +176,16 @@ class PlainPasses:
         start: int | Sequence[int],
         with_sums: bool = False,
         wanted: Sequence[int] | None = None,
-    ) -> Tensor:
-        """Read the tokens of the one row from `start` on. Returns the logits [1, vocabulary] after the last token.
-        `every` and `sums` are set as by a pass of the batch."""
+        must_stop: object = None,
+    ) -> PassResult:
+        """Read the tokens of the one row from `start` on. The result is that of a pass of the batch. No pass over one
+        row is stopped."""
         (slot,), (ids,) = slots, rows
         assert isinstance(slot, PlainSlot)
         self._host.pulse.passing(Activity.PREFILL)
-        logits = self._pass(slot, ids, with_sums=with_sums, with_all=wanted is not None)
-        if wanted is not None:
-            self.every = [logits[0, -len(ids) :][wanted[0] :]]
-        return logits[:, -1]
+        logits, sums = self._pass(slot, ids, with_sums=with_sums, with_all=wanted is not None)
+        every = None if wanted is None else [logits[0, -len(ids) :][wanted[0] :]]
+        return PassResult(logits[:, -1], every, sums)
 
     def decode_step(
         self,
@@ -199,12 +193,14 @@ class PlainPasses:
         slots: Sequence[CacheSlot],
         tokens: Sequence[int],
         positions: Sequence[int],
-    ) -> Tensor:
-        """Read the next token of the one row. Returns the logits [1, vocabulary]."""
+        must_stop: object = None,
+    ) -> PassResult:
+        """Read the next token of the one row."""
         (slot,) = slots
         assert isinstance(slot, PlainSlot)
         self._host.pulse.passing(Activity.DECODE)
-        return self._pass(slot, tokens)[:, -1]
+        logits, _ = self._pass(slot, tokens)
+        return PassResult(logits[:, -1])
 
     def learn(self, ids: Sequence[int], before: Mapping[Place, Tensor | None]) -> None:
         """Learn, from two passes over the prompt `ids`, which tensors of a row the modules of the model hold. `before`
@@ -228,15 +224,16 @@ class PlainPasses:
         *,
         with_sums: bool = False,
         with_all: bool = False,
-    ) -> Tensor:
-        """The logits [1, T or 1, vocabulary] of a pass in which the tokens `new` are new."""
+    ) -> tuple[Tensor, Tensor | None]:
+        """The logits [1, T or 1, vocabulary] of a pass in which the tokens `new` are new, and the sums [1, hidden]
+        where they are wanted."""
         is_first = not slot.tokens.shape[1]
         slot.tokens = torch.cat([slot.tokens, torch.tensor([list(new)], device=self.device)], 1)
         inputs = self._inputs(slot, len(new), is_first=is_first)
         width = inputs["input_ids"].shape[1]
         for (module, name), beginning in self._places.items():
             setattr(module, name, beginning if is_first else slot.held[module, name])
-        out = self._host.call(
+        out, sums = self._host.call(
             pick=None if with_all else (torch.tensor([0]), torch.tensor([width - 1])),
             sizes=torch.tensor([width]) if with_sums else None,
             **inputs,
@@ -244,7 +241,7 @@ class PlainPasses:
         if self.memory is not Memory.NOTHING:
             slot.carried = self._host.model._update_model_kwargs_for_generation(out, slot.carried)
             slot.held = {place: getattr(*place) for place in self._places}
-        return cast(Tensor, out.logits).to(self.device)
+        return cast(Tensor, out.logits).to(self.device), sums
 
     def _inputs(self, slot: PlainSlot, new: int, *, is_first: bool) -> dict[str, Any]:
         """The inputs of the pass, as `generate` makes them."""

@@ -82,7 +82,7 @@ class WholeLayer:
         """The rows [rows, 1, hidden] of a decode pass after this layer.
 
         Raises:
-            Stopped: the cache's `must_stop` says so.
+            PassEnded: the pass must stop.
         """
         # layers with a window may have other angles than those without
         window = self.struct.window = cache.window(self.index)

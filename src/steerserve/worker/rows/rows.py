@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import msgspec
 import torch
@@ -234,26 +235,17 @@ class StateReading(ABC):
         self.sites = tuple(sites)
         self.logits: Tensor | None = None
         self._error: Exception | None = None
-        self._copied: list[Callable[[], None]] = []
 
-    def catch(self, number: int, value: Tensor) -> None:
-        """Copy what is needed of the values [T, width] of site `number` at the tokens of a pass. This is called within
-        the pass of all rows, so it raises nothing."""
-        if self._error is None:
-            try:
-                self._copied.append(self.copied(number, value.detach()))
-            except Exception as error:
-                self._error = error
-
-    def settle(self) -> None:
-        """The pass succeeded: take in what was copied."""
-        copied, self._copied = self._copied, []
-        for take_in in copied:
-            take_in()
-
-    def discard(self) -> None:
-        """The pass failed, and may run again: drop what was copied."""
-        self._copied = []
+    def catch(self, number: int, value: Tensor) -> Callable[[], None]:
+        """Copy what is needed of the values [T, width] of site `number` at the tokens of a pass. Returns what takes the
+        copy in, which is called where the pass is taken. This is called within the pass of all rows, so it raises
+        nothing: an error ends the row when its work begins."""
+        if self._error is not None:
+            return lambda: None
+        try:
+            return self.copied(number, value.detach())
+        except Exception as error:
+            return partial(setattr, self, "_error", error)
 
     @abstractmethod
     def copied(self, number: int, value: Tensor) -> Callable[[], None]:
