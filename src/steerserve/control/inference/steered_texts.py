@@ -83,7 +83,7 @@ async def write(
                 plan=plan,
                 parts=DIVERGENCE.ask(divergence),
             ),
-            _written(),
+            _take_written,
             check=how.check,
             told=told,
             at_once=how.at_once,
@@ -97,20 +97,19 @@ async def write(
         raise Refusal(refusal.code, why, param="strengths", **details) from None
 
 
-def _written() -> Take[Written]:
+def _take_written() -> Take[Written]:
     """Takes whole texts with their distances."""
-    texts: dict[tuple[int, int], str] = {}
+    texts: dict[int, str] = {}
 
     def take(outcome: m.Outcome) -> Written | None:
         if not isinstance(outcome, m.Piece):
             return None
-        name = outcome.id, outcome.choice
-        texts[name] = texts.get(name, "") + outcome.text
+        texts[outcome.choice] = texts.get(outcome.choice, "") + outcome.text
         found = DIVERGENCE.read(outcome.parts)
         if found is None:
             return None
         read = found.tokens, found.divergences, found.likelihoods, found.words
-        return Written(texts.pop(name), *read)
+        return Written(texts[outcome.choice], *read)
 
     return take
 

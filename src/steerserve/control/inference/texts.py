@@ -30,6 +30,8 @@ _NOT_OF_TEXT = ("MODEL_NOT_LOADED", "MODEL_BUSY", "SAE_NOT_ATTACHED")
 Read = TypeVar("Read")
 Take = Callable[[m.Outcome], Read | None]
 """Gives what is read of a text from an outcome of its choice; None where the outcome does not have it."""
+Taking = Callable[[], Take[Read]]
+"""Begins to take what is read of the texts of one request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,7 @@ class TextReader:
         texts: Sequence[NamedText],
         resident: Resident,
         request: m.Request,
-        take: Take[Read],
+        taking: Taking[Read],
         *,
         check: Callable[[], object],
         told: Callable[[int], None] | None = None,
@@ -61,7 +63,7 @@ class TextReader:
         choices: int = 1,
     ) -> list[Read]:
         """What is read of each text. The `request` is sent with some of the texts as its prompts, and has so many
-        `choices` for each; `take` takes what is read from its outcomes: all of the first text, then all of the second.
+        `choices` for each; `taking` begins to take what is read from its outcomes: all of the first text, then all of the second.
         `check` is asked before each part of `at_once` texts, and `told` gets the number of texts that are read so far.
         Parts take turns with requests that run; with `is_gentle` they leave the time to them
         (`rules/inference/pacing.py`).
@@ -77,7 +79,7 @@ class TextReader:
                 is_paced = part.is_beside or (is_gentle and self._is_used)
                 some = _alike(texts[done : done + at_once])
                 begun = time.monotonic()
-                read = await _part(some, resident, request, take, choices)
+                read = await _part(some, resident, request, taking, choices)
                 seconds = time.monotonic() - begun
             found += read
             if told is not None:
@@ -112,18 +114,18 @@ async def _part(
     part: Sequence[NamedText],
     resident: Resident,
     request: m.Request,
-    take: Take[Read],
+    taking: Taking[Read],
     choices: int,
 ) -> list[Read]:
     try:
-        return await _together(part, resident, request, take, choices)
+        return await _together(part, resident, request, taking, choices)
     except Refusal as refusal:
         if len(part) == 1 or not _is_of_text(refusal):
             raise
     # alone, the text that was refused is known
     found: list[Read] = []
     for one in part:
-        found += await _together([one], resident, request, take, choices)
+        found += await _together([one], resident, request, taking, choices)
     return found
 
 
@@ -131,7 +133,7 @@ async def _together(
     part: Sequence[NamedText],
     resident: Resident,
     request: m.Request,
-    take: Take[Read],
+    taking: Taking[Read],
     choices: int,
 ) -> list[Read]:
     """What is read of some texts in one request.
@@ -140,6 +142,7 @@ async def _together(
         Refusal: with the name of the text, where there is one text.
     """
     found: dict[int, Read] = {}
+    take = taking()
     sent = structs.replace(request, prompts=[one.prompt for one in part])
     try:
         async with aclosing(resident.held().run(sent)) as events:
@@ -155,18 +158,18 @@ async def _together(
     return [found[choice] for choice in range(choices * len(part))]
 
 
-def of_kind(kind: type[Read]) -> Take[Read]:
+def of_kind(kind: type[Read]) -> Taking[Read]:
     """Takes the outcomes of this class."""
-    return lambda outcome: outcome if isinstance(outcome, kind) else None
+    return lambda: lambda outcome: outcome if isinstance(outcome, kind) else None
 
 
-def of_part(part: Part[Any, Read]) -> Take[Read]:
+def of_part(part: Part[Any, Read]) -> Taking[Read]:
     """Takes what scored texts have of a part."""
 
     def take(outcome: m.Outcome) -> Read | None:
         return part.read(outcome.parts) if isinstance(outcome, m.Scored) else None
 
-    return take
+    return lambda: take
 
 
 def _is_of_text(refusal: Refusal) -> bool:

@@ -11,6 +11,7 @@ from steerserve import messages as m
 from steerserve.engines.gguf.server import Chunk
 from steerserve.errors import Refusal
 from steerserve.messages.stops import StopStrings
+from steerserve.parts.registry import parts
 
 Events = asyncio.Queue[m.Outcome | Exception]
 """The outcomes of the rows of a request, or the error that ends it."""
@@ -72,7 +73,8 @@ def refuse_unhonoured(request: m.Request, goal: m.Generate) -> None:
     if goal.constraint is not None:
         not_honoured("response_format")
     for name in request.parts:
-        not_honoured(name)
+        fields = parts()[name].fields if name in parts() else ()
+        not_honoured(next(iter(fields), name))
     plan = request.plan
     if isinstance(plan, m.Overlay) and (plan.edits or any(plan.values.values())):
         not_honoured("steering")
