@@ -165,7 +165,7 @@ def beside(first: Case, own: Case) -> Case:
 def _told(plan: dial.Plan) -> Overlay:
     """A plan as the engine gets it."""
     values = {key: dict(features) for key, features in (plan.overlay or {}).items()}
-    return Overlay(None, values, plan.edits, plan.keeps_norm)
+    return Overlay(None, values, plan.edits, plan.modifiers)
 
 
 class NearHand(Hand):
@@ -260,7 +260,7 @@ class Round:
         sent = written(case)
         own = interventions.parse({"edits": sent, "preserve_norm": case.keeps_norm}, "")
         made = placed(own, [Attached()], self._facts)
-        put = replace(made, standing=standing_of(own, sent, made), keeps_norm=own.keeps_norm)
+        put = replace(made, standing=standing_of(own, sent, made), modifiers=own.modifiers)
         self._live = live.give(self._live, INTERVENTIONS, put)
         self._standing = case if sent else Case([])
         self._bench.steering.set_live(self._live)

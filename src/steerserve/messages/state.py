@@ -13,6 +13,7 @@ from msgspec import structs
 from steerserve.messages.sensing import ArmedCircuit, ArmedCluster
 from steerserve.messages.values import Message, SaeSource
 from steerserve.rules.steering.edits import Edit
+from steerserve.rules.steering.placed import NO_MODIFIERS, Modifiers
 
 
 class PlacedSae(Message, frozen=True):
@@ -27,14 +28,14 @@ class PlacedSae(Message, frozen=True):
 
 
 class Steering(Message, frozen=True):
-    """The live steering. `values` maps the key of an attached SAE to feature index -> value. `edits` and `keeps_norm`
+    """The live steering. `values` maps the key of an attached SAE to feature index -> value. `edits` and `modifiers`
     are those of an `Overlay`."""
 
     epoch: int = 0
     enabled: bool = False
     values: dict[str, dict[int, float]] = {}
     edits: tuple[Edit, ...] = ()
-    keeps_norm: bool = False
+    modifiers: Modifiers = NO_MODIFIERS
 
 
 class Monitored(Message, frozen=True):

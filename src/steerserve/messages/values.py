@@ -7,6 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 from steerserve.rules.steering.edits import Edit
+from steerserve.rules.steering.placed import NO_MODIFIERS, Modifiers
 from steerserve.rules.steering.positions import Span
 
 
@@ -76,13 +77,13 @@ class Sampling(Message, frozen=True):
 
 class Overlay(Message, frozen=True):
     """Steering of one request in place of the live values, while the live epoch is still `epoch`; with None as the
-    epoch, to the end of the request. `edits` are in the order of `ordered`. With `keeps_norm`, a site's value has the
-    norm that it had before the steering at that site."""
+    epoch, to the end of the request. `edits` are in the order of `ordered`. `modifiers` hold for the
+    values and the edits together."""
 
     epoch: int | None
     values: dict[str, dict[int, float]]
     edits: tuple[Edit, ...] = ()
-    keeps_norm: bool = False
+    modifiers: Modifiers = NO_MODIFIERS
 
 
 class Suppressed(Message, frozen=True):

@@ -150,7 +150,7 @@ def test_recorded_steering_moves_to_the_keys_of_now() -> None:
     attached = {"a@1": sae("a@1", "e"), "b@1": sae("b@1", "d")}
     found = runs.placed(recorded, attached, MODEL)
     assert found.values == {"b@1": {7: 2.0}}
-    assert found.keeps_norm
+    assert found.modifiers.preserve_norm
     assert {key for edit in found.edits for key in edit.keys} == {"b@1"}
     assert found.edits[0].target == Target(factor=0.0)
     assert runs.placed(recorded, {"a@1": sae("a@1", "e")}, MODEL).values == {"a@1": {7: 2.0}}

@@ -161,7 +161,7 @@ def of(*edits: dict[str, Any], strength: float | None = None, **fields: Any) -> 
     own = interventions.parse({"edits": list(edits), **fields}).with_vectors(VECTORS, PROBES)
     plan = dial.plan(strength, False, None, Live(), ATTACHED, Range(), own, MODEL_FACTS)
     added = applied(Live(), plan.overlay, [A, B])
-    return digest(MODEL, SITES, added, plan.edits, keeps_norm=plan.keeps_norm)
+    return digest(MODEL, SITES, added, plan.edits, modifiers=plan.modifiers)
 
 
 def at(positions: Any) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from steerserve.errors import Refusal
 from steerserve.rules.saes.attachment import SaeChoice
 from steerserve.rules.steering import interventions
 from steerserve.rules.steering.edits import KINDS, SWAP
+from steerserve.rules.steering.placed import Modifiers
 from steerserve.rules.steering.positions import ALL, Positions, Selection
 from steerserve.rules.steering.request import (
     AskedCondition,
@@ -73,7 +74,7 @@ def test_an_edit_of_a_feature_and_one_of_a_vector_have_all_their_fields() -> Non
         ),
         is_added=True,
         field="interventions",
-        keeps_norm=True,
+        modifiers=Modifiers(preserve_norm=True),
     )
 
 

@@ -36,6 +36,7 @@ from steerserve.rules.steering.edits import (
     ordered,
 )
 from steerserve.rules.steering.live import Live
+from steerserve.rules.steering.placed import Modifiers
 from steerserve.rules.steering.positions import Positions, Selection
 from steerserve.rules.steering.vector import Direction
 from steerserve.worker.hooks.edits import SiteEdits
@@ -255,7 +256,7 @@ def test_every_kind_equals_its_formula(name: str) -> None:
     x = torch.randn(70, WIDTH, generator=torch.Generator().manual_seed(2)) * 3
     for edits in LISTS:
         for keeps_norm in (False, True):
-            change = made(x, ordered(edits), sae, keeps_norm=keeps_norm)
+            change = made(x, ordered(edits), sae, modifiers=Modifiers(preserve_norm=keeps_norm))
             expected = (changed(x, edits, sae, keeps_norm=keeps_norm) - x.double()).float()
             assert change.dtype == torch.float32
             bound = 1e-4 * max(1.0, float(expected.abs().max()))
@@ -288,7 +289,11 @@ def prompt_parts(sae: Sae) -> list[Part]:
     values = sae.direction({3: 2.0, 5: -1.0})
     rows: list[dict[str, Any]] = [
         {"edits": ordered([*ALL, *of_directions]), "values": values},
-        {"edits": ordered(gated), "reads": tuple(gates), "keeps_norm": True},
+        {
+            "edits": ordered(gated),
+            "reads": tuple(gates),
+            "modifiers": Modifiers(preserve_norm=True),
+        },
         {"edits": tuple(OTHERS)},
     ]
     return [Part(i, RowSteering(Suppressed(), [1] * TOKENS), **row) for i, row in enumerate(rows)]
@@ -412,13 +417,15 @@ def test_positions_where_nothing_moves_keep_their_bits() -> None:
     x = torch.randn(9, WIDTH)
     far = [edit("ablate", 3), edit("at_most", 4, 1.0), of("at_most", V, 1e6)]
     for keeps_norm in (False, True):
-        assert not made(x, far, sae, keeps_norm=keeps_norm).any()
+        assert not made(x, far, sae, modifiers=Modifiers(preserve_norm=keeps_norm)).any()
 
 
 def asked(
     *edits: Edit, values: dict[int, float] | None = None, keeps_norm: bool = False
 ) -> Overlay:
-    return Overlay(None, {KEY: values} if values else {}, ordered(edits), keeps_norm)
+    return Overlay(
+        None, {KEY: values} if values else {}, ordered(edits), Modifiers(preserve_norm=keeps_norm)
+    )
 
 
 PLANS = [asked(*ALL), Suppressed(), asked(*OTHERS, values={5: -3.0}), asked(values={3: 2.0})]

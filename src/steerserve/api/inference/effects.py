@@ -36,6 +36,7 @@ from steerserve.control.inference.views import JobAnswer
 from steerserve.rules.bounds import PAGE_ROWS
 from steerserve.rules.saes.attachment import SaeChoice
 from steerserve.rules.steering import interventions
+from steerserve.rules.steering.placed import Modifiers
 from steerserve.rules.steering.request import RequestSteering, SteeredFeature, SteeredVector
 from steerserve.settings import Settings
 
@@ -176,17 +177,17 @@ def _lever(body: EffectsBody) -> tuple[dict[str, object], RequestSteering]:
     if len(named) != 1:
         why = "give one of feature, vector and edits"
         raise invalid_field(named[1] if named else "feature", why)
-    keeps_norm = body.preserve_norm
+    modifiers = Modifiers(preserve_norm=body.preserve_norm)
     if body.feature is not None:
         one = body.feature
         sent = {k: v for k, v in one.model_dump().items() if v is not None}
         edit = SteeredFeature(one.index, 1.0, SaeChoice(one.sae_id, one.layer))
-        return {"feature": sent}, RequestSteering((edit,), field="", keeps_norm=keeps_norm)
+        return {"feature": sent}, RequestSteering((edit,), field="", modifiers=modifiers)
     if body.vector is not None:
         added = SteeredVector(body.vector, "add", 1.0)
-        made = RequestSteering((added,), field="", keeps_norm=keeps_norm)
+        made = RequestSteering((added,), field="", modifiers=modifiers)
         return {"vector": body.vector}, made
     if not body.edits:
         raise invalid_field("edits", "give at least one edit")
-    raw = {"edits": body.edits, "preserve_norm": keeps_norm}
+    raw = {"edits": body.edits, "preserve_norm": body.preserve_norm}
     return {"edits": body.edits}, interventions.parse(raw, "")

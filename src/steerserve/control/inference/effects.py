@@ -240,8 +240,8 @@ class EffectMeasurements:
                 drawn.append(rules.judged(rules.row(strength, together, target), together, plain))
         begun.check()
         values, edits = ladder.at(begun.made, 1.0)
-        keeps_norm = asked.steering.keeps_norm
-        state = state_of(begun.resident, values, edits, keeps_norm=keeps_norm)
+        modifiers = asked.steering.modifiers
+        state = state_of(begun.resident, values, edits, modifiers=modifiers)
         is_missing = not others and asked.random_directions > 0
         result = Effects(
             id=None,
@@ -326,7 +326,7 @@ class EffectMeasurements:
             asked.temperature,
             asked.seed,
             begun.check,
-            asked.steering.keeps_norm,
+            asked.steering.modifiers,
             words,
         )
 

@@ -25,7 +25,7 @@ from steerserve.rules.steering.account import Account
 from steerserve.rules.steering.digest import SteeredModel, SteeredSite
 from steerserve.rules.steering.edits import Edit
 from steerserve.rules.steering.live import Live
-from steerserve.rules.steering.placed import Values, at_strength
+from steerserve.rules.steering.placed import NO_MODIFIERS, Modifiers, Values, at_strength
 from steerserve.rules.steering.placing import Largest
 from steerserve.settings import Settings
 
@@ -155,7 +155,7 @@ class Planner:
             attached = {key: described(one) for key, one in resident.attachments.items()}
             there = runs.placed(asked.replayed, attached, facts_of(resident, largest))
             return dial.Plan(
-                there.values, edits=there.edits, is_own=True, keeps_norm=there.keeps_norm
+                there.values, edits=there.edits, is_own=True, modifiers=there.modifiers
             )
         is_named = asked.profile is not None
         if not asked.follows_live and not is_named and asked.own is None:
@@ -199,12 +199,14 @@ class Planner:
         elif profile is not None and profile.edits is not None:
             sent = tuple(profile.edits.sent)
         field = sweep.own.field if sweep.own else ""
-        keeps_norm = live.keeps_norm if is_live else bool(sweep.own and sweep.own.keeps_norm)
+        modifiers = (
+            live.modifiers if is_live else sweep.own.modifiers if sweep.own else NO_MODIFIERS
+        )
         return tuple(
             dial.Plan(
                 overlay,
                 edits=tuple(at_strength(edit, one, field) for edit in base.edits) if one else (),
-                keeps_norm=keeps_norm,
+                modifiers=modifiers,
                 sent=sent if one else (),
             )
             for one, overlay in zip(sweep.intensities, overlays, strict=True)
@@ -215,7 +217,7 @@ class Planner:
         live = self._serving.live
         added = steering_state.applied(live, plan.overlay, resident.attachments)
         made = plan.placed or live.applied
-        return state_of(resident, added, made.edits, keeps_norm=made.keeps_norm)
+        return state_of(resident, added, made.edits, modifiers=made.modifiers)
 
     def _told(self, plan: dial.Plan) -> m.Plan:
         """The plan as the engine gets it."""
@@ -223,7 +225,7 @@ class Planner:
             return m.Follow(self._serving.live.epoch)
         epoch = None if plan.is_own else self._serving.live.epoch
         values = {key: dict(features) for key, features in plan.overlay.items()}
-        return m.Overlay(epoch, values, plan.edits, plan.keeps_norm)
+        return m.Overlay(epoch, values, plan.edits, plan.modifiers)
 
     def _located(self, prompts: Sequence[m.Prompt], admitted: Admitted) -> Sequence[m.Prompt]:
         """The prompts, whose messages are found where an edit names roles."""
@@ -264,7 +266,7 @@ def state_of(
     added: Mapping[str, Values],
     edits: Sequence[Edit],
     *,
-    keeps_norm: bool,
+    modifiers: Modifiers,
     content: str | None = None,
 ) -> str | None:
     """Which steering these values and edits are on the resident model; None where they change nothing. `content` is an
@@ -273,7 +275,7 @@ def state_of(
     sites = {key: _site(resident.attachments[key]) for key in keys}
     row = resident.row
     model = SteeredModel(row.name, row.repo_id, row.revision, content or row.content_digest)
-    return steering_state.digest(model, sites, added, edits, keeps_norm=keeps_norm)
+    return steering_state.digest(model, sites, added, edits, modifiers=modifiers)
 
 
 def _site(attachment: Attachment) -> SteeredSite:

@@ -49,7 +49,7 @@ from steerserve.rules.inference.runs import (
 )
 from steerserve.rules.steering import digest, documents
 from steerserve.rules.steering.edits import Edit
-from steerserve.rules.steering.placed import Values
+from steerserve.rules.steering.placed import NO_MODIFIERS, Modifiers, Values
 from steerserve.settings import Settings
 
 log = structlog.get_logger(__name__)
@@ -396,9 +396,9 @@ def _with_content(run: Run, admitted: Admitted, content: str | None) -> Run:
     """The record, told with an earlier digest of the content of its model."""
     steering = run.steering
     if steering.state is not None:
-        _, edits, keeps_norm = _planned(admitted)
+        _, edits, modifiers = _planned(admitted)
         state = state_of(
-            admitted.resident, steering.values, edits, keeps_norm=keeps_norm, content=content
+            admitted.resident, steering.values, edits, modifiers=modifiers, content=content
         )
         steering = structs.replace(steering, state=state)
     model = structs.replace(run.model, content_digest=content)
@@ -407,26 +407,26 @@ def _with_content(run: Run, admitted: Admitted, content: str | None) -> Run:
 
 def _planned(
     admitted: Admitted,
-) -> tuple[Mapping[str, Values] | None, tuple[Edit, ...], bool]:
-    """The overlay of values, the edits, and whether the norm is kept, as they were planned."""
+) -> tuple[Mapping[str, Values] | None, tuple[Edit, ...], Modifiers]:
+    """The overlay of values, the edits, and what holds for both, as they were planned."""
     plan, live = admitted.plan, admitted.live
     if admitted.state is None:
-        return {}, (), False
+        return {}, (), NO_MODIFIERS
     if isinstance(plan, m.Overlay):
-        return plan.values, plan.edits, plan.keeps_norm
-    return None, live.edits, live.keeps_norm
+        return plan.values, plan.edits, plan.modifiers
+    return None, live.edits, live.modifiers
 
 
 def _steering(admitted: Admitted, *, is_changed: bool) -> RunSteering:
     """What was added and edited, as it was planned."""
-    overlay, edits, keeps_norm = _planned(admitted)
+    overlay, edits, modifiers = _planned(admitted)
     added = digest.applied(admitted.live, overlay, admitted.resident.attachments)
     return RunSteering(
         state=admitted.state,
         sources=list(admitted.account.sources),
         values={key: dict(values) for key, values in added.items()},
         edits=rules.encoded_edits(edits),
-        preserve_norm=keeps_norm,
+        **structs.asdict(modifiers),
         changed=is_changed,
     )
 

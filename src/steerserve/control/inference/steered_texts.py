@@ -22,7 +22,7 @@ from steerserve.rules.inference import effects as rules
 from steerserve.rules.inference.effects import Written
 from steerserve.rules.inference.prompts import Conversation
 from steerserve.rules.steering import ladder
-from steerserve.rules.steering.placed import Placed
+from steerserve.rules.steering.placed import NO_MODIFIERS, Modifiers, Placed
 
 TEXTS_MAXIMUM = 4096
 """The most texts that one job writes."""
@@ -33,7 +33,7 @@ LOGITS_KEPT = 256 << 20
 @dataclass(frozen=True, slots=True)
 class Writing:
     """How texts are written: what they continue, how many `choices` each prompt gets, how many tokens each text gets,
-    and how a token is drawn. `keeps_norm` is a property of the lever. `words` has the tokens of target and of control
+    and how a token is drawn. `modifiers` are those of the lever. `words` has the tokens of target and of control
     words, where they are compared. `check` is asked before each part of the texts."""
 
     resident: Resident
@@ -42,7 +42,7 @@ class Writing:
     temperature: float
     seed: int
     check: Callable[[], object]
-    keeps_norm: bool = False
+    modifiers: Modifiers = NO_MODIFIERS
     words: Sequence[Sequence[Sequence[int]]] = ()
     choices: int = 1
 
@@ -70,7 +70,7 @@ async def write(
     """
     values, edits = ladder.at(lever, strength)
     added = {key: dict(features) for key, features in values.items()}
-    plan = m.Overlay(None, added, edits, how.keeps_norm)
+    plan = m.Overlay(None, added, edits, how.modifiers)
     sampling = m.Sampling(temperature=how.temperature, max_tokens=how.tokens, seed=how.seed)
     divergence = Divergence([[list(one) for one in group] for group in how.words])
     try:

@@ -7,6 +7,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
+from msgspec import structs
+
 from steerserve import messages as m
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.resident import Attachment, Resident
@@ -151,7 +153,7 @@ class Interventions:
         return LiveInterventions(
             edits=[dict(one.sent) for one in live.standing],
             mode="replace" if live.interventions.replaces else "add",
-            preserve_norm=live.keeps_norm,
+            **structs.asdict(live.modifiers),
             enabled=live.enabled,
             epoch=live.epoch,
         )
@@ -176,7 +178,7 @@ class Interventions:
             put = replace(
                 made,
                 standing=standing_of(own, sent, made),
-                keeps_norm=own.keeps_norm,
+                modifiers=own.modifiers,
                 replaces=not own.is_added,
             )
             return live_rules.give(live, INTERVENTIONS, put)

@@ -255,7 +255,7 @@ class Steering(EngineState[Live]):
 
 async def _push(engine: Engine, live: Live) -> None:
     values = {key: dict(values) for key, values in live.values.items()}
-    steering = m.Steering(live.epoch, live.enabled, values, live.edits, live.keeps_norm)
+    steering = m.Steering(live.epoch, live.enabled, values, live.edits, live.modifiers)
     if engine.state.steering != steering:
         await engine.change(m.setting(steering=steering))
 

@@ -22,7 +22,7 @@ from steerserve.rules.inference import names
 from steerserve.rules.saes.provenance import SaeOrigin
 from steerserve.rules.steering.edits import AllOf, AnyOf, Condition, Edit, Feature, When, conditions
 from steerserve.rules.steering.live import check_index, check_value
-from steerserve.rules.steering.placed import Values
+from steerserve.rules.steering.placed import Modifiers, Values
 from steerserve.rules.steering.placing import ModelFacts
 from steerserve.rules.steering.recorded import check_edits, check_fitting
 from steerserve.rules.steering.vector import Direction
@@ -209,7 +209,7 @@ class PlacedSteering:
 
     values: Mapping[str, Values]
     edits: tuple[Edit, ...]
-    keeps_norm: bool
+    modifiers: Modifiers
 
 
 def summary(run: Run) -> RunSummary:
@@ -309,7 +309,9 @@ def placed(run: Run, attached: Mapping[str, RunSae], model: ModelFacts) -> Place
     places = {key: (sae.layer, sae.site) for key, sae in attached.items()}
     check_fitting(moved, EDITS, places, model)
     return PlacedSteering(
-        {keys[key]: steering.values[key] for key in needed}, moved, steering.preserve_norm
+        {keys[key]: steering.values[key] for key in needed},
+        moved,
+        Modifiers(preserve_norm=steering.preserve_norm),
     )
 
 

@@ -29,7 +29,15 @@ from steerserve.rules.steering import activation, circuit_serving, members
 from steerserve.rules.steering.edits import Edit
 from steerserve.rules.steering.live import Live, without_interventions
 from steerserve.rules.steering.members import Range as Range
-from steerserve.rules.steering.placed import INTERVENTIONS, Placed, Values, scaled, total
+from steerserve.rules.steering.placed import (
+    INTERVENTIONS,
+    NO_MODIFIERS,
+    Modifiers,
+    Placed,
+    Values,
+    scaled,
+    total,
+)
 from steerserve.rules.steering.placing import ModelFacts, arranged, placed
 from steerserve.rules.steering.profile import Profile as Profile
 from steerserve.rules.steering.profile import site
@@ -71,7 +79,7 @@ class Plan:
         rung: the evidence of the one circuit that steers the request; None where no circuit does, or several do.
         edits: all edits that add no values, in the order in which they are made.
         is_own: whether the request keeps this steering to its end, whatever an operator changes meanwhile.
-        keeps_norm: whether the values of sites keep their norms.
+        modifiers: what holds for the values and the edits together.
         added: the parts of the values that the request adds itself, each with its place in the request as its number.
         sent: for a side of a comparison, its edits as they were sent.
     """
@@ -81,7 +89,7 @@ class Plan:
     rung: int | None = None
     edits: tuple[Edit, ...] = ()
     is_own: bool = False
-    keeps_norm: bool = False
+    modifiers: Modifiers = NO_MODIFIERS
     added: tuple[Edit, ...] = field(default=(), compare=False)
     sent: tuple[Mapping[str, object], ...] = field(default=(), compare=False)
 
@@ -90,7 +98,7 @@ class Plan:
         """What a request gets that does not follow the live steering; None for one that does."""
         if self.overlay is None:
             return None
-        return Placed(self.overlay, self.edits, keeps_norm=self.keeps_norm)
+        return Placed(self.overlay, self.edits, modifiers=self.modifiers)
 
 
 def parse(raw: Any) -> Intensity | None:
@@ -203,7 +211,7 @@ def _intervened(
         strength = resolved(intensity, DialBase({}, configured))
     standing = _standing(live).at(strength)
     overlay = total([base.overlay or {}, standing.values])
-    return Plan(overlay, strength, base.rung, standing.edits, keeps_norm=live.keeps_norm)
+    return Plan(overlay, strength, base.rung, standing.edits, modifiers=live.modifiers)
 
 
 def _standing(live: Live) -> Placed:
@@ -250,7 +258,7 @@ def _own(
 ) -> Plan:
     """The steering of a request with edits of its own, whose intensity is not 0. One intensity scales the edits of the
     request and the steering that they are made beside. Without any edit, the mode `add` is no steering of its own."""
-    if own.is_added and not own.edits and not own.keeps_norm:
+    if own.is_added and not own.edits and not own.modifiers:
         return plan(intensity, False, None, live, attached, configured)
     asked = placed(own, attached, model)
     otherwise = plan(intensity, False, None, live, attached, configured) if own.is_added else Plan()
@@ -259,14 +267,14 @@ def _own(
         strength = resolved(intensity, DialBase(asked.values, configured))
     made = asked.at(strength, own.field)
     overlay, edits = made.values, made.edits
-    keeps_norm = own.keeps_norm
+    modifiers = own.modifiers
     if own.is_added:
         kept = otherwise.placed or live.applied
         overlay = total([kept.values, overlay])  # (6)
         count = len(own.edits)
         others = (structs.replace(edit, number=count + edit.number) for edit in kept.edits)
         edits = arranged((*others, *edits), attached, model)
-        keeps_norm = keeps_norm or kept.keeps_norm
+        modifiers |= kept.modifiers
     is_dialed = intensity is not None and (any(overlay.values()) or bool(edits))
     return Plan(
         overlay,
@@ -274,7 +282,7 @@ def _own(
         otherwise.rung if own.is_added else None,
         edits,
         is_own=True,
-        keeps_norm=keeps_norm,
+        modifiers=modifiers,
         added=made.added,
     )
 

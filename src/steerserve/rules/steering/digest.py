@@ -17,12 +17,12 @@ import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from msgspec import structs
+from msgspec import structs, to_builtins
 
 from steerserve.rules.saes.provenance import SaeOrigin
 from steerserve.rules.steering.edits import RAW, AllOf, Condition, Edit, Feature, When
 from steerserve.rules.steering.live import Live
-from steerserve.rules.steering.placed import Values, not_zero
+from steerserve.rules.steering.placed import NO_MODIFIERS, Modifiers, Values, not_zero
 from steerserve.rules.steering.positions import EVERY, Selection
 from steerserve.rules.steering.vector import Direction
 
@@ -65,7 +65,7 @@ def digest(
     added: Mapping[str, Values],
     edits: Sequence[Edit] = (),
     *,
-    keeps_norm: bool = False,
+    modifiers: Modifiers = NO_MODIFIERS,
 ) -> str | None:
     """`sha256=<64 hexadecimal digits>` of these values and edits; None where they change nothing. `sites` has the site
     of each key."""
@@ -82,8 +82,7 @@ def digest(
     document: dict[str, object] = {"model": _model(model), "steering": entries}
     if made:
         document["edits"] = sorted(made, key=_canonical)
-    if keeps_norm:
-        document["preserve_norm"] = True
+    document |= to_builtins(modifiers)
     return f"sha256={hashlib.sha256(_canonical(document).encode()).hexdigest()}"
 
 

@@ -28,6 +28,7 @@ from steerserve.rules.steering.edits import (
     TOKEN,
     UNITS,
 )
+from steerserve.rules.steering.placed import Modifiers
 from steerserve.rules.steering.positions import (
     ALL,
     EVERY,
@@ -171,8 +172,8 @@ def parse(raw: object, field: str = INTERVENTIONS) -> RequestSteering:
     made = tuple(
         _edit(one, _joined(field, f"edits[{place}]")) for place, one in enumerate(part.edits)
     )
-    is_added, keeps_norm = part.mode == BESIDE, bool(part.preserve_norm)
-    return request.check(RequestSteering(made, is_added, field, keeps_norm))
+    modifiers = Modifiers(preserve_norm=bool(part.preserve_norm))
+    return request.check(RequestSteering(made, part.mode == BESIDE, field, modifiers))
 
 
 def _conditions_in(edit: object) -> int:

@@ -13,6 +13,8 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import reduce
+from operator import or_
 from typing import Any, TypeVar
 
 from steerserve.errors import Refusal
@@ -22,7 +24,9 @@ from steerserve.rules.steering.placed import (
     MANUAL,
     MAXIMUM,
     MINIMUM,
+    NO_MODIFIERS,
     NOTHING,
+    Modifiers,
     Placed,
     Standing,
     Values,
@@ -43,7 +47,7 @@ class Live:
 
     `owned` has what each owner adds and edits, and nothing that is empty. `values` are the sums over the owners, each
     clamped to [-200, 200], or the values of the owner that replaces those of all others. In a `Live` that is made from
-    `values`, `edits` and `keeps_norm` alone, all of these belong to MANUAL. `served` has the profile and the circuits
+    `values`, `edits` and `modifiers` alone, all of these belong to MANUAL. `served` has the profile and the circuits
     that serve, in the order of their activation. `applied` is what a request that follows the live steering gets.
     """
 
@@ -53,7 +57,7 @@ class Live:
     owned: Owned = field(default_factory=dict)
     served: tuple[Served, ...] = ()
     edits: tuple[Edit, ...] = ()
-    keeps_norm: bool = False
+    modifiers: Modifiers = NO_MODIFIERS
     applied: Placed = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -62,11 +66,11 @@ class Live:
             added = [one.values for one in parts if one.replaces] or [one.values for one in parts]
             object.__setattr__(self, "values", total(added))
             object.__setattr__(self, "edits", tuple(edit for one in parts for edit in one.edits))
-            object.__setattr__(self, "keeps_norm", any(one.keeps_norm for one in parts))
+            object.__setattr__(self, "modifiers", reduce(or_, (one.modifiers for one in parts)))
         elif self.values or self.edits:
-            own = Placed(self.values, self.edits, keeps_norm=self.keeps_norm)
+            own = Placed(self.values, self.edits, modifiers=self.modifiers)
             object.__setattr__(self, "owned", {MANUAL: own})
-        made = Placed(self.values, self.edits, keeps_norm=self.keeps_norm)
+        made = Placed(self.values, self.edits, modifiers=self.modifiers)
         object.__setattr__(self, "applied", made if self.enabled else NOTHING)
 
     @property
@@ -288,13 +292,13 @@ def counted(before: Live, after: Live) -> Live:
     return after if epoch == after.epoch else replace(after, epoch=epoch)
 
 
-def _added(live: Live) -> tuple[Mapping[str, Values], tuple[Edit, ...], bool]:
-    """What is added to a request that follows the live values, the edits of such a request, and whether norms are
-    kept."""
+def _added(live: Live) -> tuple[Mapping[str, Values], tuple[Edit, ...], Modifiers]:
+    """What is added to a request that follows the live values, the edits of such a request, and what holds for
+    both."""
     made = live.applied
     values = {key: added for key, of in made.values.items() if (added := not_zero(of))}
     edits = tuple(edit.content for edit in made.edits)
-    return values, edits, made.keeps_norm and bool(values or edits)
+    return values, edits, made.modifiers if values or edits else NO_MODIFIERS
 
 
 Own = TypeVar("Own")
@@ -361,7 +365,7 @@ def _step(
 
 def _owning(live: Live, owned: Owned, **changes: Any) -> Live:
     """The same `Live` with other owners, whose sums are made anew."""
-    return replace(live, values={}, edits=(), keeps_norm=False, owned=owned, **changes)
+    return replace(live, values={}, edits=(), modifiers=NO_MODIFIERS, owned=owned, **changes)
 
 
 def _without_empty(owned: Owned) -> Owned:

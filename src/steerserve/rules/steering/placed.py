@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from steerserve.errors import Refusal
 from steerserve.rules.steering.edits import Edit, Feature
@@ -33,6 +33,24 @@ _DIGITS = 15
 Values = Mapping[int, float]
 
 
+class Modifiers(Struct, frozen=True, omit_defaults=True):
+    """What holds for all that steers a request, the added values and the edits together. With `preserve_norm` a value
+    at a site has the norm after the steering that it had before."""
+
+    preserve_norm: bool = False
+
+    def __bool__(self) -> bool:
+        return self != NO_MODIFIERS
+
+    def __or__(self, other: Modifiers) -> Modifiers:
+        """What holds where one of the two asks for it."""
+        names = self.__struct_fields__
+        return Modifiers(*(getattr(self, name) or getattr(other, name) for name in names))
+
+
+NO_MODIFIERS = Modifiers()
+
+
 @dataclass(frozen=True, slots=True)
 class Standing:
     """One live intervention: the JSON with which it was sent, its op, and the attached SAEs that it reads or edits."""
@@ -51,7 +69,7 @@ class Placed:
         edits: all other edits that change anything, in the order in which they are made.
         added: the edits that `values` are the sums of, each with its place in the request as its number.
         standing: for edits that steer everyone, each edit as it was sent; the number of an edit is its place here.
-        keeps_norm: whether the values of sites keep their norms.
+        modifiers: what holds for the values and the edits together.
         replaces: whether the values of other owners are not added.
     """
 
@@ -59,7 +77,7 @@ class Placed:
     edits: tuple[Edit, ...] = ()
     added: tuple[Edit, ...] = ()
     standing: tuple[Standing, ...] = ()
-    keeps_norm: bool = False
+    modifiers: Modifiers = NO_MODIFIERS
     replaces: bool = False
 
     @property

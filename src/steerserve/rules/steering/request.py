@@ -25,6 +25,7 @@ from steerserve.rules.steering.edits import (
     Target,
     direction_target,
 )
+from steerserve.rules.steering.placed import NO_MODIFIERS, Modifiers
 from steerserve.rules.steering.positions import ALL, Positions
 from steerserve.rules.steering.probe import Probe
 from steerserve.rules.steering.vector import FLOAT_MAXIMUM, Vector
@@ -127,7 +128,7 @@ class RequestSteering:
     edits: tuple[AskedEdit, ...]
     is_added: bool = False
     field: str = FIELD
-    keeps_norm: bool = False
+    modifiers: Modifiers = NO_MODIFIERS
 
     @property
     def is_steering(self) -> bool:

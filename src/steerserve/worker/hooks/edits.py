@@ -68,7 +68,7 @@ class SiteEdits:
         self._gates = self._made_gates()
         self._made: tuple[Flags, Masks] = (), ()
         self.masks_key = 0
-        kept = [part.keeps_norm for part in parts]
+        kept = [part.modifiers.preserve_norm for part in parts]
         self._keeps: Tensor | None = None
         if any(kept):
             self._keeps = torch.tensor(kept, device=device)[:, None, None]

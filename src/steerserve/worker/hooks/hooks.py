@@ -20,7 +20,14 @@ from steerserve.errors import Refusal
 from steerserve.messages import Follow, Overlay, Plan
 from steerserve.rules.steering import live as steering
 from steerserve.rules.steering.edits import Condition, Edit, Feature, conditions
-from steerserve.rules.steering.placed import NOTHING, Placed, Values, not_zero
+from steerserve.rules.steering.placed import (
+    NO_MODIFIERS,
+    NOTHING,
+    Modifiers,
+    Placed,
+    Values,
+    not_zero,
+)
 from steerserve.rules.steering.vector import Direction
 from steerserve.worker import memory
 from steerserve.worker.hooks.called_sites import PlaceName
@@ -62,7 +69,7 @@ class Steered:
     edits: tuple[Edit, ...]
     places: frozenset[PlaceName]
     recorded: tuple[Condition, ...]
-    keeps_norm: bool = False
+    modifiers: Modifiers = NO_MODIFIERS
 
 
 class HookedSaes:
@@ -91,7 +98,7 @@ class HookedSaes:
         self.version = 0
         self._found: dict[tuple[str, int], Site] = {}
         self._live = steering.Live()
-        self._steered: OrderedDict[tuple[tuple[Edit, ...], bool], Steered] = OrderedDict()
+        self._steered: OrderedDict[tuple[tuple[Edit, ...], Modifiers], Steered] = OrderedDict()
 
     @property
     def applied(self) -> dict[str, int]:
@@ -312,7 +319,7 @@ class HookedSaes:
             if (values := self.values(key, row.plan))
         )
         if not steered.edits:
-            return ((float("inf"), (base, steered.keeps_norm and bool(base), ())),)
+            return ((float("inf"), (base, steered.modifiers if base else NO_MODIFIERS, ())),)
         is_one = not row.is_positional(steered.edits)
         numbers = {key: attachment.number for key, attachment in self.attached.items()}
         told = [
@@ -326,13 +333,13 @@ class HookedSaes:
             made = tuple(
                 (told[i], decided) for i, decided in enumerate(acting) if decided is not None
             )
-            runs.append((at, (base, steered.keeps_norm and bool(base or made), made)))
+            runs.append((at, (base, steered.modifiers if base or made else NO_MODIFIERS, made)))
         return tuple(runs)
 
     def steered(self, plan: Plan) -> Steered:
         """What the edits of a plan are now."""
         edits = tuple(self._edits(plan))
-        name = edits, self._now(plan).keeps_norm
+        name = edits, self._now(plan).modifiers
         known = self._steered.get(name)
         if known is None:
             known = self._steered[name] = self._resolved(*name)
@@ -362,13 +369,13 @@ class HookedSaes:
         """What a plan adds of each feature of an SAE now."""
         return not_zero(self._now(plan).values.get(key, {}))
 
-    def _resolved(self, edits: tuple[Edit, ...], keeps_norm: bool) -> Steered:
+    def _resolved(self, edits: tuple[Edit, ...], modifiers: Modifiers) -> Steered:
         places = {self.name_at(edit.at) for edit in edits}
-        if keeps_norm:
+        if modifiers:
             places |= {name_of(attachment.site) for attachment in self.attached.values()}
         found = dict.fromkeys(one for edit in edits for one in conditions(edit.when))
         recorded = tuple(one for one in found if needs_record(one))
-        return Steered(edits, frozenset(places), recorded, keeps_norm)
+        return Steered(edits, frozenset(places), recorded, modifiers)
 
     def counted(self, row: RowSteering) -> Sequence[Edit]:
         """The edits among the added values of a row that are counted: after a change by an operator, those whose value

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from steerserve.rules.steering.edits import Condition, Edit, Feature
+from steerserve.rules.steering.placed import NO_MODIFIERS, Modifiers
 from steerserve.rules.steering.vector import Direction
 from steerserve.worker.rows.steering import RowSteering
 
@@ -34,7 +35,7 @@ class Part:
     edits: tuple[Edit, ...] = ()
     reads: tuple[Condition, ...] = ()
     counted: tuple[Edit, ...] = ()
-    keeps_norm: bool = False
+    modifiers: Modifiers = NO_MODIFIERS
     watched: tuple[Direction, ...] = ()
 
     @property

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from steerserve.messages import Plan
 from steerserve.rules.steering.edits import Edit, conditions
+from steerserve.rules.steering.placed import NO_MODIFIERS
 from steerserve.worker.hooks.called_sites import PlaceName
 from steerserve.worker.hooks.edits import SiteEdits
 from steerserve.worker.hooks.parts import Part
@@ -182,7 +183,7 @@ class SitePlanner:
     ) -> None:
         """Find what the rows do beside adding, and whether anything is other than it was."""
         steered = [self._saes.steered(row.plan) for row in rows]
-        is_more = any(its.edits or its.keeps_norm for its in steered) or any(
+        is_more = any(its.edits or its.modifiers for its in steered) or any(
             row.counted is not None or row.watched for row in rows
         )
         active: list[tuple[Edit, ...]] = []
@@ -256,7 +257,7 @@ class SitePlanner:
                     tuple(edits.get(name, ())),
                     tuple(reads.get(name, ())),
                     tuple(counted.get(name, ())),
-                    steered.keeps_norm and is_float,
+                    steered.modifiers if is_float else NO_MODIFIERS,
                     tuple(watched.get(name, ())),
                 )
                 if part.is_used:

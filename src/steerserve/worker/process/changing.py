@@ -50,7 +50,7 @@ def change(loaded: LoadedModel, state: State, difference: Difference) -> dict[st
                 live.enabled,
                 live.values,
                 edits=live.edits,
-                keeps_norm=live.keeps_norm,
+                modifiers=live.modifiers,
             )
         )
     return facts
