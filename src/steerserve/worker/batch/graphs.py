@@ -107,7 +107,7 @@ class DecodeGraphs:
     ) -> PassResult:
         """Run a decode pass with the steering of its rows. The functions of `catches` take the values of the sites.
         `by_hooks` runs the same pass with hooks at the sites."""
-        tokens = [ids[0] for ids in planned.tokens]
+        tokens, starts = [ids[0] for ids in planned.tokens], planned.starts
         while not self._is_off:
             count = self._rows(len(tokens))
             assert count is not None
@@ -118,11 +118,12 @@ class DecodeGraphs:
                 count=count,
                 is_static=True,
             )
+            values: dict[int, Tensor] = {}
             try:
                 self._saes.planner.fill_tables(plan)
-                with self._passes.steered_by_table(plan) as values:
-                    self._fill(tokens, planned.starts)
-                    self._model.begin_decode(cache, planned.slots, planned.starts)
+                with self._passes.steered(plan, values):
+                    self._fill(tokens, starts)
+                    self._model.begin_decode(cache, planned.slots, starts)
                     kind = count, frozenset(plan.sites)
                     logits, read = self._run(cache, kind, len(tokens), values)
                     self._passes.give_values(read)

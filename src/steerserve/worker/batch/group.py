@@ -52,7 +52,7 @@ STATES_SECONDS = 0.002
 log = structlog.get_logger(__name__)
 
 Done = tuple[list[BatchRow], PassResult]
-"""The rows of a pass that was not stopped, with its result."""
+"""The rows of a pass, with its result."""
 
 
 class Group:

@@ -23,7 +23,7 @@ class Pass:
 
     Attributes:
         tokens: the tokens of each row that the pass reads.
-        starts: for each row, the position of the first of them.
+        spans: for each row, the position of the first of them, and their number.
         wanted: for each row, the number of the first token after which logits are needed. None where no row needs more
             than those after its last token.
         with_sums: whether a row needs the sum of the last hidden layer.
@@ -35,7 +35,7 @@ class Pass:
 
     rows: Sequence[BatchRow]
     tokens: Sequence[Sequence[int]]
-    starts: Sequence[int]
+    spans: Sequence[tuple[int, int]]
     is_prefill: bool
     wanted: Sequence[int] | None = None
     with_sums: bool = False
@@ -49,17 +49,14 @@ class Pass:
         return [cast(CacheSlot, row.slot) for row in self.rows]
 
     @property
-    def spans(self) -> list[tuple[int, int]]:
-        """For each row, the position of its first token in the pass, and the number of its tokens."""
-        return [
-            (start, len(tokens)) for start, tokens in zip(self.starts, self.tokens, strict=True)
-        ]
+    def starts(self) -> list[int]:
+        """For each row, the position of its first token in the pass."""
+        return [start for start, _ in self.spans]
 
 
 def plan_prefill(rows: Sequence[BatchRow], most: int) -> Pass:
     """A pass over the next tokens of the prompts of these rows, at most `most` of each."""
-    starts = [row.filled for row in rows]
-    tokens = [row.prompt[start : start + most] for row, start in zip(rows, starts, strict=True)]
+    tokens = [row.prompt[row.filled : row.filled + most] for row in rows]
     goals = [row.goal for row in rows]
     readings = [goal for goal in goals if isinstance(goal, StateReading)]
     wanted = None
@@ -68,7 +65,7 @@ def plan_prefill(rows: Sequence[BatchRow], most: int) -> Pass:
     return Pass(
         rows,
         tokens,
-        starts,
+        [(row.filled, len(part)) for row, part in zip(rows, tokens, strict=True)],
         is_prefill=True,
         wanted=wanted,
         with_sums=any(isinstance(goal, Pooling) for goal in goals),
@@ -82,7 +79,7 @@ def plan_decode(rows: Sequence[BatchRow], *, may_replay: bool) -> Pass:
     return Pass(
         rows,
         [row.out[-1:] for row in rows],
-        [row.position for row in rows],
+        [(row.position, 1) for row in rows],
         is_prefill=False,
         may_stop=all(row.yields for row in rows),
         may_replay=may_replay,
@@ -103,7 +100,7 @@ def take_prompt(planned: Pass, result: PassResult, place: int) -> None:
     row = planned.rows[place]
     if planned.wanted is not None and isinstance(row.goal, Scoring) and row.goal.is_echoed:
         logits = cast(Sequence[Tensor], result.every)[place]
-        row.goal.read_prompt(row, logits, planned.starts[place] + planned.wanted[place])
+        row.goal.read_prompt(row, logits, planned.spans[place][0] + planned.wanted[place])
     elif isinstance(row.goal, Pooling):
         row.goal.add(cast(Tensor, result.sums)[place])
     for take_in in result.values.get(place, ()):

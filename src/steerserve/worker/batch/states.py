@@ -17,10 +17,10 @@ TakeIn = Callable[[], None]
 
 @contextmanager
 def reading_states(planned: Pass, *, is_alone: bool) -> Iterator[dict[int, list[TakeIn]]]:
-    """While open, the pass copies the values of the sites that its rows read, at the tokens that it reads. Gives, by the
-    place of a row, what takes the copies in. In a pass of the batch padding follows the tokens; in a pass over one row
-    (`is_alone`) tokens that the model reads again may come before them. Where nobody reads the logits after a pass of
-    the batch, the last of the sites ends it."""
+    """While open, the pass copies the values of the sites that its rows read, at the tokens that it reads. Gives, by
+    the place of a row, what takes the copies in. In a pass of the batch padding follows the tokens; in a pass over one
+    row (`is_alone`) tokens that the model reads again may come before them. Where nobody reads the logits after a pass
+    of the batch, the last of the sites ends it."""
     goals = {
         place: row.goal
         for place, row in enumerate(planned.rows)

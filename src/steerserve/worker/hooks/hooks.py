@@ -66,8 +66,8 @@ class Steered:
 
 
 class HookedSaes:
-    """Owner of the attached SAEs, of the hooked sites and of the live steering. `version` rises with each change of what
-    steers. `planner` plans what passes do at the sites, and `passes` does it.
+    """Owner of the attached SAEs, of the hooked sites and of the live steering. `version` rises with each change of
+    what steers. `planner` plans what passes do at the sites, and `passes` does it.
 
     `check_room` refuses where a device lacks memory for so many bytes. `on_detach` is called with the number of each
     SAE that is taken away. `find_site` finds the sites of directions.

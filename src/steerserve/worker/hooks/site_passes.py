@@ -16,7 +16,7 @@ from steerserve.worker.hooks.edits import Masks
 from steerserve.worker.hooks.parts import Span
 from steerserve.worker.hooks.places import HookedSae, Place
 from steerserve.worker.hooks.readings import Readings
-from steerserve.worker.hooks.site_plans import PassPlan, SitePlan
+from steerserve.worker.hooks.site_plans import NO_PASS, PassPlan, SitePlan
 from steerserve.worker.hooks.table import DirectionTable
 from steerserve.worker.sae.sites import Called, Change, Moved, RowDeltas
 
@@ -32,37 +32,36 @@ class _Done:
 
 class SitePasses:
     """Owner of the plan of the pass that runs, and of what conditions have read in it. `calls` is what is called at
-    sites of passes on static buffers. `values` has the values of the other sites in the last of these passes, by the
-    number of the SAE; it is None in other passes."""
+    sites of passes on static buffers."""
 
     def __init__(self) -> None:
         self.calls = SiteCalls()
-        self._plan: PassPlan | None = None
+        self._plan = NO_PASS
         self._values: dict[int, Tensor] | None = None
         self._readings = Readings()
 
     @contextmanager
-    def steered(self, plan: PassPlan) -> Iterator[None]:
-        """While open, a forward pass is steered row by row."""
+    def steered(self, plan: PassPlan, values: dict[int, Tensor] | None = None) -> Iterator[None]:
+        """While open, a forward pass is steered row by row. With `values` passes on static buffers are: the tables
+        steer their rows, and recorded passes read the tables at each replay. At the sites of the plan, what the rows do
+        is called. `values` gets the values [rows, 1, width] of the other sites in the last pass, by the number of the
+        SAE."""
         with ExitStack() as undo:
             undo.callback(self._end)
             for site in plan.sites.values():
                 if site.place.handle is None:
                     act = partial(self.act, site.place)
                     undo.callback(site.place.site.hook(act).remove)
-            self._plan, self._readings = plan, Readings()
+            self._plan, self._values, self._readings = plan, values, Readings()
             yield
 
     def act(self, place: Place, value: Tensor) -> Moved | Called | None:
         """Called by the hook: give the site's value [rows, T, width] to the observers, and return what is done to the
         value."""
-        plan = self._plan
-        if plan is None:
-            return None
-        site = plan.sites.get(place.name)
+        site = self._plan.sites.get(place.name)
         if self._values is not None:
             return self._by_table(place, value) if site is None else self._called(place, value)
-        if site is None or not (site.deltas or site.edits or plan.catches):
+        if site is None or not (site.deltas or site.edits or self._plan.catches):
             return None
         done = self._done(site, value, self._masks(site, value))
         self._tell(site, done)
@@ -71,27 +70,18 @@ class SitePasses:
 
     # ------------------------------------------------------------- passes on static buffers
 
-    @contextmanager
-    def steered_by_table(self, plan: PassPlan) -> Iterator[dict[int, Tensor]]:
-        """While open, passes over one token of each row are steered by the tables, and recorded passes read the tables
-        at each replay. At the sites of the plan, what the rows do is called. Gives the values [rows, 1, width] of the
-        other sites in the last pass, by the number of the SAE."""
-        with self.steered(plan):
-            self._values = {}
-            yield self._values
-
     def begin_pass(self) -> None:
         """Count from 0 what the coming pass by the tables does."""
-        for _, attachment in self._now.by_table:
+        for _, attachment in self._plan.by_table:
             _table(attachment).steered.zero_()
         self.calls.begin()
         self._readings = Readings()
 
     def has_steered(self) -> bool:
         """Whether one pass since `begin_pass` has steered all rows that it had to steer, at all sites."""
-        if sorted(self.calls.made) != sorted(self._now.sites):
+        if sorted(self.calls.made) != sorted(self._plan.sites):
             return False
-        tables = [_table(attachment) for _, attachment in self._now.by_table]
+        tables = [_table(attachment) for _, attachment in self._plan.by_table]
         if not tables:
             return True
         counts = torch.stack([table.steered for table in tables]).tolist()
@@ -102,15 +92,15 @@ class SitePasses:
         the called sites the functions had them within the pass."""
         handed = [
             (attachment.number, _table(attachment).deltas())
-            for _, attachment in self._now.by_table
-            if attachment.number in self._now.catches
+            for _, attachment in self._plan.by_table
+            if attachment.number in self._plan.catches
         ]
         for number, delta in handed:
-            for catch in self._now.catches[number]:
+            for catch in self._plan.catches[number]:
                 catch(values[number], delta)
-        for _, attachment in self._now.by_table:
+        for _, attachment in self._plan.by_table:
             attachment.applied += _table(attachment).expected > 0
-        for site in self._now.sites.values():
+        for site in self._plan.sites.values():
             _count(site)
 
     def _by_table(self, place: Place, value: Tensor) -> Moved:
@@ -139,7 +129,7 @@ class SitePasses:
         self, place: Place, value: Tensor, changed: Callable[[Change], Tensor]
     ) -> SiteWork[_Done]:
         """What is done at a called site now."""
-        site = self._now.sites[place.name]
+        site = self._plan.sites[place.name]
         masks = self._masks(site, value)
 
         def run() -> tuple[Tensor, _Done]:
@@ -153,14 +143,9 @@ class SitePasses:
 
     # ------------------------------------------------------------- inside
 
-    @property
-    def _now(self) -> PassPlan:
-        assert self._plan is not None
-        return self._plan
-
     def _end(self) -> None:
         """The pass has ended."""
-        self._plan, self._values, self._readings = None, None, Readings()
+        self._plan, self._values, self._readings = NO_PASS, None, Readings()
 
     def _done(self, site: SitePlan, value: Tensor, masks: Masks) -> _Done:
         """What the SAEs and the rows do to the value of a site."""
@@ -186,9 +171,9 @@ class SitePasses:
         if site.edits is not None:
             site.edits.note(done.read, self._readings)
         change = None if done.moved is None else done.moved.change
-        tokens = self._now.tokens
+        tokens = self._plan.tokens
         for key, attachment, before in done.seen:
-            catches = self._now.catches.get(attachment.number, ())
+            catches = self._plan.catches.get(attachment.number, ())
             moved = site.deltas.get(key)
             if catches and change is not None:
                 moved = change if moved is None else change + moved
@@ -202,9 +187,9 @@ class SitePasses:
 
     def _span(self, value: Tensor) -> Span:
         """The positions of the rows of a pass in the value [rows, T, width] of a site."""
-        width, tokens = value.shape[1], self._now.tokens
+        width, tokens = value.shape[1], self._plan.tokens
         firsts, sizes = [], []
-        for start, size in self._now.spans:
+        for start, size in self._plan.spans:
             # a row that is stepped alone may have its earlier positions in the value too
             firsts.append(start + size - width if tokens else start)
             sizes.append(width if tokens else size)

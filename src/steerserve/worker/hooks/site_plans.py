@@ -1,4 +1,5 @@
-"""What the coming pass does at each site, planned for its rows: what is added there, and what the rows do beside adding.
+"""What the coming pass does at each site, planned for its rows: what is added there, and what the rows do beside
+adding.
 
 A plan is made anew where the rows, their edits or the version of the steering are others than in the pass before. In a
 steady pass nothing is done for any edit.
@@ -60,8 +61,8 @@ class PassPlan:
 
     Attributes:
         key: no other steering of a pass has the same one.
-        sites: by name, what is done at each site with an SAE and at each other site that a row edits or reads. On static
-            buffers only what is called; the other SAEs, which are `by_table`, are steered by their tables.
+        sites: by name, what is done at each site with an SAE and at each other site that a row edits or reads. On
+            static buffers only what is called; the other SAEs, which are `by_table`, are steered by their tables.
         rows: the rows of the pass; `spans` has, for each of them, the position of its first token in the pass, and the
             number of its tokens.
         catches: by the number of an attached SAE, the functions that take the value of its site. They get the last
@@ -75,6 +76,10 @@ class PassPlan:
     spans: Sequence[tuple[int, int]]
     catches: Mapping[int, Sequence[Catch]]
     tokens: int
+
+
+NO_PASS = PassPlan(0, {}, (), (), (), {}, 0)
+"""Nothing is done at any site."""
 
 
 @dataclass(slots=True)

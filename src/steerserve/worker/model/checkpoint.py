@@ -185,7 +185,7 @@ class Checkpoint(Transformer):
         read = stepping.up(end, stepping.KEYS) if is_padded else end
         if not any(starts) and self.device.type != "cpu":
             read = 0  # the fused kernels of GPUs take the causal flag, and no mask
-        cache.begin_prefill(slots, sizes, starts, read, must_stop)
+        cache.begin_prefill(slots, sizes, starts, read)
         first = torch.tensor(starts, device=self.device)[:, None]
         positions = first + torch.arange(width, device=self.device)
         masked = positions if len(set(starts)) > 1 else positions[:1]
@@ -198,7 +198,8 @@ class Checkpoint(Transformer):
             for at in range(first, size)
         ]
         pick = torch.tensor(picked).unbind(1)
-        found, sums = self._forward(cache, tokens, positions, masks, pick=pick, sizes=counts)
+        inputs = cache, tokens, positions, masks, must_stop
+        found, sums = self._forward(*inputs, pick=pick, sizes=counts)
         logits = found[:, -1]
         if wanted is None:
             return PassResult(logits, sums=sums)
@@ -225,33 +226,35 @@ class Checkpoint(Transformer):
         new[:count, 0] = torch.tensor(tokens)
         at = torch.zeros(rows, 1, dtype=torch.long)
         at[:count, 0] = torch.tensor(positions)
-        self.begin_decode(cache, slots, positions, must_stop)
-        return PassResult(self.decode_pass(cache, new, at.to(self.device))[:count])
+        self.begin_decode(cache, slots, positions)
+        return PassResult(self.decode_pass(cache, new, at.to(self.device), must_stop)[:count])
 
     def begin_decode(
-        self,
-        cache: KvCache,
-        slots: Sequence[CacheSlot],
-        positions: Sequence[int],
-        must_stop: Callable[[], bool] = never,
+        self, cache: KvCache, slots: Sequence[CacheSlot], positions: Sequence[int]
     ) -> None:
         """Prepare the parts of the cache for the decode passes that follow."""
         self.pulse.passing(Activity.DECODE)
-        cache.begin_decode(slots, positions, self.device, must_stop)
+        cache.begin_decode(slots, positions, self.device)
         if self.attention is not None:
             parts = cache.parts
             self.attention.begin(
                 lambda: attention.part_masks(parts, self.kinds, self.window, self._added)
             )
 
-    def decode_pass(self, cache: KvCache, tokens: Tensor, positions: Tensor) -> Tensor:
+    def decode_pass(
+        self,
+        cache: KvCache,
+        tokens: Tensor,
+        positions: Tensor,
+        must_stop: Callable[[], bool] = never,
+    ) -> Tensor:
         """The logits [rows, vocabulary] of a decode pass over tokens [rows, 1] at positions [rows, 1]. The rows of
         `begin_decode` come first."""
         if self.attention is None:
             masks = self.masks(positions, max(part.shelf.capacity for part in cache.parts))
         else:
             masks = self._unread_masks(len(positions))
-        logits, _ = self._forward(cache, tokens, positions, masks, pick=None)
+        logits, _ = self._forward(cache, tokens, positions, masks, must_stop)
         return logits[:, -1]
 
     def _forward(
@@ -260,13 +263,14 @@ class Checkpoint(Transformer):
         tokens: Tensor,
         positions: Tensor,
         masks: Tensor | dict[str, Tensor] | None,
+        must_stop: Callable[[], bool],
         *,
-        pick: Sequence[Tensor] | None,
+        pick: Sequence[Tensor] | None = None,
         sizes: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """The logits [rows, T, vocabulary] of a pass over tokens [rows, T], or [n, 1, vocabulary] of those that `pick`
         names; and the sums of `call`."""
-        cache.beat, cache.attention = self.pulse.beat, self.attention
+        cache.beat, cache.must_stop, cache.attention = self.pulse.beat, must_stop, self.attention
         if self.attention is not None:
             self.attention.cache = cache
         try:

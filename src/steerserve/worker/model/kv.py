@@ -158,7 +158,7 @@ class KvCache:
     """Shelves of rows, and what the coming pass reads and writes.
 
     `limit` is the number of tokens beyond which no room is made ahead of its use. `beat` is called by each layer of a
-    pass, which is stopped there once the `must_stop` of its beginning says so. While a pass is recorded (`is_recorded`),
+    pass, which ends there once `must_stop` says so; each pass sets both. While a pass is recorded (`is_recorded`),
     keys and values are only noted as `new`, and the call of attention writes them. With `reads_parts` the attention of
     a decode pass reads each shelf by itself, from `parts`; otherwise it gets a copy of all rows, padded to the longest.
     `ready` is what the compiled layers have made for the decode pass that runs, by the windows of the layers.
@@ -169,7 +169,7 @@ class KvCache:
 
     def __init__(self, limit: int = 0, *, reads_parts: bool = False) -> None:
         self.beat: Callable[[], None] = _nothing
-        self._must_stop: Callable[[], bool] = never
+        self.must_stop: Callable[[], bool] = never
         self.limit = limit
         self.reads_parts = reads_parts
         self.parts: list[ShelfPart] = []
@@ -285,29 +285,19 @@ class KvCache:
     # ------------------------------------------------------------- passes
 
     def begin_prefill(
-        self,
-        slots: Sequence[CacheSlot],
-        sizes: Sequence[int],
-        starts: Sequence[int],
-        read: int,
-        must_stop: Callable[[], bool] = never,
+        self, slots: Sequence[CacheSlot], sizes: Sequence[int], starts: Sequence[int], read: int
     ) -> None:
         """The next pass writes `sizes` tokens of each row at positions from `starts` on, and reads `read` tokens of
         cache; 0 where it reads its own tokens only."""
         self.parts, self.ready = [], {}
-        self._must_stop = must_stop
         self._prefill = _Prefill(slots, sizes, starts, read)
 
     def begin_decode(
-        self,
-        slots: Sequence[CacheSlot],
-        positions: Sequence[int],
-        device: torch.device,
-        must_stop: Callable[[], bool] = never,
+        self, slots: Sequence[CacheSlot], positions: Sequence[int], device: torch.device
     ) -> None:
         """The next pass writes one token per row at its position. The rows are in the order of `order`. Rows without
         room may follow them in the pass."""
-        self._prefill, self._must_stop = None, must_stop
+        self._prefill = None
         self.parts, self.ready = [], {}
         first = 0
         for capacity, group in groupby(slots, key=lambda slot: slot.capacity):
@@ -413,7 +403,7 @@ class KvCache:
 
     def _begin_layer(self) -> None:
         self.beat()
-        if self._must_stop():
+        if self.must_stop():
             raise PassEnded(Status.STOPPED)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:

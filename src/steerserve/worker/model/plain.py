@@ -225,8 +225,8 @@ class PlainPasses:
         with_sums: bool = False,
         with_all: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """The logits [1, T or 1, vocabulary] of a pass in which the tokens `new` are new, and the sums [1, hidden] where
-        they are wanted."""
+        """The logits [1, T or 1, vocabulary] of a pass in which the tokens `new` are new, and the sums [1, hidden]
+        where they are wanted."""
         is_first = not slot.tokens.shape[1]
         slot.tokens = torch.cat([slot.tokens, torch.tensor([list(new)], device=self.device)], 1)
         inputs = self._inputs(slot, len(new), is_first=is_first)
