@@ -76,23 +76,25 @@ class SteeredPasses:
 
     def _called(self, planned: Pass, catches: Mapping[int, Sequence[Catch]]) -> PassResult:
         """A pass in which the model's own code is called, and the sites are hooked."""
-        spans, is_alone = planned.spans, self._model.is_alone
-        with reading_states(planned, is_alone=is_alone) as values:
-            try:
-                plan = self._saes.planner.plan_pass(
-                    [row.steering for row in planned.rows],
-                    spans,
-                    catches,
-                    count=0
-                    if planned.is_prefill
-                    else stepping.up(len(spans), self._model.row_step),
-                    tokens=spans[0][1] if is_alone else 0,
-                )
-                with self._saes.passes.steered(plan):
-                    result = self._forward(planned)
-            except PassEnded as ended:
-                result = PassResult(torch.empty(len(spans), 0), status=ended.status)
-        return replace(result, values=values) if values else result
+        if not planned.is_prefill:
+            return self._steered(planned, catches)
+        with reading_states(planned, is_alone=self._model.is_alone) as values:
+            return replace(self._steered(planned, catches), values=values)
+
+    def _steered(self, planned: Pass, catches: Mapping[int, Sequence[Catch]]) -> PassResult:
+        spans = planned.spans
+        plan = self._saes.planner.plan_pass(
+            [row.steering for row in planned.rows],
+            spans,
+            catches,
+            count=0 if planned.is_prefill else stepping.up(len(spans), self._model.row_step),
+            tokens=spans[0][1] if self._model.is_alone else 0,
+        )
+        try:
+            with self._saes.passes.steered(plan):
+                return self._forward(planned)
+        except PassEnded as ended:
+            return PassResult(torch.empty(len(spans), 0), status=ended.status)
 
     def _forward(self, planned: Pass) -> PassResult:
         must_stop = self._must_stop if planned.may_stop else kv.never
