@@ -63,9 +63,9 @@ class TextReader:
         choices: int = 1,
     ) -> list[Read]:
         """What is read of each text. The `request` is sent with some of the texts as its prompts, and has so many
-        `choices` for each; `taking` begins to take what is read from its outcomes: all of the first text, then all of the second.
-        `check` is asked before each part of `at_once` texts, and `told` gets the number of texts that are read so far.
-        Parts take turns with requests that run; with `is_gentle` they leave the time to them
+        `choices` for each; `taking` begins to take what is read from its outcomes: all of the first text, then all of
+        the second. `check` is asked before each part of `at_once` texts, and `told` gets the number of texts that are
+        read so far. Parts take turns with requests that run; with `is_gentle` they leave the time to them
         (`rules/inference/pacing.py`).
 
         Raises:
