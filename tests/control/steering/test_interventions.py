@@ -13,6 +13,7 @@ from steerserve import messages as m
 from steerserve.control.bus import SteeringUpdate
 from steerserve.errors import Refusal
 from steerserve.rules.steering.edits import Edit, Feature, Target
+from steerserve.rules.steering.placed import Modifiers
 from steerserve.rules.steering.positions import Positions, Selection
 from steerserve.rules.steering.vector import Direction
 from tests import asking
@@ -53,7 +54,9 @@ async def test_interventions_stand_beside_the_live_values_or_in_their_place(worl
     owner, epoch = world.interventions, world.steering.live.epoch
     beside = await owner.put(body(ADD, SET, ABLATE, preserve_norm=True))
     edits = (SET_MADE, ABLATE_MADE)
-    assert told(world) == m.Steering(epoch + 1, True, {KEY: {1: 5.0, 2: 5.0}}, edits, True)
+    assert told(world) == m.Steering(
+        epoch + 1, True, {KEY: {1: 5.0, 2: 5.0}}, edits, Modifiers(preserve_norm=True)
+    )
     assert plain(beside) == {
         "edits": [ADD, SET, ABLATE],
         "mode": "add",

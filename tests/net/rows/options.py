@@ -32,6 +32,7 @@ from steerserve.rules.steering.edits import (
     Target,
     When,
 )
+from steerserve.rules.steering.placed import Modifiers
 from steerserve.rules.steering.positions import NAMES, Positions, Selection, Span
 from steerserve.rules.steering.vector import Direction
 from tests import asking
@@ -189,7 +190,7 @@ def _shapers() -> dict[str, Fields]:
         "choices": {"n": 3, "temperature": 1.0, "seed": 15},
         "live": {"plan": m.Follow()},
         "values": overlay(values={KEY: {3: 4.0, 9: -2.5}}),
-        "norm": {"plan": m.Overlay(None, {KEY: {3: 4.0}}, (), True)},
+        "norm": {"plan": m.Overlay(None, {KEY: {3: 4.0}}, (), Modifiers(preserve_norm=True))},
         "several": overlay(
             _feature("set", 5.0),
             _feature("at_least", 3.0, feature=9),

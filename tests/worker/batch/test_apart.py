@@ -98,7 +98,7 @@ def ask(bench: Bench, *, has_bad: bool) -> None:
         if request in (BAD, 4):
             direction = DIRECTION
             when = Condition(direction, above=-1e9, hold=2)
-            plan = Overlay(None, {}, (Edit(direction, Target(offset=0.5), when=when),), False)
+            plan = Overlay(None, {}, (Edit(direction, Target(offset=0.5), when=when),))
         tap = Tap("low", None, 2, "all", False, 10_000) if request in (BAD, 5) else None
         bench.ask(
             request,
@@ -188,7 +188,7 @@ def test_a_row_that_fails_takes_the_recorded_passes_from_nobody(
     tapeable: Callable[[str], Checkpoint], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench = Static(tapeable("llama"))
-    plan = Overlay(None, {}, (Edit(DIRECTION, Target(offset=0.5)),), False)
+    plan = Overlay(None, {}, (Edit(DIRECTION, Target(offset=0.5)),))
     for request in range(4):
         bench.ask(request, words(9 + request), plan=plan if request == BAD else None)
     bad, work = bench.answers[BAD, 0].row, SiteEdits.change
