@@ -31,15 +31,15 @@ from steerserve.rules.inference import stepping
 from steerserve.worker import memory
 from steerserve.worker.batch.graphs import DecodeGraphs, decode_graphs
 from steerserve.worker.hooks.hooks import HookedSaes
+from steerserve.worker.live.monitor import FeatureMonitor
+from steerserve.worker.live.readers import LiveReaders
+from steerserve.worker.live.sensing import Sensing
+from steerserve.worker.live.target import target_of
 from steerserve.worker.model.checkpoint import Checkpoint
-from steerserve.worker.observers.monitor import FeatureMonitor
-from steerserve.worker.observers.observers import Observers
-from steerserve.worker.observers.sensing import SensingObserver
-from steerserve.worker.observers.target import target_of
 from steerserve.worker.sae import sites
 
 BLOCK, BLOCKS = 32, 4
-"""Steps that are timed together, because observers do the work of several steps in one, and how many such blocks."""
+"""Steps that are timed together, because readers do the work of several steps in one, and how many such blocks."""
 PROFILED = 8
 LISTED = 18
 PROFILES = ("plain", "one gated clamp each", "8 edits each", "a sensed cluster", "monitoring")
@@ -60,7 +60,7 @@ class CardSteps:
             attends_by_library=model.attention is not None,
         )
         find = partial(sites.find, model.model, model.layers)
-        self._monitor, self._sensing = FeatureMonitor(), SensingObserver(model.decode)
+        self._monitor, self._sensing = FeatureMonitor(), Sensing(model.decode)
         self._saes = HookedSaes(model.dtype, find_site=find)
         self.graphs: DecodeGraphs | None = decode_graphs(state, model, self._saes)
         self.changes: list[str] = []
@@ -74,23 +74,23 @@ class CardSteps:
         cluster = m.ArmedCluster("prof_1", "bench", KEY, members, MEMBERS // 2, 20, 16, 1)
         self._sensing.arm(cluster, (), self._saes)
 
-    def kinds(self) -> Mapping[str, tuple[edit_steps.Plans, Observers]]:
+    def kinds(self) -> Mapping[str, tuple[edit_steps.Plans, LiveReaders]]:
         """The plans of the rows of each kind, and who watches them."""
-        nobody = Observers([])
+        nobody = LiveReaders([])
         plans = edit_steps.plans(self.model.hidden_size, self.model.layers)
         edited = {name: (plans_of, nobody) for name, plans_of in plans.items()}
         return {
             "plain": (_plain, nobody),
             **edited,
-            "a sensed cluster": (_plain, Observers([self._sensing])),
-            "monitoring": (_plain, Observers([self._monitor])),
+            "a sensed cluster": (_plain, LiveReaders([self._sensing])),
+            "monitoring": (_plain, LiveReaders([self._monitor])),
         }
 
     @torch.inference_mode()
-    def begun(self, plans: edit_steps.Plans, observers: Observers) -> Decoding:
+    def begun(self, plans: edit_steps.Plans, readers: LiveReaders) -> Decoding:
         """Rows that decode, and whose passes are recorded."""
         batch = Decoding(
-            self.model, WATCHED, 0, self._saes, observers, plan_of=plans, graphs=self.graphs
+            self.model, WATCHED, 0, self._saes, readers, plan_of=plans, graphs=self.graphs
         )
         batch.watched_seconds(2 * WARM)
         return batch
@@ -104,8 +104,8 @@ def measure(folder: Path, say: Any = print) -> dict[str, Any]:
     steps = CardSteps(folder)
     kinds = steps.kinds()
     found: dict[str, Any] = {}
-    for name, (plans, observers) in kinds.items():
-        plain, steered = steps.begun(*kinds["plain"]), steps.begun(plans, observers)
+    for name, (plans, readers) in kinds.items():
+        plain, steered = steps.begun(*kinds["plain"]), steps.begun(plans, readers)
         pairs = []
         for turn in range(BLOCKS):
             both = (steered, plain) if turn % 2 else (plain, steered)

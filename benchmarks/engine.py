@@ -19,11 +19,10 @@ from steerserve.worker import memory
 from steerserve.worker.batch.admission import rows_of
 from steerserve.worker.batch.batch import Batch
 from steerserve.worker.hooks.hooks import HookedSaes
+from steerserve.worker.live.monitor import FeatureMonitor
+from steerserve.worker.live.readers import LiveReaders
+from steerserve.worker.live.sensing import Sensing
 from steerserve.worker.model.checkpoint import Checkpoint
-from steerserve.worker.observers.monitor import FeatureMonitor
-from steerserve.worker.observers.observers import Observers
-from steerserve.worker.observers.part_reads import PartReads
-from steerserve.worker.observers.sensing import SensingObserver
 from steerserve.worker.sae import sites
 from steerserve.worker.sae.canonical import Sae
 
@@ -47,9 +46,9 @@ class Bench:
             folder, dtype=self.model.dtype, device_map={"": str(self.model.device)}
         )
         self.monitor = FeatureMonitor(self.model.special_tokens)
-        self.sensing = SensingObserver(self.model.decode, lambda: self.monitor.whole)
-        self.observers = Observers([self.monitor, PartReads(), self.sensing])
-        self.steering = HookedSaes(self.model.dtype, on_detach=self.observers.detached)
+        self.sensing = Sensing(self.model.decode, lambda: self.monitor.whole)
+        self.readers = LiveReaders([self.monitor, self.sensing])
+        self.steering = HookedSaes(self.model.dtype, on_detach=self.readers.detached)
         self._numbers = count(1)
 
     @torch.inference_mode()
@@ -79,7 +78,7 @@ class Bench:
     @torch.inference_mode()
     def prefill_seconds(self) -> tuple[float, float]:
         """Seconds to the first token of a prompt: ours, and a plain forward pass with a cache."""
-        batch = Batch(self.model, self.steering, self.observers, KV_TOKENS)
+        batch = Batch(self.model, self.steering, self.readers, KV_TOKENS)
         self._add(batch, 1, m.Follow(), "y" * PREFILL)
         ours = self.timed(batch.step)
         ids = torch.tensor(
@@ -98,8 +97,8 @@ class Bench:
         site = sites.find(self.model.model, self.model.layers, sites.RESID_POST, layer)
         self.steering.attach("bench", sae, site)
         self.steering.set_live(Live(epoch=1))
-        plain = Batch(self.model, self.steering, self.observers, KV_TOKENS)
-        steered = Batch(self.model, self.steering, self.observers, KV_TOKENS)
+        plain = Batch(self.model, self.steering, self.readers, KV_TOKENS)
+        steered = Batch(self.model, self.steering, self.readers, KV_TOKENS)
         self._add(plain, rows, m.Suppressed())
         for row in range(rows):
             self._add(steered, 1, m.Overlay(1, {"bench": {row: 0.5, row + 1: 0.25}}))
@@ -115,7 +114,7 @@ class Bench:
 
     def _started(self, rows: int, plan: m.Plan) -> Batch:
         """A batch whose rows are all prefilled."""
-        batch = Batch(self.model, self.steering, self.observers, KV_TOKENS)
+        batch = Batch(self.model, self.steering, self.readers, KV_TOKENS)
         self._add(batch, rows, plan)
         _prefill(batch)
         return batch

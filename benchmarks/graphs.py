@@ -56,7 +56,7 @@ class GraphBench(Bench):
     def steps(self, rows: int, *, is_static: bool, is_steered: bool = False) -> list[float]:
         """Seconds of steps of `rows` rows, each with a steering of its own where they are steered."""
         graphs = self.graphs if is_static else None
-        batch = Batch(self.model, self.steering, self.observers, KV_TOKENS, graphs=graphs)
+        batch = Batch(self.model, self.steering, self.readers, KV_TOKENS, graphs=graphs)
         for row in range(rows):
             values = {KEY: {row: 0.5, row + 1: 0.25}}
             self._ask(batch, row, m.Overlay(1, values) if is_steered else m.Suppressed())

@@ -49,7 +49,7 @@ class Scoring:
     def ours(self) -> float:
         """Seconds of a request with every prompt."""
         model = self._bench.model
-        batch = Batch(model, self._bench.steering, self._bench.observers, KV_TOKENS)
+        batch = Batch(model, self._bench.steering, self._bench.readers, KV_TOKENS)
 
         def run() -> None:
             goal, prompts = m.Score(top=5), [self._bench.tokens(t) for t in self._texts]
@@ -111,7 +111,7 @@ class Masks:
 
     def _started(self, rows: int, is_masked: bool) -> Batch:
         model = self._bench.model
-        batch = Batch(model, self._bench.steering, self._bench.observers, KV_TOKENS)
+        batch = Batch(model, self._bench.steering, self._bench.readers, KV_TOKENS)
         sampling = m.Sampling(temperature=0.8, top_p=0.9, max_tokens=160)
         goal, prompts = m.Generate(sampling=sampling), [self._bench.tokens("x" * 8)] * rows
         grammar = self._grammars.compile(SCHEMA).result() if is_masked else None
@@ -140,7 +140,7 @@ class SecondTurn:
     @torch.inference_mode()
     def seconds(self, prefix_tokens: int, turn: int) -> float:
         model = self._bench.model
-        batch = Batch(model, self._bench.steering, self._bench.observers, KV_TOKENS, prefix_tokens)
+        batch = Batch(model, self._bench.steering, self._bench.readers, KV_TOKENS, prefix_tokens)
         history = chr(ord("a") + turn) * HISTORY
         self._begin(batch, history, 2)
         while not batch.is_idle:

@@ -20,8 +20,8 @@ from steerserve.worker import memory
 from steerserve.worker.batch.admission import rows_of
 from steerserve.worker.batch.batch import Batch
 from steerserve.worker.hooks.attach import attach
+from steerserve.worker.live.target import target_of
 from steerserve.worker.model.budget import SaeRoom
-from steerserve.worker.observers.target import target_of
 
 D_SAE = 16_384
 KEY = "bench@12"
@@ -154,7 +154,7 @@ class Saes:
     def _batch(self, plans: list[m.Plan], label: str | None = None, tokens: int = 200) -> Batch:
         """A batch whose rows, one for each plan, are all prefilled."""
         model = self._bench.model
-        batch = Batch(model, self._bench.steering, self._bench.observers, KV_TOKENS)
+        batch = Batch(model, self._bench.steering, self._bench.readers, KV_TOKENS)
         sampling = m.Sampling(temperature=0.8, top_p=0.9, max_tokens=tokens)
         for number, plan in enumerate(plans, start=1):
             goal, prompts = m.Generate(sampling=sampling), [self._bench.tokens(PROMPT)]

@@ -47,13 +47,13 @@ class Sensed:
     @torch.inference_mode()
     def step_ratio(self) -> list[float]:
         plain, sensed = self._batch(None), self._batch("bench")
-        observers = self._bench.observers
+        readers = self._bench.readers
 
         def run(batch: Batch) -> None:
             for _ in range(BLOCK):
                 batch.step()
-                observers.events()
-                observers.work()
+                readers.events()
+                readers.work()
 
         ratios = []
         for turn in range(BLOCKS + 1):
@@ -67,17 +67,17 @@ class Sensed:
     def _batch(self, label: str | None) -> Batch:
         """A batch whose rows are all prefilled; rows with a label are sensed."""
         bench, model = self._bench, self._bench.model
-        batch = Batch(model, bench.steering, bench.observers, KV_TOKENS)
+        batch = Batch(model, bench.steering, bench.readers, KV_TOKENS)
         sampling = m.Sampling(temperature=0.8, top_p=0.9, max_tokens=BLOCK * (BLOCKS + 2))
         prompt = m.Tokens(model.encode(PROMPT, special=True))
-        # two batches share the observers, so their requests have different ids
+        # two batches share the readers, so their requests have different ids
         first = 1 if label is None else ROWS + 1
         for number in range(first, first + ROWS):
             goal, plan = m.Generate(sampling=sampling), m.Follow()
             request = m.Request(id=number, goal=goal, prompts=[prompt], plan=plan, label=label)
             context = model.model_max_context
             rows = rows_of(request, goal, model, context, KV_TOKENS, bench.steering)
-            bench.observers.begin(request, rows, bench.steering)
+            bench.readers.join(request, rows, bench.steering)
             batch.add(rows, is_seeded=False)
         batch.step()
         while batch._shared.joining:

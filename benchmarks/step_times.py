@@ -31,11 +31,11 @@ from steerserve.worker.batch.admission import rows_of
 from steerserve.worker.batch.batch import Batch
 from steerserve.worker.batch.graphs import DecodeGraphs
 from steerserve.worker.hooks.hooks import HookedSaes
+from steerserve.worker.live.monitor import CHUNK, FeatureMonitor
+from steerserve.worker.live.readers import LiveReaders
+from steerserve.worker.live.sensing import Sensing
+from steerserve.worker.live.target import target_of
 from steerserve.worker.model.checkpoint import Checkpoint
-from steerserve.worker.observers.monitor import CHUNK, FeatureMonitor
-from steerserve.worker.observers.observers import Observers
-from steerserve.worker.observers.sensing import SensingObserver
-from steerserve.worker.observers.target import target_of
 from steerserve.worker.sae import sites
 from steerserve.worker.sae.canonical import Sae
 
@@ -78,14 +78,14 @@ class Decoding:
         short: int,
         long: int,
         saes: HookedSaes | None = None,
-        observers: Observers | None = None,
+        readers: LiveReaders | None = None,
         plan_of: Callable[[int], m.Plan] = lambda _: m.Suppressed(),
         graphs: DecodeGraphs | None = None,
     ) -> None:
         self._plan_of = plan_of
-        self._observers = observers or Observers([])
-        self._saes = saes or HookedSaes(model.dtype, on_detach=self._observers.detached)
-        self._batch = Batch(model, self._saes, self._observers, KV_TOKENS, graphs=graphs)
+        self._readers = readers or LiveReaders([])
+        self._saes = saes or HookedSaes(model.dtype, on_detach=self._readers.detached)
+        self._batch = Batch(model, self._saes, self._readers, KV_TOKENS, graphs=graphs)
         self._model = model
         self._rows = 0
         # the long prompts first, so that no short row ends while they are read
@@ -107,7 +107,7 @@ class Decoding:
             rows = rows_of(request, goal, self._model, context, KV_TOKENS, self._saes)
             for row in rows:
                 self._saes.prepare(row.steering)
-            self._observers.begin(request, rows, self._saes)
+            self._readers.join(request, rows, self._saes)
             self._batch.add(rows, is_seeded=False)
 
     def _read(self) -> None:
@@ -122,7 +122,7 @@ class Decoding:
 
     @torch.inference_mode()
     def watched_seconds(self, steps: int) -> tuple[float, float]:
-        """The seconds of so many steps, and those in which the observers worked after each step."""
+        """The seconds of so many steps, and those in which the readers worked after each step."""
         stepping = observing = 0.0
         for _ in range(steps):
             stepping += self._step()
@@ -169,8 +169,8 @@ class Decoding:
 
     def _observe(self) -> None:
         """What the engine does after each step."""
-        self._observers.events()
-        self._observers.work()
+        self._readers.events()
+        self._readers.work()
 
 
 def _seconds(work: Callable[[], object]) -> float:
@@ -226,17 +226,17 @@ def watched(model: Checkpoint) -> dict[str, Any]:
     saes.attach(
         KEY, sae, sites.find(model.model, model.layers, sites.RESID_POST, model.layers // 2)
     )
-    monitor, sensing = FeatureMonitor(), SensingObserver(model.decode)
+    monitor, sensing = FeatureMonitor(), Sensing(model.decode)
     monitor.watch(target_of(saes, KEY, None, TOP_K))
     members = [m.ClusterMember(n * (D_SAE // MEMBERS), THETA) for n in range(MEMBERS)]
     cluster = m.ArmedCluster("prof_1", "bench", KEY, members, MEMBERS // 2, 20, 16, 1)
     sensing.arm(cluster, (), saes)
-    observers = {
-        "not watched": Observers([]),
-        f"monitored, the top {TOP_K}": Observers([monitor]),
-        f"a sensed cluster of {MEMBERS}": Observers([sensing]),
+    readers = {
+        "not watched": LiveReaders([]),
+        f"monitored, the top {TOP_K}": LiveReaders([monitor]),
+        f"a sensed cluster of {MEMBERS}": LiveReaders([sensing]),
     }
-    batches = {name: Decoding(model, WATCHED, 0, saes, one) for name, one in observers.items()}
+    batches = {name: Decoding(model, WATCHED, 0, saes, one) for name, one in readers.items()}
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in batches}
     for turn in range(BLOCKS + 1):
         for name in batches if turn % 2 else reversed(batches):

@@ -34,7 +34,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "control": DOMAINS,
     "api": DOMAINS,
     "engines": ("sandbox", "checkpoint", "gguf", "remote", "fleet", "ray"),
-    "worker": ("model", "sae", "rows", "hooks", "observers", "batch", "process"),
+    "worker": ("model", "sae", "rows", "hooks", "live", "batch", "process"),
 }
 """The packages of a floor, lowest first. A package may import the packages before it and the modules beside the
 packages. The modules beside the packages may import no package."""

@@ -68,16 +68,15 @@ from steerserve.worker.batch.admission import (
 from steerserve.worker.batch.batch import Batch
 from steerserve.worker.batch.graphs import DecodeGraphs
 from steerserve.worker.hooks.hooks import HookedSaes
+from steerserve.worker.live.monitor import FeatureMonitor
+from steerserve.worker.live.readers import LiveReaders
+from steerserve.worker.live.sensing import Sensing
+from steerserve.worker.live.target import target_of
 from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.model.kv import KvCache
 from steerserve.worker.model.plain import PlainCache, bytes_by_device
 from steerserve.worker.model.recording import CardRecorder, PassRecorder
 from steerserve.worker.model.unembedding import Unembedding
-from steerserve.worker.observers.monitor import FeatureMonitor
-from steerserve.worker.observers.observers import Observers
-from steerserve.worker.observers.part_reads import PartReads
-from steerserve.worker.observers.sensing import SensingObserver
-from steerserve.worker.observers.target import target_of
 from steerserve.worker.rows.lens_files import open_lens
 from steerserve.worker.rows.rows import BatchRow, Ending
 from steerserve.worker.sae import sites
@@ -192,11 +191,11 @@ class Bench:
         self.kv_tokens = kv_tokens
         self.context = min(model.model_max_context, kv_tokens - model.row_tokens)
         self.monitor = FeatureMonitor(model.special_tokens)
-        self.sensing = SensingObserver(model.decode, lambda: self.monitor.whole)
-        self.observers = Observers([self.monitor, PartReads(), self.sensing])
+        self.sensing = Sensing(model.decode, lambda: self.monitor.whole)
+        self.readers = LiveReaders([self.monitor, self.sensing])
         self.steering = HookedSaes(
             model.dtype,
-            on_detach=self.observers.detached,
+            on_detach=self.readers.detached,
             find_site=partial(sites.find, model.model, model.layers),
         )
         self.graphs: DecodeGraphs | None = None
@@ -207,7 +206,7 @@ class Bench:
         self.batch = Batch(
             model,
             self.steering,
-            self.observers,
+            self.readers,
             kv_tokens,
             prefix_tokens,
             shares_seeded=model.varies is None if shares_seeded is None else shares_seeded,
@@ -279,7 +278,7 @@ class Bench:
         rows = rows_of(command, command.goal, *where)
         for row in rows:
             self.steering.prepare(row.steering)
-        self.observers.begin(command, rows, self.steering)
+        self.readers.join(command, rows, self.steering)
         self.answers.update({(request, row.choice): Answer(row) for row in rows})
         self.batch.add(rows, is_seeded=wanted.seed is not None, client=client)
         return self.answers[request, 0]
@@ -320,7 +319,7 @@ class Bench:
         )
         assert isinstance(command.goal, Score)
         rows = scoring_rows(command, command.goal, self.model, self.context, self.steering)
-        self.observers.begin(command, rows, self.steering)
+        self.readers.join(command, rows, self.steering)
         self.batch.add(shortest_first(rows), is_seeded=False)
         return rows
 
@@ -435,12 +434,12 @@ class Bench:
                 self._note(outcome)
             outcomes += new
             self.hear()
-            self.observers.work()
+            self.readers.work()
         return outcomes
 
     def hear(self) -> None:
-        """Take the events of the observers."""
-        for event in self.observers.events():
+        """Take the events of the readers."""
+        for event in self.readers.events():
             match event:
                 case Recorded():
                     self.records.append(event)

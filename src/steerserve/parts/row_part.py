@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from torch import Tensor
 
 from steerserve.rules.steering.vector import Direction
+from steerserve.worker import memory
 from steerserve.worker.sae.canonical import Sae
 
 
@@ -48,9 +50,41 @@ class RowFacts:
         return self.prompt[position] if position < size else self.out[position - size]
 
 
+@dataclass(slots=True)
+class Copied:
+    """The values [n, d_in] that a pass copied at one SAE, for the part of one row, or for the parts of several rows
+    that take them together.
+
+    Attributes:
+        parts: the parts, in the order of their rows in the pass.
+        firsts: for each part, the position of its first value in its row.
+        sizes: for each part, the number of its values. They follow those of the part before it.
+    """
+
+    read: SaeRead
+    parts: list[RowPart]
+    firsts: list[int]
+    sizes: list[int]
+    values: Tensor
+
+
+class Reader(Protocol):
+    """Takes what passes copied for parts of rows."""
+
+    def take_pass(self, copies: Sequence[Copied]) -> None:
+        """Take the copies of one pass, which has ended; one for each attached SAE."""
+
+    def fail(self, parts: Sequence[RowPart], error: Exception) -> Exception | None:
+        """What ends the rows of these parts after an error over their values; None where the rows go on without what
+        was read. This gives back what the error held."""
+
+
 class RowPart:
     """What a part does for one row. A class overrides what it needs. It is made of the part's form and of the facts of
     the row, and may raise a Refusal then. An error in one of its methods ends its row, and no other one.
+
+    What lives longer than a request and reads rows (monitoring, sensing) gives each row at its start a part of the same
+    kind. Such parts of several rows may have one `reader`, which takes the values of all of them together.
 
     Attributes:
         name: the name of the part.
@@ -65,6 +99,15 @@ class RowPart:
     may_reuse = True
 
     @property
+    def reader(self) -> Reader:
+        """Who takes the values that are copied for this part."""
+        return self
+
+    def reads_in_pass(self) -> Sequence[SaeRead]:
+        """The attached SAEs that it reads in the coming pass."""
+        return self.reads
+
+    @property
     def needs_plain(self) -> bool:
         """Whether the model must read the tokens of the row again without steering, once the row has ended."""
         return False
@@ -75,6 +118,15 @@ class RowPart:
 
     def read_values(self, read: SaeRead, values: Tensor, first: int) -> None:
         """Take a copy of the values [n, d_in] at the positions from `first` on. This comes after their pass."""
+
+    def take_pass(self, copies: Sequence[Copied]) -> None:
+        for one in copies:
+            self.read_values(one.read, one.values, one.firsts[0])
+
+    def fail(self, parts: Sequence[RowPart], error: Exception) -> Exception | None:
+        refusal = self.refusal(error)
+        memory.recover(error)
+        return refusal
 
     def draw(self, token: int, logits: Tensor, readings: Sequence[float]) -> None:
         """A token was drawn from these logits [vocabulary]; temperature, penalties and masks are not in them. The
@@ -91,3 +143,20 @@ class RowPart:
     def refusal(self, error: Exception) -> Exception:
         """The refusal of the row for an error in this part. By default it is refused for the error itself."""
         return error
+
+    def end(self) -> None:
+        """The row is complete."""
+
+    # ------------------------------------------------------------- kept beginnings of prompts
+
+    def mark(self) -> Hashable:
+        """What the part reads of its row, where that matters to kept beginnings. A row takes a kept beginning only from
+        a row whose parts had equal marks; None matters to none."""
+        return None
+
+    def notes(self) -> object:
+        """What the part has read so far, to be kept with the beginning of its row. Only parts with a mark are asked."""
+        return None
+
+    def resume(self, length: int, notes: object) -> None:
+        """The row begins after `length` tokens of a kept beginning. `notes` were kept with it."""

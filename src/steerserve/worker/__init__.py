@@ -1,7 +1,7 @@
 """The engine process: the only place that imports the tensor library.
 
 Ownership: the process owns one model with its KV cache (`model/`), the SAEs attached to it (`sae/`, `hooks/`), the
-rows that run (`rows/`, `batch/`), the observers that read activations of the SAEs (`observers/`), and its end of the
+rows that run (`rows/`, `batch/`), what reads the rows of all requests (`live/`), and its end of the
 socket (`process/`). A process holds one model for its whole life. It knows no database, no setting and no HTTP:
 everything that it needs comes in a command.
 
@@ -23,19 +23,19 @@ To add a command: a message in `messages/commands.py` (and in `Command` there), 
 `messages/engine.py`, whose default is the answer of an engine without layers and which `engines/checkpoint/client.py`
 overrides.
 
-To add an observer: a subclass of `Observer` (`observers/observers.py`), made and put into the list in
-`process/loading.py`. The batch and the loop call the list at these points, and know no single observer:
+To add what reads the rows of all requests: a subclass of `LiveReader` (`live/readers.py`), put into the list in
+`process/loading.py`, with a `RowPart` (`parts/row_part.py`) that it gives each row. The batch and the loop know no
+single reader:
 
-- `begin`: the rows of a request are about to join. The observer may refuse the request.
-- `expect`: a pass is about to run over these spans of these rows. The observer names the attached SAEs whose values it
-  wants in this pass, each with a function that takes the value. It returns nothing where it wants no value: an SAE
-  without such functions costs nothing.
-- the function that `expect` returned: the hook calls it within the pass, with the value of the whole batch. The
-  function copies its rows and computes nothing, because every row waits for it.
-- `settle` or `discard`: the pass succeeded or failed. `settle` may encode the copied values, many tokens at once; for
-  a few features, `Sae.narrowed` and `Sae.encode_columns` read only the columns of these features of the encoder.
-- `end`: a row is complete. The outcomes that the observer returns are sent before the row's end.
-- `forget`: a request was cancelled or refused.
+- `join`: the rows of a request are about to join. The reader gives them their parts.
+- `reads_in_pass` and `span` of a part: the attached SAEs, and the positions of the pass, that it reads. A pass copies
+  these values and computes nothing of them, because every row waits for it. An SAE that no part reads costs nothing.
+- `take_pass` of the part's reader: the pass has succeeded. The copies of all rows with the same reader come together,
+  so that many tokens are encoded at once; for a few features, `Sae.narrowed` and `Sae.encode_columns` read only the
+  columns of these features of the encoder. Where the copying or this fails, `fail` says what ends the rows: nothing,
+  for monitoring and sensing.
+- `end` of a part: the row is complete. `forget`: a request was cancelled or refused.
+- `mark`, `notes` and `resume` of a part: what a row takes over with a kept beginning of its prompt.
 - `detached`: an SAE was taken away.
 - `events` and `work`, after each step: `events` returns events that are sent before the ends of the rows; `work` does
   work that no client waits for.

@@ -13,18 +13,19 @@ import pytest
 
 from steerserve import messages as m
 from steerserve import parts
-from steerserve.worker import observers, rows
+from steerserve.worker import batch, live, rows
 from tests.net.rows.engine import Engine
 
 Method = tuple[type, str]
 
 
 def methods() -> list[Method]:
-    """Every public method of the classes of rows, of the parts of rows, and of observers."""
+    """Every public method of the classes of rows, of the parts of rows, and of what reads rows."""
     found: list[Method] = []
-    for package in (rows, observers, parts):
+    for package in (rows, live, parts, batch):
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-            if package is parts and module.name.rpartition(".")[2] not in OF_ROWS:
+            name = module.name.rpartition(".")[2]
+            if name not in OF_ROWS and package in (parts, batch):
                 continue
             for of in vars(import_module(module.name)).values():
                 if inspect.isclass(of) and of.__module__ == module.name:
@@ -32,8 +33,8 @@ def methods() -> list[Method]:
     return found
 
 
-OF_ROWS = ("row", "encoded")
-"""The modules of parts that serve rows."""
+OF_ROWS = ("row", "encoded", "part_reads")
+"""The modules of parts and of the batch that serve single rows."""
 
 
 def _is_public(of: type, name: str) -> bool:

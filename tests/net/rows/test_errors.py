@@ -96,9 +96,10 @@ UNCALLED = {
     *("_Past.get_seq_length", "_Past.get_query_offset", "_Past.get_mask_sizes"),
     *("BatchRow.refused", "BatchRow.failed", "Sampler.undo"),
     *("EncodedPart.encode", "EncodedPart.refusal", "_Copy.fail", "ContextRing.add"),
-    *(f"Observer.{name}" for name in ("expect", "settle", "discard", "end", "forget", "detached")),
+    *("FeatureMonitor.fail", "ArmingReader.fail", "Sensing.stop_rows"),
+    *(f"LiveReader.{name}" for name in ("join", "forget", "detached", "events", "work")),
     *(f"FeatureMonitor.{name}" for name in ("watch", "detached", "read", "read_contexts", "reset")),
-    *("SensingObserver.arm", "SensingObserver.detached", "Observers.detached", "Armoury.make"),
+    *("Sensing.arm", "Sensing.detached", "LiveReaders.detached", "Armoury.make"),
     *("SensedRow.keep_only", "ContextRing.strongest", "RunningCounts.read"),
 }
 """Methods that no request calls where nothing fails: those of commands, of trained lenses, of what follows an error,
@@ -224,6 +225,7 @@ def check_all(engine: Engine, method: Method) -> None:
 
 
 def is_spared(method: Method, error: str) -> bool:
-    """Whether a request may go on after an error. An error of an observer may lose what it has seen and nothing else,
-    and where memory runs out over a beginning that is to be kept, it is not kept."""
-    return "observers" in method[0].__module__ or error != "INTERNAL_ERROR"
+    """Whether a request may go on after an error. An error of monitoring or sensing may lose what it has seen and
+    nothing else, and where memory runs out over a beginning that is to be kept, it is not kept."""
+    is_live = ".live." in method[0].__module__ or title(method) == "BatchRow.token_at"
+    return is_live or error != "INTERNAL_ERROR"

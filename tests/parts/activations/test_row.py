@@ -22,8 +22,8 @@ from steerserve.parts.activations.form import Reading, Tap
 from steerserve.rules.steering.live import Live
 from steerserve.worker import memory
 from steerserve.worker.batch import group as group_module
+from steerserve.worker.batch import part_reads
 from steerserve.worker.model.checkpoint import Checkpoint
-from steerserve.worker.observers import part_reads
 from steerserve.worker.rows.rows import Ending
 from steerserve.worker.sae.canonical import Sae
 from steerserve.worker.sae.sites import RESID_POST, RESID_PRE

@@ -12,7 +12,7 @@ from steerserve.parts import encoded
 from steerserve.parts.pool.form import Pool
 from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.sae import formats
-from tests.worker.observers.test_monitor import states
+from tests.worker.live.test_monitor import states
 from tests.worker.running import STORY, Bench
 from tests.worker.saes import arrays, config_v6, reference, source, write
 

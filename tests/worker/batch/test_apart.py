@@ -22,7 +22,6 @@ from steerserve.worker.batch.group import Group
 from steerserve.worker.batch.reuse import Reuse
 from steerserve.worker.hooks.edits import SiteEdits
 from steerserve.worker.model.checkpoint import Checkpoint
-from steerserve.worker.observers.observers import Observers
 from steerserve.worker.rows.rows import BatchRow, Writing
 from steerserve.worker.rows.sampling import Sampler
 from steerserve.worker.rows.steering import RowSteering
@@ -71,12 +70,11 @@ PLACES: dict[str, tuple[Any, str, Involves]] = {
     "condition read": (RowSteering, "record", _in(0, _steering)),
     "condition": (RowSteering, "held", _in(0, _steering)),
     "counted": (RowSteering, "count", _in(0, _steering)),
-    "expected": (Observers, "expect", _among(1)),
+    "reads": (RowPart, "reads_in_pass", lambda row, args: args[0] in row.parts),
     "part span": (ActivationsRow, "span", lambda row, args: args[0] in row.parts),
     "part values": (EncodedPart, "read_values", lambda row, args: args[0] in row.parts),
     "part drawn": (RowPart, "draw", lambda row, args: args[0] in row.parts),
     "part chunk": (ActivationsRow, "chunk", lambda row, args: args[0] in row.parts),
-    "told": (Observers, "progress", _in(1)),
     "mask": (Sampler, "begin", _in(0, lambda row: _goal(row).sampler)),
     "sampler": (Sampler, "uniform", _in(0, lambda row: _goal(row).sampler)),
     "text": (TextStream, "push", _in(0, lambda row: _goal(row).text)),

@@ -50,13 +50,13 @@ from tests.worker.hooks.test_steering import (
     test_two_overlays_in_one_batch_each_equal_their_own_solo_run,
     test_values_that_overflow_refuse_their_row_and_leave_its_neighbour_unchanged,
 )
-from tests.worker.observers.test_monitor import (
+from tests.worker.live.test_monitor import (
     test_a_choice_that_ended_is_recorded_at_the_last_token_that_was_read,
     test_a_tap_and_monitoring_read_the_same,
     test_statistics_are_those_of_every_token_that_was_observed,
     test_the_steering_of_the_sae_itself_is_not_in_what_it_is_seen_to_read,
 )
-from tests.worker.observers.test_sensing import (
+from tests.worker.live.test_sensing import (
     test_each_row_of_a_shared_batch_has_its_own_firings,
     test_the_edges_of_a_circuit_fire_as_by_brute_force,
     test_the_firings_of_a_row_are_those_of_its_hidden_states,

@@ -21,9 +21,9 @@ from steerserve.rules.units import MIB
 from steerserve.worker import memory
 from steerserve.worker.hooks.attach import attach
 from steerserve.worker.hooks.hooks import HookedSaes
+from steerserve.worker.live.target import target_of
 from steerserve.worker.model.budget import SaeRoom
 from steerserve.worker.model.checkpoint import Checkpoint
-from steerserve.worker.observers.target import target_of
 from steerserve.worker.process.commands import Commands
 from steerserve.worker.rows.steering import RowSteering
 from steerserve.worker.sae import formats

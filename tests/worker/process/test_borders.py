@@ -13,7 +13,7 @@ from steerserve.worker.batch import passes
 from steerserve.worker.batch.batch import Batch
 from steerserve.worker.batch.group import Group
 from steerserve.worker.batch.waiting import WaitingRows
-from steerserve.worker.observers.observers import Observers
+from steerserve.worker.live.readers import LiveReaders
 from steerserve.worker.process import loop
 from steerserve.worker.process.wire import Wire
 from tests import asking
@@ -120,10 +120,10 @@ def test_a_request_that_ended_earlier_in_a_step_with_an_error_keeps_its_end(
 
 
 @pytest.mark.parametrize("name", ["events", "work"])
-def test_an_error_of_the_observers_ends_no_request(
+def test_an_error_of_monitoring_or_sensing_ends_no_request(
     folder: Folder, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    fails_in_turn(monkeypatch, Observers, name, 1, ValueError("x"))
+    fails_in_turn(monkeypatch, LiveReaders, name, 1, ValueError("x"))
     ask = asking.generate(2, PROMPT, m.Sampling(max_tokens=4))
     wire = Told(m.Load(1, str(folder("llama")), "FP16", False, 1, 8, 16), ask)
     loop.Worker(wire).run()

@@ -10,7 +10,7 @@ from steerserve.parts.activations import form as activations
 from steerserve.parts.activations.form import Reading, Tap
 from steerserve.parts.encoded import EncodedPart, positions_at_once
 from steerserve.parts.row_part import RowFacts, SaeRead
-from steerserve.worker.observers.ranking import largest
+from steerserve.worker.live.ranking import largest
 from steerserve.worker.sae.canonical import NEEDS_K, Sae
 
 

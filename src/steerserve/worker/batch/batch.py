@@ -23,10 +23,10 @@ from steerserve.worker.batch.group import Group
 from steerserve.worker.batch.prefix import Prefixes
 from steerserve.worker.batch.waiting import WaitingRows
 from steerserve.worker.hooks.hooks import HookedSaes
+from steerserve.worker.live.readers import LiveReaders
 from steerserve.worker.model import kv
 from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.model.plain import PlainPasses
-from steerserve.worker.observers.observers import Observers
 from steerserve.worker.rows.rows import BatchRow, Ending, settled
 
 
@@ -40,7 +40,7 @@ class Batch:
         self,
         model: Checkpoint,
         saes: HookedSaes,
-        observers: Observers,
+        readers: LiveReaders,
         kv_tokens: int,
         prefix_tokens: int = 0,
         *,
@@ -57,7 +57,7 @@ class Batch:
         self.live_waits: Callable[[], bool] = kv.never
         self._graphs = graphs
         self._saes = saes
-        self._observers = observers
+        self._readers = readers
         self._kv_tokens = kv_tokens
         self._shares_seeded = shares_seeded
         self._prefixes: Prefixes | None = None
@@ -109,7 +109,7 @@ class Batch:
         for group in self._lasting():
             group.drop(request)
         self._seeded.pop(request, None)
-        self._observers.forget(request)
+        self._readers.forget(request)
 
     def step(self) -> list[Ending]:
         """Advance every group by one step. A request that was refused has no row left in the batch afterwards."""
@@ -215,12 +215,11 @@ class Batch:
         passes: PlainPasses | None = None,
     ) -> Group:
         if passes is not None:
-            return Group(passes, self._saes, self._observers, prefixes, step_seconds)
+            return Group(passes, self._saes, prefixes, step_seconds)
         # beside live rows a step is short, and its time is compared
         return Group(
             self._model,
             self._saes,
-            self._observers,
             prefixes,
             step_seconds,
             graphs=self._graphs,

@@ -30,7 +30,6 @@ from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.model.kv import CacheSlot
 from steerserve.worker.model.plain import PlainPasses
 from steerserve.worker.model.results import PassResult, Status
-from steerserve.worker.observers.observers import Observers
 from steerserve.worker.rows.rows import (
     BatchRow,
     Ending,
@@ -67,7 +66,6 @@ class Group:
         self,
         model: Checkpoint | PlainPasses,
         saes: HookedSaes,
-        observers: Observers,
         prefixes: Prefixes | None = None,
         step_seconds: float | None = stepping.STEP_SECONDS,
         clock: Callable[[], float] = time.perf_counter,
@@ -78,9 +76,8 @@ class Group:
     ) -> None:
         self._model = model
         self.cache: Any = model.cache()
-        self._passes = SteeredPasses(model, self.cache, saes, observers, graphs, must_stop)
+        self._passes = SteeredPasses(model, self.cache, saes, graphs, must_stop)
         self._saes = saes
-        self._observers = observers
         self._step_seconds = step_seconds
         self._clock = clock
         self._tempo = Tempo()
@@ -88,7 +85,6 @@ class Group:
         sizes = model.kv_bytes_by_device.values()
         self._reuse = Reuse(
             saes,
-            observers,
             cast(Any, self.cache),
             prefixes,
             sum(sizes),
@@ -355,7 +351,7 @@ class Group:
             row.goal.logits = logits.clone()
             self._close(row)
             return []
-        new = self._observed(row, self._taken(row, token, logits))
+        new = self._taken(row, token, logits)
         last = new[-1]
         if isinstance(last, Refused):
             self._leave(row)
@@ -422,22 +418,17 @@ class Group:
         if not isinstance(last, Piece) or last.finish is None:
             return row.with_parts(last)
         acts = row.steering.acts()
-        told = structs.replace(last, is_changed=self._saes.is_changed(row.steering), acts=acts)
-        return told if row.needs_plain else row.with_parts(told)
-
-    def _observed(self, row: BatchRow, new: list[Ending]) -> list[Ending]:
-        """The new outcomes of a row: first the outcomes of the observers, then the row's own."""
-        last = new[-1]
-        if isinstance(last, Refused):
-            return new
-        try:
-            told = self._observers.end(row) if is_last(last) else self._observers.progress(row)
-            return [*told, *new]
-        except Exception as error:
-            return [self._refused(row, error)]
+        told: Ending = structs.replace(
+            last, is_changed=self._saes.is_changed(row.steering), acts=acts
+        )
+        if not row.needs_plain:
+            told = row.with_parts(told)
+        for part in row.parts:
+            part.end()
+        return told
 
     def _refused(self, row: BatchRow, error: Exception) -> Refused:
-        """The refusal for an error over one row's logits, text or observers. The error ends this row's request only."""
+        """The refusal for an error over one row's logits, text or parts. The error ends this row's request only."""
         if isinstance(error, Refusal):
             return row.refused(error.code, error.message, **error.details)
         log.error("row_failed", exc_info=error)

@@ -2,7 +2,7 @@
 
 They are a tree: each node has a run of tokens that follows the tokens of its parent, so a beginning that many prompts
 share is held once. A row uses a beginning as far as the row is steered exactly as the row was that computed it,
-position by position, and only where the observers read the same of both rows. The memory of all nodes is bounded; the
+position by position, and only where the same is read of both rows. The memory of all nodes is bounded; the
 node that was used longest ago is dropped first, and never before the nodes that follow it.
 """
 
@@ -33,8 +33,8 @@ ScoreForm = Hashable
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """How a row is steered at its positions, as runs of positions that are steered alike, and what the observers read
-    of it."""
+    """How a row is steered at its positions, as runs of positions that are steered alike, and what its parts
+    read of it."""
 
     steering: Sequence[tuple[float, Hashable]]
     read: Hashable = None
@@ -76,7 +76,7 @@ class Node:
 
     Attributes:
         is_exact: the keys and values have the bits that a row computes which reads its whole prompt itself.
-        notes: what the observers have read of a row with these tokens.
+        notes: what the parts of a row with these tokens have read.
         scores: the scores of the tokens, by what they depend on.
         used: when it was last used, in the count of uses.
     """

@@ -15,13 +15,13 @@ import numpy as np
 import structlog
 
 from steerserve.messages import PromptToken
+from steerserve.parts.row_part import RowPart
 from steerserve.rules.inference import stepping
 from steerserve.worker import memory
 from steerserve.worker.batch import prefix
 from steerserve.worker.batch.prefix import Beginning, Prefixes, ScoreForm, Signature, Text
 from steerserve.worker.hooks.hooks import HookedSaes
 from steerserve.worker.model.kv import CacheSlot, Held, KvCache
-from steerserve.worker.observers.observers import Observers
 from steerserve.worker.rows.rows import BatchRow, Scoring
 
 log = structlog.get_logger(__name__)
@@ -50,7 +50,6 @@ class Reuse:
     def __init__(
         self,
         saes: HookedSaes,
-        observers: Observers,
         cache: KvCache,
         prefixes: Prefixes | None,
         token_bytes: int = 0,
@@ -60,7 +59,6 @@ class Reuse:
     ) -> None:
         self._block = block
         self._saes = saes
-        self._observers = observers
         self._cache = cache
         self._token_bytes = token_bytes
         self._is_exact = is_exact
@@ -118,7 +116,8 @@ class Reuse:
                 row.goal.prompt = found.scores(its.text.form)
             its.exact = math.inf if found.exact == found.tokens else found.exact
             row.filled = start
-            self._observers.resume(row, start, found.notes)
+            for part, notes in zip(_marked(row), found.notes, strict=False):
+                part.resume(start, notes)
 
     def read(self, row: BatchRow) -> None:
         """A pass has read a part of the row's prompt: keep the prompt if it ends there, or if another row waits for
@@ -193,7 +192,7 @@ class Reuse:
 
         with self._spare_memory():
             exact = int(min(its.exact, row.filled)) if self._is_exact else 0
-            notes = self._observers.notes(row)
+            notes = [part.notes() for part in _marked(row)]
             text = self._text(row, tokens)
             cast(Prefixes, self.prefixes).keep(text, exact, take, notes, scores)
 
@@ -215,10 +214,14 @@ class Reuse:
 
     def _text(self, row: BatchRow, tokens: Sequence[int]) -> Text:
         """These first tokens of the row, and how they are steered and read."""
-        signature = Signature(
-            self._saes.signature(row.steering, len(tokens)), self._observers.mark(row)
-        )
+        marks = tuple(part.mark() for part in _marked(row))
+        signature = Signature(self._saes.signature(row.steering, len(tokens)), marks)
         return Text(signature, np.asarray(tokens, dtype=np.int64), _form(row))
+
+
+def _marked(row: BatchRow) -> list[RowPart]:
+    """The parts that take over what the parts of another row have read of the same beginning."""
+    return [part for part in row.parts if part.mark() is not None]
 
 
 def _form(row: BatchRow) -> ScoreForm | None:

@@ -1,4 +1,4 @@
-"""Forward passes with the steering of their rows and the observers in place."""
+"""Forward passes with the steering of their rows, and with what is read for the parts of rows."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 
 from steerserve.rules.inference import stepping
 from steerserve.worker.batch.graphs import DecodeGraphs
+from steerserve.worker.batch.part_reads import PartReads
 from steerserve.worker.batch.planned import Pass
 from steerserve.worker.batch.states import reading_states
 from steerserve.worker.hooks.hooks import HookedSaes
@@ -19,7 +20,6 @@ from steerserve.worker.model import kv
 from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.model.plain import PlainPasses
 from steerserve.worker.model.results import PassEnded, PassResult, Status
-from steerserve.worker.observers.observers import Observers
 
 
 class SteeredPasses:
@@ -31,19 +31,18 @@ class SteeredPasses:
         model: Checkpoint | PlainPasses,
         cache: Any,
         saes: HookedSaes,
-        observers: Observers,
         graphs: DecodeGraphs | None = None,
         must_stop: Callable[[], bool] = kv.never,
     ) -> None:
         self._model = model
         self._cache = cache
         self._saes = saes
-        self._observers = observers
+        self._reads = PartReads()
         self._graphs = graphs
         self._must_stop = must_stop
 
     def run(self, planned: Pass) -> PassResult:
-        """Run a pass with the steering of its rows and the observers in place. A pass that was stopped has changed
+        """Run a pass with the steering of its rows, and copy what their parts read. A pass that was stopped has changed
         nothing.
 
         Raises:
@@ -51,9 +50,9 @@ class SteeredPasses:
         """
         applied = self._saes.applied
         try:
-            result = self._run(planned, self._observers.expect(planned.rows, planned.spans))
+            result = self._run(planned, self._reads.expect(planned))
             if result.status is not Status.STOPPED:
-                self._observers.settle()
+                self._reads.settle()
                 return result
         except Exception:
             self._undo(applied)
@@ -62,7 +61,7 @@ class SteeredPasses:
         return result
 
     def _undo(self, applied: Mapping[str, int]) -> None:
-        self._observers.discard()
+        self._reads.discard()
         self._saes.uncount(applied)
 
     def _run(self, planned: Pass, catches: Mapping[int, Sequence[Catch]]) -> PassResult:

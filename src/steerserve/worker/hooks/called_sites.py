@@ -50,7 +50,7 @@ class _Mode(Enum):
 @dataclass(slots=True)
 class RecordedSite:
     """What was done at a site with a value that lies at the same place at each replay. `key` stands for the tensors
-    that were read beside it, `after` is the tensor of the site, and `done` is what observers and conditions get."""
+    that were read beside it, `after` is the tensor of the site, and `done` is what readers and conditions get."""
 
     value: Tensor
     key: tuple[int, int]
@@ -65,8 +65,8 @@ class SiteWork(Generic[Done]):
     """What the rows do at a site in one pass.
 
     Attributes:
-        run: makes the tensor of the site, and what observers and conditions get.
-        tell: gives observers and conditions their part; called once in each pass.
+        run: makes the tensor of the site, and what readers and conditions get.
+        tell: gives readers and conditions their part; called once in each pass.
         key: stands for the tensors that `run` reads beside the value, and that may be others in the next pass.
         held: what was recorded of the same work in passes before, by the value; None where `run` must be called in each
             pass, because it reads more than tensors, or copies values to the host.

@@ -1,5 +1,5 @@
 """What a hooked site does in a pass: it adds the delta of each row, makes the edits of the rows, and gives its value to
-the observers."""
+the parts that read it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class SitePasses:
             yield
 
     def act(self, place: Place, value: Tensor) -> Moved | Called | None:
-        """Called by the hook: give the site's value [rows, T, width] to the observers, and return what is done to the
+        """Called by the hook: give the site's value [rows, T, width] to what reads it, and return what is done to the
         value."""
         site = self._plan.sites.get(place.name)
         if self._values is not None:
@@ -104,7 +104,7 @@ class SitePasses:
             _count(site)
 
     def _by_table(self, place: Place, value: Tensor) -> Moved:
-        """What a pass on static buffers adds. The observers take the value after the pass, because a replay calls no
+        """What a pass on static buffers adds. Readers take the value after the pass, because a replay calls no
         hook."""
         assert self._values is not None
         added: list[Tensor | RowDeltas] = []
@@ -167,7 +167,7 @@ class SitePasses:
         return _Done(Moved(added, change) if is_moved else None, seen, read)
 
     def _tell(self, site: SitePlan, done: _Done) -> None:
-        """Give what a site did in a pass to the observers, and what was read to conditions at later sites."""
+        """Give what a site did in a pass to what reads it, and what was read to conditions at later sites."""
         if site.edits is not None:
             site.edits.note(done.read, self._readings)
         change = None if done.moved is None else done.moved.change

@@ -10,7 +10,7 @@ from steerserve.messages import Attached, Difference, State
 from steerserve.rules.steering.live import Live
 from steerserve.worker import memory
 from steerserve.worker.hooks import attach
-from steerserve.worker.observers.target import target_of
+from steerserve.worker.live.target import target_of
 from steerserve.worker.process.loading import LoadedModel
 
 
@@ -20,7 +20,7 @@ def change(loaded: LoadedModel, state: State, difference: Difference) -> dict[st
 
     Raises:
         Refusal: SAE_ALREADY_ATTACHED where another SAE has the key of a new one; as `attach.attach`, `target_of` and
-            `SensingObserver.arm`. Nothing has changed then.
+            `Sensing.arm`. Nothing has changed then.
     """
     saes, facts = loaded.saes, dict[str, Attached]()
     with ExitStack() as undo:

@@ -263,19 +263,19 @@ class Commands:
         """Let the rows of a request join the batch; `prompts` has the first row of each prompt.
 
         Raises:
-            Refusal: the refusal of an observer, or of the edits of a row.
+            Refusal: the refusal of the edits of a row.
         """
         loaded = self.loaded
         assert loaded is not None
         if isinstance(loaded, LoadedModel):
             for row in rows:
                 loaded.saes.prepare(row.steering)
-            loaded.observers.begin(request, rows, loaded.saes)
+            loaded.readers.join(request, rows, loaded.saes)
         loaded.batch.add(rows, is_seeded=request.goal.is_seeded, client=request.client)
         return m.Started(request.id, [len(row.prompt) for row in prompts])
 
     def _join(self, request: m.Request, rows: list[BatchRow]) -> m.Started:
-        """Let rows join the batch that no observer reads."""
+        """Let rows join the batch that monitoring and sensing do not read."""
         self._language_model().batch.add(rows, is_seeded=False, client=request.client)
         return m.Started(request.id, [len(row.prompt) for row in rows])
 

@@ -19,25 +19,21 @@ from steerserve.worker.batch.batch import Batch
 from steerserve.worker.batch.graphs import decode_graphs
 from steerserve.worker.batch.passes import Passes
 from steerserve.worker.hooks.hooks import HookedSaes
+from steerserve.worker.live.monitor import FeatureMonitor
+from steerserve.worker.live.readers import LiveReaders
+from steerserve.worker.live.sensing import Sensing
 from steerserve.worker.model import budget, chats, forwards, invariance
 from steerserve.worker.model.budget import SaeRoom
 from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.model.encoder import Encoder
 from steerserve.worker.model.transformer import Report, configuration
 from steerserve.worker.model.unembedding import Unembedding
-from steerserve.worker.observers.monitor import FeatureMonitor
-from steerserve.worker.observers.observers import Observers
-from steerserve.worker.observers.part_reads import PartReads
-from steerserve.worker.observers.sensing import SensingObserver
 from steerserve.worker.rows.constrain import Grammars
 from steerserve.worker.sae import sites
 
 
 class LoadedModel:
-    """A language model with its attached SAEs, its observers, its batch and its grammars.
-
-    A new observer is made here and added to the list of `observers`.
-    """
+    """A language model with its attached SAEs, what reads its rows, its batch and its grammars."""
 
     def __init__(self, model: Checkpoint, command: m.Load) -> None:
         """Raises:
@@ -49,12 +45,12 @@ class LoadedModel:
         self.kv_tokens = budget.kv_tokens(model, command.kv_cache_mb * MIB, least, self._working)
         self.context = min(model.model_max_context, self.kv_tokens - model.row_tokens)
         self.monitor = FeatureMonitor(model.special_tokens)
-        self.sensing = SensingObserver(model.decode, lambda: self.monitor.whole)
-        self.observers = Observers([self.monitor, PartReads(), self.sensing])
+        self.sensing = Sensing(model.decode, lambda: self.monitor.whole)
+        self.readers = LiveReaders([self.monitor, self.sensing])
         self.saes = HookedSaes(
             model.dtype,
             self._check_room,
-            self.observers.detached,
+            self.readers.detached,
             partial(sites.find, model.model, model.layers),
         )
         prefixes = budget.prefix_tokens(model, self.kv_tokens, command.prefix_cache_mb)
@@ -75,7 +71,7 @@ class LoadedModel:
         self.batch = Batch(
             model,
             self.saes,
-            self.observers,
+            self.readers,
             self.kv_tokens,
             prefixes,
             shares_seeded=self.seeded_rows.are_shared,
@@ -134,7 +130,7 @@ class LoadedModel:
 
 
 class LoadedEncoder:
-    """An embedding-only model with its queue of texts. It has no SAEs and no observers."""
+    """An embedding-only model with its queue of texts. It has no SAEs, and nothing reads its rows."""
 
     def __init__(self, model: Encoder) -> None:
         self.model = model

@@ -148,25 +148,25 @@ class Worker:
             if isinstance(refused, m.Refused):
                 self._wire.send(refused)
         if model is not None:
-            with self._turns.timed("step: observers"):
-                self._observe(model.observers.work)
+            with self._turns.timed("step: readers"):
+                self._observe(model.readers.work)
         self.commands.threads.stepped()
 
     def _tell_observed(self) -> LoadedModel | None:
-        """Send the events of the observers of the loaded model, and return the model."""
+        """Send the events of monitoring and sensing, and return the model."""
         loaded = self.commands.loaded
         if not isinstance(loaded, LoadedModel):
             return None
-        for event in self._observe(lambda: list(loaded.observers.events())) or ():
+        for event in self._observe(lambda: list(loaded.readers.events())) or ():
             self._wire.send(event)
         return loaded
 
     def _observe(self, work: Callable[[], Seen]) -> Seen | None:
-        """Do work of the observers. An error of theirs loses what they saw in this step, and nothing else."""
+        """Do work of monitoring and sensing. An error of theirs loses what they saw in this step, and nothing else."""
         try:
             return work()
         except Exception:
-            log.exception("observers_failed")
+            log.exception("readers_failed")
             return None
 
     def answer(self, command: m.Command, work: Work) -> None:

@@ -1,4 +1,4 @@
-"""The longest turns of the engine's main thread, by what ran: the commands, the steps, and what observers do after a
+"""The longest turns of the engine's main thread, by what ran: the commands, the steps, and what readers do after a
 step. While a turn lasts, no request gets a token."""
 
 from __future__ import annotations

@@ -48,9 +48,6 @@ ECHO_POSITIONS = 64
 
 NOT_FINITE = ("NON_FINITE_LOGITS", "the model produced NaN or infinite logits")
 
-RowName = tuple[int, int]
-"""The name of one row: the id of its request, and the number of its choice."""
-
 
 @dataclass(slots=True)
 class Writing:
@@ -187,10 +184,16 @@ class Rereading(Scoring):
 def reread(row: BatchRow, held: list[Ending]) -> BatchRow:
     """The row that reads the tokens of a finished row again without steering."""
     goal = Rereading(1.0, None, None, str, str, is_echoed=True, finished=row, held=held)
-    # a choice of its own, because the observers know the finished row by its name
-    name = row.request, -1 - row.choice
     tokens = [*row.prompt, *row.out]
-    return BatchRow(*name, tokens, Suppressed(), goal, client=row.client, yields=row.yields)
+    return BatchRow(
+        row.request,
+        row.choice,
+        tokens,
+        Suppressed(),
+        goal,
+        client=row.client,
+        yields=row.yields,
+    )
 
 
 def _largest(values: Tensor, count: int) -> Tensor:
@@ -276,7 +279,7 @@ class BatchRow:
     without decode passes. `steering` is its plan,
     resolved for its tokens. With `may_reuse` it may begin with keys and values that another row has computed; with
     `needs_exact` only with those that have the bits which it would compute itself. `parts` serve what its request asks
-    for beside its goal, and `fault` is an error of one of them in a pass."""
+    for beside its goal, and what else reads it; `fault` is an error of one of them in a pass."""
 
     request: int
     choice: int
@@ -302,10 +305,6 @@ class BatchRow:
 
     def __post_init__(self) -> None:
         self.steering = RowSteering(self.plan, self.prompt, self.out)
-
-    @property
-    def name(self) -> RowName:
-        return self.request, self.choice
 
     @property
     def need(self) -> int:
@@ -387,7 +386,7 @@ class BatchRow:
             try:
                 part.draw(token, logits, readings[first:end])
             except Exception as error:
-                raise _refusal(part, error) from error
+                raise part.fail([part], error) or error from error
             first = end
 
     @property
@@ -409,10 +408,10 @@ class BatchRow:
             try:
                 chunk = part.chunk(is_last=is_last)
             except Exception as error:
-                raise _refusal(part, error) from error
+                raise part.fail([part], error) or error from error
             if chunk is not None:
                 told[part.name] = pack(chunk)
-        return structs.replace(outcome, parts=told)
+        return structs.replace(outcome, parts=told) if told else outcome
 
     def _take(self, token: int, is_end: bool) -> tuple[str, FinishReason | None]:
         assert isinstance(self.goal, Writing)
@@ -432,13 +431,6 @@ class BatchRow:
             return new, None
         new += text.finish()
         return new, "stop" if text.is_stopped else "length"
-
-
-def _refusal(part: RowPart, error: Exception) -> Exception:
-    """The refusal of a row for an error in a part of it; what the error held is given back."""
-    refusal = part.refusal(error)
-    memory.recover(error)
-    return refusal
 
 
 def settled(outcomes: list[Ending]) -> tuple[list[Ending], set[int]]:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from steerserve.messages import ArmedCircuit, ArmedCluster
 from steerserve.worker.hooks.hooks import HookedSaes
-from steerserve.worker.observers.target import Target, target_of
+from steerserve.worker.live.target import Target, target_of
 from steerserve.worker.sae.canonical import NEEDS_K
 
 ENCODE_BYTES = 1 << 26

@@ -27,8 +27,8 @@ from steerserve.messages import (
     Tokens,
 )
 from steerserve.rules.residency.memory_needs import PREFILL_TOKENS
+from steerserve.worker.live import armed as armed_module
 from steerserve.worker.model.checkpoint import Checkpoint
-from steerserve.worker.observers import armed as armed_module
 from steerserve.worker.sae.canonical import Sae
 from tests.worker.running import (
     Answer,

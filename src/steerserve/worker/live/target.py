@@ -14,19 +14,20 @@ from torch import Tensor
 from steerserve.messages import RECORD_MAXIMUM, Recorded
 from steerserve.rules.steering import live as steering
 from steerserve.worker.hooks.hooks import HookedSaes
-from steerserve.worker.observers.ranking import is_active, largest_of_each
+from steerserve.worker.live.ranking import is_active, largest_of_each
 from steerserve.worker.rows.rows import BatchRow
 from steerserve.worker.sae.canonical import NEEDS_K
 
 
 class Seen(NamedTuple):
     """A row at its latest observed token, which has `position` in the row. The token's values are `rows[place]`, where
-    `rows` [n, d_in] was copied from one pass."""
+    `rows` [n, d_in] was copied from one pass. `watch` is the number of the watch of the SAE in which it was seen."""
 
     row: BatchRow
     position: int
     rows: Tensor
     place: int
+    watch: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ encoded, the latest row of each running choice, and the statistics. Monitoring d
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import cast
 
 import structlog
 import torch
@@ -15,22 +15,23 @@ from torch import Tensor
 
 from steerserve.messages import (
     Contexts,
-    Outcome,
     ReadContexts,
     ReadStatistics,
     Recorded,
+    Request,
     Statistics,
 )
+from steerserve.parts.row_part import Copied, RowPart, SaeRead
 from steerserve.rules.sensing.cluster_sensing import Decode
 from steerserve.rules.steering import live as steering
 from steerserve.worker import memory
-from steerserve.worker.hooks.places import Catch
-from steerserve.worker.observers.contexts import ContextRing, Place
-from steerserve.worker.observers.counts import RunningCounts
-from steerserve.worker.observers.observers import Observer, Span
-from steerserve.worker.observers.ranking import is_finite
-from steerserve.worker.observers.target import Seen, Target
-from steerserve.worker.rows.rows import BatchRow, RowName
+from steerserve.worker.hooks.hooks import HookedSaes
+from steerserve.worker.live.contexts import ContextRing, Place
+from steerserve.worker.live.counts import RunningCounts
+from steerserve.worker.live.ranking import is_finite
+from steerserve.worker.live.readers import LiveReader
+from steerserve.worker.live.target import Seen, Target
+from steerserve.worker.rows.rows import BatchRow
 
 log = structlog.get_logger(__name__)
 CHUNK = 64
@@ -41,18 +42,38 @@ CARD_CHUNK, CARD_BYTES = 512, 1 << 25
 in any case. Starting the kernels takes longer there than the kernels do, and waiting for them stops the host."""
 
 
-class Expected(NamedTuple):
-    """One observed token of the coming pass. Its row is at `place` in the pass; the token is at `at` among the row's
-    tokens of the pass, and at `position` in the row. `is_text` is False for a special token."""
+class MonitoredRow(RowPart):
+    """A row of a request with a label. `latest` is its last observed token."""
 
-    row: BatchRow
-    place: int
-    at: int
-    position: int
-    is_text: bool
+    def __init__(self, row: BatchRow, monitor: FeatureMonitor) -> None:
+        self.row = row
+        self.latest: Seen | None = None
+        self._monitor = monitor
+
+    @property
+    def reader(self) -> FeatureMonitor:
+        return self._monitor
+
+    def reads_in_pass(self) -> Sequence[SaeRead]:
+        return self._monitor.reads
+
+    def span(self, read: SaeRead, start: int, end: int) -> tuple[int, int]:
+        """Only the token whose logits the pass gives is observed, so that the records do not depend on how a long
+        prompt was cut. A special token is observed only while its choice has no other token to record, and is not
+        counted."""
+        position = end - 1
+        if position < max(1, len(self.row.prompt) - 1):
+            return end, end
+        is_wanted = self._monitor.is_text(self.row, position) or not self._monitor.is_current(
+            self.latest
+        )
+        return (position, end) if is_wanted else (end, end)
+
+    def end(self) -> None:
+        self._monitor.record(self.latest)
 
 
-class FeatureMonitor(Observer):
+class FeatureMonitor(LiveReader):
     """Monitors at most one attached SAE. Tokens in `special` are not counted. The first position is never read, because
     all other positions attend to it and its values therefore say little about its token (Xiao et al. 2024,
     arXiv:2309.17453)."""
@@ -63,12 +84,12 @@ class FeatureMonitor(Observer):
         self._counts: RunningCounts | None = None
         self._counted: int | None = None
         self._ring: ContextRing | None = None
-        self._expected: list[Expected] = []
-        self._caught: Tensor | None = None
+        self.reads: Sequence[SaeRead] = ()
+        # tokens that were seen in an earlier watch have no record
+        self._watch = 0
         self._waiting: list[Tensor] = []
         # the places of the waiting tokens, where their contexts are kept
         self._places: list[Place] = []
-        self._latest: dict[RowName, Seen] = {}
         self._ended: list[Seen] = []
 
     @property
@@ -82,8 +103,9 @@ class FeatureMonitor(Observer):
         nothing. The statistics and the contexts stay, unless the target is another SAE."""
         self._flush()
         before, self._target = self._target, target
+        self.reads = () if target is None else (SaeRead(target.number, is_before=True),)
         if target is None or before is None or before.number != target.number:
-            self._latest.clear()
+            self._watch += 1
             self._ended.clear()
         if target is not None and (self._counts is None or self._counted != target.number):
             self._counts = RunningCounts(target.d_sae, target.device)
@@ -102,78 +124,54 @@ class FeatureMonitor(Observer):
 
     # ------------------------------------------------------------- beside a pass
 
-    def expect(
-        self, rows: Sequence[BatchRow], spans: Sequence[Span]
-    ) -> Iterable[tuple[int, Catch]]:
-        """Only the token of each row whose logits the pass gives is observed, so that the records do not depend on how
-        a long prompt was cut. A special token is observed only while its choice has no other token to record, and a
-        special token is not counted.
-        """
-        self.discard()
-        if self._target is None:
-            return ()
-        for i, (row, (start, count)) in enumerate(zip(rows, spans, strict=True)):
-            position = start + count - 1
-            is_whole = position >= len(row.prompt) - 1
-            is_text = row.token_at(position) not in self._special
-            is_wanted = is_text or row.name not in self._latest
-            if row.label is not None and is_whole and position > 0 and is_wanted:
-                self._expected.append(Expected(row, i, count - 1, position, is_text))
-        return [(self._target.number, self.catch)] if self._expected else ()
+    def join(self, request: Request, rows: Sequence[BatchRow], saes: HookedSaes) -> None:
+        for row in rows:
+            if row.label is not None:
+                row.parts.append(MonitoredRow(row, self))
 
-    def catch(self, value: Tensor, _: Tensor | None = None) -> None:
-        """Copy the expected tokens of the site's value [rows, T, d_in], before its own steering is added.
+    def is_text(self, row: BatchRow, position: int) -> bool:
+        """Whether the token of a row at a position is no special token."""
+        return row.token_at(position) not in self._special
 
-        Where the copy fails, these tokens are not observed, and their choices have no record.
-        """
-        rows = [one.place for one in self._expected]
-        places = [one.at for one in self._expected]
-        try:
-            # a slice is copied much faster than single rows are picked
-            is_step = value.shape[1] == 1 and rows == list(range(len(rows)))
-            caught = value[: len(rows), 0].clone() if is_step else value[rows, places]
-            self._caught = caught.detach()
-        except Exception as error:
-            log.exception("monitoring_failed", tokens=len(rows))
-            for one in self._expected:
-                self._latest.pop(one.row.name, None)
-            self.discard()
-            memory.recover(error)
+    def is_current(self, seen: Seen | None) -> bool:
+        """Whether a token was seen since the SAE of now is monitored."""
+        return seen is not None and seen.watch == self._watch
 
-    def settle(self) -> None:
+    def take_pass(self, copies: Sequence[Copied]) -> None:
         """Let the copied tokens wait to be encoded and counted, and note them as the latest tokens of their choices."""
-        if self._caught is not None:
-            texts = [place for place, one in enumerate(self._expected) if one.is_text]
+        for copied in copies:
+            parts, positions, values = (
+                cast("list[MonitoredRow]", copied.parts),
+                copied.firsts,
+                copied.values,
+            )
+            each = [(part.row, position) for part, position in zip(parts, positions, strict=True)]
+            texts = [place for place, one in enumerate(each) if self.is_text(*one)]
             if texts:
-                is_all = len(texts) == len(self._expected)
-                self._waiting.append(self._caught if is_all else self._caught[texts])
+                self._waiting.append(values if len(texts) == len(each) else values[texts])
                 if self._ring is not None:
-                    named = [self._expected[place] for place in texts]
-                    self._places += [(one.row, one.position) for one in named]
-            for place, one in enumerate(self._expected):
-                self._latest[one.row.name] = Seen(one.row, one.position, self._caught, place)
-            self.discard()
+                    self._places += [each[place] for place in texts]
+            for place, part in enumerate(parts):
+                part.latest = Seen(*each[place], values, place, self._watch)
 
-    def discard(self) -> None:
-        """Expect nothing, and drop the copies of a pass that failed."""
-        self._expected = []
-        self._caught = None
+    def fail(self, parts: Sequence[RowPart], error: Exception) -> None:
+        """The tokens of these rows are not observed, and their choices have no record, unless a later token has."""
+        log.exception("monitoring_failed", tokens=len(parts), exc_info=error)
+        for part in cast("Sequence[MonitoredRow]", parts):
+            part.latest = None
+        memory.recover(error)
 
     # ------------------------------------------------------------- between passes
 
-    def end(self, row: BatchRow) -> Sequence[Outcome]:
-        """The latest token of the choice becomes its record, which `events` encodes with the records of other
-        choices."""
-        seen = self._latest.pop(row.name, None)
-        if seen is not None:
-            self._ended.append(seen)
-        return ()
+    def record(self, latest: Seen | None) -> None:
+        """The latest token of a choice that has ended becomes its record, which `events` encodes with the records of
+        other choices."""
+        if latest is not None and self.is_current(latest):
+            self._ended.append(latest)
 
     def forget(self, request: int) -> None:
         """The request gets no record."""
         self._ended = [seen for seen in self._ended if seen.row.request != request]
-        for choice in [c for c in self._latest if c[0] == request]:
-            del self._latest[choice]
 
     def events(self) -> list[Recorded]:
         """A record for each choice that ended since the last call, or no records where the encoding fails."""

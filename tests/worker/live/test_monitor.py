@@ -31,11 +31,11 @@ from steerserve.parts.activations.form import Tap
 from steerserve.rules.saes.sites import MLP_OUT, RESID_POST
 from steerserve.rules.steering.live import Live
 from steerserve.worker.batch import group as group_module
+from steerserve.worker.batch import part_reads
 from steerserve.worker.batch import prefix as prefix_module
+from steerserve.worker.live import monitor as monitor_module
+from steerserve.worker.live.counts import RunningCounts
 from steerserve.worker.model.checkpoint import Checkpoint
-from steerserve.worker.observers import monitor as monitor_module
-from steerserve.worker.observers.counts import RunningCounts
-from steerserve.worker.observers.monitor import FeatureMonitor
 from steerserve.worker.sae.canonical import Sae
 from tests import asking
 from tests.worker.running import (
@@ -649,9 +649,9 @@ def test_monitoring_begins_and_ends_while_choices_run(llama: Checkpoint) -> None
 
 def test_what_was_seen_before_monitoring_began_again_is_no_record(llama: Checkpoint) -> None:
     with monitored(Bench(llama)) as bench:
-        bench.ask(1, words(20), max_tokens=10, label="a")
+        answer = bench.ask(1, words(20), max_tokens=10, label="a")
         bench.step(4)
-        (before,) = (seen.position for seen in bench.monitor._latest.values())
+        before = len(passed(answer)) - 1
         bench.watch(None)
         bench.watch(KEY, None, 5)
         bench.monitor._special = frozenset(range(320))
@@ -770,14 +770,14 @@ class Unreadable(Tensor):
 def test_what_cannot_be_caught_harms_nobody_and_is_logged(
     llama: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    see, passes = FeatureMonitor.catch, []
+    copy, passes = part_reads._Copy.copy, []
 
-    def unreadable(self: FeatureMonitor, value: Tensor, *_: Any) -> None:
+    def unreadable(self: Any, value: Tensor, *more: Any) -> None:
         passes.append(1)
         # the third pass of the first request and the last of it are unreadable
-        see(self, value.as_subclass(Unreadable) if len(passes) in (3, 6) else value)
+        copy(self, value.as_subclass(Unreadable) if len(passes) in (3, 6) else value, *more)
 
-    monkeypatch.setattr(FeatureMonitor, "catch", unreadable)
+    monkeypatch.setattr(part_reads._Copy, "copy", unreadable)
     with capture_logs() as logged, monitored(Bench(llama)) as bench:
         answer = bench.ask(1, words(20), max_tokens=6, label="a")
         bench.run()

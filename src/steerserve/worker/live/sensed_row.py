@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from itertools import pairwise
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
 from steerserve import messages as m
+from steerserve.parts.row_part import Reader, RowPart, SaeRead
 from steerserve.rules.sensing import circuit_sensing as edge_sensing
 from steerserve.rules.sensing import cluster_sensing as sensing
 from steerserve.rules.sensing.circuit_sensing import EdgeTracker
 from steerserve.rules.sensing.cluster_sensing import Decode, SensedMember, SpanTracker
-from steerserve.worker.observers.armed import ArmedPart, Arming, Fires
+from steerserve.worker.live.armed import ArmedPart, Fires
 from steerserve.worker.rows.rows import BatchRow
+
+if TYPE_CHECKING:
+    from steerserve.worker.live.sensing import ArmingReader
 
 
 class SpanSensor:
@@ -141,8 +146,8 @@ class EdgeSensor:
         return m.FeatureFiring(feature.layer, feature.feature, position, value)
 
 
-class SensedRow:
-    """One row that is sensed under the arming with which it began.
+class SensedRow(RowPart):
+    """What is sensed in one row, under the arming with which it began.
 
     Attributes:
         read: the number of tokens of the row that were read by passes.
@@ -151,9 +156,11 @@ class SensedRow:
         ambient: how many features of the whole SAE are active, at positions of events where that was measured.
     """
 
-    def __init__(self, row: BatchRow, arming: Arming, skip: int) -> None:
+    def __init__(self, row: BatchRow, skip: int, reader: ArmingReader) -> None:
         self.row = row
-        self.arming = arming
+        self.arming = arming = reader.arming
+        self._reader = reader
+        self.reads = tuple(SaeRead(number, is_before=True) for number in arming.sites)
         self.read = 0
         self.seconds = 0.0
         self.trace: list[Fires] = []
@@ -167,11 +174,29 @@ class SensedRow:
         ]
 
     @property
-    def is_wanted(self) -> bool:
-        """Whether the coming positions of the row are read. A row whose prefix may be kept is read to its end."""
-        if self.is_stopped:
-            return False
-        return self.row.may_reuse or not all(sensor.is_over for sensor in self._sensors)
+    def reader(self) -> Reader:
+        return self._reader
+
+    def reads_in_pass(self) -> Sequence[SaeRead]:
+        """Nothing once no coming position matters. A row whose beginning may be kept is read to its end."""
+        is_over = not self.row.may_reuse and all(sensor.is_over for sensor in self._sensors)
+        return () if self.is_stopped or is_over else self.reads
+
+    def end(self) -> None:
+        self._reader.sensing.end_row(self)
+
+    def mark(self) -> Hashable:
+        return None if self.is_stopped else self.arming.number
+
+    def notes(self) -> Sequence[Fires]:
+        """The firings of the row. They become more while it runs."""
+        return self.trace
+
+    def resume(self, length: int, notes: object) -> None:
+        self._reader.sensing.flush()  # the firings of the last positions belong to the notes too
+        for fires in list(cast("Sequence[Fires]", notes)):
+            self.take(fires.where(fires.positions < length))
+        self.read = length
 
     def take(self, fires: Fires) -> list[int]:
         """Take the firings of the next positions. Returns the positions of events."""

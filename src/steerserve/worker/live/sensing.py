@@ -11,26 +11,26 @@ that computed them. A prefix that was computed under another arming is not used,
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple, cast
 
 import numpy as np
 import structlog
 import torch
 from torch import Tensor
 
-from steerserve.messages import ArmedCircuit, ArmedCluster, Event, Outcome, Request
+from steerserve.messages import ArmedCircuit, ArmedCluster, Event, Request
+from steerserve.parts.row_part import Copied, RowPart
 from steerserve.rules.sensing.cluster_sensing import Decode, common_prefix
 from steerserve.worker import memory
 from steerserve.worker.hooks.hooks import HookedSaes
-from steerserve.worker.hooks.places import Catch
-from steerserve.worker.observers.armed import Arming, Armoury, Fires, Whole, keys_of, subjects_of
-from steerserve.worker.observers.observers import Observer, Span
-from steerserve.worker.observers.ranking import is_active
-from steerserve.worker.observers.sensed_row import SensedRow
-from steerserve.worker.rows.rows import BatchRow, RowName, Writing
+from steerserve.worker.live.armed import Arming, Armoury, Fires, Whole, keys_of, subjects_of
+from steerserve.worker.live.ranking import is_active
+from steerserve.worker.live.readers import LiveReader
+from steerserve.worker.live.sensed_row import SensedRow
+from steerserve.worker.rows.rows import BatchRow, Writing
 
 log = structlog.get_logger(__name__)
 CHUNK, FEW_CHUNK, CARD_CHUNK = 64, 256, 2048
@@ -40,15 +40,33 @@ waiting for the firings stops the host, so there are more still."""
 
 
 class RowSpan(NamedTuple):
-    """So many `tokens` of a row in a pass, the first at position `start`. The row is at `place` in the pass."""
+    """So many `tokens` of a row, the first at position `start`."""
 
     row: SensedRow
-    place: int
     start: int
     tokens: int
 
 
-class SensingObserver(Observer):
+@dataclass(frozen=True, slots=True, eq=False)
+class ArmingReader:
+    """Takes the values of the rows that are sensed under one arming."""
+
+    sensing: Sensing
+    arming: Arming
+
+    def take_pass(self, copies: Sequence[Copied]) -> None:
+        """Where the copy at one SAE failed, the rows are stopped, and the values at the others are dropped."""
+        if len(copies) == len(self.arming.sites):
+            one = copies[0]
+            rows = cast("list[SensedRow]", one.parts)
+            spans = [RowSpan(*each) for each in zip(rows, one.firsts, one.sizes, strict=True)]
+            self.sensing.wait(self.arming, spans, {one.read.number: one.values for one in copies})
+
+    def fail(self, parts: Sequence[RowPart], error: Exception) -> None:
+        self.sensing.stop_rows(cast("Sequence[SensedRow]", parts), error)
+
+
+class Sensing(LiveReader):
     """Owner of the arming, and of what is sensed in the rows that run.
 
     Args:
@@ -68,12 +86,10 @@ class SensingObserver(Observer):
         self._armoury = Armoury()
         self._cluster: ArmedCluster | None = None
         self._circuits: Sequence[ArmedCircuit] = ()
-        self._arming: Arming | None = None
+        self._reader: ArmingReader | None = None
         self._saes: HookedSaes | None = None
-        self._rows: dict[RowName, SensedRow] = {}
+        self._rows: list[SensedRow] = []
         self._ended: list[SensedRow] = []
-        self._expected: dict[Arming, list[RowSpan]] = {}
-        self._caught: dict[Arming, dict[int, Tensor]] = {}
         self._waiting: dict[Arming, list[tuple[list[RowSpan], dict[int, Tensor]]]] = {}
         self._positions = 0
 
@@ -90,18 +106,20 @@ class SensingObserver(Observer):
         Raises:
             Refusal: as `Armoury.make`; the arming before stays.
         """
-        self._arming, self._saes = self._armoury.make(cluster, circuits, saes), saes
+        arming = self._armoury.make(cluster, circuits, saes)
+        self._reader = None if arming is None else ArmingReader(self, arming)
+        self._saes = saes
         self._cluster, self._circuits = cluster, circuits
-        self._flush()
+        self.flush()
         subjects = {one.subject for one in subjects_of(cluster, circuits)}
-        for row in self._rows.values():
+        for row in self._rows:
             row.keep_only(subjects)
 
     def detached(self, number: int) -> None:
         """Disarm what reads the SAE. The rows in which it was sensed are not read any more."""
-        for row in self._rows.values():
+        for row in self._rows:
             row.is_stopped = row.is_stopped or number in row.arming.sites
-        site = self._arming.sites.get(number) if self._arming is not None else None
+        site = self._reader.arming.sites.get(number) if self._reader is not None else None
         if site is None or self._saes is None:
             return
         key, cluster = site.target.key, self._cluster
@@ -111,10 +129,9 @@ class SensingObserver(Observer):
 
     # ------------------------------------------------------------- beside a pass
 
-    def begin(self, request: Request, rows: Sequence[BatchRow], saes: HookedSaes) -> None:
+    def join(self, request: Request, rows: Sequence[BatchRow], saes: HookedSaes) -> None:
         """Sense the rows of a request with a label. The choices of one prompt report the prompt once."""
-        arming = self._arming
-        if arming is None or not request.goal.writes:
+        if self._reader is None or not request.goal.writes:
             return
         cluster, before = self._cluster, list[int]()
         for row in rows:
@@ -124,92 +141,44 @@ class SensingObserver(Observer):
             if cluster is not None and cluster.history:
                 same = common_prefix(before, row.prompt)
                 skip = max(_reported(request, row, cluster.history), same)
-            self._rows[row.name] = SensedRow(row, arming, skip)
+            sensed = SensedRow(row, skip, self._reader)
+            self._rows.append(sensed)
+            row.parts.append(sensed)
             before = row.prompt
 
-    def expect(
-        self, rows: Sequence[BatchRow], spans: Sequence[Span]
-    ) -> Iterable[tuple[int, Catch]]:
-        self.discard()
-        if not self._rows:
-            return ()
-        for place, (row, (start, count)) in enumerate(zip(rows, spans, strict=True)):
-            sensed = self._rows.get(row.name)
-            if sensed is not None and sensed.is_wanted:
-                part = RowSpan(sensed, place, start, count)
-                self._expected.setdefault(sensed.arming, []).append(part)
-        return [
-            (number, partial(self._catch, arming, number))
-            for arming in self._expected
-            for number in arming.sites
-        ]
+    def wait(self, arming: Arming, spans: list[RowSpan], values: dict[int, Tensor]) -> None:
+        """Let the values [positions, d_in] that a pass copied at each SAE wait to be encoded."""
+        for span in spans:
+            span.row.read = span.start + span.tokens
+        self._waiting.setdefault(arming, []).append((spans, values))
+        self._positions += sum(span.tokens for span in spans)
 
-    def _catch(self, arming: Arming, number: int, value: Tensor, _: Tensor | None = None) -> None:
-        """Copy the values [rows, T, d_in] of the sensed rows, without padding."""
-        spans = self._expected.get(arming, [])
-        try:
-            with self._timed(spans):
-                if len(spans) == len(value) and all(span.tokens == 1 for span in spans):
-                    copied = value[:, 0].clone()
-                else:
-                    copied = torch.cat([value[span.place, : span.tokens] for span in spans])
-            self._caught.setdefault(arming, {})[number] = copied
-        except Exception as error:
-            self._fail(spans, error)
-
-    def settle(self) -> None:
-        for arming, values in self._caught.items():
-            spans = self._expected[arming]
-            if len(values) < len(arming.sites):
-                continue  # a copy failed, and the rows are stopped
-            for span in spans:
-                span.row.read = span.start + span.tokens
-            self._waiting.setdefault(arming, []).append((spans, values))
-            self._positions += sum(span.tokens for span in spans)
-        self.discard()
-
-    def discard(self) -> None:
-        self._expected = {}
-        self._caught = {}
+    def stop_rows(self, rows: Sequence[SensedRow], error: Exception) -> None:
+        """Sense nothing more in these rows; the rows go on."""
+        log.exception("sensing_failed", rows=len(rows), exc_info=error)
+        for row in rows:
+            row.is_stopped = True
+        memory.recover(error)
 
     # ------------------------------------------------------------- between passes
 
-    def mark(self, row: BatchRow) -> Hashable:
-        sensed = self._sensed(row)
-        return sensed.arming.number if sensed is not None and not sensed.is_stopped else None
-
-    def notes(self, row: BatchRow) -> object:
-        sensed = self._sensed(row)
-        return sensed.trace if sensed is not None else None
-
-    def resume(self, row: BatchRow, length: int, notes: object) -> None:
-        sensed = self._rows.get(row.name)
-        if sensed is None or not isinstance(notes, list):
-            return
-        if self._positions:
-            self._flush()  # the firings of the last positions belong to the notes too
-        for fires in list(notes):
-            sensed.take(fires.where(fires.positions < length))
-        sensed.read = length
-
-    def end(self, row: BatchRow) -> Sequence[Outcome]:
-        sensed = self._rows.pop(row.name, None)
-        if sensed is not None:
-            self._ended.append(sensed)
-        return ()
+    def end_row(self, row: SensedRow) -> None:
+        """The row is complete: its events are told."""
+        self._rows.remove(row)
+        self._ended.append(row)
 
     def forget(self, request: int) -> None:
         """What was sensed in rows that were cancelled is told too."""
-        for name in [name for name in self._rows if name[0] == request]:
-            sensed = self._rows.pop(name)
-            if sensed.read:
-                self._ended.append(sensed)
+        for row in [row for row in self._rows if row.row.request == request]:
+            self._rows.remove(row)
+            if row.read:
+                self._ended.append(row)
 
     def events(self) -> Sequence[Event]:
         ended, self._ended = self._ended, []
         if not ended:
             return ()
-        self._flush()
+        self.flush()
         told: list[Event] = []
         for sensed in ended:
             try:
@@ -222,14 +191,9 @@ class SensingObserver(Observer):
     def work(self) -> None:
         """Encode the copied positions once there are enough."""
         if self._positions >= CHUNK and self._positions >= self._chunk():
-            self._flush()
+            self.flush()
 
     # ------------------------------------------------------------- inside
-
-    def _sensed(self, row: BatchRow) -> SensedRow | None:
-        """The state of a row that runs, or that has ended in this step."""
-        ended = (sensed for sensed in self._ended if sensed.row is row)
-        return self._rows.get(row.name) or next(ended, None)
 
     def _chunk(self) -> int:
         """How many positions are encoded at once."""
@@ -238,7 +202,8 @@ class SensingObserver(Observer):
             return CARD_CHUNK
         return CHUNK if any(site.width == site.target.d_sae for site in sites) else FEW_CHUNK
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Encode the copied positions now."""
         waiting, self._waiting, self._positions = self._waiting, {}, 0
         for arming, passes in waiting.items():
             spans = [span for spans, _ in passes for span in spans]
@@ -250,7 +215,7 @@ class SensingObserver(Observer):
                     }
                     self._read(arming, spans, values)
             except Exception as error:
-                self._fail(spans, error)
+                self.stop_rows([span.row for span in spans], error)
 
     def _read(self, arming: Arming, spans: list[RowSpan], values: dict[int, Tensor]) -> None:
         """Give each row its firings at the positions of these spans, from the values [positions, d_in] of each SAE."""
@@ -293,13 +258,6 @@ class SensingObserver(Observer):
         share = (self._clock() - began) / max(1, sum(span.tokens for span in spans))
         for span in spans:
             span.row.seconds += share * span.tokens
-
-    def _fail(self, spans: Sequence[RowSpan], error: Exception) -> None:
-        """Sense nothing more in these rows; the rows go on."""
-        log.exception("sensing_failed", tokens=sum(span.tokens for span in spans))
-        for span in spans:
-            span.row.is_stopped = True
-        memory.recover(error)
 
 
 def _reported(request: Request, row: BatchRow, history: int) -> int:

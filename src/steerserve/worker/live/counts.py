@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from steerserve.messages import FeatureCount
+from steerserve.worker.live.ranking import is_active
 from steerserve.worker.model import native
-from steerserve.worker.observers.ranking import is_active
 
 
 class RunningCounts:

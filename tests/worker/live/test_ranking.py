@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from steerserve.worker.observers.ranking import largest, largest_of_each
+from steerserve.worker.live.ranking import largest, largest_of_each
 
 MANY = 5000
 

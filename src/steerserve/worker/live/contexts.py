@@ -13,7 +13,7 @@ from torch import Tensor
 from steerserve.messages import FeatureContext, Window
 from steerserve.rules.sensing import cluster_sensing as sensing
 from steerserve.rules.sensing.cluster_sensing import Decode
-from steerserve.worker.observers.ranking import is_active
+from steerserve.worker.live.ranking import is_active
 from steerserve.worker.rows.rows import BatchRow
 
 AROUND = 16

@@ -1,1 +1,0 @@
-"""The observers, which read activations of the attached SAEs while the model runs."""
