@@ -74,7 +74,7 @@ def test_a_request_of_the_fixed_sampling_parameters_runs_without_a_slot(
     assert choose_backend(asked, FIXED) == BATCHED
 
 
-@pytest.mark.shows("request-activations.11", "continuous-1")
+@pytest.mark.shows("request-activations.11", "continuous-batching.1")
 @pytest.mark.parametrize(
     "asked",
     [
