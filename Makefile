@@ -112,7 +112,7 @@ $(BENCH): $(STAMP)
 	$(BIN)/pip install -q -c constraints.txt -e '.[bench]'
 	touch $(BENCH)
 
-bench: $(BENCH) ## measure beside other servers; writes benchmarks/results/ and docs/performance.md (an hour on 2 cores)
+bench: $(BENCH) ## measure beside other servers; writes benchmarks/results/ and docs/performance*.md (an hour on 2 cores)
 	$(BIN)/python -m benchmarks.run
 	$(BIN)/python -m benchmarks.throughput
 	$(BIN)/python -m benchmarks.evaluations

@@ -1,14 +1,16 @@
-"""Writes the tables of docs/performance.md and the plots beside it: `python -m benchmarks.page`.
+"""Writes the tables and plots of docs/performance.md and docs/performance-history.md: `python -m benchmarks.page`.
 
 Each part comes from the newest file of benchmarks/results/ that has it. Runs with `--quick` do not count.
+docs/performance.md has the parts of one build, the last one that measured real models; the history has all others.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -21,11 +23,12 @@ from benchmarks.tables import Part, ms, rows, spread
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "performance.md"
+HISTORY = ROOT / "docs" / "performance-history.md"
 PLOTS = ROOT / "docs" / "performance"
 BEGIN = "<!-- Written by `python -m benchmarks.page` from benchmarks/results/; edit the code instead. -->"
 END = "<!-- End of the written part. -->"
-OPENING = "<!-- Written by `python -m benchmarks.page`: real models. -->"
-OPENING_END = "<!-- End of real models. -->"
+OPENING = "<!-- Written by `python -m benchmarks.page`: the build. -->"
+OPENING_END = "<!-- End of the build. -->"
 NARROW = "-without-avx-512"
 """The end of the names of parts that were measured on a processor without AVX-512."""
 DRAWN = {
@@ -41,6 +44,7 @@ class Measured:
     """A part with the file that it is from."""
 
     file: str
+    version: str
     machine: Mapping[str, Any]
     figures: Part
 
@@ -60,8 +64,9 @@ class Measured:
         card = of["card"] or "no card"
         kind = ", without AVX-512" if self.is_narrow else ""
         return prose(
-            f"From [{self.file}](../benchmarks/results/{self.file}): {of['processor']}{kind}, {of['cores']} cores, "
-            f"{of['memory_gib']} GiB, {card}; torch {of['torch']}, transformers {of['transformers']}."
+            f"From [{self.file}](../benchmarks/results/{self.file}): build `{self.version}`; {of['processor']}{kind}, "
+            f"{of['cores']} cores, {of['memory_gib']} GiB, {card}; torch {of['torch']}, transformers "
+            f"{of['transformers']}."
         )
 
 
@@ -74,18 +79,40 @@ def measured(results: Path = RESULTS) -> dict[str, Measured]:
             continue
         for part in tables.ROWS:
             if part in whole and "failed" not in whole[part]:
-                one = Measured(file.name, whole["machine"], whole[part])
+                one = Measured(file.name, whole.get("version", ""), whole["machine"], whole[part])
                 newest[part + NARROW * one.is_narrow] = one
     return newest
 
 
+def of_one_build(parts: Mapping[str, Measured]) -> dict[str, Measured]:
+    """The parts of the last build that measured real models, or of the last build where none did."""
+    of_real = [one for part, one in parts.items() if part.startswith("real-")]
+    last = max(of_real or parts.values(), key=lambda one: one.file)
+    return {part: one for part, one in parts.items() if one.version == last.version}
+
+
+def opening(parts: Mapping[str, Measured]) -> str:
+    """The first screen of the page: which build this is, and its figures beside llama.cpp and under steering."""
+    first = next(iter(parts.values()))
+    build = prose(f"All figures of this page are those of one build: {_build(first.version)}.")
+    sources = dict.fromkeys(one.source for one in parts.values())
+    figures = [one.figures for part, one in parts.items() if part.startswith("real-")]
+    return "\n\n".join(
+        [
+            OPENING,
+            build,
+            *sources,
+            *_beside_llama_cpp([one for one in figures if "peers" in one]),
+            *_over_plain([one for one in figures if "peers" not in one]),
+            OPENING_END,
+        ]
+    )
+
+
 def written(parts: Mapping[str, Measured]) -> str:
-    """The written part of the page, but for real models."""
-    others = {part: one for part, one in parts.items() if not _is_real(part)}
-    sections = [*_aims(others)]
+    """What was aimed at in these parts, then a section for each of them."""
+    sections = [*_aims(parts)]
     for part, (title, section) in SECTIONS.items():
-        if _is_real(part):
-            continue
         if part in parts:
             text = "\n\n".join(section(part, parts[part].figures))
             sections.append(f"## {title}\n\n{parts[part].source}\n\n{text}")
@@ -93,25 +120,8 @@ def written(parts: Mapping[str, Measured]) -> str:
         if narrow is not None:
             texts = [text for text in section(part, narrow.figures) if not text.startswith("![")]
             text = "\n\n".join([narrow.source, *texts])
-            sections.append(f"## {title}, without AVX-512\n\n{text}")
+            sections.append(f"## {title}{_kind(part + NARROW, parts)}\n\n{text}")
     return "\n\n".join([BEGIN, *sections, END])
-
-
-def opening(parts: Mapping[str, Measured]) -> str:
-    """The written part with the real models: what was aimed at, then the figures of each model."""
-    texts = [OPENING]
-    for end in ("", NARROW):
-        found = [part for part in SECTIONS if _is_real(part) and part + end in parts]
-        if found:
-            figures = [parts[part + end].figures for part in found]
-            texts += _beside_llama_cpp([one for one in figures if "peers" in one])
-            texts += _aims({part: parts[part + end] for part in found}, head="")
-        for part in found:
-            title, section = SECTIONS[part]
-            one = parts[part + end]
-            kind = ", without AVX-512" if end else ""
-            texts += [f"### {title}{kind}", one.source, *section(part, one.figures)]
-    return "\n\n".join([*texts, OPENING_END])
 
 
 def replaced(page: str, text: str) -> str:
@@ -123,39 +133,53 @@ def replaced(page: str, text: str) -> str:
 
 
 def renewed(page: str, parts: Mapping[str, Measured]) -> str:
-    """The page with both written parts as these figures say."""
-    return replaced(replaced(page, opening(parts)), written(parts))
+    """The page of the last build with both written parts as these figures say."""
+    of_build = of_one_build(parts)
+    return replaced(replaced(page, opening(of_build)), written(of_build))
+
+
+def renewed_history(page: str, parts: Mapping[str, Measured]) -> str:
+    """The page of the other builds with its written part as these figures say."""
+    of_build = of_one_build(parts)
+    return replaced(page, written({p: one for p, one in parts.items() if p not in of_build}))
 
 
 # ---------------------------------------------------------------- sections
 
 
-AIMS_HEAD = "## What was aimed at\n\n"
-
-
-def _aims(parts: Mapping[str, Measured], head: str = AIMS_HEAD) -> Iterator[str]:
+def _aims(parts: Mapping[str, Measured]) -> Iterator[str]:
     """What was aimed at, over these parts."""
     found = [
-        (_size(part), row)
+        (_size(part) + _kind(part, parts), row)
         for part, one in parts.items()
         for row in rows(part.removesuffix(NARROW), one.figures)
         if row.aim
     ]
     if found:
         lines = [(f"{row.name}{size}", row.figure, row.aim, row.outcome) for size, row in found]
-        yield head + table(("", "measured", "aim", "outcome"), lines)
+        yield "## What was aimed at\n\n" + table(("", "measured", "aim", "outcome"), lines)
 
 
 def _size(part: str) -> str:
     if part.startswith("card-"):
         return f", {part.rpartition('-')[2].upper()} on a card"
-    size = {"concurrency-91m": ", 91M", "concurrency-0.5b": ", 0.5B"}
-    kind = ", without AVX-512" if part.endswith(NARROW) else ""
-    return size.get(part.removesuffix(NARROW), "") + kind
+    sizes = {"concurrency-91m": ", 91M", "concurrency-0.5b": ", 0.5B"}
+    return sizes.get(part.removesuffix(NARROW), "")
 
 
-def _is_real(part: str) -> bool:
-    return part.startswith("real-")
+def _kind(part: str, parts: Mapping[str, Measured]) -> str:
+    """What tells a part of a processor without AVX-512 from those of other processors, where both are on one page."""
+    is_told = part.endswith(NARROW) and not all(one.is_narrow for one in parts.values())
+    return ", without AVX-512" if is_told else ""
+
+
+def _build(version: str) -> str:
+    """The version of a build in words, with the commit that it names."""
+    named = re.search(r"\+(?:\d+\.)?g([0-9a-f]+)(\.dirty)?", version)
+    if named is None:
+        return f"`{version}`, which names no commit"
+    changed = ", with changes that were in no commit" if named[2] else ""
+    return f"`{version}`, which is the commit `{named[1]}`{changed}"
 
 
 LLAMA_CPP = {
@@ -164,7 +188,7 @@ LLAMA_CPP = {
 }
 
 
-def _beside_llama_cpp(models: Sequence[Part]) -> Iterator[str]:
+def _beside_llama_cpp(models: list[Part]) -> Iterator[str]:
     """Tokens per second of ours and of llama.cpp, and the ratio of both, by the requests at once."""
     lines = []
     for figures in models:
@@ -182,6 +206,21 @@ def _beside_llama_cpp(models: Sequence[Part]) -> Iterator[str]:
     if lines:
         counts = [f"{count} at once" for count in models[0]["cells"]["steerserve"]]
         yield table(("tokens/s, steerserve / llama.cpp (ratio)", *counts), lines)
+
+
+def _over_plain(models: list[Part]) -> Iterator[str]:
+    """Tokens per second of steered and watched requests over those of plain ones, by the requests at once."""
+    lines = [
+        (
+            f"{figures['title']}, {tables.REAL_STEERED_KINDS[kind]}",
+            *(f"{values['median']:.2f}" for values in ratios.values()),
+        )
+        for figures in models
+        for kind, ratios in figures["ratios"].items()
+    ]
+    if lines:
+        counts = [f"{count} at once" for count in next(iter(models[0]["ratios"].values()))]
+        yield table(("tokens/s over plain requests", *counts), lines)
 
 
 def _real(part: str, figures: Part) -> Iterator[str]:
@@ -639,7 +678,8 @@ def is_fresh(part: str, one: Measured, folder: Path = PLOTS) -> bool:
 def main() -> None:
     parts = measured()
     drawn(parts)
-    PAGE.write_text(renewed(PAGE.read_text(encoding="utf-8"), parts), encoding="utf-8")
+    for page, renew in ((PAGE, renewed), (HISTORY, renewed_history)):
+        page.write_text(renew(page.read_text(encoding="utf-8"), parts), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Draws the plots of docs/performance.md with matplotlib, which the extra `bench` installs."""
+"""Draws the plots of docs/performance-history.md with matplotlib, which the extra `bench` installs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The figures of each part of a run as rows of text: printed at its end, and written to docs/performance.md.
+"""The figures of each part of a run as rows of text: printed at its end, and written to a page.
 
 Parts are plain JSON here, so that the page is made without PyTorch.
 """

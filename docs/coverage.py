@@ -1,4 +1,4 @@
-"""Writes docs/specification-coverage.md: each sentence of the specification with the tests that show it.
+"""Writes tests/specification-coverage.md: each sentence of the specification with the tests that show it.
 
 `specification.txt` has the sentences. Each line is an id, a kind and the sentence, separated by tabs; a line with `#`
 is a heading. A `promise` says what the service does; a `remark` speaks about the text of the specification. A test
@@ -16,6 +16,7 @@ from pathlib import Path
 
 FOLDER = Path(__file__).parent
 TESTS = FOLDER.parent / "tests"
+PAGE = TESTS / "specification-coverage.md"
 PROMISE = "promise"
 REMARK = "remark"
 MARKER = "shows"
@@ -88,7 +89,7 @@ def _ids(decorator: ast.expr) -> list[str]:
 
 
 def page() -> str:
-    """The text of docs/specification-coverage.md."""
+    """The text of tests/specification-coverage.md."""
     tests, heading, lines = shown(), "", list(_HEAD)
     for sentence in sentences():
         if sentence.heading != heading:
@@ -111,7 +112,7 @@ def _row(sentence: Sentence, tests: Mapping[str, list[str]]) -> str:
 _HEAD = (
     "# Specification coverage",
     "",
-    "Each sentence of the specification, and each row of its tables, with the tests in `tests/` that show it.",
-    "`make docs` writes this page from `specification.txt` and from the markers `shows` of the tests. A promise that no",
-    "test shows has the reason in place of tests.",
+    "Each sentence of the specification, and each row of its tables, with the tests that show it.",
+    "`make docs` writes this page from `docs/specification.txt` and from the markers `shows` of the tests. A promise that",
+    "no test shows has the reason in place of tests.",
 )

@@ -1,7 +1,7 @@
 """Writes the tables of docs/ that are made from code: `python -m docs.generate`.
 
 docs/errors.md comes from `errors.TABLE`, docs/settings.md from the fields of `Settings`, the tables of docs/limits.md
-from `rules/bounds.py`, and docs/specification-coverage.md from the markers of the tests.
+from `rules/bounds.py`, and tests/specification-coverage.md, which is for developers, from the markers of the tests.
 """
 
 from __future__ import annotations
@@ -216,17 +216,17 @@ def escaped(cell: str) -> str:
     return cell.replace("|", "\\|")
 
 
-PAGES: dict[str, Callable[[], str]] = {
-    "errors.md": errors_page,
-    "limits.md": limits_page,
-    "settings.md": settings_page,
-    "specification-coverage.md": coverage.page,
+PAGES: dict[Path, Callable[[], str]] = {
+    FOLDER / "errors.md": errors_page,
+    FOLDER / "limits.md": limits_page,
+    FOLDER / "settings.md": settings_page,
+    coverage.PAGE: coverage.page,
 }
 
 
 def main() -> None:
-    for name, made in PAGES.items():
-        (FOLDER / name).write_text(made(), encoding="utf-8")
+    for file, text in PAGES.items():
+        file.write_text(text(), encoding="utf-8")
 
 
 if __name__ == "__main__":

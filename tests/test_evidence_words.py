@@ -13,11 +13,12 @@ from steerserve.rules.steering import evidence
 
 ROOT = Path(__file__).parent.parent
 SOURCES = sorted((ROOT / "src" / "steerserve").rglob("*.py"))
-QUOTED = "specification-coverage.md"
-"""The page that quotes the specification."""
-
 PAGES = sorted(
-    [*(page for page in (ROOT / "docs").glob("*.md") if page.name != QUOTED), ROOT / "README.md"]
+    [
+        *(ROOT / "docs").glob("*.md"),
+        *(ROOT / "docs" / "development").glob("*.md"),
+        ROOT / "README.md",
+    ]
 )
 ABOUT_MODELS = re.compile(
     r"causal language model|causal attention|causallm|attention\.causal", re.I

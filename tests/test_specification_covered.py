@@ -33,8 +33,7 @@ def test_the_tests_that_a_reason_names_exist() -> None:
 
 
 def test_the_page_is_fresh() -> None:
-    page = coverage.FOLDER / "specification-coverage.md"
-    assert page.read_text(encoding="utf-8") == coverage.page(), "run `make docs`"
+    assert coverage.PAGE.read_text(encoding="utf-8") == coverage.page(), "run `make docs`"
 
 
 def test_each_sentence_has_an_id_of_its_own() -> None:

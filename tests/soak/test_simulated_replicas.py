@@ -36,7 +36,7 @@ def test_every_part_has_its_figures(tmp_path: Path) -> None:
     assert figures["replicas-steering"]["answers_out_of_order"] == 0
     for shares in figures["replicas-limit"]["profile"].values():
         assert 0.99 < sum(shares.values()) < 1.01
-    parts = {name: Measured("a.json", MACHINE, part) for name, part in figures.items()}
+    parts = {name: Measured("a.json", "0.1.0", MACHINE, part) for name, part in figures.items()}
     text = page.written(parts)
     print("\n".join(lines), text, sep="\n")
     assert text.count("\n## ") == len(figures) + 1

@@ -48,7 +48,7 @@ def test_every_part_has_its_figures(tmp_path: Path) -> None:
     }
     assert len(figures["steered"]["ratios"]) == 4
     assert figures["mixed"]["cell"]["rounds_cut"] == 0
-    parts = {name: Measured("a.json", MACHINE, part) for name, part in figures.items()}
+    parts = {name: Measured("a.json", "0.1.0", MACHINE, part) for name, part in figures.items()}
     text = page.written(parts)
     print("\n".join(lines), text, sep="\n")
     assert text.count("\n## ") == len(figures) + 1
