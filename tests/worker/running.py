@@ -77,8 +77,9 @@ from steerserve.worker.model.kv import KvCache
 from steerserve.worker.model.plain import PlainCache, bytes_by_device
 from steerserve.worker.model.recording import CardRecorder, PassRecorder
 from steerserve.worker.model.unembedding import Unembedding
+from steerserve.worker.rows.goals import Ending
 from steerserve.worker.rows.lens_files import open_lens
-from steerserve.worker.rows.rows import BatchRow, Ending
+from steerserve.worker.rows.rows import BatchRow
 from steerserve.worker.sae import sites
 from steerserve.worker.sae.canonical import Sae
 from tests import asking

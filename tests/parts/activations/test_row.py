@@ -24,7 +24,7 @@ from steerserve.worker import memory
 from steerserve.worker.batch import group as group_module
 from steerserve.worker.batch import part_reads
 from steerserve.worker.model.checkpoint import Checkpoint
-from steerserve.worker.rows.rows import Ending
+from steerserve.worker.rows.goals import Ending
 from steerserve.worker.sae.canonical import Sae
 from steerserve.worker.sae.sites import RESID_POST, RESID_PRE
 from tests import asking

@@ -22,7 +22,8 @@ from steerserve.worker.batch.group import Group
 from steerserve.worker.batch.reuse import Reuse
 from steerserve.worker.hooks.edits import SiteEdits
 from steerserve.worker.model.checkpoint import Checkpoint
-from steerserve.worker.rows.rows import BatchRow, Writing
+from steerserve.worker.rows.goals import Writing
+from steerserve.worker.rows.rows import BatchRow
 from steerserve.worker.rows.sampling import Sampler
 from steerserve.worker.rows.steering import RowSteering
 from steerserve.worker.rows.text import TextStream

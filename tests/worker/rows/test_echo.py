@@ -14,7 +14,7 @@ from steerserve.messages import Echo, Overlay, PromptToken, Scored
 from steerserve.worker.batch import group as group_module
 from steerserve.worker.batch import planned as planned_module
 from steerserve.worker.model.checkpoint import Checkpoint
-from steerserve.worker.rows import rows as rows_module
+from steerserve.worker.rows import goals as goals_module
 from tests.refusals import refusal_of
 from tests.worker.models import CONTEXT, VOCABULARY
 from tests.worker.running import Bench, generated, random_sae, words
@@ -81,7 +81,7 @@ def test_a_prompt_scored_in_parts_equals_the_whole(
     loaded: Loaded, monkeypatch: pytest.MonkeyPatch, variant: str, most: int
 ) -> None:
     monkeypatch.setattr(planned_module, "ECHO_LOGITS", most * VOCABULARY)
-    monkeypatch.setattr(rows_module, "ECHO_POSITIONS", 3)
+    monkeypatch.setattr(goals_module, "ECHO_POSITIONS", 3)
     check_all(echoed(loaded(variant), PROMPTS), PROMPTS)
 
 
@@ -222,7 +222,7 @@ def test_memory_that_runs_out_over_the_scores_is_refused_and_the_engine_goes_on(
 
     bench = Bench(llama)
     with monkeypatch.context() as patched, capture_logs():
-        patched.setattr(rows_module.Scoring, "read_prompt", exhausted)
+        patched.setattr(goals_module.Scoring, "read_prompt", exhausted)
         bench.score(1, PROMPTS[0], echo=ECHO)
         bench.run()
     assert bench.refused[1].code == "INSUFFICIENT_MEMORY"

@@ -25,10 +25,11 @@ from steerserve.worker.rows import sampling, tail
 from steerserve.worker.rows.activations import ActivationReading
 from steerserve.worker.rows.attribution import Attribution
 from steerserve.worker.rows.constrain import RowConstraint
+from steerserve.worker.rows.goals import Pooling, Scoring, Writing
 from steerserve.worker.rows.gradients import GradientAttribution
 from steerserve.worker.rows.lens import Lens
 from steerserve.worker.rows.lens_files import LensFile, check_lens
-from steerserve.worker.rows.rows import BatchRow, Pooling, Scoring, Writing
+from steerserve.worker.rows.rows import BatchRow
 from steerserve.worker.rows.states import States, counted, positions_read
 from steerserve.worker.rows.steering import RowSteering, TokenFacts
 from steerserve.worker.rows.tail import Tail

@@ -27,7 +27,8 @@ from steerserve.worker.live.readers import LiveReaders
 from steerserve.worker.model import kv
 from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.model.plain import PlainPasses
-from steerserve.worker.rows.rows import BatchRow, Ending, settled
+from steerserve.worker.rows.goals import Ending
+from steerserve.worker.rows.rows import BatchRow, settled
 
 
 class Batch:

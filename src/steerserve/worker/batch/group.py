@@ -30,14 +30,8 @@ from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.model.kv import CacheSlot
 from steerserve.worker.model.plain import PlainPasses
 from steerserve.worker.model.results import PassResult, Status
-from steerserve.worker.rows.rows import (
-    BatchRow,
-    Ending,
-    Rereading,
-    StateReading,
-    Writing,
-    reread,
-)
+from steerserve.worker.rows.goals import Ending, StateReading
+from steerserve.worker.rows.rows import BatchRow, reread
 
 ROWS_MAXIMUM = 128
 """The most rows that decode together, because logits over a large vocabulary take memory. One request alone may have
@@ -346,9 +340,9 @@ class Group:
         """The outcomes of a row that was given its token, or the logits [vocabulary] after its prompt."""
         if row.slot is None:
             return []
-        if isinstance(row.goal, StateReading):
+        if row.goal.sites:
             # the row has read its prompt, and needs its keys and values no more
-            row.goal.logits = logits.clone()
+            cast(StateReading, row.goal).logits = logits.clone()
             self._close(row)
             return []
         new = self._taken(row, token, logits)
@@ -371,7 +365,7 @@ class Group:
         """A part of the work of rows that read states, after their prompts: of one row, and of others while all of it
         is short. Such rows take turns."""
         end = self._clock() + STATES_SECONDS
-        for row in [row for row in self.rows if isinstance(row.goal, StateReading)]:
+        for row in [row for row in self.rows if row.goal.sites]:
             yield from self._read_state(row)
             if self._clock() >= end:
                 break
@@ -399,15 +393,7 @@ class Group:
         try:
             if row.fault is not None:
                 raise row.fault
-            if isinstance(row.goal, Rereading):
-                return row.goal.finish()
-            if not isinstance(row.goal, Writing):
-                return [row.with_parts(one) for one in row.end(logits)]
-            if isinstance(token, Refusal):
-                raise token
-            if row.parts and token is not None:
-                row.tell_parts(token, logits)
-            *before, last = row.accept(token, self._model.end_tokens)
+            *before, last = row.goal.outcomes(row, token, logits, self._model.end_tokens)
             return [*before, self._told(row, last)]
         except Exception as error:
             return [self._refused(row, error)]
@@ -415,7 +401,7 @@ class Group:
     def _told(self, row: BatchRow, last: Ending) -> Ending:
         """The new outcome of a row that writes, with what its parts give. The last one says whether the steering of the
         row was changed, and where its edits acted."""
-        if not isinstance(last, Piece) or last.finish is None:
+        if not isinstance(last, Piece) or last.finish is None or not row.goal.writes:
             return row.with_parts(last)
         acts = row.steering.acts()
         told: Ending = structs.replace(

@@ -10,7 +10,8 @@ from steerserve.worker import memory
 from steerserve.worker.batch.apart import each_part
 from steerserve.worker.batch.waiting import WaitingRows
 from steerserve.worker.model.encoder import Encoder
-from steerserve.worker.rows.rows import BatchRow, Ending, embedded, settled
+from steerserve.worker.rows.goals import Ending, embedded
+from steerserve.worker.rows.rows import BatchRow, settled
 
 PASS_TOKENS = 2048
 """The most tokens of one pass, padding included; a longer text has a pass to itself."""

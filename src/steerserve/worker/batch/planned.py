@@ -11,7 +11,7 @@ from torch import Tensor
 from steerserve.rules.inference.stepping import WIDTH
 from steerserve.worker.model.kv import CacheSlot
 from steerserve.worker.model.results import PassResult
-from steerserve.worker.rows.rows import BatchRow, Pooling, Scoring, StateReading
+from steerserve.worker.rows.rows import BatchRow
 
 ECHO_LOGITS = 1 << 25
 """The most logits of a prefill pass that keeps the logits after every token."""
@@ -58,9 +58,9 @@ def plan_prefill(rows: Sequence[BatchRow], most: int) -> Pass:
     """A pass over the next tokens of the prompts of these rows, at most `most` of each."""
     tokens = [row.prompt[row.filled : row.filled + most] for row in rows]
     goals = [row.goal for row in rows]
-    readings = [goal for goal in goals if isinstance(goal, StateReading)]
+    readings = [goal for goal in goals if goal.sites]
     wanted = None
-    if any(map(_is_echoed, rows)):
+    if any(goal.form is not None for goal in goals):
         wanted = [_first_wanted(row, len(part)) for row, part in zip(rows, tokens, strict=True)]
     return Pass(
         rows,
@@ -68,7 +68,7 @@ def plan_prefill(rows: Sequence[BatchRow], most: int) -> Pass:
         [(row.filled, len(part)) for row, part in zip(rows, tokens, strict=True)],
         is_prefill=True,
         wanted=wanted,
-        with_sums=any(isinstance(goal, Pooling) for goal in goals),
+        with_sums=any(goal.needs_sums for goal in goals),
         is_only_read=len(readings) == len(rows) and not any(one.needs_logits for one in readings),
         may_stop=not readings and all(row.yields for row in rows),
     )
@@ -89,7 +89,7 @@ def plan_decode(rows: Sequence[BatchRow], *, may_replay: bool) -> Pass:
 def most_tokens(rows: Sequence[BatchRow], vocabulary: int, otherwise: int) -> int:
     """The most tokens of these rows in one prefill pass, at most `otherwise`. A pass that keeps the logits after every
     token has fewer where the logits would take too much memory."""
-    if not any(map(_is_echoed, rows)):
+    if all(row.goal.form is None for row in rows):
         return otherwise
     tokens = ECHO_LOGITS // vocabulary
     return max(1, min(otherwise, tokens // WIDTH * WIDTH or tokens))
@@ -98,23 +98,18 @@ def most_tokens(rows: Sequence[BatchRow], vocabulary: int, otherwise: int) -> in
 def take_prompt(planned: Pass, result: PassResult, place: int) -> None:
     """Give the row at this place what a prefill pass read of its prompt."""
     row = planned.rows[place]
-    if planned.wanted is not None and isinstance(row.goal, Scoring) and row.goal.is_echoed:
+    if planned.wanted is not None:
         logits = cast(Sequence[Tensor], result.every)[place]
         row.goal.read_prompt(row, logits, planned.spans[place][0] + planned.wanted[place])
-    elif isinstance(row.goal, Pooling):
-        row.goal.add(cast(Tensor, result.sums)[place])
+    if row.goal.needs_sums:
+        row.goal.add_sums(cast(Tensor, result.sums)[place])
     for take_in in result.values.get(place, ()):
         take_in()
-
-
-def _is_echoed(row: BatchRow) -> bool:
-    """Whether the tokens of the row's prompt are scored."""
-    return isinstance(row.goal, Scoring) and row.goal.is_echoed
 
 
 def _first_wanted(row: BatchRow, tokens: int) -> int:
     """The number of the first of the next tokens of a prompt after which logits are needed."""
     first = tokens - 1
-    if isinstance(row.goal, Scoring) and row.goal.is_echoed:
-        first = min(first, row.goal.reads_from(row) - row.filled)
+    if row.goal.form is not None:
+        first = min(first, row.goal.first_scored(row) - row.filled)
     return max(0, first)

@@ -14,15 +14,14 @@ from typing import cast
 import numpy as np
 import structlog
 
-from steerserve.messages import PromptToken
 from steerserve.parts.row_part import RowPart
 from steerserve.rules.inference import stepping
 from steerserve.worker import memory
 from steerserve.worker.batch import prefix
-from steerserve.worker.batch.prefix import Beginning, Prefixes, ScoreForm, Signature, Text
+from steerserve.worker.batch.prefix import Beginning, Prefixes, Signature, Text
 from steerserve.worker.hooks.hooks import HookedSaes
 from steerserve.worker.model.kv import CacheSlot, Held, KvCache
-from steerserve.worker.rows.rows import BatchRow, Scoring
+from steerserve.worker.rows.rows import BatchRow
 
 log = structlog.get_logger(__name__)
 
@@ -112,8 +111,8 @@ class Reuse:
                 size = min(count, start - at)
                 self._cache.put(slot, node.held, size, at)
                 at += size
-            if isinstance(row.goal, Scoring) and its.text.form is not None:
-                row.goal.prompt = found.scores(its.text.form)
+            if its.text.form is not None:
+                row.goal.resume(found.scores(its.text.form))
             its.exact = math.inf if found.exact == found.tokens else found.exact
             row.filled = start
             for part, notes in zip(_marked(row), found.notes, strict=False):
@@ -168,7 +167,7 @@ class Reuse:
             found.tokens,
             self._block,
             is_exact=found.exact == found.tokens,
-            is_scored=_form(row) is not None,
+            is_scored=row.goal.form is not None,
         )
 
     def _may_keep(self, tokens: int) -> bool:
@@ -180,12 +179,9 @@ class Reuse:
         is_same = row.version == self._saes.version
         if its is None or not is_same or not self._may_keep(len(tokens)):
             return
-        goal, slot = row.goal, cast(CacheSlot, row.slot)
-        scores: Sequence[PromptToken] = ()
-        if isinstance(goal, Scoring):
-            if goal.refusal is not None:
-                return
-            scores = goal.prompt
+        slot, scores = cast(CacheSlot, row.slot), row.goal.kept_scores()
+        if scores is None:
+            return
 
         def take(start: int, end: int) -> Held:
             return self._cache.take(slot, end, start)
@@ -216,13 +212,9 @@ class Reuse:
         """These first tokens of the row, and how they are steered and read."""
         marks = tuple(part.mark() for part in _marked(row))
         signature = Signature(self._saes.signature(row.steering, len(tokens)), marks)
-        return Text(signature, np.asarray(tokens, dtype=np.int64), _form(row))
+        return Text(signature, np.asarray(tokens, dtype=np.int64), row.goal.form)
 
 
 def _marked(row: BatchRow) -> list[RowPart]:
     """The parts that take over what the parts of another row have read of the same beginning."""
     return [part for part in row.parts if part.mark() is not None]
-
-
-def _form(row: BatchRow) -> ScoreForm | None:
-    return row.goal.form if isinstance(row.goal, Scoring) else None

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from typing import cast
 
 from torch import Tensor
 
 from steerserve.worker.batch.planned import Pass
 from steerserve.worker.model.results import PassEnded, Status
-from steerserve.worker.rows.rows import StateReading
+from steerserve.worker.rows.goals import StateReading
 
 TakeIn = Callable[[], None]
 
@@ -22,9 +23,9 @@ def reading_states(planned: Pass, *, is_alone: bool) -> Iterator[dict[int, list[
     row (`is_alone`) tokens that the model reads again may come before them. Where nobody reads the logits after a pass
     of the batch, the last of the sites ends it."""
     goals = {
-        place: row.goal
+        place: cast(StateReading, row.goal)
         for place, row in enumerate(planned.rows if planned.is_prefill else ())
-        if isinstance(row.goal, StateReading)
+        if row.goal.sites
     }
     values: dict[int, list[TakeIn]] = {place: [] for place in goals}
     left = sum(len(goal.sites) for goal in goals.values())

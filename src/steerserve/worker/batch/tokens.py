@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from torch import Tensor
 
 from steerserve.errors import Refusal
 from steerserve.worker.rows import constrain, sampling
-from steerserve.worker.rows.rows import BatchRow, Writing
+from steerserve.worker.rows.goals import Writing
+from steerserve.worker.rows.rows import BatchRow
 
 
 def sampled(logits: Tensor, rows: list[BatchRow]) -> dict[BatchRow, Refusal | int | None]:
@@ -16,7 +19,7 @@ def sampled(logits: Tensor, rows: list[BatchRow]) -> dict[BatchRow, Refusal | in
     Raises:
         Exception: a row cannot be sampled; no random number of any row is used up.
     """
-    goals = {i: row.goal for i, row in enumerate(rows) if isinstance(row.goal, Writing)}
+    goals = {i: cast(Writing, row.goal) for i, row in enumerate(rows) if row.goal.writes}
     if not goals:
         return dict.fromkeys(rows)
     if len(goals) < len(rows):

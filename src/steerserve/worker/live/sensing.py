@@ -30,7 +30,7 @@ from steerserve.worker.live.armed import Arming, Armoury, Fires, Whole, keys_of,
 from steerserve.worker.live.ranking import is_active
 from steerserve.worker.live.readers import LiveReader
 from steerserve.worker.live.sensed_row import SensedRow
-from steerserve.worker.rows.rows import BatchRow, Writing
+from steerserve.worker.rows.rows import BatchRow
 
 log = structlog.get_logger(__name__)
 CHUNK, FEW_CHUNK, CARD_CHUNK = 64, 256, 2048
@@ -135,7 +135,7 @@ class Sensing(LiveReader):
             return
         cluster, before = self._cluster, list[int]()
         for row in rows:
-            if row.label is None or not isinstance(row.goal, Writing):
+            if row.label is None or not row.goal.writes:
                 continue
             skip = 0
             if cluster is not None and cluster.history:

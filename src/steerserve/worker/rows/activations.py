@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from steerserve.messages import ActivationsRead, FeatureValues, Refused
-from steerserve.worker.rows.rows import BatchRow, StateReading
+from steerserve.worker.rows.goals import StateReading
+from steerserve.worker.rows.rows import BatchRow
 from steerserve.worker.sae.canonical import Sae
 from steerserve.worker.sae.sites import Site
 

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from steerserve.messages import Attributed, FeatureContribution, Refused
 from steerserve.worker.model.unembedding import LogitDifference, Unembedding
+from steerserve.worker.rows.goals import NOT_FINITE, StateReading
 from steerserve.worker.rows.lens import check_unembedding
-from steerserve.worker.rows.rows import NOT_FINITE, BatchRow, StateReading
+from steerserve.worker.rows.rows import BatchRow
 from steerserve.worker.sae.canonical import Sae
 from steerserve.worker.sae.sites import Site
 

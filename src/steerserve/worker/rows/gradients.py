@@ -14,8 +14,9 @@ from torch import Tensor
 from steerserve.messages import Attributed, FeatureContribution, Refused
 from steerserve.rules.inference.lens import AttributionMethod
 from steerserve.worker.model.unembedding import LogitDifference, Unembedding
+from steerserve.worker.rows.goals import NOT_FINITE, StateReading
 from steerserve.worker.rows.lens import check_unembedding
-from steerserve.worker.rows.rows import NOT_FINITE, BatchRow, StateReading
+from steerserve.worker.rows.rows import BatchRow
 from steerserve.worker.rows.tail import Tail, check_stream
 from steerserve.worker.sae.canonical import Sae
 from steerserve.worker.sae.sites import Site

@@ -12,8 +12,9 @@ from torch import Tensor
 from steerserve.errors import Refusal
 from steerserve.messages import LensLayer, LensRead, LensToken, Refused
 from steerserve.worker.model.unembedding import Unembedding
+from steerserve.worker.rows.goals import NOT_FINITE, StateReading
 from steerserve.worker.rows.lens_files import TrainedLens
-from steerserve.worker.rows.rows import NOT_FINITE, BatchRow, StateReading
+from steerserve.worker.rows.rows import BatchRow
 from steerserve.worker.sae.sites import Site
 
 STEP_LOGITS = 1 << 22

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from steerserve.errors import Refusal
 from steerserve.messages import Places, Refused, StatesRead, Tokens
-from steerserve.worker.rows.rows import BatchRow, StateReading
+from steerserve.worker.rows.goals import StateReading
+from steerserve.worker.rows.rows import BatchRow
 from steerserve.worker.sae.sites import Site
 
 
