@@ -126,7 +126,8 @@ def setting_row(name: str, field: FieldInfo) -> tuple[str, ...]:
     ]
     kind = ", ".join([type_name(field.annotation), *bounds])
     default = DERIVED_DEFAULTS.get(name) or shown(field.default)
-    return f"`{name.upper()}`", kind, default, field.description or ""
+    # the docstring of the setting, whose lines are wrapped
+    return f"`{name.upper()}`", kind, default, " ".join((field.description or "").split())
 
 
 def type_name(annotation: Any) -> str:

@@ -17,6 +17,7 @@ from steerserve.control.health.gpus import CardReadings, torch_version
 from steerserve.control.health.health import Vitals
 from steerserve.control.health.nodes import NodeReadings
 from steerserve.control.health.turns import LoopWatch
+from steerserve.control.health.watched import Watched
 from steerserve.control.inference.batch_models import BatchModels
 from steerserve.control.inference.batches import Batches
 from steerserve.control.inference.compare import Compare
@@ -472,34 +473,25 @@ class Owners:
         around = self.around
         self.nodes = NodeReadings(around.launcher.nodes)
         self.loop_watch = LoopWatch()
-        self.vitals = Vitals(
-            self.settings,
-            around.database,
-            self.conductor,
-            self.queue,
-            self.generation,
-            around.cards,
-            around.breakers,
-            around.launcher.failure,
-            self.serving,
-            self.claims,
-            self.replicas,
-            self.nodes,
-            self.metrics.full_queue,
-            self.runs,
-            self.loop_watch,
+        watched = Watched(
+            settings=self.settings,
+            database=around.database,
+            conductor=self.conductor,
+            queue=self.queue,
+            generation=self.generation,
+            cards=around.cards,
+            hub=around.breakers,
+            starts=around.launcher.failure,
+            serving=self.serving,
+            claims=self.claims,
+            replicas=self.replicas,
+            nodes=self.nodes,
+            runs=self.runs,
+            loop=self.loop_watch,
+            metrics=self.metrics,
+            monitoring=self.monitoring,
+            checker=around.checker,
+            sensing=self.sensing,
+            circuit_sensing=self.circuit_sensing,
         )
-        self.gauges = Gauges(
-            self.metrics,
-            self.conductor,
-            self.queue,
-            around.cards,
-            around.breakers,
-            self.serving,
-            self.claims,
-            self.monitoring,
-            around.checker,
-            self.sensing,
-            self.circuit_sensing,
-            self.replicas,
-        )
+        self.vitals, self.gauges = Vitals(watched), Gauges(watched)

@@ -12,7 +12,7 @@ import asyncio
 import sqlite3
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -174,7 +174,7 @@ class Database:
         """
         await self._watch.admit(writes=False)
         with self._accesses.admitted():
-            await self._check_place()
+            self._pass(await self._fault_of_place())
             async with (
                 self._watch.watching(),
                 self._accesses.connection(self._engine) as connection,
@@ -194,14 +194,14 @@ class Database:
         with self._accesses.admitted():
             async with self._turn():
                 self._watch.refuse(writes=True, frees=frees)
-                await self._check_place()
+                self._pass(await self._fault_of_place())
                 if frees and self._file is not None:
                     await asyncio.to_thread(self._file.spend_reserve)
                 async with self._watch.watching():
-                    await self._check_hold()
+                    self._pass(await self._fault_of_hold())
                     async with self._accesses.transaction(self._writes) as connection:
                         yield connection
-                await self._check_place()
+                self._pass(await self._fault_of_place())
                 self._settle_soon()
 
     # ------------------------------------------------------------- opening
@@ -215,7 +215,7 @@ class Database:
             file.find()
             file.path.parent.mkdir(parents=True, exist_ok=True)
             self._hold = FileHold(file.path)
-        if not await self._hold.take_at_start():
+        if not await self._hold.take(waits=True):
             raise CannotStart(in_use(self._hold.holder()), may_pass=True)
         if file is not None:
             await asyncio.to_thread(file.open, may_make=True)
@@ -265,29 +265,24 @@ class Database:
         finally:
             self._writing.release()
 
-    async def _check_place(self) -> None:
-        """Raises:
-        Refusal: DATABASE_UNAVAILABLE when the file at the path of the database is not the file that was opened.
+    def _pass(self, fault: DatabaseFault | None) -> None:
+        """Let an access pass where there is no fault.
+
+        Raises:
+            Refusal: DATABASE_UNAVAILABLE.
         """
-        fault = await self._fault_of_place()
         if fault is not None:
             self._watch.note(fault)
             raise fault.refusal()
 
     async def _fault_of_place(self) -> DatabaseFault | None:
+        """Whether the file at the path of the database is not the file that was opened."""
         return await asyncio.to_thread(self._file.fault) if self._file else None
 
-    async def _check_hold(self) -> None:
-        """Raises:
-        Refusal: DATABASE_UNAVAILABLE when another service has taken the database.
-        """
-        if not await self._accesses.finish(self._hold.take()):
-            fault = self._taken()
-            self._watch.note(fault)
-            raise fault.refusal()
-
-    def _taken(self) -> DatabaseFault:
-        return replace(_TAKEN, driver_text=self._hold.holder())
+    async def _fault_of_hold(self) -> DatabaseFault | None:
+        """Whether another service has taken the database."""
+        is_held = await self._accesses.finish(self._hold.take())
+        return None if is_held else replace(_TAKEN, driver_text=self._hold.holder())
 
     def _settle_soon(self) -> None:
         # once the closing began, it brings the changes into the file itself
@@ -310,20 +305,16 @@ class Database:
 
     async def _examine(self) -> DatabaseFault | None:
         """Check the database over a connection that was not open before."""
-        if self._file is not None:
-            fault = await self._examine_file(self._file)
-            if fault is not None:
-                return fault
-        if not await self._accesses.finish(self._hold.take()):
-            return self._taken()
+        fault = await self._examine_file(self._file) if self._file is not None else None
+        fault = fault or await self._fault_of_hold()
+        if fault is not None:
+            return fault
         # while a write of this service runs, the check does not wait for it
         writes = not self._writing.locked()
+        async with self._writing if writes else nullcontext():
+            version = await self._checked_version(writes=writes)
         if writes:
-            async with self._writing:
-                version = await self._checked_version(writes=True)
             self._settle_soon()
-        else:
-            version = await self._checked_version(writes=False)
         if version is None:
             return _NO_VERSION
         if version != self._version:

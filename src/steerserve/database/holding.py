@@ -64,12 +64,9 @@ def lock(descriptor: int) -> bool:
 class Hold(Protocol):
     """The exclusive right of one service to use a database."""
 
-    async def take(self) -> bool:
+    async def take(self, *, waits: bool = False) -> bool:
         """Try to take the right, and return whether this service has it now. A service that has it may call this
-        again."""
-
-    async def take_at_start(self) -> bool:
-        """Do what `take` does, and wait for the end of a session that may be dead."""
+        again. With `waits`, the end of a session that may be dead is waited for."""
         ...
 
     def holder(self) -> str | None:
@@ -87,13 +84,7 @@ class FileHold:
         self._path = database.with_name(database.name + ".lock")
         self._file: TextIO | None = None
 
-    async def take(self) -> bool:
-        """Raises:
-        OSError: the lock file cannot be created.
-        """
-        return self.lock()
-
-    async def take_at_start(self) -> bool:
+    async def take(self, *, waits: bool = False) -> bool:
         """Raises:
         OSError: the lock file cannot be created.
         """
@@ -138,7 +129,6 @@ class AdvisoryHold:
     A cut of the network can leave a session at the server that nobody uses any more, and that has the lock. The server
     ends it after DEAD_SECONDS without an answer (`sessions.py`). A session that is known to be dead is ended at once:
     an earlier one of this hold, and one whose process has run on this machine and is gone.
-
     """
 
     def __init__(self, engine: AsyncEngine) -> None:
@@ -150,14 +140,15 @@ class AdvisoryHold:
         self._holder: Session | None = None
         self._beating: asyncio.Task[None] | None = None
 
-    async def take(self) -> bool:
+    async def take(self, *, waits: bool = False) -> bool:
         """Raises any exception of the driver if the server does not answer."""
+        if waits:
+            return await self._wait_and_take()
         # a connection can only run one statement at a time
         async with self._taking:
             return await self._take()
 
-    async def take_at_start(self) -> bool:
-        """Raises any exception of the driver if the server does not answer."""
+    async def _wait_and_take(self) -> bool:
         first: Session | None = None
         for attempt in range(int(START_SECONDS / POLL_SECONDS)):
             if await self.take():

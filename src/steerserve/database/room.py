@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from sqlalchemy import Table, func, select
@@ -15,10 +16,11 @@ from steerserve.errors import Refusal
 from steerserve.rules.units import MIB
 
 
+@dataclass(frozen=True, slots=True)
 class DocumentRoom:
     """Refuses documents for which there is no room.
 
-    Args:
+    Attributes:
         folder: the folder of a SQLite file; None for a database on a server, whose disk this service cannot see.
         most: the most rows of the tables in all.
         most_mb: the most MiB of their stored texts and numbers.
@@ -28,23 +30,13 @@ class DocumentRoom:
         setting: the setting that says `most`, for refusals.
     """
 
-    def __init__(
-        self,
-        folder: Path | None,
-        most: int,
-        most_mb: int,
-        reserve_mb: int,
-        tables: Sequence[Table] = (profiles, circuits, vectors, probes, effects, lenses),
-        kinds: str = "profiles, clusters, circuits, vectors, probes, effects and trained lenses",
-        setting: str = "MAX_STORED_DOCUMENTS",
-    ) -> None:
-        self._setting = setting
-        self._tables = tables
-        self._kinds = kinds
-        self._folder = folder
-        self._most = most
-        self._most_mb = most_mb
-        self._reserve_mb = reserve_mb
+    folder: Path | None
+    most: int
+    most_mb: int
+    reserve_mb: int
+    tables: Sequence[Table] = (profiles, circuits, vectors, probes, effects, lenses)
+    kinds: str = "profiles, clusters, circuits, vectors, probes, effects and trained lenses"
+    setting: str = "MAX_STORED_DOCUMENTS"
 
     async def check_disk(self, size: int) -> None:
         """Check that `size` bytes more leave the reserve of the disk free.
@@ -52,17 +44,17 @@ class DocumentRoom:
         Raises:
             Refusal: INSUFFICIENT_DISK.
         """
-        if self._folder is None:
+        if self.folder is None:
             return
-        free = (await asyncio.to_thread(shutil.disk_usage, self._folder)).free
-        if free - size < self._reserve_mb * MIB:
+        free = (await asyncio.to_thread(shutil.disk_usage, self.folder)).free
+        if free - size < self.reserve_mb * MIB:
             free_mb = free // MIB
             raise Refusal(
                 "INSUFFICIENT_DISK",
-                f"{free_mb} MiB of the disk are free, and {self._reserve_mb} MiB must stay free",
+                f"{free_mb} MiB of the disk are free, and {self.reserve_mb} MiB must stay free",
                 needed_mb=-(-size // MIB),
                 free_mb=free_mb,
-                reserve_mb=self._reserve_mb,
+                reserve_mb=self.reserve_mb,
             )
 
     async def check(self, connection: AsyncConnection, more: int = 0, size: int = 0) -> None:
@@ -72,30 +64,21 @@ class DocumentRoom:
         Raises:
             Refusal: DOCUMENT_STORE_FULL.
         """
-        for table in self._tables:
+        for table in self.tables:
             counted = select(func.count(), func.sum(table.c.stored_bytes))
             count, stored = (await connection.execute(counted)).one()
             more, size = more + count, size + int(stored or 0)
-        kinds = self._kinds
-        if self._most == 0:
-            raise Refusal(
-                "DOCUMENT_STORE_FULL",
-                f"this service stores no {kinds} ({self._setting} is 0)",
-                limit_documents=0,
-                limit_mb=self._most_mb,
+        if self.most == 0:
+            why = f"this service stores no {self.kinds} ({self.setting} is 0)"
+        elif more > self.most:
+            why = f"{self.most} {self.kinds} are stored at most; delete some first"
+        elif size > self.most_mb * MIB:
+            why = (
+                f"what is stored of {self.kinds} has at most {self.most_mb} MiB; delete some first"
             )
-        if more > self._most:
-            limit = f"{self._most} {kinds} are stored at most"
-        elif size > self._most_mb * MIB:
-            limit = f"what is stored of {kinds} has at most {self._most_mb} MiB"
         else:
             return
-        raise Refusal(
-            "DOCUMENT_STORE_FULL",
-            f"{limit}; delete some first",
-            limit_documents=self._most,
-            limit_mb=self._most_mb,
-        )
+        raise Refusal("DOCUMENT_STORE_FULL", why, limit_documents=self.most, limit_mb=self.most_mb)
 
 
 UNBOUNDED = DocumentRoom(None, 1 << 62, 1 << 42, 0)

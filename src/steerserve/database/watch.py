@@ -84,7 +84,7 @@ class Watch:
         Raises:
             Refusal: DATABASE_UNAVAILABLE.
         """
-        if self._stops(writes) and not (frees and self._fault == FULL):
+        if self._stopping(writes, frees) is not None:
             await self.fault()
             self.refuse(writes=writes, frees=frees)
 
@@ -92,10 +92,9 @@ class Watch:
         """Raises:
         Refusal: DATABASE_UNAVAILABLE when the present fault stops the access.
         """
-        if frees and self._fault == FULL:
-            return
-        if self._fault is not None and self._stops(writes):
-            raise self._fault.refusal()
+        fault = self._stopping(writes, frees)
+        if fault is not None:
+            raise fault.refusal()
 
     def note(self, fault: DatabaseFault) -> None:
         """Take note of a fault. The database is checked again in CHECK_SECONDS."""
@@ -136,8 +135,12 @@ class Watch:
 
     # ------------------------------------------------------------- inside
 
-    def _stops(self, writes: bool) -> bool:
-        return self._fault is not None and (writes or self._fault.stops_reads)
+    def _stopping(self, writes: bool, frees: bool) -> DatabaseFault | None:
+        """The present fault, if it stops such an access."""
+        fault = self._fault
+        if fault is None or (frees and fault == FULL):
+            return None
+        return fault if writes or fault.stops_reads else None
 
     def _end(self) -> None:
         if self._fault is not None:

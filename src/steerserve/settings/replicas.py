@@ -119,54 +119,33 @@ def _is_installed(name: str) -> bool:
     return True
 
 
-class ReplicaSettings(BaseSettings):
+class ReplicaSettings(BaseSettings, use_attribute_docstrings=True):
     """The settings of replicas. `Settings` has them among the other settings."""
 
-    engine_backend: Literal["local", "ray"] = Field(
-        default="local",
-        description="Where engines run: `local` on this machine, or `ray` on the nodes of a Ray cluster, which needs "
-        "the extra `ray`.",
-    )
-    ray_address: Annotated[str, AfterValidator(cluster_address)] = Field(
-        default="auto",
-        description="Address of the Ray cluster: host and port of its head, or `auto` for the cluster of which this "
-        "machine is a node.",
-    )
-    engine_replicas: Annotated[int, Field(ge=1, le=REPLICAS_MAXIMUM)] = Field(
-        default=1,
-        description="Replicas of the resident model; more than one needs `ENGINE_BACKEND=ray`.",
-    )
-    engine_min_replicas: Annotated[int, Field(ge=1, le=REPLICAS_MAXIMUM)] = Field(
-        default=1,
-        description="Replicas that must be ready before a load counts as done; the others go on starting.",
-    )
-    engine_cards: int | None = Field(
-        default=None,
-        ge=0,
-        le=64,
-        description="Cards of each replica; by default 1 where the cluster has cards, and 0 otherwise.",
-    )
-    engine_placement: Literal["spread", "pack"] = Field(
-        default="spread",
-        description="Whether replicas are spread over the nodes of the cluster, or packed onto few nodes.",
-    )
-    engine_resources: Annotated[dict[str, float], NoDecode, BeforeValidator(resources)] = Field(
-        default={},
-        description='Further resources of each replica by their names in Ray, as a JSON object such as {"CPU": 4}. '
-        "Without `CPU` a replica takes one CPU.",
-    )
+    engine_backend: Literal["local", "ray"] = "local"
+    """Where engines run: `local` on this machine, or `ray` on the nodes of a Ray cluster, which needs the extra
+    `ray`."""
+    ray_address: Annotated[str, AfterValidator(cluster_address)] = "auto"
+    """Address of the Ray cluster: host and port of its head, or `auto` for the cluster of which this machine is a
+    node."""
+    engine_replicas: Annotated[int, Field(ge=1, le=REPLICAS_MAXIMUM)] = 1
+    """Replicas of the resident model; more than one needs `ENGINE_BACKEND=ray`."""
+    engine_min_replicas: Annotated[int, Field(ge=1, le=REPLICAS_MAXIMUM)] = 1
+    """Replicas that must be ready before a load counts as done; the others go on starting."""
+    engine_cards: Annotated[int | None, Field(ge=0, le=64)] = None
+    """Cards of each replica; by default 1 where the cluster has cards, and 0 otherwise."""
+    engine_placement: Literal["spread", "pack"] = "spread"
+    """Whether replicas are spread over the nodes of the cluster, or packed onto few nodes."""
+    engine_resources: Annotated[dict[str, float], NoDecode, BeforeValidator(resources)] = {}
+    """Further resources of each replica by their names in Ray, as a JSON object such as {"CPU": 4}. Without `CPU` a
+    replica takes one CPU."""
 
-    replica_wait_s: Annotated[int, Field(ge=1, le=3600)] = Field(
-        default=30,
-        description="Seconds that requests and edits wait while no replica serves and none has found a place on a "
-        "node; then they are refused with 503.",
-    )
+    replica_wait_s: Annotated[int, Field(ge=1, le=3600)] = 30
+    """Seconds that requests and edits wait while no replica serves and none has found a place on a node; then they are
+    refused with 503."""
 
-    engine_ports: Annotated[str, AfterValidator(ports)] = Field(
-        default="",
-        description="Ports on which replicas wait for the service on their nodes, such as "
-        "`20000-20100`; by default any free port.",
-    )
+    engine_ports: Annotated[str, AfterValidator(ports)] = ""
+    """Ports on which replicas wait for the service on their nodes, such as `20000-20100`; by default any free port."""
 
     @model_validator(mode="after")
     def _check_replicas(self) -> ReplicaSettings:

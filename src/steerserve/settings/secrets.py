@@ -12,10 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
+from pydantic import AfterValidator, BeforeValidator, SecretStr, model_validator
 from pydantic_settings import BaseSettings, NoDecode
 
 from steerserve.settings import checks as values
+from steerserve.settings.limits import read_by
 
 FILE_MAXIMUM = 65_536
 """Bytes that a file with a secret may have."""
@@ -110,45 +111,27 @@ SecretFile = Annotated[
     AfterValidator(secret_file),
 ]
 Keys = Annotated[
-    list[SecretStr],
-    NoDecode,
-    BeforeValidator(
-        lambda text: values.api_keys(values.parts(text)) if isinstance(text, str) else text
-    ),
+    list[SecretStr], NoDecode, read_by(lambda text: values.api_keys(values.parts(text)))
 ]
 
 
-class Secrets(BaseSettings):
+class Secrets(BaseSettings, use_attribute_docstrings=True):
     """The settings with secrets. `Settings` has them among the other settings."""
 
-    api_keys: Keys = Field(
-        default=[],
-        description="Keys, separated by commas. Every request except liveness and readiness must carry one as "
-        "`Authorization: Bearer <key>`. `@` and a path mean the same as API_KEYS_FILE. A text "
-        "without a key is refused.",
-    )
-    api_keys_file: SecretFile = Field(
-        default=None,
-        description="File with the keys, one on each line, in place of API_KEYS.",
-    )
-    database_url: Annotated[str, AfterValidator(values.database_url)] = Field(
-        default="",
-        description="URL of the database; by default a SQLite file in STEERSERVE_HOME. "
-        "SQLite: sqlite:////folder/file.db. PostgreSQL: postgresql://user:password@host/name, which needs the extra "
-        "`postgres`.",
-    )
-    database_url_file: SecretFile = Field(
-        default=None,
-        description="File with the URL of the database, in place of DATABASE_URL.",
-    )
-    hub_token: Annotated[SecretStr | None, AfterValidator(_token)] = Field(
-        default=None,
-        description="Token sent to the model hub with requests that bring none of their own. Never logged or stored.",
-    )
-    hub_token_file: SecretFile = Field(
-        default=None,
-        description="File with the token for the model hub, in place of HUB_TOKEN.",
-    )
+    api_keys: Keys = []
+    """Keys, separated by commas. Every request except liveness and readiness must carry one as `Authorization: Bearer
+    <key>`. `@` and a path mean the same as API_KEYS_FILE. A text without a key is refused."""
+    api_keys_file: SecretFile = None
+    """File with the keys, one on each line, in place of API_KEYS."""
+    database_url: Annotated[str, AfterValidator(values.database_url)] = ""
+    """URL of the database; by default a SQLite file in STEERSERVE_HOME. SQLite: sqlite:////folder/file.db. PostgreSQL:
+    postgresql://user:password@host/name, which needs the extra `postgres`."""
+    database_url_file: SecretFile = None
+    """File with the URL of the database, in place of DATABASE_URL."""
+    hub_token: Annotated[SecretStr | None, AfterValidator(_token)] = None
+    """Token sent to the model hub with requests that bring none of their own. Never logged or stored."""
+    hub_token_file: SecretFile = None
+    """File with the token for the model hub, in place of HUB_TOKEN."""
 
     @model_validator(mode="before")
     @classmethod

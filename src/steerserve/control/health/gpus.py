@@ -12,13 +12,11 @@ from datetime import datetime
 
 import psutil
 
-from steerserve.control.health.nodes import NodeReadings
+from steerserve.control.health.nodes import NodeReadings, card_status
 from steerserve.control.health.views import (
     CardFigures,
     CardReport,
-    CardStatus,
     CardTotals,
-    CardUser,
     HostMemory,
     MemoryParts,
     ModelMemory,
@@ -124,11 +122,11 @@ async def report(cards: CardReadings, conductor: Conductor, nodes: NodeReadings)
         reading.read_at,
         reading.reason,
         [
-            _status(
+            card_status(
                 card if cards.are_seen else replace(card, torch_index=None),
                 figures.get(f"cuda:{card.torch_index}"),
                 is_placed=card.torch_index in placed,
-                is_gguf=is_gguf,
+                engine_memory=NOT_MEASURED if is_gguf else None,
             )
             for card in reading.cards
         ],
@@ -164,10 +162,7 @@ def _model_memory(
         MemoryParts(
             replica,
             part.device,
-            _whole_mb(part.weights),
-            _whole_mb(part.cache),
-            _whole_mb(part.saes),
-            _whole_mb(part.process),
+            *map(_whole_mb, (part.weights, part.cache, part.saes, part.process)),
         )
         for replica, answer in measured.items()
         for part in answer.parts
@@ -186,27 +181,6 @@ def _placed(resident: Resident | None) -> set[int]:
     if resident.engine is not None and resident.engine.fleet is not None:
         return set()  # the replicas run on the cards of nodes
     return {int(index) for index in re.findall(r"cuda:(\d+)", resident.facts.device)}
-
-
-def _status(
-    card: Card, figures: tuple[int, int] | None, *, is_placed: bool, is_gguf: bool
-) -> CardStatus:
-    allocated, reserved = figures if figures and is_placed else (None, None)
-    return CardStatus(
-        smi_index=card.smi_index,
-        uuid=card.uuid,
-        name=card.name,
-        total_mb=card.total_mb,
-        used_mb=card.used_mb,
-        free_mb=card.free_mb,
-        torch_index=card.torch_index,
-        torch_measured=is_placed,
-        millm_allocated_mb=None if allocated is None else allocated >> 20,
-        millm_reserved_mb=None if reserved is None else reserved >> 20,
-        processes=[CardUser(process.pid, process.used_mb) for process in card.processes or ()],
-        processes_reason=card.processes_reason,
-        engine_memory=NOT_MEASURED if is_gguf else None,
-    )
 
 
 def totals(reading: CardReading) -> CardTotals:

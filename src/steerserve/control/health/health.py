@@ -12,12 +12,9 @@ import structlog
 from msgspec import UNSET, to_builtins
 
 from steerserve import __version__
-from steerserve.control.full_queue import FullQueue
 from steerserve.control.health import gpus as card_reading
-from steerserve.control.health.breakers import Breakers
-from steerserve.control.health.gpus import CardReading, CardReadings
-from steerserve.control.health.nodes import NodeReadings
-from steerserve.control.health.turns import LoopWatch, shown
+from steerserve.control.health.gpus import CardReading
+from steerserve.control.health.turns import shown
 from steerserve.control.health.views import (
     BackendReport,
     Capabilities,
@@ -33,22 +30,15 @@ from steerserve.control.health.views import (
     Readiness,
     Turns,
 )
-from steerserve.control.inference.generate import Generation
-from steerserve.control.inference.queue import Queue
-from steerserve.control.inference.runs import Runs
-from steerserve.control.residency.conductor import Conductor
-from steerserve.control.residency.replicas import Replicas, figures
-from steerserve.control.steering.claims import LayerClaims
-from steerserve.control.steering.serving import Serving
+from steerserve.control.health.watched import Watched
+from steerserve.control.residency.replicas import figures
 from steerserve.database.catalog import utc_now
-from steerserve.database.db import Database
 from steerserve.errors import Refusal
 from steerserve.rules.models import breaker, compilers
 from steerserve.rules.models.breaker import BreakerStatus
 from steerserve.rules.residency import heartbeat
 from steerserve.rules.residency import replicas as replica_rules
 from steerserve.rules.residency.replicas import ReplicaSet, Strength
-from steerserve.rules.residency.swap import Phase
 from steerserve.settings import Settings
 
 log = structlog.get_logger(__name__)
@@ -66,59 +56,23 @@ CARDS_SECONDS = 1.0
 
 
 class Vitals:
-    """Reads the state of the owners. Its only own state is the time of the start, and why the load at the start failed.
+    """Makes the answers of health from the state of the owners. Its own state is only what became of the load at the
+    start."""
 
-    Args:
-        hub: the owner of the circuit breakers that are shown and reset.
-        starts: returns why engines cannot be started, or None if they can.
-    """
-
-    def __init__(
-        self,
-        settings: Settings,
-        database: Database,
-        conductor: Conductor,
-        queue: Queue,
-        generation: Generation,
-        cards: CardReadings,
-        hub: Breakers,
-        starts: Callable[[], str | None],
-        serving: Serving,
-        claims: LayerClaims,
-        replicas: Replicas,
-        nodes: NodeReadings,
-        full_queue: FullQueue,
-        runs: Runs,
-        watch: LoopWatch,
-    ) -> None:
-        self._settings = settings
-        self._database = database
-        self._conductor = conductor
-        self._queue = queue
-        self._generation = generation
-        self._cards = cards
-        self._hub = hub
-        self._starts = starts
-        self._serving = serving
-        self._claims = claims
-        self._replicas = replicas
-        self._nodes = nodes
-        self._full_queue = full_queue
-        self._runs = runs
-        self._watch = watch
-        self._since = time.monotonic()
+    def __init__(self, watched: Watched) -> None:
+        self._watched = watched
         self.load_failure: str | None = None
         """Why the model that is loaded at the start of the service could not be loaded; None if it could."""
-        self.is_starting = bool(settings.auto_load_model) or settings.demo
+        self.is_starting = bool(watched.settings.auto_load_model) or watched.settings.demo
         """Whether the start of the service still has to load a model."""
 
     def liveness(self) -> Liveness:
-        return Liveness("healthy", __version__, utc_now(), self._uptime())
+        return Liveness("healthy", __version__, utc_now(), round(self._watched.uptime, 3))
 
     async def readiness(self) -> Readiness:
         """Whether requests can be served. Without a loaded model the service is degraded, but ready."""
         reading, database = await asyncio.gather(
-            self._cards.reading(CARDS_AGE, CARDS_SECONDS), self._database_health()
+            self._watched.cards.reading(CARDS_AGE, CARDS_SECONDS), self._database_health()
         )
         components = self._components(database, reading)
         return self._readiness(components, is_ready=_worst(components) != "unhealthy")
@@ -127,8 +81,8 @@ class Vitals:
         """Whether a model serves now, and the model that is loaded at the start has been loaded, or another one after
         it had failed. The database is not looked at."""
         components = [self._engine_health(), *self._serving_health()]
-        is_ready = self._is_loaded() and not self.is_starting
-        if self.is_starting and self._is_loaded():
+        is_ready = self._watched.is_loaded and not self.is_starting
+        if self.is_starting and self._watched.is_loaded:
             why = "the model of the settings is not loaded yet"
             components.append(Component("start", "unhealthy", why))
         return self._readiness(components, is_ready=is_ready and _worst(components) != "unhealthy")
@@ -140,60 +94,62 @@ class Vitals:
             version=__version__,
             timestamp=utc_now(),
             components=components,
-            model_loaded=self._is_loaded(),
-            sae_attached=bool(self._conductor.attachments()),
-            replicas=figures(self._replicas.now()),
+            model_loaded=self._watched.is_loaded,
+            sae_attached=bool(self._watched.sae_ids()),
+            replicas=figures(self._watched.replicas.now()),
         )
 
     async def detailed(self) -> DetailedHealth:
         """All parts of health in one answer. The driver of the cards is not asked: the last reading of the cards is
         used. A block that cannot be built is None, and `errors` has the type of its exception."""
-        blocks = _Blocks()
-        components = self._components(await self._database_health(), self._cards.last)
-        resident = self._conductor.resident
-        attachments = blocks.built("saes", self._conductor.attachments) or []
+        blocks, watched = _Blocks(), self._watched
+        components = self._components(await self._database_health(), watched.cards.last)
+        resident = watched.resident
+        sae_ids = blocks.built("saes", watched.sae_ids) or []
         return DetailedHealth(
             status=_worst(components),
             version=__version__,
             timestamp=utc_now(),
-            uptime_seconds=self._uptime(),
+            uptime_seconds=round(watched.uptime, 3),
             components=components,
-            circuit_breakers=blocks.built("circuit_breakers", self._hub.breakers),
-            model_loaded=self._is_loaded(),
-            model_name=resident.row.name if resident and self._is_loaded() else None,
+            circuit_breakers=blocks.built("circuit_breakers", watched.hub.breakers),
+            model_loaded=watched.is_loaded,
+            model_name=watched.model_name,
             model_placement=to_builtins(resident.placement) if resident else None,
-            sae_attached=bool(attachments),
-            sae_id=attachments[0].sae_id if attachments else None,
-            sae_count=len(attachments),
-            sae_ids=[attached.sae_id for attached in attachments],
+            sae_attached=bool(sae_ids),
+            sae_id=next(iter(sae_ids), None),
+            sae_count=len(sae_ids),
+            sae_ids=sae_ids,
             inference=self.inference(),
             engine=blocks.built("engine", self.engine),
-            replicas=blocks.built("replicas", self._replicas.now),
-            active_profile=await blocks.read("active_profile", self._serving.profile),
-            interventions=len(self._serving.live.standing),
-            circuits=await blocks.read("circuits", self._claims.checked_health),
-            lease=blocks.built("lease", self._conductor.leases.status),
-            ended_by_restart=self._database.ended,
+            replicas=blocks.built("replicas", watched.replicas.now),
+            active_profile=await blocks.read("active_profile", watched.serving.profile),
+            interventions=len(watched.serving.live.standing),
+            circuits=await blocks.read("circuits", watched.claims.checked_health),
+            lease=blocks.built("lease", watched.conductor.leases.status),
+            ended_by_restart=watched.database.ended,
             turns=blocks.built("turns", self.turns),
             errors=blocks.errors,
         )
 
     async def gpus(self) -> CardReport:
         """Every card of the machine and of the nodes of a cluster, with the memory that the tensor library holds."""
-        return await card_reading.report(self._cards, self._conductor, self._nodes)
+        return await card_reading.report(
+            self._watched.cards, self._watched.conductor, self._watched.nodes
+        )
 
     def breakers(self) -> list[BreakerStatus]:
-        return self._hub.breakers()
+        return self._watched.hub.breakers()
 
     def reset(self, name: str) -> BreakerStatus:
         """Raises:
         Refusal: BREAKER_NOT_FOUND.
         """
-        return self._hub.reset(name)
+        return self._watched.hub.reset(name)
 
     def engine(self) -> EngineHealth | None:
         """What the engine of the resident model is doing; None without an engine."""
-        resident = self._conductor.resident
+        resident = self._watched.resident
         if resident is None or resident.engine is None or resident.silence is None:
             return None
         silence, is_stalled = resident.silence, resident.engine.heartbeat.stalled is not None
@@ -209,23 +165,22 @@ class Vitals:
 
     def turns(self) -> Turns:
         """The longest turns of the event loop and of the engine's main thread."""
-        resident = self._conductor.resident
-        engine = resident.engine if resident is not None else None
+        engine = self._watched.engine
         told = engine.passes.turns if engine is not None else None
-        return Turns(self._watch.longest(), None if told is None else shown(told))
+        return Turns(self._watched.loop.longest(), None if told is None else shown(told))
 
     def inference(self) -> InferenceHealth:
         """The state of the queue. While continuous batching serves, there are no counts of waiting and running
         requests."""
         try:
-            counts = self._queue.counts()
+            counts = self._watched.queue.counts()
         except Exception as error:
             # the answer must have this block even when the queue cannot be read
             return InferenceHealth(error=f"{type(error).__name__}: {error}")
-        running = self._generation.is_batching
+        running = self._watched.generation.is_batching
         return InferenceHealth(
             backend="cbm" if running else "queue",
-            cbm_enabled=self._settings.enable_continuous_batching,
+            cbm_enabled=self._watched.settings.enable_continuous_batching,
             cbm_running=running,
             queue_pending=counts.pending,
             queue_max_concurrent=counts.max_concurrent,
@@ -238,18 +193,17 @@ class Vitals:
     def backend(self) -> BackendReport:
         """The backend that serves, and its capabilities. While continuous batching serves, the requests that it does
         not take are served serially."""
-        settings, counts = self._settings, self._queue.counts()
-        resident = self._conductor.resident
+        settings, counts = self._watched.settings, self._watched.queue.counts()
+        resident, engine = self._watched.resident, self._watched.engine
         facts = resident.facts if resident is not None else None
         rows = facts.row_steps if facts else None
         graphs = facts.cuda_graphs if facts else None
-        engine = resident.engine if resident is not None else None
         if engine is not None and (changed := engine.passes.graphs):
             graphs = changed.cuda_graphs
         limits = []
         if settings.enable_continuous_batching:
             limits += ["response_format is refused", "seeds are best effort"]
-        is_batching = self._generation.is_batching
+        is_batching = self._watched.generation.is_batching
         if is_batching:
             limits.append("other sampling parameters, profiles and intensities take a slot")
         if rows is not None and not rows.are_batched:
@@ -259,7 +213,7 @@ class Vitals:
         fixed = FixedSampling(
             settings.cbm_default_temperature,
             settings.cbm_default_top_p,
-            self._generation.batched_maximum,
+            self._watched.generation.batched_maximum,
         )
         return BackendReport(
             backend="cbm" if is_batching else "serial",
@@ -282,45 +236,42 @@ class Vitals:
 
     # ------------------------------------------------------------- inside
 
-    def _uptime(self) -> float:
-        return round(time.monotonic() - self._since, 3)
-
-    def _is_loaded(self) -> bool:
-        resident = self._conductor.resident
-        return resident is not None and resident.phase is Phase.LOADED
-
     def _components(self, database: Component, reading: CardReading | None) -> list[Component]:
         components = [database, self._engine_health(), _gpu_health(reading), self._hub_health()]
         components += self._serving_health()
-        components += _openness(self._settings)
-        claims = self._claims.health()
+        components += _openness(self._watched.settings)
+        claims = self._watched.claims.health()
         if claims.claims_degraded:
             components.append(Component("circuits", "degraded", "; ".join(claims.reasons)))
-        if self._full_queue.is_refusing:
-            refused = f"requests refused within two minutes, because the queue is full: {self._full_queue.refused}"
+        queue = self._watched.metrics.full_queue
+        if queue.is_refusing:
+            refused = (
+                f"requests refused within two minutes, because the queue is full: {queue.refused}"
+            )
             components.append(Component("queue", "degraded", refused))
-        resident = self._conductor.resident
+        resident = self._watched.resident
         compiled = resident.facts.compiled_functions if resident and resident.facts else None
         if compiled is not None and compiled.reason.startswith(compilers.NO_FOLDER):
             components.append(Component("compiled_functions", "degraded", compiled.reason))
-        if self._runs.fault is not None:
-            lost = f"answers that were not recorded: {self._runs.lost}; {self._runs.fault}"
+        runs = self._watched.runs
+        if runs.fault is not None:
+            lost = f"answers that were not recorded: {runs.lost}; {runs.fault}"
             components.append(Component("runs", "degraded", lost))
         return components
 
     def _serving_health(self) -> list[Component]:
         """The replicas, and the end of the service."""
         components = []
-        replicas = self._replicas.now()
+        replicas = self._watched.replicas.now()
         if replicas is not None:
-            components.append(_replica_health(replicas, self._is_loaded()))
-        if self._generation.is_closing:
+            components.append(_replica_health(replicas, self._watched.is_loaded))
+        if self._watched.generation.is_closing:
             components.append(Component("service", "unhealthy", "the service is shutting down"))
         return components
 
     async def _database_health(self) -> Component:
         before = time.monotonic()
-        fault = await self._database.fault()
+        fault = await self._watched.database.fault()
         if fault is not None:
             return Component("database", "unhealthy", f"not usable: {fault.sentence}")
         latency_ms = round((time.monotonic() - before) * 1000, 3)
@@ -329,23 +280,23 @@ class Vitals:
     def _engine_health(self) -> Component:
         """If the engine died, the component is degraded, because the next load starts another engine. If engines cannot
         be started, or the engine sends no heartbeat, it is unhealthy."""
-        resident, failure = self._conductor.resident, self._starts()
+        resident, failure = self._watched.resident, self._watched.starts()
         engine = self.engine()
         if engine is not None and engine.is_stalled:
             return Component("engine", "unhealthy", f"stalled: {engine.message}")
-        if resident is not None and resident.phase is Phase.LOADED:
+        if self._watched.is_loaded:
             return Component("engine", "healthy")
         if failure is not None:
             return Component("engine", "unhealthy", failure)
         if resident is None:
-            end = self._conductor.view().engine_end
+            end = self._watched.conductor.view().engine_end
             why = self.load_failure or (end and end.sentence) or "no model is loaded"
             return Component("engine", "degraded", why)
         return Component("engine", "degraded", f"model {resident.row.name!r} is {resident.phase}")
 
     def _hub_health(self) -> Component:
         try:
-            troubled = [one for one in self._hub.breakers() if breaker.is_troubled(one)]
+            troubled = [one for one in self._watched.hub.breakers() if breaker.is_troubled(one)]
         except Exception as error:
             # the service works without the hub, so this component is never unhealthy
             return Component("hub", "degraded", f"not known: {type(error).__name__}")

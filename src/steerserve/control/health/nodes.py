@@ -14,6 +14,7 @@ from steerserve.control.residency.cluster import SeenNode
 from steerserve.errors import Refusal
 from steerserve.logs import background
 from steerserve.rules.residency.gpus import Card
+from steerserve.rules.units import MIB
 
 log = structlog.get_logger(__name__)
 
@@ -83,12 +84,23 @@ def _report(node: SeenNode) -> NodeReport:
         torch=facts.torch,
         cpu=facts.cpu,
         cores=facts.cores,
-        cards=[_card(card) for card in facts.cards],
+        cards=[card_status(card) for card in facts.cards],
         host=HostMemory(facts.total_host_mb, facts.free_host_mb),
     )
 
 
-def _card(card: Card) -> CardStatus:
+def card_status(
+    card: Card,
+    figures: tuple[int, int] | None = None,
+    *,
+    is_placed: bool = False,
+    engine_memory: str | None = None,
+) -> CardStatus:
+    """A card, and where a part of the resident model `is_placed` on it, the bytes that the tensor library has allocated
+    and reserved."""
+    allocated, reserved = (
+        (size // MIB for size in figures) if figures and is_placed else (None, None)
+    )
     return CardStatus(
         smi_index=card.smi_index,
         uuid=card.uuid,
@@ -97,10 +109,10 @@ def _card(card: Card) -> CardStatus:
         used_mb=card.used_mb,
         free_mb=card.free_mb,
         torch_index=card.torch_index,
-        torch_measured=False,
-        millm_allocated_mb=None,
-        millm_reserved_mb=None,
+        torch_measured=is_placed,
+        millm_allocated_mb=allocated,
+        millm_reserved_mb=reserved,
         processes=[CardUser(process.pid, process.used_mb) for process in card.processes or ()],
         processes_reason=card.processes_reason,
-        engine_memory=None,
+        engine_memory=engine_memory,
     )
