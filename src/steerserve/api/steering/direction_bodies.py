@@ -13,9 +13,13 @@ from starlette.requests import Request
 
 from steerserve.api.envelope import RequestBody, check_source, import_body
 from steerserve.api.saes.saes import SaeHubBody
-from steerserve.control.steering.directions import Directions, NewVector, Row
-from steerserve.control.steering.hub_files import HubFile
-from steerserve.control.steering.vectors import VectorFile
+from steerserve.control.steering.directions import (
+    DirectionFile,
+    Directions,
+    HubFile,
+    NewVector,
+    Row,
+)
 from steerserve.errors import Refusal
 from steerserve.rules import field_faults, json_size, multipart
 from steerserve.rules.bounds import MANAGEMENT_BODY_VALUES
@@ -179,7 +183,7 @@ def _of_form(kind: type[Body], parts: Mapping[str, FormPart]) -> Body:
     return _validated(kind, fields)
 
 
-def _form_file(parts: Mapping[str, FormPart]) -> VectorFile:
+def _form_file(parts: Mapping[str, FormPart]) -> DirectionFile:
     """Raises:
     Refusal: VALIDATION_ERROR.
     """
@@ -188,7 +192,7 @@ def _form_file(parts: Mapping[str, FormPart]) -> VectorFile:
     file, metadata = parts["file"], parts.get("metadata")
     name = re.split(r"[/\\]", file.filename or "")[-1] or "file"
     content = None if metadata is None else metadata.content
-    return VectorFile(readable(name)[:FILE_NAME_MAXIMUM], file.content, content)
+    return DirectionFile(readable(name)[:FILE_NAME_MAXIMUM], file.content, content)
 
 
 def _schema(body: type[RequestBody]) -> dict[str, Any]:

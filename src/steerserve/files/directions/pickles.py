@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from steerserve.errors import Refusal
-from steerserve.files.vectors.stored import SIZES, Numbers
+from steerserve.files.directions.stored import SIZES, Numbers
 from steerserve.rules import archive as archive_rules
 from steerserve.rules.bounds import (
     ARCHIVE_ENTRIES,
