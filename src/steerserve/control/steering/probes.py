@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import base64
-
 from msgspec import structs
 
 from steerserve.control.steering.directions import Directions
 from steerserve.control.steering.vector_views import ProbeWeights, StoredDirection
+from steerserve.files.directions import exports
 from steerserve.files.directions.probes import PROBES
 from steerserve.rules.steering.probe import Probe, ReadProbe
 from steerserve.rules.steering.records import ProbeRecord
@@ -21,10 +20,5 @@ class Probes(Directions[ProbeRecord, Probe, ReadProbe]):
 
 def weights(row: ProbeRecord, probe: Probe) -> ProbeWeights:
     """The record of a probe with its weights."""
-    directions = [
-        StoredDirection(
-            one.layer, one.site, "float32", [one.width], base64.b64encode(one.data).decode()
-        )
-        for one in probe.directions
-    ]
+    directions = [StoredDirection(**exports.stored(one)) for one in probe.directions]
     return ProbeWeights(**structs.asdict(row), weights=directions)
