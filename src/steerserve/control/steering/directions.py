@@ -13,6 +13,7 @@ from msgspec import structs
 from steerserve.control.steering.reading import DocumentReader
 from steerserve.database.directions import DirectionStore, Read, Used
 from steerserve.database.stored import Row as Row
+from steerserve.engines.sandbox.directions import read_file
 from steerserve.errors import Refusal
 from steerserve.files.client_paths import ClientPaths
 from steerserve.files.directions.reader import METADATA_MAXIMUM, Formats, needs_adapter
@@ -75,6 +76,7 @@ class Directions(Generic[Row, Used, Read]):
         self._reader = reader
         self._hub = hub
         self._paths = paths
+        self._reading = asyncio.Lock()
         self._kept: dict[str, Used] = {}
         self._ids: dict[str, str] = {}
         self._bytes = 0
@@ -208,7 +210,8 @@ class Directions(Generic[Row, Used, Read]):
     async def _add_file(
         self, new: NewVector, file: DirectionFile, kind: SourceKind, /, **place: str
     ) -> Row:
-        read = await self._reader.read(self.formats.read, file, new.options)
+        async with self._reading:
+            read = await read_file(self.formats, file, new.options)
         named = {"file": file.name} | place
         source = VectorSource(kind=kind, format=read.format, keys=read.keys[:KEYS_KEPT], **named)
         return await self._add_read(new, read, source)

@@ -53,7 +53,7 @@ def _find(file: DirectionFile, options: ReadOptions) -> Found:
         arrays = _npz(name, data)
         if arrays is not None:
             return _h_node(file, arrays)
-        return _head(file, pickles.read(name, data), options)
+        return _head(file, options)
     if data.startswith(pickles.PROTOCOL):
         raise pickles.refuse_other(name)
     if data.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{"):
@@ -112,24 +112,24 @@ def _openinterp(file: DirectionFile, stored: Mapping[str, Numbers], options: Rea
     return found
 
 
-def _head(file: DirectionFile, value: object, options: ReadOptions) -> Found:
+def _head(file: DirectionFile, options: ReadOptions) -> Found:
     """A hallucination probe: the state dict of Linear(width, 1), and a JSON file with the layer. It reads the output of
     the block."""
-    name = file.name
-    if not isinstance(value, dict) or not isinstance(value.get("weight"), Numbers):
+    name, value = file.name, pickles.read(file.name, file.data)
+    tensors = {} if isinstance(value, Numbers) else dict(value)
+    if (stored := tensors.get("weight")) is None:
         raise invalid(name, "has no tensor `weight` of a linear layer")
-    if set(value) - {"weight", "bias"}:
-        odd = shown(str(next(iter(set(value) - {"weight", "bias"}))))
-        raise invalid(name, "is more than one linear layer", odd)
+    for key in tensors.keys() - {"weight", "bias"}:
+        raise invalid(name, "is more than one linear layer", key)
     said = _metadata(file) if file.metadata is not None else {}
     found = Found("hallucination_probe")
     layer = _layer(file, said, "layer_idx", options, found)
-    weights = _one_row(name, "weight", value["weight"])
+    weights = _one_row(name, "weight", stored)
     (width,), said_width = weights.direction_shape, said.get("hidden_size")
     if said_width not in (None, width):
         raise invalid(name, f"has {width} numbers, and its JSON says {said_width}", "weight")
-    bias = value.get("bias")
-    offset = _scalar(name, "bias", bias) if isinstance(bias, Numbers) else 0.0
+    bias = tensors.get("bias")
+    offset = 0.0 if bias is None else _scalar(name, "bias", bias)
     _add(found, "weight", layer, weights, offset)
     found.warnings.append(
         "a probe that was trained together with a LoRA adapter is wrong without the adapter"
@@ -326,6 +326,7 @@ def _whole(file: str, key: str, text: str) -> int:
 
 
 PROBES: Formats[ReadProbe] = Formats(
+    ReadProbe,
     "probe",
     "the layer of its probe",
     metadata_name,
@@ -333,5 +334,5 @@ PROBES: Formats[ReadProbe] = Formats(
     _find,
     _find_inline,
     lambda *_: None,
-    lambda _, biases, shared: ReadProbe(**shared, biases=biases),
+    lambda _, biases: {"biases": biases},
 )

@@ -34,10 +34,11 @@ class Formats(Generic[Read]):
 
     `metadata_name` gives the name of the file beside a file that says more about it, and None where there is none.
     `adapters` has the names of files that are of no use beside the file of their adapter, with the name of that file.
-    `find` reads a file, and `find_inline` the body of a request. `check` refuses what the noun does not allow, and
-    `finish` gives what was read its own fields.
+    `find` reads a file, and `find_inline` the body of a request. `check` refuses what the noun does not allow.
+    `own_fields` gives the fields that `kind` has beside those of `ReadDirections`.
     """
 
+    kind: type[Read]
     noun: str
     layers: str
     metadata_name: Callable[[str], str | None]
@@ -45,12 +46,16 @@ class Formats(Generic[Read]):
     find: Callable[[DirectionFile, ReadOptions], Found]
     find_inline: Callable[[Mapping[str, Any]], Found]
     check: Callable[[str, Found, ReadOptions], None]
-    finish: Callable[[Found, tuple[float, ...], dict[str, Any]], Read]
+    own_fields: Callable[[Found, tuple[float, ...]], dict[str, Any]]
 
     @property
     def invalid_code(self) -> str:
         """The code of the refusal of a file that cannot be read."""
         return f"INVALID_{self.noun.upper()}"
+
+    def refusal(self, file: str, why: str) -> Refusal:
+        """The refusal of a file."""
+        return Refusal(self.invalid_code, f"{file} {why}", file=file)
 
     @contextmanager
     def refused(self) -> Iterator[None]:
@@ -133,17 +138,18 @@ class Formats(Generic[Read]):
             biases[where] = found.biases[number] if found.biases else 0.0
             directions.append((key, Direction(*where, float32(file, key, numbers))))
         ordered = checked(file, directions)
-        shared = {
-            "format": found.format,
-            "directions": ordered,
-            "keys": tuple(key for key, *_ in found.entries),
-            "layer_convention": convention,
-            "layer_offset": offset,
-            "model_hint": found.model_hint,
-            "warnings": tuple(found.warnings),
-            "training": found.training,
-        }
-        return self.finish(found, tuple(biases[one.layer, one.site] for one in ordered), shared)
+        own = self.own_fields(found, tuple(biases[one.layer, one.site] for one in ordered))
+        return self.kind(
+            format=found.format,
+            directions=ordered,
+            keys=tuple(key for key, *_ in found.entries),
+            layer_convention=convention,
+            layer_offset=offset,
+            model_hint=found.model_hint,
+            warnings=tuple(found.warnings),
+            training=found.training,
+            **own,
+        )
 
 
 def needs_adapter(file: str, adapter: str | None) -> Refusal:

@@ -43,7 +43,7 @@ def _find(file: DirectionFile, options: ReadOptions) -> Found:
     if data.startswith(gguf.MAGIC):
         return gguf.read(name, data)
     if data.startswith(pickles.ZIP):
-        return _pickle(file, pickles.read(name, data), options)
+        return _pickle(file, options)
     if data.startswith(pickles.PROTOCOL):
         raise pickles.refuse_other(name)
     if data.startswith(npy.MAGIC):
@@ -98,20 +98,18 @@ def _layer(file: str, key: str) -> int:
 # ------------------------------------------------------------- files of torch.save
 
 
-def _pickle(file: DirectionFile, value: object, options: ReadOptions) -> Found:
-    name = file.name
+def _pickle(file: DirectionFile, options: ReadOptions) -> Found:
+    name, value = file.name, pickles.read(file.name, file.data)
     if isinstance(value, Numbers):
         if len(value.direction_shape) == 2:
             return _rows(name, value, options)
         return _one(file, value, options)
-    if isinstance(value, dict):
-        found = Found("torch")
-        for key, numbers in value.items():
-            if not isinstance(numbers, Numbers):
-                raise invalid(name, f"is no tensor; {pickles.ADVICE}", str(key))
-            found.entries.append((str(key), _layer(name, str(key)), RESID_POST, numbers))
-        return found
-    raise invalid(name, f"holds neither a tensor nor a dict of tensors; {pickles.ADVICE}")
+    found = Found("torch")
+    for key, numbers in value:
+        if numbers is None:
+            raise invalid(name, f"is no tensor; {pickles.ADVICE}", key)
+        found.entries.append((key, _layer(name, key), RESID_POST, numbers))
+    return found
 
 
 def _one(file: DirectionFile, numbers: Numbers, options: ReadOptions) -> Found:
@@ -195,6 +193,7 @@ def _find_inline(document: Mapping[str, object]) -> Found:
 
 
 VECTORS: Formats[ReadVector] = Formats(
+    ReadVector,
     "vector",
     "the layers of its directions",
     metadata_name,
@@ -202,7 +201,8 @@ VECTORS: Formats[ReadVector] = Formats(
     _find,
     _find_inline,
     _check,
-    lambda found, _, shared: ReadVector(
-        **shared, operation=found.operation, suggested_value=found.suggested_value
-    ),
+    lambda found, _: {
+        "operation": found.operation,
+        "suggested_value": found.suggested_value,
+    },
 )
