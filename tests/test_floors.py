@@ -96,6 +96,7 @@ FLOORS: dict[str, set[str]] = {
     **{body: {"parts.bodies"} for body in PART_BODIES},
     **dict.fromkeys(PART_ROWS, {"errors", "rules", "messages", "parts"} | UNDER_THE_BATCH),
     "engines": ZERO | PART_FORMS | {"rules", "messages", "engines"},
+    "engines.sandbox.directions": {"errors", "rules", "files", "engines"},
     # the engine process configures its own log, so it may import `logs` too
     "worker": {"errors", "logs", "rules", "messages", "parts.row_part", "worker"} | PART_FORMS,
     "control": ZERO

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from steerserve import demo
 from tests import gguf, llama_cpp
-from tests.files.vectors.files import gguf_file
+from tests.files.directions.files import gguf_file
 from tests.llama_cpp import ControlVector
 from tests.service import Running, add_model, running
 

@@ -30,11 +30,10 @@ from steerserve.api.sensing import sensing as sensing_routes
 from steerserve.api.sensing import vector_tokens as vector_token_routes
 from steerserve.api.steering import circuits as circuit_routes
 from steerserve.api.steering import clusters as cluster_routes
+from steerserve.api.steering import directions as direction_routes
 from steerserve.api.steering import interventions as intervention_routes
-from steerserve.api.steering import probes as probe_routes
 from steerserve.api.steering import profiles as profile_routes
 from steerserve.api.steering import steering as steering_routes
-from steerserve.api.steering import vectors as vector_routes
 from steerserve.app.wiring import Owners
 from steerserve.openai import batches as batch_routes
 from steerserve.openai import chat as chat_routes
@@ -108,9 +107,9 @@ def management(owners: Owners) -> list[APIRouter]:
         cluster_routes.router(owners.clusters, owners.cluster_packs, owners.serving),
         training_routes.router(owners.trainings, owners.settings),
         measuring_routes.router(owners.measurements, owners.settings),
-        vector_routes.router(owners.vectors, owners.features.examples),
+        direction_routes.vector_router(owners.vectors, owners.features.examples),
         vector_token_routes.router(owners.promoting_vectors),
-        probe_routes.router(owners.probes),
+        direction_routes.probe_router(owners.probes),
         sensing_routes.router(owners.sensing),
         circuit_sensing_routes.router(owners.circuit_sensing),
         circuit_routes.router(

@@ -79,19 +79,18 @@ from steerserve.database.catalog import Catalog, Clock, utc_now
 from steerserve.database.circuits import CircuitStore
 from steerserve.database.corpora import CorpusStore
 from steerserve.database.db import Database
+from steerserve.database.directions import ProbeStore, VectorStore
 from steerserve.database.documents import Documents
 from steerserve.database.effects import EffectStore
 from steerserve.database.files import FileStore
 from steerserve.database.labels import Labels
 from steerserve.database.lenses import LensStore
-from steerserve.database.probes import ProbeStore
 from steerserve.database.promoted import PromotedStore
 from steerserve.database.room import DocumentRoom
 from steerserve.database.runs import RunStore
 from steerserve.database.sensing import FiringStore
 from steerserve.database.suggestions import SuggestionStore
 from steerserve.database.tables import batches, circuit_sensing_events, files, sensing_events
-from steerserve.database.vectors import VectorStore
 from steerserve.engines.ray.cluster import RayCluster
 from steerserve.engines.sandbox.schemas import Checker
 from steerserve.hub.child import Downloaders
@@ -244,9 +243,9 @@ class Owners:
         )
         self.steering = Steering(conductor, bus)
         self.documents = documents = Documents(around.database, room=self.room)
-        vectors = VectorStore(around.database, room=self.room)
+        vectors = VectorStore(around.database, self.room)
         self.vectors = Vectors(vectors, self.reader, around.hub, conductor, self.labels, self.paths)
-        probes = ProbeStore(around.database, room=self.room)
+        probes = ProbeStore(around.database, self.room)
         self.probes = Probes(probes, self.reader, around.hub, self.paths)
         # monitoring is made after the owners of steering
         self.corpus_store = CorpusStore(

@@ -243,7 +243,7 @@ _CONNECTIONS = "tests/http/test_connections.py"
 _LIVE = "tests/http/test_live_link.py"
 _IMPORTS = "tests/api/steering/test_import_limits.py::test_a_document_at_a_limit_leaves_liveness"
 _DEEP = "tests/api/steering/test_import_limits.py::test_a_document_that_is_nested_too_deep_is_refused_by_name"
-_FILES = "tests/files/vectors/test_formats.py"
+_FILES = "tests/files/directions/test_vectors.py"
 _TOO_MUCH = f"{_FILES}::test_what_a_file_has_too_much_of_is_refused_before_objects_are_made_of_it"
 _HOSTILE = "tests/worker/sae/test_files.py::test_a_hostile_file_is_refused_by_name_and_fault"
 _STORED = "tests/api/steering/test_stored_documents.py"
@@ -523,7 +523,7 @@ BOUNDS: Final[tuple[Bound, ...]] = (
         "{VECTOR_FILE_BYTES:bytes}, {VECTOR_WIDTH} numbers of a direction; in JSON {VECTOR_NUMBERS} numbers, and "
         "{VECTOR_PARTS} objects, lists and texts",
         "422 `INVALID_VECTOR`, `INVALID_PROBE` before the values are read",
-        "tests/files/vectors/test_formats.py::test_a_file_beyond_a_bound_is_refused_before_its_values_are_made",
+        "tests/files/directions/test_vectors.py::test_a_file_beyond_a_bound_is_refused_before_its_values_are_made",
     ),
     Bound(
         "documents",

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from tests.files.vectors.files import torch_file
+from tests.files.directions.files import torch_file
 from tests.loopback_hub import LoopbackHub
 from tests.service import Running, running
 

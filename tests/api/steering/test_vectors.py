@@ -19,7 +19,7 @@ from steerserve.control.steering import vectors as owner
 from steerserve.messages import SaeSource
 from steerserve.rules.saes.sites import STREAM_SITES
 from steerserve.worker.sae import formats
-from tests.files.vectors.files import gguf_file, svec_file, torch_file
+from tests.files.directions.files import gguf_file, svec_file, torch_file
 from tests.loopback_hub import LoopbackHub
 from tests.service import Running, add_sae, running
 

@@ -4,51 +4,50 @@ in memory."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic
 
 import msgspec
 from msgspec import structs
 
-from steerserve.control.steering.hub_files import KEYS_KEPT, HubFile
 from steerserve.control.steering.reading import DocumentReader
-from steerserve.database.directions import DirectionStore
+from steerserve.database.directions import DirectionStore, Read, Used
 from steerserve.database.stored import Row as Row
+from steerserve.engines.sandbox.directions import read_file
 from steerserve.errors import Refusal
 from steerserve.files.client_paths import ClientPaths
-from steerserve.files.local import PathCheck
-from steerserve.files.vectors import VectorFile
+from steerserve.files.directions.reader import METADATA_MAXIMUM, Formats, needs_adapter
+from steerserve.files.directions.stored import DirectionFile as DirectionFile
 from steerserve.hub.client import Hub
 from steerserve.rules import field_faults
-from steerserve.rules.steering.probe import ReadProbe
 from steerserve.rules.steering.records import SourceKind, Training, VectorSource
 from steerserve.rules.steering.vector import (
-    Direction,
     ReadOptions,
-    ReadVector,
+    StoredDirections,
     check_name,
     check_written,
+    invalid,
 )
+from steerserve.rules.text import shown
+
+HUB_FILE_MAXIMUM = 10 << 20
+"""The largest file in bytes that is read from the hub."""
+
+KEYS_KEPT = 128
+"""The most keys of a file that a record names."""
 
 KEPT_BYTES = 64 << 20
 """The most bytes of directions that are kept in memory for requests, of one kind."""
 
 
-class Named(Protocol):
-    """What requests name by its id or its name."""
+@dataclass(frozen=True, slots=True)
+class HubFile:
+    """A file of a repository of the model hub. The token is sent to the hub and kept nowhere."""
 
-    @property
-    def id(self) -> str: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def directions(self) -> Sequence[Direction]: ...
-
-
-Kind = TypeVar("Kind", bound=Named)
-Read = TypeVar("Read", bound=ReadVector | ReadProbe)
+    repo_id: str
+    path: str
+    revision: str | None
+    token: str | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,46 +59,25 @@ class NewVector:
     model_hint: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Reading(Generic[Read]):
-    """How vectors, or probes, are read: `load` and `fetch` get a file of this machine and of the hub, `read` reads a
-    file, and `inline` the body of a request."""
+class Directions(Generic[Row, Used, Read]):
+    """Owner of the vectors, or of the probes, that are kept in memory. All are records of `store`. `formats` are those
+    of their files."""
 
-    load: Callable[[str, PathCheck], tuple[Path, VectorFile]]
-    fetch: Callable[[Hub, HubFile], Awaitable[tuple[VectorFile, dict[str, str]]]]
-    read: Callable[[VectorFile, ReadOptions], Read]
-    inline: Callable[[dict[str, object], ReadOptions], Read]
-
-
-class Directions(Generic[Row, Kind, Read]):
-    """Owner of the vectors, or of the probes, that are kept in memory. All are records of `store`.
-
-    Args:
-        find: reads one from the database, with its directions.
-        prefix: the beginning of all ids, with which no name begins.
-    """
-
-    UNREADABLE: ClassVar[str]
-    """The code for a file that cannot be read as one."""
+    formats: ClassVar[Formats[Any]]
 
     def __init__(
         self,
-        store: DirectionStore[Row],
-        find: Callable[[str], Awaitable[Kind]],
-        prefix: str,
-        reading: Reading[Read],
+        store: DirectionStore[Row, Used, Read],
         reader: DocumentReader,
         hub: Hub,
         paths: ClientPaths,
     ) -> None:
         self._rows = store
-        self._find = find
-        self._prefix = prefix
-        self._reading = reading
         self._reader = reader
         self._hub = hub
         self._paths = paths
-        self._kept: dict[str, Kind] = {}
+        self._reading = asyncio.Lock()
+        self._kept: dict[str, Used] = {}
         self._ids: dict[str, str] = {}
         self._bytes = 0
         self._changes = 0
@@ -116,7 +94,7 @@ class Directions(Generic[Row, Kind, Read]):
         """
         return await self._rows.row(id_or_name)
 
-    async def find(self, id_or_name: str) -> Kind:
+    async def find(self, id_or_name: str) -> Used:
         """The one that a request names by its id or its name. One that was found lately comes from memory.
 
         Raises:
@@ -125,7 +103,7 @@ class Directions(Generic[Row, Kind, Read]):
         kept = self._kept.get(self._ids.get(id_or_name, id_or_name))
         if kept is None:
             changes = self._changes
-            kept = await self._find(id_or_name)
+            kept = await self._rows.find(id_or_name)
             if changes != self._changes:
                 return kept  # it may be the one that was changed or removed meanwhile
         self._forget(kept.id)
@@ -144,7 +122,7 @@ class Directions(Generic[Row, Kind, Read]):
         """
         await self._check_new(new)
         path, file = await asyncio.to_thread(
-            self._reading.load, local_path, self._paths.check_allowed
+            self.formats.load, local_path, self._paths.check_allowed
         )
         return await self._add_file(new, file, "local", local_path=str(path))
 
@@ -155,10 +133,11 @@ class Directions(Generic[Row, Kind, Read]):
             Refusal: what `Hub.describe` raises; and as `add_local`, also for a file that is not there or is too large.
         """
         await self._check_new(new)
-        file, place = await self._reading.fetch(self._hub, wanted)
+        with self.formats.refused():
+            file, place = await self._fetched(wanted)
         return await self._add_file(new, file, "huggingface", **place)
 
-    async def add_upload(self, new: NewVector, file: VectorFile) -> Row:
+    async def add_upload(self, new: NewVector, file: DirectionFile) -> Row:
         """Read a file that a client sent.
 
         Raises:
@@ -174,7 +153,7 @@ class Directions(Generic[Row, Kind, Read]):
             Refusal: as `add_local`.
         """
         await self._check_new(new)
-        read = await self._reader.read(self._reading.inline, document, new.options)
+        read = await self._reader.read(self.formats.read_inline, document, new.options)
         return await self._add_read(new, read, VectorSource(kind="inline", format=read.format))
 
     async def add(
@@ -186,7 +165,8 @@ class Directions(Generic[Row, Kind, Read]):
             Refusal: VALIDATION_ERROR for the name; DOCUMENT_STORE_FULL, INSUFFICIENT_DISK; VECTOR_ALREADY_EXISTS or
                 PROBE_ALREADY_EXISTS.
         """
-        raise NotImplementedError
+        check_name(name, self._rows.prefix)
+        return await self._rows.add(name, read, source, training)
 
     async def _check_new(self, new: NewVector) -> None:
         """Raises:
@@ -195,10 +175,43 @@ class Directions(Generic[Row, Kind, Read]):
         check_written(new.model_hint, "model_hint")
         await self.check_name(new.name)
 
+    async def _fetched(self, wanted: HubFile) -> tuple[DirectionFile, dict[str, str]]:
+        """A file of the hub with the one beside it that says more about it, and its place: its path, its repository and
+        the commit.
+
+        Raises:
+            Refusal: what `Hub.describe` raises; INVALID_VECTOR for a file that is not there, is too large, or is beside
+                an adapter that it needs.
+        """
+        described = await self._hub.describe(wanted.repo_id, wanted.revision, wanted.token)
+        name = wanted.path.rpartition("/")[2]
+        folder = wanted.path.removesuffix(name)
+        sizes = {one.path: one.size for one in described.files}
+        if wanted.path not in sizes:
+            raise invalid(shown(wanted.path), f"is no file of {described.repo_id}")
+        adapter = self.formats.adapters.get(name)
+        if adapter is not None and folder + adapter in sizes:
+            raise needs_adapter(name, adapter)
+        if (sizes[wanted.path] or 0) > HUB_FILE_MAXIMUM:
+            why = f"is larger than {HUB_FILE_MAXIMUM} bytes; download it, and give its local_path"
+            raise invalid(name, why)
+
+        async def content(path: str, most: int) -> bytes:
+            at = described.repo_id, described.sha
+            return await self._hub.content(*at, path, most, wanted.token)
+
+        data = await content(wanted.path, HUB_FILE_MAXIMUM)
+        beside, metadata = self.formats.metadata_name(name), None
+        if beside is not None and folder + beside in sizes:
+            metadata = await content(folder + beside, METADATA_MAXIMUM)
+        place = {"file": wanted.path, "repository_id": described.repo_id, "revision": described.sha}
+        return DirectionFile(name, data, metadata), place
+
     async def _add_file(
-        self, new: NewVector, file: VectorFile, kind: SourceKind, /, **place: str
+        self, new: NewVector, file: DirectionFile, kind: SourceKind, /, **place: str
     ) -> Row:
-        read = await self._reader.read(self._reading.read, file, new.options)
+        async with self._reading:
+            read = await read_file(self.formats, file, new.options)
         named = {"file": file.name} | place
         source = VectorSource(kind=kind, format=read.format, keys=read.keys[:KEYS_KEPT], **named)
         return await self._add_read(new, read, source)
@@ -225,7 +238,7 @@ class Directions(Generic[Row, Kind, Read]):
 
     def _bad_training(self, source: VectorSource, why: str) -> Refusal:
         message = f"{source.file or 'body'}: 'training' {why}"
-        return Refusal(self.UNREADABLE, message, key="training")
+        return Refusal(self.formats.invalid_code, message, key="training")
 
     async def check_name(self, name: str) -> None:
         """Refuse a name before a file is read or a text.
@@ -233,7 +246,7 @@ class Directions(Generic[Row, Kind, Read]):
         Raises:
             Refusal: VALIDATION_ERROR; VECTOR_ALREADY_EXISTS or PROBE_ALREADY_EXISTS.
         """
-        check_name(name, self._prefix)
+        check_name(name, self._rows.prefix)
         await self._rows.check_name(name)
 
     async def remove(self, id_or_name: str) -> str:
@@ -259,5 +272,5 @@ class Directions(Generic[Row, Kind, Read]):
             del self._ids[one.name]
 
 
-def _size(one: Named) -> int:
+def _size(one: StoredDirections) -> int:
     return sum(len(direction.data) for direction in one.directions)

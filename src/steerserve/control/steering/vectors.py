@@ -9,27 +9,24 @@ from msgspec import structs
 from steerserve import messages as m
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.resident import Attachment
-from steerserve.control.steering.directions import Directions, NewVector, Reading
-from steerserve.control.steering.hub_files import HubFile, fetched
+from steerserve.control.steering.directions import Directions
 from steerserve.control.steering.reading import DocumentReader
 from steerserve.control.steering.vector_views import (
     NearFeature,
     NearVector,
     VectorNeighbours,
 )
+from steerserve.database.directions import VectorStore
 from steerserve.database.labels import Labels
-from steerserve.database.vectors import VectorStore
 from steerserve.errors import Refusal
-from steerserve.files import vectors as files
 from steerserve.files.client_paths import ClientPaths
-from steerserve.files.vectors import VectorFile, exports
+from steerserve.files.directions import exports
+from steerserve.files.directions.vectors import VECTORS
 from steerserve.hub.client import Hub
 from steerserve.rules.steering import vector as rules
 from steerserve.rules.steering.levers import Measured
-from steerserve.rules.steering.records import Training, VectorRecord, VectorSource
+from steerserve.rules.steering.records import VectorRecord
 from steerserve.rules.steering.vector import Direction, ReadVector, Vector
-
-__all__ = ["NewVector", "VectorFile", "Vectors"]
 
 NUMBERS_AT_ONCE = 1 << 20
 """The numbers of two vectors that are compared before documents of others have their turn: in about 0.1 seconds."""
@@ -38,7 +35,7 @@ NUMBERS_AT_ONCE = 1 << 20
 class Vectors(Directions[VectorRecord, Vector, ReadVector]):
     """All vectors, and where they come from."""
 
-    UNREADABLE = "INVALID_VECTOR"
+    formats = VECTORS
 
     def __init__(
         self,
@@ -49,21 +46,10 @@ class Vectors(Directions[VectorRecord, Vector, ReadVector]):
         labels: Labels,
         paths: ClientPaths,
     ) -> None:
-        reading = Reading(files.load, _fetched, files.read, files.inline)
-        super().__init__(store, store.vector, rules.ID_PREFIX, reading, reader, hub, paths)
+        super().__init__(store, reader, hub, paths)
         self._store = store
         self._conductor = conductor
         self._labels = labels
-
-    async def add(
-        self,
-        name: str,
-        read: ReadVector,
-        source: VectorSource,
-        training: Training | None = None,
-    ) -> VectorRecord:
-        rules.check_name(name)
-        return await self._store.add(name, read, source, training)
 
     async def keep_measurement(self, vector_id: str, measured: Measured | str) -> VectorRecord:
         """Keep what was measured of a vector, or why nothing was. From now on edits without layers act at its place.
@@ -165,10 +151,6 @@ class Vectors(Directions[VectorRecord, Vector, ReadVector]):
                 near.append(await self._reader.read(_nearest, some, other))
             found += sorted(near, key=lambda one: -one.cosine)[:1]
         return sorted(found, key=lambda one: -one.cosine)
-
-
-async def _fetched(hub: Hub, wanted: HubFile) -> tuple[VectorFile, dict[str, str]]:
-    return await fetched(hub, wanted, files.metadata_name)
 
 
 def _pairs(

@@ -6,23 +6,22 @@ import hashlib
 import struct
 from collections.abc import Sequence
 
-import msgspec
-
-from steerserve.rules.form import Form
-from steerserve.rules.steering.vector import Convention, Direction, content_digest
+from steerserve.rules.steering.vector import (
+    Direction,
+    LayerNorm,
+    ReadDirections,
+    StoredDirections,
+    content_digest,
+)
 
 ID_PREFIX = "probe_"
 
 
-class Probe(msgspec.Struct, frozen=True):
+class Probe(StoredDirections, frozen=True):
     """A probe as conditions use it: at the k-th of its places it reads w · x + b, where w are the numbers of the k-th
     of `directions`, and b is the k-th of `biases`. `best_layer` is the layer at which it told held-out examples apart
     best; None where that is not known."""
 
-    id: str
-    name: str
-    content_digest: str
-    directions: tuple[Direction, ...]
     biases: tuple[float, ...]
     best_layer: int | None = None
 
@@ -40,27 +39,15 @@ class Probe(msgspec.Struct, frozen=True):
         return (score - self.biases[index]) / self.directions[index].norm
 
 
-class ReadProbe(msgspec.Struct, frozen=True, kw_only=True):
-    """What was read from a file of a probe: its weights in the order of layer and site, and a bias for each. `keys` are
-    the names of the tensors or fields that became weights. `training` is what a document of this service says."""
+class ReadProbe(ReadDirections, frozen=True, kw_only=True):
+    """A probe that was read from a file: its directions are its weights, and each has a bias."""
 
-    format: str
-    directions: tuple[Direction, ...]
     biases: tuple[float, ...]
-    keys: tuple[str, ...] = ()
-    layer_convention: Convention = "resid_post"
-    layer_offset: int = 0
-    model_hint: str | None = None
-    warnings: tuple[str, ...] = ()
-    training: dict[str, object] | None = None
 
 
-class ProbeLayer(Form, frozen=True):
+class ProbeLayer(LayerNorm, frozen=True):
     """Where a probe reads, the length of its weights there, and its bias."""
 
-    layer: int
-    site: str
-    norm: float
     bias: float
 
 

@@ -65,15 +65,20 @@ class Direction(msgspec.Struct, frozen=True, order=True, tag=True, cache_hash=Tr
         return packed([value / norm for value in self.values])
 
 
-class Vector(msgspec.Struct, frozen=True):
-    """A vector as edits use it. `operation` is `project` for a vector that must be projected out and never added.
-    `directions` are in the order of layer and site, and no two of them have both the same. Edits that name no layers
-    act at `default_layers`; None means at all layers of the vector."""
+class StoredDirections(msgspec.Struct, frozen=True):
+    """A stored vector or probe. `directions` are in the order of layer and site, and no two of them have both the
+    same."""
 
     id: str
     name: str
     content_digest: str
     directions: tuple[Direction, ...]
+
+
+class Vector(StoredDirections, frozen=True):
+    """A vector as edits use it. `operation` is `project` for a vector that must be projected out and never added. Edits
+    that name no layers act at `default_layers`; None means at all layers of the vector."""
+
     operation: str = ADD
     default_layers: tuple[int, ...] | None = None
 
@@ -96,21 +101,27 @@ class ReadOptions(msgspec.Struct, frozen=True):
     operation: Operation | None = None
 
 
-class ReadVector(msgspec.Struct, frozen=True, kw_only=True):
-    """What was read from a file. `keys` are the names of its tensors or fields that became directions.
-    `suggested_value` is the strength that the file recommends; it is not part of the directions. `training` is what a
-    document of this service says."""
+class ReadDirections(msgspec.Struct, frozen=True, kw_only=True):
+    """What was read from a file of a vector or of a probe. `directions` are in the order of layer and site. `keys` are
+    the names of the tensors or fields of the file that became directions. `training` is what a document of this service
+    says."""
 
     format: str
     directions: tuple[Direction, ...]
     keys: tuple[str, ...] = ()
-    operation: Operation = "add"
     layer_convention: Convention = "resid_post"
     layer_offset: int = 0
     model_hint: str | None = None
-    suggested_value: float | None = None
     warnings: tuple[str, ...] = ()
     training: dict[str, object] | None = None
+
+
+class ReadVector(ReadDirections, frozen=True, kw_only=True):
+    """A vector that was read from a file. `suggested_value` is the strength that the file recommends; it is not part of
+    the directions."""
+
+    operation: Operation = "add"
+    suggested_value: float | None = None
 
 
 def invalid(file: str, why: str, key: str | None = None) -> Refusal:

@@ -4,12 +4,13 @@ import { useQuery } from "@tanstack/react-query";
 import { vectorTokens, type Vector } from "../../api/vectors";
 import { QueryPanel } from "../../parts/Panel";
 import { TokenEffects } from "../../parts/TokenEffects";
+import { bestLayer } from "../../rules/edits";
 import { layersOf } from "../../rules/layers";
 import { LayerSelect } from "./LayerSelect";
 
 export function VectorWrites({ vector }: { vector: Vector }) {
   const layers = layersOf(vector);
-  const [layer, setLayer] = useState(layers[Math.floor(layers.length / 2)] ?? 0);
+  const [layer, setLayer] = useState(bestLayer(vector) ?? layers[Math.floor(layers.length / 2)] ?? 0);
   const query = useQuery(vectorTokens(vector.id, layer));
   return (
     <QueryPanel

@@ -15,12 +15,12 @@ import torch
 from safetensors.torch import save
 
 from steerserve.errors import Refusal
-from steerserve.files import probes
 from steerserve.files.client_paths import allow_all
-from steerserve.files.vectors import VectorFile
+from steerserve.files.directions.probes import PROBES
+from steerserve.files.directions.stored import DirectionFile
 from steerserve.rules.steering.probe import ReadProbe
 from steerserve.rules.steering.vector import Direction, ReadOptions
-from tests.files.vectors.files import torch_file
+from tests.files.directions.files import torch_file
 
 WIDTH = 8
 RNG = np.random.default_rng(5)
@@ -43,7 +43,7 @@ CONFIG = {"target_layer_name": "LlamaDecoderLayer", "layer_idx": 3, "hidden_size
 
 def read(name: str, data: bytes, metadata: Any = None, **options: Any) -> ReadProbe:
     beside = None if metadata is None else json.dumps(metadata).encode()
-    return probes.read(VectorFile(name, data, beside), ReadOptions(**options))
+    return PROBES.read(DirectionFile(name, data, beside), ReadOptions(**options))
 
 
 def refused(name: str, data: bytes, metadata: Any = None, **options: Any) -> Refusal:
@@ -192,15 +192,15 @@ def test_what_the_service_answers_of_a_probe_is_a_file_of_it() -> None:
 def test_the_file_beside_is_found_by_its_name(tmp_path: Path) -> None:
     (tmp_path / "probe_head.bin").write_bytes(head())
     (tmp_path / "probe_config.json").write_text(json.dumps(CONFIG))
-    _, file = probes.load(str(tmp_path / "probe_head.bin"), allow_all)
-    assert probes.read(file, ReadOptions()).directions[0].layer == 3
+    _, file = PROBES.load(str(tmp_path / "probe_head.bin"), allow_all)
+    assert PROBES.read(file, ReadOptions()).directions[0].layer == 3
     (tmp_path / "adapter_model.safetensors").write_bytes(b"")
     with pytest.raises(Refusal, match=r"adapter_model\.safetensors"):
-        probes.load(str(tmp_path / "probe_head.bin"), allow_all)
+        PROBES.load(str(tmp_path / "probe_head.bin"), allow_all)
     (tmp_path / "probe.safetensors").write_bytes(save({"weights.3": torch.from_numpy(WEIGHTS)}))
     (tmp_path / "probe.json").write_text(json.dumps(AISTEER))
-    _, file = probes.load(str(tmp_path / "probe.safetensors"), allow_all)
-    assert probes.read(file, ReadOptions()).biases == (-0.25,)
+    _, file = PROBES.load(str(tmp_path / "probe.safetensors"), allow_all)
+    assert PROBES.read(file, ReadOptions()).biases == (-0.25,)
 
 
 # ------------------------------------------------------------------ refusals

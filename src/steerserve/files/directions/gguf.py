@@ -10,10 +10,9 @@ import hashlib
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+from steerserve.files.directions.stored import Found, Numbers, float32, numbers_of
 from steerserve.files.gguf_part import Part, read_content
-from steerserve.files.vectors.stored import Numbers, float32, numbers_of
 from steerserve.rules.bounds import DIRECTIONS
 from steerserve.rules.models.gguf_layout import GGUFError
 from steerserve.rules.saes.sites import ATTN_OUT, MLP_OUT, RESID_POST
@@ -40,20 +39,7 @@ _UNIT = 1e-3
 """How far the length of a direction that is projected out may be from 1."""
 
 
-@dataclass(frozen=True, slots=True)
-class GgufVector:
-    """The directions by layer, and what the keys say."""
-
-    format: str
-    tensors: Mapping[int, Numbers]
-    site: str = RESID_POST
-    operation: Operation = "add"
-    model_hint: str | None = None
-    suggested_value: float | None = None
-    warnings: tuple[str, ...] = ()
-
-
-def read(file: str, data: bytes) -> GgufVector:
+def read(file: str, data: bytes) -> Found:
     """The control vector in a file.
 
     Raises:
@@ -71,7 +57,7 @@ def read(file: str, data: bytes) -> GgufVector:
         raise invalid(file, "has dspark.* keys of a form before GLP, which does not say what to do")
     hint = _hint(part)
     if not any(key.startswith("glp.") for key in part.values):
-        return GgufVector("gguf", tensors, model_hint=hint)
+        return _found("gguf", tensors, RESID_POST, hint)
     return _glp(file, part, tensors, hint)
 
 
@@ -101,6 +87,11 @@ def _tensors(file: str, part: Part, data: bytes) -> dict[int, Numbers]:
     return tensors
 
 
+def _found(format: str, tensors: Mapping[int, Numbers], site: str, hint: str | None) -> Found:
+    entries = [(f"direction.{layer}", layer, site, one) for layer, one in tensors.items()]
+    return Found(format, entries, "gguf", model_hint=hint)
+
+
 def _hint(part: Part) -> str | None:
     """The model that the file names. The key has the architecture as its prefix, which tools write differently."""
     for key, value in part.values.items():
@@ -113,7 +104,7 @@ def _hint(part: Part) -> str | None:
 # ------------------------------------------------------------- GLP
 
 
-def _glp(file: str, part: Part, tensors: Mapping[int, Numbers], hint: str | None) -> GgufVector:
+def _glp(file: str, part: Part, tensors: Mapping[int, Numbers], hint: str | None) -> Found:
     operation = _MODES.get(_text(file, part, "glp.mode") or "add")
     if operation is None:
         raise invalid(file, "is no known mode; known are project and add", "glp.mode")
@@ -133,8 +124,10 @@ def _glp(file: str, part: Part, tensors: Mapping[int, Numbers], hint: str | None
     suggested = float(alpha) if isinstance(alpha, int | float) else None
     if suggested is not None and not math.isfinite(suggested):
         raise invalid(file, "is not finite", "glp.alpha_default")
-    warnings = _warnings(file, part, tensors, hook, suggested)
-    return GgufVector("glp", tensors, _HOOKS[hook], operation, hint, suggested, warnings)
+    found = _found("glp", tensors, _HOOKS[hook], hint)
+    found.operation, found.suggested_value = operation, suggested
+    found.warnings = _warnings(file, part, tensors, hook, suggested)
+    return found
 
 
 def _text(file: str, part: Part, key: str) -> str | None:
@@ -169,7 +162,7 @@ def _warnings(
     tensors: Mapping[int, Numbers],
     hook: str,
     suggested: float | None,
-) -> tuple[str, ...]:
+) -> list[str]:
     warnings = []
     derived = _text(file, part, "glp.derived_at")
     if derived is not None and derived != hook:
@@ -182,4 +175,4 @@ def _warnings(
         made = {hashlib.sha256(b"".join(tensors[n].data for n in o)).hexdigest() for o in orders}
         if digest.lower() not in made:
             warnings.append("the tensors do not have the digest that glp.content_sha256 says")
-    return tuple(warnings)
+    return warnings

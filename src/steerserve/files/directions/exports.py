@@ -5,12 +5,13 @@ from __future__ import annotations
 import base64
 import json
 import struct
+from typing import Any
 
 from steerserve.errors import Refusal
 from steerserve.rules.models.gguf_layout import ALIGNMENT_DEFAULT
 from steerserve.rules.saes.sites import RESID_POST
 from steerserve.rules.steering.records import Training
-from steerserve.rules.steering.vector import ADD, KIND, PROJECT, SUGGESTED, Vector
+from steerserve.rules.steering.vector import ADD, KIND, PROJECT, SUGGESTED, Direction, Vector
 
 _VERSION = 3
 _STRING, _U32, _F32, _TENSOR_F32 = 8, 4, 6, 0
@@ -81,19 +82,21 @@ def document(
         said["operation"] = vector.operation
     if suggested_value is not None:
         said[SUGGESTED] = suggested_value
-    directions = [
-        {
-            "layer": one.layer,
-            "site": one.site,
-            "dtype": "float32",
-            "shape": [one.width],
-            "data": base64.b64encode(one.data).decode(),
-        }
-        for one in vector.directions
-    ]
+    directions = [stored(one) for one in vector.directions]
     if training is not None:
         said["training"] = training
     return said | _hinted(model_hint) | {"directions": directions}
+
+
+def stored(direction: Direction) -> dict[str, Any]:
+    """A direction as documents and answers have it."""
+    return {
+        "layer": direction.layer,
+        "site": direction.site,
+        "dtype": "float32",
+        "shape": [direction.width],
+        "data": base64.b64encode(direction.data).decode(),
+    }
 
 
 def _hinted(model_hint: str | None) -> dict[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import struct
 
-from steerserve.files.vectors.stored import Numbers, numbers_of
+from steerserve.files.directions.stored import Numbers, numbers_of
 from steerserve.rules.steering.vector import invalid
 
 MAGIC = b"\x93NUMPY"

@@ -1,6 +1,4 @@
-"""Reads files of linear classifiers into probes. The format is known by the content of a file. No file is executed, and
-no tensor library is used.
-"""
+"""The formats of files of linear classifiers. The format is known by the content of a file."""
 
 from __future__ import annotations
 
@@ -9,29 +7,17 @@ import json
 import math
 import struct
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from steerserve.errors import Refusal
-from steerserve.files import local, vectors
-from steerserve.files.vectors import VectorFile, documents, npy, pickles, tensors
-from steerserve.files.vectors.stored import Numbers, float32
+from steerserve.files.directions import documents, npy, pickles, tensors
+from steerserve.files.directions.reader import Formats
+from steerserve.files.directions.stored import DirectionFile, Found, Numbers, float32
 from steerserve.rules import archive as archive_rules
 from steerserve.rules.bounds import ARCHIVE_ENTRIES, VECTOR_FILE_BYTES
 from steerserve.rules.saes.sites import RESID_POST
 from steerserve.rules.steering.probe import ReadProbe
-from steerserve.rules.steering.vector import (
-    Convention,
-    Direction,
-    ReadOptions,
-    checked,
-    invalid,
-    packed,
-    place,
-)
+from steerserve.rules.steering.vector import Convention, ReadOptions, invalid, packed
 from steerserve.rules.text import shown
 
 ADAPTER = "adapter_model.safetensors"
@@ -52,78 +38,7 @@ def metadata_name(name: str) -> str | None:
     return f"{stem}.json" if kind in ("safetensors", "npz") else None
 
 
-def adapter_name(name: str) -> str | None:
-    """The name of the file of an adapter without which a file of weights is of no use; None where there is none."""
-    return ADAPTER if name == _HEAD else None
-
-
-def load(named: str, check: local.PathCheck) -> tuple[Path, VectorFile]:
-    """The file that a client names on this machine, with the one beside it that says where its probe reads.
-
-    Raises:
-        Refusal: as `files.vectors.load`; INVALID_VECTOR for a probe beside the adapter that it was trained with.
-    """
-    path, file = vectors.load(named, check, metadata_name)
-    adapter = adapter_name(path.name)
-    if adapter is not None:
-        with local.reading(path.parent):
-            is_adapted = path.with_name(adapter).exists()
-        if is_adapted:
-            raise invalid(path.name, f"needs {adapter}, which no engine here applies")
-    return path, file
-
-
-@contextmanager
-def refused_as_probes() -> Iterator[None]:
-    """Refuse what is no probe as INVALID_PROBE, with the words and details of INVALID_VECTOR."""
-    try:
-        yield
-    except Refusal as refusal:
-        if refusal.code != "INVALID_VECTOR":
-            raise
-        raise Refusal("INVALID_PROBE", refusal.message, **refusal.details) from None
-
-
-@dataclass(slots=True)
-class _Found:
-    """What a format says, before the options of the client are used: of each layer the key in the file, the number of
-    the layer, the site, the weights as float32, and the bias. `is_named` says whether the file says its layers."""
-
-    format: str
-    entries: list[tuple[str, int, str, bytes, float]] = field(default_factory=list)
-    convention: Convention = "resid_post"
-    model_hint: str | None = None
-    warnings: list[str] = field(default_factory=list)
-    training: dict[str, object] | None = None
-    is_named: bool = True
-
-
-def read(file: VectorFile, options: ReadOptions) -> ReadProbe:
-    """The probe in a file.
-
-    Raises:
-        Refusal: INVALID_PROBE naming the file, and the tensor or field: a format that is not known, a damaged file,
-            weights or a bias that are not finite, a probe that is more than a linear classifier of one layer at a time,
-            options that the file contradicts.
-    """
-    with refused_as_probes():
-        if len(file.data) > VECTOR_FILE_BYTES:
-            raise invalid(file.name, f"is larger than {VECTOR_FILE_BYTES} bytes")
-        return _placed(file.name, _found(file, options), options)
-
-
-def inline(document: Mapping[str, Any], options: ReadOptions) -> ReadProbe:
-    """The probe in the body of a request, whose `weights` each have a bias.
-
-    Raises:
-        Refusal: INVALID_PROBE as `read`.
-    """
-    with refused_as_probes():
-        biases = [one.get("bias") for one in document["weights"]]
-        return _placed("body", _document("body", document, biases, "inline"), options)
-
-
-def _found(file: VectorFile, options: ReadOptions) -> _Found:
+def _find(file: DirectionFile, options: ReadOptions) -> Found:
     name, data = file.name, file.data
     if tensors.is_safetensors(data):
         stored, _ = tensors.read(name, data)
@@ -138,7 +53,7 @@ def _found(file: VectorFile, options: ReadOptions) -> _Found:
         arrays = _npz(name, data)
         if arrays is not None:
             return _h_node(file, arrays)
-        return _head(file, pickles.read(name, data), options)
+        return _head(file, options)
     if data.startswith(pickles.PROTOCOL):
         raise pickles.refuse_other(name)
     if data.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{"):
@@ -158,7 +73,7 @@ def _found(file: VectorFile, options: ReadOptions) -> _Found:
 # ------------------------------------------------------------- formats
 
 
-def _aisteer(file: VectorFile, stored: Mapping[str, Numbers]) -> _Found:
+def _aisteer(file: DirectionFile, stored: Mapping[str, Numbers]) -> Found:
     """A Probe of AISteer360: `weights.<layer>` and a JSON file with the bias. Its score is the sum over its layers."""
     name = file.name
     said = _metadata(file)
@@ -173,55 +88,56 @@ def _aisteer(file: VectorFile, stored: Mapping[str, Numbers]) -> _Found:
         raise invalid(name, why, keys[1])
     (key,) = keys
     layer = _whole(name, key, key.removeprefix(_WEIGHTS))
-    found = _Found("aisteer360", convention=convention, model_hint=_text(said, "model_type"))
+    found = Found(
+        "aisteer360", convention=convention, model_hint=documents.text(said, "model_type")
+    )
     bias = _number(f"{name}'s JSON", "bias", said.get("bias"))
-    found.entries.append((key, layer, RESID_POST, float32(name, key, stored[key]), bias))
+    _add(found, key, layer, stored[key], bias)
     if said.get("pooling") == "mean":
         why = "it was trained on means over the tokens of a text; the score of a text is the mean of its tokens' scores"
         found.warnings.append(why)
     return found
 
 
-def _openinterp(file: VectorFile, stored: Mapping[str, Numbers], options: ReadOptions) -> _Found:
+def _openinterp(file: DirectionFile, stored: Mapping[str, Numbers], options: ReadOptions) -> Found:
     name = file.name
     said = _metadata(file) if file.metadata is not None else {}
-    found = _Found("openinterp", model_hint=_text(said, "model_id"))
+    found = Found("openinterp", model_hint=documents.text(said, "model_id"))
     layer = _layer(file, said, "layer", options, found)
     bias = _scalar(name, "bias", stored["bias"]) if "bias" in stored else 0.0
-    weights = float32(name, "direction", stored["direction"])
-    found.entries.append(("direction", layer, RESID_POST, weights, bias))
+    _add(found, "direction", layer, stored["direction"], bias)
     found.warnings.append(
         "the file does not say whether its layer is counted before or after a block; after is taken"
     )
     return found
 
 
-def _head(file: VectorFile, value: object, options: ReadOptions) -> _Found:
+def _head(file: DirectionFile, options: ReadOptions) -> Found:
     """A hallucination probe: the state dict of Linear(width, 1), and a JSON file with the layer. It reads the output of
     the block."""
-    name = file.name
-    if not isinstance(value, dict) or not isinstance(value.get("weight"), Numbers):
+    name, value = file.name, pickles.read(file.name, file.data)
+    tensors = {} if isinstance(value, Numbers) else dict(value)
+    if (stored := tensors.get("weight")) is None:
         raise invalid(name, "has no tensor `weight` of a linear layer")
-    if set(value) - {"weight", "bias"}:
-        odd = shown(str(next(iter(set(value) - {"weight", "bias"}))))
-        raise invalid(name, "is more than one linear layer", odd)
+    for key in tensors.keys() - {"weight", "bias"}:
+        raise invalid(name, "is more than one linear layer", key)
     said = _metadata(file) if file.metadata is not None else {}
-    found = _Found("hallucination_probe")
+    found = Found("hallucination_probe")
     layer = _layer(file, said, "layer_idx", options, found)
-    weights = float32(name, "weight", _one_row(name, "weight", value["weight"]))
-    width = said.get("hidden_size")
-    if width is not None and width != len(weights) // 4:
-        raise invalid(name, f"has {len(weights) // 4} numbers, and its JSON says {width}", "weight")
-    bias = value.get("bias")
-    offset = _scalar(name, "bias", bias) if isinstance(bias, Numbers) else 0.0
-    found.entries.append(("weight", layer, RESID_POST, weights, offset))
+    weights = _one_row(name, "weight", stored)
+    (width,), said_width = weights.direction_shape, said.get("hidden_size")
+    if said_width not in (None, width):
+        raise invalid(name, f"has {width} numbers, and its JSON says {said_width}", "weight")
+    bias = tensors.get("bias")
+    offset = 0.0 if bias is None else _scalar(name, "bias", bias)
+    _add(found, "weight", layer, weights, offset)
     found.warnings.append(
         "a probe that was trained together with a LoRA adapter is wrong without the adapter"
     )
     return found
 
 
-def _h_node(file: VectorFile, arrays: Mapping[str, bytes]) -> _Found:
+def _h_node(file: DirectionFile, arrays: Mapping[str, bytes]) -> Found:
     """An H-Node probe of vLLM-Hook: the margin of a logistic regression on standardised values of the last token.
     Layers count from 1, as the hidden states of Hugging Face do."""
     name = file.name
@@ -233,8 +149,10 @@ def _h_node(file: VectorFile, arrays: Mapping[str, bytes]) -> _Found:
     renamed = dict(zip(("coef", "intercept", "mean", "scale"), stored.values(), strict=True))
     weights, bias = _folded(name, renamed)
     said = _metadata(file) if file.metadata is not None else {}
-    found = _Found("h_node", convention="hf_hidden_states", model_hint=_text(said, "model_name"))
-    found.entries.append(("weights", layer, RESID_POST, weights, bias))
+    found = Found(
+        "h_node", convention="hf_hidden_states", model_hint=documents.text(said, "model_name")
+    )
+    _add(found, "weights", layer, weights, bias)
     found.warnings.append("it was trained on the last token of prompts")
     return found
 
@@ -242,17 +160,17 @@ def _h_node(file: VectorFile, arrays: Mapping[str, bytes]) -> _Found:
 _REGRESSION = ("coef", "intercept", "mean", "scale")
 
 
-def _regression(file: str, stored: Mapping[str, Numbers], options: ReadOptions) -> _Found:
+def _regression(file: str, stored: Mapping[str, Numbers], options: ReadOptions) -> Found:
     """A logistic regression of scikit-learn, with the mean and the scale of its StandardScaler where it has one."""
     if options.layer is None:
         raise invalid(file, "does not say the layer of its probe; give it as `layer`")
     weights, bias = _folded(file, stored)
-    found = _Found("scikit_learn", is_named=False)
-    found.entries.append(("coef", options.layer, RESID_POST, weights, bias))
+    found = Found("scikit_learn", is_named=False)
+    _add(found, "coef", options.layer, weights, bias)
     return found
 
 
-def _folded(file: str, stored: Mapping[str, Numbers]) -> tuple[bytes, float]:
+def _folded(file: str, stored: Mapping[str, Numbers]) -> tuple[Numbers, float]:
     """The weights and the bias of a regression on standardised values x' = (x - mean) / scale, for the values x."""
     if "intercept" not in stored:
         raise invalid(file, "is missing", "intercept")
@@ -273,67 +191,45 @@ def _folded(file: str, stored: Mapping[str, Numbers]) -> tuple[bytes, float]:
         except (OverflowError, ValueError):
             raise invalid(file, "gives a bias that is not finite", "mean") from None
     try:
-        return packed(weights), bias
+        return Numbers("float32", (len(weights),), packed(weights)), bias
     except OverflowError:
         raise invalid(file, "has a number that float32 does not have", "coef") from None
 
 
 def _document(
     file: str, said: Mapping[str, object], biases: Sequence[object], format: str
-) -> _Found:
+) -> Found:
     """A probe as `GET /api/probes/{id}` answers it."""
-    weights = documents.of_export(file, {"directions": said["weights"]})
-    if len(biases) != len(weights.found):
-        why = f"has {len(biases)} entries, and weights has {len(weights.found)}"
+    kept = {key: said.get(key) for key in ("model_hint", "training")}
+    found = documents.of_export(file, kept | {"directions": said["weights"]})
+    if len(biases) != len(found.entries):
+        why = f"has {len(biases)} entries, and weights has {len(found.entries)}"
         raise invalid(file, why, "layers")
-    found = _Found(format, model_hint=_text(said, "model_hint"))
-    for number, (_, layer, site, numbers) in enumerate(weights.found):
-        key = f"weights[{number}]"
-        bias = _number(file, f"{key}.bias", biases[number])
-        found.entries.append((key, layer, site, float32(file, key, numbers), bias))
-    training = said.get("training")
-    found.training = training if isinstance(training, dict) else None
+    keys = [f"weights[{number}]" for number in range(len(biases))]
+    found.format = format
+    found.entries = [(key, *one[1:]) for key, one in zip(keys, found.entries, strict=True)]
+    found.biases = [
+        _number(file, f"{key}.bias", bias) for key, bias in zip(keys, biases, strict=True)
+    ]
     return found
+
+
+def _find_inline(document: Mapping[str, Any]) -> Found:
+    """The probe in a body whose `weights` each have a bias."""
+    biases = [one.get("bias") for one in document["weights"]]
+    return _document("body", document, biases, "inline")
+
+
+def _add(found: Found, key: str, layer: int, weights: Numbers, bias: float) -> None:
+    found.entries.append((key, layer, RESID_POST, weights))
+    found.biases.append(bias)
 
 
 # ------------------------------------------------------------- layers
 
 
-def _placed(file: str, found: _Found, options: ReadOptions) -> ReadProbe:
-    if options.layer is not None and found.is_named:
-        raise invalid(file, "says the layer of its probe, so that `layer` must be left out")
-    convention = options.layer_convention or found.convention
-    biases: dict[tuple[int, str], float] = {}
-    directions = []
-    for key, index, site, data, bias in found.entries:
-        where = place(index, site, convention, options.layer_offset)
-        if where is None:
-            raise invalid(
-                file,
-                f"would be before the first layer, or after any, with the layer_convention {convention} and the "
-                f"layer_offset {options.layer_offset}",
-                key,
-            )
-        if not math.isfinite(bias):
-            raise invalid(file, "has a bias that is not finite", key)
-        biases[where] = bias
-        directions.append((key, Direction(*where, data)))
-    ordered = checked(file, directions)
-    return ReadProbe(
-        format=found.format,
-        directions=ordered,
-        biases=tuple(biases[one.layer, one.site] for one in ordered),
-        keys=tuple(key for key, *_ in found.entries),
-        layer_convention=convention,
-        layer_offset=options.layer_offset,
-        model_hint=found.model_hint,
-        warnings=tuple(found.warnings),
-        training=found.training,
-    )
-
-
 def _layer(
-    file: VectorFile, said: Mapping[str, object], key: str, options: ReadOptions, found: _Found
+    file: DirectionFile, said: Mapping[str, object], key: str, options: ReadOptions, found: Found
 ) -> int:
     """The layer that the metadata say, or the client where they are not there."""
     if key in said:
@@ -352,7 +248,7 @@ def _layer(
 # ------------------------------------------------------------- values
 
 
-def _metadata(file: VectorFile) -> dict[str, object]:
+def _metadata(file: DirectionFile) -> dict[str, object]:
     if file.metadata is None:
         beside = metadata_name(file.name) or "its JSON file"
         raise invalid(file.name, f"needs {beside} beside it; a form has it as `metadata`")
@@ -429,6 +325,14 @@ def _whole(file: str, key: str, text: str) -> int:
     return int(text)
 
 
-def _text(said: Mapping[str, object], key: str) -> str | None:
-    value = said.get(key)
-    return value if isinstance(value, str) and value else None
+PROBES: Formats[ReadProbe] = Formats(
+    ReadProbe,
+    "probe",
+    "the layer of its probe",
+    metadata_name,
+    {_HEAD: ADAPTER},
+    _find,
+    _find_inline,
+    lambda *_: None,
+    lambda _, biases: {"biases": biases},
+)

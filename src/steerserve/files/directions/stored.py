@@ -1,12 +1,18 @@
-"""Numbers as a file stores them, and their form as float32. Files are untrusted: nothing here runs what a file says."""
+"""Files of directions, what their formats say, and numbers as a file stores them."""
 
 from __future__ import annotations
 
 import math
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from steerserve.rules.steering.vector import check_width, invalid, packed
+from steerserve.rules.steering.vector import (
+    Convention,
+    Operation,
+    check_width,
+    invalid,
+    packed,
+)
 
 SIZES = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8}
 _LETTERS = {"float32": "f", "float16": "e", "float64": "d"}
@@ -32,6 +38,34 @@ class Numbers:
         """One row of a tensor of two axes."""
         size = self.shape[1] * SIZES[self.dtype]
         return Numbers(self.dtype, self.shape[1:], self.data[index * size : (index + 1) * size])
+
+
+@dataclass(frozen=True, slots=True)
+class DirectionFile:
+    """A file of a vector or of a probe: its name without a folder, its content, and the content of the file beside it
+    that says more about it."""
+
+    name: str
+    data: bytes = field(repr=False)
+    metadata: bytes | None = None
+
+
+@dataclass(slots=True)
+class Found:
+    """What a format says, before the options of the client are used. Each of `entries` has the key in the file, the
+    number of the layer, the site and the numbers of one direction. Those of a probe have `biases`, in the same order.
+    `is_named` says whether the file says the layers of its directions."""
+
+    format: str
+    entries: list[tuple[str, int, str, Numbers]] = field(default_factory=list)
+    convention: Convention = "resid_post"
+    operation: Operation = "add"
+    model_hint: str | None = None
+    suggested_value: float | None = None
+    warnings: list[str] = field(default_factory=list)
+    training: dict[str, object] | None = None
+    is_named: bool = True
+    biases: list[float] = field(default_factory=list)
 
 
 def numbers_of(

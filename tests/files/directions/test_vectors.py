@@ -17,10 +17,10 @@ import pytest
 import torch
 
 from steerserve.errors import Refusal
-from steerserve.files import vectors
-from steerserve.files.vectors import VectorFile
+from steerserve.files.directions.stored import DirectionFile
+from steerserve.files.directions.vectors import VECTORS
 from steerserve.rules.steering.vector import Direction, ReadOptions, ReadVector
-from tests.files.vectors.files import (
+from tests.files.directions.files import (
     WIDTH,
     direction,
     gguf_file,
@@ -37,7 +37,7 @@ UNIT = direction(0) / direction(0).norm()
 
 
 def read(name: str, data: bytes, metadata: bytes | None = None, **options: Any) -> ReadVector:
-    return vectors.read(VectorFile(name, data, metadata), ReadOptions(**options))
+    return VECTORS.read(DirectionFile(name, data, metadata), ReadOptions(**options))
 
 
 def refused(name: str, data: bytes, **options: Any) -> Refusal:

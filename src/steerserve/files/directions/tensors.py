@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import struct
 
+from steerserve.files.directions.stored import Numbers, numbers_of
 from steerserve.files.local import HEADER_BYTES, header_tensors
-from steerserve.files.vectors.stored import Numbers, numbers_of
 from steerserve.rules import json_size
 from steerserve.rules.bounds import DIRECTIONS, VECTOR_PARTS
 from steerserve.rules.steering.vector import invalid

@@ -6,10 +6,9 @@ import base64
 import binascii
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
-from steerserve.files.vectors.stored import SIZES, Numbers, numbers_of
+from steerserve.files.directions.stored import SIZES, Found, Numbers, numbers_of
 from steerserve.rules import json_reading, json_size
 from steerserve.rules.bounds import DIRECTIONS, VECTOR_NUMBERS, VECTOR_PARTS
 from steerserve.rules.saes.sites import RESID_POST, RESID_PRE, locate
@@ -18,7 +17,6 @@ from steerserve.rules.steering.vector import (
     KIND,
     OPERATIONS,
     Convention,
-    Operation,
     check_width,
     invalid,
     packed,
@@ -33,21 +31,7 @@ _IBM = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class JsonVector:
-    """The directions of a file: the key, the index of the layer, the site and the numbers of each."""
-
-    format: str
-    found: list[tuple[str, int, str, Numbers]]
-    convention: Convention = "resid_post"
-    operation: Operation = "add"
-    model_hint: str | None = None
-    suggested_value: float | None = None
-    warnings: list[str] = field(default_factory=list)
-    training: dict[str, object] | None = None
-
-
-def read(file: str, data: bytes) -> JsonVector:
+def read(file: str, data: bytes) -> Found:
     """The directions in a JSON file, which may be a whole answer of this service.
 
     Raises:
@@ -95,7 +79,7 @@ def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return unique
 
 
-def _svec(file: str, document: dict[str, Any]) -> JsonVector:
+def _svec(file: str, document: dict[str, Any]) -> Found:
     """`directions` has the numbers of each layer by its number, alone or in a list of one."""
     if document.get("num_heads") is not None:
         raise invalid(file, "says that the directions are those of heads", "num_heads")
@@ -107,16 +91,11 @@ def _svec(file: str, document: dict[str, Any]) -> JsonVector:
         if isinstance(value, list) and len(value) == 1 and isinstance(value[0], list):
             value, is_listed = value[0], True
         found.append((key, int(layer), RESID_POST, _floats(file, key, value)))
-    hint = document.get("model_type")
-    return JsonVector(
-        "svec",
-        found,
-        model_hint=hint if isinstance(hint, str) else None,
-        warnings=[] if is_listed else [_IBM],
-    )
+    warnings = [] if is_listed else [_IBM]
+    return Found("svec", found, model_hint=text(document, "model_type"), warnings=warnings)
 
 
-def _neuronpedia(file: str, said: dict[str, Any], key: str) -> JsonVector:
+def _neuronpedia(file: str, said: dict[str, Any], key: str) -> Found:
     hook = said.get("hookName")
     site, layer = locate(hook) if isinstance(hook, str) else (None, None)
     if site is None or layer is None:
@@ -125,17 +104,16 @@ def _neuronpedia(file: str, said: dict[str, Any], key: str) -> JsonVector:
     if site == RESID_PRE:
         convention, site = "resid_pre", RESID_POST
     strength = said.get("vectorDefaultSteerStrength", said.get("defaultSteerStrength"))
-    hint = said.get("modelId")
-    return JsonVector(
+    return Found(
         "neuronpedia",
         [(key, layer, site, _floats(file, key, said[key]))],
         convention,
-        model_hint=hint if isinstance(hint, str) else None,
+        model_hint=text(said, "modelId"),
         suggested_value=suggestion(strength),
     )
 
 
-def of_export(file: str, document: Mapping[str, Any]) -> JsonVector:
+def of_export(file: str, document: Mapping[str, Any]) -> Found:
     """The directions of an exported document.
 
     Raises:
@@ -157,15 +135,21 @@ def of_export(file: str, document: Mapping[str, Any]) -> JsonVector:
             raise invalid(file, "lacks a layer or a site", key)
         numbers = of_base64(file, key, entry.get("data"), entry.get("dtype"), entry.get("shape"))
         found.append((key, layer, site, numbers))
-    hint, training = document.get("model_hint"), document.get("training")
-    return JsonVector(
+    training = document.get("training")
+    return Found(
         "steerserve",
         found,
         operation=operation,
-        model_hint=hint if isinstance(hint, str) else None,
+        model_hint=text(document, "model_hint"),
         suggested_value=suggestion(document.get("suggested_value")),
         training=training if isinstance(training, dict) else None,
     )
+
+
+def text(said: Mapping[str, object], key: str) -> str | None:
+    """A text that is not empty; None for anything else."""
+    value = said.get(key)
+    return value if isinstance(value, str) and value else None
 
 
 def suggestion(value: object) -> float | None:

@@ -1,0 +1,1 @@
+"""Files of vectors and probes."""
