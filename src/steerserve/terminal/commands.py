@@ -79,7 +79,6 @@ def run(
         raise typer.BadParameter("--json needs a prompt")
     with refusals(), Client() as client:
         if not starting.answers(client):
-            output.note(f"starting a service at {client.base_url}; `steerserve stop` stops it")
             starting.start(client, has_demo=model in DEMO)
         loaded = _load(client, _known(client, model))
         _attach_wanted(client, sae, layer, is_demo=model in DEMO)
