@@ -45,8 +45,9 @@ test-browser: $(BROWSER) ## the web page in Chromium, skipped where there is non
 	$(BIN)/python hatch_build.py packages
 	$(BIN)/python -m pytest $(HUNG) -m browser -rsP tests/browser
 
-test-install: $(STAMP) ## environments of their own: the light install, and that of each extra for users
-	$(BIN)/python -m pytest -m slow -rP tests/test_install.py
+INSTALL ?= install
+test-install: $(STAMP) ## environments of their own: the light install, and those of its extras (INSTALL='not serve': without PyTorch)
+	$(BIN)/python -m pytest -m slow -k '$(INSTALL)' tests/test_install.py
 
 RAY ?= ray
 test-ray: $(STAMP) ## replicas on a Ray cluster of several nodes on this machine (RAY='ray and not slow': the short form)

@@ -71,9 +71,10 @@ class Hook(Base):
             self._build_page()
         if self.target_name == "wheel" and version != "editable":
             files = light_files() if self._is_light() else service_files()
-            build_data["force_include"] |= {
-                str(file): file.relative_to(SOURCES).as_posix() for file in files
-            }
+            named = {str(file): file.relative_to(SOURCES).as_posix() for file in files}
+            if not self._is_light():
+                named[str(ROOT / "LICENSE")] = "steerserve/LICENSE"
+            build_data["force_include"] |= named
 
     def _is_light(self) -> bool:
         return Path(self.root).resolve() == ROOT

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from steerserve import demo
+from tests.circuits import detach
 from tests.service import Running, add_sae
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -86,7 +87,7 @@ def sea(shared: Running) -> Iterator[Running]:
     shared.data("POST", f"/api/saes/{sae_id}/labels", labels)
     yield shared
     shared.data("DELETE", f"/api/saes/{sae_id}/labels")
-    shared.data("POST", f"/api/saes/{sae_id}/detach")
+    detach(shared)
 
 
 def free_address() -> str:
@@ -95,7 +96,7 @@ def free_address() -> str:
         return f"http://127.0.0.1:{nobody.getsockname()[1]}"
 
 
-def test_the_light_install_asks_a_service(install: Install, shared: Running) -> None:
+def test_the_light_install_asks_a_service(install: Install, sea: Running) -> None:
     light = install("")
     taken = light.megabytes() - light.empty
     print(f"the light install takes {taken:.1f} MB")
@@ -103,16 +104,19 @@ def test_the_light_install_asks_a_service(install: Install, shared: Running) -> 
     assert not [name for name in ("torch", "numpy", "fastapi", "sqlalchemy") if light.has(name)]
     assert not (light.package / "webui").exists()
     assert not (light.package / "demo" / "data").exists()
-    seen = light.run("steerserve", "ps", STEERSERVE_URL=shared.url)
+    seen = light.run("steerserve", "ps", STEERSERVE_URL=sea.url)
     assert (seen.returncode, demo.MODEL_NAME in seen.stdout) == (0, True), seen.stderr
-    told = light.run("steerserve", "run", demo.MODEL_NAME, "One day", STEERSERVE_URL=shared.url)
+    told = light.run("steerserve", "run", "demo", "One day", STEERSERVE_URL=sea.url)
     assert (told.returncode, told.stdout != "") == (0, True), told.stderr
     embed = "from steerserve import Client; Client().embed('a')"
-    refused = light.run("python", "-c", embed, STEERSERVE_URL=shared.url)
+    refused = light.run("python", "-c", embed, STEERSERVE_URL=sea.url)
     assert 'pip install "steerserve[arrays]"' in refused.stderr
     for command in OF_SERVICE:
         refused = light.run("steerserve", *command.split())
         assert (refused.returncode, LINE in refused.stderr) == (2, True), command
+    detach(sea)
+    refused = light.run("steerserve", "run", "demo", "One day", STEERSERVE_URL=sea.url)
+    assert (refused.returncode, LINE in refused.stderr) == (1, True)
     refused = light.run("steerserve", "run", "demo", "One day", STEERSERVE_URL=free_address())
     assert (refused.returncode, LINE in refused.stderr) == (3, True)
     refused = light.run("steerserve", "mcp")
