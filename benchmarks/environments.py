@@ -41,5 +41,5 @@ def environment(folder: Path, libraries: Sequence[str], bare: Sequence[str] = ()
 
 def installed() -> Iterator[str]:
     for found in metadata.distributions():
-        if found.name != "steerserve":
+        if found.name not in ("steerserve", "steerserve-service"):
             yield f"{found.name}=={found.version}"

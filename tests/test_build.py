@@ -100,17 +100,29 @@ def test_every_extra_that_the_manual_installs_exists() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
         "optional-dependencies"
     ]
-    files = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "src").rglob("*.py")]
+    pages = [
+        ROOT / "README.md",
+        *(ROOT / "docs").glob("*.md"),
+        *(ROOT / "docs/guides").glob("*.md"),
+    ]
+    files = [*pages, *(ROOT / "src").rglob("*.py")]
     named = [
         (file.name, sources or package, extra)
         for file in files
         for sources, package, extra in re.findall(
-            r"pip install [^\n`]*?'(?:(\.)|(steerserve))\[([\w-]+)\]'", file.read_text()
+            r"pip install [^\n`]*?['\"](?:(\.)|(steerserve))\[([\w-]+)\]['\"]", file.read_text()
         )
     ]
-    assert {extra for _, _, extra in named} >= {"mcp", "lm-eval", "postgres", "ray"}
+    assert {extra for _, _, extra in named} >= {
+        "arrays",
+        "lm-eval",
+        "mcp",
+        "postgres",
+        "ray",
+        "serve",
+    }
     assert {extra for _, _, extra in named} <= set(extras)
     # no index has the package: its name alone means the one that is installed already, which says this in its messages
     assert {file for file, what, _ in named if what == "steerserve"}.isdisjoint(
-        file.name for file in files if file.suffix == ".md"
+        page.name for page in pages
     )

@@ -10,7 +10,11 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
-from steerserve import demo
+import pytest
+from typer.testing import CliRunner
+
+from steerserve import build, demo
+from steerserve.cli import main
 
 
 def run(home: Path, *arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
@@ -73,6 +77,20 @@ def test_openapi_describes_every_route_without_starting_anything(tmp_path: Path)
     )
     body = paths["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"]
     assert "messages" in body["schema"]["required"]
+
+
+def test_a_command_that_needs_the_service_says_what_to_install(tmp_path: Path) -> None:
+    (tmp_path / "uvicorn.py").write_text("raise ModuleNotFoundError(name='uvicorn')")
+    ran = run(tmp_path, "serve", PYTHONPATH=":".join([str(tmp_path), *sys.path]))
+    assert ran.returncode == 2
+    assert 'pip install "steerserve[serve]"' in ran.stderr
+
+
+def test_a_service_of_another_build_is_not_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "service_version", lambda: "0.0.1")
+    ran = CliRunner().invoke(main, ["openapi"])
+    assert (ran.exit_code, ran.stdout) == (2, "")
+    assert "the service is 0.0.1" in ran.stderr
 
 
 def test_the_version_and_help_need_no_service(tmp_path: Path) -> None:

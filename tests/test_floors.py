@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
+import hatch_build
+
 ROOT = Path(__file__).parent.parent / "src" / "steerserve"
 FILES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py"))
 
@@ -140,15 +142,30 @@ FLOORS: dict[str, set[str]] = {
     "evals": {"", "client", "evals", "rules.near_names"} | FORMS,
     "agents": {"", "client", "agents", "rules.near_names", "rules.field_faults"},
     # imports `app.commands` and `agents.server` by their names, because a command needs no part that it does not use
-    "cli": {"", "terminal"},
+    "cli": {"", "build", "terminal"},
     "__main__": {"cli"},
 }
+LIGHT = {
+    dotted(file.relative_to(ROOT).as_posix())
+    for file in hatch_build.light_files()
+    if file.suffix == ".py"
+}
+"""The modules of the light install, which are the client, the terminal, and what they import."""
 THIRD_PARTY = {
     "http.guards": {"pydantic", "starlette", "structlog"},
     "rules": {"msgspec", "typing_extensions"},  # for the forms
     LEAF: set(),
     "errors": set(),
-    **{form: {"msgspec"} for form in (*PART_FORMS, *OF_PARTS)},
+    "build": set(),
+    "": set(),
+    "demo": set(),
+    **{form: {"msgspec"} for form in (*FORMS, *PART_FORMS, *OF_PARTS)},
+    "client": {"httpx2", "msgspec", "numpy", "openai"},  # numpy is of the extra `arrays`
+    "terminal": {"msgspec", "platformdirs", "psutil", "rich", "typer"},
+    "cli": {"typer"},
+    "__main__": set(),
+    "agents": {"anyio", "mcp", "mcp_types", "msgspec", "pydantic", "pydantic_core"},  # of `mcp`
+    "evals": {"httpx2", "inspect_ai", "lm_eval", "openai"},  # of `inspect` and `lm-eval`
 }
 TENSORS = {"torch", "transformers", "safetensors", "tokenizers", "accelerate", "numpy"}
 
@@ -250,6 +267,15 @@ def test_the_lowest_floors_depend_on_little_else() -> None:
         return {name for name, _ in imported(module) if name.partition(".")[0] not in allowed}
 
     check(foreign, [m for m in MODULES if any(within(m, prefix) for prefix in THIRD_PARTY)])
+
+
+def test_the_light_install_has_forms_and_rules_of_the_service_and_nothing_else() -> None:
+    floors = ("client", "terminal", "agents", "evals", "rules", "messages", "demo", "errors")
+    others = LIGHT - FORMS - PART_FORMS - {"", "build", "cli", "__main__"}
+    strange = {module for module in others if not any(within(module, one) for one in floors)}
+    packages = {module for module in strange if MODULES[module].name == "__init__.py"}
+    assert strange == packages
+    assert not {name for module in packages for name, _ in imported(module)}
 
 
 def test_imports_stand_at_the_top_of_a_module() -> None:

@@ -243,7 +243,11 @@ def test_an_installation_that_cannot_reach_npm_needs_no_node(
     monkeypatch.setenv("npm_config_userconfig", str(tmp_path / ".npmrc"))
     for name in ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"):
         monkeypatch.delenv(name, raising=False)
-    hook = hatch_build.WebPageHook.__new__(hatch_build.WebPageHook)
+
+    class OfService(hatch_build.Hook):
+        root, target_name = str(ROOT / "service"), "wheel"
+
+    hook = OfService.__new__(OfService)
     with socket.create_server(("127.0.0.1", 0)) as registry:
         address = f"http://127.0.0.1:{registry.getsockname()[1]}"
         (tmp_path / ".npmrc").write_text(f"registry={address}/npm\n")
@@ -266,7 +270,7 @@ def hatchling(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_a_wheel_carries_the_page_and_the_licences_of_its_packages(tmp_path: Path) -> None:
-    wheel = _wheel(ROOT, tmp_path, STEERSERVE_UI="require")
+    wheel = _wheel(ROOT / "service", tmp_path, STEERSERVE_UI="require")
     names = wheel.namelist()
     assert "steerserve/webui/index.html" in names
     assert any(name.startswith("steerserve/webui/assets/") for name in names)
@@ -286,7 +290,9 @@ def test_a_source_archive_carries_the_page_so_its_installation_needs_no_npm(
     build = "import sys; from hatchling.build import build_sdist; build_sdist(sys.argv[1])"
     _run(hatchling, "-c", build, str(tmp_path), STEERSERVE_UI="require")
     (archive,) = tmp_path.glob("*.tar.gz")
-    wheel = _wheel(archive, tmp_path, STEERSERVE_UI="require", npm_config_registry=NOWHERE)
+    shutil.unpack_archive(archive, tmp_path, filter="data")
+    (service,) = tmp_path.glob("*/service")
+    wheel = _wheel(service, tmp_path, STEERSERVE_UI="require", npm_config_registry=NOWHERE)
     assert "steerserve/webui/index.html" in wheel.namelist()
 
 
@@ -294,7 +300,7 @@ def test_a_source_archive_carries_the_page_so_its_installation_needs_no_npm(
 def test_an_installation_without_npm_goes_on_without_the_page(tmp_path: Path) -> None:
     checkout = tmp_path / "checkout"
     tracked = subprocess.run(
-        ["git", "ls-files", "-z", "src", "ui", "hatch_build.py", "pyproject.toml", "README.md"],
+        ["git", "ls-files", "-z", "src", "service", "ui", "hatch_build.py", "LICENSE"],
         cwd=ROOT,
         check=True,
         capture_output=True,
@@ -303,8 +309,10 @@ def test_an_installation_without_npm_goes_on_without_the_page(tmp_path: Path) ->
     for name in filter(None, tracked.split("\0")):
         (checkout / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, checkout / name)
-    wheel = _wheel(checkout, tmp_path, STEERSERVE_UI="auto", npm_config_registry=NOWHERE)
-    assert "steerserve/cli.py" in wheel.namelist()
+    wheel = _wheel(
+        checkout / "service", tmp_path, STEERSERVE_UI="auto", npm_config_registry=NOWHERE
+    )
+    assert "steerserve/app/service.py" in wheel.namelist()
     assert not [name for name in wheel.namelist() if name.startswith("steerserve/webui/")]
 
 

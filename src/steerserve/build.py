@@ -44,6 +44,17 @@ def version(root: Path = _SOURCE_ROOT) -> str:
     return _packed(root / "PKG-INFO")
 
 
+def service_version() -> str:
+    """The version of the service that is installed. In sources it is that of the sources.
+
+    Raises:
+        PackageNotFoundError: no service is installed.
+    """
+    if (_SOURCE_ROOT / "pyproject.toml").is_file():
+        return version()
+    return metadata.version("steerserve-service")
+
+
 def _told_by_git(root: Path) -> str:
     # without the variables of a git command that may run this process, such as a hook
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}

@@ -11,7 +11,8 @@ from typing import Annotated
 import typer
 
 import steerserve
-from steerserve.terminal import commands, evals, output
+from steerserve import build
+from steerserve.terminal import commands, evals, output, starting
 
 main = typer.Typer(
     help="Serve language models, and steer them by features of sparse autoencoders.",
@@ -112,4 +113,14 @@ def root(
 
 
 def _service() -> ModuleType:
-    return importlib.import_module("steerserve.app.commands")
+    """The commands that need the service in this process."""
+    try:
+        version = build.service_version()
+        service = importlib.import_module("steerserve.app.commands")
+    except ModuleNotFoundError as error:
+        output.say(f"the service is not installed, {error.name} is missing: {starting.INSTALL}")
+        raise typer.Exit(output.WRONG_USE) from None
+    if version != build.version():
+        output.say(f"this is {build.version()}, and the service is {version}: {starting.INSTALL}")
+        raise typer.Exit(output.WRONG_USE)
+    return service

@@ -6,10 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from steerserve.client import shown
+
+try:
+    import numpy as np
+    from numpy.typing import NDArray
+except ModuleNotFoundError:
+    text = 'numpy is not installed: pip install "steerserve[arrays]"'
+    raise ImportError(text) from None
 
 
 @dataclass(frozen=True, slots=True)

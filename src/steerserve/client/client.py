@@ -200,10 +200,10 @@ class Service(Noun[Mode]):
         """The vectors of texts: float32 [texts, width]. They are never steered."""
         one: Service[Mode] = self
         _refuse_unknown("embed", names.EMBEDDINGS, body)
+        arrays = importlib.import_module("steerserve.client.arrays")
         named = yield from one._model(model)
         whole = {"model": named, "input": [texts] if isinstance(texts, str) else texts, **body}
         reply = yield from answered(Call("POST", "/v1/embeddings", body=whole), one.retries)
-        arrays = importlib.import_module("steerserve.client.arrays")
         with expected(reply.status):
             return cast("NDArray[np.float32]", arrays.vectors(an_object(reply)))
 

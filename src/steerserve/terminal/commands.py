@@ -14,6 +14,7 @@ from steerserve.client.faults import (
     ModelNotFound,
     SaeIncompatible,
     SaeNotFound,
+    ServiceError,
     ValidationError,
 )
 from steerserve.control.models.views import ModelRecord
@@ -79,7 +80,6 @@ def run(
         raise typer.BadParameter("--json needs a prompt")
     with refusals(), Client() as client:
         if not starting.answers(client):
-            output.note(f"starting a service at {client.base_url}; `steerserve stop` stops it")
             starting.start(client, has_demo=model in DEMO)
         loaded = _load(client, _known(client, model))
         _attach_wanted(client, sae, layer, is_demo=model in DEMO)
@@ -381,11 +381,21 @@ def _known(client: Client, text: str) -> int | str:
     try:
         return client.models.get(known).id
     except ModelNotFound:
+        if text in DEMO:
+            _refuse_without_data()
         source = str(demo.MODEL_DIR) if text in DEMO else text
         if "/" not in source:
             raise
     fields: dict[str, Any] = {"custom_name": name} if text in DEMO else {}
     return client.models.register(source, progress=output.is_lively(), **fields).id
+
+
+def _refuse_without_data() -> None:
+    """Raises:
+    ServiceError: the bundled model and its SAE are not on this machine.
+    """
+    if not demo.DATA.is_dir():
+        raise ServiceError(f"the bundled model and its SAE are not here: {starting.INSTALL}")
 
 
 def _recommended(model: ModelRecord) -> dict[str, object]:
@@ -413,6 +423,7 @@ def _attach_wanted(client: Client, sae: str | None, layer: int | None, *, is_dem
             or client.saes.attach(record.id, layer=at, overrides=overrides or None)
         )
     elif is_demo and not client.saes.attachment().is_attached:
+        _refuse_without_data()
         shipped = next(one for one in demo.saes() if one.name == demo.proof()["sae"])
         stored = client.saes.download(str(shipped.path), progress=False)
         document = {str(index): entry for index, entry in demo.labels(shipped).items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import subprocess
@@ -15,12 +16,15 @@ import platformdirs
 import psutil
 
 from steerserve.client import Client, ServiceError, ServiceUnreachable
+from steerserve.terminal import output
 
 START_SECONDS = 120.0
 STOP_SECONDS = 60.0
 LOOK_SECONDS = 0.2
 RECORD, LOG = "terminal.json", "terminal.log"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+INSTALL = 'pip install "steerserve[serve]"'
+"""The line that installs the service."""
 
 
 class Started(msgspec.Struct, frozen=True):
@@ -54,11 +58,16 @@ def start(client: Client, *, has_demo: bool) -> None:
     and writes its log to `terminal.log` in the data folder.
 
     Raises:
-        ServiceUnreachable: the address is none of this machine, or the service does not start.
+        ServiceUnreachable: the address is none of this machine, or the service is not installed or does not start.
     """
     place = urlsplit(client.base_url)
     if place.hostname not in LOOPBACK or place.scheme != "http":
         raise ServiceUnreachable(f"no service answers at {client.base_url}")
+    if importlib.util.find_spec("steerserve.app") is None:
+        raise ServiceUnreachable(
+            f"no service answers at {client.base_url}, and none is installed here: {INSTALL}"
+        )
+    output.note(f"starting a service at {client.base_url}; `steerserve stop` stops it")
     folder = home()
     folder.mkdir(parents=True, exist_ok=True)
     command = "demo" if has_demo else "serve"
