@@ -35,11 +35,12 @@ class BatchRow:
     """One row, from its prompt to its end. `version` is the version of the steering when its prefill began. `where`
     names its prompt in refusals of a request with several prompts. `label` names it in records of monitoring; a row
     without a label is not monitored. `slot` is its room in the cache, from its first pass to its end. `client` is the
-    client whose request it belongs to, and `yields` says that this request yields to others. With
-    `is_stream` its tokens are sent to the client as they come. `seconds` is how long the engine has worked for it,
-    without decode passes. `steering` is its plan, resolved for its tokens. With `may_reuse` it may begin with keys and values that another row has computed; with
-    `needs_exact` only with those that have the bits which it would compute itself. `parts` serve what its request asks
-    for beside its goal, and what else reads it; `fault` is an error of one of them in a pass."""
+    client whose request it belongs to, and `yields` says that this request yields to others. With `is_stream` its
+    tokens are sent to the client as they come. `seconds` is how long the engine has worked for it, without decode
+    passes. `steering` is its plan, resolved for its tokens. With `may_reuse` it may begin with keys and values that
+    another row has computed; with `needs_exact` only with those that have the bits which it would compute itself.
+    `parts` serve what its request asks for beside its goal, and what else reads it; `fault` is an error of one of them
+    in a pass."""
 
     request: int
     choice: int
