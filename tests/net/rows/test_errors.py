@@ -101,6 +101,8 @@ UNCALLED = {
     *(f"FeatureMonitor.{name}" for name in ("watch", "detached", "read", "read_contexts", "reset")),
     *("Sensing.arm", "Sensing.detached", "LiveReaders.detached", "Armoury.make"),
     *("SensedRow.keep_only", "ContextRing.strongest", "RunningCounts.read"),
+    *("RowGoal.first_scored", "RowGoal.read_prompt", "RowGoal.add_sums"),
+    *("RowGoal.resume", "RowGoal.outcomes"),
 }
 """Methods that no request calls where nothing fails: those of commands, of trained lenses, of what follows an error,
 and those that every class replaces by its own."""
