@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from steerserve.errors import Refusal
-from steerserve.parts.row_part import RowFacts, RowPart, SaeRead
+from steerserve.parts.row_part import Read, RowFacts, RowPart, SaeRead
 from steerserve.worker import memory
 from steerserve.worker.sae.canonical import Sae
 
@@ -48,10 +48,10 @@ class EncodedPart(RowPart):
         """Take the values [n, d_in] at these positions."""
         raise NotImplementedError
 
-    def read_values(self, read: SaeRead, values: Tensor, first: int) -> None:
+    def read_values(self, read: Read, values: Sequence[Tensor], first: int) -> None:
         if self._keeps_last:
             self._copied.clear()
-        self._copied.append((first, values))
+        self._copied.append((first, values[0]))
         if sum(len(values) for _, values in self._copied) >= self._wait:
             self.encode_rest()
 

@@ -8,9 +8,11 @@ from typing import Protocol
 
 from torch import Tensor
 
+from steerserve.rules.steering.positions import Positions
 from steerserve.rules.steering.vector import Direction
 from steerserve.worker import memory
 from steerserve.worker.sae.canonical import Sae
+from steerserve.worker.sae.sites import Site
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +21,18 @@ class SaeRead:
 
     number: int
     is_before: bool
+
+
+@dataclass(frozen=True, eq=False)
+class SiteRead:
+    """Reads these sites of the model, each once: before anything is done to their values, or the values that the model
+    goes on with. Parts that read the same sites share one such object."""
+
+    sites: tuple[Site, ...]
+    is_before: bool
+
+
+Read = SaeRead | SiteRead
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +47,10 @@ class RowFacts:
         text_of: gives the text of a token.
         sae: gives the number of the SAE that is attached under a key, and the SAE with its encoder on the device of its
             site. It raises a Refusal SAE_NOT_ATTACHED, or INSUFFICIENT_MEMORY where the encoder does not fit there.
+        sites: gives what reads sites, each by its name and its layer, with `is_before` as `SiteRead` has it. It raises
+            a Refusal SAE_INCOMPATIBLE for a site that the model does not have.
+        are_at: says for each position of [first, first + count) whether it is one of the positions that are meant.
+            What is not known yet, because its token is not written, is not one of them.
     """
 
     choice: int
@@ -43,6 +61,8 @@ class RowFacts:
     special: frozenset[int]
     text_of: Callable[[int], str]
     sae: Callable[[str], tuple[int, Sae]]
+    sites: Callable[[Sequence[tuple[str, int]], bool], SiteRead]
+    are_at: Callable[[Positions, int, int], Sequence[bool]]
 
     def token_at(self, position: int) -> int:
         """The token at a position of prompt and completion."""
@@ -52,8 +72,8 @@ class RowFacts:
 
 @dataclass(slots=True)
 class Copied:
-    """The values [n, d_in] that a pass copied at one SAE, for the part of one row, or for the parts of several rows
-    that take them together.
+    """The values [n, width] that a pass copied at one SAE, or at each site of a read, for the part of one row, or for
+    the parts of several rows that take them together.
 
     Attributes:
         parts: the parts, in the order of their rows in the pass.
@@ -61,18 +81,18 @@ class Copied:
         sizes: for each part, the number of its values. They follow those of the part before it.
     """
 
-    read: SaeRead
+    read: Read
     parts: list[RowPart]
     firsts: list[int]
     sizes: list[int]
-    values: Tensor
+    values: Sequence[Tensor]
 
 
 class Reader(Protocol):
     """Takes what passes copied for parts of rows."""
 
     def take_pass(self, copies: Sequence[Copied]) -> None:
-        """Take the copies of one pass, which has ended; one for each attached SAE."""
+        """Take the copies of one pass, which has ended; one for each read."""
 
     def fail(self, parts: Sequence[RowPart], error: Exception) -> Exception | None:
         """What ends the rows of these parts after an error over their values; None where the rows go on without what
@@ -88,13 +108,13 @@ class RowPart:
 
     Attributes:
         name: the name of the part.
-        reads: the attached SAEs whose values it reads.
+        reads: the attached SAEs, and the sites, whose values it reads.
         directions: the directions along which it reads at each position from which a token is drawn.
         may_reuse: whether a kept beginning of the prompt may stand for positions that the part does not see then.
     """
 
     name = ""
-    reads: Sequence[SaeRead] = ()
+    reads: Sequence[Read] = ()
     directions: Sequence[Direction] = ()
     may_reuse = True
 
@@ -103,8 +123,8 @@ class RowPart:
         """Who takes the values that are copied for this part."""
         return self
 
-    def reads_in_pass(self) -> Sequence[SaeRead]:
-        """The attached SAEs that it reads in the coming pass."""
+    def reads_in_pass(self) -> Sequence[Read]:
+        """What it reads in the coming pass."""
         return self.reads
 
     @property
@@ -112,12 +132,13 @@ class RowPart:
         """Whether the model must read the tokens of the row again without steering, once the row has ended."""
         return False
 
-    def span(self, read: SaeRead, start: int, end: int) -> tuple[int, int]:
+    def span(self, read: Read, start: int, end: int) -> tuple[int, int]:
         """The positions [low, high) whose values are wanted of a pass over the positions [start, end)."""
         return start, end
 
-    def read_values(self, read: SaeRead, values: Tensor, first: int) -> None:
-        """Take a copy of the values [n, d_in] at the positions from `first` on. This comes after their pass."""
+    def read_values(self, read: Read, values: Sequence[Tensor], first: int) -> None:
+        """Take copies of the values [n, width] at the positions from `first` on: one for an attached SAE, or one for
+        each site. This comes after their pass."""
 
     def take_pass(self, copies: Sequence[Copied]) -> None:
         for one in copies:

@@ -649,8 +649,8 @@ def test_a_tap_that_cannot_keep_what_it_sees_ends_its_own_request_only(
 ) -> None:
     see = part_reads._Copy.copy
 
-    def unkept(self: Any, value: Tensor, *more: Any) -> None:
-        see(self, value.as_subclass(Unkept), *more)
+    def unkept(self: Any, number: int, value: Tensor, *more: Any) -> None:
+        see(self, number, value.as_subclass(Unkept), *more)
 
     monkeypatch.setattr(part_reads._Copy, "copy", unkept)
     bench = Bench(llama)

@@ -21,6 +21,7 @@ from steerserve.rules.units import MIB
 from steerserve.worker import memory
 from steerserve.worker.hooks.attach import attach
 from steerserve.worker.hooks.hooks import HookedSaes
+from steerserve.worker.hooks.places import NO_CATCHES
 from steerserve.worker.live.target import target_of
 from steerserve.worker.model.budget import SaeRoom
 from steerserve.worker.model.checkpoint import Checkpoint
@@ -325,7 +326,7 @@ def test_an_encoder_moves_to_its_site_when_something_first_reads() -> None:
     asked: list[tuple[torch.device, int]] = []
     steering = elsewhere(lambda device, size: asked.append((device, size)))
     plan = m.Overlay(0, {KEY: ONE})
-    (site,) = steering.planner.plan_pass([RowSteering(plan)], [(0, 1)], {}).sites.values()
+    (site,) = steering.planner.plan_pass([RowSteering(plan)], [(0, 1)], NO_CATCHES).sites.values()
     delta = site.deltas[KEY]
     assert delta.device.type == "meta"
     assert asked == []

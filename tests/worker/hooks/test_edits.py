@@ -41,6 +41,7 @@ from steerserve.rules.steering.positions import Positions, Selection
 from steerserve.rules.steering.vector import Direction
 from steerserve.worker.hooks.edits import SiteEdits
 from steerserve.worker.hooks.parts import Part, Span
+from steerserve.worker.hooks.places import NO_CATCHES
 from steerserve.worker.hooks.readings import Directions, Readings
 from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.rows.steering import RowSteering, TokenFacts
@@ -994,7 +995,7 @@ def test_rows_in_another_order_keep_what_was_prepared_for_them(loaded: Loaded) -
 
     def changed(order: Sequence[int]) -> tuple[SiteEdits, Tensor]:
         ordered_rows = [rows[at] for at in order]
-        (site,) = bench.steering.planner.plan_pass(ordered_rows, spans, {}).sites.values()
+        (site,) = bench.steering.planner.plan_pass(ordered_rows, spans, NO_CATCHES).sites.values()
         work = site.edits
         assert work is not None
         span = Span(*zip(*spans, strict=True))
@@ -1009,5 +1010,5 @@ def test_rows_in_another_order_keep_what_was_prepared_for_them(loaded: Loaded) -
             work, change = changed(order)
             assert work is first
             assert torch.equal(change, expected[list(order)])
-        (fewer,) = bench.steering.planner.plan_pass(rows[:2], spans[:2], {}).sites.values()
+        (fewer,) = bench.steering.planner.plan_pass(rows[:2], spans[:2], NO_CATCHES).sites.values()
         assert fewer.edits is not first

@@ -15,6 +15,7 @@ from steerserve.messages import Follow, Overlay, Plan, Suppressed
 from steerserve.rules.saes.sites import EMBED, RESID_MID, RESID_POST, RESID_PRE
 from steerserve.rules.steering.live import Live
 from steerserve.worker.hooks.hooks import HookedSaes
+from steerserve.worker.hooks.places import NO_CATCHES
 from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.rows.steering import RowSteering
 from steerserve.worker.sae import sites
@@ -308,7 +309,7 @@ def test_a_row_without_steering_is_bitwise_the_model_without_hooks(
     with steered_bench(llama) as bench:
         bench.steering.set_live(live)
         rows = [RowSteering(plan), RowSteering(plan)]
-        planned = bench.steering.planner.plan_pass(rows, [(0, 1)] * 2, {})
+        planned = bench.steering.planner.plan_pass(rows, [(0, 1)] * 2, NO_CATCHES)
         with bench.steering.passes.steered(planned):
             hooked_logits = logits_of(llama)
         assert bench.steering.applied == {KEY: 0}

@@ -9,7 +9,7 @@ from torch import Tensor
 from steerserve.parts.activations import form as activations
 from steerserve.parts.activations.form import Reading, Tap
 from steerserve.parts.encoded import EncodedPart, positions_at_once
-from steerserve.parts.row_part import RowFacts, SaeRead
+from steerserve.parts.row_part import Read, RowFacts
 from steerserve.worker.live.ranking import largest
 from steerserve.worker.sae.canonical import NEEDS_K, Sae
 
@@ -39,7 +39,7 @@ class ActivationsRow(EncodedPart):
         self._narrowed: Sae | None = None
         self._readings: list[tuple[int, list[tuple[int, float]]]] = []
 
-    def span(self, read: SaeRead, start: int, end: int) -> tuple[int, int]:
+    def span(self, read: Read, start: int, end: int) -> tuple[int, int]:
         return activations.span(self._tap.positions, len(self._facts.prompt), start, end)
 
     def chunk(self, *, is_last: bool) -> list[Reading] | None:

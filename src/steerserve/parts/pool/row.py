@@ -9,7 +9,7 @@ from torch import Tensor
 
 from steerserve.parts.encoded import EncodedPart, positions_at_once
 from steerserve.parts.pool.form import Pool, Pooled
-from steerserve.parts.row_part import RowFacts, SaeRead
+from steerserve.parts.row_part import Read, RowFacts
 
 
 class PoolRow(EncodedPart):
@@ -30,7 +30,7 @@ class PoolRow(EncodedPart):
         self._wanted = set(self._positions)
         self._pooled: Tensor | None = None
 
-    def span(self, read: SaeRead, start: int, end: int) -> tuple[int, int]:
+    def span(self, read: Read, start: int, end: int) -> tuple[int, int]:
         within = [at for at in self._positions if start <= at < end]
         return (within[0], within[-1] + 1) if within else (end, end)
 

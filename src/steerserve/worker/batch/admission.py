@@ -178,6 +178,8 @@ def _parts(request: m.Request, row: BatchRow, model: Checkpoint, saes: HookedSae
         model.special_tokens,
         model.decode_token,
         lambda key: (saes.find(key).number, saes.sae(key)),
+        saes.read_of,
+        row.steering.are_at,
     )
     made = []
     for name, raw in request.parts.items():

@@ -24,7 +24,7 @@ from steerserve.worker import memory
 from steerserve.worker.batch.planned import Pass
 from steerserve.worker.hooks.called_sites import PlaceName, Unlike, is_same
 from steerserve.worker.hooks.hooks import HookedSaes
-from steerserve.worker.hooks.places import Catch
+from steerserve.worker.hooks.places import Catches
 from steerserve.worker.model import recording
 from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.model.kv import KvCache
@@ -102,10 +102,11 @@ class DecodeGraphs:
         self,
         cache: KvCache,
         planned: Pass,
-        catches: Mapping[int, Sequence[Catch]],
+        catches: Catches,
         by_hooks: Callable[[], PassResult],
     ) -> PassResult:
-        """Run a decode pass with the steering of its rows. The functions of `catches` take the values of the sites.
+        """Run a decode pass with the steering of its rows. The functions of `catches` take the values of
+        the attached SAEs.
         `by_hooks` runs the same pass with hooks at the sites."""
         tokens, starts = [ids[0] for ids in planned.tokens], planned.starts
         while not self._is_off:

@@ -1,38 +1,49 @@
-"""Gives the parts of rows the values that they read at attached SAEs: a pass copies them, and the parts get the copies
-after the pass."""
+"""Gives the parts of rows the values that they read at attached SAEs and at sites: a pass copies them, and the parts get
+the copies after the pass."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from steerserve.parts.row_part import Copied, Reader, RowPart, SaeRead
+from steerserve.parts.row_part import Copied, Read, Reader, RowPart, SaeRead, SiteRead
 from steerserve.worker.batch.planned import Pass
-from steerserve.worker.hooks.places import Catch
+from steerserve.worker.hooks.called_sites import PlaceName
+from steerserve.worker.hooks.places import Catch, Catches, SiteCatches, name_of
 from steerserve.worker.rows.rows import BatchRow
 
 
 @dataclass(slots=True)
 class _Copy:
-    """What a reader gets of one SAE in the pass that runs: of each part's row, which is at a place in the pass, a slice
-    of its tokens there."""
+    """What a reader gets of one SAE, or of the sites of one read, in the pass that runs: of each part's row, which is at
+    a place in the pass, a slice of its tokens there."""
 
     reader: Reader
-    read: SaeRead
+    read: Read
     rows: list[BatchRow] = field(default_factory=list)
     parts: list[RowPart] = field(default_factory=list)
     places: list[int] = field(default_factory=list)
     wanted: list[slice] = field(default_factory=list)
     firsts: list[int] = field(default_factory=list)
-    values: Tensor | None = None
+    values: list[Tensor | None] = field(init=False)
+    is_failed: bool = False
 
-    def copy(self, value: Tensor, delta: Tensor | None) -> None:
-        """Copy the values from those of all rows [rows, T, d_in]; `delta` [rows or 1, 1 or T, d_in] is what was added.
-        Padding may follow the positions. Other rows have a part in this pass, so nothing is raised."""
+    def __post_init__(self) -> None:
+        count = len(self.read.sites) if isinstance(self.read, SiteRead) else 1
+        self.values = [None] * count
+
+    def copy(self, number: int, value: Tensor, delta: Tensor | None) -> None:
+        """Copy the values of the site with this number from those of all rows [rows, T, width]; `delta`
+        [rows or 1, 1 or T, width] is what was added. Padding may follow the positions. Other rows have a part in this
+        pass, so nothing is raised."""
+        if self.is_failed:
+            return
         try:
-            self.values = self._copied(value.detach(), None if self.read.is_before else delta)
+            added = None if self.read.is_before else delta
+            self.values[number] = self._copied(value.detach(), added)
         except Exception as error:
             self.fail(error)
 
@@ -51,27 +62,30 @@ class _Copy:
 
     def fail(self, error: Exception) -> None:
         """The rows end with this error of their parts once their tokens are drawn, unless they go on without."""
-        self.values = None
+        self.is_failed, self.values = True, []
         refusal = self.reader.fail(self.parts, error)
         for row in self.rows if refusal is not None else ():
             row.fault = row.fault or refusal
 
     def taken(self) -> Copied | None:
         """What the reader gets; None where nothing was copied, or the one row ends."""
-        if self.values is None or all(row.fault is not None for row in self.rows):
+        if self.is_failed or all(row.fault is not None for row in self.rows):
+            return None
+        values = [value for value in self.values if value is not None]
+        if len(values) < len(self.values):
             return None
         sizes = [wanted.stop - wanted.start for wanted in self.wanted]
-        return Copied(self.read, self.parts, self.firsts, sizes, self.values)
+        return Copied(self.read, self.parts, self.firsts, sizes, values)
 
 
 class PartReads:
     """Owner of the copies of the pass that runs."""
 
     def __init__(self) -> None:
-        self._copies: dict[Reader, dict[SaeRead, _Copy]] = {}
+        self._copies: dict[Reader, dict[Read, _Copy]] = {}
 
-    def expect(self, planned: Pass) -> dict[int, list[Catch]]:
-        """What copies the values that the parts of the rows read in this pass, by the numbers of the SAEs."""
+    def expect(self, planned: Pass) -> Catches:
+        """What copies the values that the parts of the rows read in this pass."""
         self._copies = {}
         for place, (row, (start, count)) in enumerate(
             zip(planned.rows, planned.spans, strict=True)
@@ -79,14 +93,21 @@ class PartReads:
             for part in row.parts if row.fault is None else ():
                 for read in part.reads_in_pass():
                     self._expect(part, read, row, place, start, start + count)
-        catches: dict[int, list[Catch]] = {}
+        saes: dict[int, list[Catch]] = {}
+        sites: dict[PlaceName, SiteCatches] = {}
         for copies in self._copies.values():
             for read, copy in copies.items():
-                catches.setdefault(read.number, []).append(copy.copy)
-        return catches
+                if isinstance(read, SaeRead):
+                    saes.setdefault(read.number, []).append(partial(copy.copy, 0))
+                    continue
+                for number, site in enumerate(read.sites):
+                    caught = sites.setdefault(name_of(site), SiteCatches(site))
+                    catches = caught.before if read.is_before else caught.after
+                    catches.append(partial(copy.copy, number))
+        return Catches(saes, sites)
 
     def _expect(
-        self, part: RowPart, read: SaeRead, row: BatchRow, place: int, start: int, end: int
+        self, part: RowPart, read: Read, row: BatchRow, place: int, start: int, end: int
     ) -> None:
         reader = part.reader
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -15,7 +15,7 @@ from steerserve.worker.batch.part_reads import PartReads
 from steerserve.worker.batch.planned import Pass
 from steerserve.worker.batch.states import reading_states
 from steerserve.worker.hooks.hooks import HookedSaes
-from steerserve.worker.hooks.places import Catch
+from steerserve.worker.hooks.places import Catches
 from steerserve.worker.model import kv
 from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.model.plain import PlainPasses
@@ -64,8 +64,9 @@ class SteeredPasses:
         self._reads.discard()
         self._saes.uncount(applied)
 
-    def _run(self, planned: Pass, catches: Mapping[int, Sequence[Catch]]) -> PassResult:
-        graphs = self._graphs if planned.may_replay else None
+    def _run(self, planned: Pass, catches: Catches) -> PassResult:
+        # a replay calls no hook
+        graphs = self._graphs if planned.may_replay and not catches.sites else None
         if graphs is not None:
             graphs.begin_pass()
             if graphs.takes(len(planned.rows)):
@@ -73,14 +74,14 @@ class SteeredPasses:
                 return graphs.decode(self._cache, planned, catches, called)
         return self._called(planned, catches)
 
-    def _called(self, planned: Pass, catches: Mapping[int, Sequence[Catch]]) -> PassResult:
+    def _called(self, planned: Pass, catches: Catches) -> PassResult:
         """A pass in which the model's own code is called, and the sites are hooked."""
         if not planned.is_prefill:
             return self._steered(planned, catches)
         with reading_states(planned, is_alone=self._model.is_alone) as values:
             return replace(self._steered(planned, catches), values=values)
 
-    def _steered(self, planned: Pass, catches: Mapping[int, Sequence[Catch]]) -> PassResult:
+    def _steered(self, planned: Pass, catches: Catches) -> PassResult:
         spans = planned.spans
         plan = self._saes.planner.plan_pass(
             [row.steering for row in planned.rows],

@@ -13,11 +13,13 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
+from weakref import WeakValueDictionary
 
 import torch
 
 from steerserve.errors import Refusal
 from steerserve.messages import Follow, Overlay, Plan
+from steerserve.parts.row_part import SiteRead
 from steerserve.rules.steering import live as steering
 from steerserve.rules.steering.edits import Condition, Edit, Feature, conditions
 from steerserve.rules.steering.placed import (
@@ -97,6 +99,7 @@ class HookedSaes:
         self.planner = SitePlanner(self)
         self.version = 0
         self._found: dict[tuple[str, int], Site] = {}
+        self._reads: WeakValueDictionary[Hashable, SiteRead] = WeakValueDictionary()
         self._live = steering.Live()
         self._steered: OrderedDict[tuple[tuple[Edit, ...], Modifiers], Steered] = OrderedDict()
 
@@ -206,11 +209,26 @@ class HookedSaes:
     def _place(self, site: Site) -> Place:
         return self.places.setdefault(name_of(site), Place(site))
 
+    def read_of(self, at: Sequence[tuple[str, int]], is_before: bool) -> SiteRead:
+        """What reads these sites, each by its name and its layer; the same object for the same sites.
+
+        Raises:
+            Refusal: SAE_INCOMPATIBLE where the model does not have one of them.
+        """
+        name = tuple(at), is_before
+        read = self._reads.get(name)
+        if read is None:
+            read = self._reads[name] = SiteRead(tuple(self._site_at(*one) for one in at), is_before)
+        return read
+
     def _site(self, direction: Direction) -> Site:
         """Raises:
         Refusal: SAE_INCOMPATIBLE where the model does not have the site.
         """
-        at = direction.site, direction.layer
+        return self._site_at(direction.site, direction.layer)
+
+    def _site_at(self, name: str, layer: int) -> Site:
+        at = name, layer
         if at not in self._found:
             if self._find_site is None:
                 raise Refusal("SAE_INCOMPATIBLE", "this model has no sites for directions")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -17,6 +17,27 @@ Catch = Callable[[Tensor, Tensor | None], None]
 """A function that is called within a pass with a site's value [rows, T, width], before the SAE's own steering is added,
 and with the delta of that steering ([rows or 1, T or 1, width]; None where nothing is added). The function copies the
 parts that it keeps. It raises nothing, because the pass belongs to other rows too."""
+
+
+@dataclass(slots=True)
+class SiteCatches:
+    """The functions that take the value of a site: before anything is done to it, and afterwards. The delta that they
+    get is None."""
+
+    site: Site
+    before: list[Catch] = field(default_factory=list)
+    after: list[Catch] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Catches:
+    """What takes values in a pass: by the numbers of attached SAEs, and by the names of sites."""
+
+    saes: Mapping[int, Sequence[Catch]] = field(default_factory=dict)
+    sites: Mapping[PlaceName, SiteCatches] = field(default_factory=dict)
+
+
+NO_CATCHES = Catches()
 
 
 @dataclass(slots=True)

@@ -14,11 +14,11 @@ from torch import Tensor
 from steerserve.worker.hooks.called_sites import SiteCalls, SiteWork
 from steerserve.worker.hooks.edits import Masks
 from steerserve.worker.hooks.parts import Span
-from steerserve.worker.hooks.places import HookedSae, Place
+from steerserve.worker.hooks.places import Catch, HookedSae, Place
 from steerserve.worker.hooks.readings import Readings
 from steerserve.worker.hooks.site_plans import NO_PASS, PassPlan, SitePlan
 from steerserve.worker.hooks.table import DirectionTable
-from steerserve.worker.sae.sites import Called, Change, Moved, RowDeltas
+from steerserve.worker.sae.sites import Called, Change, Moved, RowDeltas, Told
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,20 +48,38 @@ class SitePasses:
         SAE."""
         with ExitStack() as undo:
             undo.callback(self._end)
-            for site in plan.sites.values():
-                if site.place.handle is None:
-                    act = partial(self.act, site.place)
-                    undo.callback(site.place.site.hook(act).remove)
+            passing = [one.place for one in plan.sites.values() if one.place.handle is None]
+            passing += [
+                Place(caught.site)
+                for name, caught in plan.catches.sites.items()
+                if name not in plan.sites
+            ]
+            for place in passing:
+                undo.callback(place.site.hook(partial(self.act, place)).remove)
             self._plan, self._values, self._readings = plan, values, Readings()
             yield
 
-    def act(self, place: Place, value: Tensor) -> Moved | Called | None:
+    def act(self, place: Place, value: Tensor) -> Moved | Called | Told | None:
         """Called by the hook: give the site's value [rows, T, width] to what reads it, and return what is done to the
         value."""
-        site = self._plan.sites.get(place.name)
         if self._values is not None:
-            return self._by_table(place, value) if site is None else self._called(place, value)
-        if site is None or not (site.deltas or site.edits or self._plan.catches):
+            is_called = place.name in self._plan.sites
+            return self._called(place, value) if is_called else self._by_table(place, value)
+        caught = self._plan.catches.sites.get(place.name)
+        if caught is None:
+            return self._moved(place, value)
+        self._give(caught.before, value)
+        moved = self._moved(place, value)
+        return Told(moved, partial(self._give, caught.after)) if caught.after else moved
+
+    def _give(self, catches: Sequence[Catch], value: Tensor) -> None:
+        for catch in catches:
+            catch(value[:, -self._plan.tokens :], None)  # all tokens where the number is 0
+
+    def _moved(self, place: Place, value: Tensor) -> Moved | None:
+        """What is done to the value of a site in a pass that is called."""
+        site = self._plan.sites.get(place.name)
+        if site is None or not (site.deltas or site.edits or self._plan.catches.saes):
             return None
         done = self._done(site, value, self._masks(site, value))
         self._tell(site, done)
@@ -93,10 +111,10 @@ class SitePasses:
         handed = [
             (attachment.number, _table(attachment).deltas())
             for _, attachment in self._plan.by_table
-            if attachment.number in self._plan.catches
+            if attachment.number in self._plan.catches.saes
         ]
         for number, delta in handed:
-            for catch in self._plan.catches[number]:
+            for catch in self._plan.catches.saes[number]:
                 catch(values[number], delta)
         for _, attachment in self._plan.by_table:
             attachment.applied += _table(attachment).expected > 0
@@ -173,7 +191,7 @@ class SitePasses:
         change = None if done.moved is None else done.moved.change
         tokens = self._plan.tokens
         for key, attachment, before in done.seen:
-            catches = self._plan.catches.get(attachment.number, ())
+            catches = self._plan.catches.saes.get(attachment.number, ())
             moved = site.deltas.get(key)
             if catches and change is not None:
                 moved = change if moved is None else change + moved

@@ -24,7 +24,7 @@ from steerserve.rules.steering.placed import NO_MODIFIERS
 from steerserve.worker.hooks.called_sites import PlaceName
 from steerserve.worker.hooks.edits import SiteEdits
 from steerserve.worker.hooks.parts import Part
-from steerserve.worker.hooks.places import Catch, HookedSae, Place, name_of
+from steerserve.worker.hooks.places import NO_CATCHES, Catches, HookedSae, Place, name_of
 from steerserve.worker.hooks.readings import Directions
 from steerserve.worker.rows.steering import RowSteering, needs_record
 from steerserve.worker.sae.canonical import Sae
@@ -66,8 +66,8 @@ class PassPlan:
             static buffers only what is called; the other SAEs, which are `by_table`, are steered by their tables.
         rows: the rows of the pass; `spans` has, for each of them, the position of its first token in the pass, and the
             number of its tokens.
-        catches: by the number of an attached SAE, the functions that take the value of its site. They get the last
-            `tokens` tokens of the value only, or all where `tokens` is 0.
+        catches: the functions that take values. They get the last `tokens` tokens of a value only, or all where
+            `tokens` is 0.
     """
 
     key: int
@@ -75,11 +75,11 @@ class PassPlan:
     by_table: Sequence[tuple[str, HookedSae]]
     rows: Sequence[RowSteering]
     spans: Sequence[tuple[int, int]]
-    catches: Mapping[int, Sequence[Catch]]
+    catches: Catches
     tokens: int
 
 
-NO_PASS = PassPlan(0, {}, (), (), (), {}, 0)
+NO_PASS = PassPlan(0, {}, (), (), (), NO_CATCHES, 0)
 """Nothing is done at any site."""
 
 
@@ -136,7 +136,7 @@ class SitePlanner:
         self,
         rows: Sequence[RowSteering],
         spans: Sequence[tuple[int, int]],
-        catches: Mapping[int, Sequence[Catch]],
+        catches: Catches,
         *,
         count: int = 0,
         tokens: int = 0,
@@ -218,7 +218,7 @@ class SitePlanner:
             number = next(self._keys) if deltas else 0
             sites[name] = SitePlan(number, place, deltas, last.edits.get(name))
         by_table = [one for one in self._saes.attached.items() if name_of(one[1].site) not in sites]
-        return PassPlan(next(self._keys), sites, by_table, (), (), {}, 0)
+        return PassPlan(next(self._keys), sites, by_table, (), (), NO_CATCHES, 0)
 
     # ------------------------------------------------------------- what rows do beside adding
 

@@ -21,7 +21,7 @@ from steerserve.messages import (
     Request,
     Statistics,
 )
-from steerserve.parts.row_part import Copied, RowPart, SaeRead
+from steerserve.parts.row_part import Copied, Read, RowPart, SaeRead
 from steerserve.rules.sensing.cluster_sensing import Decode
 from steerserve.rules.steering import live as steering
 from steerserve.worker import memory
@@ -57,7 +57,7 @@ class MonitoredRow(RowPart):
     def reads_in_pass(self) -> Sequence[SaeRead]:
         return self._monitor.reads
 
-    def span(self, read: SaeRead, start: int, end: int) -> tuple[int, int]:
+    def span(self, read: Read, start: int, end: int) -> tuple[int, int]:
         """Only the token whose logits the pass gives is observed, so that the records do not depend on how a long
         prompt was cut. A special token is observed only while its choice has no other token to record, and is not
         counted."""
@@ -143,7 +143,7 @@ class FeatureMonitor(LiveReader):
             parts, positions, values = (
                 cast("list[MonitoredRow]", copied.parts),
                 copied.firsts,
-                copied.values,
+                copied.values[0],
             )
             each = [(part.row, position) for part, position in zip(parts, positions, strict=True)]
             texts = [place for place, one in enumerate(each) if self.is_text(*one)]

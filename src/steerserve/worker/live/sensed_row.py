@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from steerserve import messages as m
-from steerserve.parts.row_part import Reader, RowPart, SaeRead
+from steerserve.parts.row_part import Read, Reader, RowPart, SaeRead
 from steerserve.rules.sensing import circuit_sensing as edge_sensing
 from steerserve.rules.sensing import cluster_sensing as sensing
 from steerserve.rules.sensing.circuit_sensing import EdgeTracker
@@ -177,7 +177,7 @@ class SensedRow(RowPart):
     def reader(self) -> Reader:
         return self._reader
 
-    def reads_in_pass(self) -> Sequence[SaeRead]:
+    def reads_in_pass(self) -> Sequence[Read]:
         """Nothing once no coming position matters. A row whose beginning may be kept is read to its end."""
         is_over = not self.row.may_reuse and all(sensor.is_over for sensor in self._sensors)
         return () if self.is_stopped or is_over else self.reads

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from steerserve.messages import ArmedCircuit, ArmedCluster, Event, Request
-from steerserve.parts.row_part import Copied, RowPart
+from steerserve.parts.row_part import Copied, RowPart, SaeRead
 from steerserve.rules.sensing.cluster_sensing import Decode, common_prefix
 from steerserve.worker import memory
 from steerserve.worker.hooks.hooks import HookedSaes
@@ -60,7 +60,11 @@ class ArmingReader:
             one = copies[0]
             rows = cast("list[SensedRow]", one.parts)
             spans = [RowSpan(*each) for each in zip(rows, one.firsts, one.sizes, strict=True)]
-            self.sensing.wait(self.arming, spans, {one.read.number: one.values for one in copies})
+            self.sensing.wait(
+                self.arming,
+                spans,
+                {cast(SaeRead, one.read).number: one.values[0] for one in copies},
+            )
 
     def fail(self, parts: Sequence[RowPart], error: Exception) -> None:
         self.sensing.stop_rows(cast("Sequence[SensedRow]", parts), error)

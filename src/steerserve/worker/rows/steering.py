@@ -123,6 +123,12 @@ class RowSteering:
         prompt = self._mask_of_prompt(edit.positions, spares)
         return [self._is_at(edit.positions, prompt, at) for at in range(first, first + size)]
 
+    def are_at(self, positions: Positions, first: int, count: int) -> list[bool]:
+        """Whether each of the positions [first, first + count) is one of these. A position whose token is not written
+        yet is none of them."""
+        prompt = self._mask_of_prompt(positions, False)
+        return [self._is_at(positions, prompt, at) for at in range(first, first + count)]
+
     def is_positional(self, edits: Sequence[Edit]) -> bool:
         """Whether one of the edits may act at some positions only, whatever it reads there."""
         return any(

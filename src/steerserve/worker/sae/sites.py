@@ -58,7 +58,15 @@ class Called:
     run: Callable[[Tensor, Callable[[Change], Tensor]], Tensor]
 
 
-AtSite = Callable[[Tensor], Change | Called]
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What is done to a value. `tell` gets the value [rows, T, width] that the model goes on with."""
+
+    change: Change
+    tell: Callable[[Tensor], None]
+
+
+AtSite = Callable[[Tensor], Change | Called | Told]
 
 
 class Handle(Protocol):
@@ -98,7 +106,8 @@ class Site:
     def hook(self, edit: AtSite) -> Handle:
         """Hook the site. `edit` gets the value [rows, T, width] and returns a tensor to add to it, whose shape
         broadcasts to the value's, such a tensor for some of the rows, the edits of rows, or None; or a `Called`, which
-        tells it later. `edit` must clone a value that it keeps, because some layers write into the tensor later."""
+        tells it later; or a `Told`, which gets the value afterwards. `edit` and `Told` must clone a value that they
+        keep, because some layers write into the tensor later."""
         residual: list[Tensor] = []
 
         def change(tensor: Tensor) -> Tensor | None:
@@ -126,16 +135,27 @@ class Site:
         return _Both(first, self.layer.register_forward_pre_hook(keep, with_kwargs=True))
 
     def _changed(self, tensor: Tensor, edit: AtSite, residual: Tensor | None) -> Tensor | None:
-        shaped = tensor
+        shaped = self._shaped(tensor, residual)
+        change = edit(self._value(shaped, residual))
+        if isinstance(change, Called):
+            return change.run(tensor, lambda told: self._moved(tensor, shaped, told))
+        if isinstance(change, Told):
+            moved = self._moved(tensor, shaped, change.change)
+            change.tell(self._value(self._shaped(moved, residual), residual))
+            return moved
+        return None if change is None else self._moved(tensor, shaped, change)
+
+    def _shaped(self, tensor: Tensor, residual: Tensor | None) -> Tensor:
+        """The tensor of the site as [rows, T, width]."""
         if self.is_flat and residual is not None:
-            shaped = tensor.view(residual.shape[0], -1, tensor.shape[-1])
+            return tensor.view(residual.shape[0], -1, tensor.shape[-1])
+        return tensor
+
+    def _value(self, shaped: Tensor, residual: Tensor | None) -> Tensor:
         value = shaped if self.scale == 1.0 else shaped * self.scale
         if self.has_residual and residual is not None:
             value = residual.to(value.device) + value
-        change = edit(value)
-        if isinstance(change, Called):
-            return change.run(tensor, lambda told: self._moved(tensor, shaped, told))
-        return None if change is None else self._moved(tensor, shaped, change)
+        return value
 
     def _moved(self, tensor: Tensor, shaped: Tensor, delta: Change) -> Tensor:
         """The tensor of the site after what is done to its value; the same tensor where nothing is done."""
