@@ -11,6 +11,7 @@ import msgspec
 from steerserve import messages as m
 from steerserve.control.inference.asked import Asked, AskedSteering
 from steerserve.parts.activations.form import ACTIVATIONS, Tap
+from steerserve.parts.activations_raw.form import ACTIVATIONS_RAW, RawReads
 from steerserve.parts.divergence.form import DIVERGENCE, Divergence
 from steerserve.parts.logprobs.form import LOGPROBS, Logprobs
 from steerserve.parts.part import Form, Part
@@ -29,6 +30,7 @@ def asked(
     logprobs: Logprobs | None = None,
     divergence: Divergence | None = None,
     readings: Sequence[Direction] = (),
+    raw: RawReads | None = None,
 ) -> dict[str, msgspec.Raw]:
     """The parts of a request."""
     return {
@@ -37,10 +39,11 @@ def asked(
         **LOGPROBS.ask(logprobs),
         **DIVERGENCE.ask(divergence),
         **READINGS.ask(Readings(tuple(readings)) if readings else None),
+        **ACTIVATIONS_RAW.ask(raw),
     }
 
 
-PARTS = ("tap", "pool", "logprobs", "divergence", "readings")
+PARTS = ("tap", "pool", "logprobs", "divergence", "readings", "raw")
 _GOAL = ("n", "constraint", "is_stream")
 
 

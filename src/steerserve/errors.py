@@ -269,6 +269,7 @@ _ROWS = (
     ),
     Row("INVALID_SCORING_REQUEST", 400, 400, "the scoring request is invalid"),
     Row("NON_FINITE_LOGITS", 500, 500, "the model produced NaN or infinite logits"),
+    Row("NON_FINITE", 500, 500, "a value that was asked for is not finite in the type asked for"),
     Row("INVALID_PARAMETER", 400, 400, "a parameter is invalid"),
     Row("MALFORMED_REQUEST", 400, 400, "the request is not valid HTTP"),
     Row("UNSUPPORTED_ENCODING", 415, 415, "the body of the request is not UTF-8"),

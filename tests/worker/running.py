@@ -47,6 +47,7 @@ from steerserve.messages import (
     Tokens,
 )
 from steerserve.parts.activations.form import Reading, Tap
+from steerserve.parts.activations_raw.form import RawReads
 from steerserve.parts.divergence.form import Diverged, Divergence
 from steerserve.parts.logprobs.form import Logprobs
 from steerserve.parts.pool.form import Pool, Pooled
@@ -246,6 +247,7 @@ class Bench:
         logprobs: Logprobs | None = None,
         divergence: Divergence | None = None,
         readings: tuple[Direction, ...] = (),
+        raw: RawReads | None = None,
         is_stream: bool = False,
         **sampling: Any,
     ) -> Answer:
@@ -270,6 +272,7 @@ class Bench:
             logprobs=logprobs,
             divergence=divergence,
             readings=readings,
+            raw=raw,
             is_stream=is_stream,
         )
         if tap and tap.is_streamed:
@@ -297,6 +300,7 @@ class Bench:
         ids: list[int] | None = None,
         echo: Echo | None = None,
         pool: Pool | None = None,
+        raw: RawReads | None = None,
         plan: Plan | None = None,
     ) -> list[BatchRow]:
         """Add a request for the distribution of the token after each prompt; its rows, in the order of the prompts."""
@@ -317,6 +321,7 @@ class Bench:
             plan=plan or Suppressed(),
             tap=tap,
             pool=pool,
+            raw=raw,
         )
         assert isinstance(command.goal, Score)
         rows = scoring_rows(command, command.goal, self.model, self.context, self.steering)

@@ -40,6 +40,7 @@ class RowFacts:
     """What a part may know of its row.
 
     Attributes:
+        request: the number of the request of the row.
         choice: the number of the row in its request, which has `rows` of them.
         prompt, out: the tokens of the prompt, and those that were written so far. `out` grows.
         max_tokens: the most tokens that the row may write.
@@ -53,6 +54,7 @@ class RowFacts:
             What is not known yet, because its token is not written, is not one of them.
     """
 
+    request: int
     choice: int
     rows: int
     prompt: Sequence[int]

@@ -196,6 +196,10 @@ class Settings(
     """Largest `top_k` of the activations of an answer."""
     sae_activations_max_entries: Count = 65_536
     """Largest number of positions times `top_k` that one request may ask for."""
+    activations_raw_max_mb: Annotated[int, Field(ge=1, le=1024)] = 32
+    """Most MiB of raw activations that one request may ask for, before they are encoded."""
+    activations_raw_all_mb: Annotated[int, Field(ge=1, le=MIB_MAXIMUM)] = 256
+    """Most MiB of raw activations that all requests of an engine may ask for at once."""
     multisae_attach_dtype: Literal["float16", "bfloat16", "float32", "model", "stored"] = "float16"
     """Type in which the matrices of SAEs that are attached as a set are kept; `model` is the type of the model,
     `stored` the type in each file."""

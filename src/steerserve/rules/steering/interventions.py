@@ -12,7 +12,7 @@ import math
 import re
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 
@@ -59,6 +59,7 @@ from steerserve.rules.steering.request import (
 )
 from steerserve.rules.steering.vector import Direction, Vector, is_finite32
 
+Form = TypeVar("Form", bound=msgspec.Struct)
 INTEGER_MAXIMUM = 2**31 - 1
 _PATH = re.compile(r" - at `\$(?P<path>.*)`$", re.DOTALL)
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>.*)`", re.DOTALL)
@@ -168,12 +169,35 @@ def parse(raw: object, field: str = INTERVENTIONS) -> RequestSteering:
             found = f"{where}: {count} edits; at most {bounds.EDITS}"
             raise Refusal("TOO_MANY_EDITS", found, param=where, maximum=bounds.EDITS)
         request.check_conditions(_joined(field, "edits"), map(_conditions_in, raw["edits"]))
-    part = _converted(raw, field)
+    part = _converted(raw, field, InterventionsPart)
     made = tuple(
         _edit(one, _joined(field, f"edits[{place}]")) for place, one in enumerate(part.edits)
     )
     modifiers = Modifiers(preserve_norm=bool(part.preserve_norm))
     return request.check(RequestSteering(made, part.mode == BESIDE, field, modifiers))
+
+
+def parse_positions(raw: object, field: str) -> Positions:
+    """The positions of a value in JSON: an object, or a name. `field` is its place in the request.
+
+    Raises:
+        Refusal: INVALID_PARAMETER, whose `param` is the place.
+    """
+    try:
+        if not isinstance(raw, str):
+            return _positions(_converted(raw, field, PositionsPart), field)
+        if raw in get_args(Name):
+            return _positions(raw, field)
+        raise _wrong(field, f"must be an object or one of {', '.join(get_args(Name))}")
+    except Refusal as refusal:
+        where, details = refusal.param, refusal.details
+        raise Refusal("INVALID_PARAMETER", refusal.message, param=where, **details) from None
+
+
+def positions_schema() -> dict[str, object]:
+    """The form of positions as a JSON schema without references."""
+    (whole,), parts = msgspec.json.schema_components([PositionsPart])
+    return {"anyOf": [{"enum": list(get_args(Name))}, _inlined(whole, parts, 0), {"type": "null"}]}
 
 
 def _conditions_in(edit: object) -> int:
@@ -201,9 +225,9 @@ def _without_data(part: object) -> object:
     return [_without_data(one) for one in part] if isinstance(part, list) else part
 
 
-def _converted(raw: object, field: str) -> InterventionsPart:
+def _converted(raw: object, field: str, kind: type[Form]) -> Form:
     try:
-        return msgspec.convert(raw, InterventionsPart)
+        return msgspec.convert(raw, kind)
     except msgspec.ValidationError as error:
         text = str(error)
         found = _PATH.search(text)
@@ -213,7 +237,7 @@ def _converted(raw: object, field: str) -> InterventionsPart:
             if match := pattern.match(why):
                 name = match["name"]
                 path = _joined(path, name)
-                why = _unknown_in(path, name) if pattern is _UNKNOWN else "is required"
+                why = _unknown_in(path, name, kind) if pattern is _UNKNOWN else "is required"
         if why.startswith(_NO_CHOICE):
             why = _expected(path)
         where = _joined(field, path)
@@ -222,10 +246,10 @@ def _converted(raw: object, field: str) -> InterventionsPart:
         raise _wrong(field, "nested too deep") from None
 
 
-def _unknown_in(path: str, name: str) -> str:
-    """Why the last part of a path is unknown, with the fields that are known at its place."""
+def _unknown_in(path: str, name: str, whole: type[msgspec.Struct]) -> str:
+    """Why the last part of a path in a `whole` is unknown, with the fields that are known at its place."""
     holder = path.removesuffix(name).rstrip(".").rpartition(".")[2].partition("[")[0]
-    known = _PARTS.get(holder)
+    known = _PARTS.get(holder) if holder else whole
     hint = (
         near_names.hint(name, [one.encode_name for one in msgspec.structs.fields(known)])
         if known
@@ -235,7 +259,6 @@ def _unknown_in(path: str, name: str) -> str:
 
 
 _PARTS: dict[str, type[msgspec.Struct]] = {
-    "": InterventionsPart,
     "edits": EditPart,
     "vector": VectorPart,
     "positions": PositionsPart,

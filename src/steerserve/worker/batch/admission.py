@@ -170,6 +170,7 @@ def _parts(request: m.Request, row: BatchRow, model: Checkpoint, saes: HookedSae
         return []
     known = parts()
     facts = RowFacts(
+        row.request,
         row.choice,
         len(request.prompts) * request.goal.rows,
         row.prompt,

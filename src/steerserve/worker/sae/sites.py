@@ -80,7 +80,8 @@ class Site:
     """The input or the output of one module, and how its tensor relates to the site's value [rows, T, width].
 
     The value is `scale` x tensor, plus the input of the layer where `has_residual`. `path` is the module's name in the
-    model. `is_flat`: the tensor has the shape [rows * T, width].
+    model. `is_flat`: the tensor has the shape [rows * T, width]. `heads` is the number of heads that the width is divided
+    into; 0 where it is not.
     """
 
     name: str
@@ -92,6 +93,7 @@ class Site:
     layer: nn.Module | None = None
     has_residual: bool = False
     is_flat: bool = False
+    heads: int = 0
 
     @property
     def device(self) -> torch.device:
@@ -238,6 +240,7 @@ def find(model: nn.Module, layers: int, site: str, layer: int) -> Site:
         layer=block if is_flat or site == RESID_MID else None,
         has_residual=site == RESID_MID,
         is_flat=is_flat,
+        heads=_heads(model, inputs(module)) if site == Z else 0,
     )
 
 
@@ -298,6 +301,12 @@ def _embedding(model: Any, layer: int) -> Site:
 
 def _text_config(model: Any) -> Any:
     return model.config.get_text_config(decoder=True)
+
+
+def _heads(model: nn.Module, width: int) -> int:
+    """The number of heads that a width is divided into; 0 where the configuration does not say."""
+    heads = int(getattr(_text_config(model), "num_attention_heads", 0) or 0)
+    return heads if heads and width % heads == 0 else 0
 
 
 def _kind(model: nn.Module) -> str:

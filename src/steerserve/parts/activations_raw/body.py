@@ -1,0 +1,53 @@
+"""The field `return_activations_raw` of bodies, and `activations_raw` of answers, as types."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, NotRequired
+
+from pydantic import Field, WithJsonSchema
+from typing_extensions import TypedDict
+
+from steerserve.parts.activations_raw.form import Dtype
+from steerserve.parts.bodies import WholeBody
+from steerserve.rules.steering import interventions
+
+LAYERS_MAXIMUM = 1024
+_Numbers = Annotated[
+    list[Annotated[int, Field(ge=0)]], Field(min_length=1, max_length=LAYERS_MAXIMUM)
+]
+
+
+class RawSiteAsked(WholeBody):
+    """A site of the model, at layers that have it. `heads` limits `hook_z` to these heads."""
+
+    site: str
+    layers: _Numbers | Literal["all"]
+    heads: _Numbers | None = None
+
+
+class ReturnActivationsRaw(WholeBody):
+    """The values of sites that the answer carries, as the forward pass computes them."""
+
+    sites: Annotated[list[RawSiteAsked], Field(min_length=1, max_length=64)]
+    positions: Annotated[object, WithJsonSchema(interventions.positions_schema())] = None
+    point: Literal["after", "before"] | None = None
+    dtype: Dtype | None = None
+    encoding: Literal["base64", "list"] | None = None
+
+
+class SiteActivations(TypedDict):
+    """The values at one site of one layer, one row for each position. `choice` is there where the answer has several,
+    and `heads` where the request names heads."""
+
+    choice: NotRequired[int]
+    site: str
+    layer: int
+    module_path: str
+    dtype: Dtype
+    shape: list[int]
+    heads: NotRequired[list[int]]
+    positions: list[int]
+    data: str | list[list[float]] | list[list[list[float]]]
+
+
+AllActivationsRaw = list[SiteActivations]

@@ -1,0 +1,250 @@
+"""`return_activations_raw`: the values that a forward pass computes at sites of the model, in an answer."""
+
+from __future__ import annotations
+
+import base64
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Literal
+
+from steerserve.errors import Refusal
+from steerserve.messages import Message
+from steerserve.parts.part import BodyField, Part, Resident, Sent
+from steerserve.rules.inference.names import GGUF
+from steerserve.rules.saes.sites import EMBED, SITES
+from steerserve.rules.steering import interventions
+from steerserve.rules.steering.positions import ALL, GENERATED, OUTPUT, Positions, Selection
+from steerserve.rules.units import MIB
+
+FIELD = "return_activations_raw"
+SITES_MAXIMUM = 1024
+"""The sites that one request may read, each counted at each layer."""
+
+DTYPES: Mapping[str, int] = MappingProxyType({"float32": 4, "float16": 2, "bfloat16": 2})
+"""The name of a type -> the bytes of one of its numbers."""
+
+Dtype = Literal["float32", "float16", "bfloat16"]
+
+
+class RawSite(Message, frozen=True):
+    """A site at a layer. `where` is its place in the request. `heads` are the heads that are read; None for all."""
+
+    where: str
+    site: str
+    layer: int
+    heads: tuple[int, ...] | None = None
+
+
+class RawReads(Message, frozen=True):
+    """The sites to read at these positions.
+
+    Attributes:
+        is_before: whether the values are read before the edits at their site.
+        dtype: the type of the numbers that are sent.
+        is_listed: whether the numbers are told as a list, so that they travel as float32.
+        max_bytes: the most bytes of the values of a request; `all_max_bytes` of all requests that run.
+    """
+
+    sites: tuple[RawSite, ...]
+    positions: Positions
+    is_before: bool
+    dtype: Dtype
+    is_listed: bool
+    max_bytes: int
+    all_max_bytes: int
+
+    @property
+    def form(self) -> RawReads:
+        """What a row gets."""
+        return self
+
+
+class RawValues(Message, frozen=True):
+    """The values [positions, *shape] of one site in little-endian numbers, in the order of the positions."""
+
+    path: str
+    shape: tuple[int, ...]
+    data: bytes
+
+
+class RawChunk(Message, frozen=True):
+    """What a row has read: one entry for each site that was asked for."""
+
+    positions: tuple[int, ...]
+    values: tuple[RawValues, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RawAsked:
+    """What a body asks for. The layers of a site are None for all layers that have it."""
+
+    sites: tuple[tuple[str, tuple[int, ...] | None, tuple[int, ...] | None], ...]
+    positions: Positions
+    is_before: bool
+    dtype: Dtype
+    is_listed: bool
+
+
+class RawActivationsPart(Part[RawReads, RawChunk]):
+    name = "activations_raw"
+    fields = MappingProxyType(
+        {
+            FIELD: BodyField(
+                "steerserve.parts.activations_raw.body:ReturnActivationsRaw",
+                is_refused=False,
+                known=MappingProxyType(
+                    {
+                        "sites": dict.fromkeys(("heads", "layers", "site")),
+                        **dict.fromkeys(("dtype", "encoding", "point", "positions")),
+                    }
+                ),
+            )
+        }
+    )
+    told = MappingProxyType(
+        {"activations_raw": "steerserve.parts.activations_raw.body:AllActivationsRaw"}
+    )
+    form = RawReads
+    chunk = RawChunk
+    row = "steerserve.parts.activations_raw.row:RawRow"
+
+    def parse(self, body: Mapping[str, Any], sent: Sent) -> RawAsked | None:
+        """Raises:
+        Refusal: INVALID_PARAMETER, whose `param` names the place.
+        """
+        asked = body.get(FIELD)
+        if asked is None:
+            return None
+        positions = ALL
+        if asked.positions is not None:
+            where = f"{FIELD}.positions"
+            positions = interventions.parse_positions(asked.positions, where)
+        sites = []
+        for place, one in enumerate(asked.sites):
+            where = f"{FIELD}.sites[{place}]"
+            if one.site not in SITES:
+                raise _refused(f"{where}.site", f"must be one of {', '.join(SITES)}")
+            layers = None if one.layers == "all" else _unlike(one.layers, f"{where}.layers")
+            if layers is not None and one.site == EMBED and layers != (0,):
+                raise _refused(f"{where}.layers", "the token embedding is at layer 0")
+            heads = None if one.heads is None else _unlike(one.heads, f"{where}.heads")
+            sites.append((one.site, layers, heads))
+        return RawAsked(
+            tuple(sites),
+            positions,
+            asked.point == "before",
+            asked.dtype or "float32",
+            asked.encoding == "list",
+        )
+
+    def check_engine(self, asked: RawAsked, engine: str) -> None:
+        """Raises:
+        Refusal: FIELD_NOT_HONOURED for a GGUF model, whose layers nothing reads.
+        """
+        if engine == GGUF:
+            why = f"{FIELD}: a GGUF model has no layers that could be read"
+            raise Refusal("FIELD_NOT_HONOURED", why, param=FIELD)
+
+    def plan(self, asked: RawAsked, resident: Resident) -> RawReads:
+        """Raises:
+        Refusal: INVALID_PARAMETER for a site or a layer that the model does not have, and for too many sites.
+        """
+        model, settings = resident.model, resident.settings
+        sites: list[RawSite] = []
+        for place, (site, layers, heads) in enumerate(asked.sites):
+            where = f"{FIELD}.sites[{place}]"
+            if model.widths and site not in model.widths:
+                has = ", ".join(name for name in SITES if name in model.widths)
+                why = f"this model has no {site} ({SITES[site]}); it has {has}"
+                raise _refused(f"{where}.site", why, sites=list(model.widths))
+            for layer in layers or ():
+                if layer >= model.layers:
+                    why = f"{layer} is outside [0, {model.layers})"
+                    raise _refused(f"{where}.layers", why, layers=model.layers)
+            every = range(1 if site == EMBED else model.layers)
+            sites += (RawSite(where, site, at, heads) for at in (layers or every))
+        if len(sites) > SITES_MAXIMUM:
+            why = f"{len(sites)} sites at all layers; at most {SITES_MAXIMUM}"
+            raise _refused(f"{FIELD}.sites", why, maximum=SITES_MAXIMUM)
+        return RawReads(
+            tuple(sites),
+            asked.positions,
+            asked.is_before,
+            asked.dtype,
+            asked.is_listed,
+            settings.activations_raw_max_mb * MIB,
+            settings.activations_raw_all_mb * MIB,
+        )
+
+    def tell(
+        self,
+        planned: RawReads,
+        chunks: Mapping[int, Sequence[RawChunk]],
+        texts: Sequence[str],
+    ) -> dict[str, object]:
+        """An entry for each choice and each site."""
+        told = [
+            {
+                **({"choice": choice} if len(texts) > 1 else {}),
+                "site": asked.site,
+                "layer": asked.layer,
+                "module_path": values.path,
+                "dtype": planned.dtype,
+                "shape": [len(chunk.positions), *values.shape],
+                **({} if asked.heads is None else {"heads": asked.heads}),
+                "positions": chunk.positions,
+                "data": _told_data(values, len(chunk.positions), planned),
+            }
+            for choice, parts in chunks.items()
+            for chunk in parts
+            for asked, values in zip(planned.sites, chunk.values, strict=True)
+        ]
+        return {"activations_raw": told}
+
+
+ACTIVATIONS_RAW = RawActivationsPart()
+
+
+def most_generated(positions: Positions, max_tokens: int) -> int:
+    """The most generated positions that may be read of an answer of at most so many tokens."""
+    include = positions.include
+    is_open = include.is_every or include.tokens or include.special or include.after_text
+    if is_open or {GENERATED, OUTPUT} & set(include.names):
+        return max_tokens
+    return _within(include, max_tokens)
+
+
+def _within(selection: Selection, max_tokens: int) -> int:
+    """The generated positions of a window."""
+    if selection.generated_window is None:
+        return 0
+    start, end = selection.generated_window
+    return max(0, min(end, max_tokens) - start)
+
+
+def _told_data(values: RawValues, count: int, planned: RawReads) -> object:
+    """Base64 of the numbers, or the numbers in nested lists."""
+    if not planned.is_listed:
+        return base64.b64encode(values.data).decode()
+    numbers = iter(array("f", values.data))
+    return _nested(numbers, (count, *values.shape))
+
+
+def _nested(numbers: Iterator[float], shape: Sequence[int]) -> list[Any]:
+    if len(shape) == 1:
+        return [next(numbers) for _ in range(shape[0])]
+    return [_nested(numbers, shape[1:]) for _ in range(shape[0])]
+
+
+def _unlike(numbers: Sequence[int], where: str) -> tuple[int, ...]:
+    """The numbers, no two of which are the same."""
+    for place, number in enumerate(numbers):
+        if number in numbers[:place]:
+            raise _refused(f"{where}[{place}]", f"{number} is there twice")
+    return tuple(numbers)
+
+
+def _refused(where: str, why: str, **details: object) -> Refusal:
+    return Refusal("INVALID_PARAMETER", f"{where}: {why}", param=where, **details)

@@ -1,0 +1,267 @@
+"""The raw activations of one row: passes copy the values of sites, and the row keeps those at its positions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from weakref import WeakSet
+
+import torch
+from torch import Tensor
+
+from steerserve.errors import Refusal
+from steerserve.parts.activations_raw.form import (
+    DTYPES,
+    FIELD,
+    RawChunk,
+    RawReads,
+    RawSite,
+    RawValues,
+    most_generated,
+)
+from steerserve.parts.row_part import Copied, Read, Reader, RowFacts, RowPart
+from steerserve.rules.steering.positions import missing
+from steerserve.worker import memory
+from steerserve.worker.sae.sites import Site
+
+KEPT_PASSES = 64
+"""Copies that several rows share are cut into those of each row after so many passes."""
+
+_RUNNING: WeakSet[RawRow] = WeakSet()
+"""What reads the rows that wait or run now. A row that is gone is not among them."""
+
+
+class RawRow(RowPart):
+    """The values of sites at the positions of one row. They are kept in the type that is sent, on the host."""
+
+    def __init__(self, form: RawReads, facts: RowFacts) -> None:
+        """Raises:
+        Refusal: INVALID_PARAMETER for a site that the model does not have, for a head that the site does not have, for
+            a prompt position that the prompt does not have, and where the values could take too many bytes;
+            INSUFFICIENT_MEMORY where they do not fit beside those of other requests.
+        """
+        self._form, self._facts = form, facts
+        for one in form.sites:
+            _check_site(one, facts)
+        read = facts.sites([(one.site, one.layer) for one in form.sites], form.is_before)
+        self.reads = (read,)
+        self._columns = [
+            _columns(one, site) for one, site in zip(form.sites, read.sites, strict=True)
+        ]
+        self._shapes = [_shape(one, site) for one, site in zip(form.sites, read.sites, strict=True)]
+        self._paths = [site.path for site in read.sites]
+        size = len(facts.prompt)
+        _check_positions(form, size)
+        wanted = facts.are_at(form.positions, 0, size)
+        # a kept beginning of a prompt never has its last position
+        self.may_reuse = not any(wanted[:-1])
+        self.request = facts.request
+        self.reserved = self._reserve(sum(wanted))
+        self._dtype: torch.dtype = getattr(torch, form.dtype)
+        self._waiting: list[tuple[list[int], list[int], Sequence[Tensor]]] = []
+        self._positions: list[int] = []
+        self._kept: list[list[Tensor]] = [[] for _ in form.sites]
+        _RUNNING.add(self)
+
+    @property
+    def reader(self) -> Reader:
+        return READER
+
+    def _reserve(self, of_prompt: int) -> int:
+        """The bytes that the values of the row may take.
+
+        Raises:
+            Refusal: as `__init__`.
+        """
+        form = self._form
+        positions = of_prompt + most_generated(form.positions, self._facts.max_tokens)
+        numbers = sum(torch.Size(shape).numel() for shape in self._shapes)
+        size = positions * numbers * DTYPES[form.dtype]
+        before = sum(one.reserved for one in _RUNNING if one.request == self.request)
+        what = (
+            f"up to {positions} positions x {numbers} numbers x {DTYPES[form.dtype]} bytes"
+            f" = {size} bytes"
+        )
+        if before:
+            what += f", and {before} bytes of the choices before it"
+        if before + size > form.max_bytes:
+            raise Refusal(
+                "INVALID_PARAMETER",
+                f"{FIELD}: {what}; at most {form.max_bytes} for a request (ACTIVATIONS_RAW_MAX_MB)",
+                param=FIELD,
+                positions=positions,
+                numbers=numbers,
+                bytes=before + size,
+                max_bytes=form.max_bytes,
+            )
+        running = sum(one.reserved for one in _RUNNING)
+        if running + size > form.all_max_bytes:
+            raise Refusal(
+                "INSUFFICIENT_MEMORY",
+                f"{FIELD}: {what}, and {running} bytes of all that runs; at most {form.all_max_bytes}"
+                " (ACTIVATIONS_RAW_ALL_MB)",
+                param=FIELD,
+                bytes=size,
+                running_bytes=running,
+                max_bytes=form.all_max_bytes,
+            )
+        return size
+
+    # ------------------------------------------------------------- in passes
+
+    def span(self, read: Read, start: int, end: int) -> tuple[int, int]:
+        if self._form.positions.is_every:
+            return start, end
+        wanted = self._facts.are_at(self._form.positions, start, end - start)
+        places = [place for place, is_in in enumerate(wanted) if is_in]
+        return (start + places[0], start + places[-1] + 1) if places else (end, end)
+
+    def wait(self, first: int, start: int, end: int, values: Sequence[Tensor]) -> None:
+        """The places [start, end) of copied values are the positions from `first` on."""
+        wanted = self._facts.are_at(self._form.positions, first, end - start)
+        positions = [first + place for place, is_in in enumerate(wanted) if is_in]
+        places = [start + place for place, is_in in enumerate(wanted) if is_in]
+        self._waiting.append((positions, places, values))
+
+    def draw(self, token: int, logits: Tensor, readings: Sequence[float]) -> None:
+        if len(self._waiting) >= KEPT_PASSES:
+            self._keep()
+
+    def _keep(self) -> None:
+        """Keep the own values of the copies, in the type that is sent.
+
+        Raises:
+            Refusal: NON_FINITE.
+        """
+        waiting, self._waiting = self._waiting, []
+        positions = [at for some, _, _ in waiting for at in some]
+        for number, columns in enumerate(self._columns):
+            parts = [_picked(values[number], places) for _, places, values in waiting]
+            rows = torch.cat(parts) if len(parts) > 1 else parts[0]
+            if columns is not None:
+                rows = rows[:, columns.to(rows.device)]
+            sent = rows.to(self._dtype)
+            if not bool(sent.isfinite().all()):
+                raise self._not_finite(number, positions, rows, sent)
+            self._kept[number].append(sent.cpu())
+        self._positions += positions
+
+    def _not_finite(
+        self, number: int, positions: Sequence[int], rows: Tensor, sent: Tensor
+    ) -> Refusal:
+        at, column = (int(place) for place in (~sent.isfinite()).nonzero()[0])
+        one, value = self._form.sites[number], float(rows[at, column])
+        place = f"{one.site} of layer {one.layer} at position {positions[at]}"
+        why = f"{one.where}: {place} has the value {value}"
+        if rows[at, column].isfinite():
+            why += f", which {self._form.dtype} cannot hold; bfloat16 can"
+        return Refusal(
+            "NON_FINITE",
+            why,
+            param=one.where,
+            site=one.site,
+            layer=one.layer,
+            position=positions[at],
+        )
+
+    # ------------------------------------------------------------- at the end
+
+    def chunk(self, *, is_last: bool) -> RawChunk | None:
+        if not is_last:
+            return None
+        if self._waiting:
+            self._keep()
+        kind = torch.float32 if self._form.is_listed else self._dtype
+        values = []
+        for path, shape, kept in zip(self._paths, self._shapes, self._kept, strict=True):
+            data = b""
+            if kept:
+                data = torch.cat(kept).to(kind).contiguous().view(torch.uint8).numpy().tobytes()
+            values.append(RawValues(path, shape, data))
+            kept.clear()
+        self.reserved = 0
+        return RawChunk(tuple(self._positions), tuple(values))
+
+    def refusal(self, error: Exception) -> Exception:
+        if not memory.is_exhausted(error):
+            return error
+        device = memory.exhausted(error, torch.device("cpu"))
+        why = f"{device} ran out of memory over the activations asked for"
+        return Refusal("INSUFFICIENT_MEMORY", why, **memory.described(device))
+
+
+class RawReader:
+    """Takes the values of all rows together."""
+
+    def take_pass(self, copies: Sequence[Copied]) -> None:
+        for copied in copies:
+            start = 0
+            for part, first, size in zip(copied.parts, copied.firsts, copied.sizes, strict=True):
+                assert isinstance(part, RawRow)
+                part.wait(first, start, start + size, copied.values)
+                start += size
+
+    def fail(self, parts: Sequence[RowPart], error: Exception) -> Exception | None:
+        refusal = parts[0].refusal(error)
+        memory.recover(error)
+        return refusal
+
+
+READER = RawReader()
+
+
+def _picked(values: Tensor, places: Sequence[int]) -> Tensor:
+    """The rows [n, width] at these rising places."""
+    if not places or places[-1] - places[0] + 1 == len(places):
+        return values[places[0] : places[-1] + 1] if places else values[:0]
+    return values[torch.tensor(places, device=values.device)]
+
+
+def _check_site(one: RawSite, facts: RowFacts) -> None:
+    """Raises:
+    Refusal: INVALID_PARAMETER for a site that the model does not have there, naming its place in the request.
+    """
+    try:
+        facts.sites([(one.site, one.layer)], True)
+    except Refusal as refusal:
+        where = f"{one.where}.site"
+        why = f"{where}: {refusal.message}"
+        raise Refusal("INVALID_PARAMETER", why, **{**refusal.details, "param": where}) from None
+
+
+def _check_positions(form: RawReads, size: int) -> None:
+    """Raises:
+    Refusal: INVALID_PARAMETER for a position that a prompt of `size` tokens does not have.
+    """
+    at = missing(form.positions, size)
+    if at is not None:
+        where = f"{FIELD}.positions.prompt_positions"
+        why = f"{where}: the prompt has no position {at}; it has {size} tokens"
+        raise Refusal("INVALID_PARAMETER", why, param=where, prompt_tokens=size)
+
+
+def _columns(one: RawSite, site: Site) -> Tensor | None:
+    """The columns of the heads that are read; None for all.
+
+    Raises:
+        Refusal: INVALID_PARAMETER for a site without heads, and for a head that it does not have.
+    """
+    if one.heads is None:
+        return None
+    where = f"{one.where}.heads"
+    for head in one.heads:
+        if not site.heads:
+            why = f"{where}: {site.name} of this model is not divided into heads"
+            raise Refusal("INVALID_PARAMETER", why, param=where)
+        if head >= site.heads:
+            why = f"{where}: {head} is outside [0, {site.heads})"
+            raise Refusal("INVALID_PARAMETER", why, param=where, heads=site.heads)
+    size = site.width // site.heads
+    return torch.cat([torch.arange(head * size, (head + 1) * size) for head in one.heads])
+
+
+def _shape(one: RawSite, site: Site) -> tuple[int, ...]:
+    """The shape of the values at one position: [heads, head width] where the site has heads."""
+    if not site.heads:
+        return (site.width,)
+    heads = site.heads if one.heads is None else len(one.heads)
+    return heads, site.width // site.heads
