@@ -180,6 +180,33 @@ def test_activations_are_arrays_with_the_texts_of_their_tokens(client: Client) -
     assert list(again.positions) == list(read.positions)
 
 
+def test_values_of_sites_are_arrays(client: Client) -> None:
+    """Whatever type and encoding they are sent in."""
+    sites = [{"site": "resid_post", "layers": [1, 3]}, {"site": "hook_z", "layers": [0]}]
+
+    def read(**fields: Any) -> Any:
+        asked = {"sites": sites, **fields}
+        answer = client.complete("the sea", max_tokens=3, seed=1, return_activations_raw=asked)
+        assert answer.usage is not None
+        assert answer.activations is not None
+        assert len(answer.activations.positions_at("hook_z", 0)) == answer.usage.total_tokens - 1
+        return answer.activations
+
+    whole = read()
+    assert whole.sites == [(0, "resid_post", 1), (0, "resid_post", 3), (0, "hook_z", 0)]
+    assert whole["hook_z", 0].ndim == 3
+    for fields in ({"encoding": "list"}, {"dtype": "bfloat16"}, {"dtype": "float16"}):
+        again = read(**fields)
+        for _, site, layer in whole.sites:
+            assert again[site, layer].dtype.name == "float32"
+            assert (
+                abs(again[site, layer] - whole[site, layer]).max()
+                <= 2**-7 * abs(whole[site, layer]).max()
+            )
+    with pytest.raises(KeyError):
+        _ = whole["resid_post", 2]
+
+
 def test_features_that_an_answer_does_not_list_are_not_called_zero(client: Client) -> None:
     asked = {"top_k": 1, "positions": "all"}
     read = client.complete("the sea", max_tokens=2, return_sae_activations=asked).activations

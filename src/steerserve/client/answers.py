@@ -134,12 +134,13 @@ class Answer:
 
     @property
     def activations(self) -> Activations | None:
-        """The SAE activations as arrays; None where the request asked for none."""
-        block = (self.raw.get("service") or {}).get("sae_activations")
-        if block is None:
+        """The SAE activations and the values of sites as arrays; None where the request asked for none."""
+        service = self.raw.get("service") or {}
+        block, sites = service.get("sae_activations"), service.get("activations_raw")
+        if block is None and sites is None:
             return None
         arrays = importlib.import_module("steerserve.client.arrays")
-        read: Activations = arrays.Activations(block, self._pieces)
+        read: Activations = arrays.Activations(block, self._pieces, sites or ())
         return read
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,11 +28,18 @@ class StrongFeature:
     token: str | None
 
 
+NO_BLOCK: Mapping[str, Any] = {"sae_id": "", "layer": -1, "positions": []}
+"""The block of an answer without SAE activations."""
+
+
 class Activations:
-    """The SAE activations of an answer.
+    """The SAE activations of an answer, and the values of sites of the model that it has.
+
+    `activations[4711]` are the activations of a feature, and `activations["resid_post", 14]` the values of a site of a
+    layer. Where the answer has several choices, the number of the choice may follow: `["resid_post", 14, 1]`.
 
     Attributes:
-        sae_id: the SAE that was read, attached at `layer`.
+        sae_id: the SAE that was read, attached at `layer`; empty where the request read no SAE.
         read_point: `post_steering`, `pre_steering` or `unsteered`.
         positions: the positions that were read, counted from the beginning of the prompt: int64 [n].
         token_ids: the tokens there: int64 [n].
@@ -40,10 +48,19 @@ class Activations:
         values: the activations: float32 [n, k]; NaN where the answer does not list a feature at a position, which
             means that it is 0 or not among the strongest there.
         labels: the labels of features that have one.
+        sites: the choice, the site and the layer of each value of a site that the answer has.
         raw: the block of the answer.
     """
 
-    def __init__(self, raw: Mapping[str, Any], texts: Sequence[str] | None) -> None:
+    def __init__(
+        self,
+        raw: Mapping[str, Any] | None,
+        texts: Sequence[str] | None,
+        sites: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
+        raw = NO_BLOCK if raw is None else raw
+        self._sites = {(one.get("choice", 0), one["site"], one["layer"]): one for one in sites}
+        self.sites = list(self._sites)
         read = raw["positions"]
         self.raw = raw
         self.sae_id: str = raw["sae_id"]
@@ -67,16 +84,32 @@ class Activations:
         own = [one.get("text") for one in read]
         self.texts = list(texts) if texts is not None else own if all(own) else None
 
-    def __getitem__(self, feature: int) -> NDArray[np.float32]:
-        """The activations of one feature at all positions: float32 [n].
+    def __getitem__(
+        self, feature: int | tuple[str, int] | tuple[str, int, int]
+    ) -> NDArray[np.float32]:
+        """The activations of one feature at all positions: float32 [n]; or the values of a site: float32
+        [positions, width], or [positions, heads, width of a head].
 
         Raises:
-            KeyError: the answer lists the feature nowhere.
+            KeyError: the answer lists the feature nowhere, or does not have the site.
         """
+        if isinstance(feature, tuple):
+            return _values(self._site(*feature))
         at = np.flatnonzero(self.features == feature)
         if not len(at):
             raise KeyError(feature)
         return self.values[:, int(at[0])]
+
+    def positions_at(self, site: str, layer: int, choice: int = 0) -> NDArray[np.int64]:
+        """The positions whose values a site has, counted from the beginning of the prompt: int64 [positions].
+
+        Raises:
+            KeyError: the answer does not have the site.
+        """
+        return np.array(self._site(site, layer, choice)["positions"], np.int64)
+
+    def _site(self, site: str, layer: int, choice: int = 0) -> Mapping[str, Any]:
+        return self._sites[choice, site, layer]
 
     def strongest(self, top: int = 10) -> list[StrongFeature]:
         """The features with the largest activations, the largest first. The first position of a text is left out,
@@ -134,7 +167,22 @@ class Activations:
         )
 
     def __repr__(self) -> str:
+        if not self.sae_id:
+            return f"Activations({len(self.sites)} sites)"
         return f"Activations({self.sae_id} at layer {self.layer}, values {self.values.shape})"
+
+
+def _values(site: Mapping[str, Any]) -> NDArray[np.float32]:
+    """The numbers of an entry of `activations_raw`."""
+    data, shape = site["data"], site["shape"]
+    if not isinstance(data, str):
+        return np.array(data, np.float32).reshape(shape)
+    held = base64.b64decode(data)
+    if site["dtype"] == "bfloat16":
+        wide = np.frombuffer(held, "<u2").astype("<u4") << 16
+        return wide.view("<f4").reshape(shape)
+    kind = {"float32": "<f4", "float16": "<f2"}[site["dtype"]]
+    return np.frombuffer(held, kind).astype(np.float32).reshape(shape)
 
 
 def vectors(raw: Mapping[str, Any]) -> NDArray[np.float32]:

@@ -6539,24 +6539,6 @@ export interface operations {
                         preserve_norm?: boolean | null;
                     } | null;
                     return_steering_report?: boolean | null;
-                    return_logprobs?: {
-                        top?: number | null;
-                        of?: ("steered" | "plain")[] | null;
-                    } | null;
-                    return_readings?: string[] | null;
-                    return_sae_activations?: {
-                        sae_id?: string | null;
-                        layer?: number | null;
-                        features?: number[] | null;
-                        top_k?: number | null;
-                        positions?: ("last" | "prompt" | "completion" | "all") | {
-                            start: number;
-                            end: number;
-                        } | null;
-                        read_point?: ("post_steering" | "pre_steering") | null;
-                        stream_positions?: boolean | null;
-                        rank?: ("value" | "share" | "rarity") | null;
-                    } | null;
                     stream_options?: ({
                         include_usage?: boolean | null;
                     } & {
@@ -6611,6 +6593,24 @@ export interface operations {
                             } | boolean;
                         } | null;
                     } | null;
+                    return_sae_activations?: {
+                        sae_id?: string | null;
+                        layer?: number | null;
+                        features?: number[] | null;
+                        top_k?: number | null;
+                        positions?: ("last" | "prompt" | "completion" | "all") | {
+                            start: number;
+                            end: number;
+                        } | null;
+                        read_point?: ("post_steering" | "pre_steering") | null;
+                        stream_positions?: boolean | null;
+                        rank?: ("value" | "share" | "rarity") | null;
+                    } | null;
+                    return_logprobs?: {
+                        top?: number | null;
+                        of?: ("steered" | "plain")[] | null;
+                    } | null;
+                    return_readings?: string[] | null;
                 } & {
                     [key: string]: unknown;
                 };
@@ -6790,24 +6790,6 @@ export interface operations {
                         preserve_norm?: boolean | null;
                     } | null;
                     return_steering_report?: boolean | null;
-                    return_logprobs?: {
-                        top?: number | null;
-                        of?: ("steered" | "plain")[] | null;
-                    } | null;
-                    return_readings?: string[] | null;
-                    return_sae_activations?: {
-                        sae_id?: string | null;
-                        layer?: number | null;
-                        features?: number[] | null;
-                        top_k?: number | null;
-                        positions?: ("last" | "prompt" | "completion" | "all") | {
-                            start: number;
-                            end: number;
-                        } | null;
-                        read_point?: ("post_steering" | "pre_steering") | null;
-                        stream_positions?: boolean | null;
-                        rank?: ("value" | "share" | "rarity") | null;
-                    } | null;
                     stream_options?: ({
                         include_usage?: boolean | null;
                     } & {
@@ -6824,6 +6806,24 @@ export interface operations {
                     logprobs?: number | null;
                     echo?: boolean | null;
                     add_special_tokens?: boolean | null;
+                    return_sae_activations?: {
+                        sae_id?: string | null;
+                        layer?: number | null;
+                        features?: number[] | null;
+                        top_k?: number | null;
+                        positions?: ("last" | "prompt" | "completion" | "all") | {
+                            start: number;
+                            end: number;
+                        } | null;
+                        read_point?: ("post_steering" | "pre_steering") | null;
+                        stream_positions?: boolean | null;
+                        rank?: ("value" | "share" | "rarity") | null;
+                    } | null;
+                    return_logprobs?: {
+                        top?: number | null;
+                        of?: ("steered" | "plain")[] | null;
+                    } | null;
+                    return_readings?: string[] | null;
                 } & {
                     [key: string]: unknown;
                 };
@@ -7008,24 +7008,6 @@ export interface operations {
                         preserve_norm?: boolean | null;
                     } | null;
                     return_steering_report?: boolean | null;
-                    return_logprobs?: {
-                        top?: number | null;
-                        of?: ("steered" | "plain")[] | null;
-                    } | null;
-                    return_readings?: string[] | null;
-                    return_sae_activations?: {
-                        sae_id?: string | null;
-                        layer?: number | null;
-                        features?: number[] | null;
-                        top_k?: number | null;
-                        positions?: ("last" | "prompt" | "completion" | "all") | {
-                            start: number;
-                            end: number;
-                        } | null;
-                        read_point?: ("post_steering" | "pre_steering") | null;
-                        stream_positions?: boolean | null;
-                        rank?: ("value" | "share" | "rarity") | null;
-                    } | null;
                     input: string | (({
                         type?: "message" | null;
                         /** @enum {string} */
@@ -7067,6 +7049,24 @@ export interface operations {
                         [key: string]: string;
                     } | null;
                     store?: false | null;
+                    return_sae_activations?: {
+                        sae_id?: string | null;
+                        layer?: number | null;
+                        features?: number[] | null;
+                        top_k?: number | null;
+                        positions?: ("last" | "prompt" | "completion" | "all") | {
+                            start: number;
+                            end: number;
+                        } | null;
+                        read_point?: ("post_steering" | "pre_steering") | null;
+                        stream_positions?: boolean | null;
+                        rank?: ("value" | "share" | "rarity") | null;
+                    } | null;
+                    return_logprobs?: {
+                        top?: number | null;
+                        of?: ("steered" | "plain")[] | null;
+                    } | null;
+                    return_readings?: string[] | null;
                 } & {
                     [key: string]: unknown;
                 };

@@ -1,0 +1,95 @@
+"""`return_activations_raw`: the values of sites of the model in an answer."""
+
+from __future__ import annotations
+
+import base64
+import struct
+from typing import Any
+
+import pytest
+
+from steerserve import demo
+from tests.service import Running
+
+CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+FIELD = "return_activations_raw"
+SITES = [{"site": "resid_post", "layers": [1, 2]}]
+
+
+def asked(path: str, sites: list[dict[str, Any]] = SITES, **fields: Any) -> dict[str, Any]:
+    text = {
+        CHAT: {"messages": [{"role": "user", "content": "Tell me about the sea"}]},
+        TEXT: {"prompt": "The boats came back to the"},
+        RESPONSES: {"input": "Tell me about the sea"},
+    }[path]
+    count = "max_output_tokens" if path == RESPONSES else "max_tokens"
+    body = {"model": demo.MODEL_NAME, "temperature": 0, count: 4}
+    return body | text | {FIELD: {"sites": sites, **fields}}
+
+
+def numbers(entry: dict[str, Any]) -> list[float]:
+    return [one for (one,) in struct.iter_unpack("<f", base64.b64decode(entry["data"]))]
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT, RESPONSES])
+def test_an_answer_has_the_values_at_all_positions_that_were_read(
+    steered: Running, path: str
+) -> None:
+    body = asked(path)
+    answer = steered.post(path, body).json()
+    first, second = answer["service"]["activations_raw"]
+    usage = answer["usage"]
+    count = usage["total_tokens"] - 1
+    assert (first["layer"], second["layer"]) == (1, 2)
+    assert first["module_path"] == "model.layers.1"
+    for entry in (first, second):
+        assert entry["positions"] == list(range(count))
+        assert entry["shape"] == [count, len(numbers(entry)) // count]
+    assert numbers(first) != numbers(second)
+    # the text is the same without them
+    del body[FIELD]
+    assert steered.post(path, body).json().get("choices") == answer.get("choices")
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+def test_a_stream_has_them_at_its_end(steered: Running, path: str) -> None:
+    body = asked(path, positions="output", encoding="list", dtype="bfloat16")
+    whole = steered.post(path, body).json()["service"]["activations_raw"]
+    chunks = [one for one in steered.stream(path, body) if one != "[DONE]"]
+    assert [one["service"]["activations_raw"] for one in chunks if "service" in one] == [whole]
+
+
+def test_choices_and_scoring_have_them_too(steered: Running) -> None:
+    body = asked(CHAT, positions="last_prompt") | {"n": 2, "seed": 3}
+    told = steered.post(CHAT, body).json()["service"]["activations_raw"]
+    assert [(one["choice"], one["layer"]) for one in told] == [(0, 1), (0, 2), (1, 1), (1, 2)]
+    assert told[0]["data"] == told[2]["data"]
+    scoring = asked(TEXT, positions="last_prompt") | {"max_tokens": 1, "logprobs": 1}
+    scored = steered.post(TEXT, scoring).json()["service"]["activations_raw"]
+    assert [one["shape"] for one in scored] == [one["shape"] for one in told[:2]]
+
+
+@pytest.mark.parametrize(
+    ("sites", "fields", "where"),
+    [
+        ([], {}, "sites"),
+        ([{"site": "nowhere", "layers": [1]}], {}, "sites[0].site"),
+        ([{"site": "resid_post", "layers": [1, 99]}], {}, "sites[0].layers"),
+        ([{"site": "resid_post", "layers": [1, 1]}], {}, "sites[0].layers[1]"),
+        ([{"site": "embed", "layers": [1]}], {}, "sites[0].layers"),
+        ([*SITES, {"site": "resid_post", "layers": [1], "heads": [0]}], {}, "sites[1].heads"),
+        ([{"site": "hook_z", "layers": "all", "heads": [0, 99]}], {}, "sites[0].heads"),
+        ([{"site": "hook_z", "layers": "all", "head": [0]}], {}, "sites[0].head"),
+        (SITES, {"positions": "last"}, "positions"),
+        (SITES, {"positions": {"prompt_position": [1]}}, "positions.prompt_position"),
+        (SITES, {"positions": {"prompt_positions": [999]}}, "positions.prompt_positions"),
+        (SITES, {"point": "between"}, "point"),
+        (SITES, {"dtype": "float64"}, "dtype"),
+        (SITES, {"encoding": "hex"}, "encoding"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_by_its_place(
+    steered: Running, sites: list[dict[str, Any]], fields: dict[str, Any], where: str
+) -> None:
+    status, error = steered.v1_error(CHAT, asked(CHAT, sites, **fields))
+    assert (status, error["param"]) == (400, f"{FIELD}.{where}")
