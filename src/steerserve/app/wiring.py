@@ -253,6 +253,7 @@ class Owners:
         )
         self.corpus_results = CorpusResults(self.corpus_store, conductor)
         self.edit_parts = EditParts(
+            self.settings,
             self.vectors,
             self.probes,
             lambda key, index: self.monitoring.counted(key, index),

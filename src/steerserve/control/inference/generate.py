@@ -206,6 +206,25 @@ class Generation:
             steering = replace(steering, sweep=replace(sweep, own=with_vectors))
         return steering
 
+    async def _with_sources(
+        self, asked: Asked, profile: dial.Profile | None, resident: Resident
+    ) -> tuple[Asked, dial.Profile | None]:
+        """The request and its profile with the values that their edits read in other texts."""
+
+        async def read(own: RequestSteering) -> RequestSteering:
+            return await self._edit_parts.with_sources(own, resident, asked.client)
+
+        steering = asked.steering
+        if steering is not None and steering.own is not None:
+            steering = replace(steering, own=await read(steering.own))
+        if steering is not None and steering.sweep is not None and steering.sweep.own is not None:
+            sweep = replace(steering.sweep, own=await read(steering.sweep.own))
+            steering = replace(steering, sweep=sweep)
+        if profile is not None and profile.edits is not None:
+            edits = replace(profile.edits, own=await read(profile.edits.own))
+            profile = replace(profile, edits=edits)
+        return replace(asked, steering=steering), profile
+
     def _fixed(self, row: ModelRow) -> Fixed | None:
         """The sampling parameters of the requests for this model that run without a slot; None where every request
         takes a slot."""
@@ -282,6 +301,7 @@ class Generation:
                     await held.enter_async_context(queue.slot(place))
                 await held.enter_async_context(self._conductor.in_flight(resident))
                 timing.admitted()
+                asked, profile = await self._with_sources(asked, profile, resident)
                 largest: Largest = {}
                 if (own := _own(asked)) is not None:
                     attached = list(resident.attachments.values())

@@ -13,6 +13,7 @@ from steerserve import messages as m
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.resident import Attachment, Resident
 from steerserve.control.steering.probes import Probes
+from steerserve.control.steering.sources import read_sources
 from steerserve.control.steering.steering import Steering
 from steerserve.control.steering.vectors import Vectors
 from steerserve.control.steering.views import LiveInterventions
@@ -25,8 +26,9 @@ from steerserve.rules.steering.named_directions import NamedDirection
 from steerserve.rules.steering.placed import INTERVENTIONS, Placed
 from steerserve.rules.steering.placing import Largest, ModelFacts, placed, standing_of
 from steerserve.rules.steering.probe import Probe
-from steerserve.rules.steering.request import MAX, REPLACE, RequestSteering, SteeredFeature
+from steerserve.rules.steering.request import INSTEAD, MAX, RequestSteering, SteeredFeature
 from steerserve.rules.steering.vector import Vector
+from steerserve.settings import Settings
 
 Counted = Callable[[str, int], Awaitable[m.FeatureCount | None]]
 """(key, feature) -> what monitoring has counted of it."""
@@ -39,8 +41,14 @@ class EditParts:
     """Looks up what edits name."""
 
     def __init__(
-        self, vectors: Vectors, probes: Probes, counted: Counted, largest_read: LargestRead
+        self,
+        settings: Settings,
+        vectors: Vectors,
+        probes: Probes,
+        counted: Counted,
+        largest_read: LargestRead,
     ) -> None:
+        self._settings = settings
         self._vectors = vectors
         self._probes = probes
         self._counted = counted
@@ -64,6 +72,16 @@ class EditParts:
             await _found(self._probes.find, probes),
             has_layers=has_layers,
         )
+
+    async def with_sources(
+        self, own: RequestSteering, resident: Resident, client: str = ""
+    ) -> RequestSteering:
+        """The edits with the values that they read in other texts, on the resident model.
+
+        Raises:
+            Refusal: as `read_sources`.
+        """
+        return await read_sources(own, resident, self._settings, client)
 
     async def with_layers(self, sent: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
         """Edits as they are saved: with the layers of the trained vectors that they name without layers. A vector that
@@ -167,14 +185,19 @@ class Interventions:
         """
         asked = rules.parse(body, "")
         # for everyone the edits stand beside the live values, unless the body says otherwise
-        asked = replace(asked, is_added=body.get("mode") != REPLACE)
-        self._conductor.loaded()
+        asked = replace(asked, is_added=body.get("mode") != INSTEAD)
+        resident = self._conductor.loaded()
         own = await self._parts.with_vectors(asked)
+        if own.has_sources:
+            async with self._conductor.in_flight(resident):
+                own = await self._parts.with_sources(own, resident)
         largest = await self._parts.largest(own, self._conductor.attachments())
         sent = await self._parts.with_layers(_edits(body))
 
         def step(live: Live, attached: Sequence[Attachment]) -> Live:
-            made = placed(own, attached, facts_of(self._conductor.loaded(), largest))
+            if self._conductor.loaded() is not resident:
+                raise Refusal("MODEL_BUSY", "another model was loaded meanwhile; send it again")
+            made = placed(own, attached, facts_of(resident, largest))
             put = replace(
                 made,
                 standing=standing_of(own, sent, made),

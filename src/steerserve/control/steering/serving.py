@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import structlog
 
@@ -180,7 +180,10 @@ class Serving:
         Raises:
             Refusal: what the gate of `rules/steering/activation` raises.
         """
-        profile, warnings = await self.applicable(row), self._warnings(row)
+        profile, warnings = (
+            await self._with_sources(await self.applicable(row)),
+            self._warnings(row),
+        )
         applied = applies and bool(row.steering or row.edits)
         if applied:
             warnings += await self._apply(row, profile, displaces)
@@ -249,6 +252,17 @@ class Serving:
             await self._tell(row)
 
     # ------------------------------------------------------------- inside
+
+    async def _with_sources(self, profile: Profile) -> Profile:
+        """The profile with the values that its edits read in other texts, where a model is loaded."""
+        resident = self._conductor.resident
+        if profile.edits is None or not profile.edits.own.has_sources:
+            return profile
+        if resident is None or resident.facts is None:
+            return profile
+        async with self._conductor.in_flight(resident):
+            own = await self._parts.with_sources(profile.edits.own, resident)
+        return replace(profile, edits=replace(profile.edits, own=own))
 
     async def _apply(self, row: ProfileRow, profile: Profile, displaces: bool) -> tuple[str, ...]:
         """Apply a profile. Returns warnings: what does not agree between a cluster and its SAE, values that were

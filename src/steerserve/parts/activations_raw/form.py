@@ -15,7 +15,7 @@ from steerserve.parts.part import BodyField, Part, Resident, Sent
 from steerserve.rules.inference.names import GGUF
 from steerserve.rules.saes.sites import EMBED, SITES
 from steerserve.rules.steering import interventions
-from steerserve.rules.steering.positions import ALL, GENERATED, OUTPUT, Positions, Selection
+from steerserve.rules.steering.positions import ALL, Positions
 from steerserve.rules.units import MIB
 
 FIELD = "return_activations_raw"
@@ -205,23 +205,6 @@ class RawActivationsPart(Part[RawReads, RawChunk]):
 
 
 ACTIVATIONS_RAW = RawActivationsPart()
-
-
-def most_generated(positions: Positions, max_tokens: int) -> int:
-    """The most generated positions that may be read of an answer of at most so many tokens."""
-    include = positions.include
-    is_open = include.is_every or include.tokens or include.special or include.after_text
-    if is_open or {GENERATED, OUTPUT} & set(include.names):
-        return max_tokens
-    return _within(include, max_tokens)
-
-
-def _within(selection: Selection, max_tokens: int) -> int:
-    """The generated positions of a window."""
-    if selection.generated_window is None:
-        return 0
-    start, end = selection.generated_window
-    return max(0, min(end, max_tokens) - start)
 
 
 def _told_data(values: RawValues, count: int, planned: RawReads) -> object:

@@ -16,10 +16,9 @@ from steerserve.parts.activations_raw.form import (
     RawReads,
     RawSite,
     RawValues,
-    most_generated,
 )
 from steerserve.parts.row_part import Copied, Read, Reader, RowFacts, RowPart
-from steerserve.rules.steering.positions import missing
+from steerserve.rules.steering.positions import missing, most_generated
 from steerserve.worker import memory
 from steerserve.worker.sae.sites import Site
 

@@ -123,6 +123,8 @@ def _entry(edit: Edit, sites: Mapping[str, SteeredSite]) -> dict[str, object]:
     entry = {**_read(edit.at, sites), **_moved(edit)}
     if edit.unit != RAW:
         entry["unit"] = edit.unit
+    if edit.source is not None:
+        entry["source"] = structs.asdict(edit.source)
     if edit.to is not None:
         entry["to"] = _read(edit.to, sites)
     if not edit.positions.is_every:

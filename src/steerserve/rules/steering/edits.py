@@ -6,7 +6,8 @@ row of the feature, or v / |v|. For a feature this is the same as encoding x, ch
 adding back what the SAE does not reconstruct, because the error of the reconstruction cancels. The target of every kind
 is an affine function between two bounds, so a kind is a row of `KINDS` and no code. Two kinds write another direction:
 `swap` writes w = u / |u| - v / |v| for the direction u of `to`, and `add` of a direction writes v times the scale of
-its `unit`.
+its `unit`. `replace` of a site moves the whole value: x' = x + strength x (1 - factor of t) x (s - x), where s is the
+value of its source.
 
 At one site, all edits that add are summed first. The others follow in their order: an activation is read before
 anything was added at the site, a projection is read from the value so far.
@@ -25,7 +26,7 @@ import msgspec
 from steerserve.rules.steering.positions import ALL, Positions
 from steerserve.rules.steering.vector import Direction
 
-ADD, ABLATE, SWAP = "add", "ablate", "swap"
+ADD, ABLATE, SWAP, REPLACE = "add", "ablate", "swap", "replace"
 RAW, UNIT, RESIDUAL = "raw", "unit", "residual"
 UNITS = (RAW, UNIT, RESIDUAL)
 """What the value of an `add` of a direction v is multiplied with: v, v / |v|, or |x| v / |v|."""
@@ -90,6 +91,15 @@ class AllOf(msgspec.Struct, frozen=True, tag=True):
 When = Condition | AnyOf | AllOf
 
 
+class Source(msgspec.Struct, frozen=True):
+    """The values that `replace` writes. The numbers of the edit's direction are these values [rows, width]: one for all
+    positions of the edit, or one for each of them in their order. With `heads`, only the numbers of these heads of the
+    site are written."""
+
+    rows: int = 1
+    heads: tuple[int, ...] = ()
+
+
 class Edit(msgspec.Struct, frozen=True, cache_hash=True):
     """One edit of a feature, or of a direction at the site of that direction.
 
@@ -102,6 +112,7 @@ class Edit(msgspec.Struct, frozen=True, cache_hash=True):
         positions: where the edit acts.
         when: the condition under which it acts there.
         number: the place of the edit in the list that the answer reports. It changes nothing of what the edit does.
+        source: what `at` has for an edit that replaces the value of a site; None for all other edits.
     """
 
     at: Feature | Direction
@@ -112,6 +123,7 @@ class Edit(msgspec.Struct, frozen=True, cache_hash=True):
     positions: Positions = ALL
     when: When | None = None
     number: int = 0
+    source: Source | None = None
 
     @property
     def is_added(self) -> bool:
@@ -206,9 +218,9 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
 def direction_target(op: str, value: float) -> Target:
     """The target of an edit of a direction. The targets are those of features, with two exceptions: `ablate` has a
     value, the part of the projection that it takes away, and `swap` writes the projection on another direction, so its
-    target is twice the projection."""
+    target is twice the projection. The value of `replace` is the part of the way to the source."""
     if op == SWAP:
         return Target(factor=2.0)
-    if op == ABLATE:
+    if op in (ABLATE, REPLACE):
         return Target(factor=1.0 - value)
     return KINDS[op].target(value)

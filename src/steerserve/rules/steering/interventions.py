@@ -24,6 +24,7 @@ from steerserve.rules.steering import request
 from steerserve.rules.steering.edits import (
     ADD,
     RAW,
+    REPLACE,
     SWAP,
     TOKEN,
     UNITS,
@@ -48,6 +49,7 @@ from steerserve.rules.steering.request import (
     AskedCondition,
     AskedConditions,
     AskedEdit,
+    AskedSource,
     AskedWhen,
     NamedFeature,
     NamedProbe,
@@ -134,10 +136,26 @@ class ConditionPart(_Part, frozen=True):
     all: list[ConditionPart] | None = None
 
 
-class EditPart(_Part, frozen=True):
-    """One edit of a feature, or of the directions of a vector."""
+class MessagePart(_Part, frozen=True):
+    """A message of a conversation that a source reads."""
 
-    op: Literal["add", "set", "at_least", "at_most", "scale", "ablate", "swap"]
+    role: Role
+    content: str
+
+
+class SourcePart(_Part, frozen=True):
+    """Where the values of a `replace` come from: what the model computes, unsteered, at positions of another text, or of
+    a conversation."""
+
+    text: str | None = None
+    messages: list[MessagePart] | None = None
+    positions: Name | PositionsPart | None = None
+
+
+class EditPart(_Part, frozen=True):
+    """One edit of a feature, of the directions of a vector, or of the value of a site."""
+
+    op: Literal["add", "set", "at_least", "at_most", "scale", "ablate", "swap", "replace"]
     feature: FeaturePart | None = None
     vector: str | VectorPart | None = None
     value: float | None = None
@@ -146,6 +164,10 @@ class EditPart(_Part, frozen=True):
     to: str | VectorPart | None = None
     positions: Name | PositionsPart | None = None
     when: ConditionPart | None = None
+    source: SourcePart | None = None
+    site: str | None = None
+    layer: int | None = None
+    heads: list[int] | None = None
 
 
 class InterventionsPart(_Part, frozen=True):
@@ -261,6 +283,7 @@ def _unknown_in(path: str, name: str, whole: type[msgspec.Struct]) -> str:
 _PARTS: dict[str, type[msgspec.Struct]] = {
     "edits": EditPart,
     "vector": VectorPart,
+    "source": SourcePart,
     "positions": PositionsPart,
 }
 """The name of a field -> the object that it holds."""
@@ -284,7 +307,7 @@ def _literals(form: object) -> Iterator[str]:
 
 _CHOICES = {
     one.name: choices
-    for part in (VectorPart, PositionsPart, ConditionPart, EditPart, InterventionsPart)
+    for part in (VectorPart, PositionsPart, ConditionPart, SourcePart, EditPart, InterventionsPart)
     for one in msgspec.structs.fields(part)
     if (choices := tuple(_literals(one.type)))
 }
@@ -303,6 +326,11 @@ def _wrong(where: str, why: str, **details: object) -> Refusal:
 
 
 def _edit(part: EditPart, where: str) -> AskedEdit:
+    if part.op == REPLACE:
+        return _replacement(part, where)
+    for name in ("source", "site", "layer", "heads"):
+        if getattr(part, name) is not None:
+            raise _wrong(f"{where}.{name}", f"goes with the op {REPLACE}")
     if (part.feature is None) == (part.vector is None):
         given = "both" if part.feature is not None else "neither"
         why = f"an edit has either a feature or a vector, and this one has {given}"
@@ -336,6 +364,83 @@ def _edit(part: EditPart, where: str) -> AskedEdit:
         positions,
         when,
     )
+
+
+def _replacement(part: EditPart, where: str) -> AskedEdit:
+    """An edit that replaces the activation of a feature, or the value of a site, by that of its source."""
+    for name in ("unit", "to"):
+        if getattr(part, name) is not None:
+            raise _wrong(f"{where}.{name}", f"must be absent with the op {REPLACE}")
+    if (part.vector is None) == (part.source is None) or (part.feature and part.vector):
+        why = "is required, or for a site a vector with its values in place of it; not both"
+        raise _wrong(f"{where}.source", why)
+    way = 1.0 if part.value is None else part.value
+    if not is_finite32(way):
+        raise _wrong(f"{where}.value", "must be a finite number")
+    positions = _positions(part.positions, f"{where}.positions")
+    when = None if part.when is None else _when(part.when, f"{where}.when", bounds.CONDITION_LEVELS)
+    source = None if part.source is None else _source(part.source, f"{where}.source")
+    heads = () if part.heads is None else _heads(part.heads, f"{where}.heads")
+    if part.feature is not None:
+        for name in ("site", "layer", "layers", "heads"):
+            if getattr(part, name) is not None:
+                raise _wrong(f"{where}.{name}", "must be absent where a feature is replaced")
+        one = _feature(part.feature, f"{where}.feature")
+        return SteeredFeature(
+            one.index, way, one.choice, REPLACE, ACTIVATION, positions, when, source
+        )
+    layers, is_range = _layers(part.layers, f"{where}.layers"), isinstance(part.layers, LayersPart)
+    if source is None:
+        for name in ("site", "layer"):
+            if getattr(part, name) is not None:
+                raise _wrong(f"{where}.{name}", "must be absent with a vector, which has its own")
+    elif (part.layer is None) == (part.layers is None):
+        raise _wrong(f"{where}.layer", "is required, or `layers` in place of it; not both")
+    if part.layer is not None:
+        _in_range(part.layer, f"{where}.layer")
+        layers = (part.layer,)
+    site = RESID_POST if part.site is None else part.site
+    if site not in SITES:
+        raise _wrong(f"{where}.site", f"must be one of {', '.join(SITES)}")
+    return SteeredVector(
+        _reference(part.vector, f"{where}.vector", is_value=True) if source is None else source,
+        REPLACE,
+        way,
+        RAW,
+        layers,
+        is_range,
+        None,
+        positions,
+        when,
+        site,
+        heads,
+    )
+
+
+def _source(part: SourcePart, where: str) -> AskedSource:
+    if (part.text is None) == (part.messages is None):
+        raise _wrong(f"{where}.text", "is required, or `messages` in place of it; not both")
+    positions = _positions(part.positions, f"{where}.positions")
+    if part.text is not None:
+        return AskedSource(_filled(part.text, f"{where}.text"), positions)
+    if not part.messages:
+        raise _wrong(f"{where}.messages", "must have at least one message")
+    told = tuple((one.role, one.content) for one in part.messages)
+    return AskedSource(told, positions)
+
+
+def _filled(text: str, where: str) -> str:
+    if not text:
+        raise _wrong(where, "must not be empty")
+    return text
+
+
+def _heads(heads: list[int], where: str) -> tuple[int, ...]:
+    for place, head in enumerate(heads):
+        _in_range(head, f"{where}[{place}]")
+    if not heads or len(heads) > bounds.EDIT_LIST_ENTRIES or len(set(heads)) < len(heads):
+        raise _wrong(where, f"must be 1 to {bounds.EDIT_LIST_ENTRIES} heads, each once")
+    return tuple(sorted(heads))
 
 
 def _check_value(part: EditPart, where: str, *, is_vector: bool) -> None:
@@ -386,8 +491,9 @@ def _layers(part: list[int] | LayersPart | None, where: str) -> tuple[int, ...] 
     return _integers(part, where)
 
 
-def _reference(value: str | VectorPart | None, where: str) -> Reference:
-    """A stored vector by its name, or the vector that the request has itself."""
+def _reference(value: str | VectorPart | None, where: str, *, is_value: bool = False) -> Reference:
+    """A stored vector by its name, or the vector that the request has itself. One that `is_value` of a site may be
+    0."""
     if isinstance(value, str):
         return _text(value, where)
     assert value is not None
@@ -409,7 +515,7 @@ def _reference(value: str | VectorPart | None, where: str) -> Reference:
     numbers = array("f", data)
     if not all(map(math.isfinite, numbers)):
         raise _wrong(f"{where}.data", "must have finite numbers")
-    if not any(numbers):
+    if not (is_value or any(numbers)):
         raise _wrong(f"{where}.data", "must not be a vector of zeros")
     digest = hashlib.sha256(data).hexdigest()
     direction = Direction(value.layer, value.site, data)

@@ -11,14 +11,16 @@ from typing import Any
 from steerserve.errors import Refusal
 from steerserve.rules import bounds
 from steerserve.rules.saes.attachment import Sae, SaeChoice
-from steerserve.rules.saes.sites import EMBED, ORDER, RESID_POST
+from steerserve.rules.saes.sites import EMBED, ORDER, RESID_POST, Z
 from steerserve.rules.steering.edits import (
     ADD,
+    REPLACE,
     AllOf,
     AnyOf,
     Condition,
     Edit,
     Feature,
+    Source,
     When,
     ordered,
 )
@@ -29,10 +31,11 @@ from steerserve.rules.steering.request import (
     FIELD,
     MAX,
     AskedCondition,
+    AskedSource,
     AskedWhen,
     NamedFeature,
     NamedProbe,
-    Reference,
+    ReadSource,
     RequestSteering,
     SteeredFeature,
     SteeredVector,
@@ -181,6 +184,9 @@ def _of_feature(
     part = "" if steering.field == FIELD else "feature"
     _check_index(index_of(steering, at), asked.index, sae)
     value = asked.value
+    if isinstance(asked.source, AskedSource):
+        expected = "read before; a source is read for requests, live interventions and profiles"
+        raise invalid(steering, steering.where(at, "source"), expected)
     if asked.unit == MAX:
         value *= _largest(steering, at, part, sae.key, asked.index, model)
         limits = bounds_of(asked)
@@ -265,6 +271,8 @@ def _directions(
     model: ModelFacts,
 ) -> list[tuple[Place, Edit]]:
     """The edits of a vector: one for each of its directions that the edit names."""
+    if asked.op == REPLACE:
+        return _replaced(steering, at, asked, attached, model)
     vector = _vector(asked.vector)
     if asked.op == ADD and vector.operation == PROJECT:
         expected = f"another op, because vector {vector.name!r} is made to be projected out"
@@ -288,7 +296,46 @@ def _directions(
     return made
 
 
-def _vector(reference: Reference) -> Vector:
+def _replaced(
+    steering: RequestSteering,
+    at: int,
+    asked: SteeredVector,
+    attached: Sequence[Sae],
+    model: ModelFacts,
+) -> list[tuple[Place, Edit]]:
+    """The edits that replace the values of a site: one for each layer."""
+    of = asked.vector
+    if isinstance(of, AskedSource):
+        expected = "read before; a source is read for requests, live interventions and profiles"
+        raise invalid(steering, steering.where(at, "source"), expected)
+    rows = 1
+    if isinstance(of, ReadSource):
+        directions: Sequence[Direction] = of.directions
+        rows, part = of.rows, "source"
+    else:
+        vector, part = _vector(of), "vector"
+        directions = _layers(steering, at, asked, vector)
+    source = Source(rows, asked.heads)
+    made = []
+    for direction in directions:
+        place = direction.layer, direction.site
+        check_fits(steering.where(at, part), direction, model, source)
+        if asked.heads and direction.site != Z:
+            expected = f"absent at {direction.site}, which is not divided into heads"
+            raise invalid(steering, steering.where(at, "heads"), expected)
+        edit = Edit(
+            direction,
+            target(asked, asked.value),
+            positions=asked.positions,
+            when=_when(steering, at, asked.when, "when", place, attached, model),
+            number=at,
+            source=source,
+        )
+        made.append((place, edit))
+    return made
+
+
+def _vector(reference: object) -> Vector:
     assert isinstance(reference, Vector)
     return reference
 
@@ -313,11 +360,14 @@ def _layers(
     return [direction for direction in vector.directions if direction.layer in layers]
 
 
-def check_fits(where: str, direction: Direction, model: ModelFacts) -> None:
+def check_fits(
+    where: str, direction: Direction, model: ModelFacts, source: Source | None = None
+) -> None:
     """Raises:
     Refusal: VECTOR_MISMATCH where the model lacks the layer or the site, or the site has another width;
-        INVALID_INTERVENTION for a direction without length.
+        INVALID_INTERVENTION for a direction without length. The values of a `source` have as many rows.
     """
+    has = direction.width // (source.rows if source else 1)
     layer, site, width = direction.layer, direction.site, model.widths.get(direction.site)
     details: dict[str, Any] = {"layer": layer, "site": site, "width": direction.width}
     why = None
@@ -326,12 +376,12 @@ def check_fits(where: str, direction: Direction, model: ModelFacts) -> None:
         details["model_layers"] = model.layers
     elif width is None:
         why = f"the model offers no site {site!r}; it offers {', '.join(model.widths) or 'none'}"
-    elif width != direction.width:
-        why = f"it has {direction.width} numbers at layer {layer}, and {site} has {width}"
+    elif width != has:
+        why = f"it has {has} numbers at layer {layer}, and {site} has {width}"
         details["model_width"] = width
     if why is not None:
         raise Refusal("VECTOR_MISMATCH", f"{where}: {why}", param=where, **details)
-    if not any(array("f", direction.data)):
+    if source is None and not any(array("f", direction.data)):
         why = f"{where}: the direction at layer {layer} has no length"
         raise Refusal("INVALID_INTERVENTION", why, param=where, layer=layer)
 

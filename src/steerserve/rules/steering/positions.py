@@ -122,6 +122,18 @@ def missing(positions: Positions, size: int) -> int | None:
     return next((at for at in named if not -size <= at < size), None)
 
 
+def most_generated(positions: Positions, max_tokens: int) -> int:
+    """The most generated positions that may be among these, in an answer of at most so many tokens."""
+    include = positions.include
+    is_open = include.is_every or include.tokens or include.special or include.after_text
+    if is_open or {GENERATED, OUTPUT} & set(include.names):
+        return max_tokens
+    if include.generated_window is None:
+        return 0
+    start, end = include.generated_window
+    return max(0, min(end, max_tokens) - start)
+
+
 def names_token(positions: Positions, ids: Sequence[int], at: int) -> bool:
     """Whether position `at` of the prompt is named as a position, or by its token."""
     include = positions.include

@@ -27,6 +27,7 @@ from steerserve.rules.steering.edits import (
     Condition,
     Edit,
     Feature,
+    Source,
     Target,
     When,
     conditions,
@@ -75,7 +76,7 @@ def check_fitting(
     counted: Counter[Place] = Counter()
     for at, edit in enumerate(edits):
         here = f"{where}[{at}]"
-        write = _place(f"{here}.at", edit.at, places, model)
+        write = _place(f"{here}.at", edit.at, places, model, edit.source)
         counted[write] += not edit.is_added
         if edit.to is not None:
             check_fits(f"{here}.to", edit.to, model)
@@ -95,17 +96,23 @@ def check_fitting(
 
 
 def _place(
-    where: str, at: Feature | Direction, places: Mapping[str, Place], model: ModelFacts
+    where: str,
+    at: Feature | Direction,
+    places: Mapping[str, Place],
+    model: ModelFacts,
+    source: Source | None = None,
 ) -> Place:
     if isinstance(at, Feature):
         return places[at.key]
-    check_fits(where, at, model)
+    check_fits(where, at, model, source)
     return at.layer, at.site
 
 
 def _check_edit(edit: Edit, where: str) -> None:
     is_feature = isinstance(edit.at, Feature)
-    _check_read(edit.at, f"{where}.at")
+    _check_read(edit.at, f"{where}.at", edit.source)
+    if edit.source is not None:
+        _check_source(edit, edit.source, f"{where}.source")
     if not _is_target(edit):
         raise _wrong(f"{where}.target", "is that of no op, or its value is out of bounds")
     strength = HIGHEST if not edit.is_added else 1.0
@@ -132,6 +139,8 @@ def _is_target(edit: Edit) -> bool:
     changed = {name: n for name, n in numbers.items() if n != getattr(Target(), name)}
     if t.factor == 0.0 and (t.low, t.high) == (-math.inf, math.inf):
         changed = {"offset": t.offset}  # a set, or an ablate, which sets 0
+    if set(changed) == {"factor", "offset"} and isinstance(edit.at, Feature):
+        changed = {"offset": t.offset}  # a replace, which goes a part of the way
     if len(changed) > 1:
         return False
     bound = FLOAT_MAXIMUM
@@ -140,7 +149,15 @@ def _is_target(edit: Edit) -> bool:
     return all(math.isfinite(n) and abs(n) <= bound for n in changed.values())
 
 
-def _check_read(at: Feature | Direction, where: str) -> None:
+def _check_source(edit: Edit, source: Source, where: str) -> None:
+    numbers = edit.at.width if isinstance(edit.at, Direction) else 0
+    if not 1 <= source.rows <= max(1, numbers) or numbers % source.rows or edit.is_added:
+        raise _wrong(where, "does not fit the numbers of the edit")
+    if not all(0 <= head <= INTEGER_MAXIMUM for head in source.heads):
+        raise _wrong(f"{where}.heads", f"must be from 0 to {INTEGER_MAXIMUM}")
+
+
+def _check_read(at: Feature | Direction, where: str, source: Source | None = None) -> None:
     if isinstance(at, Feature):
         if not 0 <= at.index <= INTEGER_MAXIMUM:
             raise _wrong(f"{where}.index", f"must be from 0 to {INTEGER_MAXIMUM}")
@@ -152,7 +169,7 @@ def _check_read(at: Feature | Direction, where: str) -> None:
     if not at.data or len(at.data) % 4:
         raise _wrong(f"{where}.data", "must be float32 numbers of 4 bytes")
     numbers = array("f", at.data)
-    if not all(map(math.isfinite, numbers)) or not any(numbers):
+    if not all(map(math.isfinite, numbers)) or not (any(numbers) or source):
         raise _wrong(f"{where}.data", "must have finite numbers that are not all 0")
 
 

@@ -13,11 +13,13 @@ from steerserve.errors import Refusal
 from steerserve.rules import bounds
 from steerserve.rules.bounds import STEERED_FEATURES
 from steerserve.rules.saes.attachment import FIRST_SAE, SaeChoice
+from steerserve.rules.saes.sites import RESID_POST
 from steerserve.rules.steering.edits import (
     ABLATE,
     ADD,
     KINDS,
     RAW,
+    REPLACE,
     SWAP,
     TOKEN,
     Edit,
@@ -28,19 +30,42 @@ from steerserve.rules.steering.edits import (
 from steerserve.rules.steering.placed import NO_MODIFIERS, Modifiers
 from steerserve.rules.steering.positions import ALL, Positions
 from steerserve.rules.steering.probe import Probe
-from steerserve.rules.steering.vector import FLOAT_MAXIMUM, Vector
+from steerserve.rules.steering.vector import FLOAT_MAXIMUM, Direction, Vector
 
 FIELD = "sae_steering"
 INTERVENTIONS = "interventions"
-REPLACE, BESIDE = "replace", "add"
-MODES = (REPLACE, BESIDE)
+INSTEAD, BESIDE = "replace", "add"
+MODES = (INSTEAD, BESIDE)
 ACTIVATION, MAX = "activation", "max"
 """The units of the value of a feature: its activation, or the largest activation that is known of it."""
+REPLACED_MAXIMUM = 2.0
+"""The largest value of a `replace`, which goes as far beyond its source."""
 ABLATED_MAXIMUM = 2.0
 """The largest value of an `ablate` of a direction, which reflects it."""
 
+Messages = tuple[tuple[str, str], ...]
+"""The role and the content of each message of a conversation."""
 Reference = str | Vector
 """A stored vector by its id or its name, or a vector itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class AskedSource:
+    """Where the values of a `replace` come from: what the model computes, unsteered, at these positions of another
+    text, or of a conversation."""
+
+    text: str | Messages
+    positions: Positions = ALL
+
+
+@dataclass(frozen=True, slots=True)
+class ReadSource:
+    """What a source has: for a site, its values at each layer, with `rows` positions; or the `activation` of a
+    feature."""
+
+    rows: int
+    directions: tuple[Direction, ...] = ()
+    activation: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +117,7 @@ class SteeredFeature:
     unit: str = ACTIVATION
     positions: Positions = ALL
     when: AskedWhen | None = None
+    source: AskedSource | ReadSource | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,13 +125,16 @@ class SteeredVector:
     """One edit of the directions of a vector.
 
     Attributes:
-        op: one of `edits.KINDS`, or `swap`.
+        vector: the vector, or the source of a `replace`.
+        op: one of `edits.KINDS`, `swap` or `replace`.
         layers: the layers of the directions; None means all that the vector has.
         is_range: whether `layers` is a first and a last layer.
         to: the vector of the directions that `swap` writes.
+        site: the site of a `replace` with a source, which has `layers` then.
+        heads: the heads of the site that a `replace` writes; empty for all numbers of the site.
     """
 
-    vector: Reference
+    vector: Reference | AskedSource | ReadSource
     op: str
     value: float = 0.0
     unit: str = RAW
@@ -114,6 +143,8 @@ class SteeredVector:
     to: Reference | None = None
     positions: Positions = ALL
     when: AskedWhen | None = None
+    site: str = RESID_POST
+    heads: tuple[int, ...] = ()
 
 
 AskedEdit = SteeredFeature | SteeredVector
@@ -134,6 +165,14 @@ class RequestSteering:
     def is_steering(self) -> bool:
         """Whether an edit changes anything."""
         return any(not target_of(edit).is_idle for edit in self.edits)
+
+    @property
+    def has_sources(self) -> bool:
+        """Whether an edit has a source that was not read yet."""
+        return any(
+            isinstance(edit.vector if isinstance(edit, SteeredVector) else edit.source, AskedSource)
+            for edit in self.edits
+        )
 
     @property
     def roles_at(self) -> str | None:
@@ -194,7 +233,8 @@ class RequestSteering:
 
 def _references(edit: AskedEdit) -> Iterator[tuple[str, Reference]]:
     if isinstance(edit, SteeredVector):
-        yield "vector", edit.vector
+        if isinstance(edit.vector, Reference):
+            yield "vector", edit.vector
         if edit.to is not None:
             yield "to", edit.to
     for where, condition in conditions(edit.when):
@@ -234,6 +274,8 @@ def _with_vectors(
 
     if isinstance(edit, SteeredFeature):
         return replace(edit, when=resolved(edit.when))
+    if not isinstance(edit.vector, Reference):
+        return replace(edit, when=resolved(edit.when))
     vector, to = known(edit.vector), None if edit.to is None else known(edit.to)
     layers = edit.layers
     if layers is None and not has_layers:
@@ -251,6 +293,9 @@ def target(asked: AskedEdit, value: float) -> Target:
     """The target of an edit with this value."""
     if isinstance(asked, SteeredVector):
         return direction_target(asked.op, value)
+    if asked.op == REPLACE:
+        aim = asked.source.activation if isinstance(asked.source, ReadSource) else 0.0
+        return Target(factor=1.0 - value, offset=value * aim)
     return KINDS[asked.op].target(value)
 
 
@@ -296,7 +341,7 @@ def check_conditions(where: str, counts: Iterable[int]) -> None:
 
 
 def _check_edit(steering: RequestSteering, place: int, edit: AskedEdit) -> None:
-    ops = (*KINDS, SWAP) if isinstance(edit, SteeredVector) else tuple(KINDS)
+    ops = (*KINDS, *((SWAP,) if isinstance(edit, SteeredVector) else ()), REPLACE)
     if edit.op not in ops:
         raise invalid(steering, steering.where(place, "op"), f"one of {', '.join(ops)}")
     limits = bounds_of(edit)
@@ -311,6 +356,8 @@ def _check_edit(steering: RequestSteering, place: int, edit: AskedEdit) -> None:
 
 def bounds_of(edit: AskedEdit) -> tuple[float, float] | None:
     """The bounds of the value of an edit; None for an op without a value."""
+    if edit.op == REPLACE:
+        return (0.0, REPLACED_MAXIMUM)
     if isinstance(edit, SteeredFeature):
         kind = KINDS[edit.op]
         low, high = kind.lowest, kind.highest
@@ -322,7 +369,9 @@ def bounds_of(edit: AskedEdit) -> tuple[float, float] | None:
 
 def has_value(op: str, *, is_vector: bool) -> bool:
     """Whether an op must have a value. The value of an `ablate` of a direction may be left out."""
-    return op != SWAP and (KINDS[op].has_value or (is_vector and op == ABLATE))
+    if op in (SWAP, REPLACE):
+        return op == REPLACE
+    return KINDS[op].has_value or (is_vector and op == ABLATE)
 
 
 def index_of(steering: RequestSteering, place: int) -> str:

@@ -1,17 +1,47 @@
-"""Edits of different rows that are made together: the k-th edit of each of these rows, all of one form."""
+"""Edits of different rows that are made together: the k-th edit of each of these rows, all of one form. The edits of
+one group move along directions, or replace the value of the site."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from steerserve.rules.steering.edits import RAW, RESIDUAL, Edit, Feature
 from steerserve.rules.steering.vector import Direction
-from steerserve.worker.hooks.parts import Part
+from steerserve.worker.hooks.parts import Part, Span
 from steerserve.worker.hooks.readings import Directions, Encoded, index_of, length
 from steerserve.worker.sae.canonical import NEEDS_K, Sae
+
+
+class SiteValue:
+    """The value of the rows of a site while their edits are made: `base` + `change`, float32 [n, T, width]. `x` is the
+    value before the edits, and `base` is `x` but for the numbers of `replaced`, a mask that is None where there are
+    none: they were replaced by others, and `change` says what was done to them after that."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.x = self.base = x
+        self.change = torch.zeros_like(x)
+        self.replaced: Tensor | None = None
+
+    @property
+    def now(self) -> Tensor:
+        """The value so far."""
+        return self.base + self.change
+
+    def put(self, value: Tensor, places: Tensor) -> None:
+        """Replace the numbers at these places, bool [n, T, width], by those of `value`, to the last bit."""
+        self.base = torch.where(places, value, self.base)
+        self.change = self.change.masked_fill(places, 0.0)
+        self.replaced = places if self.replaced is None else self.replaced | places
+
+    def fold(self) -> None:
+        """Say what was replaced as a change of `x`."""
+        if self.replaced is not None:
+            self.change = self.change + (self.base - self.x)
+            self.base, self.replaced = self.x, None
 
 
 class EditGroup:
@@ -79,21 +109,39 @@ class EditGroup:
         """The rows of the group, of a tensor with all rows of the site."""
         return value if self.rows is None else value[self.rows]
 
-    def moved(self, x: Tensor, y: Tensor | None, encoded: Encoded) -> Tensor:
-        """How far each row moves along its direction at each position, [g, T]; `x` [n, T, width] is the value before
-        the edits, and `y` the value so far."""
+    def make(
+        self, value: SiteValue, encoded: Encoded, span: Span, opened: Tensor | None
+    ) -> Callable[[int], Tensor]:
+        """Make the edits where they are open, bool [g, T]; None means everywhere. Returns what gives the part of |x| by
+        which a member changed the value at each position, [T]."""
+        x = value.x
+        moved = self._moved(value, encoded)
+        scale = self._scale(x)
+        if scale is not None:
+            moved = moved * scale[..., 0]
+        if opened is not None:
+            moved = torch.where(opened, moved, moved.new_zeros(()))
+        made = moved[..., None] * self.writes[:, None]
+        if self.rows is None:
+            value.change += made
+        else:
+            value.change.index_add_(0, self.rows, made)
+        return lambda at: moved[at].abs() * self.writes[at].norm() / length(x[self.members[at][0]])
+
+    def _moved(self, value: SiteValue, encoded: Encoded) -> Tensor:
+        """How far each row moves along its direction at each position, [g, T]."""
+        x = value.x
         if self.is_added:
             amount = self.offset.expand(-1, x.shape[1])
             return amount * length(self.of(x)) if self.is_residual else amount
         if self.reads is None:
             read = self._activations(self.of(x), encoded)
         else:
-            assert y is not None
-            read = (self.of(y) * self.reads[:, None]).sum(-1)
+            read = (self.of(value.now) * self.reads[:, None]).sum(-1)
         target = (read * self.factor + self.offset).clamp(self.low, self.high)
         return self.strength * (target - read)
 
-    def scale(self, x: Tensor) -> Tensor | None:
+    def _scale(self, x: Tensor) -> Tensor | None:
         """What the SAE multiplies its output with at each position, [g, T, 1]; None where it does not."""
         if self.sae is None or self.sae.normalisation == "none" or self.is_added:
             return None
@@ -109,3 +157,91 @@ class EditGroup:
                 for (_, part, _), feature, rows in zip(self.members, self.features, x, strict=True)
             ]
         )
+
+
+class ReplaceGroup:
+    """Edits of different rows that are made together and replace values of the site, or go a part of the way.
+
+    `heads` is the number of heads of the site; 0 where it has none. The other attributes are those of `EditGroup`.
+    """
+
+    is_added = False
+
+    def __init__(
+        self,
+        members: Sequence[tuple[int, Part, Edit]],
+        device: torch.device,
+        heads: int,
+    ) -> None:
+        self.members = members
+        self.gate: slice | None = None
+        self.is_masked = any(
+            part.steering.mask(edit, 0, 1) is not None for _, part, edit in members
+        )
+        self._device = device
+        self._rows = torch.tensor([row for row, _, _ in members], device=device)
+        values, firsts, ways, columns = [], [0], [], []
+        for _, _, edit in members:
+            assert isinstance(edit.at, Direction)
+            assert edit.source is not None
+            numbers = torch.from_numpy(np.frombuffer(edit.at.data, "<f4").copy())
+            raw = numbers.view(edit.source.rows, -1).to(device)
+            values.append(raw)
+            firsts.append(firsts[-1] + len(raw))
+            ways.append(edit.strength * (1.0 - edit.target.factor))
+            columns.append(_columns(edit.source.heads, heads, raw.shape[1], device))
+        self._values = torch.cat(values)
+        self._firsts = firsts[:-1]
+        self._ways = torch.tensor(ways, dtype=torch.float32, device=device)[:, None, None]
+        self._columns = torch.stack(columns)[:, None]
+        self._is_whole = all(way == 1.0 for way in ways)
+        self._is_one = all(len(one) == 1 for one in values)
+        self._index = torch.tensor(self._firsts, device=device)[:, None]
+
+    def make(
+        self, value: SiteValue, encoded: Encoded, span: Span, opened: Tensor | None
+    ) -> Callable[[int], Tensor]:
+        """Make the edits, as `EditGroup.make`."""
+        tokens = value.x.shape[1]
+        source = self._values[self._index if self._is_one else self._places(span, tokens)]
+        source = source.expand(-1, tokens, -1)
+        places = self._columns.expand_as(source)
+        if opened is not None:
+            places = places & opened[..., None]
+        before = value.now[self._rows]
+        after = torch.where(places, before + self._ways * (source - before), before)
+        whole = torch.where(self._ways == 1.0, places, places.new_zeros(()))
+        if not self._is_whole:
+            change = torch.where(places & ~whole, after - before, before.new_zeros(()))
+            value.change = value.change.index_add(0, self._rows, change)
+        every = torch.zeros_like(value.x)
+        at = torch.zeros_like(value.x, dtype=torch.bool)
+        every.index_copy_(0, self._rows, source)
+        at.index_copy_(0, self._rows, whole)
+        value.put(every, at)
+        size = length(after - before) / length(value.x[self._rows])
+        return lambda number: size[number]
+
+    def _places(self, span: Span, tokens: int) -> Tensor:
+        """For each edit the row of its source at each position of the pass, [g, T]."""
+        found = []
+        for (_, part, edit), first in zip(self.members, self._firsts, strict=True):
+            assert edit.source is not None
+            start, rows = span.first[part.row], edit.source.rows
+            mask = part.steering.mask(edit, start, tokens)
+            ranks = part.steering.rank(edit, start)
+            row = []
+            for is_in in [True] * tokens if mask is None else mask:
+                row.append(first + min(ranks, rows - 1))
+                ranks += is_in and rows > 1
+            found.append(row)
+        return torch.tensor(found, device=self._device)
+
+
+def _columns(chosen: Sequence[int], heads: int, width: int, device: torch.device) -> Tensor:
+    """Whether each number of the width is written, bool [width]."""
+    if not chosen:
+        return torch.ones(width, dtype=torch.bool, device=device)
+    mask = torch.zeros(heads, width // heads, dtype=torch.bool, device=device)
+    mask[torch.tensor(chosen, device=device)] = True
+    return mask.view(-1)

@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 
 from steerserve.rules.steering.edits import RESIDUAL, Condition, Edit, Feature, When
-from steerserve.worker.hooks.edit_groups import EditGroup
+from steerserve.worker.hooks.edit_groups import EditGroup, ReplaceGroup, SiteValue
 from steerserve.worker.hooks.gates import Gates
 from steerserve.worker.hooks.parts import Part, Reads, Span
 from steerserve.worker.hooks.readings import Directions, Encoded, ReadGroup, Readings, length
 from steerserve.worker.rows.steering import needs_record
 from steerserve.worker.sae.canonical import NEEDS_K, Sae
+from steerserve.worker.sae.sites import Replaced
 
 Flags = tuple[tuple[tuple[bool, ...], ...] | None, ...]
 """For each group of edits, whether each edit may act at each position, by the positions that it names; None where each
@@ -45,8 +46,10 @@ class SiteEdits:
         saes: Mapping[str, Sae],
         directions: Directions,
         device: torch.device,
+        heads: int = 0,
     ) -> None:
         self.parts = parts
+        self._heads = heads
         self._saes = saes
         self._directions = directions
         self._device = device
@@ -109,17 +112,21 @@ class SiteEdits:
             groups.append(ReadGroup(members, sae, self._directions, self._device, count))
         return groups
 
-    def _groups(self, lists: Sequence[Sequence[Edit]]) -> list[EditGroup]:
+    def _groups(self, lists: Sequence[Sequence[Edit]]) -> list[EditGroup | ReplaceGroup]:
         """The k-th edits of all rows, for each k, in groups of one form."""
-        groups = []
+        groups: list[EditGroup | ReplaceGroup] = []
         for k in range(max(map(len, lists), default=0)):
-            forms: dict[tuple[str | None, bool], list[tuple[int, Part, Edit]]] = {}
+            forms: dict[tuple[str | None, bool, bool], list[tuple[int, Part, Edit]]] = {}
             for row, (part, edits) in enumerate(zip(self.parts, lists, strict=True)):
                 if k < len(edits):
                     edit = edits[k]
-                    form = edit.key, edit.is_added and edit.unit == RESIDUAL
+                    is_residual = edit.is_added and edit.unit == RESIDUAL
+                    form = edit.key, is_residual, edit.source is not None
                     forms.setdefault(form, []).append((row, part, edit))
-            for (key, _), members in forms.items():
+            for (key, _, is_replaced), members in forms.items():
+                if is_replaced:
+                    groups.append(ReplaceGroup(members, self._device, self._heads))
+                    continue
                 sae = None if key is None else self._saes[key]
                 group = EditGroup(members, sae, self._directions, self._device, len(self.parts))
                 groups.append(group)
@@ -170,7 +177,7 @@ class SiteEdits:
         return self._made[1]
 
     def _flags(
-        self, group: EditGroup, span: Span, width: int
+        self, group: EditGroup | ReplaceGroup, span: Span, width: int
     ) -> tuple[tuple[bool, ...], ...] | None:
         if not group.is_masked:
             return None
@@ -183,12 +190,13 @@ class SiteEdits:
 
     def change(
         self, value: Tensor, span: Span, readings: Readings, masks: Masks
-    ) -> tuple[Tensor | None, Sequence[Tensor]]:
+    ) -> tuple[Tensor | None, Replaced | None, Sequence[Tensor]]:
         """What is added to the value [rows, T, width], float32: exactly 0 where nothing changes; None where nothing is
-        done here. And what was read here, for `note`."""
+        done here. What stands in the place of numbers of the value, to which it is added then. And what was read here,
+        for `note`."""
         self._watch(value, span)
         if not (self._reads or self.is_acting):
-            return None, ()
+            return None, None, ()
         is_whole = self._is_ordered and len(self.parts) == value.shape[0]
         x = (value if is_whole else value[self._index]).float().contiguous()
         encoded = Encoded(span)
@@ -196,10 +204,10 @@ class SiteEdits:
         self.note(found, readings)
         self._record(found, span)
         if not self.is_acting:
-            return None, found
-        change = torch.zeros_like(x)
+            return None, None, found
+        made = SiteValue(x)
         if self._values is not None:
-            change = change + self._values
+            made.change = made.change + self._values
         holds: Tensor | None = None
         if self._gates is not None:
             holds = self._gates.hold(found, readings, span, x.shape[1])
@@ -207,20 +215,31 @@ class SiteEdits:
             opened = mask
             if holds is not None and group.gate is not None:
                 opened = holds[group.gate] if mask is None else holds[group.gate] & mask
-            y = x + change if group.reads is not None and not group.is_added else None
-            self._make(group, x, y, change, encoded, span, opened)
+            self._make(group, made, encoded, span, opened)
         for part, at in zip(self.parts, range(len(x)), strict=True):
             if part.counted:
                 self._count_values(part, x[at], span)
+        if self._keeps is not None:
+            made.fold()
+        change = made.change
         if self._keeps is not None:
             y = x + change
             kept = y * (length(x) / length(y))[..., None] - x
             is_kept = self._keeps & change.ne(0).any(-1, keepdim=True)
             change = torch.where(is_kept, kept, change)
-        if is_whole:
-            return change, found
-        every = torch.zeros(value.shape, dtype=torch.float32, device=value.device)
-        return every.index_copy_(0, self._index, change), found
+        replaced = None
+        if made.replaced is not None:
+            replaced = Replaced(
+                self._in_pass(made.replaced, value), self._in_pass(made.base, value)
+            )
+        return self._in_pass(change, value), replaced, found
+
+    def _in_pass(self, some: Tensor, value: Tensor) -> Tensor:
+        """Numbers of the rows that take part, as those of all rows [rows, T, width] of a pass: 0 for the others."""
+        if self._is_ordered and len(self.parts) == value.shape[0]:
+            return some
+        every = torch.zeros(value.shape, dtype=some.dtype, device=value.device)
+        return every.index_copy_(0, self._index, some)
 
     def note(self, found: Sequence[Tensor], readings: Readings) -> None:
         """Let conditions at later sites find what was read here."""
@@ -266,30 +285,17 @@ class SiteEdits:
 
     def _make(
         self,
-        group: EditGroup,
-        x: Tensor,
-        y: Tensor | None,
-        change: Tensor,
+        group: EditGroup | ReplaceGroup,
+        value: SiteValue,
         encoded: Encoded,
         span: Span,
         opened: Tensor | None,
     ) -> None:
-        """Add what a group of edits changes to `change`, where it is open."""
-        moved = group.moved(x, y, encoded)
-        scale = group.scale(x)
-        if scale is not None:
-            moved = moved * scale[..., 0]
-        if opened is not None:
-            moved = torch.where(opened, moved, moved.new_zeros(()))
-        made = moved[..., None] * group.writes[:, None]
-        if group.rows is None:
-            change += made
-        else:
-            change.index_add_(0, group.rows, made)
-        for at, (row, part, edit) in enumerate(group.members):
+        """Make a group of edits where it is open."""
+        size = group.make(value, encoded, span, opened)
+        for at, (_, part, edit) in enumerate(group.members):
             if part.steering.counted is not None:
-                size = moved[at].abs() * group.writes[at].norm() / length(x[row])
-                self._count(part, edit, size.tolist(), span)
+                self._count(part, edit, size(at).tolist(), span)
 
     def _count(self, part: Part, edit: Edit, sizes: Sequence[float], span: Span) -> None:
         """Count an edit at the positions of the row where it was evaluated."""

@@ -235,8 +235,16 @@ class HookedSaes:
             self._found[at] = self._find_site(*at)
         return self._found[at]
 
-    def _check_width(self, direction: Direction, site: Site) -> None:
-        if direction.width != site.width:
+    def _check_heads(self, edit: Edit, chosen: Sequence[int], site: Site) -> None:
+        where = f"interventions.edits[{edit.number}].heads"
+        for head in chosen:
+            if head >= site.heads:
+                has = f"is outside [0, {site.heads})" if site.heads else "is given, and it has none"
+                why = f"{where}: {head} {has} at {site.name} of this model"
+                raise Refusal("INVALID_INTERVENTION", why, param=where, heads=site.heads)
+
+    def _check_width(self, direction: Direction, site: Site, rows: int = 1) -> None:
+        if direction.width != site.width * rows:
             raise Refusal(
                 "INVALID_PARAMETER",
                 f"a direction of {direction.width} numbers does not fit {direction.site} of layer {direction.layer}, "
@@ -292,6 +300,8 @@ class HookedSaes:
         self.check(edits)
         # edits that were changed before the row could begin are not those of its report
         row.begin(() if self.is_changed(row) else edits)
+        for edit in edits:
+            row.check_source(edit)
         for direction in row.watched:
             self._check_width(direction, self._site(direction))
 
@@ -307,7 +317,10 @@ class HookedSaes:
             reads = (condition.reads for condition in conditions(edit.when))
             for one in (edit.at, edit.to, *reads):
                 if isinstance(one, Direction):
-                    self._check_width(one, self._site(one))
+                    rows = edit.source.rows if edit.source and one is edit.at else 1
+                    self._check_width(one, self._site(one), rows)
+            if edit.source is not None and isinstance(edit.at, Direction):
+                self._check_heads(edit, edit.source.heads, self._site(edit.at))
 
     def is_changed(self, row: RowSteering) -> bool:
         """Whether an operator has changed the steering of a row since it began."""

@@ -18,7 +18,7 @@ from steerserve.worker.hooks.places import Catch, HookedSae, Place
 from steerserve.worker.hooks.readings import Readings
 from steerserve.worker.hooks.site_plans import NO_PASS, PassPlan, SitePlan
 from steerserve.worker.hooks.table import DirectionTable
-from steerserve.worker.sae.sites import Called, Change, Moved, RowDeltas, Told
+from steerserve.worker.sae.sites import Called, Change, Moved, Replaced, RowDeltas, Told
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,12 +177,13 @@ class SitePasses:
                 if len(saes) > 1:
                     so_far = so_far + site.deltas[key]
         change: Tensor | None = None
+        replaced: Replaced | None = None
         read: Sequence[Tensor] = ()
         if site.edits is not None:
             span = self._span(value)
-            change, read = site.edits.change(value, span, self._readings, masks)
+            change, replaced, read = site.edits.change(value, span, self._readings, masks)
         is_moved = added or change is not None
-        return _Done(Moved(added, change) if is_moved else None, seen, read)
+        return _Done(Moved(added, change, replaced) if is_moved else None, seen, read)
 
     def _tell(self, site: SitePlan, done: _Done) -> None:
         """Give what a site did in a pass to what reads it, and what was read to conditions at later sites."""
@@ -195,6 +196,8 @@ class SitePasses:
             moved = site.deltas.get(key)
             if catches and change is not None:
                 moved = change if moved is None else change + moved
+                if done.moved is not None and done.moved.replaced is not None:
+                    moved = moved + done.moved.replaced.change_of(before)
                 moved = moved[:, -tokens:]
             for catch in catches:
                 catch(before[:, -tokens:], moved)  # all tokens where the number is 0

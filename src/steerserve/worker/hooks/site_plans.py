@@ -226,12 +226,12 @@ class SitePlanner:
         self, rows: Sequence[RowSteering], active: Sequence[tuple[Edit, ...]]
     ) -> Mapping[PlaceName, SiteEdits]:
         """What the rows do at each site, by the edits of each that may act."""
-        return {
-            name: SiteEdits(
-                parts, self._readers(parts), self._directions, self._saes.place_at(name).site.device
-            )
-            for name, parts in self._parts(rows, active).items()
-        }
+        made = {}
+        for name, parts in self._parts(rows, active).items():
+            site = self._saes.place_at(name).site
+            readers = self._readers(parts)
+            made[name] = SiteEdits(parts, readers, self._directions, site.device, site.heads)
+        return made
 
     def _parts(
         self, rows: Sequence[RowSteering], active: Sequence[tuple[Edit, ...]]

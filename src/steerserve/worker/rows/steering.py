@@ -102,6 +102,22 @@ class RowSteering:
                 why = f"{where}: the prompt has no position {at}; it has {size} tokens"
                 raise Refusal("INVALID_PARAMETER", why, param=where, prompt_tokens=size)
 
+    def check_source(self, edit: Edit) -> None:
+        """Check that an edit with several values in its source has as many positions in the prompt.
+
+        Raises:
+            Refusal: INVALID_INTERVENTION naming the edit.
+        """
+        if edit.source is None or edit.source.rows == 1:
+            return
+        count = sum(self._mask_of_prompt(edit.positions, False))
+        is_open = places.most_generated(edit.positions, 1 << 30) > 0
+        if count != edit.source.rows or is_open:
+            where = f"interventions.edits[{edit.number}].positions"
+            found = f"{count} positions of the prompt" + (" and generated ones" if is_open else "")
+            why = f"{where}: the source has {edit.source.rows} positions, and the edit {found}"
+            raise Refusal("INVALID_INTERVENTION", why, param=where)
+
     # ------------------------------------------------------------- positions
 
     def active(self, edits: tuple[Edit, ...], first: int, size: int) -> tuple[Edit, ...]:
@@ -122,6 +138,10 @@ class RowSteering:
             return None
         prompt = self._mask_of_prompt(edit.positions, spares)
         return [self._is_at(edit.positions, prompt, at) for at in range(first, first + size)]
+
+    def rank(self, edit: Edit, at: int) -> int:
+        """How many positions of the edit come before this position of the prompt."""
+        return sum(self._mask_of_prompt(edit.positions, False)[:at])
 
     def are_at(self, positions: Positions, first: int, count: int) -> list[bool]:
         """Whether each of the positions [first, first + count) is one of these. A position whose token is not written

@@ -39,12 +39,27 @@ class RowDeltas:
 
 
 @dataclass(frozen=True, slots=True)
+class Replaced:
+    """Numbers of a value [rows, T, width] in whose place others stand: where `places` is true, those of `values`,
+    float32."""
+
+    places: Tensor
+    values: Tensor
+
+    def change_of(self, value: Tensor) -> Tensor:
+        """What is added to a value by it, float32."""
+        return torch.where(self.places, self.values - value.float(), self.values.new_zeros(()))
+
+
+@dataclass(frozen=True, slots=True)
 class Moved:
-    """What is done to a value: all of `added` is added, one after the other. Then `change` [rows, T, width], in
-    float32, is added with one rounding at the positions where it is not 0. The other positions stay the same bits."""
+    """What is done to a value: all of `added` is added, one after the other. Then numbers are `replaced`, and `change`
+    [rows, T, width], in float32, is added with one rounding at the positions where it is not 0. The other positions
+    stay the same bits."""
 
     added: Sequence[Tensor | RowDeltas]
     change: Tensor | None
+    replaced: Replaced | None = None
 
 
 Change = Tensor | RowDeltas | Moved | None
@@ -138,14 +153,15 @@ class Site:
 
     def _changed(self, tensor: Tensor, edit: AtSite, residual: Tensor | None) -> Tensor | None:
         shaped = self._shaped(tensor, residual)
-        change = edit(self._value(shaped, residual))
+        value = self._value(shaped, residual)
+        change = edit(value)
         if isinstance(change, Called):
-            return change.run(tensor, lambda told: self._moved(tensor, shaped, told))
+            return change.run(tensor, lambda told: self._moved(tensor, shaped, value, told))
         if isinstance(change, Told):
-            moved = self._moved(tensor, shaped, change.change)
+            moved = self._moved(tensor, shaped, value, change.change)
             change.tell(self._value(self._shaped(moved, residual), residual))
             return moved
-        return None if change is None else self._moved(tensor, shaped, change)
+        return None if change is None else self._moved(tensor, shaped, value, change)
 
     def _shaped(self, tensor: Tensor, residual: Tensor | None) -> Tensor:
         """The tensor of the site as [rows, T, width]."""
@@ -159,7 +175,7 @@ class Site:
             value = residual.to(value.device) + value
         return value
 
-    def _moved(self, tensor: Tensor, shaped: Tensor, delta: Change) -> Tensor:
+    def _moved(self, tensor: Tensor, shaped: Tensor, value: Tensor, delta: Change) -> Tensor:
         """The tensor of the site after what is done to its value; the same tensor where nothing is done."""
         if delta is None:
             return tensor
@@ -169,10 +185,16 @@ class Site:
                 added = self._added(added, one)
             if delta.change is None:
                 return added.view(tensor.shape)
-            change = delta.change.to(tensor.device)
-            moved = change if self.scale == 1.0 else change / self.scale
-            edited = (added.float() + moved).to(tensor.dtype)
+            change, base = delta.change.to(tensor.device), added.float()
             is_edited = change.ne(0).any(-1, keepdim=True)
+            if (replaced := delta.replaced) is not None:
+                is_edited = is_edited | replaced.places.any(-1, keepdim=True)
+                if self.scale == 1.0 and not self.has_residual:
+                    base = torch.where(replaced.places, replaced.values, base)
+                else:
+                    change = change + replaced.change_of(value)
+            moved = change if self.scale == 1.0 else change / self.scale
+            edited = (base + moved).to(tensor.dtype)
             return torch.where(is_edited, edited, added).view(tensor.shape)
         return self._added(shaped, delta).view(tensor.shape)
 

@@ -1,0 +1,233 @@
+"""Reads the sources of edits that replace values: what the model computes, unsteered, in other texts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass, field, replace
+
+from steerserve import messages as m
+from steerserve.control.residency.resident import Attachment, Resident
+from steerserve.errors import Refusal
+from steerserve.parts.activations.form import ACTIVATIONS, Tap
+from steerserve.parts.activations_raw.form import ACTIVATIONS_RAW, FIELD, RawReads, RawSite
+from steerserve.rules import bounds
+from steerserve.rules.saes.sites import EMBED
+from steerserve.rules.steering.request import (
+    AskedEdit,
+    AskedSource,
+    ReadSource,
+    RequestSteering,
+    SteeredFeature,
+    SteeredVector,
+)
+from steerserve.rules.steering.vector import Direction
+from steerserve.rules.units import MIB
+from steerserve.settings import Settings
+
+_ENTRIES = 1 << 31
+"""More activations than the text of any source has."""
+
+Place = tuple[str, int]
+"""A site and a layer."""
+Unit = tuple[str, int]
+"""The key of an attached SAE, and a feature."""
+
+
+@dataclass(slots=True)
+class _Wanted:
+    """What the edits of a request want of one source. `where` is the place of the first of them."""
+
+    where: str
+    places: dict[Place, None] = field(default_factory=dict)
+    features: dict[Unit, None] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Found:
+    """What was read of one source, at so many positions."""
+
+    rows: int
+    places: dict[Place, bytes] = field(default_factory=dict)
+    features: dict[Unit, float] = field(default_factory=dict)
+
+
+async def read_sources(
+    own: RequestSteering, resident: Resident, settings: Settings, client: str
+) -> RequestSteering:
+    """The same edits with the values of their sources. Each text is read once.
+
+    Raises:
+        Refusal: TOO_MANY_EDITS for too many texts or tokens; VECTOR_MISMATCH for a site or a layer that the model does
+            not have; INVALID_INTERVENTION for positions that a text does not have; those of a request that scores.
+    """
+    wanted = _collect(own, resident)
+    if not wanted:
+        return own
+    if len(wanted) > bounds.EDIT_SOURCES:
+        why = f"the edits have {len(wanted)} sources of text; at most {bounds.EDIT_SOURCES}"
+        raise Refusal("TOO_MANY_EDITS", why, param=own.field, maximum=bounds.EDIT_SOURCES)
+    found: dict[AskedSource, _Found] = {}
+    tokens = 0
+    for source, one in wanted.items():
+        found[source], read = await _read(source, one, resident, settings, client, tokens)
+        tokens += read
+    edits = [_filled(edit, found, resident) for edit in own.edits]
+    return replace(own, edits=tuple(edits))
+
+
+def _collect(own: RequestSteering, resident: Resident) -> dict[AskedSource, _Wanted]:
+    """What is wanted of each source that was not read yet."""
+    wanted: dict[AskedSource, _Wanted] = {}
+    for at, edit in enumerate(own.edits):
+        where = own.where(at, "source")
+        if isinstance(edit, SteeredVector):
+            if isinstance(edit.vector, AskedSource):
+                one = wanted.setdefault(edit.vector, _Wanted(where))
+                one.places |= dict.fromkeys(_places(edit, own.where(at, "layers"), resident))
+        elif isinstance(edit.source, AskedSource):
+            one = wanted.setdefault(edit.source, _Wanted(where))
+            one.features |= dict.fromkeys((sae.key, edit.index) for sae in _fitting(edit, resident))
+    return wanted
+
+
+def _fitting(edit: SteeredFeature, resident: Resident) -> Sequence[Attachment]:
+    """The SAE of an edit. Several, or one without the feature, are refused where the edit is placed."""
+    found = edit.choice.among(list(resident.attachments.values()))
+    return found if len(found) == 1 and edit.index < found[0].d_sae else ()
+
+
+def _places(edit: SteeredVector, where: str, resident: Resident) -> list[Place]:
+    """The site of an edit at each of its layers.
+
+    Raises:
+        Refusal: VECTOR_MISMATCH.
+    """
+    _, facts = resident.running()
+    assert edit.layers is not None
+    layers = range(edit.layers[0], edit.layers[-1] + 1) if edit.is_range else edit.layers
+    count = 1 if edit.site == EMBED else facts.layers
+    details = {"site": edit.site, "layers": facts.layers}
+    if edit.site not in facts.site_widths:
+        why = f"the model has no site {edit.site!r}; it has {', '.join(facts.site_widths)}"
+        raise Refusal("VECTOR_MISMATCH", f"{where}: {why}", param=where, **details)
+    if max(layers) >= count:
+        why = f"the model has {edit.site} at the layers [0, {count}), and not at {max(layers)}"
+        raise Refusal("VECTOR_MISMATCH", f"{where}: {why}", param=where, **details)
+    return [(edit.site, layer) for layer in layers]
+
+
+async def _read(
+    source: AskedSource,
+    wanted: _Wanted,
+    resident: Resident,
+    settings: Settings,
+    client: str,
+    before: int,
+) -> tuple[_Found, int]:
+    """What is wanted of a source, and the number of tokens of its text. `before` is the number of those before it."""
+    where = wanted.where
+    raw = RawReads(
+        sites=tuple(RawSite(where, site, layer) for site, layer in wanted.places),
+        positions=source.positions,
+        is_before=False,
+        dtype="float32",
+        is_listed=False,
+        max_bytes=settings.activations_raw_max_mb * MIB,
+        all_max_bytes=settings.activations_raw_all_mb * MIB,
+    )
+    found = _Found(0)
+    tokens = 0
+    keys = dict.fromkeys(key for key, _ in wanted.features)
+    for key in keys or (None,):
+        parts = ACTIVATIONS_RAW.ask(raw)
+        if key is not None:
+            features = [feature for its, feature in wanted.features if its == key]
+            tap = Tap(key, features, len(features), "prompt", is_before=True, max_entries=_ENTRIES)
+            parts |= ACTIVATIONS.ask(tap)
+        request = m.Request(
+            goal=m.Score(), prompts=[_prompt(source, client)], client=client, parts=parts
+        )
+        with _named(where):
+            async with aclosing(resident.held().run(request)) as events:
+                async for event in events:
+                    if isinstance(event, m.Started):
+                        tokens = sum(event.prompt_tokens)
+                        _check_tokens(before + tokens, where)
+                    elif isinstance(event, m.Scored):
+                        _take(event, key, wanted, found, where)
+    return found, tokens
+
+
+@contextmanager
+def _named(where: str) -> Iterator[None]:
+    """A refusal of the request that reads a source names the source."""
+    try:
+        yield
+    except Refusal as refusal:
+        named = refusal.param or ""
+        if named.startswith(where):
+            raise
+        place = where + named.removeprefix(FIELD) if named.startswith(FIELD) else where
+        why = refusal.message.removeprefix(f"{named}: ")
+        raise Refusal(refusal.code, f"{place}: {why}", param=place, **refusal.details) from None
+
+
+def _prompt(source: AskedSource, client: str) -> m.Text | m.Chat:
+    if isinstance(source.text, str):
+        return m.Text(source.text)
+    messages = [{"role": role, "content": content} for role, content in source.text]
+    return m.Chat(messages, client=client, is_located=bool(source.positions.roles))
+
+
+def _check_tokens(tokens: int, where: str) -> None:
+    if tokens > bounds.EDIT_SOURCE_TOKENS:
+        most = bounds.EDIT_SOURCE_TOKENS
+        why = f"{where}: the texts up to this one have {tokens} tokens; at most {most}"
+        raise Refusal("TOO_MANY_EDITS", why, param=where, tokens=tokens, maximum=most)
+
+
+def _take(event: m.Scored, key: str | None, wanted: _Wanted, found: _Found, where: str) -> None:
+    """Take what was read of a source.
+
+    Raises:
+        Refusal: INVALID_INTERVENTION where the text has none of the positions, and where a feature has several.
+    """
+    chunk = ACTIVATIONS_RAW.read(event.parts)
+    assert chunk is not None
+    where = f"{where}.positions"
+    found.rows = len(chunk.positions)
+    if not found.rows:
+        raise _refused(where, "the text has none of these positions")
+    values = zip(wanted.places, chunk.values, strict=True)
+    found.places |= {place: one.data for place, one in values}
+    if key is None:
+        return
+    if found.rows > 1:
+        raise _refused(where, f"the activation of a feature has one position, and not {found.rows}")
+    at = {one.position: one for one in ACTIVATIONS.read(event.parts) or ()}
+    for feature, activation in at[chunk.positions[0]].features:
+        found.features[key, feature] = activation
+
+
+def _filled(edit: AskedEdit, found: Mapping[AskedSource, _Found], resident: Resident) -> AskedEdit:
+    """An edit with the values of its source."""
+    if isinstance(edit, SteeredVector):
+        if not isinstance(edit.vector, AskedSource):
+            return edit
+        read = found[edit.vector]
+        directions = tuple(
+            Direction(layer, site, read.places[site, layer])
+            for site, layer in _places(edit, "", resident)
+        )
+        return replace(edit, vector=ReadSource(read.rows, directions))
+    if not isinstance(edit.source, AskedSource):
+        return edit
+    for sae in _fitting(edit, resident):
+        activation = found[edit.source].features[sae.key, edit.index]
+        return replace(edit, source=ReadSource(1, activation=activation))
+    return edit
+
+
+def _refused(where: str, why: str) -> Refusal:
+    return Refusal("INVALID_INTERVENTION", f"{where}: {why}", param=where)
