@@ -41,7 +41,7 @@ Edits = Annotated[
     Field(
         description="Steering of this request alone, in place of `steering`: edits such as {op: 'ablate', feature: "
         "{index: 90}}, {op: 'set', feature: {index: 90}, value: 40}, {op: 'add', vector: 'name', value: 2}. Ops: "
-        "add, set, at_least, at_most, scale, ablate, swap."
+        "add, set, at_least, at_most, scale, ablate, swap, replace."
     ),
 ]
 Profile = Annotated[

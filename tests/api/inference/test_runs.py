@@ -159,6 +159,14 @@ def test_a_steered_scoring_request_with_its_report_and_a_profile_in_the_name_is_
         assert replay(live, run["request_id"])["equal"]
 
 
+def test_an_answer_with_values_of_another_text_is_made_again(live: Running) -> None:
+    source = {"text": "A whale swam near", "positions": "last_prompt"}
+    edit = {"op": "replace", "layer": 2, "source": source, "positions": "last_prompt"}
+    live.complete("One day", max_tokens=8, seed=1, interventions={"edits": [edit]})
+    told = replay(live, newest(live)["request_id"])
+    assert (told["equal"], told["reasons"]) == (True, [])
+
+
 def test_a_record_with_an_earlier_digest_is_of_the_same_model(live: Running) -> None:
     steer(live, 40)
     live.complete("One day the", max_tokens=6, seed=1)

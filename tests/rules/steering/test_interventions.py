@@ -11,12 +11,13 @@ import pytest
 from steerserve.errors import Refusal
 from steerserve.rules.saes.attachment import SaeChoice
 from steerserve.rules.steering import interventions
-from steerserve.rules.steering.edits import KINDS, SWAP
+from steerserve.rules.steering.edits import KINDS, REPLACE, SWAP
 from steerserve.rules.steering.placed import Modifiers
 from steerserve.rules.steering.positions import ALL, Positions, Selection
 from steerserve.rules.steering.request import (
     AskedCondition,
     AskedConditions,
+    AskedSource,
     NamedFeature,
     RequestSteering,
     SteeredFeature,
@@ -27,6 +28,8 @@ from steerserve.rules.steering.vector import Direction, Vector
 FEATURE: dict[str, Any] = {"index": 4}
 SET: dict[str, Any] = {"op": "set", "feature": FEATURE, "value": 2}
 ADD: dict[str, Any] = {"op": "add", "vector": "kind", "value": 2}
+TEXT: dict[str, Any] = {"text": "a whale"}
+PUT: dict[str, Any] = {"op": "replace", "layer": 2, "source": TEXT}
 EVERY = Selection(names=("all",))
 
 
@@ -119,6 +122,35 @@ def test_positions_are_a_name_or_a_union_without_what_is_excluded(
     assert positions(value) == meant
 
 
+def test_a_replacement_reads_another_text_or_has_its_values() -> None:
+    message = {"role": "user", "content": "Hi"}
+    made = parsed(
+        {**PUT, "site": "hook_z", "heads": [3, 0], "value": 0.5},
+        {
+            "op": "replace",
+            "layers": {"from": 1, "to": 3},
+            "source": {"messages": [message], "positions": "last_prompt"},
+        },
+        {"op": "replace", "vector": inline(0, 0)},
+        {"op": "replace", "feature": FEATURE, "source": TEXT},
+    )
+    last = Positions(Selection(names=("last_prompt",)))
+    zeros = Vector("", "", "", (Direction(1, "resid_post", struct.pack("<2f", 0, 0)),))
+    site, conversation, vector, feature = made.edits
+    assert isinstance(vector, SteeredVector)
+    assert isinstance(vector.vector, Vector)
+    assert (site, conversation, feature) == (
+        SteeredVector(
+            AskedSource("a whale"), "replace", 0.5, layers=(2,), site="hook_z", heads=(0, 3)
+        ),
+        SteeredVector(
+            AskedSource((("user", "Hi"),), last), "replace", 1.0, layers=(1, 3), is_range=True
+        ),
+        SteeredFeature(4, 1.0, op="replace", source=AskedSource("a whale")),
+    )
+    assert vector.vector.directions == zeros.directions
+
+
 def test_conditions_have_defaults_and_nest() -> None:
     assert when({"feature": FEATURE, "above": 1}) == AskedCondition(NamedFeature(4), above=1.0)
     assert when({"vector": "kind", "below": -1, "hold": "rest"}) == AskedCondition(
@@ -172,6 +204,25 @@ def test_conditions_nest_four_deep_and_no_deeper() -> None:
         ({**ADD, "op": "set", "unit": "unit"}, "unit"),
         ({**ADD, "to": "other"}, "to"),
         ({"op": "swap", "vector": "a"}, "to"),
+        ({**SET, "source": TEXT}, "source"),
+        ({**ADD, "heads": [1]}, "heads"),
+        ({"op": "replace", "layer": 2}, "source"),
+        ({**PUT, "vector": "a"}, "source"),
+        ({**PUT, "source": {}}, "source.text"),
+        ({**PUT, "source": {**TEXT, "messages": []}}, "source.text"),
+        ({**PUT, "source": {"messages": []}}, "source.messages"),
+        ({**PUT, "source": {"text": ""}}, "source.text"),
+        ({**PUT, "source": {**TEXT, "positions": "last"}}, "source.positions"),
+        ({**PUT, "layers": [2]}, "layer"),
+        ({"op": "replace", "source": TEXT}, "layer"),
+        ({**PUT, "layer": -1}, "layer"),
+        ({**PUT, "site": "middle"}, "site"),
+        ({**PUT, "heads": [1, 1]}, "heads"),
+        ({**PUT, "heads": [-1]}, "heads[0]"),
+        ({**PUT, "unit": "raw"}, "unit"),
+        ({**PUT, "value": 2.5}, "value"),
+        ({**PUT, "feature": FEATURE}, "layer"),
+        ({"op": "replace", "vector": "a", "site": "embed"}, "site"),
         ({**ADD, "op": "swap", "to": "b"}, "value"),
         ({**ADD, "layers": []}, "layers"),
         ({**ADD, "layers": [1, -1]}, "layers[1]"),
@@ -231,7 +282,7 @@ def test_a_wrong_edit_is_refused_by_its_place(edit: dict[str, Any], place: str) 
     [
         (
             {**SET, "op": "clamp"},
-            f"op: must be one of {', '.join([*KINDS, SWAP])}",
+            f"op: must be one of {', '.join([*KINDS, SWAP, REPLACE])}",
         ),
         (
             {**SET, "positions": {"names": ["all", "answer"]}},

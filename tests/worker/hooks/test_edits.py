@@ -225,7 +225,7 @@ def made(x: Tensor, edits: Sequence[Edit], sae: Sae, **more: Any) -> Tensor:
     part = Part(0, RowSteering(Suppressed()), edits=tuple(edits), **more)
     work = SiteEdits([part], {KEY: sae}, Directions(), x.device)
     span = Span([0], [len(x)])
-    change, _ = work.change(x[None], span, Readings(), work.masks(span, len(x)))
+    change, _, _ = work.change(x[None], span, Readings(), work.masks(span, len(x)))
     assert change is not None
     return change[0]
 
@@ -310,7 +310,7 @@ def in_passes(sae: Sae, parts: Sequence[Part], x: Tensor, width: int, threads: i
             value = x[:, first : first + width]
             size = value.shape[1]
             span = Span([first] * len(x), [size] * len(x))
-            change, _ = work.change(value, span, Readings(), work.masks(span, size))
+            change, _, _ = work.change(value, span, Readings(), work.masks(span, size))
             assert change is not None
             changes.append(change)
     finally:
@@ -999,7 +999,7 @@ def test_rows_in_another_order_keep_what_was_prepared_for_them(loaded: Loaded) -
         work = site.edits
         assert work is not None
         span = Span(*zip(*spans, strict=True))
-        change, _ = work.change(value[list(order)], span, Readings(), work.masks(span, 1))
+        change, _, _ = work.change(value[list(order)], span, Readings(), work.masks(span, 1))
         assert change is not None
         return work, change
 

@@ -1,0 +1,143 @@
+"""`replace` in requests, live interventions and profiles: the value that another text has at a site."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from steerserve import demo
+from tests.service import Running
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+PROMPT = "The boats came back"
+SOURCE = {"text": "A whale swam near", "positions": "last_prompt"}
+PUT = {"op": "replace", "layer": 2, "source": SOURCE, "positions": "last_prompt"}
+
+
+def body(*edits: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    asked: dict[str, Any] = {"model": demo.MODEL_NAME, "prompt": PROMPT}
+    asked |= {"max_tokens": 8, "temperature": 0, **fields}
+    return asked | ({"interventions": {"edits": list(edits)}} if edits else {})
+
+
+def text(answer: Any) -> str:
+    return str(answer.json()["choices"][0]["text"])
+
+
+def site(steered: Running, layer: int, asked: dict[str, Any]) -> list[list[float]]:
+    sites = [{"site": "resid_post", "layers": [layer]}]
+    read = {"return_activations_raw": {"sites": sites, "encoding": "list"}}
+    (found,) = steered.post(TEXT, asked | read).json()["service"]["activations_raw"]
+    values: list[list[float]] = found["data"]
+    return values
+
+
+@pytest.fixture
+def plain(steered: Running) -> str:
+    return text(steered.post(TEXT, body()))
+
+
+def test_the_site_has_the_value_of_the_other_text_and_the_answer_follows(
+    steered: Running, plain: str
+) -> None:
+    answer = steered.post(TEXT, body(PUT, return_steering_report=True))
+    (entry,) = answer.json()["steering_report"]["edits"]
+    assert (entry["op"], entry["acted"], entry["first"]) == ("replace", 1, entry["last"])
+    assert text(answer) != plain
+    source = body(prompt=SOURCE["text"], max_tokens=1, logprobs=1)
+    at = entry["first"]
+    assert site(steered, 2, body(PUT))[at] == site(steered, 2, source)[-1]
+    assert site(steered, 2, body(PUT))[at - 1] == site(steered, 2, body())[at - 1]
+
+
+def test_a_text_in_the_place_of_itself_changes_nothing(steered: Running, plain: str) -> None:
+    every = {"op": "replace", "layers": {"from": 0, "to": 4}, "source": {"text": PROMPT}}
+    window = {"prompt_window": [0, 100]}
+    answer = steered.post(TEXT, body({**every, "positions": window}, return_steering_report=True))
+    assert text(answer) == plain
+    assert answer.json()["steering_report"]["edits"][0]["max_change"] == 0
+
+
+def test_a_feature_gets_the_activation_that_it_has_in_the_source(steered: Running) -> None:
+    asked = {"features": [7], "positions": "last"}
+    source = body(prompt=SOURCE["text"], max_tokens=1, logprobs=1, return_sae_activations=asked)
+    (read,) = steered.post(TEXT, source).json()["service"]["sae_activations"]["positions"]
+    (feature,) = read["features"]
+    put = {"op": "replace", "feature": {"index": 7}, "source": SOURCE}
+    fixed = {"op": "set", "feature": {"index": 7}, "value": feature["value"]}
+    one, other = steered.post(TEXT, body(put)), steered.post(TEXT, body(fixed))
+    assert text(one) == text(other)
+    state = "x-service-steering-state"
+    assert one.headers[state] == other.headers[state]
+
+
+@pytest.fixture
+def intervened(steered: Running) -> Iterator[Running]:
+    yield steered
+    steered.data("DELETE", "/api/interventions")
+
+
+def test_live_interventions_and_profiles_replace_for_everyone(
+    intervened: Running, plain: str
+) -> None:
+    expected = text(intervened.post(TEXT, body(PUT)))
+    put = intervened.data("PUT", "/api/interventions", {"edits": [PUT]})
+    assert put["edits"] == [PUT]
+    assert text(intervened.post(TEXT, body())) == expected
+    intervened.data("DELETE", "/api/interventions")
+    assert text(intervened.post(TEXT, body())) == plain
+    saved = intervened.data("POST", "/api/profiles", {"name": "whale", "edits": [PUT]}, 201)
+    where = f"/api/profiles/{saved['id']}"
+    named, own = ({"profile": "whale"}, {"interventions": {"edits": [PUT]}})
+    asked = {"model": demo.MODEL_NAME, "max_tokens": 8, "temperature": 0}
+    asked["messages"] = [{"role": "user", "content": PROMPT}]
+    by_name, by_edit = (intervened.post(CHAT, asked | more).json() for more in (named, own))
+    assert by_name["choices"] == by_edit["choices"]
+    intervened.data("POST", f"{where}/activate")
+    assert text(intervened.post(TEXT, body())) == expected
+    intervened.data("POST", f"{where}/deactivate")
+    intervened.data("DELETE", where)
+
+
+@pytest.mark.parametrize(
+    ("edit", "status", "code", "where"),
+    [
+        ({**PUT, "layer": 99}, 409, "vector_mismatch", "layers"),
+        (
+            {**PUT, "source": {**SOURCE, "positions": {"prompt_positions": [99]}}},
+            400,
+            "invalid_parameter",
+            "source.positions.prompt_positions",
+        ),
+        (
+            {**PUT, "source": {**SOURCE, "positions": "generated"}},
+            400,
+            "invalid_parameter",
+            "source.positions",
+        ),
+        ({**PUT, "source": {"text": SOURCE["text"]}}, 400, "invalid_parameter", "positions"),
+        ({**PUT, "heads": [0]}, 400, "invalid_parameter", "heads"),
+        ({**PUT, "site": "hook_z", "heads": [99]}, 400, "invalid_parameter", "heads"),
+    ],
+)
+def test_what_cannot_be_replaced_is_refused_by_its_place(
+    steered: Running, edit: dict[str, Any], status: int, code: str, where: str
+) -> None:
+    found, error = steered.v1_error(TEXT, body(edit))
+    assert (found, error["code"]) == (status, code)
+    assert error["param"] == f"interventions.edits[0].{where}"
+
+
+def test_too_many_texts_are_refused(steered: Running) -> None:
+    edits = [{**PUT, "source": {"text": f"text {number}"}} for number in range(17)]
+    status, error = steered.v1_error(TEXT, body(*edits))
+    assert (status, error["code"]) == (422, "too_many_edits")
+    assert "17 sources of text; at most 16" in error["message"]
+
+
+def test_a_job_that_places_edits_itself_refuses_a_source(steered: Running) -> None:
+    asked = {"edits": [PUT], "prompts": ["The sea"], "strengths": [1]}
+    status, code, details = steered.error("POST", "/api/effects", asked)
+    assert (status, code, details["param"]) == (422, "INVALID_INTERVENTION", "edits[0].source")
