@@ -19,7 +19,6 @@ from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.rows.steering import RowSteering
 from steerserve.worker.sae import sites
 from steerserve.worker.sae.sites import Site
-from tests.worker.models import SERVED
 from tests.worker.running import (
     Bench,
     alone,
@@ -586,28 +585,6 @@ def test_an_sae_attached_anew_under_a_key_steers_by_its_own_rows(llama: Checkpoi
         answer = bench.ask(2, words(20), plan=overlay(ONE))
         bench.run()
     assert answer.tokens != first
-
-
-@pytest.mark.parametrize("variant", SERVED)
-def test_a_site_reads_the_hidden_states_of_its_layer(loaded: Loaded, variant: str) -> None:
-    model = loaded(variant)
-    seen: dict[tuple[int, str], Tensor] = {}
-    handles = [
-        site_of(model, layer, site).hook(
-            lambda hidden, at=(layer, site): seen.update({at: hidden.clone()})
-        )
-        for layer in range(model.layers)
-        for site in (RESID_POST, RESID_PRE)
-    ]
-    ids = torch.tensor([model.encode(words(20), special=True)])
-    hidden = model.model(input_ids=ids, output_hidden_states=True).hidden_states
-    for handle in handles:
-        handle.remove()
-    for layer in range(model.layers):
-        torch.testing.assert_close(seen[layer, RESID_PRE], hidden[layer])
-        # the last entry that the library returns is behind the final norm
-        if layer < model.layers - 1:
-            torch.testing.assert_close(seen[layer, RESID_POST], hidden[layer + 1])
 
 
 def test_a_model_alone_is_what_generate_gives(llama: Checkpoint) -> None:
