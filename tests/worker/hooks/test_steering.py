@@ -130,17 +130,17 @@ def test_at_every_site_the_cache_changes_nothing_in_a_steered_text(
     loaded: Loaded, variant: str
 ) -> None:
     model = loaded(variant)
-    plain = generated(model, words(30), 12)
+    plain = generated(model, words(30), 8)
     changed = []
     for site, layer in sites_of(model):
         sae, bench = random_sae(site.width), Bench(model)
         with bench.attached(KEY, sae, layer, site.name):
-            answer = bench.ask(1, words(30), plan=overlay(ONE), max_tokens=12)
+            answer = bench.ask(1, words(30), plan=overlay(ONE), max_tokens=8)
             bench.run()
         delta = sae.direction(ONE)
         handle = site.hook(lambda value, delta=delta: delta.expand_as(value))
         try:
-            assert recomputed(model, words(30), 12) == answer.tokens, site.name
+            assert recomputed(model, words(30), 8) == answer.tokens, site.name
         finally:
             handle.remove()
         changed.append(answer.tokens != plain)
@@ -162,7 +162,7 @@ def test_at_every_site_rows_of_a_batch_equal_their_own_solo_runs(
                 answers = []
                 for i, plan in enumerate(plans):
                     # of different lengths, so that two of the three are padded
-                    answers.append(bench.ask(i, words(16 + 7 * i, i), plan=plan, max_tokens=8))
+                    answers.append(bench.ask(i, words(16 + 7 * i, i), plan=plan, max_tokens=5))
                     if not together:
                         bench.run()
                 bench.run()
