@@ -9,8 +9,8 @@ import pytest
 
 from steerserve.database.catalog import ModelRow
 from steerserve.files import model_content
-from tests import doubles
-from tests.doubles import World, soon, until, write_checkpoint
+from tests.doubles import World, write_checkpoint
+from tests.waiting import PATIENCE, soon, until
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     opened, digest = threading.Event(), model_content.digest
 
     def waiting(*fields: object) -> object:
-        opened.wait(doubles.PATIENCE)
+        opened.wait(PATIENCE)
         return digest(*fields)  # type: ignore[arg-type]
 
     monkeypatch.setattr(model_content, "digest", waiting)
