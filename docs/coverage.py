@@ -25,7 +25,7 @@ NOT_SHOWN = {
     "general-errors.12": (
         "Not shown, because no request can end this way. Every index is compared with the width of its SAE: in a "
         "request before its stream begins "
-        "(`openai/test_sae_steering.py::test_a_wrong_value_is_refused_by_its_place`), in an operator's change before "
+        "(`net/answers/test_checkpoint.py::test_an_answer_is_the_pinned_one`), in an operator's change before "
         "it reaches the engine "
         "(`api/steering/test_steering.py::test_a_bad_index_in_a_batch_changes_nothing`). An SAE is not detached or "
         "replaced before the streams in flight have ended "

@@ -22,6 +22,8 @@ from msgspec import structs
 # the models in tests are tiny: with one thread each they are fastest, and several engines do not wait for a core
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TORCH_THREADS", "1")
+# as an engine has it: a thread that waits for others of a test with several threads soon leaves the core to them
+os.environ.setdefault("GOMP_SPINCOUNT", "4000")
 
 from steerserve import demo
 from steerserve.control.sensing import circuit_sensing, recorder

@@ -11,13 +11,19 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from click.testing import Result
 from typer.testing import CliRunner
 
 from steerserve import build, demo
 from steerserve.cli import main
 
 
-def run(home: Path, *arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
+def run(home: Path, *arguments: str, **settings: str) -> Result:
+    """What a command says and how it exits. It runs in this process, which has the libraries already."""
+    return CliRunner().invoke(main, arguments, env={"STEERSERVE_HOME": str(home)} | settings)
+
+
+def run_apart(home: Path, *arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "steerserve", *arguments],
         env=os.environ | {"STEERSERVE_HOME": str(home)} | settings,
@@ -29,7 +35,7 @@ def run(home: Path, *arguments: str, **settings: str) -> subprocess.CompletedPro
 
 def test_doctor_says_what_the_machine_can_do(tmp_path: Path) -> None:
     ran = run(tmp_path, "doctor", HF_ENDPOINT="http://127.0.0.1:9")
-    assert ran.returncode == 0, ran.stderr
+    assert ran.exit_code == 0, ran.stderr
     for fact in (
         "cards:",
         "processor:",
@@ -52,7 +58,7 @@ def test_doctor_says_what_the_machine_can_do(tmp_path: Path) -> None:
 
 def test_doctor_names_a_wrong_setting(tmp_path: Path) -> None:
     ran = run(tmp_path, "doctor", "--json", PORT="many")
-    assert ran.returncode == 2
+    assert ran.exit_code == 2
     told = json.loads(ran.stdout)
     assert "setting PORT" in told["settings"]
     assert told["faults"] == ["settings"]
@@ -63,14 +69,14 @@ def test_doctor_fails_where_the_database_cannot_be_used(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "steerserve.db")) as connection:
         connection.execute("CREATE TABLE albums (id INTEGER)")
     ran = run(tmp_path, "doctor", HF_ENDPOINT="http://127.0.0.1:9")
-    assert ran.returncode == 2
+    assert ran.exit_code == 2
     assert "database: cannot use the database" in ran.stdout
     assert "another program" in ran.stdout
 
 
 def test_openapi_describes_every_route_without_starting_anything(tmp_path: Path) -> None:
     ran = run(tmp_path, "openapi")
-    assert ran.returncode == 0, ran.stderr
+    assert ran.exit_code == 0, ran.stderr
     paths = json.loads(ran.stdout)["paths"]
     assert {"/v1/chat/completions", "/api/models", "/api/saes/steering", "/api/health"} <= set(
         paths
@@ -81,7 +87,7 @@ def test_openapi_describes_every_route_without_starting_anything(tmp_path: Path)
 
 def test_a_command_that_needs_the_service_says_what_to_install(tmp_path: Path) -> None:
     (tmp_path / "uvicorn.py").write_text("raise ModuleNotFoundError(name='uvicorn')")
-    ran = run(tmp_path, "serve", PYTHONPATH=":".join([str(tmp_path), *sys.path]))
+    ran = run_apart(tmp_path, "serve", PYTHONPATH=":".join([str(tmp_path), *sys.path]))
     assert ran.returncode == 2
     assert 'pip install "steerserve[serve]"' in ran.stderr
 
@@ -94,12 +100,12 @@ def test_a_service_of_another_build_is_not_started(monkeypatch: pytest.MonkeyPat
 
 
 def test_the_version_and_help_need_no_service(tmp_path: Path) -> None:
-    assert run(tmp_path, "--version").stdout.startswith("steerserve ")
+    assert run_apart(tmp_path, "--version").stdout.startswith("steerserve ")
     assert "demo" in run(tmp_path, "--help").stdout
 
 
 def test_the_demo_refuses_a_wrong_path_before_anything_starts(tmp_path: Path) -> None:
     ran = run(tmp_path, "demo", "--model", str(demo.MODEL_DIR), "--sae", str(tmp_path / "none"))
-    assert ran.returncode == 2
+    assert ran.exit_code == 2
     assert f"'{tmp_path / 'none'}' does not exist" in ran.stderr
     assert not list(tmp_path.iterdir())

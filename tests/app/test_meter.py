@@ -16,9 +16,9 @@ from steerserve.app.meter import Meter
 from steerserve.control.health.turns import LoopWatch
 from steerserve.control.metrics import Metrics
 from tests.conftest import Start
-from tests.doubles import soon, until
 from tests.resident import crash, kill_engine
 from tests.service import Running, load_demo, running
+from tests.waiting import soon, until
 
 
 @pytest.fixture

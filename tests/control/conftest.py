@@ -11,7 +11,8 @@ import pytest
 
 from steerserve.errors import Refusal
 from tests import doubles
-from tests.doubles import World, soon
+from tests.doubles import World
+from tests.waiting import soon
 
 
 class Make(Protocol):

@@ -7,7 +7,8 @@ import asyncio
 import pytest
 
 from steerserve.control.bus import UnloadComplete
-from tests.doubles import World, soon
+from tests.doubles import World
+from tests.waiting import soon
 
 
 async def test_the_work_of_sensing_ends_before_the_database_closes(

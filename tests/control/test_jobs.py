@@ -15,8 +15,8 @@ from steerserve.errors import Refusal
 from steerserve.rules import jobs as rules
 from steerserve.rules.bounds import JOBS_OF_CLIENT, JOBS_RUNNING, JOBS_UNFINISHED
 from steerserve.rules.form import Form
-from tests.doubles import soon, until
 from tests.refusals import refusal_of
+from tests.waiting import soon, until
 
 
 class Counted(Form, frozen=True):

@@ -14,7 +14,8 @@ from steerserve.messages import Piece, Started
 from steerserve.rules.bounds import DURATIONS_KEPT
 from steerserve.rules.percentiles import percentiles
 from tests.control.conftest import Make
-from tests.doubles import World, soon, until
+from tests.doubles import World
+from tests.waiting import soon, until
 
 
 class Clock:

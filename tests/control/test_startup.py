@@ -7,7 +7,8 @@ import asyncio
 from steerserve.app import startup
 from steerserve.rules.residency.swap import Phase
 from tests.control.conftest import refused
-from tests.doubles import World, soon, until
+from tests.doubles import World
+from tests.waiting import soon, until
 
 
 async def start(world: World, name: str) -> str:

@@ -20,7 +20,7 @@ from steerserve.database.db import Database
 from steerserve.database.documents import Documents
 from steerserve.database.tables import models
 from steerserve.errors import Refusal
-from tests.doubles import soon
+from tests.waiting import soon
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 MODEL: dict[str, Any] = {"name": "m", "source": "local", "quantization": "FP16"}

@@ -20,9 +20,9 @@ from steerserve.rules.sensing.firings import (
     edge_facts,
 )
 from tests.conftest import Start
-from tests.doubles import soon, until
 from tests.rules.residency.test_gpus import card
 from tests.service import Running
+from tests.waiting import soon, until
 
 KEYS = {
     "gpu_utilization",

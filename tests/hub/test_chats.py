@@ -11,8 +11,8 @@ import pytest
 from steerserve.hub import chats
 from steerserve.hub.chats import ChatEndpoint
 from steerserve.rules.bounds import LABEL_ANSWER_BYTES, LABEL_ANSWER_PARTS
-from tests.doubles import soon
 from tests.refusals import refusal_of
+from tests.waiting import soon
 
 ANSWER = b'{"choices": [{"message": {"content": "the sea"}}]}'
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"

@@ -8,7 +8,8 @@ import pytest
 
 from steerserve import messages as m
 from steerserve.errors import Refusal
-from tests.doubles import Launcher, ScriptedEngine, soon, until
+from tests.scripted_engine import Launcher, ScriptedEngine
+from tests.waiting import soon, until
 
 SAE = m.PlacedSae("a@0", m.SaeSource("/saes/a", "a"), 0)
 STEERING = m.Steering(1, True, {"a@0": {3: 5.0}})

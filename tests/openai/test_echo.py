@@ -190,27 +190,6 @@ def test_keys_by_token_id_and_prompts_as_written(tiny: Running, truth: Truth) ->
         assert all(key.startswith("token_id:") for key in listed)
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"max_tokens": 2}, "max_tokens"),
-        ({"max_tokens": None}, "max_tokens"),
-        ({"max_tokens": 0, "echo": False}, "max_tokens"),
-        ({"max_tokens": 0, "logprobs": None}, "max_tokens"),
-        ({"max_tokens": 0, "logprobs": None, "allowed_token_ids": [5]}, "max_tokens"),
-        ({"allowed_token_ids": [5]}, "echo"),
-        ({"echo": "yes"}, "echo"),
-        ({"echo": 1}, "echo"),
-        ({"temperature": 0.0001}, "temperature"),
-    ],
-)
-def test_what_cannot_be_echoed_is_refused_by_its_name(
-    tiny: Running, fields: dict[str, Any], param: str
-) -> None:
-    status, error = tiny.v1_error(TEXT, body(**fields))
-    assert (status, error["code"], error["param"]) == (400, "invalid_parameter", param)
-
-
 def test_without_log_probabilities_it_is_reported_or_refused(tiny: Running) -> None:
     asked = body(logprobs=None)
     answer = tiny.post(TEXT, asked)

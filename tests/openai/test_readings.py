@@ -90,28 +90,6 @@ def test_several_choices_are_told_apart(steered: Running, probe: dict[str, Any])
     assert first == pytest.approx(second, abs=0.05)
 
 
-@pytest.mark.parametrize(
-    ("ids", "code", "param"),
-    [
-        (["probe_nobody"], "probe_not_found", "return_readings[0]"),
-        (["vec_nobody"], "vector_not_found", "return_readings[0]"),
-        (["sea"], "invalid_parameter", "return_readings[0]"),
-        (["vec_a", "vec_a"], "invalid_parameter", "return_readings[1]"),
-        ([], "invalid_parameter", "return_readings"),
-    ],
-)
-def test_what_cannot_be_read_is_refused_by_its_place(
-    steered: Running, ids: list[str], code: str, param: str
-) -> None:
-    _, error = steered.v1_error(CHAT, asked(CHAT, *ids))
-    assert (error["code"], error["param"]) == (code, param)
-
-
-def test_scoring_has_no_readings(steered: Running) -> None:
-    _, error = steered.v1_error(CHAT, asked(CHAT, "vec_a", max_tokens=1, logprobs=True))
-    assert (error["code"], error["param"]) == ("field_not_honoured", "return_readings")
-
-
 def test_a_direction_that_does_not_fit_the_model_is_refused(steered: Running) -> None:
     data = base64.b64encode(struct.pack("<2f", 1.0, 0.0)).decode()
     body = {"name": "thin", "source": "inline", "directions": [{"layer": 1, "data": data}]}

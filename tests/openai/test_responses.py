@@ -20,8 +20,6 @@ LOGPROBS = "message.output_text.logprobs"
 MODEL = demo.MODEL_NAME
 ASK: dict[str, Any] = {"model": MODEL, "input": "Tell me a story.", "temperature": 0}
 STORY = {"role": "user", "content": "Tell me a story."}
-NOT_HONOURED = (400, "field_not_honoured")
-INVALID = (400, "invalid_parameter")
 
 
 class Pet(BaseModel):
@@ -160,90 +158,6 @@ def test_a_text_has_the_log_probabilities_that_chats_have(shared: Running) -> No
 
 
 # ---------------------------------------------------------------- refusals
-
-
-@pytest.mark.parametrize(
-    ("fields", "refused", "param"),
-    [
-        ({"store": True}, NOT_HONOURED, "store"),
-        ({"background": True}, NOT_HONOURED, "background"),
-        ({"previous_response_id": "resp_1"}, NOT_HONOURED, "previous_response_id"),
-        ({"conversation": "conv_1"}, NOT_HONOURED, "conversation"),
-        ({"prompt": {"id": "pmpt_1"}}, NOT_HONOURED, "prompt"),
-        ({"truncation": "auto"}, NOT_HONOURED, "truncation"),
-        ({"include": [LOGPROBS], "return_logprobs": {}}, INVALID, "include"),
-        ({"top_logprobs": 2}, INVALID, "top_logprobs"),
-        ({"tools": [{"type": "web_search"}]}, NOT_HONOURED, "tools"),
-        ({"tool_choice": "required"}, NOT_HONOURED, "tool_choice"),
-        ({"max_tokens": 4}, NOT_HONOURED, "max_tokens"),
-        ({"steering": {"1": 2}}, NOT_HONOURED, "steering"),
-        ({"input": []}, INVALID, "input"),
-        ({"input": [{"type": "reasoning", "summary": []}]}, INVALID, "input"),
-        ({"input": [{"type": "function_call", "name": "f"}]}, INVALID, "input[0].type"),
-        ({"input": [STORY, {"type": "item_reference", "id": "x"}]}, INVALID, "input[1].type"),
-        (
-            {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
-            INVALID,
-            "input[0].content[0].type",
-        ),
-        ({"input": [STORY] * 2001}, INVALID, "input"),
-        ({"max_output_tokens": 0}, INVALID, "max_output_tokens"),
-        ({"metadata": {"a": 1}}, INVALID, "metadata.a"),
-        ({"profile": "nobody"}, (404, "profile_not_found"), "profile"),
-        (
-            {"text": {"format": {"type": "json_schema", "name": "x"}}},
-            (400, "response_format_unsupported"),
-            "text.format.schema",
-        ),
-        (
-            {"text": {"format": {"type": "json_schema", "name": "x", "schema": {"not": {}}}}},
-            (400, "response_format_unsupported"),
-            "text.format",
-        ),
-        (
-            {"text": {"format": {"type": "json_object"}}, "stream": True},
-            (400, "response_format_unsupported"),
-            "text.format",
-        ),
-    ],
-)
-def test_what_cannot_be_honoured_is_refused_by_its_name(
-    shared: Running, fields: dict[str, Any], refused: tuple[int, str], param: str
-) -> None:
-    status, error = shared.v1_error(PATH, ASK | fields)
-    assert (status, error["code"]) == refused
-    assert error["param"] == param
-    assert param.partition("[")[0] in error["message"]
-
-
-def test_tools_are_refused_with_their_types(shared: Running) -> None:
-    tools = [{"type": "web_search"}, {"type": "function", "name": "f"}, {"type": "web_search"}]
-    _, error = shared.v1_error(PATH, ASK | {"tools": tools})
-    assert "tools (web_search, function)" in error["message"]
-
-
-def test_values_that_ask_for_nothing_are_taken_and_what_is_unused_is_told(shared: Running) -> None:
-    nothing = {
-        "store": False,
-        "background": False,
-        "previous_response_id": None,
-        "truncation": "disabled",
-        "tools": [],
-        "tool_choice": "auto",
-        "text": {"format": {"type": "text"}},
-        "include": [],
-        "max_output_tokens": 2,
-    }
-    assert "x-service-ignored-fields" not in shared.post(PATH, ASK | nothing).headers
-    unused = {
-        "include": ["reasoning.encrypted_content"],
-        "reasoning": {"effort": "low"},
-        "text": {"verbosity": "low"},
-    }
-    told = shared.post(PATH, ASK | nothing | unused).headers["x-service-ignored-fields"]
-    assert sorted(told.split(", ")) == ["include[0]", "reasoning", "text.verbosity"]
-    status, error = shared.v1_error(PATH, ASK | unused, **{"X-Service-Strict": "true"})
-    assert (status, error["code"]) == (400, "unused_fields_refused")
 
 
 # ---------------------------------------------------------------- steering

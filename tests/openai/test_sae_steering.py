@@ -233,61 +233,6 @@ def test_scoring_and_embeddings_have_no_digest(steered: Running) -> None:
 # ---------------------------------------------------------------- refusals
 
 
-@pytest.mark.parametrize("path", [CHAT, TEXT])
-@pytest.mark.parametrize("is_stream", [False, True])
-@pytest.mark.parametrize(
-    ("steering", "code", "param"),
-    [
-        (own(*((i, 1.0) for i in range(1001))), "invalid_parameter", "sae_steering.features"),
-        (own((1, 200.1)), "invalid_parameter", "sae_steering.features[0].value"),
-        (own((1024, 1)), "invalid_feature_index", "sae_steering.features[0].index"),
-        (own((1, 1), (1, 2)), "invalid_parameter", "sae_steering.features[1]"),
-        (
-            {"features": [{"index": 1, "value": 1, "sae_id": "sae_of_nobody"}]},
-            "sae_not_attached",
-            "sae_steering.features[0]",
-        ),
-        (
-            {"features": [{"index": 1, "value": 1, "layer": 99}]},
-            "sae_not_attached",
-            "sae_steering.features[0]",
-        ),
-    ],
-    ids=[
-        "too many",
-        "above the bound",
-        "past the SAE",
-        "twice",
-        "another SAE",
-        "another layer",
-    ],
-)
-def test_a_wrong_value_is_refused_by_its_place(
-    steered: Running, path: str, is_stream: bool, steering: Any, code: str, param: str
-) -> None:
-    status, error = refused(steered, path, sae_steering=steering, stream=is_stream)
-    assert (status, error["code"], error["param"]) == (400, code, param)
-
-
-def test_without_an_attached_sae_it_is_refused(shared: Running) -> None:
-    status, error = refused(shared, sae_steering=own((1, 1)))
-    assert (status, error["code"]) == (400, "sae_not_attached")
-
-
-def test_with_a_profile_it_is_refused(steered: Running) -> None:
-    status, error = refused(steered, sae_steering=own((1, 1)), profile="calm")
-    assert (status, error["code"], error["param"]) == (400, "invalid_parameter", "sae_steering")
-
-
-@pytest.mark.parametrize("strict", ["true", "false"])
-def test_unknown_parts_of_it_are_refused(steered: Running, strict: str) -> None:
-    steering = own((1, 1))
-    steering["features"][0]["label"] = "sea"
-    body = {"model": demo.MODEL_NAME, "messages": STORY, "sae_steering": steering}
-    status, error = steered.v1_error(CHAT, body, **{"x-service-strict": strict})
-    assert (status, error["param"]) == (400, "sae_steering.features[0].label")
-
-
 # ---------------------------------------------------------------- others at the same time
 
 

@@ -17,7 +17,9 @@ from steerserve.rules.residency.replicas import ReplicaState
 from steerserve.settings import Settings
 from tests.blank import DATABASE, lay
 from tests.described import Held
-from tests.doubles import Launcher, ScriptedEngine, soon, write_checkpoint
+from tests.doubles import write_checkpoint
+from tests.scripted_engine import Launcher, ScriptedEngine
+from tests.waiting import soon
 
 pytestmark = pytest.mark.local("starts doubles of engines with replicas of their own")
 

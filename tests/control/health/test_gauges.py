@@ -10,8 +10,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from steerserve.rules.models.breaker import BreakerStatus
-from tests.doubles import World, plain, soon
+from tests.doubles import World
 from tests.rules.residency.test_gpus import card
+from tests.waiting import plain, soon
 
 FIELDS = set(
     "total_requests active_requests request_errors model_loaded model_name model_load_count "

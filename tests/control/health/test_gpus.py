@@ -15,8 +15,9 @@ from steerserve.control.health import gpus as card_reading
 from steerserve.control.health.gpus import CardReadings
 from steerserve.rules.residency.gpus import Card, CardProcess
 from steerserve.rules.units import MIB
-from tests.doubles import World, plain, soon, until
+from tests.doubles import World
 from tests.rules.residency.test_gpus import card
+from tests.waiting import plain, soon, until
 
 SPECIFIED = set(
     "smi_index uuid name total_mb used_mb free_mb torch_index torch_measured millm_allocated_mb "

@@ -19,9 +19,11 @@ from steerserve.rules.inference.stepping import CudaGraphs, Decoding
 from steerserve.rules.models.breaker import BreakerStatus
 from steerserve.rules.residency.gpus import Card
 from tests.control.conftest import Make
-from tests.doubles import FACTS, World, plain, soon
+from tests.doubles import World
 from tests.refusals import refusal_of
 from tests.rules.residency.test_gpus import card
+from tests.scripted_answers import FACTS
+from tests.waiting import plain, soon
 
 BLOCK = {
     "backend",

@@ -10,8 +10,8 @@ from steerserve.control.health import nodes as readings
 from steerserve.control.health.nodes import NodeReadings
 from steerserve.errors import Refusal
 from tests.control.residency.test_fitting_nodes import facts, node
-from tests.doubles import plain, soon, until
 from tests.nodes import NodeSeen
+from tests.waiting import plain, soon, until
 
 
 class Survey:

@@ -11,7 +11,9 @@ from fastapi import FastAPI
 from steerserve.api.inference import compare as routes
 from steerserve.errors import Refusal
 from tests.control.conftest import Make, refused
-from tests.doubles import Stream, World, soon, until
+from tests.doubles import World
+from tests.scripted_engine import Stream
+from tests.waiting import soon, until
 
 BODY = {"prompt": "hello", "steering": {"2": 4.0}, "intensities": [0, 1]}
 

@@ -12,7 +12,8 @@ from steerserve.control.inference.views import Contrast
 from steerserve.control.jobs import Job
 from steerserve.rules.saes.attachment import SaeChoice
 from tests.control.conftest import Make
-from tests.doubles import World, soon, turns, until
+from tests.doubles import World
+from tests.waiting import soon, turns, until
 
 ASKED = ContrastRequest(
     positives=("a" * 3,) * TEXTS_AT_ONCE,

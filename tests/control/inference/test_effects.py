@@ -16,7 +16,9 @@ from steerserve.rules.steering.request import RequestSteering, SteeredFeature, S
 from steerserve.rules.steering.vector import Direction, ReadVector
 from tests.control.conftest import refused
 from tests.control.inference.test_contrasts import attached, crashed, detached, unloaded
-from tests.doubles import HIDDEN, World, soon, turns
+from tests.doubles import World
+from tests.scripted_answers import HIDDEN
+from tests.waiting import soon, turns
 
 ASKED = EffectsRequest(
     lever={"feature": {"index": 1}},

@@ -11,7 +11,8 @@ from steerserve.control.inference.asked import Asked
 from steerserve.errors import Refusal
 from tests import asking
 from tests.control.conftest import Make, refused
-from tests.doubles import World, soon, until
+from tests.doubles import World
+from tests.waiting import soon, until
 
 
 def asked() -> Asked:

@@ -14,7 +14,8 @@ from steerserve.control.sensing.corpus_views import CorpusSource
 from tests.control.conftest import refused
 from tests.control.inference import test_contrasts, test_effects, test_training
 from tests.control.inference.test_contrasts import attached
-from tests.doubles import World, soon
+from tests.doubles import World
+from tests.waiting import soon
 
 CORPUS = CorpusRequest(
     name="sea",

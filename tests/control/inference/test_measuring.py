@@ -11,7 +11,8 @@ from steerserve.control.inference.training import Example
 from steerserve.rules.steering.levers import LeverPlace, Measured
 from steerserve.rules.steering.records import VectorRecord
 from tests.control.inference.test_training import ASKED, crashed, unloaded
-from tests.doubles import World, soon, turns
+from tests.doubles import World
+from tests.waiting import soon, turns
 
 MEASURED = replace(ASKED, is_measured=True)
 

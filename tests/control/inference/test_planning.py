@@ -17,7 +17,8 @@ from steerserve.rules.steering.digest import SteeredModel, SteeredSite, digest
 from steerserve.rules.steering.request import RequestSteering, SteeredFeature
 from tests import asking
 from tests.control.conftest import Make, refused
-from tests.doubles import World, soon, until
+from tests.doubles import World
+from tests.waiting import soon, until
 
 KEY = "sae_a@1"
 OWN = RequestSteering((SteeredFeature(2, 4.0, FIRST_SAE),), is_added=True)

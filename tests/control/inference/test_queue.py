@@ -10,8 +10,8 @@ import pytest
 from steerserve.control.inference.queue import Queue
 from steerserve.errors import Refusal
 from steerserve.rules.inference.queue import RECENT_SECONDS
-from tests.doubles import soon, until
 from tests.refusals import refused
+from tests.waiting import soon, until
 
 
 class Clock:

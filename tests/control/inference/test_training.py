@@ -13,7 +13,9 @@ from steerserve.control.inference import texts
 from steerserve.control.inference.training import Example, TrainingRequest
 from steerserve.rules.steering.records import ProbeRecord, VectorRecord
 from tests.control.conftest import refused
-from tests.doubles import HIDDEN, World, soon, turns
+from tests.doubles import World
+from tests.scripted_answers import HIDDEN
+from tests.waiting import soon, turns
 
 ASKED = TrainingRequest(
     name="calm",

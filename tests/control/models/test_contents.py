@@ -9,8 +9,8 @@ import pytest
 
 from steerserve.database.catalog import ModelRow
 from steerserve.files import model_content
-from tests import doubles
-from tests.doubles import World, soon, until, write_checkpoint
+from tests.doubles import World, write_checkpoint
+from tests.waiting import PATIENCE, soon, until
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     opened, digest = threading.Event(), model_content.digest
 
     def waiting(*fields: object) -> object:
-        opened.wait(doubles.PATIENCE)
+        opened.wait(PATIENCE)
         return digest(*fields)  # type: ignore[arg-type]
 
     monkeypatch.setattr(model_content, "digest", waiting)
@@ -104,8 +104,9 @@ async def test_an_sae_is_attached_to_a_model_whose_files_are_gone(
     assert (await world.catalog.model(row.id)).content_digest is None
 
 
-async def test_the_end_of_the_service_does_not_wait_for_a_long_reading(
-    world: World, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("ends_by", ["a close", "a deletion"])
+async def test_a_long_reading_ends_with_its_model_and_with_the_service(
+    world: World, monkeypatch: pytest.MonkeyPatch, ends_by: str
 ) -> None:
     reached = threading.Event()
 
@@ -122,5 +123,10 @@ async def test_the_end_of_the_service_does_not_wait_for_a_long_reading(
         trust_remote_code=False,
     )
     await until(reached.is_set)
-    await soon(world.contents.close())
-    assert (await world.catalog.model(row.id)).content_digest is None
+    if ends_by == "a deletion":
+        reading = world.begin(world.contents.until_known(row))
+        await soon(world.models.remove(row.id))
+        await soon(reading)
+    else:
+        await soon(world.contents.close())
+        assert (await world.catalog.model(row.id)).content_digest is None

@@ -7,7 +7,8 @@ from contextlib import suppress
 from steerserve.database.catalog import ModelRow
 from steerserve.errors import Refusal
 from tests.control.conftest import refused
-from tests.doubles import World, soon, write_checkpoint
+from tests.doubles import World, write_checkpoint
+from tests.waiting import soon
 
 
 async def register(world: World, folder: str, quantization: str = "FP16") -> ModelRow:

@@ -15,7 +15,8 @@ from sqlalchemy.engine import Engine
 from steerserve.control.saes.records import REPOSITORY
 from steerserve.database.tables import feature_labels, models, profiles, saes
 from tests.control.conftest import Make
-from tests.doubles import World, soon
+from tests.doubles import World
+from tests.waiting import soon
 
 AT = {
     "created_at": datetime(2026, 3, 1, tzinfo=UTC),

@@ -16,7 +16,9 @@ from steerserve.files import local
 from steerserve.messages.endings import NotStarted
 from steerserve.rules.residency.swap import Phase
 from tests.control.conftest import Make, refused
-from tests.doubles import FACTS, PATIENCE, Gate, World, soon, until
+from tests.doubles import World
+from tests.scripted_answers import FACTS
+from tests.waiting import PATIENCE, Gate, soon, until
 
 BROKEN = Refusal("INSUFFICIENT_MEMORY", "the weights do not fit")
 

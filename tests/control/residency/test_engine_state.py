@@ -12,7 +12,8 @@ from steerserve.control.residency.resident import Resident, Switch
 from steerserve.errors import Refusal
 from tests.control.conftest import refused
 from tests.control.residency.test_restoring import answered, keys, steered
-from tests.doubles import World, soon
+from tests.doubles import World
+from tests.waiting import soon
 
 
 class Sensing(EngineState[str]):

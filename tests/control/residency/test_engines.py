@@ -18,7 +18,8 @@ from steerserve.engines.gguf.messages import LlamaCard
 from steerserve.engines.remote.facts import checkpoint_seen
 from steerserve.messages.engine import Report
 from steerserve.settings import Settings
-from tests.doubles import Launcher, ScriptedEngine, soon
+from tests.scripted_engine import Launcher, ScriptedEngine
+from tests.waiting import soon
 
 
 @pytest.fixture

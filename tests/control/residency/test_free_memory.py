@@ -10,7 +10,9 @@ from steerserve.control.residency import free_memory
 from steerserve.errors import Refusal
 from steerserve.rules.residency.gpus import Card
 from steerserve.rules.units import MIB
-from tests.doubles import FACTS, World, soon
+from tests.doubles import World
+from tests.scripted_answers import FACTS
+from tests.waiting import soon
 
 
 def card(torch_index: int | None, free_mb: int) -> Card:

@@ -21,8 +21,9 @@ from steerserve.rules.residency.lease import Terms, digest_of
 from steerserve.rules.residency.swap import Phase
 from tests import asking
 from tests.control.conftest import Make, refused
-from tests.doubles import PATIENCE, World, plain, soon, until
+from tests.doubles import World
 from tests.refusals import refusal_of
+from tests.waiting import PATIENCE, plain, soon, until
 
 TERMS = Terms("nightly", "evaluation", 60)
 WRONG = "lease_of_somebody_else"

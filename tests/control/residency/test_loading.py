@@ -16,7 +16,8 @@ from steerserve.rules.residency.gpus import Card, CardProcess
 from steerserve.settings import Settings
 from tests.control.conftest import refused
 from tests.control.residency.test_fitting import cards, checkpoint, placed
-from tests.doubles import World, soon
+from tests.doubles import World
+from tests.waiting import soon
 
 ROW = {
     "status": "ready",

@@ -5,8 +5,9 @@ from __future__ import annotations
 from steerserve.rules.residency.swap import Phase
 from tests.control.conftest import refused
 from tests.control.residency.test_restoring import steered
-from tests.doubles import World, soon, until
+from tests.doubles import World
 from tests.refusals import refusal_of
+from tests.waiting import soon, until
 
 TWO = [("sae_a", 1), ("sae_b", 2)]
 

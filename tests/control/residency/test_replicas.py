@@ -18,8 +18,9 @@ from steerserve.rules.residency.lock import LockedBy
 from steerserve.rules.residency.replicas import ReplicaFigures, ReplicaState, Strength
 from steerserve.rules.units import MIB
 from tests.control.conftest import Make, refused
-from tests.doubles import World, soon, until
+from tests.doubles import World
 from tests.nodes import NodeSeen
+from tests.waiting import soon, until
 
 
 @pytest.fixture

@@ -11,7 +11,8 @@ from steerserve import messages as m
 from steerserve.control.bus import SaeAttached, SaeDetached
 from steerserve.errors import Refusal
 from tests.control.conftest import refused
-from tests.doubles import World, soon, until
+from tests.doubles import World
+from tests.waiting import soon, until
 
 DAMAGED = Refusal("SAE_LOAD_FAILED", "the weights are damaged")
 LACKING = Refusal("INSUFFICIENT_MEMORY", "the SAE takes 9 MiB; 3 MiB are free", projected_mb=9)

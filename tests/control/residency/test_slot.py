@@ -14,7 +14,9 @@ from steerserve.database.catalog import ModelRow
 from steerserve.rules.residency.swap import Phase
 from tests.control.conftest import refused
 from tests.control.residency.test_restoring import keys, steered
-from tests.doubles import Gate, ScriptedEngine, World, soon, turns, until
+from tests.doubles import World
+from tests.scripted_engine import ScriptedEngine
+from tests.waiting import Gate, soon, turns, until
 
 ENDED = "the load was ended by an operator"
 TURNS = (None, 0, 1, 2, 3, 5, 8)

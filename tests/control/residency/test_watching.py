@@ -12,7 +12,8 @@ from steerserve.errors import Refusal
 from steerserve.rules.residency.heartbeat import LOOK_SECONDS, Activity, Bounds, Sign
 from steerserve.rules.residency.swap import Phase
 from tests.control.conftest import refused
-from tests.doubles import World, soon, until
+from tests.doubles import World
+from tests.waiting import soon, until
 
 
 class Watched:

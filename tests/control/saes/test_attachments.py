@@ -17,8 +17,10 @@ from steerserve.messages import Overrides, Piece
 from steerserve.rules.residency.swap import Phase
 from tests import asking
 from tests.control.conftest import Make, refused
-from tests.doubles import FACTS, HIDDEN, LAYERS, WIDTH, World, soon, until
+from tests.doubles import World
 from tests.refusals import refusal_of
+from tests.scripted_answers import FACTS, HIDDEN, LAYERS, WIDTH
+from tests.waiting import soon, until
 
 FAILED = Refusal("SAE_LOAD_FAILED", "the weights are damaged")
 

@@ -25,7 +25,8 @@ from steerserve.hub.downloads import Downloads
 from steerserve.hub.wire import Download, DownloadDone, DownloaderTask, Event
 from steerserve.rules.models.repository import RepoFile
 from tests.control.conftest import refused
-from tests.doubles import World, soon, until
+from tests.doubles import World
+from tests.waiting import soon, until
 
 SHA = "a" * 40
 SIZE = 100

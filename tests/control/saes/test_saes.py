@@ -11,7 +11,8 @@ from steerserve.database.documents import Documents
 from steerserve.errors import Refusal
 from steerserve.files import sae_files
 from tests.control.conftest import refused
-from tests.doubles import World, soon
+from tests.doubles import World
+from tests.waiting import soon
 
 
 def sae_folder(folder: Path, weights: bytes = b"weights") -> Path:

@@ -15,7 +15,8 @@ from steerserve.errors import Refusal
 from steerserve.rules.steering import circuit as documents
 from steerserve.rules.steering import evidence
 from tests.control.conftest import Make, refused
-from tests.doubles import World, soon, until
+from tests.doubles import World
+from tests.waiting import soon, until
 
 
 def document(name: str, low: int, high: int, **changes: Any) -> dict[str, Any]:

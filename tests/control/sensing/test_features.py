@@ -11,7 +11,8 @@ import pytest
 from steerserve.control.sensing import features
 from steerserve.rules.sensing import labels as rules
 from tests.control.conftest import refused
-from tests.doubles import World, soon
+from tests.doubles import World
+from tests.waiting import soon
 
 
 async def test_reading_ends_when_it_takes_too_long(

@@ -14,7 +14,9 @@ from steerserve.control.sensing.monitoring import Monitoring
 from steerserve.errors import Refusal
 from tests import asking
 from tests.control.conftest import Make, refused
-from tests.doubles import WIDTH, World, soon, until
+from tests.doubles import World
+from tests.scripted_answers import WIDTH
+from tests.waiting import soon, until
 
 KEY = "sae_a@1"
 SEEN = m.Recorded(9, "cmpl-1", KEY, 0, 7, 42, [(3, 2.5), (5, 1.0)], [(3, 2.5)], 2)

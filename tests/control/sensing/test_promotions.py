@@ -11,7 +11,9 @@ from steerserve.control.sensing.feature_views import FeatureSearch, PromotedFeat
 from steerserve.control.sensing.promotions import Promotions
 from steerserve.database.promoted import PromotedStore
 from tests.control.conftest import refused
-from tests.doubles import WIDTH, World, soon
+from tests.doubles import World
+from tests.scripted_answers import WIDTH
+from tests.waiting import soon
 
 
 async def attached(world: World, **claims: Any) -> None:

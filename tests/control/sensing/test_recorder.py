@@ -14,7 +14,8 @@ from steerserve.database.sensing import FiringStore
 from steerserve.rules.sensing.firings import Firing, FiringRow
 from tests.control.sensing import test_circuit_sensing as circuits
 from tests.control.sensing import test_sensing as clusters
-from tests.doubles import World, soon, until
+from tests.doubles import World
+from tests.waiting import soon, until
 
 Told = Callable[[], None]
 

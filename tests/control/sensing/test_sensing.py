@@ -19,7 +19,8 @@ from steerserve.rules.steering.cluster import Cluster
 from steerserve.rules.steering.members import AuthoredMember, SaeReference, SensingOverrides
 from tests import doubles
 from tests.control.conftest import Make, refused
-from tests.doubles import World, plain, soon, until
+from tests.doubles import World
+from tests.waiting import plain, soon, until
 
 KEY = "sae_a@1"
 MEMBERS = (

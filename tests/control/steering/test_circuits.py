@@ -18,7 +18,8 @@ from steerserve.rules.steering.claims import LayerClaim
 from steerserve.rules.steering.members import NAME_TRIES
 from tests.control.conftest import refused
 from tests.control.residency.test_restoring import answered
-from tests.doubles import PATIENCE, World, soon
+from tests.doubles import World
+from tests.waiting import PATIENCE, soon
 
 LAYERS = (1, 2)
 FAILED = Refusal("ENGINE_UNAVAILABLE", "the engine did not answer")

@@ -19,8 +19,10 @@ from steerserve.errors import Refusal
 from steerserve.rules.steering import cluster as rules
 from steerserve.rules.steering.members import NAME_TRIES
 from steerserve.rules.steering.placed import MANUAL
-from tests.doubles import WIDTH, World, soon, until
+from tests.doubles import World
 from tests.rules.steering.owners import owned
+from tests.scripted_answers import WIDTH
+from tests.waiting import soon, until
 
 CLUSTER: dict[str, Any] = {
     "kind": "mistudio.cluster-definition",

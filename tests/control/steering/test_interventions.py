@@ -17,7 +17,9 @@ from steerserve.rules.steering.placed import Modifiers
 from steerserve.rules.steering.positions import Positions, Selection
 from steerserve.rules.steering.vector import Direction
 from tests import asking
-from tests.doubles import HIDDEN, World, plain, soon, until
+from tests.doubles import World
+from tests.scripted_answers import HIDDEN
+from tests.waiting import plain, soon, until
 
 KEY = "sae_a@1"
 DATA = struct.pack(f"<{HIDDEN}f", *range(HIDDEN))

@@ -15,7 +15,9 @@ from steerserve.control.steering.serving import Serving
 from steerserve.database.db import Database
 from steerserve.database.documents import Documents, ProfileRow
 from steerserve.errors import Refusal
-from tests.doubles import WIDTH, Gate, World, soon
+from tests.doubles import World
+from tests.scripted_answers import WIDTH
+from tests.waiting import Gate, soon
 
 KEY = "sae_a@1"
 

@@ -17,7 +17,9 @@ from steerserve.errors import Refusal
 from steerserve.rules.steering import live as rules
 from steerserve.rules.steering.live import Live
 from steerserve.rules.steering.placed import MANUAL, Placed
-from tests.doubles import WIDTH, World, soon, until
+from tests.doubles import World
+from tests.scripted_answers import WIDTH
+from tests.waiting import soon, until
 
 KEY = "sae_a@1"
 EDITS: list[tuple[str, Callable[[Steering], Awaitable[None]]]] = [

@@ -9,7 +9,8 @@ from steerserve.errors import Refusal
 from steerserve.rules.steering.records import VectorRecord, VectorSource
 from steerserve.rules.steering.vector import Direction, ReadVector, packed
 from tests.control.conftest import refused
-from tests.doubles import World, soon
+from tests.doubles import World
+from tests.waiting import soon
 
 SOURCE = VectorSource(kind="trained", format="mean_difference")
 

@@ -9,7 +9,7 @@ import pytest
 from steerserve import messages as m
 from steerserve.engines.checkpoint.asks import Asks
 from steerserve.errors import Refusal
-from tests.doubles import until
+from tests.waiting import until
 
 STALLED = Refusal("ENGINE_UNAVAILABLE", "it stands still")
 STEER = m.Apply(1, m.State(steering=m.Steering(1, True, {})))

@@ -16,8 +16,8 @@ import pytest
 from steerserve import messages as m
 from steerserve.engines.checkpoint.client import CheckpointEngine, Launcher
 from steerserve.errors import Refusal
-from tests.doubles import until
 from tests.engines.checkpoint.test_process import FIELDS, Folder, events, text_of
+from tests.waiting import until
 
 Way = Callable[[Launcher, Path], Awaitable[None]]
 

@@ -28,8 +28,8 @@ from steerserve.worker.batch.group import ROWS_MAXIMUM
 from steerserve.worker.model.checkpoint import Checkpoint
 from tests import asking
 from tests.backend import is_ray
-from tests.doubles import until
 from tests.refusals import refused
+from tests.waiting import until
 from tests.worker.models import CONTEXT, VOCABULARY
 from tests.worker.running import FIELDS, generated, words
 from tests.worker.saes import arrays, attaching, config_older, config_v6, source, write

@@ -19,7 +19,7 @@ from steerserve import messages as m
 from steerserve.engines.checkpoint import process, tokenizer
 from steerserve.engines.checkpoint.tokenizer import TokenizerProcess
 from steerserve.errors import Refusal
-from tests.doubles import until
+from tests.waiting import until
 from tests.worker import models
 from tests.worker.running import with_bos, words
 

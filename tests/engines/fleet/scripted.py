@@ -19,7 +19,8 @@ from steerserve.messages.tokenizing import Spelling
 from steerserve.rules.residency.heartbeat import Bounds
 from steerserve.rules.residency.replicas import ReplicaState, ReplicaView
 from tests import asking
-from tests.doubles import Launcher, ScriptedEngine, Stream, soon, until
+from tests.scripted_engine import Launcher, ScriptedEngine, Stream
+from tests.waiting import soon, until
 
 FIELDS: dict[str, Any] = {"path": "/models/tiny", "trust_remote_code": False}
 SOURCE = m.SaeSource("/saes/one", "one")

@@ -11,10 +11,10 @@ import pytest
 from steerserve import messages as m
 from steerserve.errors import Refusal
 from steerserve.rules.residency.replicas import ReplicaState
-from tests.doubles import soon, until
 from tests.engines.fleet.conftest import Made
 from tests.engines.fleet.scripted import KEY, Scene, attached, detached
 from tests.refusals import refused
+from tests.waiting import soon, until
 
 ON = m.Steering(1, True, {KEY: {3: 5.0}})
 OFF = m.Steering(2, False, {KEY: {3: 5.0}})

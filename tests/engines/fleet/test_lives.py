@@ -12,10 +12,12 @@ from steerserve.messages.endings import NotStarted
 from steerserve.rules.inference.stepping import CudaGraphs, Decoding
 from steerserve.rules.residency.heartbeat import Activity, Sign
 from steerserve.rules.residency.replicas import STARTS, ReplicaState, Strength, strength, wanted
-from tests.doubles import FACTS, Launcher, soon, until
 from tests.engines.fleet.conftest import Made
 from tests.engines.fleet.scripted import FIELDS, KEY, NO_ROOM, SOURCE, Scene, attached, detached
 from tests.refusals import refused
+from tests.scripted_answers import FACTS
+from tests.scripted_engine import Launcher
+from tests.waiting import soon, until
 
 PLACED = m.PlacedSae(KEY, SOURCE, 1, "float32", False)
 CLUSTER = m.ArmedCluster("c", "Cluster", KEY, [m.ClusterMember(3, 0.5)], 1, 10, 4)

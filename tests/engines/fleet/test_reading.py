@@ -9,9 +9,10 @@ from numpy.typing import NDArray
 from steerserve import messages as m
 from steerserve.engines.fleet import merging
 from steerserve.errors import Refusal
-from tests.doubles import ScriptedEngine, soon
 from tests.engines.fleet.conftest import Made
 from tests.engines.fleet.scripted import KEY, SOURCE, Scene, attached
+from tests.scripted_engine import ScriptedEngine
+from tests.waiting import soon
 
 Values = NDArray[np.float64]
 FEATURES = 16

@@ -12,9 +12,9 @@ from steerserve import messages as m
 from steerserve.engines.fleet.affinity import BLOCK
 from steerserve.errors import Refusal
 from steerserve.rules.residency.replicas import RUNS, ReplicaState
-from tests.doubles import Gate, soon, until
 from tests.engines.fleet.conftest import Made
 from tests.engines.fleet.scripted import NO_ROOM
+from tests.waiting import Gate, soon, until
 
 
 async def test_requests_go_to_the_replica_with_the_fewest_rows(scene: Made) -> None:

@@ -10,8 +10,8 @@ import pytest
 
 from steerserve.engines.remote import channel
 from steerserve.engines.remote.channel import HEADER, WINDOW, Channel, PartKind
-from tests.doubles import until
 from tests.engines.remote.ends import KeptEnd, joined
+from tests.waiting import until
 
 BIG = 16 << 20
 

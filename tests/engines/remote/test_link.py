@@ -29,11 +29,11 @@ from steerserve.rules.residency import heartbeat
 from steerserve.rules.residency.heartbeat import Activity, Bounds, Condition
 from steerserve.worker.model.checkpoint import Checkpoint
 from tests import asking
-from tests.doubles import until
 from tests.engines.checkpoint.test_process import FIELDS, LONG, Folder, events, text_of, truth
 from tests.engines.remote.hosting import Outside, Wanted, runs
 from tests.engines.remote.proxy import Proxy, between
 from tests.refusals import refused
+from tests.waiting import until
 from tests.worker.running import words
 
 QUICK = Patience(beat=0.05, lost=2.0, contact=30.0)

@@ -14,8 +14,8 @@ from steerserve.engines.remote import certificates, listener
 from steerserve.engines.remote.channel import Channel
 from steerserve.engines.remote.link import connect
 from steerserve.errors import Refusal
-from tests.doubles import until
 from tests.engines.remote.ends import Listening, dial, listening
+from tests.waiting import until
 
 
 async def is_let_in(host: Listening) -> bool:

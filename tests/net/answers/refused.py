@@ -38,7 +38,7 @@ for _ in range(5):
     DEEP = {"any": [DEEP]}
 
 SAMPLING: Options = {
-    **_each("model", None, 3, "", "nobody", "dem", "demo@nobody", "m" * 300),
+    **_each("model", None, 3, "", "nobody", "dem", "demo@nobody", "no\r\nbody", "m" * 300),
     **_each("stream", "yes", 1),
     **_each("temperature", 2.1, -0.1, "1", True),
     **_each("top_p", 1.1, -1, [1]),
@@ -56,29 +56,38 @@ SAMPLING: Options = {
 
 STEERING: Options = {
     **_each("sae_steering", 3, {}, {"features": {}}),
+    "sae_steering, a feature twice": _steered(ONE, ONE),
+    "sae_steering with interventions": _steered(ONE) | _edit(feature=FEATURE, value=1),
+    "a nearly right name": {"sae_stering": {"features": []}},
+    "another nearly right name": {"return_sae_activation": {}, "user": "a"},
+    **_each("interventions", 3, [], {}, {"edits": 3}, {"edits": [3]}, {"edit": []}),
+    "interventions, an unknown op": _edit(feature=FEATURE, value=1, op="push"),
+    **_each("return_steering_report", "yes"),
+    **_each("return_logprobs", True, {"top": 21}, {"top": -1}, {"of": []}, {"of": ["both"]}),
+    **_each("return_readings", "{vector sea}", [], ["sea"], ["vec_nobody"], ["probe_nobody"]),
+}
+"""What steers, and what is told beside a text."""
+
+INSIDE: Options = {
     "sae_steering, a feature that is none": _steered(3),
+    "sae_steering, too many": _steered(*({"index": at, "value": 1.0} for at in range(1001))),
     "sae_steering, no value": _steered({"index": 1}),
     "sae_steering, no index": _steered({"value": 1}),
     "sae_steering, a negative index": _steered({"index": -1, "value": 1.0}),
     "sae_steering, an index over the SAE's": _steered({"index": 5000, "value": 1.0}),
     "sae_steering, too large a value": _steered({"index": 1, "value": 1e9}),
     "sae_steering, a text as the value": _steered({"index": 1, "value": "1"}),
-    "sae_steering, a feature twice": _steered(ONE, ONE),
     "sae_steering, an unknown mode": _steered(ONE, mode="set"),
     "sae_steering, an unknown field": _steered(ONE, modes="add"),
     "sae_steering, an unknown field of a feature": _steered(ONE | {"strength": 1}),
     "sae_steering, an unknown SAE": _steered(ONE | {"sae_id": "sae_nobody"}),
     "sae_steering, an SAE that is not attached": _steered(ONE | {"sae_id": "{sae 2}"}),
     "sae_steering, a layer without an SAE": _steered(ONE | {"layer": 1}),
-    "sae_steering with interventions": _steered(ONE) | _edit(feature=FEATURE, value=1),
-    "a nearly right name": {"sae_stering": {"features": []}},
-    "another nearly right name": {"return_sae_activation": {}, "user": "a"},
-    **_each("interventions", 3, [], {}, {"edits": 3}, {"edits": [3]}, {"edit": []}),
     "interventions, an unknown mode": {"interventions": {"edits": [], "mode": "set"}},
     "interventions, too many": {
         "interventions": {"edits": [{"op": "add", "feature": FEATURE, "value": 1}] * 300}
     },
-    "interventions, an unknown op": _edit(feature=FEATURE, value=1, op="push"),
+    "interventions, an unknown field of all": {"interventions": {"edits": [], "keep_norm": True}},
     "interventions, an unknown field": _edit(feature=FEATURE, vlaue=1),
     "interventions, neither": _edit(value=1),
     "interventions, both": _edit(feature=FEATURE, vector="sea", value=1),
@@ -125,13 +134,7 @@ STEERING: Options = {
     "when, no choices": _when(any=[]),
     "when, bounds beside choices": _when(any=[{"feature": FEATURE, "above": 0}], above=1),
     "when, too deep": _when(**DEEP),
-}
-
-TOLD: Options = {
-    **_each("return_steering_report", "yes"),
-    **_each("return_logprobs", True, {"top": 21}, {"top": -1}, {"of": []}, {"of": ["both"]}),
     "return_logprobs, an unknown field": {"return_logprobs": {"tops": 1}},
-    **_each("return_readings", "{vector sea}", [], ["sea"], ["vec_nobody"], ["probe_nobody"]),
     "return_readings, twice": {"return_readings": ["{vector sea}", "{vector sea}"]},
     "return_readings, too many": {"return_readings": [f"vec_{at}" for at in range(17)]},
     "activations, no object": {"return_sae_activations": True},
@@ -153,8 +156,8 @@ TOLD: Options = {
     "activations, stream_positions of a text": _acts(stream_positions="yes"),
     "activations, an unknown rank": _acts(rank="size"),
 }
-
-SHARED: Options = SAMPLING | STEERING | TOLD
+"""What is wrong inside a field that steers or tells. One function reads such a field for all routes, and the tests of the
+rules have its faults, so each of these is refused by one route."""
 
 DIAL: Options = {
     **_each("profile", 3, "", "nobody", "se"),
@@ -170,7 +173,7 @@ LIMITS: Options = {
     **_each("max_completion_tokens", 0, "1"),
     "two limits of tokens": {"max_tokens": 3, "max_completion_tokens": 4},
     **_each("stream_options", 3, {"include_usage": 1}),
-    **_each("allowed_token_ids", [], ["a"], [1]),
+    **_each("allowed_token_ids", [], ["a"], [1], [5, True], 5),
 }
 
 
@@ -190,9 +193,21 @@ CHAT: Options = {
     "n, streamed": {"n": 2, "stream": True},
     "n with extra_messages": {"n": 2, "extra_messages": [SEA]},
     **_each("extra_messages", STORY, [STORY, []]),
+    "extra_messages, a long one": {"extra_messages": [STORY * 2001]},
+    "extra_messages, a message without a text": {
+        "extra_messages": [STORY, [*STORY, {"role": "user"}]]
+    },
     "extra_messages, too many": {"extra_messages": [STORY] * 65},
-    **_each("top_logprobs", 3, 21, -1),
+    **_each("top_logprobs", 3, 21, -1, True),
     **_each("logprobs", 3, True),
+    "top_logprobs without logprobs": {"top_logprobs": 5, "logprobs": False},
+    "top_logprobs of allowed tokens": {
+        "top_logprobs": 5,
+        "allowed_token_ids": [5],
+        "max_tokens": 1,
+    },
+    "scores without a limit": {"logprobs": True, "max_tokens": None},
+    "allowed tokens, streamed": {"allowed_token_ids": [5], "max_tokens": 1, "stream": True},
     "scores of two tokens": {"logprobs": True, "max_tokens": 2},
     "scores, streamed": {**_SCORED, "stream": True},
     "scores, n": {**_SCORED, "n": 2},
@@ -206,6 +221,7 @@ CHAT: Options = {
     "scores, a negative id": {"allowed_token_ids": [-1], "max_tokens": 1},
     **_each("response_format", 3, {}, {"type": "xml"}, {"type": "json_schema"}),
     "a format with an unknown field": _form(type="json_object", strict=True),
+    "a format of text with a schema": _form(type="text", json_schema={"name": "a", "schema": {}}),
     "a schema without a name": _form(type="json_schema", json_schema={"schema": PET}),
     "a schema with too long a name": {"response_format": schema(PET, "n" * 65)},
     "a schema with an unknown field": {"response_format": schema(PET, kind="pet")},
@@ -222,6 +238,9 @@ CHAT: Options = {
 
 TEXT: Options = {
     **_each("prompt", None, [], [[]], [5, "a"], ["a", 5], [5, -1], [5, 2**31], [5, True], [1.0]),
+    **_each("prompt", [[5], "a"], [5, 1.5], [5, 10**6]),
+    "an id over the vocabulary, streamed": {"prompt": [[10**6]], "stream": True},
+    "too long a text": {"prompt": "word " * 3000},
     "an empty prompt": {"prompt": "", "add_special_tokens": False},
     "an empty prompt of several": {"prompt": ["a", ""], "add_special_tokens": False},
     "an id over the vocabulary": {"prompt": [[5], [5, 6, 10**6]]},
@@ -234,8 +253,22 @@ TEXT: Options = {
     **_each("steering_intensity", 1),
     **_each("response_format", {"type": "json_object"}),
     **_each("top_logprobs", 2),
-    **_each("logprobs", 21, True, 2),
-    **_each("echo", "yes"),
+    **_each("logprobs", 21, True, 2, -1, "5"),
+    **_each("echo", "yes", 1),
+    "scores of two tokens, by the other name": {
+        "logprobs": 1,
+        "max_tokens": None,
+        "max_completion_tokens": 2,
+    },
+    "scores of zero, of many tokens": {"logprobs": 0, "max_tokens": 50},
+    "scores, too cold": {"logprobs": 1, "temperature": 0.0009, "max_tokens": 1},
+    "allowed tokens of two tokens": {"allowed_token_ids": [5], "max_tokens": 2},
+    "scores, an id over the vocabulary": {"allowed_token_ids": [10**6], "max_tokens": 1},
+    "echo without a limit": {"logprobs": 1, "echo": True, "max_tokens": None},
+    "no token without echo": {"logprobs": 1, "max_tokens": 0},
+    "no token without logprobs": {"echo": True, "max_tokens": 0},
+    "no token of the allowed ones": {"echo": True, "max_tokens": 0, "allowed_token_ids": [5]},
+    "echo, too cold": {"logprobs": 1, "echo": True, "temperature": 1e-4, "max_tokens": 1},
     "echo of two tokens": {"logprobs": 1, "echo": True, "max_tokens": 2},
     "echo with allowed_token_ids": {
         "logprobs": 1,
@@ -259,6 +292,7 @@ def _text(**fields: Any) -> dict[str, Any]:
 RESPONSES: Options = {
     **_each("input", None, 3, [], [{"type": "reasoning", "summary": []}]),
     "a call in the input": {"input": [{"type": "function_call", "name": "f"}]},
+    "a reference in the input": {"input": [SEA[0], {"type": "item_reference", "id": "x"}]},
     "an image in the input": {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
     "an unknown role": {"input": [{"role": "tool", "content": "x"}]},
     "too many messages": {"input": STORY * 2001},
@@ -283,6 +317,7 @@ RESPONSES: Options = {
     },
     "tools with their types": {"tools": [_TOOL, {"type": "function", "name": "f"}, _TOOL]},
     **_each("text", 3, {"format": {"type": "xml"}}),
+    "a format of text with a schema": _text(type="text", schema={}),
     "a schema without a name": _text(type="json_schema", schema=PET),
     "a schema without a schema": _text(type="json_schema", name="x"),
     "a schema that is not supported": _text(type="json_schema", name="x", schema={"not": {}}),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from itertools import chain
+from collections.abc import Collection, Iterator, Mapping
+from itertools import chain, cycle
 from typing import Any
 
 from tests.net.answers import options, refused
@@ -32,6 +32,22 @@ def streamed(group: str, route: str, of: Options, **more: Any) -> Iterator[Case]
 def both(group: str, route: str, of: Options, **more: Any) -> Iterator[Case]:
     """Each option in an answer of one body, and in a stream."""
     return chain(whole(group, route, of, **more), streamed(group, route, of, **more))
+
+
+def in_turn(group: str, route: str, of: Options, turn: int, **more: Any) -> Iterator[Case]:
+    """Every second option in a stream, and the others in an answer of one body. The next turn has it the other way
+    round, so that two routes together have each option in both forms."""
+    for at, (name, one) in enumerate(of.items()):
+        form = streamed if (at + turn) % 2 else whole
+        yield from form(group, route, {name: one}, **more)
+
+
+def shared_out(routes: Collection[str], of: Options) -> dict[str, Options]:
+    """Options that no route reads otherwise than another: each has its turn at one of these routes."""
+    found: dict[str, Options] = {route: {} for route in routes}
+    for (name, one), route in zip(of.items(), cycle(routes), strict=False):
+        found[route][name] = one
+    return found
 
 
 # ---------------------------------------------------------------- the checkpoint engine
@@ -73,18 +89,22 @@ _IN_STREAMS_OF_RESPONSES = (
 
 def _checkpoint_answers() -> Iterator[Case]:
     chat, text, responses = "checkpoint-chat", "checkpoint-completions", "checkpoint-responses"
-    yield from both(chat, "chat", options.SHARED | options.DIAL | options.CHAT)
-    yield from both(text, "completions", options.SHARED | options.TEXT)
+    yield from in_turn(chat, "chat", options.SHARED | options.DIAL, 0)
+    yield from both(chat, "chat", options.CHAT)
+    yield from in_turn(text, "completions", options.SHARED, 1)
+    yield from both(text, "completions", options.TEXT)
     yield from whole(responses, "responses", options.SHARED | options.DIAL)
     known = options.SHARED | options.RESPONSES
     few = {name: known[name] for name in _IN_STREAMS_OF_RESPONSES}
     yield from streamed(responses, "responses", few)
     yield from whole(responses, "responses", options.RESPONSES)
-    yield from both("checkpoint-scores-chat", "chat", options.CHAT_SCORES)
-    yield from both("checkpoint-scores-completions", "completions", options.TEXT_SCORES)
-    yield from whole("checkpoint-edits", "chat", options.EDITS)
-    text_edits = _renamed("completions", options.EDITS)
-    yield from whole("checkpoint-edits", "completions", text_edits)
+    yield from in_turn("checkpoint-scores-chat", "chat", options.CHAT_SCORES, 0)
+    yield from in_turn("checkpoint-scores-completions", "completions", options.TEXT_SCORES, 1)
+    edited = shared_out(("chat", "completions"), options.EDITS)
+    yield from whole("checkpoint-edits", "chat", edited["chat"])
+    yield from whole(
+        "checkpoint-edits", "completions", _renamed("completions", edited["completions"])
+    )
     yield from whole("checkpoint-embeddings", "embeddings", options.EMBEDDINGS)
     yield from both("checkpoint-compare", "compare", options.COMPARE)
     for route in ROUTES:
@@ -92,11 +112,12 @@ def _checkpoint_answers() -> Iterator[Case]:
 
 
 def _checkpoint_refusals() -> Iterator[Case]:
-    dialed = refused.SHARED | refused.DIAL
+    everywhere = refused.SAMPLING | refused.STEERING
+    inside = shared_out(("chat", "completions", "responses"), refused.INSIDE)
     for route, of in {
-        "chat": dialed | refused.LIMITS | refused.CHAT,
-        "completions": refused.SHARED | refused.LIMITS | refused.TEXT,
-        "responses": dialed | refused.RESPONSES,
+        "chat": everywhere | inside["chat"] | refused.DIAL | refused.LIMITS | refused.CHAT,
+        "completions": everywhere | inside["completions"] | refused.LIMITS | refused.TEXT,
+        "responses": everywhere | inside["responses"] | refused.DIAL | refused.RESPONSES,
         "embeddings": refused.EMBEDDINGS,
     }.items():
         group, path = f"refused-{route}", ROUTES[route]
@@ -112,11 +133,13 @@ def _checkpoint_refusals() -> Iterator[Case]:
 
 def _scenes() -> Iterator[Case]:
     """What requests get beside what an operator has set."""
-    for scene in ("bare", "live", "active", "both", "circuit", "measured"):
+    for at, scene in enumerate(("bare", "live", "active", "both", "circuit", "measured")):
         more: Mapping[str, Any] = {"scene": scene}
         group = f"scene-{scene}"
-        yield from whole(group, "chat", options.BESIDE | options.BESIDE_IN_CHATS, **more)
-        for name, one in options.BESIDE.items():
+        # a scene that has an option in a chat has it in no stream of a text; the next scene has it the other way round
+        ways = shared_out(("chat", "completions")[:: 1 if at % 2 else -1], options.BESIDE)
+        yield from whole(group, "chat", ways["chat"] | options.BESIDE_IN_CHATS, **more)
+        for name, one in ways["completions"].items():
             yield from streamed(group, "completions", {f"{name}, of a text": one}, **more)
         for route in ("responses", "embeddings"):
             yield from whole(group, route, {route: {}}, **more)
@@ -152,15 +175,15 @@ def _gguf() -> Iterator[Case]:
     }
     sampling = {n: one for n, one in options.SAMPLING.items() if n not in _UNSEEDED} | cold
     more: Mapping[str, Any] = {"world": "gguf", "scene": "bare"}
-    told = options.STEERING | options.TOLD
     of = {
         "chat": sampling | options.CHAT,
         "completions": sampling | options.TEXT,
         "responses": options.RESPONSES | {"greedy": {}},
     }
-    for route, plain in of.items():
-        yield from both(f"gguf-{route}", route, _counting(route, plain), **more)
-        yield from whole(f"gguf-{route}", route, _counting(route, told), **more)
+    told = shared_out(of, options.STEERING | options.TOLD)
+    for turn, (route, plain) in enumerate(of.items()):
+        yield from in_turn(f"gguf-{route}", route, _counting(route, plain), turn, **more)
+        yield from whole(f"gguf-{route}", route, _counting(route, told[route]), **more)
     scores = {"chat": options.CHAT_SCORES, "completions": options.TEXT_SCORES}
     for route, scored in scores.items():
         yield from whole("gguf-scores", route, _renamed(route, _counting(route, scored)), **more)
@@ -182,12 +205,14 @@ def _other(world: str) -> Iterator[Case]:
     few |= {name: options.SHARED[name] for name in told}
     chats = ("profile", "an intensity", "n", "n, greedy", "extra_messages", "json_object")
     chat = {name: (options.DIAL | options.CHAT)[name] for name in chats}
-    for route, of in {
-        "chat": few | chat | {"logprobs": options.CHAT_SCORES["top_logprobs"]},
-        "completions": few | options.TEXT | {"echo": options.TEXT_SCORES["echo"]},
-        "responses": few,
-    }.items():
-        yield from both(f"{world}-{route}", route, of, **more)
+    for turn, (route, of) in enumerate(
+        {
+            "chat": few | chat | {"logprobs": options.CHAT_SCORES["top_logprobs"]},
+            "completions": few | options.TEXT | {"echo": options.TEXT_SCORES["echo"]},
+            "responses": few,
+        }.items()
+    ):
+        yield from in_turn(f"{world}-{route}", route, of, turn, **more)
     yield from whole(f"{world}-embeddings", "embeddings", {"a text": {}}, **more)
 
 

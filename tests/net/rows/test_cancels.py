@@ -18,8 +18,9 @@ from steerserve.control.inference.batch_run import LineRunner
 from steerserve.database.catalog import ModelRow
 from steerserve.rules.residency.swap import Phase
 from tests import doubles
-from tests.doubles import World, soon, turns, until
+from tests.doubles import World
 from tests.net.rows.cutting import Cut
+from tests.waiting import soon, turns, until
 
 LATE_STEP = 3
 """Of how many suspensions one is cut late."""

@@ -29,7 +29,7 @@ from tests.net.rows.faults import (
 )
 from tests.net.rows.options import OPTIONS, direction, generate, others, prompt, tap
 
-OTHERS = 31
+OTHERS = 20
 SHORT = 2
 ERRORS: Mapping[str, Callable[[], Exception]] = MappingProxyType(
     {

@@ -117,15 +117,26 @@ def ask(bench: Bench, *, has_bad: bool) -> None:
     bench.embed(14, words(13))
 
 
+@pytest.fixture(scope="module")
+def without(loaded: Callable[[str], Checkpoint]) -> Bench:
+    """What the other rows are answered where nothing fails."""
+    bench = Bench(loaded("llama"), prefix_tokens=512)
+    with bench.attached("low", SAE):
+        ask(bench, has_bad=False)
+        bench.run()
+    return bench
+
+
 @pytest.mark.parametrize("error", [IndexError("x"), MemoryError()], ids=["error", "memory"])
 @pytest.mark.parametrize("place", PLACES)
 def test_a_row_that_fails_anywhere_ends_alone(
-    llama: Checkpoint, monkeypatch: pytest.MonkeyPatch, place: str, error: Exception
+    llama: Checkpoint,
+    without: Bench,
+    monkeypatch: pytest.MonkeyPatch,
+    place: str,
+    error: Exception,
 ) -> None:
-    without, bench = Bench(llama, prefix_tokens=512), Bench(llama, prefix_tokens=512)
-    with without.attached("low", SAE):
-        ask(without, has_bad=False)
-        without.run()
+    bench = Bench(llama, prefix_tokens=512)
     owner, name, involves = PLACES[place]
     work = getattr(owner, name)
     with bench.attached("low", SAE), monkeypatch.context() as patch, capture_logs():

@@ -19,8 +19,10 @@ from tests.worker.batch.test_batch import (
     test_a_row_cancelled_while_decoding_leaves_its_neighbours_unchanged,
     test_an_idle_batch_holds_no_memory,
     test_cancelling_a_request_takes_all_its_choices_and_memory,
-    test_rows_that_join_and_leave_give_the_text_of_generate,
     test_rows_without_room_wait_and_all_finish_with_their_own_text,
+)
+from tests.worker.batch.test_batch import (
+    test_rows_that_join_and_leave_give_the_text_of_generate as check_joining,
 )
 from tests.worker.batch.test_seeds import test_a_seeded_text_is_the_same_alone_and_in_a_crowd
 from tests.worker.conftest import Loaded
@@ -88,7 +90,6 @@ __all__ = [
     "test_readings_beside_rows_of_other_lengths_are_the_rows_own",
     "test_rows_steered_at_different_layers_by_different_saes_share_a_pass",
     "test_rows_that_follow_are_edited_by_the_live_edits_from_the_next_pass_on",
-    "test_rows_that_join_and_leave_give_the_text_of_generate",
     "test_rows_without_room_wait_and_all_finish_with_their_own_text",
     "test_seeded_rows_are_steered_like_others",
     "test_statistics_are_those_of_every_token_that_was_observed",
@@ -128,6 +129,12 @@ def decoding(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(Bench, "decoding", request.param)
     monkeypatch.setattr(graphs, "CALLED_FIRST", 0)
     return str(request.param)
+
+
+# test_graphs.py compares the bits of replays with those of calls in further architectures
+@pytest.mark.parametrize("variant", ["llama", "falcon", "gemma3", "gpt_oss"])
+def test_rows_that_join_and_leave_give_the_text_of_generate(loaded: Loaded, variant: str) -> None:
+    check_joining(loaded, variant)
 
 
 def test_random_edits_are_what_a_plain_model_does_by_hand(loaded: Loaded) -> None:

@@ -332,7 +332,7 @@ def test_a_row_has_the_same_bits_in_passes_of_any_width_alone_and_beside_others(
         ]
     )
     for width in (1, 2, 3, 5, 8, 13, 31, 32, 33, 64) if name in ("relu", "topk") else (1, 7, 33):
-        found = in_passes(sae, parts, x, width, threads=1 + width % 2)
+        found = in_passes(sae, parts, x, width, threads=2 if width in (13, 33) else 1)
         assert torch.equal(found.view(torch.int32), whole.view(torch.int32)), width
 
 

@@ -58,6 +58,29 @@ def fails_in_turn(
     monkeypatch.setattr(owner, name, faulty)
 
 
+class Engine:
+    """An engine with a model, which gets one command in each turn."""
+
+    def __init__(self, path: Path) -> None:
+        self._wire = Told(m.Load(1, str(path), "FP16", False, 1, 8, 16))
+        self._worker = loop.Worker(self._wire)
+        self._worker.run()
+
+    def answer(self, *commands: m.Command) -> list[m.Event]:
+        """What is sent until all of these commands are answered."""
+        before = len(self._wire.sent)
+        self._wire.is_closed, self._wire.commands = False, list(commands)
+        self._worker.run()
+        return self._wire.sent[before:]
+
+
+@pytest.fixture(scope="module")
+def engines(folder: Folder, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Engine]:
+    """An engine for each kind of model. It goes on after every error."""
+    bert = save_encoder("bert", tmp_path_factory.mktemp("encoder") / "bert")
+    return {"llama": Engine(folder("llama")), "bert": Engine(bert)}
+
+
 @pytest.mark.parametrize("error", [KeyError("x"), MemoryError()], ids=["error", "memory"])
 @pytest.mark.parametrize(
     ("model", "owner", "name", "number"),
@@ -70,9 +93,8 @@ def fails_in_turn(
     ],
 )
 def test_an_error_of_a_step_ends_its_requests_and_the_engine_goes_on(
-    folder: Folder,
+    engines: dict[str, Engine],
     monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
     model: str,
     owner: Any,
     name: str,
@@ -85,48 +107,39 @@ def test_an_error_of_a_step_ends_its_requests_and_the_engine_goes_on(
         return asking.generate(number, PROMPT, m.Sampling(0.0, max_tokens=8))
 
     fails_in_turn(monkeypatch, owner, name, number, error)
-    path = save_encoder("bert", tmp_path / "bert") if model == "bert" else folder(model)
-    wire = Told(m.Load(1, str(path), "FP16", False, 1, 8, 16), *map(ask, range(2, 5)))
-    worker = loop.Worker(wire)
-    worker.run()
-    wire.is_closed, wire.commands = False, [ask(9)]
-    worker.run()
-    refused = [event for event in wire.sent if isinstance(event, m.Refused)]
+    sent = engines[model].answer(*map(ask, range(2, 5)))
+    sent += engines[model].answer(ask(9))
+    refused = [event for event in sent if isinstance(event, m.Refused)]
     code = "INTERNAL_ERROR" if isinstance(error, KeyError) else "INSUFFICIENT_MEMORY"
     assert refused
     assert {event.code for event in refused} == {code}
-    ends = [one.id for one in wire.sent if isinstance(one, m.Refused)]
-    ends += [
-        o.id for e in wire.sent if isinstance(e, m.Stepped) for o in e.outcomes if m.is_last(o)
-    ]
+    ends = [event.id for event in refused]
+    ends += [o.id for e in sent if isinstance(e, m.Stepped) for o in e.outcomes if m.is_last(o)]
     assert sorted(ends) == [2, 3, 4, 9]
     assert 9 not in {event.id for event in refused}
 
 
 def test_a_request_that_ended_earlier_in_a_step_with_an_error_keeps_its_end(
-    folder: Folder, monkeypatch: pytest.MonkeyPatch
+    engines: dict[str, Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def ask(number: int, length: int) -> m.Request:
         sampling = m.Sampling(0.0, max_tokens=length)
         return asking.generate(number, PROMPT, sampling)
 
     fails_in_turn(monkeypatch, Group, "_read_states", 2, KeyError("x"))
-    load = m.Load(1, str(folder("llama")), "FP16", False, 1, 8, 16)
-    wire = Told(load, ask(2, length=3), ask(3, length=8))
-    loop.Worker(wire).run()
-    pieces = [o for e in wire.sent if isinstance(e, m.Stepped) for o in e.outcomes]
+    sent = engines["llama"].answer(ask(2, length=3), ask(3, length=8))
+    pieces = [o for e in sent if isinstance(e, m.Stepped) for o in e.outcomes]
     assert [o.finish for o in pieces if isinstance(o, m.Piece) and m.is_last(o)] == ["length"]
-    assert [e.id for e in wire.sent if isinstance(e, m.Refused)] == [3]
+    assert [e.id for e in sent if isinstance(e, m.Refused)] == [3]
 
 
 @pytest.mark.parametrize("name", ["events", "work"])
 def test_an_error_of_monitoring_or_sensing_ends_no_request(
-    folder: Folder, monkeypatch: pytest.MonkeyPatch, name: str
+    engines: dict[str, Engine], monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     fails_in_turn(monkeypatch, LiveReaders, name, 1, ValueError("x"))
     ask = asking.generate(2, PROMPT, m.Sampling(max_tokens=4))
-    wire = Told(m.Load(1, str(folder("llama")), "FP16", False, 1, 8, 16), ask)
-    loop.Worker(wire).run()
-    pieces = [o for e in wire.sent if isinstance(e, m.Stepped) for o in e.outcomes]
+    sent = engines["llama"].answer(ask)
+    pieces = [o for e in sent if isinstance(e, m.Stepped) for o in e.outcomes]
     assert isinstance(pieces[-1], m.Piece)
     assert pieces[-1].finish == "length"

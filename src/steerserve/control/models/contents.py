@@ -42,16 +42,23 @@ class ModelContents:
         self._catalog = catalog
         self._conductor = conductor
         self._computing: dict[int, asyncio.Task[None]] = {}
+        self._ends: dict[int, threading.Event] = {}
         self._threads = ThreadPoolExecutor(MODELS_AT_ONCE, "model-contents", _step_back)
-        self._ended = threading.Event()
+        self._is_closed = False
 
     def begin(self, row: ModelRow) -> None:
         """Compute the digest of a model of this machine, unless its record has the digest of the files as they are.
         Does not wait."""
-        if row.source != "local" or row.id in self._computing or self._ended.is_set():
+        if row.source != "local" or row.id in self._computing or self._is_closed:
             return
-        task = self._computing[row.id] = background.start(self._compute(row.id))
-        task.add_done_callback(lambda _: self._computing.pop(row.id))
+        ended = self._ends[row.id] = threading.Event()
+        task = self._computing[row.id] = background.start(self._compute(row.id, ended))
+        task.add_done_callback(lambda _: (self._computing.pop(row.id), self._ends.pop(row.id)))
+
+    def forget(self, model_id: int) -> None:
+        """Read no further in the files of a model that was deleted."""
+        if model_id in self._ends:
+            self._ends[model_id].set()
 
     async def until_known(self, row: ModelRow) -> None:
         """Return when the record of the model has its digest, or its digest could not be computed."""
@@ -68,12 +75,14 @@ class ModelContents:
 
     async def close(self) -> None:
         """Give up the digests that are being computed. The next load of such a model begins again."""
-        self._ended.set()
+        self._is_closed = True
+        for ended in self._ends.values():
+            ended.set()
         if self._computing:
             await asyncio.wait(self._computing.values())
         self._threads.shutdown()
 
-    async def _compute(self, model_id: int) -> None:
+    async def _compute(self, model_id: int, ended: threading.Event) -> None:
         """Write the digest into the record of the model. A digest of files that changed meanwhile is not written."""
         with suppress(model_content.ReadingEnded):
             try:
@@ -86,7 +95,7 @@ class ModelContents:
                     await self._write(model_id, None, None, ())
                 loop = asyncio.get_running_loop()
                 content, first_version = await loop.run_in_executor(
-                    self._threads, model_content.digest, place, self._ended
+                    self._threads, model_content.digest, place, ended
                 )
                 if stamp == await asyncio.to_thread(model_content.stamp, place):
                     # digests of before stay true as long as the files that count are the same

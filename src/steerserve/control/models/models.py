@@ -93,6 +93,7 @@ class Models:
             async with self._downloads.stopped(model_id) as row:
                 self._check_unused(row)
                 await self._catalog.remove_model(model_id)
+                self._contents.forget(model_id)
                 self._conductor.restoring.forget_model(model_id)
                 await self._downloads.remove_files(row)
         return row

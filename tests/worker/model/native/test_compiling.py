@@ -21,6 +21,9 @@ from tests.worker.compiled import COMPILED
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of the compiled libraries, which is not there yet."""
     monkeypatch.setattr(compiling.platformdirs, "user_cache_dir", lambda _: str(tmp_path))
+    # nothing is computed here, and without optimisation a compiler is done in a fraction of the time
+    plain = tuple("-O0" if flag == "-O3" else flag for flag in compiling._FLAGS)
+    monkeypatch.setattr(compiling, "_FLAGS", plain)
     return tmp_path / "kernels"
 
 

@@ -1,0 +1,47 @@
+"""How a test waits for something, and how it sees a value."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import msgspec
+
+Answer = TypeVar("Answer")
+
+
+PATIENCE = 60.0
+"""Seconds after which a test that still waits for an event fails."""
+
+
+async def soon(waited: Awaitable[Answer]) -> Answer:
+    """The result of `waited`. The test fails if the result takes longer than PATIENCE."""
+    return await asyncio.wait_for(waited, PATIENCE)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Let other tasks run until the condition holds."""
+    async with asyncio.timeout(PATIENCE):
+        while not condition():
+            await asyncio.sleep(0)
+
+
+async def turns(count: int = 5) -> None:
+    """Let other tasks run for so many turns of the event loop, where nothing tells that one of them waits."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+def plain(view: object) -> Any:
+    """A value in the form in which the HTTP routes write it as JSON."""
+    return msgspec.json.decode(msgspec.json.encode(view))
+
+
+class Gate:
+    """Holds one step of the engine. `reached` is set when the engine comes to the step, and the step goes on when
+    `open` is set."""
+
+    def __init__(self) -> None:
+        self.reached = asyncio.Event()
+        self.open = asyncio.Event()
