@@ -87,9 +87,11 @@ CONDITION_CHOICES: Final = 16
 CONDITION_LEVELS: Final = 4
 """`any` and `all` that may stand inside each other."""
 EDIT_LIST_ENTRIES: Final = 1000
+"""Entries of a list of positions, tokens, layers or heads of an edit."""
 EDIT_SOURCES: Final = 16
+"""Texts that the edits of one list read the values of a `replace` in."""
 EDIT_SOURCE_TOKENS: Final = 32_768
-"""Entries of a list of positions, tokens or layers of an edit."""
+"""Tokens of all texts that the edits of one list read."""
 EDIT_TEXT_CHARACTERS: Final = 1000
 """Characters of a text of an edit, or of the name of its vector."""
 EDIT_VECTOR_BYTES: Final = 64 << 10
@@ -433,8 +435,8 @@ BOUNDS: Final[tuple[Bound, ...]] = (
         "bodies",
         "sends many edits, in a request, as live interventions or in a profile",
         "{EDITS} edits, {SITE_EDITS} at one site that are not `add`; {EDIT_LIST_ENTRIES} entries of a list, "
-        "{EDIT_TEXT_CHARACTERS} characters of a text, {EDIT_VECTOR_BYTES:bytes} of a vector; {EDIT_SOURCES} texts as sources "
-        "of values, with {EDIT_SOURCE_TOKENS} tokens together",
+        "{EDIT_TEXT_CHARACTERS} characters of a text, {EDIT_VECTOR_BYTES:bytes} of a vector; {EDIT_SOURCES} texts as "
+        "sources of values, with {EDIT_SOURCE_TOKENS} tokens together",
         "422 `TOO_MANY_EDITS` before an edit is read, 422 `INVALID_INTERVENTION`; under `/v1` 400",
         "tests/openai/test_interventions.py::test_too_many_edits_are_refused",
     ),

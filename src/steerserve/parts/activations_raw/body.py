@@ -7,11 +7,11 @@ from typing import Annotated, Literal, NotRequired
 from pydantic import Field, WithJsonSchema
 from typing_extensions import TypedDict
 
-from steerserve.parts.activations_raw.form import Dtype
 from steerserve.parts.bodies import WholeBody
-from steerserve.rules.steering import interventions
 
+Dtype = Literal["float32", "float16", "bfloat16"]
 LAYERS_MAXIMUM = 1024
+_POSITIONS = {"anyOf": [{"type": "string"}, {"type": "object"}, {"type": "null"}]}
 _Numbers = Annotated[
     list[Annotated[int, Field(ge=0)]], Field(min_length=1, max_length=LAYERS_MAXIMUM)
 ]
@@ -29,7 +29,7 @@ class ReturnActivationsRaw(WholeBody):
     """The values of sites that the answer carries, as the forward pass computes them."""
 
     sites: Annotated[list[RawSiteAsked], Field(min_length=1, max_length=64)]
-    positions: Annotated[object, WithJsonSchema(interventions.positions_schema())] = None
+    positions: Annotated[object, WithJsonSchema(_POSITIONS)] = None
     point: Literal["after", "before"] | None = None
     dtype: Dtype | None = None
     encoding: Literal["base64", "list"] | None = None

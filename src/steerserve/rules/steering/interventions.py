@@ -144,8 +144,8 @@ class MessagePart(_Part, frozen=True):
 
 
 class SourcePart(_Part, frozen=True):
-    """Where the values of a `replace` come from: what the model computes, unsteered, at positions of another text, or of
-    a conversation."""
+    """Where the values of a `replace` come from: what the model computes, unsteered, at positions of another text, or
+    of a conversation."""
 
     text: str | None = None
     messages: list[MessagePart] | None = None
@@ -214,12 +214,6 @@ def parse_positions(raw: object, field: str) -> Positions:
     except Refusal as refusal:
         where, details = refusal.param, refusal.details
         raise Refusal("INVALID_PARAMETER", refusal.message, param=where, **details) from None
-
-
-def positions_schema() -> dict[str, object]:
-    """The form of positions as a JSON schema without references."""
-    (whole,), parts = msgspec.json.schema_components([PositionsPart])
-    return {"anyOf": [{"enum": list(get_args(Name))}, _inlined(whole, parts, 0), {"type": "null"}]}
 
 
 def _conditions_in(edit: object) -> int:
@@ -307,7 +301,10 @@ def _literals(form: object) -> Iterator[str]:
 
 _CHOICES = {
     one.name: choices
-    for part in (VectorPart, PositionsPart, ConditionPart, SourcePart, EditPart, InterventionsPart)
+    for part in (
+        *(VectorPart, PositionsPart, ConditionPart, SourcePart, EditPart),
+        InterventionsPart,
+    )
     for one in msgspec.structs.fields(part)
     if (choices := tuple(_literals(one.type)))
 }

@@ -1,5 +1,5 @@
-"""Gives the parts of rows the values that they read at attached SAEs and at sites: a pass copies them, and the parts get
-the copies after the pass."""
+"""Gives the parts of rows the values that they read at attached SAEs and at sites: a pass copies them, and the parts
+get the copies after the pass."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from steerserve.worker.rows.rows import BatchRow
 
 @dataclass(slots=True)
 class _Copy:
-    """What a reader gets of one SAE, or of the sites of one read, in the pass that runs: of each part's row, which is at
-    a place in the pass, a slice of its tokens there."""
+    """What a reader gets of one SAE, or of the sites of one read, in the pass that runs: of each part's row, which is
+    at a place in the pass, a slice of its tokens there."""
 
     reader: Reader
     read: Read

@@ -95,8 +95,8 @@ class Site:
     """The input or the output of one module, and how its tensor relates to the site's value [rows, T, width].
 
     The value is `scale` x tensor, plus the input of the layer where `has_residual`. `path` is the module's name in the
-    model. `is_flat`: the tensor has the shape [rows * T, width]. `heads` is the number of heads that the width is divided
-    into; 0 where it is not.
+    model. `is_flat`: the tensor has the shape [rows * T, width]. `heads` is the number of heads that the width is
+    divided into; 0 where it is not.
     """
 
     name: str
