@@ -260,8 +260,8 @@ class Owners:
         self.serving = Serving(
             documents, self.steering, conductor, self.catalog, self.settings, self.edit_parts
         )
-        self.profiles = Profiles(documents, self.serving, conductor, self.catalog, self.edit_parts)
-        self.clusters = Clusters(documents, self.reader, self.serving, conductor, self.profiles)
+        owners = documents, self.serving, conductor, self.catalog, self.edit_parts
+        self.profiles, self.clusters = Profiles(*owners), Clusters(*owners, self.reader)
         self.cluster_packs = ClusterPacks(
             self.settings, around.cluster_hub, self.clusters, self.reader, around.seconds
         )

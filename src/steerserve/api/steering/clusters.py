@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
+from msgspec import structs
 from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
@@ -222,15 +223,7 @@ def router(clusters: Clusters, packs: ClusterPacks, serving: Serving) -> APIRout
     async def activate_cluster(cluster_id: str) -> Response:
         """Steer by a cluster. Every check comes before the live values change."""
         done = await clusters.activate(cluster_id)
-        return success(
-            ActivatedCluster(
-                profile_id=cluster_id,
-                applied_steering=done.applied,
-                feature_count=done.count,
-                sensing_armed=bool(done.is_sensed),
-                warnings=done.warnings,
-            )
-        )
+        return success(ActivatedCluster(**structs.asdict(done)))
 
     @routes.post("/{cluster_id}/deactivate", response_model=Answer[DeactivatedProfile])
     async def deactivate_cluster(cluster_id: str) -> Response:

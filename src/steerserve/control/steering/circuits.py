@@ -302,7 +302,7 @@ class Circuits:
         except Refusal as refusal:
             reason = "slice_activation_failed"
             raise slices.incomplete(circuit, layer, reason, refusal.message) from refusal
-        return saved.id, report.warnings
+        return saved.id, tuple(report.warnings)
 
     def _applied(self, row: CircuitRow) -> dict[str, Values]:
         """The live values of a circuit by layer."""

@@ -8,10 +8,12 @@ from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
 from steerserve.control.residency.conductor import Conductor
+from steerserve.control.steering.interventions import EditParts
 from steerserve.control.steering.profiles import Profiles
 from steerserve.control.steering.reading import DocumentReader
-from steerserve.control.steering.serving import ActivationReport, Serving
+from steerserve.control.steering.serving import Serving
 from steerserve.control.steering.views import HubReference, ImportedItem, IntensityReport
+from steerserve.database.catalog import Catalog
 from steerserve.database.documents import Documents, ProfileRow, SliceOf
 from steerserve.database.stored import NameTaken
 from steerserve.errors import Refusal
@@ -35,32 +37,27 @@ class ImportOptions:
     slice_of: SliceOf | None = None
 
 
-class Clusters:
-    """Imports clusters, and changes them. Every cluster is a record of `Documents`."""
+class Clusters(Profiles):
+    """Imports clusters, and changes them. A cluster is a profile with a document."""
 
     def __init__(
         self,
         documents: Documents,
-        reader: DocumentReader,
         serving: Serving,
         conductor: Conductor,
-        profiles: Profiles,
+        catalog: Catalog,
+        parts: EditParts,
+        reader: DocumentReader,
     ) -> None:
-        self._documents = documents
+        super().__init__(documents, serving, conductor, catalog, parts)
         self._reader = reader
-        self._serving = serving
-        self._conductor = conductor
-        self._profiles = profiles
 
     async def page(self, limit: int, offset: int = 0) -> tuple[list[ProfileRow], int]:
         """Some of the clusters, oldest first, and how many there are."""
         return await self._documents.page(limit, offset, only_clusters=True)
 
-    async def get(self, cluster_id: str) -> ProfileRow:
-        """Raises:
-        Refusal: PROFILE_NOT_FOUND; VALIDATION_ERROR for a profile that is no cluster.
-        """
-        row = await self._documents.profile(cluster_id)
+    async def get(self, profile_id: str) -> ProfileRow:
+        row = await super().get(profile_id)
         if row.cluster is None:
             raise rules.not_a_cluster(row.id, row.source_kind)
         return row
@@ -159,37 +156,12 @@ class Clusters:
         if row.sae_id is None:
             return ("the cluster is not bound to an SAE, so it was not activated",)
         try:
-            report = await self._serving.activate(row.id)
+            report = await self.activate(row.id)
         except Refusal as refusal:
             return (f"the cluster was imported, but not activated: {refusal.message}",)
         return tuple(one for one in report.warnings if one not in row.warnings)
 
     # ------------------------------------------------------------- changing
-
-    async def activate(self, cluster_id: str) -> ActivationReport:
-        """Raises:
-        Refusal: PROFILE_NOT_FOUND; VALIDATION_ERROR for a profile that is no cluster; what the gate raises.
-        """
-        await self.get(cluster_id)
-        return await self._serving.activate(cluster_id)
-
-    async def deactivate(self, cluster_id: str) -> bool:
-        """End a cluster, and return whether its values were cleared.
-
-        Raises:
-            Refusal: PROFILE_NOT_FOUND, VALIDATION_ERROR.
-        """
-        await self.get(cluster_id)
-        return await self._serving.deactivate(cluster_id)
-
-    async def remove(self, cluster_id: str) -> bool:
-        """Delete a cluster, and return whether it was active.
-
-        Raises:
-            Refusal: PROFILE_NOT_FOUND, VALIDATION_ERROR, ENGINE_UNAVAILABLE.
-        """
-        await self.get(cluster_id)
-        return await self._profiles.remove(cluster_id)
 
     async def set_active_intensity(self, intensity: float, *, reapply: bool) -> IntensityReport:
         """Raises:

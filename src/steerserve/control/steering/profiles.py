@@ -9,6 +9,7 @@ from steerserve.control.residency.conductor import Conductor
 from steerserve.control.saes.records import origin_of
 from steerserve.control.steering.interventions import EditParts
 from steerserve.control.steering.serving import Serving
+from steerserve.control.steering.views import ActivatedProfile
 from steerserve.database.catalog import Catalog
 from steerserve.database.documents import Documents, ProfileRow
 from steerserve.messages.carried import carried
@@ -42,7 +43,7 @@ class Profiles:
 
     async def get(self, profile_id: str) -> ProfileRow:
         """Raises:
-        Refusal: PROFILE_NOT_FOUND.
+        Refusal: PROFILE_NOT_FOUND; and for clusters VALIDATION_ERROR for a profile that is no cluster.
         """
         return await self._documents.profile(profile_id)
 
@@ -149,15 +150,37 @@ class Profiles:
         return row
 
     @carried
+    async def activate(self, profile_id: str, *, applies: bool = True) -> ActivatedProfile:
+        """Make a profile the active one (`Serving.activate_row`).
+
+        Raises:
+            Refusal: as `get`; what the gate of `rules/steering/activation` raises.
+        """
+        async with self._serving.editing:
+            return await self._serving.activate_row(await self.get(profile_id), applies)
+
+    @carried
+    async def deactivate(self, profile_id: str, *, clears: bool = True) -> bool:
+        """End a profile, and return whether its values were cleared. If the profile is not active, nothing changes.
+
+        Raises:
+            Refusal: as `get`; ENGINE_UNAVAILABLE.
+        """
+        async with self._serving.editing:
+            await self.get(profile_id)
+            was_active = await self._serving.end(profile_id, clears=clears)
+        return was_active and clears
+
+    @carried
     async def remove(self, profile_id: str) -> bool:
         """Delete a profile. If the profile is active, it is ended first and its values are cleared. Returns whether it
         was active.
 
         Raises:
-            Refusal: PROFILE_NOT_FOUND; ENGINE_UNAVAILABLE, in which case nothing is deleted.
+            Refusal: as `get`; ENGINE_UNAVAILABLE, in which case nothing is deleted.
         """
         async with self._serving.editing:
-            await self._documents.profile(profile_id)
+            await self.get(profile_id)
             was_active = await self._serving.end(profile_id, clears=True)
             await self._documents.remove(profile_id)
         return was_active
