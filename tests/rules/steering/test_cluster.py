@@ -9,7 +9,7 @@ import pytest
 
 from steerserve.errors import Refusal
 from steerserve.rules.steering import activation as serving
-from steerserve.rules.steering import cluster
+from steerserve.rules.steering import cluster, documents
 from steerserve.rules.steering import live as steering
 from steerserve.rules.steering.cluster import Cluster
 from steerserve.rules.steering.dial import plan
@@ -166,7 +166,7 @@ MINIMAL: dict[str, Any] = {
 
 def refused(body: bytes) -> Refusal:
     with pytest.raises(Refusal) as raised:
-        cluster.parse(body)
+        documents.parse(body, cluster.imported)
     return raised.value
 
 
@@ -219,8 +219,8 @@ def test_a_document_of_another_kind_is_refused(kind: Any) -> None:
 
 def test_a_document_that_leaves_out_its_kind_is_recognised_by_its_parts() -> None:
     bare = {key: value for key, value in MINIMAL.items() if key != "kind"}
-    assert not cluster.parse(json.dumps(bare).encode()).is_bundle
-    assert cluster.parse(json.dumps({"definitions": [bare]}).encode()).is_bundle
+    assert not documents.parse(json.dumps(bare).encode(), cluster.imported).is_bundle
+    assert documents.parse(json.dumps({"definitions": [bare]}).encode(), cluster.imported).is_bundle
 
 
 def test_a_feature_that_stands_twice_counts_with_its_first_entry() -> None:

@@ -30,9 +30,9 @@ from steerserve.control.sensing.sensing_views import (
 from steerserve.control.sensing.sensor import Sensor
 from steerserve.control.steering.steering import Steering
 from steerserve.database.circuits import CircuitStore, WholeCircuit
-from steerserve.errors import Refusal
 from steerserve.messages.carried import carried
 from steerserve.messages.engine import Engine
+from steerserve.rules.field_faults import refuse_value
 from steerserve.rules.sensing import circuit_sensing as rules
 from steerserve.rules.sensing import cluster_sensing as sensing
 from steerserve.rules.sensing.circuit_sensing import AttachedLayer, EdgePlan
@@ -162,13 +162,10 @@ class CircuitSensing(Sensor[tuple[m.ArmedCircuit, ...], tuple[SensedCircuitRepor
             row = await self._store.change(circuit_id, sensing_enabled=enabled)
         why = await self._arming.arm(self._wanted)
         if why is not None:
-            raise Refusal(
-                "VALIDATION_ERROR",
-                f"sensing is {'enabled' if enabled else 'disabled'}, but the engine refuses: {why.message}",
-                circuit_id=circuit_id,
-                reason=why.message,
-                errors=[{"loc": ["path", "circuit_id"], "msg": why.message}],
-            )
+            state = "enabled" if enabled else "disabled"
+            message = f"sensing is {state}, but the engine refuses: {why.message}"
+            details = {"circuit_id": circuit_id, "reason": why.message}
+            raise refuse_value(["path", "circuit_id"], why.message, message, **details)
         plan = self._candidate(row).plan
         armed = self._arming.now
         is_armed = armed is not None and any(one.circuit_id == circuit_id for one in armed.facts)

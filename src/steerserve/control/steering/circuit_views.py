@@ -11,6 +11,7 @@ from msgspec import UNSET, UnsetType
 from steerserve.control.steering.views import Values
 from steerserve.rules.form import Form
 from steerserve.rules.steering.binding import Verdict
+from steerserve.rules.steering.circuit import CircuitEdgeEnd
 from steerserve.rules.steering.hazards import CircuitHazard
 
 ServingMode = Literal["full", "slice_fallback"]
@@ -69,13 +70,6 @@ class SteeredMember(Form, frozen=True):
     feature_idx: int
     label: str | None
     value: float
-
-
-class CircuitEdgeEnd(Form, frozen=True):
-    """One end of an edge. `feature_idx` is null for an end that is a whole cluster."""
-
-    layer: int
-    feature_idx: int | None
 
 
 class CircuitEdgeRecord(Form, frozen=True, kw_only=True):

@@ -17,7 +17,6 @@ from steerserve.control.steering.circuit_views import (
     SLICE,
     ActivatedCircuit,
     CircuitDetailRecord,
-    CircuitEdgeEnd,
     CircuitEdgeRecord,
     CircuitList,
     CircuitRecord,
@@ -47,6 +46,7 @@ from steerserve.rules.steering.binding import LayerBinding
 from steerserve.rules.steering.circuit import Circuit, ImportedCircuit
 from steerserve.rules.steering.circuit_shape import NAME_MAXIMUM
 from steerserve.rules.steering.claims import Wanted
+from steerserve.rules.steering.documents import parse
 from steerserve.rules.steering.live import Live
 from steerserve.rules.steering.members import names_to_try
 from steerserve.rules.steering.placed import Placed
@@ -132,8 +132,8 @@ class Circuits:
             edges=[
                 CircuitEdgeRecord(
                     edge_key=edge.key,
-                    up=CircuitEdgeEnd(edge.up.layer, edge.up.feature_idx),
-                    down=CircuitEdgeEnd(edge.down.layer, edge.down.feature_idx),
+                    up=edge.up,
+                    down=edge.down,
                     edge_type=edge.kind,
                     rung=edge.rung,
                     rung_language=evidence.language(edge.rung),
@@ -164,7 +164,8 @@ class Circuits:
             DocumentRefusal: PAYLOAD_TOO_LARGE, UNKNOWN_KIND, VALIDATION_ERROR.
             Refusal: VALIDATION_ERROR for a body that is not JSON, and for a name that is taken.
         """
-        return await self.add(await self._reader.read(documents.parse, body), on_conflict, own_id)
+        imported = await self._reader.read(parse, body, documents.imported)
+        return await self.add(imported, on_conflict, own_id)
 
     async def add(
         self,

@@ -39,7 +39,6 @@ class LayerClaims:
         self._held: tuple[LayerClaim, ...] = ()
         self._fault: str | None = None
         self._faults = 0
-        self._is_settled = True
         self._settling: asyncio.Task[object] | None = None
         bus.subscribe(self._hear)
 
@@ -180,14 +179,8 @@ class LayerClaims:
     def _hear(self, event: Event) -> None:
         """Release the claims of circuits that ended without a call to this owner."""
         if isinstance(event, ServedCircuitsChanged) and self._ended():
-            self._is_settled = False
-            if self._settling is None or self._settling.done():
-                self._settling = background.start(self._settle_later())
-
-    async def _settle_later(self) -> None:
-        while not self._is_settled:
-            self._is_settled = True
-            await self._tidy_alone()
+            # they take turns, so the last one ends last
+            self._settling = background.start(self._tidy_alone())
 
     async def _tidy_alone(self) -> None:
         async with self._serving.editing:

@@ -19,6 +19,7 @@ from steerserve.database.stored import NameTaken
 from steerserve.errors import Refusal
 from steerserve.messages.carried import carried
 from steerserve.rules.steering import cluster as rules
+from steerserve.rules.steering import documents
 from steerserve.rules.steering.cluster import ImportedCluster, ReadClusters
 from steerserve.rules.steering.members import names_to_try
 
@@ -82,7 +83,8 @@ class Clusters(Profiles):
             DocumentRefusal: PAYLOAD_TOO_LARGE, UNKNOWN_KIND, VALIDATION_ERROR.
             Refusal: VALIDATION_ERROR for a body that is not JSON; DATABASE_UNAVAILABLE.
         """
-        return await self.add_all(await self._reader.read(rules.parse, body), options)
+        read = await self._reader.read(documents.parse, body, rules.imported)
+        return await self.add_all(read, options)
 
     async def add_all(self, read: ReadClusters, options: ImportOptions) -> Sequence[ImportedItem]:
         """Import each definition of a document on its own: one that cannot be saved does not keep the others out.

@@ -8,6 +8,7 @@ from typing import Any
 
 from steerserve.errors import Refusal
 from steerserve.rules.bounds import BUNDLE_DEFINITIONS, CLUSTER_MEMBERS
+from steerserve.rules.field_faults import refuse_value
 from steerserve.rules.form import Form
 from steerserve.rules.saes.attachment import AttachedSae, ClusterChoice
 from steerserve.rules.steering import documents, members
@@ -122,16 +123,6 @@ class Binding:
 
 
 # ------------------------------------------------------------- importing
-
-
-def parse(body: bytes) -> ReadClusters:
-    """The clusters in the body of an import.
-
-    Raises:
-        DocumentRefusal: PAYLOAD_TOO_LARGE, UNKNOWN_KIND, VALIDATION_ERROR.
-        Refusal: VALIDATION_ERROR for a body that is not JSON.
-    """
-    return imported(documents.parse(body))
 
 
 def imported(document: Mapping[str, object]) -> ReadClusters:
@@ -269,13 +260,12 @@ def check_fits(cluster: Cluster, profile_id: str, sae: AttachedSae) -> None:
     """
     if not cluster.is_wide(sae):
         why = f"the cluster is made for {cluster.sae.n_features} features; {sae.sae_id} has {sae.d_sae}"
-        raise Refusal(  # (1)
-            "VALIDATION_ERROR",
+        raise refuse_value(  # (1)
+            ["path", "cluster_id"],
             why,
             profile_id=profile_id,
             declared_n_features=cluster.sae.n_features,
             attached_d_sae=sae.d_sae,
-            errors=[{"loc": ["path", "cluster_id"], "msg": why}],
         )
     bad = [one.feature_idx for one in cluster.members if one.feature_idx >= sae.d_sae]
     if bad:
@@ -308,23 +298,19 @@ def check_intensity(cluster: Cluster, profile_id: str, intensity: float, configu
     if 0.0 <= intensity <= allowed.highest:
         return
     why = f"{intensity:g} is outside [0, {allowed.highest:g}]"
-    raise Refusal(
-        "VALIDATION_ERROR",
+    raise refuse_value(
+        ["body", "intensity"],
+        why,
         f"intensity: {why}",
         profile_id=profile_id,
         intensity=intensity,
         range=[allowed.lowest, allowed.highest],
-        errors=[{"loc": ["body", "intensity"], "msg": why}],
     )
 
 
 def not_a_cluster(profile_id: str, source_kind: str) -> Refusal:
     """The refusal of a profile that is no cluster."""
-    why = f"{shown(profile_id)} is no cluster; its kind is {source_kind}"
-    return Refusal(
-        "VALIDATION_ERROR",
-        why,
-        profile_id=shown(profile_id),
-        source_kind=source_kind,
-        errors=[{"loc": ["path", "cluster_id"], "msg": why}],
-    )
+    name = shown(profile_id)
+    why = f"{name} is no cluster; its kind is {source_kind}"
+    place = ["path", "cluster_id"]
+    return refuse_value(place, why, profile_id=name, source_kind=source_kind)

@@ -18,6 +18,7 @@ from steerserve.rules.bounds import (
     PROFILE_EDITS_BYTES,
     STEERED_FEATURES,
 )
+from steerserve.rules.field_faults import refuse_value
 from steerserve.rules.saes import provenance
 from steerserve.rules.saes.attachment import ClusterChoice, Sae, SaeChoice
 from steerserve.rules.saes.provenance import Origin
@@ -358,14 +359,8 @@ def is_cluster(profile_id: str) -> Refusal:
     """The refusal to export a cluster as a profile, which would lose most of its document."""
     path = f"{CLUSTERS}/{profile_id}/export"
     why = f"the profile is a cluster; export it with GET {path}"
-    return Refusal(
-        "VALIDATION_ERROR",
-        why,
-        profile_id=profile_id,
-        source_kind="cluster",
-        export_path=path,
-        errors=[{"loc": ["path", "profile_id"], "msg": why}],
-    )
+    details = {"profile_id": profile_id, "source_kind": "cluster", "export_path": path}
+    return refuse_value(["path", "profile_id"], why, **details)
 
 
 def invalid(
