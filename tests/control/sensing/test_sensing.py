@@ -202,7 +202,7 @@ async def test_a_cluster_that_cannot_be_armed_stays_enabled_and_active(
     await world.profiles.activate(row.id)
     why = await refused(world.sensing.enable(row.id))
     assert why.code == "VALIDATION_ERROR"
-    assert (await world.documents.profile(row.id)).sensing_enabled
+    assert (await world.documents.row(row.id)).sensing_enabled
     assert world.serving.profile_id == row.id
     assert not (await world.sensing.status()).armed
     assert not (await world.profiles.deactivate(row.id, clears=False))

@@ -143,7 +143,7 @@ async def test_a_failed_intensity_puts_the_old_one_back(world: World) -> None:
     world.launcher.fail("steer", FAILED)
     dialing = world.circuits.set_intensity(0.5, reapply=True, acknowledged=True)
     assert (await refused(dialing)).code == "ENGINE_UNAVAILABLE"
-    assert (await CircuitStore(world.database).circuit(circuit_id)).intensity == 1.0
+    assert (await CircuitStore(world.database).row(circuit_id)).intensity == 1.0
     assert world.steering.live.of("sae_1@1") == {3: 4.0}
 
 

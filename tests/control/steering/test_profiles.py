@@ -288,8 +288,8 @@ class Held(Documents):
         super().__init__(database)
         self.gate = Gate()
 
-    async def profile(self, profile_id: str) -> ProfileRow:
-        row = await super().profile(profile_id)
+    async def row(self, row_id: str) -> ProfileRow:
+        row = await super().row(row_id)
         if not self.gate.reached.is_set():
             self.gate.reached.set()
             await self.gate.open.wait()

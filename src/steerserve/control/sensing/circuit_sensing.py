@@ -157,7 +157,7 @@ class CircuitSensing(Sensor[tuple[m.ArmedCircuit, ...], tuple[SensedCircuitRepor
         Raises:
             Refusal: CIRCUIT_NOT_FOUND; VALIDATION_ERROR where the engine refuses; the sensing stays enabled then.
         """
-        row = await self._store.circuit(circuit_id)
+        row = await self._store.row(circuit_id)
         if row.sensing_enabled != enabled:
             row = await self._store.change(circuit_id, sensing_enabled=enabled)
         why = await self._arming.arm(self._wanted)

@@ -267,7 +267,7 @@ class ClusterSensing(Sensor[m.ArmedCluster, ClusterFacts]):
     # ------------------------------------------------------------- inside
 
     async def _cluster(self, profile_id: str) -> tuple[ProfileRow, Cluster]:
-        row = await self._documents.profile(profile_id)
+        row = await self._documents.row(profile_id)
         if row.cluster is None:
             why = "the profile is not a cluster, and only clusters are sensed"
             details = {"profile_id": row.id, "source_kind": row.source_kind}

@@ -34,7 +34,7 @@ from steerserve.control.steering.serving import Serving
 from steerserve.control.steering.steering import Steering
 from steerserve.control.steering.views import Values
 from steerserve.database.circuits import CircuitRow, CircuitStore
-from steerserve.database.documents import Documents, SliceOf
+from steerserve.database.documents import Documents
 from steerserve.errors import DocumentRefusal, Refusal
 from steerserve.messages.carried import carried
 from steerserve.rules.steering import binding, evidence, hazards, served, slices
@@ -117,7 +117,7 @@ class Circuits:
         Raises:
             Refusal: CIRCUIT_NOT_FOUND.
         """
-        row = await self._store.circuit(circuit_id)
+        row = await self._store.row(circuit_id)
         circuit = row.circuit
         return self._steered(
             CircuitDetailRecord,
@@ -204,7 +204,7 @@ class Circuits:
                 for a damaged document; INVALID_FEATURE_INDEX; SAE_SET_INCOMPLETE; CIRCUIT_LAYER_CONTENTION.
         """
         async with self._serving.editing:
-            row = await self._store.circuit(circuit_id)
+            row = await self._store.row(circuit_id)
             if not acknowledged:
                 _check_evidence(row)
             circuit = await self._read(row)
@@ -293,8 +293,8 @@ class Circuits:
                 break
             await self._profiles.remove(earlier.id)
         if saved is None:
-            options = ImportOptions("rename", slice_of=SliceOf(row.id, layer))
-            item = await self._clusters.add(imported, options)
+            columns = {"slice_of": row.id, "slice_layer": layer}
+            item = await self._clusters.add(imported, ImportOptions(columns=columns))
             if item.profile_id is None or item.status != "imported":
                 raise slices.incomplete(circuit, layer, f"slice_import_{item.status}", item.error)
             saved = await self._clusters.get(item.profile_id)
@@ -324,7 +324,7 @@ class Circuits:
             Refusal: CIRCUIT_NOT_FOUND, ENGINE_UNAVAILABLE.
         """
         async with self._serving.editing:
-            row = await self._store.circuit(circuit_id)
+            row = await self._store.row(circuit_id)
             was_serving = await self._end(circuit_id)
             return self._steered(DeactivatedCircuit, row, cleared_steering=was_serving)
 
@@ -337,7 +337,7 @@ class Circuits:
             Refusal: CIRCUIT_NOT_FOUND; ENGINE_UNAVAILABLE, in which case nothing is deleted.
         """
         async with self._serving.editing:
-            await self._store.circuit(circuit_id)
+            await self._store.row(circuit_id)
             await self._end(circuit_id)
             for row in await self._profiles.slices(circuit_id):
                 if row.id != self._serving.profile_id:
@@ -370,7 +370,7 @@ class Circuits:
                 )
             elif not layers:
                 try:
-                    await self._store.circuit(circuit_id)
+                    await self._store.row(circuit_id)
                     warnings = ("the circuit held no layer",)
                 except Refusal as refusal:
                     if refusal.code != "CIRCUIT_NOT_FOUND":
@@ -392,7 +392,7 @@ class Circuits:
         """
         async with self._serving.editing:
             circuit = self._only()
-            row = await self._store.circuit(circuit.id)
+            row = await self._store.row(circuit.id)
             if not (circuit.is_slice or acknowledged):
                 _check_evidence(row)
             limits = self._limits(row)

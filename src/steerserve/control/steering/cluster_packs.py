@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict, replace
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -101,9 +102,9 @@ class ClusterPacks:
             raise _absent(repo_id, filename, f"the file has more than {DOCUMENT_BYTES} bytes")
         body = await self._content(pack, filename)
         imported = await self._reader.read(documents.parse, body, cluster.definition)
-        return await self._clusters.add(
-            imported, options, HubReference(pack.repo_id, pack.sha, filename)
-        )
+        came_from = HubReference(pack.repo_id, pack.sha, filename)
+        columns = {"hub_ref": asdict(came_from)}
+        return await self._clusters.add(imported, replace(options, columns=columns))
 
     # ------------------------------------------------------------- inside
 

@@ -3,8 +3,9 @@ every profile."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal
 
 from steerserve.control.residency.conductor import Conductor
@@ -12,9 +13,9 @@ from steerserve.control.steering.interventions import EditParts
 from steerserve.control.steering.profiles import Profiles
 from steerserve.control.steering.reading import DocumentReader
 from steerserve.control.steering.serving import Serving
-from steerserve.control.steering.views import HubReference, ImportedItem, IntensityReport
+from steerserve.control.steering.views import ImportedItem, IntensityReport
 from steerserve.database.catalog import Catalog
-from steerserve.database.documents import Documents, ProfileRow, SliceOf
+from steerserve.database.documents import Documents, ProfileRow
 from steerserve.database.stored import NameTaken
 from steerserve.errors import Refusal
 from steerserve.messages.carried import carried
@@ -29,13 +30,13 @@ OnConflict = Literal["rename", "fail"]
 
 @dataclass(frozen=True, slots=True)
 class ImportOptions:
-    """How a document is imported. `own_id` is the id of its record, by default a new one. `slice_of` is the layer of a
-    circuit that the document was made of."""
+    """How a document is imported. `own_id` is the id of its record, by default a new one. `columns` are further columns
+    of the record: the file of the hub that the document came from, or the layer of a circuit that it was made of."""
 
     on_conflict: OnConflict = "rename"
     activate: bool = False
     own_id: str | None = None
-    slice_of: SliceOf | None = None
+    columns: Mapping[str, object] = field(default_factory=dict)
 
 
 class Clusters(Profiles):
@@ -99,24 +100,35 @@ class Clusters(Profiles):
             options = replace(options, activate=False)
         return [await self.add(one, options) for one in read.clusters]
 
-    async def add(
-        self,
-        imported: ImportedCluster,
-        options: ImportOptions,
-        hub_ref: HubReference | None = None,
-    ) -> ImportedItem:
+    async def add(self, imported: ImportedCluster, options: ImportOptions) -> ImportedItem:
         """Import one definition: save it, bind it to an attached SAE if one fits, and activate it if that is asked for.
         A failed activation leaves the cluster saved, with a warning.
 
         Raises:
             Refusal: DATABASE_UNAVAILABLE.
         """
-        binding = rules.bind(imported.cluster, self._conductor.attachments())
-        warnings = binding.warnings + rules.own_warnings(
-            imported.cluster, imported.intensity, self._serving.configured
-        )
+        cluster, intensity = imported.cluster, imported.intensity
+        binding = rules.bind(cluster, self._conductor.attachments())
+        own = rules.own_warnings(cluster, intensity, self._serving.configured)
+        warnings = binding.warnings + own
+        values = {
+            "description": imported.description,
+            "model_id": imported.model_id,
+            "sae_id": binding.sae_id,
+            "layer": cluster.sae.layer,
+            "steering": cluster.values,
+            "intensity": intensity,
+            "source_kind": "cluster",
+            "document": imported.document,
+            "cluster": cluster,
+            "warnings": warnings,
+            **options.columns,
+        }
+        may_rename = options.on_conflict == "rename"
+        names = names_to_try(imported.name, rules.NAME_MAXIMUM, may_rename=may_rename)
+        add = partial(self._documents.add_profile, own_id=options.own_id, **values)
         try:
-            row = await self._saved(imported, binding.sae_id, warnings, options, hub_ref)
+            row = await self._documents.first_free(names, lambda name: add(name=name), names[-1])
         except NameTaken as taken:
             return ImportedItem(imported.name, "error", error=taken.message)
         if options.activate:
@@ -125,33 +137,6 @@ class Clusters(Profiles):
             "imported" if binding.sae_id is not None else "imported_unbound"
         )
         return ImportedItem(row.name, status, row.id, warnings)
-
-    async def _saved(
-        self,
-        imported: ImportedCluster,
-        sae_id: str | None,
-        warnings: tuple[str, ...],
-        options: ImportOptions,
-        hub_ref: HubReference | None,
-    ) -> ProfileRow:
-        """Raises:
-        NameTaken: other profiles have all names that the document may have.
-        """
-        may_rename = options.on_conflict == "rename"
-        names = names_to_try(imported.name, rules.NAME_MAXIMUM, may_rename=may_rename)
-        return await self._documents.first_free(
-            names,
-            lambda name: self._documents.add_cluster(
-                imported,
-                name,
-                sae_id,
-                warnings,
-                None if hub_ref is None else asdict(hub_ref),
-                options.own_id,
-                options.slice_of,
-            ),
-            told=names[-1],
-        )
 
     async def _activated(self, row: ProfileRow) -> tuple[str, ...]:
         """Activate an imported cluster, and return warnings."""

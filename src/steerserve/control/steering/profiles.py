@@ -45,7 +45,7 @@ class Profiles:
         """Raises:
         Refusal: PROFILE_NOT_FOUND; and for clusters VALIDATION_ERROR for a profile that is no cluster.
         """
-        return await self._documents.profile(profile_id)
+        return await self._documents.row(profile_id)
 
     async def named(self, name: str) -> ProfileRow:
         """The profile that a request's `profile` names.
@@ -137,7 +137,7 @@ class Profiles:
         if "edits" in changed:
             changed["edits"] = await self._checked(changed["edits"])
         async with self._serving.editing:
-            row = await self._documents.profile(profile_id)
+            row = await self._documents.row(profile_id)
             if row.cluster is not None:
                 new = {field: v for field, v in changed.items() if v != getattr(row, field)}
                 rules.check_cluster_changes(row.cluster, row.id, new, self._serving.configured)
@@ -221,7 +221,7 @@ class Profiles:
     ) -> dict[str, object]:
         """The change of the origin: it loses the SAE or the model that the changes replace. Empty for a profile without
         an origin."""
-        origin = (await self._documents.profile(profile_id)).origin
+        origin = (await self._documents.row(profile_id)).origin
         if origin is None:
             return {}
         sae = None if "sae_id" in changes else origin.sae

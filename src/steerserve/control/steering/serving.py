@@ -103,7 +103,7 @@ class Serving:
         if self.profile_id is None:
             return None
         try:
-            return await self._documents.profile(self.profile_id)
+            return await self._documents.row(self.profile_id)
         except Refusal as refusal:
             if refusal.code == "PROFILE_NOT_FOUND":  # it was ended and deleted meanwhile
                 return None
