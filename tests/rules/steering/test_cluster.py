@@ -13,8 +13,9 @@ from steerserve.rules.steering import cluster, documents
 from steerserve.rules.steering import live as steering
 from steerserve.rules.steering.cluster import Cluster
 from steerserve.rules.steering.dial import plan
+from steerserve.rules.steering.intensity import Range
 from steerserve.rules.steering.live import Live
-from steerserve.rules.steering.members import AuthoredMember, Range, SaeReference
+from steerserve.rules.steering.members import AuthoredMember, SaeReference
 from steerserve.rules.steering.profile import Profile
 from tests.rules.steering.saes import Sae
 
@@ -221,6 +222,12 @@ def test_a_document_that_leaves_out_its_kind_is_recognised_by_its_parts() -> Non
     bare = {key: value for key, value in MINIMAL.items() if key != "kind"}
     assert not documents.parse(json.dumps(bare).encode(), cluster.imported).is_bundle
     assert documents.parse(json.dumps({"definitions": [bare]}).encode(), cluster.imported).is_bundle
+
+
+def test_several_definitions_without_a_kind_are_not_one_definition() -> None:
+    with pytest.raises(Refusal) as raised:
+        cluster.definition({"definitions": [MINIMAL, MINIMAL]})
+    assert raised.value.code == "UNKNOWN_KIND"
 
 
 def test_a_feature_that_stands_twice_counts_with_its_first_entry() -> None:

@@ -39,7 +39,7 @@ from steerserve.control.steering.views import (
 from steerserve.rules.bounds import BUNDLE_DEFINITIONS, PAGE_ROWS
 from steerserve.rules.steering import cluster as rules
 from steerserve.rules.steering.cluster import OfferedPack
-from steerserve.rules.steering.members import INTENSITY_MAXIMUM, Range
+from steerserve.rules.steering.intensity import INTENSITY_MAXIMUM, Range, find_limits
 
 MEMBERS_SHOWN = 20
 ClusterDocument = dict[str, Any]
@@ -109,7 +109,7 @@ _DOCUMENT = {
 def summary(row: Any, active_id: str | None, configured: Range) -> ClusterSummary:
     """A cluster in the form in which the list answers it. `strength` of a member is its value at intensity 1."""
     facts = row.cluster
-    dial = rules.limits(facts, configured)
+    dial = find_limits(facts.declared_range, configured)
     return ClusterSummary(
         id=row.id,
         name=row.name,

@@ -47,6 +47,7 @@ from steerserve.rules.steering.circuit import Circuit, ImportedCircuit
 from steerserve.rules.steering.circuit_shape import NAME_MAXIMUM
 from steerserve.rules.steering.claims import Wanted
 from steerserve.rules.steering.documents import parse
+from steerserve.rules.steering.intensity import Range, find_limits
 from steerserve.rules.steering.live import Live
 from steerserve.rules.steering.members import names_to_try
 from steerserve.rules.steering.placed import Placed
@@ -82,7 +83,7 @@ class Circuits:
         self._serving = serving
         self._steering = steering
         self._conductor = conductor
-        self._envelope = (settings.circuit_intensity_min, settings.circuit_intensity_max)
+        self._envelope = Range(settings.circuit_intensity_min, settings.circuit_intensity_max)
         serving.displaces(self._after_profile)
 
     # ------------------------------------------------------------- reading
@@ -118,11 +119,11 @@ class Circuits:
             Refusal: CIRCUIT_NOT_FOUND.
         """
         row = await self._store.row(circuit_id)
-        circuit = row.circuit
+        circuit, limits = row.circuit, self._limits(row)
         return self._steered(
             CircuitDetailRecord,
             row,
-            dial_range=self._limits(row),
+            dial_range=(limits.lowest, limits.highest),
             sensing_enabled=row.sensing_enabled,
             members=[
                 SteeredMember(layer, member.feature_idx, member.label, member.value)
@@ -188,7 +189,7 @@ class Circuits:
             told=circuit.name,
         )
         limits = self._limits(row)
-        warnings = documents.warnings(circuit, limits[1]) + rules.outside(intensity, limits)
+        warnings = documents.warnings(circuit, limits.highest) + limits.outside(intensity)
         return self._record(ImportedCircuitRecord, row, warnings=warnings)
 
     # ------------------------------------------------------------- activating
@@ -237,7 +238,7 @@ class Circuits:
         intensity, limits = self._intensity(row), self._limits(row)
         features = circuit.features if layer is None else {layer: circuit.features[layer]}
         before = await self._serving.active() if layer is None else None
-        outside = rules.outside(row.intensity, limits)
+        outside = limits.outside(row.intensity)
         cluster_id: str | None = None
 
         def step(live: Live, attached: Sequence[Attachment]) -> Live:
@@ -257,7 +258,7 @@ class Circuits:
                 name=row.name,
                 rung=row.rung,
                 layers=tuple(features) if cluster_id else circuit.layers,
-                intensity_range=limits,
+                limits=limits,
             )
             return rules.activate(live, now, attached)
 
@@ -396,8 +397,8 @@ class Circuits:
             if not (circuit.is_slice or acknowledged):
                 _check_evidence(row)
             limits = self._limits(row)
-            wanted = rules.held(intensity, limits)
-            warnings = rules.outside(intensity, limits)
+            wanted = limits.held(intensity)
+            warnings = limits.outside(intensity)
             changed = await self._store.change(row.id, intensity=wanted)
             if circuit.is_slice:
                 warnings += ("a cluster serves one layer of the circuit, so nothing was applied",)
@@ -458,13 +459,13 @@ class Circuits:
                 errors=refusal.details.get("errors", []),
             ) from refusal
 
-    def _limits(self, row: CircuitRow) -> tuple[float, float]:
+    def _limits(self, row: CircuitRow) -> Range:
         """The lowest and the highest intensity of a circuit."""
-        return rules.limits(row.outline.intensity_range, self._envelope)
+        return find_limits(row.outline.intensity_range, self._envelope, self._envelope)
 
     def _intensity(self, row: CircuitRow) -> float:
         """The saved intensity of a circuit, held within its limits: the intensity at which the circuit serves."""
-        return rules.held(row.intensity, self._limits(row))
+        return self._limits(row).held(row.intensity)
 
     def _bindings(self, row: CircuitRow) -> tuple[LayerBinding, ...]:
         return binding.bind(row.outline.needs, self._conductor.attachments())

@@ -25,8 +25,8 @@ from steerserve.errors import Refusal
 from steerserve.rules.steering import activation as rules
 from steerserve.rules.steering import cluster, interventions
 from steerserve.rules.steering import live as live_rules
+from steerserve.rules.steering.intensity import Range
 from steerserve.rules.steering.live import Live
-from steerserve.rules.steering.members import Range
 from steerserve.rules.steering.placed import listed
 from steerserve.rules.steering.profile import Profile, ProfileEdits
 from steerserve.settings import Settings

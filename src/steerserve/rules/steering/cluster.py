@@ -13,10 +13,9 @@ from steerserve.rules.form import Form
 from steerserve.rules.saes.attachment import AttachedSae, ClusterChoice
 from steerserve.rules.steering import documents, members
 from steerserve.rules.steering.documents import fields, items, one_of
+from steerserve.rules.steering.intensity import WHOLE, Range, find_limits
 from steerserve.rules.steering.members import (
-    INTENSITY_MAXIMUM,
     AuthoredMember,
-    Range,
     SaeReference,
     SensingOverrides,
 )
@@ -165,8 +164,10 @@ def definition(document: Mapping[str, object]) -> ImportedCluster:
     """
     if document.get("kind") == BUNDLE:
         raise documents.unknown_kind(document, (DEFINITION,))
-    (checked,) = definitions(document)
-    return read(checked)
+    found = definitions(document)
+    if len(found) > 1:
+        raise documents.unknown_kind(document, (DEFINITION,))
+    return read(found[0])
 
 
 def read(document: Mapping[str, Any]) -> ImportedCluster:
@@ -226,11 +227,11 @@ def site_warnings(cluster: Cluster, bound_to: str | None, sae: AttachedSae) -> t
 def own_warnings(cluster: Cluster, intensity: float, configured: Range) -> tuple[str, ...]:
     """What is remarkable about the values of a cluster, whatever SAE is attached."""
     warnings: list[str] = []
-    highest = INTENSITY_MAXIMUM if cluster.declared_range is None else limits(cluster).highest
+    highest = find_limits(cluster.declared_range, WHOLE).highest
     above = [m.feature_idx for m in cluster.members if is_clamped(m.value, highest)]
     warnings += clamp_warnings(above, highest)
     warnings += strength_warnings(cluster)
-    most = limits(cluster, configured).highest
+    most = find_limits(cluster.declared_range, configured).highest
     if intensity > most:
         warnings.append(f"the intensity {intensity:g} is above {most:g}, the end of its range")
     return tuple(warnings)
@@ -282,19 +283,13 @@ def check_fits(cluster: Cluster, profile_id: str, sae: AttachedSae) -> None:
 # ------------------------------------------------------------- intensity
 
 
-def limits(cluster: Cluster, configured: Range = Range(0.0, INTENSITY_MAXIMUM)) -> Range:
-    """The intensities between the ends of a cluster's range: the declared range within [0, 2], or else the configured
-    one."""
-    return members.within(cluster.declared_range, configured)
-
-
 def check_intensity(cluster: Cluster, profile_id: str, intensity: float, configured: Range) -> None:
     """An operator may set any intensity from 0 to the end of the range. The floor of the range counts only for `min`.
 
     Raises:
         Refusal: VALIDATION_ERROR.
     """
-    allowed = limits(cluster, configured)
+    allowed = find_limits(cluster.declared_range, configured)
     if 0.0 <= intensity <= allowed.highest:
         return
     why = f"{intensity:g} is outside [0, {allowed.highest:g}]"

@@ -25,13 +25,12 @@ from steerserve.rules.saes.provenance import Origin
 from steerserve.rules.steering import cluster, documents, interventions
 from steerserve.rules.steering.cluster import Cluster
 from steerserve.rules.steering.edits import ADD
-from steerserve.rules.steering.members import Range
+from steerserve.rules.steering.intensity import INTENSITY_MAXIMUM, Range
 from steerserve.rules.steering.placed import Placed, Values, clamp_warnings, is_clamped
 from steerserve.rules.steering.placing import Largest, ModelFacts, placed
 from steerserve.rules.steering.request import ACTIVATION, RequestSteering, SteeredFeature
 from steerserve.rules.text import shown
 
-INTENSITY_MAXIMUM = 2.0
 VERSION = "1.0"
 """The version of exported documents."""
 
