@@ -26,8 +26,9 @@ from steerserve.control.steering.circuit_views import (
     RedialledCircuit,
     ReleasedClaims,
 )
-from steerserve.control.steering.circuits import Circuits, OnNameConflict
+from steerserve.control.steering.circuits import Circuits
 from steerserve.control.steering.claims import LayerClaims
+from steerserve.control.steering.clusters import OnConflict
 from steerserve.rules.steering import claims as claim_rules
 from steerserve.rules.steering import evidence
 
@@ -115,7 +116,7 @@ def router(
         response_model=Answer[ImportedCircuitRecord] | RefusedAnswer,
         openapi_extra=_DOCUMENT,
     )
-    async def import_circuit(request: Request, on_conflict: OnNameConflict = "rename") -> Response:
+    async def import_circuit(request: Request, on_conflict: OnConflict = "rename") -> Response:
         """Save a circuit document. A document of another kind, or one that does not match its form, is refused with
         status 200 and `success: false`."""
         circuit = await circuits.add_body(await import_body(request), on_conflict)

@@ -8,7 +8,7 @@ that the layers are claimed first. If a later step fails, they are released.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.resident import Attachment
@@ -28,7 +28,7 @@ from steerserve.control.steering.circuit_views import (
     SteeredMember,
 )
 from steerserve.control.steering.claims import LayerClaims
-from steerserve.control.steering.clusters import Clusters, ImportOptions
+from steerserve.control.steering.clusters import Clusters, ImportOptions, OnConflict
 from steerserve.control.steering.reading import DocumentReader
 from steerserve.control.steering.serving import Serving
 from steerserve.control.steering.steering import Steering
@@ -54,7 +54,6 @@ from steerserve.rules.steering.placed import Placed
 from steerserve.rules.steering.served import ServedCircuit, owner_of
 from steerserve.settings import Settings
 
-OnNameConflict = Literal["rename", "fail"]
 Told = TypeVar("Told", bound=CircuitRecord)
 
 
@@ -157,7 +156,7 @@ class Circuits:
     # ------------------------------------------------------------- importing
 
     async def add_body(
-        self, body: bytes, on_conflict: OnNameConflict, own_id: str | None = None
+        self, body: bytes, on_conflict: OnConflict, own_id: str | None = None
     ) -> ImportedCircuitRecord:
         """Save the circuit in the body of an import.
 
@@ -171,7 +170,7 @@ class Circuits:
     async def add(
         self,
         imported: ImportedCircuit,
-        on_conflict: OnNameConflict,
+        on_conflict: OnConflict,
         own_id: str | None = None,
     ) -> ImportedCircuitRecord:
         """Save a circuit. A circuit whose name is taken is renamed, or refused. `own_id` is the id of the record, by

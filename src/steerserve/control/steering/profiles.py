@@ -59,17 +59,15 @@ class Profiles:
         self,
         name: str,
         *,
-        description: str | None = None,
         steering: Mapping[str, Any],
-        model_id: str | None = None,
-        sae_id: str | None = None,
-        layer: int | None = None,
         intensity: float = 1.0,
         edits: Sequence[Mapping[str, object]] | None = None,
         has_layers: bool = False,
+        **fields: Any,
     ) -> ProfileRow:
-        """Save a profile under a name that no other profile has. Edits of trained vectors get their layers, unless
-        `has_layers` says that those without layers act at all layers of the vector.
+        """Save a profile under a name that no other profile has. `fields` are the columns that need no check. Edits of
+        trained vectors get their layers, unless `has_layers` says that those without layers act at all layers of the
+        vector.
 
         Raises:
             Refusal: PROFILE_ALREADY_EXISTS, VALIDATION_ERROR, INVALID_INTERVENTION, TOO_MANY_EDITS.
@@ -77,13 +75,10 @@ class Profiles:
         rules.check_intensity(intensity)
         return await self._documents.add_profile(
             name=name,
-            description=description,
             steering=rules.feature_values(steering),
-            model_id=model_id,
-            sae_id=sae_id,
-            layer=layer,
             intensity=intensity,
             edits=rules.checked_edits(edits) if has_layers else await self._checked(edits),
+            **fields,
         )
 
     async def _checked(
@@ -141,7 +136,11 @@ class Profiles:
             if row.cluster is not None:
                 new = {field: v for field, v in changed.items() if v != getattr(row, field)}
                 rules.check_cluster_changes(row.cluster, row.id, new, self._serving.configured)
-            changed |= await self._changed_origin(profile_id, changed)
+            if row.origin is not None:
+                # the origin loses the SAE or the model that the changes replace
+                sae = None if "sae_id" in changed else row.origin.sae
+                model = None if "model_id" in changed else row.origin.model
+                changed["origin"] = Origin(sae, model)
             if changed.get("name", row.name) != row.name:
                 # a slice that an operator renames is the operator's own, and outlives its circuit
                 changed |= {"slice_of": None, "slice_layer": None}
@@ -215,14 +214,3 @@ class Profiles:
         sae = next((origin_of(sae) for sae in saes if row.sae_id in sae.ids), None)
         names = (ModelOrigin(m.name, m.repo_id) for m in models if str(m.id) == row.model_id)
         return Origin(known.sae or sae, known.model or next(names, None))
-
-    async def _changed_origin(
-        self, profile_id: str, changes: Mapping[str, object]
-    ) -> dict[str, object]:
-        """The change of the origin: it loses the SAE or the model that the changes replace. Empty for a profile without
-        an origin."""
-        origin = (await self._documents.row(profile_id)).origin
-        if origin is None:
-            return {}
-        sae = None if "sae_id" in changes else origin.sae
-        return {"origin": Origin(sae, None if "model_id" in changes else origin.model)}
