@@ -6,7 +6,6 @@ for itself. The record of a circuit has the wish of the operator; this module fo
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -18,7 +17,7 @@ from steerserve.control.bus import Bus, CircuitFired, ServedCircuitsChanged
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.resident import Attachment
 from steerserve.control.sensing.arming import ArmedAt
-from steerserve.control.sensing.recorder import READ_SECONDS, Recorder
+from steerserve.control.sensing.recorder import Recorder
 from steerserve.control.sensing.sensing_views import (
     CircuitSensingChange,
     CircuitSensingState,
@@ -92,9 +91,7 @@ class CircuitSensing(Sensor[tuple[m.ArmedCircuit, ...], tuple[SensedCircuitRepor
         return len(armed.message) if armed is not None else 0
 
     async def status(self) -> CircuitSensingState:
-        if self._tasks:
-            await asyncio.wait(list(self._tasks), timeout=READ_SECONDS)
-        await self.recorder.caught_up()
+        await self._catch_up()
         armed, now = self._arming.now, self._serving_ids()
         enabled = await self._store.sensed()
         rows = await self._store.stored([row.id for row in enabled if row.id in now])

@@ -93,7 +93,7 @@ class ClusterSensing(Sensor[m.ArmedCluster, ClusterFacts]):
         return self._arming.now is not None
 
     async def status(self) -> ClusterSensingReport:
-        await self.recorder.caught_up()
+        await self._catch_up()
         armed, settings = self._arming.now, self._settings
         enabled = await self._documents.sensed()
         return ClusterSensingReport(
