@@ -26,7 +26,7 @@ os.environ.setdefault("TORCH_THREADS", "1")
 os.environ.setdefault("GOMP_SPINCOUNT", "4000")
 
 from steerserve import demo
-from steerserve.control.sensing import circuit_sensing, recorder
+from steerserve.control.sensing import recorder, sensor
 from steerserve.logs import setup as log
 from steerserve.messages.state import Steering
 from tests import backend as backends
@@ -203,7 +203,7 @@ def one_tls_context() -> Iterator[None]:
 def patient_reads() -> Iterator[None]:
     """A read of sensing waits for all earlier events, however busy this machine is."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (recorder, circuit_sensing):
+        for module in (recorder, sensor):
             patch.setattr(module, "READ_SECONDS", 60.0)
         yield
 

@@ -344,4 +344,8 @@ class Operators(RuleBasedStateMachine):
         expected = self.expected.active
         assert active == (None if expected is None else self.stage.ids[expected])
         status = self.live.data("GET", "/api/sensing/status")
-        assert (status["armed"], status["profile_id"]) == (expected is not None, active)
+        assert (status["armed"], status["profile_id"]) == (expected is not None, active), (
+            status,
+            expected,
+            active,
+        )

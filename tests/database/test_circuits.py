@@ -74,7 +74,7 @@ async def test_a_circuit_comes_back_whole(database: Database) -> None:
     facts = ("circ_0123456789ab", "rain", 2, 0.7, False, NOW, NOW, CIRCUIT.narrative)
     listed = CircuitRow(*facts, binding.outline(CIRCUIT))
     assert made == WholeCircuit(*facts, binding.outline(CIRCUIT), CIRCUIT)
-    assert await store.circuit(made.id) == made
+    assert await store.row(made.id) == made
     assert await store.page(200) == ([listed], 1)
     assert json.loads(await store.document(made.id)) == DOCUMENT
 
@@ -108,12 +108,12 @@ async def test_a_change_is_kept_with_its_time(database: Database) -> None:
     changed = await store.change(made.id, intensity=0.3, sensing_enabled=True)
     assert (changed.intensity, changed.sensing_enabled) == (0.3, True)
     assert changed.updated_at == NOW + timedelta(seconds=1)
-    assert await store.circuit(made.id) == changed
+    assert await store.row(made.id) == changed
 
 
 @pytest.mark.parametrize("circuit_id", ["circ_0123456789ab", "circ_\x00", "circ_\ud800", ""])
 async def test_an_unknown_id_is_refused_everywhere(store: CircuitStore, circuit_id: str) -> None:
-    calls = [store.circuit, store.document, store.remove, store.change]
+    calls = [store.row, store.document, store.remove, store.change]
     assert {await code_of(call(circuit_id)) for call in calls} == {"CIRCUIT_NOT_FOUND"}
 
 
@@ -184,5 +184,5 @@ async def test_a_restart_releases_every_claim_and_keeps_the_circuits(url: str) -
     again = Database(url)
     await again.open()
     assert await CircuitStore(again).claims() == []
-    assert await CircuitStore(again).circuit(row.id) == row
+    assert await CircuitStore(again).row(row.id) == row
     await again.close()

@@ -63,7 +63,7 @@ async def test_a_profile_comes_back_whole_by_id_and_by_name(database: Database) 
         created_at=NOW,
         updated_at=NOW,
     )
-    assert await documents.profile(made.id) == made
+    assert await documents.row(made.id) == made
     for reader in (documents, Documents(database)):
         assert await reader.profile_named("calm") == made
         assert (await reader.page(200))[0] == [made]
@@ -181,7 +181,7 @@ async def test_an_id_or_a_name_that_no_profile_has_is_not_found(
     documents: Documents, unknown: str
 ) -> None:
     await documents.add_profile(**PROFILE)
-    assert await code_of(documents.profile(unknown)) == "PROFILE_NOT_FOUND"
+    assert await code_of(documents.row(unknown)) == "PROFILE_NOT_FOUND"
     assert await code_of(documents.remove(unknown)) == "PROFILE_NOT_FOUND"
     refusal = await refused(documents.profile_named(unknown))
     assert (refusal.code, refusal.param) == ("PROFILE_NOT_FOUND", "profile")
@@ -194,7 +194,7 @@ async def test_a_change_replaces_what_it_names_and_nothing_else(database: Databa
     made = await documents.add_profile(**PROFILE, sae_id="sae_1", layer=9)
     changed = await documents.change_profile(made.id, {"steering": {7: 1.0}, "sae_id": None})
     assert changed == replace(made, steering={7: 1.0}, sae_id=None, updated_at=NOW.replace(day=6))
-    assert await documents.profile(made.id) == changed
+    assert await documents.row(made.id) == changed
     assert await documents.change_profile(made.id, {}) == changed
 
 
@@ -204,7 +204,7 @@ async def test_a_profile_may_be_renamed_to_a_free_name_and_to_its_own(documents:
     assert (await documents.change_profile(made.id, {"name": "calm"})).name == "calm"
     taken = documents.change_profile(made.id, {"name": "taken", "steering": {}})
     assert await code_of(taken) == "PROFILE_ALREADY_EXISTS"
-    assert (await documents.profile(made.id)).steering == PROFILE["steering"]
+    assert (await documents.row(made.id)).steering == PROFILE["steering"]
 
 
 @pytest.mark.parametrize("unknown", ["", "prof_0", "\x00", "\ud800"])
@@ -219,9 +219,9 @@ async def test_an_origin_comes_back_and_is_replaced_by_a_change(database: Databa
     documents = Documents(database)
     origin = Origin(SaeOrigin("acme/saes", "abc", "layer_3"), ModelOrigin("demo", "acme/demo"))
     made = await documents.add_profile(**PROFILE, origin=origin)
-    assert (await documents.profile(made.id)).origin == origin
+    assert (await documents.row(made.id)).origin == origin
     await documents.change_profile(made.id, {"name": "new"})
-    assert (await documents.profile(made.id)).origin == origin
+    assert (await documents.row(made.id)).origin == origin
     changed = await documents.change_profile(made.id, {"origin": Origin(None, origin.model)})
     assert changed.origin == Origin(None, origin.model)
     assert (await documents.change_profile(made.id, {"origin": Origin()})).origin is None

@@ -23,8 +23,8 @@ from steerserve.errors import Refusal
 from steerserve.messages import Follow, Overlay, Plan
 from steerserve.rules.steering import dial, interventions, live
 from steerserve.rules.steering.edits import AllOf, AnyOf, Edit, Feature, When
+from steerserve.rules.steering.intensity import Range
 from steerserve.rules.steering.live import Live
-from steerserve.rules.steering.members import Range
 from steerserve.rules.steering.placed import INTERVENTIONS
 from steerserve.rules.steering.placing import ModelFacts, placed, standing_of
 from steerserve.rules.steering.positions import EVERY, Positions, Selection

@@ -114,7 +114,6 @@ def management(owners: Owners) -> list[APIRouter]:
         circuit_sensing_routes.router(owners.circuit_sensing),
         circuit_routes.router(
             owners.circuits,
-            owners.circuit_serving,
             owners.claims,
             owners.circuit_sensing.settled,
         ),

@@ -61,8 +61,6 @@ from steerserve.control.sensing.promotions import Promotions
 from steerserve.control.sensing.recorder import Recorder
 from steerserve.control.sensing.sensing import ClusterSensing
 from steerserve.control.sensing.vector_tokens import PromotingVectors
-from steerserve.control.steering.circuit_serving import CircuitServing
-from steerserve.control.steering.circuit_slices import CircuitSlices
 from steerserve.control.steering.circuits import Circuits
 from steerserve.control.steering.claims import LayerClaims
 from steerserve.control.steering.cluster_packs import ClusterPacks
@@ -263,24 +261,23 @@ class Owners:
         self.serving = Serving(
             documents, self.steering, conductor, self.catalog, self.settings, self.edit_parts
         )
-        self.profiles = Profiles(documents, self.serving, conductor, self.catalog, self.edit_parts)
-        self.clusters = Clusters(documents, self.reader, self.serving, conductor, self.profiles)
+        owners = documents, self.serving, conductor, self.catalog, self.edit_parts
+        self.profiles, self.clusters = Profiles(*owners), Clusters(*owners, self.reader)
         self.cluster_packs = ClusterPacks(
             self.settings, around.cluster_hub, self.clusters, self.reader, around.seconds
         )
         self.circuit_store = store = CircuitStore(around.database, room=self.room)
-        self.claims = LayerClaims(store, self.steering, bus)
-        self.circuits = Circuits(store, self.reader, self.steering, conductor, self.settings)
-        slices = CircuitSlices(store, self.reader, self.clusters, self.serving, documents)
-        self.circuit_serving = CircuitServing(
+        self.claims = LayerClaims(store, self.serving, self.steering, bus)
+        self.circuits = Circuits(
             store,
+            documents,
             self.reader,
-            self.circuits,
+            self.clusters,
             self.claims,
-            slices,
             self.serving,
             self.steering,
             conductor,
+            self.settings,
         )
 
     def _make_observing(self) -> None:

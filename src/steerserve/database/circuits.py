@@ -21,7 +21,6 @@ from steerserve.rules.steering import claims as claim_rules
 from steerserve.rules.steering.binding import CircuitOutline
 from steerserve.rules.steering.circuit import Circuit, ImportedCircuit
 from steerserve.rules.steering.claims import LayerClaim
-from steerserve.rules.text import UNSTORABLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,32 +85,22 @@ class CircuitStore(StoredRows[WholeCircuit]):
 
     async def some(self, circuit_ids: Sequence[str]) -> list[CircuitRow]:
         """The circuits with these ids, newest first."""
-        return await self._newest(circuits.c.id.in_(circuit_ids))
+        is_wanted = circuits.c.id.in_(circuit_ids)
+        return await self._all(CircuitRow, is_wanted, is_newest_first=True)
 
     async def outlines(self, min_rung: int = 0) -> list[OutlinedCircuit]:
         """The id and the outline of every circuit from a rung on, newest first."""
-        wanted = self._select(OutlinedCircuit, circuits.c.rung >= min_rung, is_newest_first=True)
-        async with self._database.read() as connection:
-            return await self._listed(connection, OutlinedCircuit, wanted)
+        is_wanted = circuits.c.rung >= min_rung
+        return await self._all(OutlinedCircuit, is_wanted, is_newest_first=True)
 
     async def sensed(self) -> list[CircuitRow]:
         """The circuits whose sensing is enabled, newest first."""
-        return await self._newest(circuits.c.sensing_enabled)
-
-    async def circuit(self, circuit_id: str) -> WholeCircuit:
-        """Raises:
-        Refusal: CIRCUIT_NOT_FOUND.
-        """
-        rows = await self.stored([circuit_id])
-        if not rows:
-            raise self._unknown(circuit_id)
-        return rows[0]
+        return await self._all(CircuitRow, circuits.c.sensing_enabled, is_newest_first=True)
 
     async def stored(self, circuit_ids: Sequence[str]) -> list[WholeCircuit]:
         """The circuits with these ids, in this order. An id without a circuit is left out."""
-        known = [circuit_id for circuit_id in circuit_ids if not UNSTORABLE.search(circuit_id)]
         async with self._database.read() as connection:
-            rows = [await self._found(connection, self._is(circuit_id)) for circuit_id in known]
+            rows = [await self._found(connection, self._is(one)) for one in circuit_ids]
         return [row for row in rows if row is not None]
 
     async def document(self, row_id: str) -> str:
@@ -156,11 +145,6 @@ class CircuitStore(StoredRows[WholeCircuit]):
         of_it = update(profiles).where(profiles.c.slice_of == row_id)
         await connection.execute(of_it.values(slice_of=None, slice_layer=None))
         await _appoint(connection)
-
-    async def _newest(self, where: ColumnElement[bool]) -> list[CircuitRow]:
-        wanted = self._select(CircuitRow, where, is_newest_first=True)
-        async with self._database.read() as connection:
-            return await self._listed(connection, CircuitRow, wanted)
 
     def _size(self) -> ColumnElement[int]:
         return func.length(circuits.c.circuit) + func.length(circuits.c.document)

@@ -22,16 +22,7 @@ from steerserve.errors import Refusal
 from steerserve.rules.bounds import PROFILES_KEPT
 from steerserve.rules.saes import provenance
 from steerserve.rules.saes.provenance import Origin
-from steerserve.rules.steering.cluster import Cluster, ImportedCluster
-from steerserve.rules.text import UNSTORABLE
-
-
-@dataclass(frozen=True, slots=True)
-class SliceOf:
-    """The layer of a circuit that a cluster was made of."""
-
-    circuit_id: str
-    layer: int
+from steerserve.rules.steering.cluster import Cluster
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,15 +107,6 @@ class Documents(StoredRows[ProfileRow]):
         async with self._database.read() as connection:
             await self._room.check(connection, more, size)
 
-    async def profile(self, profile_id: str) -> ProfileRow:
-        """Raises:
-        Refusal: PROFILE_NOT_FOUND.
-        """
-        row = await self._find(profiles.c.id == profile_id, profile_id)
-        if row is None:
-            raise self._unknown(profile_id)
-        return row
-
     async def profile_named(self, name: str) -> ProfileRow:
         """The profile that a request names, from memory where it was in use before.
 
@@ -144,54 +126,18 @@ class Documents(StoredRows[ProfileRow]):
         return row
 
     async def add_profile(self, *, own_id: str | None = None, **values: Any) -> ProfileRow:
-        """Save a profile under a new id, or under its own.
+        """Save a profile or a cluster, whose columns are `values`, under a new id, or under its own.
 
         Raises:
             Refusal: PROFILE_ALREADY_EXISTS, DOCUMENT_STORE_FULL, INSUFFICIENT_DISK.
         """
         return self._keep(await self._save(_columns(values), own_id))
 
-    async def add_cluster(
-        self,
-        imported: ImportedCluster,
-        name: str,
-        sae_id: str | None,
-        warnings: tuple[str, ...],
-        hub_ref: Mapping[str, object] | None,
-        own_id: str | None = None,
-        slice_of: SliceOf | None = None,
-    ) -> ProfileRow:
-        """Save an imported cluster under a name and under a new id, or its own. It is bound to an SAE or, with None, to
-        none.
-
-        Raises:
-            Refusal: PROFILE_ALREADY_EXISTS.
-        """
-        return await self.add_profile(
-            own_id=own_id,
-            name=name,
-            description=imported.description,
-            model_id=imported.model_id,
-            sae_id=sae_id,
-            layer=imported.cluster.sae.layer,
-            steering=imported.cluster.values,
-            intensity=imported.intensity,
-            source_kind="cluster",
-            document=imported.document,
-            cluster=imported.cluster,
-            warnings=warnings,
-            hub_ref=hub_ref,
-            slice_of=slice_of.circuit_id if slice_of else None,
-            slice_layer=slice_of.layer if slice_of else None,
-        )
-
     async def slices(self, circuit_id: str, layer: int | None = None) -> list[ProfileRow]:
         """The clusters that were made of the layers of a circuit, or of one of its layers."""
         at = profiles.c
         scope = [] if layer is None else [at.slice_layer == layer]
-        wanted = self._select(ProfileRow, at.slice_of == circuit_id, *scope)
-        async with self._database.read() as connection:
-            return await self._listed(connection, ProfileRow, wanted)
+        return await self._all(ProfileRow, at.slice_of == circuit_id, *scope)
 
     async def change_profile(self, profile_id: str, changes: Mapping[str, object]) -> ProfileRow:
         """Replace the columns of one profile that `changes` names. Without changes, nothing is written.
@@ -200,7 +146,7 @@ class Documents(StoredRows[ProfileRow]):
             Refusal: PROFILE_NOT_FOUND, PROFILE_ALREADY_EXISTS; DOCUMENT_STORE_FULL for larger values.
         """
         if not changes:
-            return await self.profile(profile_id)
+            return await self.row(profile_id)
         is_larger = not {"steering", "edits"}.isdisjoint(changes)
         return self._keep(await self._change(profile_id, _columns(changes), counts=is_larger))
 
@@ -213,13 +159,10 @@ class Documents(StoredRows[ProfileRow]):
         size = func.length(at.steering) + func.length(func.coalesce(at.document, ""))
         return size + func.length(func.coalesce(at.edits, type_coerce("", Text)))
 
-    async def _find(self, matches: ColumnElement[bool], wanted: str) -> ProfileRow | None:
-        if UNSTORABLE.search(wanted):
-            return None
+    async def _find(self, is_it: ColumnElement[bool], wanted: str) -> ProfileRow | None:
         self._forget_changed()
         before = self._writes, self._kept_at
-        async with self._database.read() as connection:
-            row = await self._found(connection, matches)
+        row = await super()._find(is_it, wanted)
         self._forget_changed()
         if row is not None and before == (self._writes, self._kept_at):
             self._keep(row)

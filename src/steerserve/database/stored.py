@@ -100,6 +100,30 @@ class StoredRows(Generic[Row]):
 
     # ------------------------------------------------------------- reading
 
+    async def row(self, row_id: str) -> Row:
+        """Raises:
+        Refusal: the noun's `_NOT_FOUND`.
+        """
+        row = await self._find(self._is(row_id), row_id)
+        if row is None:
+            raise self._unknown(row_id)
+        return row
+
+    async def _find(self, is_it: ColumnElement[bool], wanted: str) -> Row | None:
+        """The row that a client names by the text `wanted`."""
+        if UNSTORABLE.search(wanted):
+            return None
+        async with self._database.read() as connection:
+            return await self._found(connection, is_it)
+
+    async def _all(
+        self, kind: type[Kind], *where: ColumnElement[bool], is_newest_first: bool = False
+    ) -> list[Kind]:
+        """All rows that match."""
+        wanted = self._select(kind, *where, is_newest_first=is_newest_first)
+        async with self._database.read() as connection:
+            return await self._listed(connection, kind, wanted)
+
     async def _page(
         self,
         kind: type[Kind],

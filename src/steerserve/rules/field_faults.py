@@ -126,6 +126,12 @@ def spoken(fault: str) -> str:
     return place + fault[:1].lower() + fault[1:].replace("`", "'")
 
 
+def refuse_value(place: Sequence[str], why: str, message: str = "", **details: Any) -> Refusal:
+    """VALIDATION_ERROR for the value at a place, as `["body", "name"]`. The message is `why` where none is given."""
+    errors = [{"loc": [*place], "msg": why}]
+    return Refusal("VALIDATION_ERROR", message or why, **details, errors=errors)
+
+
 def refusal(faults: Sequence[Mapping[str, Any]], within: Sequence[str] = ()) -> Refusal:
     """VALIDATION_ERROR with the first fault in its message and the first 20 in its details.
 

@@ -12,6 +12,7 @@ from sqlalchemy.dialects import sqlite
 from steerserve.api.envelope import stored
 from steerserve.database.tables import Encoded
 from steerserve.rules.steering import circuit
+from steerserve.rules.steering.documents import parse
 from tests.circuits import document, feature
 
 KEYS = st.text(min_size=1, max_size=8).map(lambda text: "x_" + text)
@@ -60,7 +61,7 @@ def documents(draw: st.DrawFn) -> dict[str, Any]:
 @settings(max_examples=60, deadline=None)
 @given(documents())
 def test_an_accepted_document_is_exported_as_it_was_imported(made: dict[str, Any]) -> None:
-    imported = circuit.parse(json.dumps(made).encode())
+    imported = parse(json.dumps(made).encode(), circuit.imported)
     assert json.loads(bytes(stored(imported.document).body))["data"] == made
     # the facts that the service works with survive the database too
     kept, dialect = Encoded(circuit.Circuit), sqlite.dialect()

@@ -265,7 +265,7 @@ async def test_a_replacing_attach_that_the_crash_interrupts_leaves_the_old_one(
 
 FELLED: list[tuple[str, Callable[[World, str], Awaitable[Any]]]] = [
     ("deleted", lambda world, row: world.profiles.remove(row)),
-    ("deactivated", lambda world, row: world.serving.deactivate(row)),
+    ("deactivated", lambda world, row: world.profiles.deactivate(row)),
     ("cleared", lambda world, _: world.steering.clear()),
 ]
 
@@ -276,7 +276,7 @@ async def test_what_was_ended_meanwhile_does_not_come_back(
 ) -> None:
     await steered(world)
     row = await world.profiles.create("p", steering={"2": 4.0})
-    await world.serving.activate(row.id)
+    await world.profiles.activate(row.id)
     await world.crash()
     assert await end(world, row.id) in (True, None)
     await answered(world)
@@ -289,9 +289,9 @@ async def test_what_was_ended_meanwhile_does_not_come_back(
 async def test_a_profile_deactivated_meanwhile_may_leave_its_values(world: World) -> None:
     await steered(world)
     row = await world.profiles.create("p", steering={"2": 4.0})
-    await world.serving.activate(row.id)
+    await world.profiles.activate(row.id)
     await world.crash()
-    assert await world.serving.deactivate(row.id, clears=False) is False
+    assert await world.profiles.deactivate(row.id, clears=False) is False
     await answered(world)
     assert world.steering.state() == (True, {2: 4.0})
     assert world.serving.profile_id is None
@@ -300,10 +300,10 @@ async def test_a_profile_deactivated_meanwhile_may_leave_its_values(world: World
 async def test_an_empty_profile_activated_meanwhile_is_what_comes_back(world: World) -> None:
     await steered(world)
     row = await world.profiles.create("p", steering={"2": 4.0})
-    await world.serving.activate(row.id)
+    await world.profiles.activate(row.id)
     await world.crash()
     empty = await world.profiles.create("empty", steering={})
-    await world.serving.activate(empty.id)
+    await world.profiles.activate(empty.id)
     await answered(world)
     assert world.steering.state() == (False, {})
     assert world.serving.profile_id == empty.id
@@ -314,7 +314,7 @@ async def test_another_profile_deleted_meanwhile_changes_nothing(world: World) -
     await steered(world)
     row = await world.profiles.create("p", steering={"2": 4.0})
     other = await world.profiles.create("other", steering={"2": 4.0})
-    await world.serving.activate(row.id)
+    await world.profiles.activate(row.id)
     await world.crash()
     assert await world.profiles.remove(other.id) is False
     await answered(world)
@@ -327,7 +327,7 @@ async def test_a_profile_changed_meanwhile_comes_back_with_the_new_values_for_th
 ) -> None:
     await steered(world)
     row = await world.profiles.create("p", steering={"2": 4.0})
-    await world.serving.activate(row.id)
+    await world.profiles.activate(row.id)
     await world.crash()
     await world.profiles.change(row.id, {"steering": {"3": 1.0}})
     await answered(world)

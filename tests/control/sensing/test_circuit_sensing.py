@@ -51,7 +51,7 @@ async def attached(world: World, *layers: int) -> None:
 async def serving(world: World, name: str = "rain", low: int = 0, high: int = 1) -> CircuitRow:
     """A circuit that serves and is sensed."""
     row = await circuit(world, document(name, low, high))
-    await world.circuit_serving.activate(row.id, acknowledged=True, allows_overlap=False)
+    await world.circuits.activate(row.id, acknowledged=True, allows_overlap=False)
     assert (await world.circuit_sensing.enable(row.id)).armed
     return row
 
@@ -87,7 +87,7 @@ async def test_the_engine_gets_the_columns_of_sensable_edges_only(world: World) 
     made = document("rain", 0, 1)
     made["edges"].append({"up": made["edges"][0]["up"], "down": {"layer": 1, "feature_idx": 9}})
     row = await circuit(world, made | {"sensing": {"max_token_lag": 4, "epsilon": 0.2}})
-    await world.circuit_serving.activate(row.id, acknowledged=True, allows_overlap=False)
+    await world.circuits.activate(row.id, acknowledged=True, allows_overlap=False)
     report = await world.circuit_sensing.enable(row.id)
     assert [edge.reason for edge in report.unsensable_edges] == ["no_activation_threshold"]
     assert engine(world).state.circuits == (
@@ -110,7 +110,7 @@ async def test_a_document_does_not_raise_the_context_that_the_operator_allows(ma
     async with make(circuit_sensing_context_tokens=0) as world:
         await attached(world, 0, 1)
         row = await circuit(world, document("rain", 0, 1) | {"sensing": {"context_tokens": 64}})
-        await world.circuit_serving.activate(row.id, acknowledged=True, allows_overlap=False)
+        await world.circuits.activate(row.id, acknowledged=True, allows_overlap=False)
         assert (await world.circuit_sensing.enable(row.id)).armed
         assert engine(world).state.circuits[0].context_tokens == 0
 
@@ -123,7 +123,7 @@ async def test_circuits_on_disjoint_layers_are_sensed_together(world: World) -> 
     status = await world.circuit_sensing.status()
     assert [circuit.circuit_name for circuit in status.circuits] == ["one", "two"]
     assert world.circuit_sensing.armed_count == 2
-    await world.circuit_serving.deactivate(one.id)
+    await world.circuits.deactivate(one.id)
     await world.circuit_sensing.settled()
     assert subjects(world) == [two.id]
     await world.attachments.detach("sae_3")
@@ -161,7 +161,7 @@ async def test_a_circuit_without_sensable_edges_is_paused_with_the_reason(world:
     for member in made["members"]:
         member["feature"]["max_activation"] = None
     row = await circuit(world, made)
-    await world.circuit_serving.activate(row.id, acknowledged=True, allows_overlap=False)
+    await world.circuits.activate(row.id, acknowledged=True, allows_overlap=False)
     report = await world.circuit_sensing.enable(row.id)
     assert (report.enabled, report.armed) == (True, False)
     assert "no edge" in report.message
@@ -173,7 +173,7 @@ async def test_a_circuit_without_sensable_edges_is_paused_with_the_reason(world:
 async def test_an_engine_that_refuses_leaves_the_wish(world: World) -> None:
     await attached(world, 0, 1)
     row = await circuit(world, document("rain", 0, 1))
-    await world.circuit_serving.activate(row.id, acknowledged=True, allows_overlap=False)
+    await world.circuits.activate(row.id, acknowledged=True, allows_overlap=False)
     await world.circuit_sensing.settled()
     world.launcher.fail("sense", Refusal("INSUFFICIENT_MEMORY", "no room"))
     assert (await refused(world.circuit_sensing.enable(row.id))).code == "VALIDATION_ERROR"
@@ -231,6 +231,6 @@ async def test_what_fired_is_recorded_counted_and_told_without_its_text(world: W
     status = await world.circuit_sensing.status()
     assert (status.requests_sensed, status.requests_truncated) == (1, 1)
     assert (status.truncated_layers, status.events_recorded, status.ws_throttled) == ((1,), 7, 2)
-    await world.circuit_serving.remove(row.id)
+    await world.circuits.remove(row.id)
     engine(world).on_edges(told(row))
     assert await world.circuit_sensing.events(50) == EdgeFirings(0, [])

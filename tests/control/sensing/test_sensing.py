@@ -48,7 +48,7 @@ async def serving(world: World, of: Cluster = WEATHER) -> ProfileRow:
     await attached(world)
     row = await cluster(world, of)
     await world.sensing.enable(row.id)
-    assert (await world.serving.activate(row.id)).is_sensed
+    assert (await world.profiles.activate(row.id)).sensing_armed
     return row
 
 
@@ -95,7 +95,7 @@ def replace_span(span: m.SensedSpan, *, start: int) -> m.SensedSpan:
 async def test_an_enabled_cluster_is_armed_while_it_is_active(world: World) -> None:
     await attached(world)
     row = await cluster(world)
-    assert not (await world.serving.activate(row.id)).is_sensed
+    assert not (await world.profiles.activate(row.id)).sensing_armed
     assert engine(world).state.cluster is None
     assert (await world.sensing.enable(row.id)).armed
     assert engine(world).state.cluster == m.ArmedCluster(
@@ -136,9 +136,9 @@ async def test_every_way_out_disarms(world: World, way: str) -> None:
     if way == "disable":
         assert not (await world.sensing.enable(row.id, enabled=False)).armed
     elif way == "deactivate":
-        await world.serving.deactivate(row.id)
+        await world.profiles.deactivate(row.id)
     elif way == "other":
-        assert not (await world.serving.activate(other.id)).is_sensed
+        assert not (await world.profiles.activate(other.id)).sensing_armed
     elif way == "detach":
         await world.attachments.detach("sae_a")
     else:
@@ -153,7 +153,7 @@ async def test_a_cluster_of_the_next_activation_takes_the_place(world: World) ->
     await serving(world)
     other = await cluster(world, replace(WEATHER, display_token=None), "other")
     await world.sensing.enable(other.id)
-    await world.serving.activate(other.id)
+    await world.profiles.activate(other.id)
     assert engine(world).state.cluster.subject == other.id
     assert engine(world).state.cluster.title == "other"
 
@@ -200,22 +200,22 @@ async def test_a_cluster_that_cannot_be_armed_stays_enabled_and_active(
     row = await cluster(world, of)
     if reason == "engine":
         world.launcher.fail("sense", Refusal("INSUFFICIENT_MEMORY", "no room"))
-    await world.serving.activate(row.id)
+    await world.profiles.activate(row.id)
     why = await refused(world.sensing.enable(row.id))
     assert why.code == "VALIDATION_ERROR"
-    assert (await world.documents.profile(row.id)).sensing_enabled
+    assert (await world.documents.row(row.id)).sensing_enabled
     assert world.serving.profile_id == row.id
     assert not (await world.sensing.status()).armed
-    assert not (await world.serving.deactivate(row.id, clears=False))
-    report = await world.serving.activate(row.id)
-    assert report.is_sensed == (reason == "engine")
+    assert not (await world.profiles.deactivate(row.id, clears=False))
+    report = await world.profiles.activate(row.id)
+    assert report.sensing_armed == (reason == "engine")
 
 
 async def test_a_declared_number_of_features_must_agree(world: World) -> None:
     await attached(world)
     row = await cluster(world, replace(WEATHER, sae=SaeReference(n_features=16)))
     await world.sensing.enable(row.id)
-    assert (await world.serving.activate(row.id)).is_sensed
+    assert (await world.profiles.activate(row.id)).sensing_armed
 
 
 async def test_the_document_overrides_the_settings(make: Make) -> None:
@@ -246,7 +246,7 @@ async def test_each_arming_has_a_larger_number_which_an_unchanged_cluster_keeps(
 ) -> None:
     row = await serving(world)
     await world.sensing.enable(row.id)
-    await world.serving.activate(row.id)
+    await world.profiles.activate(row.id)
     assert engine(world).state.cluster.history == 1
     await world.sensing.configure(row.id, 1)
     assert engine(world).state.cluster.history == 2

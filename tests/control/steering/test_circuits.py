@@ -10,7 +10,7 @@ import pytest
 
 from steerserve import messages as m
 from steerserve.control.bus import ServedCircuitsChanged
-from steerserve.control.steering.circuit_state import CircuitActivation
+from steerserve.control.steering.circuit_views import ActivatedCircuit
 from steerserve.database.circuits import CircuitStore
 from steerserve.errors import Refusal
 from steerserve.rules.steering import circuit as rules
@@ -49,13 +49,13 @@ async def attached(world: World) -> None:
 
 
 async def imported(world: World, **fields: Any) -> str:
-    view, _ = await world.circuits.add(rules.imported(document(**fields)), "rename")
-    return view.row.id
+    circuit = await world.circuits.add(rules.imported(document(**fields)), "rename")
+    return circuit.id
 
 
-async def activate(world: World, circuit_id: str, **options: bool) -> CircuitActivation:
+async def activate(world: World, circuit_id: str, **options: bool) -> ActivatedCircuit:
     chosen = {"acknowledged": True, "allows_overlap": False, **options}
-    return await soon(world.circuit_serving.activate(circuit_id, **chosen))
+    return await soon(world.circuits.activate(circuit_id, **chosen))
 
 
 async def served(world: World, **fields: Any) -> str:
@@ -107,7 +107,7 @@ async def test_an_engine_that_refuses_leaves_nothing_behind(world: World) -> Non
     assert (await refused(activate(world, circuit_id))).code == "ENGINE_UNAVAILABLE"
     assert await claims(world) == []
     assert world.steering.live.circuits == ()
-    assert (await activate(world, circuit_id)).view.is_steering
+    assert (await activate(world, circuit_id)).steering
 
 
 async def test_a_second_activation_that_fails_keeps_the_claims_of_the_first(world: World) -> None:
@@ -142,9 +142,9 @@ async def test_a_failed_intensity_puts_the_old_one_back(world: World) -> None:
     await attached(world)
     circuit_id = await served(world)
     world.launcher.fail("steer", FAILED)
-    dialing = world.circuit_serving.set_intensity(0.5, reapply=True, acknowledged=True)
+    dialing = world.circuits.set_intensity(0.5, reapply=True, acknowledged=True)
     assert (await refused(dialing)).code == "ENGINE_UNAVAILABLE"
-    assert (await CircuitStore(world.database).circuit(circuit_id)).intensity == 1.0
+    assert (await CircuitStore(world.database).row(circuit_id)).intensity == 1.0
     assert world.steering.live.of("sae_1@1") == {3: 4.0}
 
 
@@ -162,7 +162,7 @@ async def test_a_write_that_lands_after_the_new_intensity_supersedes_it(
         return is_changed
 
     async def dialed(intensity: float) -> tuple[bool, bool]:
-        serving = world.circuit_serving
+        serving = world.circuits
         done = await soon(serving.set_intensity(intensity, reapply=True, acknowledged=True))
         return done.reapplied, done.superseded
 
@@ -190,14 +190,14 @@ async def test_after_a_crash_the_circuit_serves_again_with_its_claims(world: Wor
     before = world.steering.live.values
     await world.crash()
     assert world.steering.live.circuits == ()
-    (view,) = await world.circuits.active()
-    assert (view.row.id, view.is_steering) == (circuit_id, False)
+    (circuit,) = await world.circuits.active()
+    assert (circuit.id, circuit.steering) == (circuit_id, False)
     assert [claim.layer for claim in await world.claims.current()] == [1, 2]
     assert not world.claims.health().claims_degraded
     await answered(world)
     assert world.steering.live.values == before
-    (view,) = await world.circuits.active()
-    assert (view.row.id, view.is_steering) == (circuit_id, True)
+    (circuit,) = await world.circuits.active()
+    assert (circuit.id, circuit.steering) == (circuit_id, True)
     assert await claims(world) == [(circuit_id, 1), (circuit_id, 2)]
 
 
@@ -210,10 +210,9 @@ async def test_a_circuit_that_is_given_up_after_a_crash_does_not_come_back(
     await world.crash()
     match way:
         case "deactivate":
-            _, was_serving = await world.circuit_serving.deactivate(circuit_id)
-            assert was_serving
+            assert (await world.circuits.deactivate(circuit_id)).cleared_steering
         case "delete":
-            await world.circuit_serving.remove(circuit_id)
+            await world.circuits.remove(circuit_id)
         case "clear":
             await world.steering.clear()
         case "detach":
@@ -245,7 +244,7 @@ async def test_an_intensity_set_after_a_crash_counts_when_the_model_is_back(worl
     await attached(world)
     await served(world)
     await world.crash()
-    done = await world.circuit_serving.set_intensity(0.5, reapply=True, acknowledged=True)
+    done = await world.circuits.set_intensity(0.5, reapply=True, acknowledged=True)
     assert not done.reapplied
     await answered(world)
     assert world.steering.live.of("sae_1@1") == {3: 2.0}
@@ -295,11 +294,9 @@ async def test_a_claim_that_came_between_is_contention(
     async def late(self: CircuitStore, circuit_id: str, wanted: Sequence[LayerClaim]) -> Any:
         monkeypatch.undo()
         await original(store, first, [LayerClaim(first, "a", 1, (3,))])
-        # the faster circuit is about to serve, so its claim is not released as a stale one
-        world.claims._taking.add(first)
         return await original(self, circuit_id, wanted)
 
-    await world.circuit_serving.deactivate(world.steering.live.circuits[0].id)
+    await world.circuits.deactivate(world.steering.live.circuits[0].id)
     monkeypatch.setattr(CircuitStore, "claim", late)
     assert (await refused(activate(world, second))).code == "CIRCUIT_LAYER_CONTENTION"
     assert await claims(world) == [(first, 1)]
@@ -317,8 +314,7 @@ async def test_a_release_that_the_database_refuses_degrades_health_until_it_succ
 
     with monkeypatch.context() as fault:
         fault.setattr(CircuitStore, "release", broken)
-        _, was_serving = await world.circuit_serving.deactivate(circuit_id)
-        assert was_serving
+        assert (await world.circuits.deactivate(circuit_id)).cleared_steering
         health = world.claims.health()
         assert health.claims_degraded
         assert "the disk is full" in health.reasons[0]
@@ -335,14 +331,14 @@ async def test_a_release_that_the_database_refuses_degrades_health_until_it_succ
 async def test_a_circuit_whose_claims_were_released_by_hand_is_degraded(world: World) -> None:
     await attached(world)
     circuit_id = await served(world)
-    released = await world.circuit_serving.release(circuit_id)
+    released = await world.circuits.release(circuit_id)
     assert released.released_layers == LAYERS
     health = world.claims.health()
     assert health.claims_degraded
     assert len(health.reasons) == 2
     await activate(world, circuit_id)
     assert not world.claims.health().claims_degraded
-    await world.circuit_serving.deactivate(circuit_id)
+    await world.circuits.deactivate(circuit_id)
     assert not world.claims.health().claims_degraded
 
 

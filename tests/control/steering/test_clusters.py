@@ -98,7 +98,7 @@ async def test_the_active_cluster_is_followed_until_it_is_deleted(world: World) 
 
     world.serving.follow(on_followed)
     profile_id = await imported(world)
-    assert (await world.clusters.activate(profile_id)).is_sensed is True
+    assert (await world.clusters.activate(profile_id)).sensing_armed is True
     await world.profiles.change(profile_id, {"name": "wind"})
     await world.clusters.set_intensity(profile_id, 0.5, reapply=True)
     await world.clusters.deactivate(profile_id)

@@ -179,12 +179,12 @@ async def saved(world: World, *edits: dict[str, Any], **fields: Any) -> str:
 async def test_the_edits_of_a_profile_stand_while_it_is_active(world: World) -> None:
     await attached(world)
     profile = await saved(world, ADD, SET, ABLATE, intensity=0.5)
-    done = await world.serving.activate(profile)
-    assert done.applied
+    done = await world.profiles.activate(profile)
+    assert done.applied_steering
     assert world.interventions.state().edits == [ADD, SET, ABLATE]
     halved = tuple(msgspec.structs.replace(one, strength=0.5) for one in (SET_MADE, ABLATE_MADE))
     assert (told(world).values, told(world).edits) == ({KEY: {2: 2.0}}, halved)
-    await world.serving.deactivate(profile)
+    await world.profiles.deactivate(profile)
     assert world.interventions.state().edits == []
     assert (told(world).values, told(world).edits) == ({}, ())
 
@@ -192,9 +192,9 @@ async def test_the_edits_of_a_profile_stand_while_it_is_active(world: World) -> 
 async def test_a_profile_leaves_interventions_that_an_operator_has_set_since(world: World) -> None:
     await attached(world)
     profile = await saved(world, SET)
-    await world.serving.activate(profile)
+    await world.profiles.activate(profile)
     await world.interventions.put(body(ABLATE))
-    await world.serving.deactivate(profile)
+    await world.profiles.deactivate(profile)
     assert world.interventions.state().edits == [ABLATE]
 
 
@@ -202,7 +202,7 @@ async def test_an_activation_ends_the_interventions_before_it(world: World) -> N
     await attached(world)
     await world.interventions.put(body(ABLATE))
     row = await world.profiles.create("plain", steering={"1": 2.0})
-    await world.serving.activate(row.id)
+    await world.profiles.activate(row.id)
     assert world.interventions.state().edits == []
     assert told(world).edits == ()
 
@@ -228,7 +228,7 @@ async def test_a_request_that_names_a_profile_has_its_edits(
 async def test_a_request_scales_the_edits_of_the_active_profile_as_saved(world: World) -> None:
     await attached(world)
     profile = await saved(world, ADD, SET, intensity=0.5)
-    await world.serving.activate(profile)
+    await world.profiles.activate(profile)
     async with world.opened(asking.to_write("a", intensity=2.0)) as run:
         stream = await soon(world.launcher.stream())
         stream.complete()
@@ -241,7 +241,7 @@ async def test_a_request_scales_the_edits_of_the_active_profile_as_saved(world: 
 async def test_the_edits_of_a_profile_go_with_its_sae(world: World) -> None:
     await attached(world)
     row = await world.profiles.create("calm", steering={"1": 2.0}, edits=[SET, ABLATE])
-    await world.serving.activate(row.id)
+    await world.profiles.activate(row.id)
     await world.attachments.detach("sae_a")
     live = world.steering.live
     assert (live.active, live.standing, live.edits) == (None, (), ())
@@ -254,7 +254,7 @@ async def test_a_saved_profile_names_its_wrong_edit(world: World) -> None:
     await attached(world)
     profile = await saved(world, {**ABLATE, "vector": "nobody"})
     with pytest.raises(Refusal) as refused:
-        await world.serving.activate(profile)
+        await world.profiles.activate(profile)
     assert (refused.value.code, refused.value.param) == (
         "VECTOR_NOT_FOUND",
         "profile.edits[0].vector",

@@ -48,9 +48,9 @@ async def test_an_activation_is_one_push_one_step_and_one_event(world: World) ->
     row = await saved(world, steering={"4": 150.0}, intensity=2.0)
     epoch, pushed = world.steering.live.epoch, world.launcher.log.count("steer")
     told = len(world.published(SteeringUpdate))
-    done = await world.serving.activate(row.id)
+    done = await world.profiles.activate(row.id)
     clamped = "the values were clamped to [-200, 200]: features 4"
-    assert (done.applied, done.count, done.warnings) == (True, 1, (clamped,))
+    assert (done.applied_steering, done.feature_count, done.warnings) == (True, 1, (clamped,))
     assert state(world) == (True, {4: 200.0}, row.id)
     assert world.launcher.engine.state.steering == m.Steering(epoch + 1, True, {KEY: {4: 200.0}})
     assert world.launcher.log.count("steer") == pushed + 1
@@ -71,10 +71,10 @@ async def test_a_refused_activation_leaves_the_running_one(
 ) -> None:
     await attached(world)
     running = await saved(world)
-    await world.serving.activate(running.id)
+    await world.profiles.activate(running.id)
     before, pushed = world.steering.live, world.launcher.log.count("steer")
     other = await saved(world, "other", **fields)
-    assert await code_of(world.serving.activate(other.id)) == code
+    assert await code_of(world.profiles.activate(other.id)) == code
     assert world.steering.live is before
     assert world.launcher.log.count("steer") == pushed
     assert world.serving.profile_id == running.id
@@ -83,11 +83,11 @@ async def test_a_refused_activation_leaves_the_running_one(
 async def test_an_engine_that_fails_leaves_the_running_profile(world: World) -> None:
     await attached(world)
     running, other = await saved(world), await saved(world, "other", steering={"5": 1.0})
-    await world.serving.activate(running.id)
+    await world.profiles.activate(running.id)
     before = world.steering.live
     for act in (
-        lambda: world.serving.activate(other.id),
-        lambda: world.serving.deactivate(running.id),
+        lambda: world.profiles.activate(other.id),
+        lambda: world.profiles.deactivate(running.id),
         lambda: world.profiles.remove(running.id),
     ):
         world.launcher.fail("steer", Refusal("ENGINE_UNAVAILABLE", "gone"))
@@ -99,12 +99,12 @@ async def test_an_engine_that_fails_leaves_the_running_profile(world: World) -> 
 async def test_without_an_sae_only_an_empty_profile_is_activated(world: World) -> None:
     row, empty = await saved(world), await saved(world, "empty", steering={})
     for _ in ("without a model", "with a model"):
-        assert await code_of(world.serving.activate(row.id)) == "SAE_NOT_ATTACHED"
+        assert await code_of(world.profiles.activate(row.id)) == "SAE_NOT_ATTACHED"
         assert world.serving.profile_id is None
-        done = await world.serving.activate(empty.id)
-        assert (done.applied, done.count) == (False, 0)
+        done = await world.profiles.activate(empty.id)
+        assert (done.applied_steering, done.feature_count) == (False, 0)
         assert world.serving.profile_id == empty.id
-        assert await world.serving.deactivate(empty.id) is True
+        assert await world.profiles.deactivate(empty.id) is True
         assert world.serving.profile_id is None
         if world.conductor.resident is None:
             await world.loaded()
@@ -112,7 +112,7 @@ async def test_without_an_sae_only_an_empty_profile_is_activated(world: World) -
 
 async def test_the_engine_learns_of_a_step_that_was_taken_without_an_sae(world: World) -> None:
     await world.loaded()
-    await world.serving.activate((await saved(world, "empty", steering={})).id)
+    await world.profiles.activate((await saved(world, "empty", steering={})).id)
     await world.attachments.attach(await world.sae(), 1)
     assert world.launcher.engine.state.steering == m.Steering(world.steering.live.epoch, False, {})
 
@@ -120,9 +120,9 @@ async def test_the_engine_learns_of_a_step_that_was_taken_without_an_sae(world: 
 async def test_deactivating_an_inactive_profile_keeps_the_active_ones_values(world: World) -> None:
     await attached(world)
     running, other = await saved(world), await saved(world, "other")
-    await world.serving.activate(running.id)
+    await world.profiles.activate(running.id)
     before = world.steering.live
-    assert await world.serving.deactivate(other.id) is False
+    assert await world.profiles.deactivate(other.id) is False
     assert await world.profiles.remove(other.id) is False
     assert world.steering.live is before
 
@@ -131,9 +131,9 @@ async def test_deactivating_an_inactive_profile_keeps_the_active_ones_values(wor
 async def test_deactivating_says_whether_it_cleared(world: World, clears: bool) -> None:
     await attached(world)
     row = await saved(world)
-    await world.serving.activate(row.id)
+    await world.profiles.activate(row.id)
     epoch = world.steering.live.epoch
-    assert await world.serving.deactivate(row.id, clears=clears) is clears
+    assert await world.profiles.deactivate(row.id, clears=clears) is clears
     assert state(world) == ((False, {}, None) if clears else (True, {4: 2.0}, None))
     assert world.steering.live.epoch == epoch + clears
 
@@ -142,7 +142,7 @@ async def test_deactivating_says_whether_it_cleared(world: World, clears: bool) 
 async def test_a_deleted_profile_is_deactivated_first(world: World) -> None:
     await attached(world)
     row = await saved(world)
-    await world.serving.activate(row.id)
+    await world.profiles.activate(row.id)
     assert await world.profiles.remove(row.id) is True
     assert state(world) == (False, {}, None)
     assert world.launcher.engine.state.steering == m.Steering(world.steering.live.epoch, False, {})
@@ -152,11 +152,11 @@ async def test_a_deleted_profile_is_deactivated_first(world: World) -> None:
 async def test_detaching_and_unloading_end_the_activity(world: World) -> None:
     await attached(world)
     row = await saved(world)
-    await world.serving.activate(row.id)
+    await world.profiles.activate(row.id)
     await world.attachments.detach("sae_a")
     assert state(world) == (False, {}, None)
     await world.attachments.attach(await world.catalog.sae("sae_a"), 1)
-    await world.serving.activate(row.id)
+    await world.profiles.activate(row.id)
     await world.conductor.unload(world.resident.row.id)
     assert state(world) == (False, {}, None)
     assert await world.serving.active() is None
@@ -165,7 +165,7 @@ async def test_detaching_and_unloading_end_the_activity(world: World) -> None:
 async def test_a_snapshot_brings_the_active_profile_back(world: World) -> None:
     await attached(world)
     row = await saved(world)
-    await world.serving.activate(row.id)
+    await world.profiles.activate(row.id)
     before = world.steering.live
     await world.attachments.detach("sae_a")
     await world.attachments.attach(await world.catalog.sae("sae_a"), 1)
@@ -181,7 +181,7 @@ async def test_a_change_of_the_active_profile_leaves_the_live_values_and_the_eng
 ) -> None:
     await attached(world)
     row = await saved(world)
-    await world.serving.activate(row.id)
+    await world.profiles.activate(row.id)
     before, pushed = world.steering.live, world.launcher.log.count("steer")
     changed = await world.profiles.change(row.id, {"steering": {"5": 1.0}, "name": "new"})
     assert (changed.steering, changed.name) == ({5: 1.0}, "new")
@@ -189,7 +189,7 @@ async def test_a_change_of_the_active_profile_leaves_the_live_values_and_the_eng
     assert (after.epoch, after.values) == (before.epoch, before.values)
     assert world.launcher.log.count("steer") == pushed
     assert await world.serving.active() == changed
-    await world.serving.activate(row.id)
+    await world.profiles.activate(row.id)
     assert state(world) == (True, {5: 1.0}, row.id)
 
 
@@ -210,7 +210,7 @@ async def test_what_steers_the_second_sae_is_saved_as_its_own(world: World) -> N
     await world.sae("sae_b")
     await soon(world.attachments.attach_set([("sae_b", 2)]))
     bound = await saved(world, sae_id="sae_b")
-    await world.serving.activate(bound.id)
+    await world.profiles.activate(bound.id)
     row = await world.profiles.save_current("now", None)
     assert (row.sae_id, row.layer, row.steering) == ("sae_b", 2, {4: 2.0})
     await world.steering.set_values({1: 5.0})
@@ -221,9 +221,9 @@ async def test_what_steers_the_second_sae_is_saved_as_its_own(world: World) -> N
 async def test_a_profile_of_another_model_is_activated_with_a_warning(world: World) -> None:
     await attached(world)
     own = await saved(world, "own", model_id="a")
-    assert (await world.serving.activate(own.id)).warnings == ()
+    assert (await world.profiles.activate(own.id)).warnings == ()
     other = await saved(world, "other", model_id="acme/else")
-    (warning,) = (await world.serving.activate(other.id)).warnings
+    (warning,) = (await world.profiles.activate(other.id)).warnings
     assert "acme/else" in warning
 
 
@@ -235,7 +235,7 @@ async def test_a_profile_bound_to_the_second_sae_goes_there(world: World) -> Non
     await world.attachments.attach(await world.sae("sae_b"), 2)
     world.resident.attachments = {first.key: first, **world.resident.attachments}
     row = await saved(world, sae_id="sae_b", layer=2)
-    await world.serving.activate(row.id)
+    await world.profiles.activate(row.id)
     assert world.steering.live.values == {"sae_b@2": {4: 2.0}}
 
 
@@ -246,7 +246,7 @@ async def test_an_activation_while_the_sae_is_detached_leaves_nothing_active(wor
     await attached(world)
     row = await saved(world)
     gate = world.launcher.hold("steer")
-    activating = world.begin(world.serving.activate(row.id))
+    activating = world.begin(world.profiles.activate(row.id))
     await soon(gate.reached.wait())
     detaching = world.begin(world.attachments.detach("sae_a"))
     gate.open.set()
@@ -262,7 +262,7 @@ async def test_a_detach_that_comes_first_refuses_the_activation(world: World) ->
     gate = world.launcher.hold("steer")
     detaching = world.begin(world.attachments.detach("sae_a"))
     await soon(gate.reached.wait())
-    activating = world.begin(world.serving.activate(row.id))
+    activating = world.begin(world.profiles.activate(row.id))
     gate.open.set()
     await soon(detaching)
     assert await code_of(activating) == "SAE_NOT_ATTACHED"
@@ -274,9 +274,9 @@ async def test_of_two_activations_the_later_one_stands_whole(world: World) -> No
     first, second = await saved(world), await saved(world, "other", steering={"5": 1.0})
     epoch = world.steering.live.epoch
     gate = world.launcher.hold("steer")
-    one = world.begin(world.serving.activate(first.id))
+    one = world.begin(world.profiles.activate(first.id))
     await soon(gate.reached.wait())
-    two = world.begin(world.serving.activate(second.id))
+    two = world.begin(world.profiles.activate(second.id))
     gate.open.set()
     await soon(asyncio.gather(one, two))
     assert state(world) == (True, {5: 1.0}, second.id)
@@ -290,8 +290,8 @@ class Held(Documents):
         super().__init__(database)
         self.gate = Gate()
 
-    async def profile(self, profile_id: str) -> ProfileRow:
-        row = await super().profile(profile_id)
+    async def row(self, row_id: str) -> ProfileRow:
+        row = await super().row(row_id)
         if not self.gate.reached.is_set():
             self.gate.reached.set()
             await self.gate.open.wait()
@@ -306,7 +306,7 @@ async def test_a_profile_deleted_during_its_activation_is_active_no_longer(world
         documents, world.steering, world.conductor, world.catalog, world.settings, world.edit_parts
     )
     profiles = Profiles(documents, serving, world.conductor, world.catalog, world.edit_parts)
-    activating = world.begin(serving.activate(row.id))
+    activating = world.begin(profiles.activate(row.id))
     await soon(documents.gate.reached.wait())
     removing = world.begin(profiles.remove(row.id))
     for _ in range(20):

@@ -204,7 +204,7 @@ async def two(world: World, values: dict[str, dict[int, float]]) -> None:
 async def test_clearing_leaves_no_value_at_any_sae(world: World) -> None:
     await two(world, {})
     row = await world.profiles.create("p", steering={"2": 4.0}, sae_id="sae_b")
-    await world.serving.activate(row.id)
+    await world.profiles.activate(row.id)
     assert world.steering.state() == (True, {})
     assert world.steering.others() == {"sae_b@2": {2: 4.0}}
     await world.steering.clear()

@@ -7,7 +7,7 @@ import pytest
 from steerserve.rules.sensing import circuit_sensing as rules
 from steerserve.rules.sensing.circuit_sensing import AttachedLayer, EdgeTracker, Observation
 from steerserve.rules.sensing.cluster_sensing import Thresholds
-from steerserve.rules.steering.circuit import AuthoredEdge, EdgeEnd
+from steerserve.rules.steering.circuit import AuthoredEdge, CircuitEdgeEnd
 
 THRESHOLDS = Thresholds(0.1, 0.0)
 ATTACHED = {6: AttachedLayer("a@6", 100), 9: AttachedLayer("b@9", 100)}
@@ -15,7 +15,7 @@ MAXIMA = [(6, 70, 5.0), (9, 31, 4.0), (9, 32, None)]
 
 
 def edge(up: tuple[int, int | None], down: tuple[int, int | None]) -> AuthoredEdge:
-    return AuthoredEdge(EdgeEnd(*up), EdgeEnd(*down))
+    return AuthoredEdge(CircuitEdgeEnd(*up), CircuitEdgeEnd(*down))
 
 
 @pytest.mark.parametrize(

@@ -305,7 +305,7 @@ def test_an_edge_between_two_steered_layers_is_a_hazard(
         {"layer": 6, "feature": feature(70, up)},
         {"layer": 9, "feature": feature(31, down)},
     ]
-    reported = hazards.of(read(members=members, edges=[edge(**fields)]))
+    reported = hazards.find_hazards(read(members=members, edges=[edge(**fields)]))
     assert [(one.kind, one.label) for one in reported] == ([] if expected is None else [expected])
 
 
@@ -319,7 +319,7 @@ def test_an_edge_between_two_steered_layers_is_a_hazard(
     ],
 )
 def test_an_edge_that_does_not_join_two_steered_layers_is_no_hazard(ends: dict[str, Any]) -> None:
-    assert hazards.of(read(edges=[edge(**ends, effect_size=0.4)])) == []
+    assert hazards.find_hazards(read(edges=[edge(**ends, effect_size=0.4)])) == []
 
 
 def test_the_measured_hazard_is_the_latest_result_that_was_kept() -> None:

@@ -9,12 +9,13 @@ import pytest
 
 from steerserve.errors import Refusal
 from steerserve.rules.steering import activation as serving
-from steerserve.rules.steering import cluster
+from steerserve.rules.steering import cluster, documents
 from steerserve.rules.steering import live as steering
 from steerserve.rules.steering.cluster import Cluster
 from steerserve.rules.steering.dial import plan
+from steerserve.rules.steering.intensity import Range
 from steerserve.rules.steering.live import Live
-from steerserve.rules.steering.members import AuthoredMember, Range, SaeReference
+from steerserve.rules.steering.members import AuthoredMember, SaeReference
 from steerserve.rules.steering.profile import Profile
 from tests.rules.steering.saes import Sae
 
@@ -166,7 +167,7 @@ MINIMAL: dict[str, Any] = {
 
 def refused(body: bytes) -> Refusal:
     with pytest.raises(Refusal) as raised:
-        cluster.parse(body)
+        documents.parse(body, cluster.imported)
     return raised.value
 
 
@@ -219,8 +220,14 @@ def test_a_document_of_another_kind_is_refused(kind: Any) -> None:
 
 def test_a_document_that_leaves_out_its_kind_is_recognised_by_its_parts() -> None:
     bare = {key: value for key, value in MINIMAL.items() if key != "kind"}
-    assert not cluster.parse(json.dumps(bare).encode()).is_bundle
-    assert cluster.parse(json.dumps({"definitions": [bare]}).encode()).is_bundle
+    assert not documents.parse(json.dumps(bare).encode(), cluster.imported).is_bundle
+    assert documents.parse(json.dumps({"definitions": [bare]}).encode(), cluster.imported).is_bundle
+
+
+def test_several_definitions_without_a_kind_are_not_one_definition() -> None:
+    with pytest.raises(Refusal) as raised:
+        cluster.definition({"definitions": [MINIMAL, MINIMAL]})
+    assert raised.value.code == "UNKNOWN_KIND"
 
 
 def test_a_feature_that_stands_twice_counts_with_its_first_entry() -> None:

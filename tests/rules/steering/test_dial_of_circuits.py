@@ -24,7 +24,7 @@ LOW, HIGH, OTHER = Sae("sae_a", 2), Sae("sae_b", 3), Sae("sae_c", 4)
 ALL = (LOW, HIGH, OTHER)
 A, B, C = LOW.key, HIGH.key, OTHER.key
 LIMITS = Range(0.5, 1.5)
-RAIN = whole("circ_1", "rain", 2, (2, 3), {A: {1: 8.0}, B: {5: -150.0}}, intensity_range=(0.2, 1.4))
+RAIN = whole("circ_1", "rain", 2, (2, 3), {A: {1: 8.0}, B: {5: -150.0}}, limits=Range(0.2, 1.4))
 SNOW = whole("circ_2", "snow", 3, (4,), {C: {6: 1.0}})
 CALM = Profile("calm", {7: 3.0}, layer=4)
 FRESH = Live(epoch=3)

@@ -14,8 +14,8 @@ import pytest
 from steerserve.rules.saes.provenance import SaeOrigin
 from steerserve.rules.steering import dial, interventions
 from steerserve.rules.steering.digest import SteeredModel, SteeredSite, applied, digest
+from steerserve.rules.steering.intensity import Range
 from steerserve.rules.steering.live import Live
-from steerserve.rules.steering.members import Range
 from steerserve.rules.steering.placed import MANUAL, Values
 from steerserve.rules.steering.placing import ModelFacts
 from steerserve.rules.steering.probe import Probe

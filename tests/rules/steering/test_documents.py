@@ -87,14 +87,14 @@ def test_a_number_that_json_lacks_is_refused_in_unknown_keys_too(bad: float) -> 
 )
 def test_a_body_that_is_not_json_is_told_where(body: bytes, why: str) -> None:
     with pytest.raises(Refusal, match=why) as raised:
-        documents.parse(body)
+        documents.parse(body, dict)
     assert raised.value.code == "VALIDATION_ERROR"
 
 
 @pytest.mark.parametrize("body", [b"[]", b'"text"', b"null"])
 def test_a_body_that_is_no_object_is_refused(body: bytes) -> None:
     with pytest.raises(DocumentRefusal) as raised:
-        documents.parse(body)
+        documents.parse(body, dict)
     assert raised.value.details["errors"][0]["loc"] == ["body"]
 
 

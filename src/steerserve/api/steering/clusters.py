@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
+from msgspec import structs
 from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
@@ -38,7 +39,7 @@ from steerserve.control.steering.views import (
 from steerserve.rules.bounds import BUNDLE_DEFINITIONS, PAGE_ROWS
 from steerserve.rules.steering import cluster as rules
 from steerserve.rules.steering.cluster import OfferedPack
-from steerserve.rules.steering.members import INTENSITY_MAXIMUM, Range
+from steerserve.rules.steering.intensity import INTENSITY_MAXIMUM, Range, find_limits
 
 MEMBERS_SHOWN = 20
 ClusterDocument = dict[str, Any]
@@ -108,7 +109,7 @@ _DOCUMENT = {
 def summary(row: Any, active_id: str | None, configured: Range) -> ClusterSummary:
     """A cluster in the form in which the list answers it. `strength` of a member is its value at intensity 1."""
     facts = row.cluster
-    dial = rules.limits(facts, configured)
+    dial = find_limits(facts.declared_range, configured)
     return ClusterSummary(
         id=row.id,
         name=row.name,
@@ -222,15 +223,7 @@ def router(clusters: Clusters, packs: ClusterPacks, serving: Serving) -> APIRout
     async def activate_cluster(cluster_id: str) -> Response:
         """Steer by a cluster. Every check comes before the live values change."""
         done = await clusters.activate(cluster_id)
-        return success(
-            ActivatedCluster(
-                profile_id=cluster_id,
-                applied_steering=done.applied,
-                feature_count=done.count,
-                sensing_armed=bool(done.is_sensed),
-                warnings=done.warnings,
-            )
-        )
+        return success(ActivatedCluster(**structs.asdict(done)))
 
     @routes.post("/{cluster_id}/deactivate", response_model=Answer[DeactivatedProfile])
     async def deactivate_cluster(cluster_id: str) -> Response:

@@ -291,20 +291,11 @@ def router(profiles: Profiles, serving: Serving, reader: DocumentReader) -> APIR
     @routes.post("/{profile_id}/activate", response_model=Answer[ActivatedProfile])
     async def activate(profile_id: str, body: Activation | None = None) -> Response:
         applies = body is None or body.apply_steering
-        done = await serving.activate(profile_id, applies=applies)
-        return success(
-            ActivatedProfile(
-                profile_id=profile_id,
-                applied_steering=done.applied,
-                feature_count=done.count,
-                warnings=done.warnings,
-                sensing_armed=UNSET if done.is_sensed is None else done.is_sensed,
-            )
-        )
+        return success(await profiles.activate(profile_id, applies=applies))
 
     @routes.post("/{profile_id}/deactivate", response_model=Answer[DeactivatedProfile])
     async def deactivate(profile_id: str, clear_steering: bool = True) -> Response:
-        cleared = await serving.deactivate(profile_id, clears=clear_steering)
+        cleared = await profiles.deactivate(profile_id, clears=clear_steering)
         return success(DeactivatedProfile(profile_id, cleared))
 
     @routes.get("/{profile_id}/export", response_model=Answer[ProfileExport])

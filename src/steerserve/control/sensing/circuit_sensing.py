@@ -6,7 +6,6 @@ for itself. The record of a circuit has the wish of the operator; this module fo
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -18,7 +17,7 @@ from steerserve.control.bus import Bus, CircuitFired, ServedCircuitsChanged
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.resident import Attachment
 from steerserve.control.sensing.arming import ArmedAt
-from steerserve.control.sensing.recorder import READ_SECONDS, Recorder
+from steerserve.control.sensing.recorder import Recorder
 from steerserve.control.sensing.sensing_views import (
     CircuitSensingChange,
     CircuitSensingState,
@@ -30,9 +29,9 @@ from steerserve.control.sensing.sensing_views import (
 from steerserve.control.sensing.sensor import Sensor
 from steerserve.control.steering.steering import Steering
 from steerserve.database.circuits import CircuitStore, WholeCircuit
-from steerserve.errors import Refusal
 from steerserve.messages.carried import carried
 from steerserve.messages.engine import Engine
+from steerserve.rules.field_faults import refuse_value
 from steerserve.rules.sensing import circuit_sensing as rules
 from steerserve.rules.sensing import cluster_sensing as sensing
 from steerserve.rules.sensing.circuit_sensing import AttachedLayer, EdgePlan
@@ -92,9 +91,7 @@ class CircuitSensing(Sensor[tuple[m.ArmedCircuit, ...], tuple[SensedCircuitRepor
         return len(armed.message) if armed is not None else 0
 
     async def status(self) -> CircuitSensingState:
-        if self._tasks:
-            await asyncio.wait(list(self._tasks), timeout=READ_SECONDS)
-        await self.recorder.caught_up()
+        await self._catch_up()
         armed, now = self._arming.now, self._serving_ids()
         enabled = await self._store.sensed()
         rows = await self._store.stored([row.id for row in enabled if row.id in now])
@@ -157,18 +154,15 @@ class CircuitSensing(Sensor[tuple[m.ArmedCircuit, ...], tuple[SensedCircuitRepor
         Raises:
             Refusal: CIRCUIT_NOT_FOUND; VALIDATION_ERROR where the engine refuses; the sensing stays enabled then.
         """
-        row = await self._store.circuit(circuit_id)
+        row = await self._store.row(circuit_id)
         if row.sensing_enabled != enabled:
             row = await self._store.change(circuit_id, sensing_enabled=enabled)
         why = await self._arming.arm(self._wanted)
         if why is not None:
-            raise Refusal(
-                "VALIDATION_ERROR",
-                f"sensing is {'enabled' if enabled else 'disabled'}, but the engine refuses: {why.message}",
-                circuit_id=circuit_id,
-                reason=why.message,
-                errors=[{"loc": ["path", "circuit_id"], "msg": why.message}],
-            )
+            state = "enabled" if enabled else "disabled"
+            message = f"sensing is {state}, but the engine refuses: {why.message}"
+            details = {"circuit_id": circuit_id, "reason": why.message}
+            raise refuse_value(["path", "circuit_id"], why.message, message, **details)
         plan = self._candidate(row).plan
         armed = self._arming.now
         is_armed = armed is not None and any(one.circuit_id == circuit_id for one in armed.facts)

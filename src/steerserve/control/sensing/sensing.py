@@ -35,6 +35,7 @@ from steerserve.database.documents import Documents, ProfileRow
 from steerserve.errors import Refusal
 from steerserve.messages.carried import carried
 from steerserve.messages.engine import Engine
+from steerserve.rules.field_faults import refuse_value
 from steerserve.rules.sensing import cluster_sensing as rules
 from steerserve.rules.sensing.cluster_sensing import ClusterPlan, Thresholds
 from steerserve.rules.sensing.firings import (
@@ -92,7 +93,7 @@ class ClusterSensing(Sensor[m.ArmedCluster, ClusterFacts]):
         return self._arming.now is not None
 
     async def status(self) -> ClusterSensingReport:
-        await self.recorder.caught_up()
+        await self._catch_up()
         armed, settings = self._arming.now, self._settings
         enabled = await self._documents.sensed()
         return ClusterSensingReport(
@@ -189,13 +190,9 @@ class ClusterSensing(Sensor[m.ArmedCluster, ClusterFacts]):
         if why is not None and not row.sensing_enabled:
             raise why
         if why is not None:
-            raise Refusal(
-                "VALIDATION_ERROR",
-                f"sensing stays enabled, but the cluster cannot be armed: {why.message}",
-                profile_id=row.id,
-                reason=why.message,
-                errors=[{"loc": ["path", "profile_id"], "msg": why.message}],
-            )
+            message = f"sensing stays enabled, but the cluster cannot be armed: {why.message}"
+            details = {"profile_id": row.id, "reason": why.message}
+            raise refuse_value(["path", "profile_id"], why.message, message, **details)
         return self.is_armed
 
     async def _wanted(self, row: ProfileRow | None) -> _Armed | None:
@@ -270,16 +267,11 @@ class ClusterSensing(Sensor[m.ArmedCluster, ClusterFacts]):
     # ------------------------------------------------------------- inside
 
     async def _cluster(self, profile_id: str) -> tuple[ProfileRow, Cluster]:
-        row = await self._documents.profile(profile_id)
+        row = await self._documents.row(profile_id)
         if row.cluster is None:
             why = "the profile is not a cluster, and only clusters are sensed"
-            raise Refusal(
-                "VALIDATION_ERROR",
-                why,
-                profile_id=row.id,
-                source_kind=row.source_kind,
-                errors=[{"loc": ["path", "profile_id"], "msg": why}],
-            )
+            details = {"profile_id": row.id, "source_kind": row.source_kind}
+            raise refuse_value(["path", "profile_id"], why, **details)
         return row, row.cluster
 
     def _plan_or_none(self, cluster: Cluster, min_k: int) -> ClusterPlan | None:

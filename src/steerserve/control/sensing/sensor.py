@@ -12,7 +12,7 @@ from steerserve import messages as m
 from steerserve.control.bus import Bus, LoadComplete, SaeAttached, SaeDetached, UnloadComplete
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.sensing.arming import Facts, Message, SensingState
-from steerserve.control.sensing.recorder import Recorder
+from steerserve.control.sensing.recorder import READ_SECONDS, Recorder
 from steerserve.errors import Refusal
 from steerserve.logs import background
 from steerserve.messages.engine import Engine
@@ -43,6 +43,12 @@ class Sensor(Generic[Message, Facts]):
         """Wait for the work in the background: what is armed follows the last event, and the firings are written."""
         await self.settled()
         await self.recorder.settled()
+
+    async def _catch_up(self) -> None:
+        """Wait a moment for the work in the background, so that a status tells what followed the last change."""
+        if self._tasks:
+            await asyncio.wait(list(self._tasks), timeout=READ_SECONDS)
+        await self.recorder.caught_up()
 
     @abstractmethod
     async def _send(self, engine: Engine, message: Message | None) -> None:

@@ -11,7 +11,8 @@ from msgspec import UNSET, UnsetType
 from steerserve.control.steering.views import Values
 from steerserve.rules.form import Form
 from steerserve.rules.steering.binding import Verdict
-from steerserve.rules.steering.hazards import HazardKind
+from steerserve.rules.steering.circuit import CircuitEdgeEnd
+from steerserve.rules.steering.hazards import CircuitHazard
 
 ServingMode = Literal["full", "slice_fallback"]
 FULL: ServingMode = "full"
@@ -71,13 +72,6 @@ class SteeredMember(Form, frozen=True):
     value: float
 
 
-class CircuitEdgeEnd(Form, frozen=True):
-    """One end of an edge. `feature_idx` is null for an end that is a whole cluster."""
-
-    layer: int
-    feature_idx: int | None
-
-
 class CircuitEdgeRecord(Form, frozen=True, kw_only=True):
     """An edge of a circuit with its evidence and the phrase for it. `effect_size` says how strongly an intervention at
     `up` changed `down`, and `weight_prior` how strong the edge is by the weights of the model alone; each is null where
@@ -97,25 +91,6 @@ class ImportedCircuitRecord(CircuitRecord, frozen=True, kw_only=True):
     """The circuit that was imported."""
 
     warnings: tuple[str, ...]
-
-
-class HazardEnd(Form, frozen=True):
-    """One end of an edge, with the value at which it is steered."""
-
-    layer: int
-    feature_idx: int | None
-    value: float
-
-
-class CircuitHazard(Form, frozen=True, kw_only=True):
-    """Two steered features on different layers that are joined by an edge. `kind` is `compounding` where both values
-    have the same sign. `label` says where the strength of the edge comes from."""
-
-    kind: HazardKind
-    edge_key: str
-    up: HazardEnd
-    down: HazardEnd
-    label: str | None
 
 
 class CircuitDetailRecord(CircuitRecord, frozen=True, kw_only=True):

@@ -8,14 +8,15 @@ engine, a circuit keeps its claims until its model is loaded again or given up.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 
 import structlog
 
 from steerserve.control.bus import Bus, Event, ServedCircuitsChanged
 from steerserve.control.steering.circuit_views import CircuitsHealth
+from steerserve.control.steering.serving import Serving
 from steerserve.control.steering.steering import Steering
 from steerserve.database.circuits import CircuitStore, LayerTaken
 from steerserve.errors import Refusal
@@ -26,23 +27,18 @@ from steerserve.rules.steering.served import composed
 
 log = structlog.get_logger(__name__)
 
-_TRIES = 2
-"""A claim is tried once more when another claim came between the reading and the writing."""
-
 
 class LayerClaims:
-    """Owner of the claims. Their copy in memory is the result of the last reading or writing."""
+    """Owner of the claims. Their copy in memory is the result of the last reading or writing. Claims are read and
+    written while the lock `editing` of `Serving` is held, so that no circuit is activated or ended meanwhile."""
 
-    def __init__(self, store: CircuitStore, steering: Steering, bus: Bus) -> None:
+    def __init__(self, store: CircuitStore, serving: Serving, steering: Steering, bus: Bus) -> None:
         self._store = store
+        self._serving = serving
         self._steering = steering
         self._held: tuple[LayerClaim, ...] = ()
-        # circuits that take claims before they serve
-        self._taking: set[str] = set()
-        self._writing = asyncio.Lock()
         self._fault: str | None = None
         self._faults = 0
-        self._is_settled = True
         self._settling: asyncio.Task[object] | None = None
         bus.subscribe(self._hear)
 
@@ -54,8 +50,9 @@ class LayerClaims:
         Raises:
             Refusal: DATABASE_UNAVAILABLE.
         """
-        await self.settle()
-        return sorted(self._held, key=lambda claim: (claim.layer, claim.circuit_id))
+        async with self._serving.editing:
+            await self.settle()
+            return sorted(self._held, key=lambda claim: (claim.layer, claim.circuit_id))
 
     def health(self) -> CircuitsHealth:
         """The circuits that serve, and whether the claims in memory agree with them."""
@@ -71,8 +68,8 @@ class LayerClaims:
 
     async def checked_health(self) -> CircuitsHealth:
         """The same as `health`, after a release that failed was tried again."""
-        if self._fault is not None:
-            await self.tidy()
+        if self._fault is not None and not self._serving.editing.locked():
+            await self._tidy_alone()
         return self.health()
 
     # ------------------------------------------------------------- changing
@@ -82,42 +79,40 @@ class LayerClaims:
         self, wanted: Wanted, *, allows_overlap: bool
     ) -> AsyncIterator[tuple[int, ...]]:
         """Hold the layers of a circuit that the block makes serve. Gives the layers that the circuit shares with
-        others. If the block fails, the circuit has the claims that it had before.
+        others. If the block fails, the circuit has the claims that it had before. The caller holds `editing`.
 
         Raises:
             Refusal: CIRCUIT_LAYER_CONTENTION, DATABASE_UNAVAILABLE.
         """
-        self._taking.add(wanted.circuit_id)
+        await self.settle()
+        before = [claim for claim in self._held if claim.circuit_id == wanted.circuit_id]
+        shared = await self._claim(wanted, allows_overlap=allows_overlap)
         try:
-            await self.settle()
-            before = [claim for claim in self._held if claim.circuit_id == wanted.circuit_id]
-            shared = await self._claim(wanted, allows_overlap=allows_overlap)
-            try:
-                yield shared
-            except BaseException:
-                await asyncio.shield(self._put_back(wanted.circuit_id, before))
-                raise
-        finally:
-            self._taking.discard(wanted.circuit_id)
+            yield shared
+        except BaseException:
+            await asyncio.shield(self._put_back(wanted.circuit_id, before))
+            raise
 
     async def release(self, circuit_id: str) -> list[int]:
-        """Release the claims of one circuit, whether it serves or not. Returns the layers that it held.
+        """Release the claims of one circuit, whether it serves or not. Returns the layers that it held. The caller
+        holds `editing`.
 
         Raises:
             Refusal: DATABASE_UNAVAILABLE.
         """
-        async with self._watched():
+        with self._watched():
             held = await self._store.claims()
             self._take(await self._store.release([circuit_id]))
         return sorted(claim.layer for claim in held if claim.circuit_id == circuit_id)
 
     async def settle(self) -> list[LayerClaim]:
-        """Release the claims of circuits that do not serve any more, and return these claims.
+        """Release the claims of circuits that do not serve any more, and return these claims. The caller holds
+        `editing`.
 
         Raises:
             Refusal: DATABASE_UNAVAILABLE.
         """
-        async with self._watched():
+        with self._watched():
             self._take(await self._store.claims())
             ended = self._ended()
             if ended:
@@ -143,42 +138,39 @@ class LayerClaims:
         """Raises:
         Refusal: CIRCUIT_LAYER_CONTENTION, DATABASE_UNAVAILABLE.
         """
-        for _ in range(_TRIES):
-            shared = rules.admit(wanted, self._held, allows_overlap=allows_overlap)
-            claims = [
-                LayerClaim(wanted.circuit_id, wanted.name, layer, tuple(features), layer in shared)
-                for layer, features in sorted(wanted.features.items())
-            ]
+        shared = rules.admit(wanted, self._held, allows_overlap=allows_overlap)
+        claims = [
+            LayerClaim(wanted.circuit_id, wanted.name, layer, tuple(features), layer in shared)
+            for layer, features in sorted(wanted.features.items())
+        ]
+        with self._watched():
             try:
-                async with self._watched():
-                    self._take(await self._store.claim(wanted.circuit_id, claims))
-            except LayerTaken:
-                # the claims are read anew, and show who was faster
-                await self.settle()
-            else:
-                return shared
-        others = [claim for claim in self._held if claim.circuit_id != wanted.circuit_id]
-        raise rules.contention(wanted, others)
+                self._take(await self._store.claim(wanted.circuit_id, claims))
+            except LayerTaken as taken:
+                # another writer of the database was faster
+                self._take(await self._store.claims())
+                others = [claim for claim in self._held if claim.circuit_id != wanted.circuit_id]
+                raise rules.contention(wanted, others) from taken
+        return shared
 
     async def _put_back(self, circuit_id: str, before: Sequence[LayerClaim]) -> None:
         try:
-            async with self._watched():
+            with self._watched():
                 self._take(await self._store.claim(circuit_id, before))
         except (Refusal, LayerTaken):
             # the next release of the claims of ended circuits takes them
             log.warning("claims_not_put_back", circuit_id=circuit_id)
 
-    @asynccontextmanager
-    async def _watched(self) -> AsyncIterator[None]:
-        """One access to the claims at a time. A fault of the database is counted and kept until an access succeeds."""
-        async with self._writing:
-            try:
-                yield
-            except Refusal as refusal:
-                self._faults += 1
-                self._fault = refusal.message
-                raise
-            self._fault = None
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        """An access to the claims. A fault of the database is counted and kept until an access succeeds."""
+        try:
+            yield
+        except Refusal as refusal:
+            self._faults += 1
+            self._fault = refusal.message
+            raise
+        self._fault = None
 
     def _take(self, claims: Sequence[LayerClaim]) -> None:
         slices = {circuit.id for circuit in self._steering.circuits if circuit.is_slice}
@@ -187,18 +179,16 @@ class LayerClaims:
     def _hear(self, event: Event) -> None:
         """Release the claims of circuits that ended without a call to this owner."""
         if isinstance(event, ServedCircuitsChanged) and self._ended():
-            self._is_settled = False
-            if self._settling is None or self._settling.done():
-                self._settling = background.start(self._settle_later())
+            # they take turns, so the last one ends last
+            self._settling = background.start(self._tidy_alone())
 
-    async def _settle_later(self) -> None:
-        while not self._is_settled:
-            self._is_settled = True
+    async def _tidy_alone(self) -> None:
+        async with self._serving.editing:
             await self.tidy()
 
     def _ended(self) -> list[LayerClaim]:
         """The claims that are held by circuits that do not serve."""
-        serving = {circuit.id for circuit in self._steering.circuits} | self._taking
+        serving = {circuit.id for circuit in self._steering.circuits}
         return [claim for claim in self._held if claim.circuit_id not in serving]
 
     def _unreleased(self) -> list[str]:

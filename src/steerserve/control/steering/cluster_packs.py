@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -18,6 +20,7 @@ from steerserve.errors import Refusal
 from steerserve.hub.client import Hub
 from steerserve.hub.described import Repository
 from steerserve.rules.bounds import DOCUMENT_BYTES, PACK_ANSWERS_KEPT, PACK_DEFINITIONS
+from steerserve.rules.field_faults import refuse_value
 from steerserve.rules.steering import cluster, documents
 from steerserve.rules.steering.cluster import OfferedPack
 from steerserve.rules.text import storable
@@ -98,30 +101,22 @@ class ClusterPacks:
         if (file.size or 0) > DOCUMENT_BYTES:
             raise _absent(repo_id, filename, f"the file has more than {DOCUMENT_BYTES} bytes")
         body = await self._content(pack, filename)
-        imported = await self._reader.read(_definition, body)
-        return await self._clusters.add(
-            imported, options, HubReference(pack.repo_id, pack.sha, filename)
-        )
+        imported = await self._reader.read(documents.parse, body, cluster.definition)
+        came_from = HubReference(pack.repo_id, pack.sha, filename)
+        columns = {"hub_ref": asdict(came_from)}
+        return await self._clusters.add(imported, replace(options, columns=columns))
 
     # ------------------------------------------------------------- inside
 
     async def _described(
         self, repo_id: str, revision: str | None, filename: str | None
     ) -> Repository:
-        try:
+        with _readable(repo_id, filename):
             return await self._hub.describe(repo_id, revision)
-        except Refusal as refusal:
-            if refusal.code in ABSENT:
-                raise _absent(repo_id, filename, refusal.message) from refusal
-            raise
 
     async def _content(self, pack: Repository, path: str) -> bytes:
-        try:
+        with _readable(pack.repo_id, path):
             return await self._hub.content(pack.repo_id, pack.sha, path, DOCUMENT_BYTES)
-        except Refusal as refusal:
-            if refusal.code in ABSENT:
-                raise _absent(pack.repo_id, path, refusal.message) from refusal
-            raise
 
     async def _listed(self, pack: Repository) -> list[PackedDefinition]:
         if any(file.path == MANIFEST for file in pack.files):
@@ -180,18 +175,19 @@ def _text(value: object) -> str | None:
     return storable(value[:TEXT_MAXIMUM]) if isinstance(value, str) else None
 
 
-def _definition(body: bytes) -> cluster.ImportedCluster:
-    return cluster.definition(documents.parse(body))
+@contextmanager
+def _readable(repo_id: str, filename: str | None) -> Iterator[None]:
+    """Turn the refusal of what nobody can read without a token into the refusal of the field."""
+    try:
+        yield
+    except Refusal as refusal:
+        if refusal.code in ABSENT:
+            raise _absent(repo_id, filename, refusal.message) from refusal
+        raise
 
 
 def _absent(repo_id: str, filename: str | None, reason: str) -> Refusal:
     """The refusal of a repository or a file that cannot be imported from."""
     field = "repo_id" if filename is None else "filename"
-    return Refusal(
-        "VALIDATION_ERROR",
-        f"{field}: {reason}",
-        repo_id=repo_id,
-        filename=filename,
-        reason=reason,
-        errors=[{"loc": ["body", field], "msg": reason}],
-    )
+    details = {"repo_id": repo_id, "filename": filename, "reason": reason}
+    return refuse_value(["body", field], reason, f"{field}: {reason}", **details)

@@ -3,20 +3,24 @@ every profile."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal
 
 from steerserve.control.residency.conductor import Conductor
+from steerserve.control.steering.interventions import EditParts
 from steerserve.control.steering.profiles import Profiles
 from steerserve.control.steering.reading import DocumentReader
-from steerserve.control.steering.serving import ActivationReport, Serving
-from steerserve.control.steering.views import HubReference, ImportedItem, IntensityReport
-from steerserve.database.documents import Documents, ProfileRow, SliceOf
+from steerserve.control.steering.serving import Serving
+from steerserve.control.steering.views import ImportedItem, IntensityReport
+from steerserve.database.catalog import Catalog
+from steerserve.database.documents import Documents, ProfileRow
 from steerserve.database.stored import NameTaken
 from steerserve.errors import Refusal
 from steerserve.messages.carried import carried
 from steerserve.rules.steering import cluster as rules
+from steerserve.rules.steering import documents
 from steerserve.rules.steering.cluster import ImportedCluster, ReadClusters
 from steerserve.rules.steering.members import names_to_try
 
@@ -26,41 +30,36 @@ OnConflict = Literal["rename", "fail"]
 
 @dataclass(frozen=True, slots=True)
 class ImportOptions:
-    """How a document is imported. `own_id` is the id of its record, by default a new one. `slice_of` is the layer of a
-    circuit that the document was made of."""
+    """How a document is imported. `own_id` is the id of its record, by default a new one. `columns` are further columns
+    of the record: the file of the hub that the document came from, or the layer of a circuit that it was made of."""
 
     on_conflict: OnConflict = "rename"
     activate: bool = False
     own_id: str | None = None
-    slice_of: SliceOf | None = None
+    columns: Mapping[str, object] = field(default_factory=dict)
 
 
-class Clusters:
-    """Imports clusters, and changes them. Every cluster is a record of `Documents`."""
+class Clusters(Profiles):
+    """Imports clusters, and changes them. A cluster is a profile with a document."""
 
     def __init__(
         self,
         documents: Documents,
-        reader: DocumentReader,
         serving: Serving,
         conductor: Conductor,
-        profiles: Profiles,
+        catalog: Catalog,
+        parts: EditParts,
+        reader: DocumentReader,
     ) -> None:
-        self._documents = documents
+        super().__init__(documents, serving, conductor, catalog, parts)
         self._reader = reader
-        self._serving = serving
-        self._conductor = conductor
-        self._profiles = profiles
 
     async def page(self, limit: int, offset: int = 0) -> tuple[list[ProfileRow], int]:
         """Some of the clusters, oldest first, and how many there are."""
         return await self._documents.page(limit, offset, only_clusters=True)
 
-    async def get(self, cluster_id: str) -> ProfileRow:
-        """Raises:
-        Refusal: PROFILE_NOT_FOUND; VALIDATION_ERROR for a profile that is no cluster.
-        """
-        row = await self._documents.profile(cluster_id)
+    async def get(self, profile_id: str) -> ProfileRow:
+        row = await super().get(profile_id)
         if row.cluster is None:
             raise rules.not_a_cluster(row.id, row.source_kind)
         return row
@@ -85,7 +84,8 @@ class Clusters:
             DocumentRefusal: PAYLOAD_TOO_LARGE, UNKNOWN_KIND, VALIDATION_ERROR.
             Refusal: VALIDATION_ERROR for a body that is not JSON; DATABASE_UNAVAILABLE.
         """
-        return await self.add_all(await self._reader.read(rules.parse, body), options)
+        read = await self._reader.read(documents.parse, body, rules.imported)
+        return await self.add_all(read, options)
 
     async def add_all(self, read: ReadClusters, options: ImportOptions) -> Sequence[ImportedItem]:
         """Import each definition of a document on its own: one that cannot be saved does not keep the others out.
@@ -100,24 +100,35 @@ class Clusters:
             options = replace(options, activate=False)
         return [await self.add(one, options) for one in read.clusters]
 
-    async def add(
-        self,
-        imported: ImportedCluster,
-        options: ImportOptions,
-        hub_ref: HubReference | None = None,
-    ) -> ImportedItem:
+    async def add(self, imported: ImportedCluster, options: ImportOptions) -> ImportedItem:
         """Import one definition: save it, bind it to an attached SAE if one fits, and activate it if that is asked for.
         A failed activation leaves the cluster saved, with a warning.
 
         Raises:
             Refusal: DATABASE_UNAVAILABLE.
         """
-        binding = rules.bind(imported.cluster, self._conductor.attachments())
-        warnings = binding.warnings + rules.own_warnings(
-            imported.cluster, imported.intensity, self._serving.configured
-        )
+        cluster, intensity = imported.cluster, imported.intensity
+        binding = rules.bind(cluster, self._conductor.attachments())
+        own = rules.own_warnings(cluster, intensity, self._serving.configured)
+        warnings = binding.warnings + own
+        values = {
+            "description": imported.description,
+            "model_id": imported.model_id,
+            "sae_id": binding.sae_id,
+            "layer": cluster.sae.layer,
+            "steering": cluster.values,
+            "intensity": intensity,
+            "source_kind": "cluster",
+            "document": imported.document,
+            "cluster": cluster,
+            "warnings": warnings,
+            **options.columns,
+        }
+        may_rename = options.on_conflict == "rename"
+        names = names_to_try(imported.name, rules.NAME_MAXIMUM, may_rename=may_rename)
+        add = partial(self._documents.add_profile, own_id=options.own_id, **values)
         try:
-            row = await self._saved(imported, binding.sae_id, warnings, options, hub_ref)
+            row = await self._documents.first_free(names, lambda name: add(name=name), names[-1])
         except NameTaken as taken:
             return ImportedItem(imported.name, "error", error=taken.message)
         if options.activate:
@@ -127,69 +138,17 @@ class Clusters:
         )
         return ImportedItem(row.name, status, row.id, warnings)
 
-    async def _saved(
-        self,
-        imported: ImportedCluster,
-        sae_id: str | None,
-        warnings: tuple[str, ...],
-        options: ImportOptions,
-        hub_ref: HubReference | None,
-    ) -> ProfileRow:
-        """Raises:
-        NameTaken: other profiles have all names that the document may have.
-        """
-        may_rename = options.on_conflict == "rename"
-        names = names_to_try(imported.name, rules.NAME_MAXIMUM, may_rename=may_rename)
-        return await self._documents.first_free(
-            names,
-            lambda name: self._documents.add_cluster(
-                imported,
-                name,
-                sae_id,
-                warnings,
-                None if hub_ref is None else asdict(hub_ref),
-                options.own_id,
-                options.slice_of,
-            ),
-            told=names[-1],
-        )
-
     async def _activated(self, row: ProfileRow) -> tuple[str, ...]:
         """Activate an imported cluster, and return warnings."""
         if row.sae_id is None:
             return ("the cluster is not bound to an SAE, so it was not activated",)
         try:
-            report = await self._serving.activate(row.id)
+            report = await self.activate(row.id)
         except Refusal as refusal:
             return (f"the cluster was imported, but not activated: {refusal.message}",)
         return tuple(one for one in report.warnings if one not in row.warnings)
 
     # ------------------------------------------------------------- changing
-
-    async def activate(self, cluster_id: str) -> ActivationReport:
-        """Raises:
-        Refusal: PROFILE_NOT_FOUND; VALIDATION_ERROR for a profile that is no cluster; what the gate raises.
-        """
-        await self.get(cluster_id)
-        return await self._serving.activate(cluster_id)
-
-    async def deactivate(self, cluster_id: str) -> bool:
-        """End a cluster, and return whether its values were cleared.
-
-        Raises:
-            Refusal: PROFILE_NOT_FOUND, VALIDATION_ERROR.
-        """
-        await self.get(cluster_id)
-        return await self._serving.deactivate(cluster_id)
-
-    async def remove(self, cluster_id: str) -> bool:
-        """Delete a cluster, and return whether it was active.
-
-        Raises:
-            Refusal: PROFILE_NOT_FOUND, VALIDATION_ERROR, ENGINE_UNAVAILABLE.
-        """
-        await self.get(cluster_id)
-        return await self._profiles.remove(cluster_id)
 
     async def set_active_intensity(self, intensity: float, *, reapply: bool) -> IntensityReport:
         """Raises:

@@ -9,6 +9,7 @@ from steerserve.control.residency.conductor import Conductor
 from steerserve.control.saes.records import origin_of
 from steerserve.control.steering.interventions import EditParts
 from steerserve.control.steering.serving import Serving
+from steerserve.control.steering.views import ActivatedProfile
 from steerserve.database.catalog import Catalog
 from steerserve.database.documents import Documents, ProfileRow
 from steerserve.messages.carried import carried
@@ -42,9 +43,9 @@ class Profiles:
 
     async def get(self, profile_id: str) -> ProfileRow:
         """Raises:
-        Refusal: PROFILE_NOT_FOUND.
+        Refusal: PROFILE_NOT_FOUND; and for clusters VALIDATION_ERROR for a profile that is no cluster.
         """
-        return await self._documents.profile(profile_id)
+        return await self._documents.row(profile_id)
 
     async def named(self, name: str) -> ProfileRow:
         """The profile that a request's `profile` names.
@@ -58,17 +59,15 @@ class Profiles:
         self,
         name: str,
         *,
-        description: str | None = None,
         steering: Mapping[str, Any],
-        model_id: str | None = None,
-        sae_id: str | None = None,
-        layer: int | None = None,
         intensity: float = 1.0,
         edits: Sequence[Mapping[str, object]] | None = None,
         has_layers: bool = False,
+        **fields: Any,
     ) -> ProfileRow:
-        """Save a profile under a name that no other profile has. Edits of trained vectors get their layers, unless
-        `has_layers` says that those without layers act at all layers of the vector.
+        """Save a profile under a name that no other profile has. `fields` are the columns that need no check. Edits of
+        trained vectors get their layers, unless `has_layers` says that those without layers act at all layers of the
+        vector.
 
         Raises:
             Refusal: PROFILE_ALREADY_EXISTS, VALIDATION_ERROR, INVALID_INTERVENTION, TOO_MANY_EDITS.
@@ -76,13 +75,10 @@ class Profiles:
         rules.check_intensity(intensity)
         return await self._documents.add_profile(
             name=name,
-            description=description,
             steering=rules.feature_values(steering),
-            model_id=model_id,
-            sae_id=sae_id,
-            layer=layer,
             intensity=intensity,
             edits=rules.checked_edits(edits) if has_layers else await self._checked(edits),
+            **fields,
         )
 
     async def _checked(
@@ -136,11 +132,15 @@ class Profiles:
         if "edits" in changed:
             changed["edits"] = await self._checked(changed["edits"])
         async with self._serving.editing:
-            row = await self._documents.profile(profile_id)
+            row = await self._documents.row(profile_id)
             if row.cluster is not None:
                 new = {field: v for field, v in changed.items() if v != getattr(row, field)}
                 rules.check_cluster_changes(row.cluster, row.id, new, self._serving.configured)
-            changed |= await self._changed_origin(profile_id, changed)
+            if row.origin is not None:
+                # the origin loses the SAE or the model that the changes replace
+                sae = None if "sae_id" in changed else row.origin.sae
+                model = None if "model_id" in changed else row.origin.model
+                changed["origin"] = Origin(sae, model)
             if changed.get("name", row.name) != row.name:
                 # a slice that an operator renames is the operator's own, and outlives its circuit
                 changed |= {"slice_of": None, "slice_layer": None}
@@ -149,15 +149,37 @@ class Profiles:
         return row
 
     @carried
+    async def activate(self, profile_id: str, *, applies: bool = True) -> ActivatedProfile:
+        """Make a profile the active one (`Serving.activate_row`).
+
+        Raises:
+            Refusal: as `get`; what the gate of `rules/steering/activation` raises.
+        """
+        async with self._serving.editing:
+            return await self._serving.activate_row(await self.get(profile_id), applies)
+
+    @carried
+    async def deactivate(self, profile_id: str, *, clears: bool = True) -> bool:
+        """End a profile, and return whether its values were cleared. If the profile is not active, nothing changes.
+
+        Raises:
+            Refusal: as `get`; ENGINE_UNAVAILABLE.
+        """
+        async with self._serving.editing:
+            await self.get(profile_id)
+            was_active = await self._serving.end(profile_id, clears=clears)
+        return was_active and clears
+
+    @carried
     async def remove(self, profile_id: str) -> bool:
         """Delete a profile. If the profile is active, it is ended first and its values are cleared. Returns whether it
         was active.
 
         Raises:
-            Refusal: PROFILE_NOT_FOUND; ENGINE_UNAVAILABLE, in which case nothing is deleted.
+            Refusal: as `get`; ENGINE_UNAVAILABLE, in which case nothing is deleted.
         """
         async with self._serving.editing:
-            await self._documents.profile(profile_id)
+            await self.get(profile_id)
             was_active = await self._serving.end(profile_id, clears=True)
             await self._documents.remove(profile_id)
         return was_active
@@ -192,14 +214,3 @@ class Profiles:
         sae = next((origin_of(sae) for sae in saes if row.sae_id in sae.ids), None)
         names = (ModelOrigin(m.name, m.repo_id) for m in models if str(m.id) == row.model_id)
         return Origin(known.sae or sae, known.model or next(names, None))
-
-    async def _changed_origin(
-        self, profile_id: str, changes: Mapping[str, object]
-    ) -> dict[str, object]:
-        """The change of the origin: it loses the SAE or the model that the changes replace. Empty for a profile without
-        an origin."""
-        origin = (await self._documents.profile(profile_id)).origin
-        if origin is None:
-            return {}
-        sae = None if "sae_id" in changes else origin.sae
-        return {"origin": Origin(sae, None if "model_id" in changes else origin.model)}

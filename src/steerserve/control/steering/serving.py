@@ -9,25 +9,25 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import structlog
+from msgspec import UNSET
 
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.resident import Attachment
 from steerserve.control.saes.records import origin_of
 from steerserve.control.steering.interventions import EditParts, facts_of
 from steerserve.control.steering.steering import Steering
-from steerserve.control.steering.views import ServingProfile
+from steerserve.control.steering.views import ActivatedProfile, ServingProfile
 from steerserve.database.catalog import Catalog
 from steerserve.database.documents import Documents, ProfileRow
 from steerserve.errors import Refusal
-from steerserve.messages.carried import carried
 from steerserve.rules.steering import activation as rules
 from steerserve.rules.steering import cluster, interventions
 from steerserve.rules.steering import live as live_rules
+from steerserve.rules.steering.intensity import Range
 from steerserve.rules.steering.live import Live
-from steerserve.rules.steering.members import Range
 from steerserve.rules.steering.placed import listed
 from steerserve.rules.steering.profile import Profile, ProfileEdits
 from steerserve.settings import Settings
@@ -39,17 +39,6 @@ Displaced = Callable[[], Awaitable[Sequence[str]]]
 
 Followed = Callable[[ProfileRow | None], Awaitable[bool]]
 """Takes the active profile after a change, or None; answers whether the profile is sensed now."""
-
-
-@dataclass(frozen=True, slots=True)
-class ActivationReport:
-    """The outcome of an activation. `count` is the number of features that the profile steers now. `is_sensed` is None
-    for a profile that is no cluster, because only clusters are sensed."""
-
-    applied: bool
-    count: int
-    warnings: tuple[str, ...]
-    is_sensed: bool | None = None
 
 
 class Serving:
@@ -115,7 +104,7 @@ class Serving:
         if self.profile_id is None:
             return None
         try:
-            return await self._documents.profile(self.profile_id)
+            return await self._documents.row(self.profile_id)
         except Refusal as refusal:
             if refusal.code == "PROFILE_NOT_FOUND":  # it was ended and deleted meanwhile
                 return None
@@ -159,23 +148,12 @@ class Serving:
 
     # ------------------------------------------------------------- changing
 
-    @carried
-    async def activate(self, profile_id: str, *, applies: bool = True) -> ActivationReport:
-        """Make a profile the active one. In one step, its values times its intensity replace the live values of every
-        owner, and steering is enabled. All checks come before any change. If `applies` is False, the live values stay
-        as they are.
-
-        Raises:
-            Refusal: PROFILE_NOT_FOUND; what the gate of `rules/steering/activation` raises.
-        """
-        async with self.editing:
-            return await self.activate_row(await self._documents.profile(profile_id), applies)
-
     async def activate_row(
         self, row: ProfileRow, applies: bool = True, *, displaces: bool = True
-    ) -> ActivationReport:
-        """Activate a profile as its record is now. Without `displaces` the circuits go on serving. The caller holds
-        `editing`.
+    ) -> ActivatedProfile:
+        """Make a profile the active one, as its record is now. In one step, its values times its intensity replace the
+        live values of every owner, and steering is enabled. All checks come before any change. If `applies` is False,
+        the live values stay as they are. Without `displaces` the circuits go on serving. The caller holds `editing`.
 
         Raises:
             Refusal: what the gate of `rules/steering/activation` raises.
@@ -199,11 +177,13 @@ class Serving:
                 warnings += tuple(await displaced())
         row = await self._recorded(row, profile) if applied else row
         is_sensed = await self._tell(row)
-        return ActivationReport(
-            applied,
-            len(row.steering) if applied else 0,
-            warnings,
-            None if row.cluster is None else is_sensed,
+        return ActivatedProfile(
+            profile_id=row.id,
+            applied_steering=applied,
+            feature_count=len(row.steering) if applied else 0,
+            warnings=warnings,
+            # only clusters are sensed
+            sensing_armed=UNSET if row.cluster is None else is_sensed,
         )
 
     async def redial(self, row: ProfileRow) -> bool:
@@ -216,18 +196,6 @@ class Serving:
         await self._steering.everywhere(lambda live: live_rules.redial(live, row.id, row.intensity))
         active = self.live.active
         return active is not None and active.id == row.id and active.is_applied
-
-    @carried
-    async def deactivate(self, profile_id: str, *, clears: bool = True) -> bool:
-        """End a profile, and return whether its values were cleared. If the profile is not active, nothing changes.
-
-        Raises:
-            Refusal: PROFILE_NOT_FOUND.
-        """
-        async with self.editing:
-            await self._documents.profile(profile_id)
-            was_active = await self.end(profile_id, clears=clears)
-        return was_active and clears
 
     async def end(self, profile_id: str, *, clears: bool) -> bool:
         """End the profile if it is active, and return whether it was. The values that are kept after a crash until

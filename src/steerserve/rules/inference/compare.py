@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from steerserve.errors import Refusal
 from steerserve.rules.saes.attachment import AttachedSae, SaeChoice
-from steerserve.rules.steering.dial import HIGHEST
+from steerserve.rules.steering.intensity import INTENSITY_MAXIMUM
 from steerserve.rules.steering.live import check_index, check_value
 from steerserve.rules.steering.placed import Placed, Values, scaled, total
 from steerserve.rules.steering.placing import ModelFacts, placed
@@ -51,8 +51,8 @@ def check(intensities: Sequence[float]) -> tuple[float, ...]:
     if not 1 <= len(numbers) <= INTENSITIES_MAXIMUM:
         raise _invalid(f"1 to {INTENSITIES_MAXIMUM} intensities")
     for one in numbers:
-        if not 0.0 <= one <= HIGHEST:
-            raise _invalid(f"numbers in [0, {HIGHEST:g}]; {one} is not")
+        if not 0.0 <= one <= INTENSITY_MAXIMUM:
+            raise _invalid(f"numbers in [0, {INTENSITY_MAXIMUM:g}]; {one} is not")
     if len(set(numbers)) < len(numbers):
         raise _invalid("each intensity once")
     return numbers

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from steerserve.rules.sensing.cluster_sensing import DECODE, PREFILL, SUMMARY_CHARACTERS, Thresholds
-from steerserve.rules.steering.circuit import AuthoredEdge, EdgeEnd
+from steerserve.rules.steering.circuit import AuthoredEdge, CircuitEdgeEnd
 
 UnsensableReason = Literal[
     "endpoint_not_a_feature", "layer_not_attached", "no_activation_threshold"
@@ -99,7 +99,7 @@ def plan(
     return EdgePlan(tuple(sensable.values()), tuple(unsensable.values()), thetas)
 
 
-def _ends(edge: AuthoredEdge) -> tuple[EdgeEnd, EdgeEnd]:
+def _ends(edge: AuthoredEdge) -> tuple[CircuitEdgeEnd, CircuitEdgeEnd]:
     return edge.up, edge.down
 
 
@@ -108,7 +108,7 @@ _Attached = Mapping[int, AttachedLayer]
 
 
 def _is_feature(
-    end: EdgeEnd, _a: _Attached, _l: _Largest, _t: Thresholds
+    end: CircuitEdgeEnd, _a: _Attached, _l: _Largest, _t: Thresholds
 ) -> tuple[UnsensableReason, str] | None:
     if end.feature_idx is not None:
         return None
@@ -116,7 +116,7 @@ def _is_feature(
 
 
 def _is_attached(
-    end: EdgeEnd, attached: _Attached, _l: _Largest, _t: Thresholds
+    end: CircuitEdgeEnd, attached: _Attached, _l: _Largest, _t: Thresholds
 ) -> tuple[UnsensableReason, str] | None:
     sae = attached.get(end.layer)
     if sae is None:
@@ -127,7 +127,7 @@ def _is_attached(
 
 
 def _has_threshold(
-    end: EdgeEnd, _a: _Attached, largest: _Largest, thresholds: Thresholds
+    end: CircuitEdgeEnd, _a: _Attached, largest: _Largest, thresholds: Thresholds
 ) -> tuple[UnsensableReason, str] | None:
     assert end.feature_idx is not None
     if math.isfinite(thresholds.theta(largest.get((end.layer, end.feature_idx)))):

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from steerserve.rules.bounds import CIRCUIT_LAYERS, CLUSTER_MEMBERS
+from steerserve.rules.form import Form
 from steerserve.rules.steering import documents, members
 from steerserve.rules.steering.circuit_shape import KIND, SHAPE
 from steerserve.rules.steering.documents import DocumentFault, Place, as_number, part_of
@@ -21,9 +22,8 @@ from steerserve.rules.steering.placed import clamp_warnings, is_clamped
 from steerserve.rules.text import storable
 
 
-@dataclass(frozen=True, slots=True)
-class EdgeEnd:
-    """One end of an edge; `feature_idx` is None for an end that is a whole cluster."""
+class CircuitEdgeEnd(Form, frozen=True):
+    """One end of an edge. `feature_idx` is null for an end that is a whole cluster."""
 
     layer: int
     feature_idx: int | None
@@ -43,8 +43,8 @@ class AuthoredEdge:
         weight_prior: how strong the edge is by the weights of the model alone.
     """
 
-    up: EdgeEnd
-    down: EdgeEnd
+    up: CircuitEdgeEnd
+    down: CircuitEdgeEnd
     rung: int = 0
     kind: str | None = None
     effect_size: float | None = None
@@ -113,16 +113,6 @@ class ImportedCircuit:
 
 
 # ------------------------------------------------------------- reading
-
-
-def parse(body: bytes) -> ImportedCircuit:
-    """The circuit in the body of an import.
-
-    Raises:
-        DocumentRefusal: PAYLOAD_TOO_LARGE, UNKNOWN_KIND, VALIDATION_ERROR.
-        Refusal: VALIDATION_ERROR for a body that is not JSON.
-    """
-    return imported(documents.parse(body))
 
 
 def imported(document: Mapping[str, object]) -> ImportedCircuit:
@@ -230,11 +220,11 @@ def _edge(raw: Mapping[str, Any]) -> AuthoredEdge:
     )
 
 
-def _edge_end(raw: Mapping[str, Any]) -> EdgeEnd:
+def _edge_end(raw: Mapping[str, Any]) -> CircuitEdgeEnd:
     index = raw.get("feature_idx")
     if index is None or raw.get("kind") == "cluster":
-        return EdgeEnd(int(raw["layer"]), None)
-    return EdgeEnd(int(raw["layer"]), int(index))
+        return CircuitEdgeEnd(int(raw["layer"]), None)
+    return CircuitEdgeEnd(int(raw["layer"]), int(index))
 
 
 def _faults(circuit: Circuit) -> Iterator[DocumentFault]:

@@ -1,4 +1,4 @@
-"""How activating a circuit edits the live values, in one step of the epoch, and the range of its intensity.
+"""How activating a circuit edits the live values, in one step of the epoch.
 
 The values of a circuit belong to an owner of their own, so they are added to the values that other circuits, profiles
 and operators set, and ending the circuit removes only them.
@@ -17,29 +17,6 @@ from steerserve.rules.steering.served import ServedCircuit, ServedProfile
 
 INTENSITY = 1.0
 """The intensity of a circuit whose document asks for none."""
-
-
-def limits(
-    declared: tuple[float, float] | None, envelope: tuple[float, float]
-) -> tuple[float, float]:
-    """The lowest and the highest intensity of a circuit: the declared range within the configured envelope."""
-    lowest, highest = envelope
-    first, second = declared or envelope
-    return min(max(first, lowest), highest), min(max(second, lowest), highest)
-
-
-def held(intensity: float, within: tuple[float, float]) -> float:
-    """An intensity within the limits. Exactly 0 is honoured below them too."""
-    return intensity if intensity == 0.0 else min(max(intensity, within[0]), within[1])
-
-
-def outside(intensity: float, within: tuple[float, float]) -> tuple[str, ...]:
-    """A warning about an intensity that the limits change."""
-    used = held(intensity, within)
-    if used == intensity:
-        return ()
-    lowest, highest = within
-    return (f"the intensity {intensity:g} is outside [{lowest:g}, {highest:g}]; {used:g} is used",)
 
 
 def activate(live: Live, circuit: ServedCircuit, attached: Sequence[AttachedSae]) -> Live:

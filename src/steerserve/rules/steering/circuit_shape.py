@@ -17,6 +17,7 @@ from steerserve.rules.steering.documents import (
     whole,
 )
 from steerserve.rules.steering.evidence import HIGHEST
+from steerserve.rules.steering.intensity import INTENSITY_MAXIMUM
 
 KIND = "mistudio.circuit-definition"
 NAME_MAXIMUM = 200
@@ -107,7 +108,7 @@ _BUDGET = fields(
     {
         "layers": mapping(fields({}, members.BUDGET_FIELDS)),
         "formula_id": text(),
-        "intensity": number(0, members.INTENSITY_MAXIMUM),
+        "intensity": number(0, INTENSITY_MAXIMUM),
     },
 )
 SHAPE: Check = fields(

@@ -8,14 +8,14 @@ from typing import Any
 
 from steerserve.errors import Refusal
 from steerserve.rules.bounds import BUNDLE_DEFINITIONS, CLUSTER_MEMBERS
+from steerserve.rules.field_faults import refuse_value
 from steerserve.rules.form import Form
 from steerserve.rules.saes.attachment import AttachedSae, ClusterChoice
 from steerserve.rules.steering import documents, members
 from steerserve.rules.steering.documents import fields, items, one_of
+from steerserve.rules.steering.intensity import WHOLE, Range, find_limits
 from steerserve.rules.steering.members import (
-    INTENSITY_MAXIMUM,
     AuthoredMember,
-    Range,
     SaeReference,
     SensingOverrides,
 )
@@ -124,16 +124,6 @@ class Binding:
 # ------------------------------------------------------------- importing
 
 
-def parse(body: bytes) -> ReadClusters:
-    """The clusters in the body of an import.
-
-    Raises:
-        DocumentRefusal: PAYLOAD_TOO_LARGE, UNKNOWN_KIND, VALIDATION_ERROR.
-        Refusal: VALIDATION_ERROR for a body that is not JSON.
-    """
-    return imported(documents.parse(body))
-
-
 def imported(document: Mapping[str, object]) -> ReadClusters:
     """The clusters in a document, which is checked as a whole.
 
@@ -174,8 +164,10 @@ def definition(document: Mapping[str, object]) -> ImportedCluster:
     """
     if document.get("kind") == BUNDLE:
         raise documents.unknown_kind(document, (DEFINITION,))
-    (checked,) = definitions(document)
-    return read(checked)
+    found = definitions(document)
+    if len(found) > 1:
+        raise documents.unknown_kind(document, (DEFINITION,))
+    return read(found[0])
 
 
 def read(document: Mapping[str, Any]) -> ImportedCluster:
@@ -235,11 +227,11 @@ def site_warnings(cluster: Cluster, bound_to: str | None, sae: AttachedSae) -> t
 def own_warnings(cluster: Cluster, intensity: float, configured: Range) -> tuple[str, ...]:
     """What is remarkable about the values of a cluster, whatever SAE is attached."""
     warnings: list[str] = []
-    highest = INTENSITY_MAXIMUM if cluster.declared_range is None else limits(cluster).highest
+    highest = find_limits(cluster.declared_range, WHOLE).highest
     above = [m.feature_idx for m in cluster.members if is_clamped(m.value, highest)]
     warnings += clamp_warnings(above, highest)
     warnings += strength_warnings(cluster)
-    most = limits(cluster, configured).highest
+    most = find_limits(cluster.declared_range, configured).highest
     if intensity > most:
         warnings.append(f"the intensity {intensity:g} is above {most:g}, the end of its range")
     return tuple(warnings)
@@ -269,13 +261,12 @@ def check_fits(cluster: Cluster, profile_id: str, sae: AttachedSae) -> None:
     """
     if not cluster.is_wide(sae):
         why = f"the cluster is made for {cluster.sae.n_features} features; {sae.sae_id} has {sae.d_sae}"
-        raise Refusal(  # (1)
-            "VALIDATION_ERROR",
+        raise refuse_value(  # (1)
+            ["path", "cluster_id"],
             why,
             profile_id=profile_id,
             declared_n_features=cluster.sae.n_features,
             attached_d_sae=sae.d_sae,
-            errors=[{"loc": ["path", "cluster_id"], "msg": why}],
         )
     bad = [one.feature_idx for one in cluster.members if one.feature_idx >= sae.d_sae]
     if bad:
@@ -292,39 +283,29 @@ def check_fits(cluster: Cluster, profile_id: str, sae: AttachedSae) -> None:
 # ------------------------------------------------------------- intensity
 
 
-def limits(cluster: Cluster, configured: Range = Range(0.0, INTENSITY_MAXIMUM)) -> Range:
-    """The intensities between the ends of a cluster's range: the declared range within [0, 2], or else the configured
-    one."""
-    return members.within(cluster.declared_range, configured)
-
-
 def check_intensity(cluster: Cluster, profile_id: str, intensity: float, configured: Range) -> None:
     """An operator may set any intensity from 0 to the end of the range. The floor of the range counts only for `min`.
 
     Raises:
         Refusal: VALIDATION_ERROR.
     """
-    allowed = limits(cluster, configured)
+    allowed = find_limits(cluster.declared_range, configured)
     if 0.0 <= intensity <= allowed.highest:
         return
     why = f"{intensity:g} is outside [0, {allowed.highest:g}]"
-    raise Refusal(
-        "VALIDATION_ERROR",
+    raise refuse_value(
+        ["body", "intensity"],
+        why,
         f"intensity: {why}",
         profile_id=profile_id,
         intensity=intensity,
         range=[allowed.lowest, allowed.highest],
-        errors=[{"loc": ["body", "intensity"], "msg": why}],
     )
 
 
 def not_a_cluster(profile_id: str, source_kind: str) -> Refusal:
     """The refusal of a profile that is no cluster."""
-    why = f"{shown(profile_id)} is no cluster; its kind is {source_kind}"
-    return Refusal(
-        "VALIDATION_ERROR",
-        why,
-        profile_id=shown(profile_id),
-        source_kind=source_kind,
-        errors=[{"loc": ["path", "cluster_id"], "msg": why}],
-    )
+    name = shown(profile_id)
+    why = f"{name} is no cluster; its kind is {source_kind}"
+    place = ["path", "cluster_id"]
+    return refuse_value(place, why, profile_id=name, source_kind=source_kind)

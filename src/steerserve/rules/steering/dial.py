@@ -25,10 +25,11 @@ from msgspec import structs
 
 from steerserve.errors import Refusal
 from steerserve.rules.saes.attachment import AttachedSae
-from steerserve.rules.steering import activation, circuit_serving, members
+from steerserve.rules.steering import activation, circuit_serving
 from steerserve.rules.steering.edits import Edit
+from steerserve.rules.steering.intensity import INTENSITY_MAXIMUM, find_limits
+from steerserve.rules.steering.intensity import Range as Range
 from steerserve.rules.steering.live import Live, without_interventions
-from steerserve.rules.steering.members import Range as Range
 from steerserve.rules.steering.placed import (
     INTERVENTIONS,
     NO_MODIFIERS,
@@ -45,7 +46,6 @@ from steerserve.rules.steering.request import RequestSteering
 from steerserve.rules.steering.served import ServedCircuit, composed
 
 FIELD = "steering_intensity"
-HIGHEST = 2.0
 WORDS = ("off", "min", "max")
 
 Intensity = float | str
@@ -112,11 +112,11 @@ def parse(raw: Any) -> Intensity | None:
     if isinstance(raw, str) and raw in WORDS:
         return 0.0 if raw == "off" else raw
     is_number = isinstance(raw, int | float) and not isinstance(raw, bool)
-    if is_number and 0 <= raw <= HIGHEST:
+    if is_number and 0 <= raw <= INTENSITY_MAXIMUM:
         return float(raw)
     raise Refusal(
         "INVALID_PARAMETER",
-        f"{FIELD} must be a number from 0 to {HIGHEST:g}, or one of {', '.join(WORDS)}",
+        f"{FIELD} must be a number from 0 to {INTENSITY_MAXIMUM:g}, or one of {', '.join(WORDS)}",
         param=FIELD,
     )
 
@@ -223,9 +223,8 @@ def _standing(live: Live) -> Placed:
 
 def _circuit(circuit: ServedCircuit, intensity: Intensity | None, live: Live) -> Plan:
     """The steering of a request whose base is the one circuit that serves."""
-    limits = Range(*circuit.intensity_range)
-    wanted = resolved(intensity, DialBase(circuit.authored, limits))
-    strength = circuit_serving.held(wanted, circuit.intensity_range)
+    wanted = resolved(intensity, DialBase(circuit.authored, circuit.limits))
+    strength = circuit.limits.held(wanted)
     if strength == 0.0:
         return Plan({}, 0.0)  # the same as `off`
     others = [held.values for owner, held in live.owned.items() if owner != circuit.owner]
@@ -361,12 +360,12 @@ def _dial_base(
     values = base(profile, live, attached)
     if profile is not None:
         declared = profile.cluster.declared_range if profile.cluster is not None else None
-        limits = members.within(declared, configured)
-        return DialBase(values, limits, profile.cluster is not None, profile.intensity)
+        within = find_limits(declared, configured)
+        return DialBase(values, within, profile.cluster is not None, profile.intensity)
     active = live.active
     if active is None or not active.is_cluster:
         return DialBase(values, configured)
-    return DialBase(values, members.within(active.declared_range, configured), is_capped=True)
+    return DialBase(values, find_limits(active.declared_range, configured), is_capped=True)
 
 
 def _has_base(

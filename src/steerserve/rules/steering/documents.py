@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 from steerserve.errors import DocumentRefusal, Refusal
 from steerserve.rules import json_reading
 from steerserve.rules.bounds import DOCUMENT_BYTES, DOCUMENT_LEVELS
+from steerserve.rules.field_faults import refuse_value
 from steerserve.rules.text import shown
 
 FAULTS_NAMED = 10
@@ -25,6 +26,7 @@ FAULTS_NAMED = 10
 
 LARGEST_WHOLE = 2**31 - 1
 
+Read = TypeVar("Read")
 Place = tuple[str | int, ...]
 """Where a value stands: the keys and the positions that lead to it."""
 
@@ -123,22 +125,23 @@ def once(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 def malformed(why: str, *place: str) -> Refusal:
-    return Refusal("VALIDATION_ERROR", why, errors=[{"loc": ["body", *place], "msg": why}])
+    return refuse_value(["body", *place], why)
 
 
-def parse(body: bytes) -> dict[str, object]:
-    """The document in a body, alone or inside the `data` of an answer of this service.
+def parse(body: bytes, read: Callable[[dict[str, object]], Read]) -> Read:
+    """What `read` makes of the document in a body. The document stands alone or inside the `data` of an answer of this
+    service.
 
     Raises:
         DocumentRefusal: PAYLOAD_TOO_LARGE; VALIDATION_ERROR for a document that is nested too deep, is no object, or
-            has a number that JSON does not have.
+            has a number that JSON does not have; what `read` raises.
         Refusal: VALIDATION_ERROR for a body that is not JSON.
     """
     check_body(body)
     document = unwrapped(read_json(body))
     check(document, fields({}, {}))
     check_numbers(document)
-    return document  # type: ignore[no-any-return]
+    return read(document)
 
 
 def unwrapped(body: Any) -> Any:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
+from steerserve.rules.form import Form
 from steerserve.rules.steering.circuit import AuthoredEdge, Circuit
 
 HazardKind = Literal["compounding", "cancelling"]
@@ -25,28 +25,39 @@ MEASURED: Mapping[str, str] = MappingProxyType(
 """What `python -m benchmarks.layers` measured on the demo model."""
 
 
-@dataclass(frozen=True, slots=True)
-class Hazard:
-    """Two steered members on different layers that are joined by an edge. `kind` is `compounding` where both values
-    have the same sign, and `cancelling` where they have not. `label` says where the strength of the edge comes from;
-    None where the document has none."""
+class HazardEnd(Form, frozen=True):
+    """One end of an edge, with the value at which it is steered."""
+
+    layer: int
+    feature_idx: int | None
+    value: float
+
+
+class CircuitHazard(Form, frozen=True, kw_only=True):
+    """Two steered features on different layers that are joined by an edge. `kind` is `compounding` where both values
+    have the same sign. `label` says where the strength of the edge comes from."""
 
     kind: HazardKind
-    edge: AuthoredEdge
-    up_value: float
-    down_value: float
+    edge_key: str
+    up: HazardEnd
+    down: HazardEnd
     label: str | None
 
 
-def of(circuit: Circuit) -> list[Hazard]:
+def find_hazards(circuit: Circuit) -> list[CircuitHazard]:
     """The hazards of a circuit, one for each edge between two features of different layers that are steered by values
     other than 0."""
     hazards = []
     for edge in circuit.edges:
-        up, down = (_value(circuit, end.layer, end.feature_idx) for end in (edge.up, edge.down))
-        if edge.up.layer != edge.down.layer and up and down:
-            kind: HazardKind = "compounding" if (up > 0) == (down > 0) else "cancelling"
-            hazards.append(Hazard(kind, edge, up, down, _label(edge)))
+        up, down = (
+            HazardEnd(end.layer, end.feature_idx, _value(circuit, end.layer, end.feature_idx))
+            for end in (edge.up, edge.down)
+        )
+        if up.layer != down.layer and up.value and down.value:
+            kind: HazardKind = "compounding" if (up.value > 0) == (down.value > 0) else "cancelling"
+            hazards.append(
+                CircuitHazard(kind=kind, edge_key=edge.key, up=up, down=down, label=_label(edge))
+            )
     return hazards
 
 

@@ -27,11 +27,11 @@ from steerserve.rules.steering.documents import (
     text,
     whole,
 )
+from steerserve.rules.steering.intensity import INTENSITY_MAXIMUM
 from steerserve.rules.text import line_fault, name_fault, readable, storable
 
 SCHEMA_VERSION = "1"
 STRENGTH_MAXIMUM = 300.0
-INTENSITY_MAXIMUM = 2.0
 NARRATIVE_MAXIMUM = 10_000
 LABEL_MAXIMUM = 200
 """The characters of a label that are read; an export has all of them."""
@@ -156,14 +156,6 @@ NARRATIVE: Check = text(most=NARRATIVE_MAXIMUM)
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
-    """The lowest and the highest intensity of a dial. `min` and `max` stand for them."""
-
-    lowest: float = 0.5
-    highest: float = 1.5
-
-
-@dataclass(frozen=True, slots=True)
 class AuthoredMember:
     """One feature of a document. `max_activation` is None where the document has no positive one."""
 
@@ -245,14 +237,6 @@ def declared_range(budget: object) -> tuple[float, float] | None:
         return None
     first, second = map(as_number, declared)
     return None if first is None or second is None else (min(first, second), max(first, second))
-
-
-def within(declared: tuple[float, float] | None, configured: Range) -> Range:
-    """A declared range within [0, 2]; the configured range where none is declared."""
-    if declared is None:
-        return configured
-    lowest, highest = (min(INTENSITY_MAXIMUM, max(0.0, end)) for end in declared)
-    return Range(lowest, highest)
 
 
 def declared_intensity(budget: object) -> float | None:

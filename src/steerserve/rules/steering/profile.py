@@ -18,19 +18,19 @@ from steerserve.rules.bounds import (
     PROFILE_EDITS_BYTES,
     STEERED_FEATURES,
 )
+from steerserve.rules.field_faults import refuse_value
 from steerserve.rules.saes import provenance
 from steerserve.rules.saes.attachment import ClusterChoice, Sae, SaeChoice
 from steerserve.rules.saes.provenance import Origin
 from steerserve.rules.steering import cluster, documents, interventions
 from steerserve.rules.steering.cluster import Cluster
 from steerserve.rules.steering.edits import ADD
-from steerserve.rules.steering.members import Range
+from steerserve.rules.steering.intensity import INTENSITY_MAXIMUM, Range
 from steerserve.rules.steering.placed import Placed, Values, clamp_warnings, is_clamped
 from steerserve.rules.steering.placing import Largest, ModelFacts, placed
 from steerserve.rules.steering.request import ACTIVATION, RequestSteering, SteeredFeature
 from steerserve.rules.text import shown
 
-INTENSITY_MAXIMUM = 2.0
 VERSION = "1.0"
 """The version of exported documents."""
 
@@ -358,14 +358,8 @@ def is_cluster(profile_id: str) -> Refusal:
     """The refusal to export a cluster as a profile, which would lose most of its document."""
     path = f"{CLUSTERS}/{profile_id}/export"
     why = f"the profile is a cluster; export it with GET {path}"
-    return Refusal(
-        "VALIDATION_ERROR",
-        why,
-        profile_id=profile_id,
-        source_kind="cluster",
-        export_path=path,
-        errors=[{"loc": ["path", "profile_id"], "msg": why}],
-    )
+    details = {"profile_id": profile_id, "source_kind": "cluster", "export_path": path}
+    return refuse_value(["path", "profile_id"], why, **details)
 
 
 def invalid(

@@ -16,7 +16,6 @@ from typing import Any
 from steerserve.errors import Refusal
 from steerserve.rules import bounds
 from steerserve.rules.saes.sites import SITES
-from steerserve.rules.steering.dial import HIGHEST
 from steerserve.rules.steering.edits import (
     KINDS,
     OVER,
@@ -33,6 +32,7 @@ from steerserve.rules.steering.edits import (
     conditions,
     direction_target,
 )
+from steerserve.rules.steering.intensity import INTENSITY_MAXIMUM
 from steerserve.rules.steering.interventions import (
     INTEGER_MAXIMUM,
     ROLES,
@@ -115,9 +115,11 @@ def _check_edit(edit: Edit, where: str) -> None:
         _check_source(edit, edit.source, f"{where}.source")
     if not _is_target(edit):
         raise _wrong(f"{where}.target", "is that of no op, or its value is out of bounds")
-    strength = HIGHEST if not edit.is_added else 1.0
+    strength = INTENSITY_MAXIMUM if not edit.is_added else 1.0
     if not 0.0 <= edit.strength <= strength or (edit.is_added and edit.strength != 1.0):
-        raise _wrong(f"{where}.strength", f"must be from 0 to {HIGHEST:g}, or 1 for an add")
+        raise _wrong(
+            f"{where}.strength", f"must be from 0 to {INTENSITY_MAXIMUM:g}, or 1 for an add"
+        )
     units = (RAW,) if is_feature or not edit.is_added else UNITS
     if edit.unit not in units:
         raise _wrong(f"{where}.unit", f"must be one of {', '.join(units)}")

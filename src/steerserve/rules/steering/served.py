@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from steerserve.rules.saes.attachment import FIRST_SAE, ClusterChoice, SaeChoice
+from steerserve.rules.steering.intensity import WHOLE, Range
 from steerserve.rules.steering.placed import INTERVENTIONS, MANUAL, NOTHING, Placed, Values
 
 OWNER = "circuit:"
@@ -126,13 +127,13 @@ class ServedCircuit(Served):
 
     Attributes:
         layers: the layers that it serves, in ascending order.
-        intensity_range: the intensities that the dial of a request may reach.
+        limits: the intensities that the dial of a request may reach.
     """
 
     name: str
     rung: int
     layers: tuple[int, ...]
-    intensity_range: tuple[float, float] = (0.0, 2.0)
+    limits: Range = WHOLE
 
     @property
     def owner(self) -> str:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from steerserve.errors import Refusal
 from steerserve.rules.steering import cluster, evidence
 from steerserve.rules.steering.circuit import Circuit
 from steerserve.rules.steering.cluster import ImportedCluster
@@ -59,3 +60,15 @@ def name(circuit_name: str, layer: int) -> str:
     """The name of the cluster, within the longest name of a cluster."""
     suffix = f" [L{layer} slice]"
     return circuit_name[: cluster.NAME_MAXIMUM - len(suffix)] + suffix
+
+
+def incomplete(circuit: Circuit, layer: int, reason: str, why: str | None) -> Refusal:
+    """The refusal of a circuit whose one layer cannot be served by a cluster."""
+    offenders = [
+        {"feature_idx": member.feature_idx, "layer": layer, "reason": reason}
+        for member in circuit.members[layer]
+    ]
+    message = f"layer {layer} of the circuit cannot be served by a cluster"
+    return Refusal(
+        "SAE_SET_INCOMPLETE", f"{message}: {why}" if why else message, offenders=offenders
+    )
