@@ -79,18 +79,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 LONG = [
     f"tests/{file}.py"
     for file in (
-        *("net/answers/test_checkpoint", "net/answers/test_engines"),
+        *("contract/test_schema", "net/rows/test_errors", "app/test_lifecycle"),
+        *("test_every_way_to_steer", "net/rows/test_cancels", "worker/hooks/test_steering"),
+        *("worker/hooks/test_edits", "worker/batch/test_prefix", "net/answers/test_checkpoint"),
+        *("worker/batch/test_embeddings", "net/rows/test_placements", "worker/batch/test_graphs"),
+        *("openai/test_batches", "worker/batch/test_shared_beginnings", "test_fuzz"),
         *(
-            "test_every_way_to_steer",
-            "contract/test_schema",
-            "app/test_lifecycle",
+            "worker/batch/test_seeds",
             "worker/batch/test_graphs_guarantees",
+            "test_memory_predicted",
         ),
-        *("terminal/test_chat", "app/test_starting", "client/test_client"),
-        *("test_memory_predicted", "test_recipes", "test_fuzz", "test_readme", "test_proof"),
-        *("engines/fleet/test_real", "engines/checkpoint/test_process", "openai/test_sae_steering"),
-        *("worker/batch/test_alone", "worker/batch/test_batch", "api/models/test_models"),
-        *("openai/test_activations", "openai/test_interventions", "api/models/test_downloads"),
+        *("net/answers/test_engines", "terminal/test_commands", "terminal/test_chat"),
+        *("test_readme", "test_recipes", "app/test_starting", "engines/remote/test_link"),
     )
 ]
 """The files that take longest. They come first, and the rules last, whose files are short, so that processes that share

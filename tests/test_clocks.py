@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from functools import cache
 from pathlib import Path
 
@@ -36,12 +37,16 @@ READERS = {
 """File -> what it needs the time of day for."""
 
 
+NAMED = re.compile(rf"\.({'|'.join(LAST_NAMES)}|total_seconds)\b")
+"""Text without which a file is not parsed."""
+
+
 @cache
 def trees() -> dict[str, ast.AST]:
     return {
-        str(path.relative_to(SOURCE)): ast.parse(path.read_text())
+        str(path.relative_to(SOURCE)): ast.parse(text)
         for path in SOURCE.rglob("*.py")
-        if "demo" not in path.relative_to(SOURCE).parts
+        if "demo" not in path.relative_to(SOURCE).parts and NAMED.search(text := path.read_text())
     }
 
 

@@ -241,7 +241,8 @@ class World:
             begins_job = label in JOBS and not _is_negative(case)
             if begins_job and crc32(rule.description.encode()) % JOBS_BEGUN:
                 return False
-            if case.operation.path in TRAINING and "method" not in (rule.location or ""):
+            is_of_both = case.operation.path in TRAINING and "method" not in (rule.location or "")
+            if is_of_both and _is_negative(case):
                 label = "a training"
             if case.operation.path in GENERATING:
                 if "'edits'" in rule.description or "edits ->" in rule.description:

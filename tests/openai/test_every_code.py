@@ -266,6 +266,7 @@ def test_the_table_of_codes_is_the_one_in_the_specification_and_each_has_a_case(
     "retry-after.5",
     "limits.27",
     "versioning.3",
+    "model-naming.2",
     "overview.13",
     "resource-errors.1",
     "resource-errors.7",

@@ -72,17 +72,6 @@ def test_it_is_loaded_by_its_name_and_answers(live: Running, model: str) -> None
     assert row["memory_footprint"] > 0
 
 
-def test_streamed_text_is_the_same(live: Running) -> None:
-    body = {"model": Q8, "messages": COUNT, "temperature": 0}
-    whole = chat(live, Q8, max_tokens=64)
-    events = live.stream("/v1/chat/completions", {**body, "max_tokens": 64})
-    assert events[-1] == "[DONE]"
-    deltas = [c["delta"].get("content", "") for e in events[:-1] for c in e["choices"]]
-    assert "".join(deltas) == whole["choices"][0]["message"]["content"]
-    assert events[-2]["choices"][0]["finish_reason"] == "stop"
-    assert events[-2]["usage"] == whole["usage"]
-
-
 def test_texts_conversations_and_ids_are_told_apart_token_by_token(live: Running) -> None:
     chat(live, Q8)
     found = live.data("POST", "/api/tokenize", {"text": " four five", "add_special_tokens": False})
@@ -97,19 +86,6 @@ def test_texts_conversations_and_ids_are_told_apart_token_by_token(live: Running
     size = len(gguf.vocabulary())
     answer = live.error("POST", "/api/detokenize", {"ids": [1, size]})
     assert answer[:2] == (400, "INVALID_PARAMETER")
-
-
-def test_prompts_may_be_token_ids(live: Running) -> None:
-    pieces = [piece for piece, _, _ in gguf.vocabulary()]
-    four, five = (pieces.index(f"\u2581{word}") for word in ("four", "five"))
-    body = {"model": Q8, "prompt": [[four, five], [four]], "max_tokens": 3, "temperature": 0}
-    answer = live.post("/v1/completions", body).json()
-    texts = [choice["text"].split() for choice in answer["choices"]]
-    assert texts == [["six", "seven", "eight"], ["five", "six", "seven"]]
-    assert answer["usage"]["prompt_tokens"] == 3
-    body["prompt"] = [[four], [four, len(pieces)]]
-    status, error = live.v1_error("/v1/completions", body)
-    assert (status, error["code"], error["param"]) == (400, "invalid_parameter", "prompt[1][1]")
 
 
 @pytest.mark.shows(
@@ -138,36 +114,6 @@ def test_what_it_cannot_honour_is_refused_before_it_is_loaded(
     status, error = live.v1_error(path, {"model": Q4, **said, **fields})
     assert (status, error["code"], error["param"]) == (400, "field_not_honoured", param)
     assert live.data("GET", f"/api/models/{ids(live)[Q4]}")["status"] == "ready"
-
-
-@pytest.mark.shows("request-validation.6")
-def test_template_variables_are_reported_and_never_refused(live: Running) -> None:
-    body = {"model": Q8, "messages": COUNT, "max_tokens": 1, "chat_template_kwargs": {"a": 1}}
-    answer = live.http.post("/v1/chat/completions", json=body, headers={"X-Service-Strict": "true"})
-    assert answer.status_code == 200, answer.text
-    assert answer.headers["x-service-ignored-fields"] == "chat_template_kwargs"
-
-
-@pytest.mark.shows("model-naming.2")
-def test_what_does_not_fit_the_context_is_refused_with_the_counts(live: Running) -> None:
-    body = {"model": Q8, "prompt": "one " * 50, "max_tokens": 250}
-    status, error = live.v1_error("/v1/completions", body)
-    assert (status, error["code"]) == (400, "context_length_exceeded")
-    assert "256" in error["message"]
-    details = error["details"]
-    assert (details["max_context_tokens"], details["max_tokens"]) == (256, 250)
-    assert details["requested_tokens"] == details["prompt_tokens"] + 250
-    status, error = live.v1_error("/v1/completions", {**body, "prompt": "one " * 5000})
-    assert (status, error["code"]) == (400, "context_length_exceeded")
-
-
-def test_it_embeds_and_generates(live: Running) -> None:
-    body = {"model": Q8, "input": ["one two", "three"], "encoding_format": "float"}
-    answer = live.post("/v1/embeddings", body).json()
-    vectors = [item["embedding"] for item in answer["data"]]
-    assert [len(vector) for vector in vectors] == [gguf.WIDTH] * 2
-    assert vectors[0] != vectors[1]
-    assert chat(live, Q8)["choices"][0]["finish_reason"] == "length"
 
 
 def test_the_cards_say_that_it_is_not_measured(live: Running) -> None:

@@ -260,6 +260,7 @@ async def test_a_hostile_or_broken_template_harms_nothing_but_conversations(
 # ------------------------------------------------------------- refusals
 
 
+@pytest.mark.shows("model-naming.2")
 async def test_a_prompt_and_its_completion_must_fit_the_context(engine: GgufEngine) -> None:
     fits = CONTEXT - 2
     assert (await answers(ask(engine, "one", max_tokens=fits)))[0] == [2]

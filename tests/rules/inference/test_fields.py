@@ -700,6 +700,7 @@ def test_activations_are_refused_for_gguf() -> None:
     assert refused.value.code == "SAE_ACTIVATIONS_REFUSED"
 
 
+@pytest.mark.shows("request-validation.6")
 def test_template_variables_are_reported_for_gguf() -> None:
     body = {"chat_template_kwargs": {"thinking": True}}
     assert fields.unused_by(GGUF, body) == ["chat_template_kwargs"]
