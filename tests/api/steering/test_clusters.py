@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from steerserve import demo
 from steerserve.api.envelope import stored
-from steerserve.rules.steering import cluster
+from steerserve.rules.steering import cluster, documents
 from tests.service import JSON, Running, add_sae
 
 CLUSTERS = "/api/clusters"
@@ -219,7 +219,7 @@ DOCUMENTS = st.builds(
 @given(DOCUMENTS)
 @settings(max_examples=60, deadline=None)
 def test_any_document_that_imports_is_exported_as_it_came(document: dict[str, Any]) -> None:
-    (definition,) = cluster.parse(json.dumps(document).encode()).clusters
+    (definition,) = documents.parse(json.dumps(document).encode(), cluster.imported).clusters
     exported = json.loads(bytes(stored(definition.document).body))["data"]
     assert exported == document
     assert json.dumps(exported) == json.dumps(document)  # 1 is not 1.0
