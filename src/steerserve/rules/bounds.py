@@ -438,7 +438,7 @@ BOUNDS: Final[tuple[Bound, ...]] = (
         "{EDIT_TEXT_CHARACTERS} characters of a text, {EDIT_VECTOR_BYTES:bytes} of a vector; {EDIT_SOURCES} texts as "
         "sources of values, with {EDIT_SOURCE_TOKENS} tokens together",
         "422 `TOO_MANY_EDITS` before an edit is read, 422 `INVALID_INTERVENTION`; under `/v1` 400",
-        "tests/openai/test_interventions.py::test_too_many_edits_are_refused",
+        "tests/rules/steering/test_interventions.py::test_more_than_64_edits_are_refused_before_any_is_read",
     ),
     Bound(
         "bodies",
