@@ -45,6 +45,8 @@ class RawReads(Message, frozen=True):
         dtype: the type of the numbers that are sent.
         is_listed: whether the numbers are told as a list, so that they travel as float32.
         max_bytes: the most bytes of the values of a request; `all_max_bytes` of all requests that run.
+        piece_bytes: the most bytes of a piece of the values where a job reads the prompt; None where a request does. A
+            job bounds its values itself, and positions that a prompt does not have are left out.
     """
 
     sites: tuple[RawSite, ...]
@@ -54,6 +56,7 @@ class RawReads(Message, frozen=True):
     is_listed: bool
     max_bytes: int
     all_max_bytes: int
+    piece_bytes: int | None = None
 
     @property
     def form(self) -> RawReads:
@@ -69,11 +72,20 @@ class RawValues(Message, frozen=True):
     data: bytes
 
 
+class RawSums(Message, frozen=True):
+    """Of the values of one site at all positions of a row: their sum [numbers] in little-endian float64, and the sum of
+    their lengths."""
+
+    values: bytes
+    lengths: float
+
+
 class RawChunk(Message, frozen=True):
-    """What a row has read: one entry for each site that was asked for."""
+    """What a row has read: one entry for each site that was asked for. Of several pieces the last one has the sums."""
 
     positions: tuple[int, ...]
     values: tuple[RawValues, ...]
+    sums: tuple[RawSums, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
