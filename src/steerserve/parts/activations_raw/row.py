@@ -186,7 +186,7 @@ class RawRow(RowPart):
         self.reserved = 0
         return RawChunk(tuple(self._positions), tuple(values))
 
-    def pieces(self) -> Iterator[RawChunk]:
+    def pieces(self) -> Iterator[object]:
         if self._form.piece_bytes is None:
             yield from super().pieces()
             return
