@@ -51,6 +51,10 @@ class AskedTexts:
     context: int
     client: str
 
+    def place_of(self, number: int) -> str:
+        """The place of a text in the request."""
+        return f"texts[{number}]"
+
     def check_context(self, facts: m.Loaded) -> None:
         """Raises:
         Refusal: INVALID_PARAMETER for a context that the model does not have.
@@ -132,7 +136,7 @@ class TextSources:
         """
         said = asked.source
         if said.kind == "inline":
-            return lambda: ((f"texts[{i}]", text) for i, text in enumerate(asked.texts))
+            return lambda: ((asked.place_of(i), text) for i, text in enumerate(asked.texts))
         if said.local_path is not None:
             path = await self._found(said.local_path)
             return lambda: rules.texts(path.name, files.lines(path, ended), said.text_field)

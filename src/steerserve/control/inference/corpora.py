@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from threading import Event
 
 import msgspec
@@ -33,6 +34,7 @@ from steerserve.control.sensing.corpus_results import (
     StoredSae,
     corpus_of,
     packed,
+    unpacked,
 )
 from steerserve.control.sensing.corpus_views import (
     CorpusList,
@@ -53,7 +55,9 @@ from steerserve.database.corpora import (
 from steerserve.errors import Refusal
 from steerserve.files.client_paths import ClientPaths
 from steerserve.hub.client import Hub
+from steerserve.rules.inference.corpus_texts import CorpusText
 from steerserve.rules.steering.vector import check_written
+from steerserve.rules.text_offsets import BROKEN
 from steerserve.settings import Settings
 
 KIND = "corpus"
@@ -117,6 +121,18 @@ class Corpora:
         Refusal: CORPUS_NOT_FOUND.
         """
         return await self._record(await self._store.get(corpus_id))
+
+    async def texts(self, corpus_id: str) -> Texts:
+        """The texts of a corpus, as far as they were read.
+
+        Raises:
+            Refusal: CORPUS_NOT_FOUND.
+        """
+        row = await self._store.get(corpus_id)
+        packed_parts = [
+            (await self._store.contexts(corpus_id, [number]))[number] for number in range(row.parts)
+        ]
+        return lambda: _joined_texts(packed_parts)
 
     async def remove(self, corpus_id: str) -> str:
         """Delete a corpus with its results. A job that reads it is cancelled first.
@@ -376,6 +392,22 @@ class Corpora:
             told=told,
             is_gentle=True,
         )
+
+
+def _joined_texts(packed_parts: Sequence[bytes]) -> Iterator[CorpusText]:
+    """The texts of contexts, whose tokens follow each other.
+
+    Raises:
+        Refusal: INVALID_PARAMETER for a text with a character that is divided among tokens, whose texts lack it.
+    """
+    contexts = (one for part in packed_parts for one in unpacked(part, list[Context]))
+    for number, some in groupby(contexts, lambda one: one.text):
+        place = f"text {number} of the corpus"
+        text = "".join(piece for one in some for piece in one.pieces[one.skip :])
+        if BROKEN in text:
+            why = f"{place} has a character that is divided among tokens; send its texts"
+            raise Refusal("INVALID_PARAMETER", why, param="corpus_id")
+        yield place, text
 
 
 async def _parts(cuts: AsyncIterator[Cut]) -> AsyncIterator[list[Cut]]:

@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from steerserve.errors import Refusal
 from steerserve.messages import Message
@@ -15,6 +15,7 @@ from steerserve.parts.part import BodyField, Part, Resident, Sent
 from steerserve.rules.inference.names import GGUF
 from steerserve.rules.saes.sites import EMBED, SITES
 from steerserve.rules.steering import interventions
+from steerserve.rules.steering.placing import ModelFacts
 from steerserve.rules.steering.positions import ALL, GENERATED, OUTPUT, Positions, Selection
 from steerserve.rules.units import MIB
 
@@ -88,11 +89,15 @@ class RawChunk(Message, frozen=True):
     sums: tuple[RawSums, ...] = ()
 
 
+SiteAsked = tuple[str, tuple[int, ...] | None, tuple[int, ...] | None]
+"""A site, its layers, which are None for all layers that have it, and its heads, which are None for all."""
+
+
 @dataclass(frozen=True, slots=True)
 class RawAsked:
-    """What a body asks for. The layers of a site are None for all layers that have it."""
+    """What a body asks for."""
 
-    sites: tuple[tuple[str, tuple[int, ...] | None, tuple[int, ...] | None], ...]
+    sites: tuple[SiteAsked, ...]
     positions: Positions
     is_before: bool
     dtype: Dtype
@@ -133,18 +138,8 @@ class RawActivationsPart(Part[RawReads, RawChunk]):
         if asked.positions is not None:
             where = f"{FIELD}.positions"
             positions = interventions.parse_positions(asked.positions, where)
-        sites = []
-        for place, one in enumerate(asked.sites):
-            where = f"{FIELD}.sites[{place}]"
-            if one.site not in SITES:
-                raise _refused(f"{where}.site", f"must be one of {', '.join(SITES)}")
-            layers = None if one.layers == "all" else _unlike(one.layers, f"{where}.layers")
-            if layers is not None and one.site == EMBED and layers != (0,):
-                raise _refused(f"{where}.layers", "the token embedding is at layer 0")
-            heads = None if one.heads is None else _unlike(one.heads, f"{where}.heads")
-            sites.append((one.site, layers, heads))
         return RawAsked(
-            tuple(sites),
+            parse_sites(asked.sites, f"{FIELD}.sites"),
             positions,
             asked.point == "before",
             asked.dtype or "float32",
@@ -163,25 +158,9 @@ class RawActivationsPart(Part[RawReads, RawChunk]):
         """Raises:
         Refusal: INVALID_PARAMETER for a site or a layer that the model does not have, and for too many sites.
         """
-        model, settings = resident.model, resident.settings
-        sites: list[RawSite] = []
-        for place, (site, layers, heads) in enumerate(asked.sites):
-            where = f"{FIELD}.sites[{place}]"
-            if model.widths and site not in model.widths:
-                has = ", ".join(name for name in SITES if name in model.widths)
-                why = f"this model has no {site} ({SITES[site]}); it has {has}"
-                raise _refused(f"{where}.site", why, sites=list(model.widths))
-            for layer in layers or ():
-                if layer >= model.layers:
-                    why = f"{layer} is outside [0, {model.layers})"
-                    raise _refused(f"{where}.layers", why, layers=model.layers)
-            every = range(1 if site == EMBED else model.layers)
-            sites += (RawSite(where, site, at, heads) for at in (layers or every))
-        if len(sites) > SITES_MAXIMUM:
-            why = f"{len(sites)} sites at all layers; at most {SITES_MAXIMUM}"
-            raise _refused(f"{FIELD}.sites", why, maximum=SITES_MAXIMUM)
+        settings = resident.settings
         return RawReads(
-            tuple(sites),
+            place_sites(asked.sites, resident.model, f"{FIELD}.sites"),
             asked.positions,
             asked.is_before,
             asked.dtype,
@@ -217,6 +196,58 @@ class RawActivationsPart(Part[RawReads, RawChunk]):
 
 
 ACTIVATIONS_RAW = RawActivationsPart()
+
+
+class SiteBody(Protocol):
+    """A site in a body."""
+
+    site: str
+    layers: list[int] | Literal["all"]
+    heads: list[int] | None
+
+
+def parse_sites(asked: Sequence[SiteBody], field: str) -> tuple[SiteAsked, ...]:
+    """The sites of a body, whose list of them is called `field`.
+
+    Raises:
+        Refusal: INVALID_PARAMETER, whose `param` names the place.
+    """
+    sites: list[SiteAsked] = []
+    for place, one in enumerate(asked):
+        where = f"{field}[{place}]"
+        if one.site not in SITES:
+            raise _refused(f"{where}.site", f"must be one of {', '.join(SITES)}")
+        layers = None if one.layers == "all" else _unlike(one.layers, f"{where}.layers")
+        if layers is not None and one.site == EMBED and layers != (0,):
+            raise _refused(f"{where}.layers", "the token embedding is at layer 0")
+        heads = None if one.heads is None else _unlike(one.heads, f"{where}.heads")
+        sites.append((one.site, layers, heads))
+    return tuple(sites)
+
+
+def place_sites(asked: Sequence[SiteAsked], model: ModelFacts, field: str) -> tuple[RawSite, ...]:
+    """The sites at all their layers.
+
+    Raises:
+        Refusal: INVALID_PARAMETER for a site or a layer that the model does not have, and for too many sites.
+    """
+    sites: list[RawSite] = []
+    for place, (site, layers, heads) in enumerate(asked):
+        where = f"{field}[{place}]"
+        if model.widths and site not in model.widths:
+            has = ", ".join(name for name in SITES if name in model.widths)
+            why = f"this model has no {site} ({SITES[site]}); it has {has}"
+            raise _refused(f"{where}.site", why, sites=list(model.widths))
+        for layer in layers or ():
+            if layer >= model.layers:
+                why = f"{layer} is outside [0, {model.layers})"
+                raise _refused(f"{where}.layers", why, layers=model.layers)
+        every = range(1 if site == EMBED else model.layers)
+        sites += (RawSite(where, site, at, heads) for at in (layers or every))
+    if len(sites) > SITES_MAXIMUM:
+        why = f"{len(sites)} sites at all layers; at most {SITES_MAXIMUM}"
+        raise _refused(field, why, maximum=SITES_MAXIMUM)
+    return tuple(sites)
 
 
 def most_generated(positions: Positions, max_tokens: int) -> int:
