@@ -186,6 +186,8 @@ from steerserve.rules.steering.records import ProbeRecord, VectorRecord
 
 OnConflict = Literal["rename", "fail"]
 Values = Mapping[int, float]
+FILE_PART = 1 << 24
+"""The bytes of a file that are fetched at once."""
 """Feature index -> value."""
 Text = str | Sequence[Mapping[str, object]]
 """A text, or the messages of a conversation."""
@@ -899,7 +901,8 @@ class Captures(Noun[Mode]):
 
     @composed
     def download(self, capture_id: str, folder: str | Path) -> Steps[Path]:
-        """Get the files of a capture into a folder. What is there already is not fetched again."""
+        """Get the files of a capture into a folder, which has no others. Shards that are there already are not fetched
+        again, so that a download that was cut goes on."""
         into = Path(folder)
         into.mkdir(parents=True, exist_ok=True)
         retries = self._runner.retries
@@ -907,9 +910,8 @@ class Captures(Noun[Mode]):
         details = data((yield from answered(Call("GET", path), retries)), CaptureDetails)
         for file in details.files:
             target = into / Path(file.name).name
-            # a record is replaced as the capture goes on, and the other files only grow
-            if target.name == "capture.json":
-                target.unlink(missing_ok=True)
+            if target.suffix != ".safetensors":
+                target.unlink(missing_ok=True)  # it changes as the capture goes on
             with target.open("ab") as opened:
                 while (size := opened.tell()) < file.bytes:
                     end = min(size + FILE_PART, file.bytes) - 1
