@@ -111,8 +111,8 @@ class Changing:
         sites: Annotated[
             list[dict[str, object]],
             Field(
-                description="What is read: [{site: 'resid_post', layers: [10, 14]}, …]; layers may be 'all', and a site "
-                "with heads (hook_z) may have heads: [0, 5]."
+                description="What is read: [{site: 'resid_post', layers: [10, 14]}, …]; layers may be 'all', "
+                "and a site with heads (hook_z) may have heads: [0, 5]."
             ),
         ],
         positions: Annotated[

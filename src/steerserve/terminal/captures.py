@@ -9,91 +9,95 @@ from typing import Annotated, Any, Literal
 import typer
 
 from steerserve.client import Client
-from steerserve.control.inference.capture_views import CapturedTexts
+from steerserve.control.inference.capture_views import CaptureDetails, CapturedTexts
 from steerserve.terminal import output
 from steerserve.terminal.output import show_facts, show_json, show_table
 
 Dtype = Literal["float32", "float16", "bfloat16"]
+Name = Annotated[
+    str | None, typer.Argument(help="Name of the capture; without it, captures are listed.")
+]
+Sites = Annotated[
+    list[str] | None,
+    typer.Option("--site", help="resid_post:10,14 or mlp_out:all; with heads hook_z:3:0,5."),
+]
+Lines = Annotated[
+    Path | None, typer.Option("--texts", help="File with one text in each line; - is the input.")
+]
+Corpus = Annotated[str | None, typer.Option(help="Id of a corpus.")]
+LocalPath = Annotated[str | None, typer.Option(help="File of texts on the service's machine.")]
+Repo = Annotated[
+    str | None, typer.Option(help="owner/repository/file of a data set on the model hub.")
+]
+Positions = Annotated[str, typer.Option(help="all, last, or another name.")]
+Context = Annotated[int, typer.Option(help="Tokens that are read together.")]
+Into = Annotated[Path | None, typer.Option(help="Get the files into this folder at the end.")]
+Gone = Annotated[str | None, typer.Option("--rm", help="Delete the capture with this id.")]
+Json = Annotated[bool, typer.Option("--json", help="Print what the routes answer, as JSON.")]
 
 
 def capture(
-    name: Annotated[
-        str | None, typer.Argument(help="Name of the capture; without it, captures are listed.")
-    ] = None,
-    site: Annotated[
-        list[str] | None,
-        typer.Option(help="resid_post:10,14 or mlp_out:all; with heads hook_z:3:0,5."),
-    ] = None,
-    texts: Annotated[
-        Path | None, typer.Option(help="File with one text in each line; - is the input.")
-    ] = None,
-    corpus: Annotated[str | None, typer.Option(help="Id of a corpus.")] = None,
-    local_path: Annotated[
-        str | None, typer.Option(help="File of texts on the service's machine.")
-    ] = None,
-    repo: Annotated[
-        str | None, typer.Option(help="owner/repository/file of a data set on the hub.")
-    ] = None,
-    positions: Annotated[str, typer.Option(help="all, last, or another name.")] = "all",
+    name: Name = None,
+    sites: Sites = None,
+    lines: Lines = None,
+    corpus: Corpus = None,
+    local_path: LocalPath = None,
+    repo: Repo = None,
+    positions: Positions = "all",
     dtype: Annotated[Dtype, typer.Option(help="Type of the values.")] = "float32",
-    context: Annotated[int, typer.Option(help="Tokens that are read together.")] = 512,
+    context: Context = 512,
     max_tokens: Annotated[int, typer.Option(help="The most tokens that are read.")] = 1_000_000,
-    into: Annotated[
-        Path | None, typer.Option(help="Get the files into this folder at the end.")
-    ] = None,
-    rm: Annotated[str | None, typer.Option(help="Delete the capture with this id.")] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print what the routes answer, as JSON.")
-    ] = False,
+    into: Into = None,
+    rm: Gone = None,
+    as_json: Json = False,
 ) -> None:
     """Read the values of sites over many texts into files; the same command carries on a reading that was cut."""
-    if (name is None) != (site is None) or (rm is not None and name is not None):
+    if (name is None) != (not sites) or (rm is not None and name is not None):
         raise typer.BadParameter("give NAME with --site, or --rm, or nothing to list captures")
+    places, fields = list(map(_site, sites or [])), _source(lines, corpus, local_path, repo)
+    with output.refusals(), Client() as client:
+        if rm is not None:
+            gone = client.captures.delete(rm)
+            show_json(gone) if as_json else typer.echo(f"{gone.capture_id} is deleted")
+        elif name is None:
+            _list(client, as_json)
+        else:
+            fields |= {"positions": positions, "dtype": dtype, "context": context}
+            job = client.captures.read(name, places, max_tokens=max_tokens, **fields)
+            made = client.jobs.wait(job.id, progress=output.is_lively()).result
+            assert isinstance(made, CapturedTexts)
+            if into is not None:
+                client.captures.download(made.capture_id, into)
+            _show(client.captures.get(made.capture_id), into, as_json)
+
+
+def _source(
+    lines: Path | None, corpus: str | None, local_path: str | None, repo: str | None
+) -> dict[str, Any]:
+    """The fields that name the texts."""
     fields: dict[str, Any] = {"corpus_id": corpus, "local_path": local_path}
     if repo is not None:
         owner, _, rest = repo.partition("/")
         repository, _, fields["file_path"] = rest.partition("/")
         fields["repo_id"] = f"{owner}/{repository}"
-    if texts is not None:
-        fields["texts"] = _lines(texts)
-    sent = {field: value for field, value in fields.items() if value is not None}
-    with output.refusals(), Client() as client:
-        if rm is not None:
-            gone = client.captures.delete(rm)
-            if as_json:
-                show_json(gone)
-            else:
-                typer.echo(output.readable(f"{gone.capture_id} is deleted"))
-            return
-        if name is None:
-            _list(client, as_json)
-            return
-        job = client.captures.read(
-            name,
-            list(map(_site, site or [])),
-            positions=positions,
-            dtype=dtype,
-            context=context,
-            max_tokens=max_tokens,
-            **sent,
-        )
-        made = client.jobs.wait(job.id, progress=output.is_lively()).result
-        assert isinstance(made, CapturedTexts)
-        if into is not None:
-            client.captures.download(made.capture_id, into)
-        found = client.captures.get(made.capture_id)
-        if as_json:
-            show_json(found)
-        else:
-            show_facts(
-                {
-                    "capture": f"{found.id} {found.name}",
-                    "rows": f"{found.rows} of {found.tokens} tokens",
-                    "sites": ", ".join(one.tensor for one in found.sites),
-                    "files": _size(found.stored_bytes),
-                    "folder": "" if into is None else str(into),
-                }
-            )
+    if lines is not None:
+        fields["texts"] = _lines(lines)
+    return {field: value for field, value in fields.items() if value is not None}
+
+
+def _show(found: CaptureDetails, into: Path | None, as_json: bool) -> None:
+    if as_json:
+        show_json(found)
+        return
+    show_facts(
+        {
+            "capture": f"{found.id} {found.name}",
+            "rows": f"{found.rows}, of {found.tokens} tokens",
+            "sites": ", ".join(one.tensor for one in found.sites),
+            "size": _size(found.stored_bytes),
+            "folder": into and str(into),
+        }
+    )
 
 
 def _list(client: Client, as_json: bool) -> None:

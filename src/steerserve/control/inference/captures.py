@@ -414,7 +414,8 @@ class Captures:
             why = "it was begun with other texts; send these again, or delete it"
             raise _taken(writer.capture, why)
         await self._capture(begun, writer, texts, report)
-        await self._room.check_disk(writer.capture.row_bytes * writer.capture.shard_rows)
+        last = writer.capture.rows % writer.capture.shard_rows
+        await self._room.check_disk(last * writer.capture.row_bytes)
         await finish_edit(self._threads.run(writer.finish, self._now()), lambda: None)
         done = writer.capture
         return CapturedTexts(done.id, _texts(done), done.tokens, done.rows, done.stored_bytes)
