@@ -223,6 +223,14 @@ _ROWS = (
         "a corpus has this name, and is not the one that the request would carry on",
     ),
     Row("CORPORA_FULL", 507, 507, "no room for what is read of corpora"),
+    Row("CAPTURE_NOT_FOUND", 404, 404, "no capture has this id, or it has no such file"),
+    Row(
+        "CAPTURE_ALREADY_EXISTS",
+        409,
+        409,
+        "a capture has this name, and is not the one that the request would carry on",
+    ),
+    Row("CAPTURES_FULL", 507, 507, "no room for the files of captures"),
     Row("JOB_NOT_FOUND", 404, 404, "no job has this id, or it ended more than a day ago"),
     Row(
         "LABEL_ENDPOINT_REFUSED",

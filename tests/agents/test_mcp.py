@@ -25,6 +25,7 @@ READS = {
     "status", "list_models", "list_saes", "list_features", "search_features", "get_feature",
     "text_features", "contrast_features", "generate", "score", "compare", "lens", "attribution", "list_lenses",
     "list_vectors", "get_vector", "vector_neighbours", "list_profiles",
+    "list_captures",
 }  # fmt: skip
 
 
@@ -246,6 +247,14 @@ async def test_changes_are_made_where_they_are_allowed(sailing: Running) -> None
         assert (await one.call("get_vector", vector="the sea"))["id"] == trained["id"]
         assert (await one.call("vector_neighbours", vector="the sea"))["features"]
         await one.call("delete_vector", vector="the sea")
+
+        sites = [{"site": "resid_post", "layers": [2]}]
+        asked = {"texts": ["the sea", "a boat"], "sites": sites, "positions": "last"}
+        captured = await one.call("capture_texts", name="the sea", **asked)
+        assert captured["rows"] == 2
+        (listed,) = (await one.call("list_captures"))["captures"]
+        assert listed["id"] == captured["capture_id"]
+        await one.call("delete_capture", capture_id=captured["capture_id"])
 
         await one.call("detach_sae", sae=sae.name)
         assert (await one.refusal("get_feature", index=SEA))["code"] == "SAE_NOT_ATTACHED"

@@ -42,7 +42,7 @@ def test_an_answer_that_is_not_as_described_is_a_fault(
         assert fault in "\n".join(faults)
 
 
-TEXTS = ("/prometheus", "/runs/export")
+TEXTS = ("/prometheus", "/runs/export", "/files/{name}")
 """Ends of the paths whose answers have no envelope."""
 
 

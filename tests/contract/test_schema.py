@@ -62,6 +62,7 @@ NAMING = {
     "/api/probes",
     "/api/probes/train",
     "/api/corpora",
+    "/api/captures",
     "/api/lenses",
 }
 REFUSES_WITH_200 = {
@@ -95,6 +96,7 @@ METHODS, JOBS_BEGUN = 4, 8
 """Of the methods that a path does not have, and of the valid requests that begin a job, one in so many is sent in the
 default run."""
 JOBS = {
+    "POST /api/captures",
     "POST /api/corpora",
     "POST /api/effects",
     "POST /api/features/contrast",

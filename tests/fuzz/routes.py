@@ -61,6 +61,20 @@ PROBE = {
 
 LENS = {"name": "l{unique}", "source": "local", "local_path": "{lens_file}"}
 
+CAPTURE = {
+    "name": "c{unique}",
+    "texts": ["abc", "one day"],
+    "sites": [
+        {"site": "resid_post", "layers": [0, 1]},
+        {"site": "hook_z", "layers": "all", "heads": [0]},
+    ],
+    "positions": {"prompt_positions": [0, -1], "exclude": {"tokens": [3]}},
+    "dtype": "bfloat16",
+    "interventions": {"edits": [{"op": "ablate", "feature": {"index": 1}}]},
+    "context": 16,
+    "max_tokens": 100,
+    "shard_mb": 1,
+}
 CORPUS = {
     "name": "fuzzed",
     "source": "inline",
@@ -299,6 +313,17 @@ ROUTES: tuple[tuple[float, str, str, Any], ...] = (
     (0.3, "POST", "/api/corpora?wait=true", CORPUS | {"texts": None, "local_path": "/nowhere.txt"}),
     (1, "GET", "/api/corpora/{corpus}", None),
     (0.5, "DELETE", "/api/corpora/{corpus}", None),
+    (1, "GET", "/api/captures", None),
+    (1, "POST", "/api/captures", CAPTURE),
+    (
+        0.5,
+        "POST",
+        "/api/captures?wait=true",
+        CAPTURE | {"sites": [{"site": "embed", "layers": [1]}]},
+    ),
+    (1, "GET", "/api/captures/{capture}", None),
+    (1, "GET", "/api/captures/{capture}/files/index.jsonl", None),
+    (0.5, "DELETE", "/api/captures/{capture}", None),
     (1, "POST", "/api/probes", PROBE),
     (1, "GET", "/api/probes/{probe}", None),
     (0.3, "DELETE", "/api/probes/{probe}", None),

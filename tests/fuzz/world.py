@@ -173,6 +173,7 @@ class World:
         if vector_id is None:
             vector_id = self.data("POST", "/api/vectors", VECTOR)["id"]
         corpora = self.data("GET", "/api/corpora")["corpora"]
+        captures = self.data("GET", "/api/captures")["captures"]
         effects = self.data("GET", "/api/effects")["effects"]
         probes = self.data("GET", "/api/probes")["probes"]
         lenses = self.data("GET", "/api/lenses")["lenses"]
@@ -187,6 +188,7 @@ class World:
         batches = self._http.get("/v1/batches", params={"limit": 1}).json()["data"]
         batch_id = batches[0]["id"] if batches else self._batch(file_id)
         return {
+            "capture": captures[0]["id"] if captures else "capture_nobody",
             "corpus": corpora[0]["id"] if corpora else "corpus_nobody",
             "model": model_id,
             "file": file_id,

@@ -399,3 +399,39 @@ def test_a_text_of_a_model_cannot_control_the_terminal() -> None:
 def test_a_model_that_recommends_no_sampling_is_asked_greedily() -> None:
     silent: Any = SimpleNamespace(generation_config=None)
     assert commands._recommended(silent) == {"temperature": 0.0}
+
+
+def test_capture_reads_lines_gets_the_files_and_lists_them(
+    run: Run, steered: Running, tmp_path: Path
+) -> None:
+    texts, into = tmp_path / "lines.txt", tmp_path / "files"
+    texts.write_text("The boat sailed over the waves\n\nThe king sat on the throne\n")
+    words = ("capture", "sea", "--site", "resid_post:1,3", "--site", "hook_z:2:0,4")
+    asked = (*words, "--texts", str(texts), "--positions", "last", "--into", str(into))
+    made = answered(run(*asked, "--json"))
+    assert (made["rows"], [one["tensor"] for one in made["sites"]]) == (
+        2,
+        ["resid_post.1", "resid_post.3", "hook_z.2"],
+    )
+    assert {one.name: one.stat().st_size for one in into.iterdir()} == {
+        one["name"]: one["bytes"] for one in made["files"]
+    }
+    assert len((into / "index.jsonl").read_text().splitlines()) == 2
+    again = run(*asked)
+    assert again.exit_code == output.REFUSED
+    assert "a capture has this name" in again.stderr
+    text = run("capture").stdout
+    assert "sea" in text
+    assert "done" in text
+    assert answered(run("capture", "--json")) == steered.data("GET", "/api/captures")
+    assert "is deleted" in run("capture", "--rm", made["id"]).stdout
+    other = run("capture", "piped", "--site", "mlp_out:all", "--texts", "-", input="One day\n")
+    assert "mlp_out.4" in other.stdout
+    listed = answered(run("capture", "--json"))["captures"]
+    run("capture", "--rm", listed[0]["id"])
+    for wrong in (
+        ("capture", "a"),
+        ("capture", "a", "--site", "resid_post:x"),
+        ("capture", "--site", "x:1"),
+    ):
+        assert run(*wrong).exit_code == output.WRONG_USE

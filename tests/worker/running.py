@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import struct
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -29,14 +30,17 @@ from steerserve.messages import (
     Generate,
     Lens,
     LensRead,
+    PartsRead,
     Piece,
     Places,
     Plan,
     ReadActivations,
+    ReadParts,
     ReadStates,
     Recorded,
     Refused,
     Reported,
+    Request,
     Sampling,
     Score,
     Scored,
@@ -60,6 +64,7 @@ from steerserve.worker.batch.admission import (
     activation_rows,
     attribution_rows,
     lens_rows,
+    part_rows,
     pooling_rows,
     rows_of,
     scoring_rows,
@@ -224,6 +229,7 @@ class Bench:
         self.attributed: dict[int, Attributed] = {}
         self.states: dict[tuple[int, int], StatesRead] = {}
         self.sparse: dict[tuple[int, int], ActivationsRead] = {}
+        self.pieces: dict[tuple[int, int], list[PartsRead]] = defaultdict(list)
         self.streamed: set[int] = set()
         self.records: list[Recorded] = []
         self.history = History()
@@ -411,6 +417,24 @@ class Bench:
         rows = activation_rows(command, goal, self.model, self.context, self.steering)
         self.batch.add(rows, is_seeded=False)
 
+    def read_raw(
+        self,
+        request: int,
+        texts: Sequence[Tokens],
+        raw: RawReads,
+        plan: Plan | None = None,
+        client: str = "",
+    ) -> list[BatchRow]:
+        """Add a request that reads raw activations of texts and writes nothing; its rows."""
+        parts = asking.asked(raw=raw)
+        made = plan or Suppressed()
+        command = Request(id=request, goal=ReadParts(), prompts=list(texts), plan=made, parts=parts)
+        rows = part_rows(command, self.model, self.context, self.steering)
+        for row in rows:
+            self.steering.prepare(row.steering)
+        self.batch.add(rows, is_seeded=False, client=client)
+        return rows
+
     @contextmanager
     def attached(
         self, key: str, sae: Sae, layer: int = 0, site: str = sites.RESID_POST
@@ -513,6 +537,10 @@ class Bench:
                 self.states[outcome.id, outcome.choice] = outcome
             case ActivationsRead():
                 self.sparse[outcome.id, outcome.choice] = outcome
+            case PartsRead():
+                pieces = self.pieces[outcome.id, outcome.choice]
+                assert not (pieces and pieces[-1].is_last), "a piece after the last one"
+                pieces.append(outcome)
             case Piece():
                 answer = self.answers[outcome.id, outcome.choice]
                 assert answer.finish is None, "a piece after the last one"

@@ -1,6 +1,6 @@
 """The tools that change the service for everybody who uses it. They are there with `--allow-changes` only."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -103,6 +103,33 @@ class Changing:
             name, positives=positives, negatives=negatives, **given(layers=layers)
         )
         return (await self._client.jobs.wait(begun.id, progress=False)).result
+
+    async def capture_texts(
+        self,
+        name: str,
+        texts: list[str | list[Message]],
+        sites: Annotated[
+            list[dict[str, object]],
+            Field(
+                description="What is read: [{site: 'resid_post', layers: [10, 14]}, …]; layers may be 'all', "
+                "and a site with heads (hook_z) may have heads: [0, 5]."
+            ),
+        ],
+        positions: Annotated[
+            str, Field(description="`all`, or `last` for one row of each context.")
+        ] = "all",
+        dtype: Literal["float32", "float16", "bfloat16"] = "float32",
+    ) -> object:
+        """Read the values of sites of the model over texts into files of the service. The answer has the id of the
+        capture, and how many rows it has."""
+        begun = await self._client.captures.read(
+            name, sites, texts=texts, positions=positions, dtype=dtype
+        )
+        return (await self._client.jobs.wait(begun.id, progress=False)).result
+
+    async def delete_capture(self, capture_id: str) -> object:
+        """Delete a capture with its files."""
+        return await self._client.captures.delete(capture_id)
 
     async def delete_vector(self, vector: str) -> object:
         """Forget a stored vector."""

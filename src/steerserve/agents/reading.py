@@ -381,6 +381,10 @@ class Reading:
         """The features and the other vectors that are nearest to a vector, by cosine."""
         return await self._client.vectors.neighbours(vector, limit=limit, **given(layer=layer))
 
+    async def list_captures(self) -> object:
+        """The captures: values of sites of a model over texts, in files of the service."""
+        return (await self._client.captures.list()).answer
+
     async def list_profiles(self) -> object:
         """The saved profiles of steering, and which is active."""
         return (await self._client.profiles.list()).answer

@@ -31,7 +31,8 @@ _OF_CLIENTS = {"/api/circuits": "promoted"}
 """Path -> a parameter that clients send although the route has no use for it."""
 WAIT = "wait"
 _MAY_WAIT = (
-    *("/api/attribution", "/api/corpora", "/api/effects", "/api/features/", "/api/jobs"),
+    *("/api/attribution", "/api/captures", "/api/corpora", "/api/effects", "/api/features/"),
+    "/api/jobs",
     *("/api/lens", "/api/monitoring/statistics/top", "/api/probes/train", "/api/vectors/train"),
     *("/api/runs/{request_id}/replay", "/api/saes/{sae_id}/features", "/api/saes/{sae_id}/labels/"),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from steerserve.api.health import health as health_routes
+from steerserve.api.inference import captures as capture_routes
 from steerserve.api.inference import compare as compare_routes
 from steerserve.api.inference import contrasts as contrast_routes
 from steerserve.api.inference import corpora as corpus_routes
@@ -102,6 +103,7 @@ def management(owners: Owners) -> list[APIRouter]:
         trained_lens_routes.router(owners.trained_lenses),
         contrast_routes.router(owners.contrasts, owners.settings),
         corpus_routes.router(owners.corpora, owners.settings),
+        capture_routes.router(owners.captures, owners.settings),
         effect_routes.router(owners.effects, owners.settings),
         profile_routes.router(owners.profiles, owners.serving, owners.reader),
         cluster_routes.router(owners.clusters, owners.cluster_packs, owners.serving),

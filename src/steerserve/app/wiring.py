@@ -20,6 +20,7 @@ from steerserve.control.health.turns import LoopWatch
 from steerserve.control.health.watched import Watched
 from steerserve.control.inference.batch_models import BatchModels
 from steerserve.control.inference.batches import Batches
+from steerserve.control.inference.captures import Captures
 from steerserve.control.inference.compare import Compare
 from steerserve.control.inference.contrasts import Contrasts
 from steerserve.control.inference.corpora import Corpora
@@ -193,6 +194,7 @@ class Owners:
         await self.claims.close()
         self.reader.close()
         self.corpora.close()
+        self.captures.close()
         self.body_reader.close()
         await self.around.downloaders.close()
         await self.around.checker.close()
@@ -412,6 +414,17 @@ class Owners:
             self.conductor,
             self.jobs,
             self.paths,
+        )
+        self.captures = Captures(
+            settings,
+            self.texts,
+            self.around.hub,
+            self.conductor,
+            self.jobs,
+            self.paths,
+            self.edit_parts,
+            self.corpora,
+            self.around.now,
         )
         self.suggestions = Suggestions(
             settings,

@@ -102,6 +102,7 @@ class Service(Noun[Mode]):
         self.vectors: nouns.Vectors[Mode] = nouns.Vectors(self)
         self.probes: nouns.Probes[Mode] = nouns.Probes(self)
         self.corpora: nouns.Corpora[Mode] = nouns.Corpora(self)
+        self.captures: nouns.Captures[Mode] = nouns.Captures(self)
         self.lenses: nouns.Lenses[Mode] = nouns.Lenses(self)
         self.profiles: nouns.Profiles[Mode] = nouns.Profiles(self)
         self.clusters: nouns.Clusters[Mode] = nouns.Clusters(self)

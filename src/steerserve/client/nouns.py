@@ -47,6 +47,12 @@ from steerserve.control.health.views import (
     Readiness,
     ServiceVersion,
 )
+from steerserve.control.inference.capture_views import (
+    CaptureDetails,
+    CaptureList,
+    CaptureRecord,
+    DeletedCapture,
+)
 from steerserve.control.inference.effect_views import (
     DeletedEffects,
     EffectList,
@@ -180,6 +186,8 @@ from steerserve.rules.steering.records import ProbeRecord, VectorRecord
 
 OnConflict = Literal["rename", "fail"]
 Values = Mapping[int, float]
+FILE_PART = 1 << 24
+"""The bytes of a file that are fetched at once."""
 """Feature index -> value."""
 Text = str | Sequence[Mapping[str, object]]
 """A text, or the messages of a conversation."""
@@ -851,6 +859,72 @@ class Corpora(Noun[Mode]):
 
     @route("DELETE", "/api/corpora/{corpus_id}")
     def delete(self, corpus_id: str) -> DeletedCorpus: ...
+
+
+class Captures(Noun[Mode]):
+    """The values of sites of the model over many texts, in files."""
+
+    @route("GET", "/api/captures", items="captures")
+    def list(self) -> Listing[CaptureRecord, CaptureList]: ...
+
+    @route("GET", "/api/captures/{capture_id}")
+    def get(self, capture_id: str) -> CaptureDetails: ...
+
+    @route("POST", "/api/captures", query=("wait",), read=job_of)
+    def read(
+        self,
+        name: str,
+        sites: Sequence[Mapping[str, object]],
+        *,
+        texts: Sequence[Text] | None = None,
+        messages: Sequence[Mapping[str, object]] | None = None,
+        corpus_id: str | None = None,
+        local_path: str | None = None,
+        repo_id: str | None = None,
+        file_path: str | None = None,
+        revision: str | None = None,
+        hub_token: str | None = None,
+        text_field: str = "text",
+        positions: str | Mapping[str, object] = "all",
+        dtype: Literal["float32", "float16", "bfloat16"] = "float32",
+        interventions: Mapping[str, object] | None = None,
+        max_tokens: int = 1_000_000,
+        context: int = 512,
+        shard_mb: int = 256,
+        wait: bool = False,
+    ) -> JobRecord:
+        """Read texts, or carry on a capture that was cut. The job's result has the id of the capture."""
+
+    @route("GET", "/api/captures/{capture_id}/files/{name}", read=lambda reply: reply.body)
+    def file(self, capture_id: str, name: str) -> bytes:
+        """The content of a file. `download` gets large files part by part."""
+
+    @composed
+    def download(self, capture_id: str, folder: str | Path) -> Steps[Path]:
+        """Get the files of a capture into a folder, which has no others. Shards that are there already are not fetched
+        again, so that a download that was cut goes on."""
+        into = Path(folder)
+        into.mkdir(parents=True, exist_ok=True)
+        retries = self._runner.retries
+        path = f"/api/captures/{path_part(capture_id)}"
+        details = data((yield from answered(Call("GET", path), retries)), CaptureDetails)
+        for file in details.files:
+            target = into / Path(file.name).name
+            if target.suffix != ".safetensors":
+                target.unlink(missing_ok=True)  # it changes as the capture goes on
+            with target.open("ab") as opened:
+                while (size := opened.tell()) < file.bytes:
+                    end = min(size + FILE_PART, file.bytes) - 1
+                    part = Call(
+                        "GET",
+                        f"{path}/files/{path_part(file.name)}",
+                        headers={"Range": f"bytes={size}-{end}"},
+                    )
+                    opened.write((yield from answered(part, retries)).body)
+        return into
+
+    @route("DELETE", "/api/captures/{capture_id}")
+    def delete(self, capture_id: str) -> DeletedCapture: ...
 
 
 class Lenses(Noun[Mode]):

@@ -488,7 +488,20 @@ class ActivationsRead(Message, frozen=True):
     seconds: float = 0.0
 
 
-Outcome = Piece | Scored | Embedded | LensRead | Attributed | StatesRead | ActivationsRead
+class PartsRead(Message, frozen=True):
+    """A piece of what the parts of a request read of one prompt, by their names. With the last piece, `seconds` is as
+    in `ActivationsRead`."""
+
+    id: int
+    choice: int
+    parts: dict[str, msgspec.Raw]
+    is_last: bool
+    seconds: float = 0.0
+
+
+Outcome = (
+    Piece | Scored | Embedded | LensRead | Attributed | StatesRead | ActivationsRead | PartsRead
+)
 
 
 class Stepped(Message, frozen=True):
@@ -552,4 +565,6 @@ def is_last(event: Outcome) -> bool:
     """Whether the choice ends with this event."""
     if isinstance(event, Piece):
         return bool(event.finish)
+    if isinstance(event, PartsRead):
+        return event.is_last
     return isinstance(event, (Scored, Embedded, LensRead, Attributed, StatesRead, ActivationsRead))

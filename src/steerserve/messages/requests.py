@@ -159,7 +159,12 @@ class ReadActivations(ReadingGoal, frozen=True, kw_only=True):
     keys: list[str]
 
 
-Goal = Generate | Score | Embed | Lens | Attribute | ReadStates | ReadActivations
+class ReadParts(ReadingGoal, frozen=True):
+    """Read each prompt for the parts of the request alone, steered by its plan. The events are Started, then for each
+    prompt PartsRead until its last."""
+
+
+Goal = Generate | Score | Embed | Lens | Attribute | ReadStates | ReadActivations | ReadParts
 
 
 class Request(Message, frozen=True, kw_only=True):

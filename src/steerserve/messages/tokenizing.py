@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
+from steerserve.rules.steering.positions import Span
 from steerserve.rules.text_offsets import BROKEN
 
 
 class Spelling(msgspec.Struct, frozen=True, array_like=True):
     """A text and its tokens: their ids, the text of each token, and the character of `text` at which each begins. `bos`
-    and `eos` are the tokens that the tokenizer names as the beginning and the end of a text."""
+    and `eos` are the tokens that the tokenizer names as the beginning and the end of a text. `spans` are the contents
+    of the messages of a conversation, where they are asked for."""
 
     text: str
     ids: list[int]
@@ -17,6 +21,13 @@ class Spelling(msgspec.Struct, frozen=True, array_like=True):
     offsets: list[int]
     bos: int | None = None
     eos: int | None = None
+    spans: tuple[Span, ...] = ()
+
+
+def place_contents(spelling: Spelling, contents: Iterable[Span]) -> tuple[Span, ...]:
+    """The tokens of the contents of messages, from their characters. A content without tokens is left out."""
+    spans = (Span(one.role, *tokens_of(spelling, one.start, one.end)) for one in contents)
+    return tuple(span for span in spans if span.start < span.end)
 
 
 def tokens_of(spelling: Spelling, start: int, end: int) -> tuple[int, int]:

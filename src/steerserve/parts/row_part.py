@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -162,6 +162,12 @@ class RowPart:
         """What is sent with the text of the token that was drawn last, or at the end of the row. None where there is
         nothing. A part that needs the model without steering is asked for its last chunk after that."""
         return None
+
+    def pieces(self) -> Iterator[object]:
+        """What is sent of a prompt that is only read, a piece in each step."""
+        chunk = self.chunk(is_last=True)
+        if chunk is not None:
+            yield chunk
 
     def refusal(self, error: Exception) -> Exception:
         """The refusal of the row for an error in this part. By default it is refused for the error itself."""

@@ -68,6 +68,8 @@ ACTIONS: dict[tuple[str, str], str] = {
     ("DELETE", "/api/lenses/{lens_id}"): "lens_delete",
     ("POST", "/api/corpora"): "corpus_add",
     ("DELETE", "/api/corpora/{corpus_id}"): "corpus_delete",
+    ("POST", "/api/captures"): "capture_add",
+    ("DELETE", "/api/captures/{capture_id}"): "capture_delete",
     ("DELETE", "/api/sensing/events"): "sensing_delete",
     ("POST", "/api/sensing/{profile_id}/enable"): "sensing_enable",
     ("POST", "/api/sensing/{profile_id}/disable"): "sensing_disable",

@@ -102,7 +102,7 @@ class Settings(
     download_attempts: Count = 3
     """Attempts of a download, each going on where the last one ended."""
     disk_reserve_mb: Mebibytes = 1024
-    """Disk space in MiB that a download and an import must leave free."""
+    """Disk space in MiB that a download, an import and a capture must leave free."""
     max_stored_documents: Count = 2000
     """Most profiles, clusters, circuits, vectors, probes, effects and trained lenses that are stored, in all."""
     stored_documents_mb: Annotated[int, Field(ge=1, le=MIB_MAXIMUM)] = 256

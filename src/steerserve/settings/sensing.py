@@ -1,4 +1,4 @@
-"""The settings of monitoring, of corpora, and of the sensing of clusters and circuits."""
+"""The settings of monitoring, of corpora and captures, and of the sensing of clusters and circuits."""
 
 from __future__ import annotations
 
@@ -36,6 +36,9 @@ class SensingSettings(BaseSettings, use_attribute_docstrings=True):
     """Let results of `/api/effects`, which are kept in the database, have two texts of each strength as examples."""
     corpora_max_tokens: Annotated[int, Field(ge=1, le=100_000_000)] = 10_000_000
     """Most tokens that one corpus may ask for."""
+    captures_max_mb: Annotated[int, Field(ge=0, le=1 << 30)] = 10_240
+    """Most MiB that the files of all captures together take, in the folder `captures` of STEERSERVE_HOME. 0 keeps none,
+    and captures are refused."""
     monitoring_contexts: Annotated[int, Field(ge=0, le=10_000)] = 0
     """How many of the last monitored tokens keep the text around them in memory, for the strongest contexts of a
     feature. The text is that of users; 0 keeps none."""

@@ -20,6 +20,7 @@ from steerserve.client.faults import (
 from steerserve.control.models.views import ModelRecord
 from steerserve.control.saes.views import SaeDetails, SaeLensSae, SaeRecord
 from steerserve.terminal import chat, naming, output, starting, steered
+from steerserve.terminal.captures import capture
 from steerserve.terminal.completing import model_names, profile_names, sae_names
 from steerserve.terminal.output import megabytes, refusals, show_facts, show_json, show_table
 from steerserve.terminal.watching import logs, watch
@@ -352,7 +353,8 @@ def stop(as_json: Json = False) -> None:
 
 
 COMMANDS: tuple[Callable[..., None], ...] = (
-    run, pull, ls, ps, rm, show, load, unload, attach, detach, steer, watch, profile, logs, stop,
+    run, pull, ls, ps, rm, show, load, unload, attach, detach, steer, watch, profile, capture, logs,
+    stop,
 )  # fmt: skip
 
 

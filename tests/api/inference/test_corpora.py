@@ -17,6 +17,7 @@ from steerserve import demo
 from steerserve.control.inference import corpora as owner
 from steerserve.files import corpus as files
 from steerserve.files.model_content import ReadingEnded
+from steerserve.rules.inference import corpus_texts
 from tests.conftest import Start
 from tests.service import Running, add_sae, load_demo
 
@@ -212,14 +213,14 @@ def test_cancelled_corpora_stop_reading_and_take_no_thread_of_others(
 def test_a_long_text_is_tokenized_as_far_as_it_is_read(
     live: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    taken, blocks = [], owner.rules.blocks
+    taken, blocks = [], corpus_texts.blocks
 
     def counted(text: str) -> Iterator[str]:
         for block in blocks(text):
             taken.append(len(block))
             yield block
 
-    monkeypatch.setattr(owner.rules, "blocks", counted)
+    monkeypatch.setattr(corpus_texts, "blocks", counted)
     file = tmp_path / "texts.txt"
     file.write_text("The boat sailed over the waves. " * 400_000)
     corpus = read(live, source="local", texts=None, local_path=str(file), max_tokens=40)

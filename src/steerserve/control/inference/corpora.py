@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
+from itertools import groupby
 from threading import Event
 
 import msgspec
 
 from steerserve import messages as m
+from steerserve.control.inference.contexts import (
+    READERS,
+    AskedTexts,
+    Cut,
+    Place,
+    Texts,
+    TextSources,
+)
 from steerserve.control.inference.corpus_summary import Summary
-from steerserve.control.inference.texts import NamedText, TextReader, of_kind, prompt_of
+from steerserve.control.inference.texts import NamedText, TextReader, of_kind
 from steerserve.control.jobs import Job, Jobs, Report
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.resident import Attachment, Resident, content_key, content_keys
@@ -27,6 +34,7 @@ from steerserve.control.sensing.corpus_results import (
     StoredSae,
     corpus_of,
     packed,
+    unpacked,
 )
 from steerserve.control.sensing.corpus_views import (
     CorpusList,
@@ -45,65 +53,32 @@ from steerserve.database.corpora import (
     taken,
 )
 from steerserve.errors import Refusal
-from steerserve.files import corpus as files
 from steerserve.files.client_paths import ClientPaths
 from steerserve.hub.client import Hub
-from steerserve.messages.spelling import Spell
-from steerserve.messages.tokenizing import Spelling
-from steerserve.rules.bounds import CORPUS_HUB_BYTES
-from steerserve.rules.inference import corpus_texts as rules
 from steerserve.rules.inference.corpus_texts import CorpusText
-from steerserve.rules.inference.prompts import Conversation
 from steerserve.rules.steering.vector import check_written
+from steerserve.rules.text_offsets import BROKEN
 from steerserve.settings import Settings
 
 KIND = "corpus"
 COMING = "+"
 """Behind the id and the name of a corpus while its results are stored, beside those that they will replace."""
-TEXTS_AT_ONCE = 64
-CHARACTERS_AT_ONCE = 1 << 20
-"""The texts that are taken from a source at once: so many, or as many as have so many characters."""
-READERS = 2
-"""The threads in which texts and results are read, so that nobody else waits for them."""
 READ_SHARE = 0.9
 """The share of the progress of a job that is the reading of the texts."""
 
-Tokens = tuple[list[int], list[str]]
-"""The ids of some tokens, and their texts."""
-NO_TOKENS = Spelling("", [], [], [])
-Source = Callable[[], Iterable[CorpusText]]
-"""Gives the texts of a corpus from the first one on."""
 
-
-@dataclass(frozen=True, slots=True)
-class CorpusRequest:
-    """What a corpus is read of, and how. `texts` are there with the source `inline`. `client` names who asks."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CorpusRequest(AskedTexts):
+    """What a corpus is read of, and how."""
 
     name: str
-    source: CorpusSource
-    texts: tuple[str | Conversation, ...]
-    hub_token: str | None
-    max_tokens: int
-    context: int
     examples: int
-    client: str
 
     @property
     def lasting(self) -> dict[str, object]:
         """What must be the same when a corpus is carried on, apart from its texts."""
         said = {"max_tokens": self.max_tokens, "context": self.context, "examples": self.examples}
         return {"source": msgspec.to_builtins(self.source), **said}
-
-
-@dataclass(frozen=True, slots=True)
-class _Cut:
-    """A context with its tokens, the place of its text, and how far the corpus is read with it."""
-
-    context: Context
-    ids: list[int]
-    place: str
-    next_text: int
-    next_token: int
 
 
 class Corpora:
@@ -120,17 +95,15 @@ class Corpora:
         jobs: Jobs,
         paths: ClientPaths,
     ) -> None:
-        self._settings = settings
         self._store = store
         self._results = results
         self._reader = reader
-        self._hub = hub
         self._conductor = conductor
         self._jobs = jobs
-        self._paths = paths
         self._reading: dict[str, Job] = {}
         self._starting = asyncio.Lock()
         self._threads = Threads("corpora", READERS)
+        self._sources = TextSources(settings, hub, paths, self._threads)
 
     def close(self) -> None:
         """Read no more texts. The jobs have ended."""
@@ -148,6 +121,18 @@ class Corpora:
         Refusal: CORPUS_NOT_FOUND.
         """
         return await self._record(await self._store.get(corpus_id))
+
+    async def texts(self, corpus_id: str) -> Texts:
+        """The texts of a corpus, as far as they were read.
+
+        Raises:
+            Refusal: CORPUS_NOT_FOUND.
+        """
+        row = await self._store.get(corpus_id)
+        packed_parts = [
+            (await self._store.contexts(corpus_id, [number]))[number] for number in range(row.parts)
+        ]
+        return lambda: _joined_texts(packed_parts)
 
     async def remove(self, corpus_id: str) -> str:
         """Delete a corpus with its results. A job that reads it is cancelled first.
@@ -210,15 +195,9 @@ class Corpora:
         check_written(asked.name, "name")
         resident = self._conductor.loaded()
         _, facts = resident.running()
-        if asked.context > facts.context_length:
-            why = f"context: the model reads at most {facts.context_length} tokens"
-            raise Refusal("INVALID_PARAMETER", why, param="context", maximum=facts.context_length)
+        asked.check_context(facts)
         self._store.check_kept()
-        source = asked.source
-        if source.local_path is not None:
-            await self._found(source.local_path)
-        if source.file_path is not None:
-            rules.check_name(source.file_path)
+        await self._sources.check(asked.source)
         async with self._starting:
             row = await self._store.named(asked.name)
             if row is None:
@@ -339,15 +318,15 @@ class Corpora:
         ended: Event,
     ) -> CorpusRecord:
         """Read the texts of a corpus, and compute its results. No text is read once `ended` is set."""
-        source = await self._source(asked, ended)
+        texts = await self._sources.open(asked, ended)
         report(0.0, "the texts are checked")
-        digest = await self._digest(source())
+        digest = await self._sources.digest(texts())
         if row.digest is None:
             await self._store.set_digest(row.id, digest)
         elif row.digest != digest:
             why = "it was begun with other texts; send these again, or delete it"
             raise taken(row.name, why, corpus_id=row.id)
-        await self._read(asked, row, resident, saes, source, report)
+        await self._read(asked, row, resident, saes, texts, report)
         row = await self._store.get(row.id)
         summary = Summary(self._store, row, asked.examples, self._threads)
         await summary.make(
@@ -356,71 +335,21 @@ class Corpora:
         self._results.forget()
         return await self._record(await self._store.get(row.id))
 
-    async def _digest(self, texts: Iterable[CorpusText]) -> str:
-        """The SHA-256 of all texts. Every text is looked at.
-
-        Raises:
-            Refusal: VALIDATION_ERROR for a line that has no text.
-        """
-        digest = hashlib.sha256()
-
-        def add(some: Iterable[tuple[int, CorpusText]]) -> None:
-            for _, (_, text) in some:
-                for part in rules.json_parts(text):
-                    digest.update(part.encode())
-                digest.update(b"\n")
-
-        async for some in self._taken(texts, 0):
-            await self._threads.run(add, some)
-        return digest.hexdigest()
-
-    async def _taken(
-        self, texts: Iterable[CorpusText], first: int
-    ) -> AsyncIterator[list[tuple[int, CorpusText]]]:
-        """The texts from the one with the number `first` on, with their numbers, some at a time."""
-        numbered = enumerate(texts)
-        while some := await self._threads.run(_some, numbered, first):
-            yield some
-
-    async def _found(self, local_path: str) -> Path:
-        """Raises:
-        Refusal: INVALID_LOCAL_PATH, INVALID_PARAMETER, PAYLOAD_TOO_LARGE.
-        """
-        most_mb, check = self._store.most_mb, self._paths.check_allowed
-        return await self._threads.run(files.find, local_path, most_mb, check)
-
-    async def _source(self, asked: CorpusRequest, ended: Event) -> Source:
-        """Raises:
-        Refusal: INVALID_LOCAL_PATH, PAYLOAD_TOO_LARGE; what `Hub.dataset_file` raises.
-        """
-        said = asked.source
-        if said.kind == "inline":
-            return lambda: ((f"texts[{i}]", text) for i, text in enumerate(asked.texts))
-        if said.local_path is not None:
-            path = await self._found(said.local_path)
-            return lambda: rules.texts(path.name, files.lines(path, ended), said.text_field)
-        assert said.repo_id is not None
-        assert said.file_path is not None
-        file = said.file_path
-        content = await self._hub.dataset_file(
-            said.repo_id, said.revision or "main", file, CORPUS_HUB_BYTES, asked.hub_token
-        )
-        return lambda: rules.texts(file, files.lines_of(content, ended), said.text_field)
-
     async def _read(
         self,
         asked: CorpusRequest,
         row: CorpusRow,
         resident: Resident,
         saes: Sequence[Attachment],
-        source: Source,
+        texts: Texts,
         report: Report,
     ) -> None:
         """Read what is left of a corpus, and write each part."""
         done = Progress(row.parts, row.next_text, row.next_token, row.tokens, row.counted)
-        async with aclosing(self._cuts(asked, done, resident, source())) as cuts:
+        place = Place(row.next_text, row.next_token, row.tokens)
+        async with aclosing(self._sources.cuts(asked, place, resident, texts())) as cuts:
             async for part in _parts(cuts):
-                sizes = [len(cut.ids) - cut.context.skip for cut in part]
+                sizes = [cut.size for cut in part]
 
                 def told(count: int, before: int = done.tokens, sizes: list[int] = sizes) -> None:
                     tokens = before + sum(sizes[:count])
@@ -430,15 +359,16 @@ class Corpora:
                     )
 
                 read = await self._activations(part, resident, saes, told)
-                last = part[-1]
+                after = part[-1].after
                 done = Progress(
                     done.parts + 1,
-                    last.next_text,
-                    last.next_token,
-                    done.tokens + sum(sizes),
+                    after.text,
+                    after.token,
+                    after.tokens,
                     done.counted + sum(one.positions for one in read),
                 )
-                contexts = await self._threads.run(packed, [cut.context for cut in part])
+                held = [Context(cut.text, cut.start, cut.skip, cut.pieces) for cut in part]
+                contexts = await self._threads.run(packed, held)
                 activations = [
                     await self._threads.run(packed, [_groups(one.saes[i]) for one in read])
                     for i in range(len(saes))
@@ -447,14 +377,14 @@ class Corpora:
 
     async def _activations(
         self,
-        part: Sequence[_Cut],
+        part: Sequence[Cut],
         resident: Resident,
         saes: Sequence[Attachment],
         told: Callable[[int], None],
     ) -> list[m.ActivationsRead]:
         keys = [one.key for one in saes]
         return await self._reader.read(
-            [NamedText(cut.place, m.Tokens(cut.ids)) for cut in part],
+            [NamedText(cut.name, m.Tokens(cut.ids)) for cut in part],
             resident,
             m.Request(goal=m.ReadActivations(keys=keys), prompts=(), client=KIND),
             of_kind(m.ActivationsRead),
@@ -463,115 +393,25 @@ class Corpora:
             is_gentle=True,
         )
 
-    async def _cuts(
-        self,
-        asked: CorpusRequest,
-        done: Progress,
-        resident: Resident,
-        texts: Iterable[CorpusText],
-    ) -> AsyncGenerator[_Cut]:
-        """The contexts that are left to read. The special tokens at the beginning of a text begin each of its
-        contexts."""
-        special = await self._special(resident)
-        left = asked.max_tokens - done.tokens
-        room = asked.context - len(special.ids)
-        async for some in self._taken(texts, done.next_text):
-            for index, (place, text) in some:
-                start = done.next_token if index == done.next_text else 0
-                spelled = self._spelled(asked, resident, place, text, special)
-                async with aclosing(_windows(spelled, start, room)) as windows:
-                    async for ids, pieces, is_last in windows:
-                        size = min(len(ids), left)
-                        context = Context(
-                            index, start, len(special.ids), [*special.pieces, *pieces[:size]]
-                        )
-                        is_end = is_last and size == len(ids)
-                        cursor = (index + 1, 0) if is_end else (index, start + size)
-                        yield _Cut(context, [*special.ids, *ids[:size]], place, *cursor)
-                        left -= size
-                        start += size
-                        if left <= 0:
-                            return
 
-    async def _special(self, resident: Resident) -> Spelling:
-        """The special tokens that the tokenizer puts before a text."""
-        engine, _ = resident.running()
-        whole, bare = [
-            await engine.ask(Spell(prompt=m.Text("a", special), longest=1))
-            for special in (True, False)
-        ]
-        size = len(bare.ids)
-        at = next((i for i in range(len(whole.ids)) if whole.ids[i : i + size] == bare.ids), 0)
-        return Spelling("", whole.ids[:at], whole.pieces[:at], [])
+def _joined_texts(packed_parts: Sequence[bytes]) -> Iterator[CorpusText]:
+    """The texts of contexts, whose tokens follow each other.
 
-    async def _spelled(
-        self,
-        asked: CorpusRequest,
-        resident: Resident,
-        place: str,
-        text: str | Conversation,
-        special: Spelling,
-    ) -> AsyncGenerator[Tokens]:
-        """The tokens of a text or a conversation, with their texts. A text comes block by block. A conversation comes
-        whole, without the special tokens before it."""
-        engine, _ = resident.running()
-        prompts: Iterable[m.Text | m.Chat] = [prompt_of(text, asked.client)]
-        if isinstance(text, str):
-            prompts = (m.Text(block, special=False) for block in rules.blocks(text))
-        for prompt in prompts:
-            try:
-                made = await engine.ask(
-                    Spell(
-                        prompt=prompt,
-                        longest=self._settings.tokenize_max_characters,
-                        client=asked.client,
-                    )
-                )
-            except Refusal as refusal:
-                why = f"{place}: {refusal.message}"
-                raise Refusal(refusal.code, why, param=place, **refusal.details) from None
-            size = len(special.ids)
-            skipped = size if made.ids[:size] == special.ids else 0
-            yield made.ids[skipped:], made.pieces[skipped:]
-            special = NO_TOKENS
+    Raises:
+        Refusal: INVALID_PARAMETER for a text with a character that is divided among tokens, whose texts lack it.
+    """
+    contexts = (one for part in packed_parts for one in unpacked(part, list[Context]))
+    for number, some in groupby(contexts, lambda one: one.text):
+        place = f"text {number} of the corpus"
+        text = "".join(piece for one in some for piece in one.pieces[one.skip :])
+        if BROKEN in text:
+            why = f"{place} has a character that is divided among tokens; send its texts"
+            raise Refusal("INVALID_PARAMETER", why, param="corpus_id")
+        yield place, text
 
 
-def _some(numbered: Iterable[tuple[int, CorpusText]], first: int) -> list[tuple[int, CorpusText]]:
-    """The next texts from the one with the number `first` on."""
-    some: list[tuple[int, CorpusText]] = []
-    size = 0
-    for index, (place, text) in numbered:
-        if index < first:
-            continue
-        some.append((index, (place, text)))
-        size += rules.size_of(text)
-        if len(some) == TEXTS_AT_ONCE or size >= CHARACTERS_AT_ONCE:
-            break
-    return some
-
-
-async def _windows(
-    parts: AsyncGenerator[Tokens], start: int, room: int
-) -> AsyncGenerator[tuple[list[int], list[str], bool]]:
-    """The tokens from `start` on, `room` at a time, with their texts, and whether they are the last ones. No more parts
-    are asked for than the next tokens need."""
-    ids: list[int] = []
-    pieces: list[str] = []
-    async with aclosing(parts):
-        async for more, texts in parts:
-            skipped = min(start, len(more))
-            start -= skipped
-            ids += more[skipped:]
-            pieces += texts[skipped:]
-            while len(ids) > room:
-                yield ids[:room], pieces[:room], False
-                del ids[:room], pieces[:room]
-    if ids:
-        yield ids, pieces, True
-
-
-async def _parts(cuts: AsyncIterator[_Cut]) -> AsyncIterator[list[_Cut]]:
-    part: list[_Cut] = []
+async def _parts(cuts: AsyncIterator[Cut]) -> AsyncIterator[list[Cut]]:
+    part: list[Cut] = []
     async for cut in cuts:
         part.append(cut)
         if len(part) == PART:

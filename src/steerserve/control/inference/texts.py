@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from msgspec import structs
 
@@ -100,7 +100,7 @@ class TextReader:
 
 def _worked(read: Sequence[object]) -> float | None:
     """How long the engine worked for texts; None where it does not say so."""
-    told = [one.seconds for one in read if isinstance(one, m.ActivationsRead)]
+    told = [one.seconds for one in read if isinstance(one, m.ActivationsRead | ReadPieces)]
     return sum(told) if told else None
 
 
@@ -170,6 +170,33 @@ def of_part(part: Part[Any, Read]) -> Taking[Read]:
         return part.read(outcome.parts) if isinstance(outcome, m.Scored) else None
 
     return lambda: take
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPieces(Generic[Read]):
+    """All pieces that a part gave of one text, and how long the engine worked for it."""
+
+    pieces: list[Read]
+    seconds: float
+
+
+def of_pieces(part: Part[Any, Read]) -> Taking[ReadPieces[Read]]:
+    """Takes what texts have of a part that are read for it alone."""
+
+    def taking() -> Take[ReadPieces[Read]]:
+        held: dict[int, list[Read]] = {}
+
+        def take(outcome: m.Outcome) -> ReadPieces[Read] | None:
+            if not isinstance(outcome, m.PartsRead):
+                return None
+            pieces = held.setdefault(outcome.choice, [])
+            if (piece := part.read(outcome.parts)) is not None:
+                pieces.append(piece)
+            return ReadPieces(pieces, outcome.seconds) if outcome.is_last else None
+
+        return take
+
+    return taking
 
 
 def _is_of_text(refusal: Refusal) -> bool:

@@ -6,6 +6,7 @@ from typing import Literal
 
 from msgspec import UNSET, UnsetType
 
+from steerserve.control.inference.capture_views import CapturedTexts
 from steerserve.control.inference.effect_views import Effects
 from steerserve.control.saes.example_views import FeatureExample
 from steerserve.control.sensing.corpus_views import CorpusRecord
@@ -138,6 +139,7 @@ JobResult = (
     | VectorRecord
     | ProbeRecord
     | CorpusRecord
+    | CapturedTexts
     | LensRecord
     | SuggestedLabels
     | None

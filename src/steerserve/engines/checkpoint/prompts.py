@@ -17,8 +17,7 @@ from steerserve.errors import Refusal
 from steerserve.messages.engine import Report
 from steerserve.messages.prompts import check_ids, check_spelled
 from steerserve.messages.spelling import ReadBack, Spell
-from steerserve.messages.tokenizing import Spelling, tokens_of
-from steerserve.rules.steering.positions import Span
+from steerserve.messages.tokenizing import Spelling, place_contents
 
 OPENING_PERCENT = 95.0
 """How far a load is when only the tokenizer is still read."""
@@ -157,11 +156,7 @@ class Prompts:
         if not text.contents:
             return tokens
         spelling = await self._tokenizer.spell(text, client)
-        spans = (
-            Span(content.role, *tokens_of(spelling, content.start, content.end))
-            for content in text.contents
-        )
-        return structs.replace(tokens, spans=tuple(span for span in spans if span.start < span.end))
+        return structs.replace(tokens, spans=place_contents(spelling, text.contents))
 
     async def spell(self, question: Spell | ReadBack) -> Spelling:
         """Raises:
@@ -176,7 +171,10 @@ class Prompts:
             raise Refusal("MODEL_NOT_LOADED", "this engine holds no model")
         (text,) = await self._templates.texts([question.prompt], self._facts.chat_template)
         check_spelled(text, question.longest)
-        return await self._tokenizer.spell(text, question.client)
+        spelling = await self._tokenizer.spell(text, question.client)
+        if not text.contents:
+            return spelling
+        return structs.replace(spelling, spans=place_contents(spelling, text.contents))
 
     async def close(self) -> None:
         """End the processes. Requests that wait for them are refused."""

@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from steerserve.errors import Refusal
 from steerserve.messages import Message
@@ -15,6 +15,7 @@ from steerserve.parts.part import BodyField, Part, Resident, Sent
 from steerserve.rules.inference.names import GGUF
 from steerserve.rules.saes.sites import EMBED, SITES
 from steerserve.rules.steering import interventions
+from steerserve.rules.steering.placing import ModelFacts
 from steerserve.rules.steering.positions import ALL, Positions
 from steerserve.rules.units import MIB
 
@@ -45,6 +46,8 @@ class RawReads(Message, frozen=True):
         dtype: the type of the numbers that are sent.
         is_listed: whether the numbers are told as a list, so that they travel as float32.
         max_bytes: the most bytes of the values of a request; `all_max_bytes` of all requests that run.
+        piece_bytes: the most bytes of a piece of the values where a job reads the prompt; None where a request does. A
+            job bounds its values itself, and positions that a prompt does not have are left out.
     """
 
     sites: tuple[RawSite, ...]
@@ -54,6 +57,7 @@ class RawReads(Message, frozen=True):
     is_listed: bool
     max_bytes: int
     all_max_bytes: int
+    piece_bytes: int | None = None
 
     @property
     def form(self) -> RawReads:
@@ -69,18 +73,31 @@ class RawValues(Message, frozen=True):
     data: bytes
 
 
+class RawSums(Message, frozen=True):
+    """Of the values of one site at all positions of a row: their sum [numbers] in little-endian float64, and the sum of
+    their lengths."""
+
+    values: bytes
+    lengths: float
+
+
 class RawChunk(Message, frozen=True):
-    """What a row has read: one entry for each site that was asked for."""
+    """What a row has read: one entry for each site that was asked for. Of several pieces the last one has the sums."""
 
     positions: tuple[int, ...]
     values: tuple[RawValues, ...]
+    sums: tuple[RawSums, ...] = ()
+
+
+SiteAsked = tuple[str, tuple[int, ...] | None, tuple[int, ...] | None]
+"""A site, its layers, which are None for all layers that have it, and its heads, which are None for all."""
 
 
 @dataclass(frozen=True, slots=True)
 class RawAsked:
-    """What a body asks for. The layers of a site are None for all layers that have it."""
+    """What a body asks for."""
 
-    sites: tuple[tuple[str, tuple[int, ...] | None, tuple[int, ...] | None], ...]
+    sites: tuple[SiteAsked, ...]
     positions: Positions
     is_before: bool
     dtype: Dtype
@@ -121,18 +138,8 @@ class RawActivationsPart(Part[RawReads, RawChunk]):
         if asked.positions is not None:
             where = f"{FIELD}.positions"
             positions = interventions.parse_positions(asked.positions, where)
-        sites = []
-        for place, one in enumerate(asked.sites):
-            where = f"{FIELD}.sites[{place}]"
-            if one.site not in SITES:
-                raise _refused(f"{where}.site", f"must be one of {', '.join(SITES)}")
-            layers = None if one.layers == "all" else _unlike(one.layers, f"{where}.layers")
-            if layers is not None and one.site == EMBED and layers != (0,):
-                raise _refused(f"{where}.layers", "the token embedding is at layer 0")
-            heads = None if one.heads is None else _unlike(one.heads, f"{where}.heads")
-            sites.append((one.site, layers, heads))
         return RawAsked(
-            tuple(sites),
+            parse_sites(asked.sites, f"{FIELD}.sites"),
             positions,
             asked.point == "before",
             asked.dtype or "float32",
@@ -151,25 +158,9 @@ class RawActivationsPart(Part[RawReads, RawChunk]):
         """Raises:
         Refusal: INVALID_PARAMETER for a site or a layer that the model does not have, and for too many sites.
         """
-        model, settings = resident.model, resident.settings
-        sites: list[RawSite] = []
-        for place, (site, layers, heads) in enumerate(asked.sites):
-            where = f"{FIELD}.sites[{place}]"
-            if model.widths and site not in model.widths:
-                has = ", ".join(name for name in SITES if name in model.widths)
-                why = f"this model has no {site} ({SITES[site]}); it has {has}"
-                raise _refused(f"{where}.site", why, sites=list(model.widths))
-            for layer in layers or ():
-                if layer >= model.layers:
-                    why = f"{layer} is outside [0, {model.layers})"
-                    raise _refused(f"{where}.layers", why, layers=model.layers)
-            every = range(1 if site == EMBED else model.layers)
-            sites += (RawSite(where, site, at, heads) for at in (layers or every))
-        if len(sites) > SITES_MAXIMUM:
-            why = f"{len(sites)} sites at all layers; at most {SITES_MAXIMUM}"
-            raise _refused(f"{FIELD}.sites", why, maximum=SITES_MAXIMUM)
+        settings = resident.settings
         return RawReads(
-            tuple(sites),
+            place_sites(asked.sites, resident.model, f"{FIELD}.sites"),
             asked.positions,
             asked.is_before,
             asked.dtype,
@@ -205,6 +196,58 @@ class RawActivationsPart(Part[RawReads, RawChunk]):
 
 
 ACTIVATIONS_RAW = RawActivationsPart()
+
+
+class SiteBody(Protocol):
+    """A site in a body."""
+
+    site: str
+    layers: list[int] | Literal["all"]
+    heads: list[int] | None
+
+
+def parse_sites(asked: Sequence[SiteBody], field: str) -> tuple[SiteAsked, ...]:
+    """The sites of a body, whose list of them is called `field`.
+
+    Raises:
+        Refusal: INVALID_PARAMETER, whose `param` names the place.
+    """
+    sites: list[SiteAsked] = []
+    for place, one in enumerate(asked):
+        where = f"{field}[{place}]"
+        if one.site not in SITES:
+            raise _refused(f"{where}.site", f"must be one of {', '.join(SITES)}")
+        layers = None if one.layers == "all" else _unlike(one.layers, f"{where}.layers")
+        if layers is not None and one.site == EMBED and layers != (0,):
+            raise _refused(f"{where}.layers", "the token embedding is at layer 0")
+        heads = None if one.heads is None else _unlike(one.heads, f"{where}.heads")
+        sites.append((one.site, layers, heads))
+    return tuple(sites)
+
+
+def place_sites(asked: Sequence[SiteAsked], model: ModelFacts, field: str) -> tuple[RawSite, ...]:
+    """The sites at all their layers.
+
+    Raises:
+        Refusal: INVALID_PARAMETER for a site or a layer that the model does not have, and for too many sites.
+    """
+    sites: list[RawSite] = []
+    for place, (site, layers, heads) in enumerate(asked):
+        where = f"{field}[{place}]"
+        if model.widths and site not in model.widths:
+            has = ", ".join(name for name in SITES if name in model.widths)
+            why = f"this model has no {site} ({SITES[site]}); it has {has}"
+            raise _refused(f"{where}.site", why, sites=list(model.widths))
+        for layer in layers or ():
+            if layer >= model.layers:
+                why = f"{layer} is outside [0, {model.layers})"
+                raise _refused(f"{where}.layers", why, layers=model.layers)
+        every = range(1 if site == EMBED else model.layers)
+        sites += (RawSite(where, site, at, heads) for at in (layers or every))
+    if len(sites) > SITES_MAXIMUM:
+        why = f"{len(sites)} sites at all layers; at most {SITES_MAXIMUM}"
+        raise _refused(field, why, maximum=SITES_MAXIMUM)
+    return tuple(sites)
 
 
 def _told_data(values: RawValues, count: int, planned: RawReads) -> object:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from weakref import WeakSet
 
 import torch
@@ -15,6 +15,7 @@ from steerserve.parts.activations_raw.form import (
     RawChunk,
     RawReads,
     RawSite,
+    RawSums,
     RawValues,
 )
 from steerserve.parts.row_part import Copied, Read, Reader, RowFacts, RowPart
@@ -24,6 +25,9 @@ from steerserve.worker.sae.sites import Site
 
 KEPT_PASSES = 64
 """Copies that several rows share are cut into those of each row after so many passes."""
+
+SUMMED_NUMBERS = 1 << 20
+"""The numbers that are summed at once."""
 
 _RUNNING: WeakSet[RawRow] = WeakSet()
 """What reads the rows that wait or run now. A row that is gone is not among them."""
@@ -49,12 +53,13 @@ class RawRow(RowPart):
         self._shapes = [_shape(one, site) for one, site in zip(form.sites, read.sites, strict=True)]
         self._paths = [site.path for site in read.sites]
         size = len(facts.prompt)
-        _check_positions(form, size)
+        if form.piece_bytes is None:
+            _check_positions(form, size)
         wanted = facts.are_at(form.positions, 0, size)
         # a kept beginning of a prompt never has its last position
         self.may_reuse = not any(wanted[:-1])
         self.request = facts.request
-        self.reserved = self._reserve(sum(wanted))
+        self.reserved = self._reserve(sum(wanted)) if form.piece_bytes is None else 0
         self._dtype: torch.dtype = getattr(torch, form.dtype)
         self._waiting: list[tuple[list[int], list[int], Sequence[Tensor]]] = []
         self._positions: list[int] = []
@@ -174,13 +179,33 @@ class RawRow(RowPart):
         for path, shape, kept in zip(self._paths, self._shapes, self._kept, strict=True):
             data = b""
             if kept:
-                data = torch.cat(kept).to(kind).contiguous().view(torch.uint8).numpy().tobytes()
+                data = _sent(torch.cat(kept).to(kind))
             values.append(RawValues(path, shape, data))
             kept.clear()
         self.reserved = 0
         return RawChunk(tuple(self._positions), tuple(values))
 
+    def pieces(self) -> Iterator[object]:
+        if self._form.piece_bytes is None:
+            yield from super().pieces()
+            return
+        if self._waiting:
+            self._keep()
+        every = [torch.cat(kept) if kept else None for kept in self._kept]
+        sizes = [values[0].nbytes for values in every if values is not None and len(values)]
+        count = max(1, self._form.piece_bytes // max(1, sum(sizes)))
+        starts = range(0, len(self._positions), count)
+        for start in starts or (0,):
+            values = tuple(
+                RawValues(path, shape, b"" if kept is None else _sent(kept[start : start + count]))
+                for path, shape, kept in zip(self._paths, self._shapes, every, strict=True)
+            )
+            is_last = start + count >= len(self._positions)
+            sums = tuple(map(_sums, every)) if is_last else ()
+            yield RawChunk(tuple(self._positions[start : start + count]), values, sums)
+
     def refusal(self, error: Exception) -> Exception:
+        self.reserved = 0  # the error holds the row until Python collects both
         if not memory.is_exhausted(error):
             return error
         device = memory.exhausted(error, torch.device("cpu"))
@@ -200,7 +225,7 @@ class RawReader:
                 start += size
 
     def fail(self, parts: Sequence[RowPart], error: Exception) -> Exception | None:
-        refusal = parts[0].refusal(error)
+        refusal, *_ = [part.refusal(error) for part in parts]
         memory.recover(error)
         return refusal
 
@@ -213,6 +238,23 @@ def _picked(values: Tensor, places: Sequence[int]) -> Tensor:
     if not places or places[-1] - places[0] + 1 == len(places):
         return values[places[0] : places[-1] + 1] if places else values[:0]
     return values[torch.tensor(places, device=values.device)]
+
+
+def _sent(values: Tensor) -> bytes:
+    """Values in host memory as little-endian numbers."""
+    return values.contiguous().view(torch.uint8).numpy().tobytes()
+
+
+def _sums(values: Tensor | None) -> RawSums:
+    """The sums of values [n, numbers], a part of them at a time."""
+    if values is None:
+        return RawSums(b"", 0.0)
+    total, lengths = torch.zeros(values.shape[1], dtype=torch.float64), 0.0
+    for part in values.split(max(1, SUMMED_NUMBERS // values.shape[1])):
+        exact = part.double()
+        total += exact.sum(0)
+        lengths += float(exact.norm(dim=1).sum())
+    return RawSums(total.numpy().tobytes(), lengths)
 
 
 def _check_site(one: RawSite, facts: RowFacts) -> None:

@@ -25,7 +25,7 @@ from steerserve.worker.rows import sampling, tail
 from steerserve.worker.rows.activations import ActivationReading
 from steerserve.worker.rows.attribution import Attribution
 from steerserve.worker.rows.constrain import RowConstraint
-from steerserve.worker.rows.goals import Pooling, Scoring, Writing
+from steerserve.worker.rows.goals import PartReading, Pooling, Scoring, Writing
 from steerserve.worker.rows.gradients import GradientAttribution
 from steerserve.worker.rows.lens import Lens
 from steerserve.worker.rows.lens_files import LensFile, check_lens
@@ -435,6 +435,27 @@ def activation_rows(
             max_tokens(m.Sampling(max_tokens=0), len(ids), context)
             reading = ActivationReading(sites, encoders, counted(prompt, model.special_tokens))
         rows.append(BatchRow(request.id, index, ids, m.Suppressed(), reading, where=where))
+    return rows
+
+
+def part_rows(
+    request: m.Request, model: Checkpoint, context: int, saes: HookedSaes
+) -> list[BatchRow]:
+    """One row per prompt, steered by the plan of the request, for its parts. Its prompt begins no other prompt.
+
+    Raises:
+        Refusal: CONTEXT_LENGTH_EXCEEDED; INVALID_PARAMETER for a text without tokens; those of `_parts`.
+    """
+    rows = []
+    prompts = _prompts(request)
+    for index, prompt in enumerate(prompts):
+        with NamedPrompt(prompts, index, "text") as where:
+            ids = _ids(prompt, model, "INVALID_PARAMETER")
+            max_tokens(m.Sampling(max_tokens=0), len(ids), context)
+            row = BatchRow(request.id, index, ids, request.plan, PartReading(), where=where)
+            row.steering = _steering(row, prompt, model, request)
+            row.parts = _parts(request, row, model, saes)
+        rows.append(row)
     return rows
 
 

@@ -12,7 +12,7 @@ from msgspec import structs
 from torch import Tensor
 
 from steerserve.errors import Refusal
-from steerserve.messages import ActivationsRead, Piece, Refused, is_last
+from steerserve.messages import ActivationsRead, PartsRead, Piece, Refused, is_last
 from steerserve.rules.inference import stepping
 from steerserve.rules.inference.stepping import PrefillTurn, Prompt, Tempo
 from steerserve.rules.residency.memory_needs import PREFILL_TOKENS
@@ -30,7 +30,7 @@ from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.model.kv import CacheSlot
 from steerserve.worker.model.plain import PlainPasses
 from steerserve.worker.model.results import PassResult, Status
-from steerserve.worker.rows.goals import Ending, StateReading
+from steerserve.worker.rows.goals import Ending
 from steerserve.worker.rows.rows import BatchRow, reread
 
 ROWS_MAXIMUM = 128
@@ -340,9 +340,9 @@ class Group:
         """The outcomes of a row that was given its token, or the logits [vocabulary] after its prompt."""
         if row.slot is None:
             return []
-        if row.goal.sites:
+        if row.goal.works:
             # the row has read its prompt, and needs its keys and values no more
-            cast(StateReading, row.goal).logits = logits.clone()
+            row.goal.keep_logits(logits)
             self._close(row)
             return []
         new = self._taken(row, token, logits)
@@ -362,10 +362,10 @@ class Group:
         return self.join([reread(row, new)])
 
     def _read_states(self) -> Iterator[Ending]:
-        """A part of the work of rows that read states, after their prompts: of one row, and of others while all of it
-        is short. Such rows take turns."""
+        """A part of the work of rows that only read, after their prompts: of one row, and of others while all of it is
+        short. Such rows take turns."""
         end = self._clock() + STATES_SECONDS
-        for row in [row for row in self.rows if row.goal.sites]:
+        for row in [row for row in self.rows if row.goal.works]:
             yield from self._read_state(row)
             if self._clock() >= end:
                 break
@@ -375,18 +375,17 @@ class Group:
         outcome: Ending | None
         started = self._clock()
         try:
-            outcome = cast(StateReading, row.goal).read(row)
+            outcome = row.goal.work_on(row)
         except Exception as error:
             outcome = self._refused(row, error)
             memory.recover(error)
         row.seconds += self._clock() - started
-        if isinstance(outcome, ActivationsRead):
+        if isinstance(outcome, ActivationsRead | PartsRead):
             outcome = structs.replace(outcome, seconds=row.seconds)
         self._leave(row)
-        if outcome is None:
+        if outcome is None or not (isinstance(outcome, Refused) or is_last(outcome)):
             self.rows.append(row)
-            return []
-        return [outcome]
+        return [] if outcome is None else [outcome]
 
     def _taken(self, row: BatchRow, token: Refusal | int | None, logits: Tensor) -> list[Ending]:
         """The outcomes of a row: from its sampled token where the row writes, otherwise from its logits."""

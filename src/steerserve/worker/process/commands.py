@@ -220,6 +220,11 @@ class Commands:
         rows = admission.activation_rows(request, goal, loaded.model, loaded.context, loaded.saes)
         return self._join(request, rows)
 
+    def read_parts(self, request: m.Request, _: m.ReadParts) -> m.Started:
+        loaded = self._language_model()
+        rows = admission.part_rows(request, loaded.model, loaded.context, loaded.saes)
+        return self._begin(request, rows, rows)
+
     def cancel(self, command: m.Cancel) -> None:
         self.beside.cancel(command.id)
         if self.batch is not None:
@@ -310,6 +315,7 @@ BEGINNINGS: Mapping[type[m.Goal], Callable[[Commands, m.Request, Any], m.Started
             m.Attribute: Commands.attribute,
             m.ReadStates: Commands.read_states,
             m.ReadActivations: Commands.read_activations,
+            m.ReadParts: Commands.read_parts,
         }
     )
 )

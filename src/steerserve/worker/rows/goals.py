@@ -6,11 +6,12 @@ A goal knows its row and nothing of other rows or of the cache. The batch asks e
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -19,12 +20,15 @@ from steerserve.messages import (
     Embedded,
     FinishReason,
     Outcome,
+    PartsRead,
     Piece,
     PromptToken,
     Refused,
     Scored,
     TokenScore,
 )
+from steerserve.parts.part import pack
+from steerserve.parts.row_part import RowPart
 from steerserve.worker.rows import sampling
 from steerserve.worker.rows.constrain import RowConstraint
 from steerserve.worker.rows.distributions import NO_CHANCE, distributions
@@ -50,6 +54,8 @@ class RowGoal:
         sites: the sites whose values it reads in the passes over its prompt.
         needs_logits: where it has sites, whether it needs the logits after the prompt.
         needs_sums: whether it needs the sum of the last hidden layer over the tokens of a pass.
+        works: whether it works on what it has read once the prompt is read: a part of the work in each step, so that
+            other rows wait for a part only. Its row needs no keys and values then.
         form: what the scores of the tokens of its prompt depend on beside the tokens; None where they are not scored.
     """
 
@@ -57,6 +63,7 @@ class RowGoal:
     sites: Sequence[Site] = ()
     needs_logits = False
     needs_sums = False
+    works = False
     form: Hashable | None = None
 
     def first_scored(self, row: BatchRow) -> int:
@@ -85,6 +92,17 @@ class RowGoal:
 
         Raises:
             Exception: the row ends with this error.
+        """
+        raise NotImplementedError
+
+    def keep_logits(self, logits: Tensor) -> None:
+        """Take the logits [vocabulary] after the prompt, where the goal works."""
+
+    def work_on(self, row: BatchRow) -> Ending | None:
+        """Do a part of the work; None where there is nothing to send yet.
+
+        Raises:
+            Exception: what went wrong in the passes or in the work.
         """
         raise NotImplementedError
 
@@ -309,10 +327,45 @@ def embedded(row: BatchRow, vector: Tensor) -> Embedded | Refused:
     return Embedded(row.request, row.choice, plain.astype("<f4").tobytes())
 
 
+class PartReading(RowGoal):
+    """Reads a prompt for the parts of its row, and sends what they give piece by piece."""
+
+    works = True
+
+    def __init__(self) -> None:
+        self._pieces: Iterator[dict[str, msgspec.Raw]] | None = None
+        self._next: dict[str, msgspec.Raw] = {}
+
+    def work_on(self, row: BatchRow) -> PartsRead:
+        """The next piece. Whether a piece is the last one is known with the piece after it."""
+        if row.fault is not None:
+            raise row.fault
+        if self._pieces is None:
+            self._pieces = _pieces(row.parts)
+            self._next = next(self._pieces, {})
+        piece, self._next = self._next, next(self._pieces, {})
+        return PartsRead(row.request, row.choice, piece, not self._next)
+
+
+def _pieces(parts: Sequence[RowPart]) -> Iterator[dict[str, msgspec.Raw]]:
+    """What the parts of a row give, piece by piece.
+
+    Raises:
+        Exception: an error of a part.
+    """
+    for part in parts:
+        try:
+            for piece in part.pieces():
+                yield {part.name: pack(piece)}
+        except Exception as error:
+            raise part.fail([part], error) or error from error
+
+
 class StateReading(RowGoal, ABC):
-    """Reads the values of `sites` in the passes over a prompt. The work on them comes after the prompt, a part in each
-    step, so that other rows wait for a part only. `logits` [vocabulary] are those after the prompt, where the row
-    `needs_logits`."""
+    """Reads the values of `sites` in the passes over a prompt, and works on them after it. `logits` [vocabulary] are
+    those after the prompt."""
+
+    works = True
 
     def __init__(self, sites: Sequence[Site]) -> None:
         self.sites = tuple(sites)
@@ -334,12 +387,10 @@ class StateReading(RowGoal, ABC):
     def copied(self, number: int, value: Tensor) -> Callable[[], None]:
         """Copy what is needed of these values. Returns what takes the copy in."""
 
-    def read(self, row: BatchRow) -> Outcome | Refused | None:
-        """Do a part of the work; None while there is more of it.
+    def keep_logits(self, logits: Tensor) -> None:
+        self.logits = logits.clone()
 
-        Raises:
-            Exception: what went wrong in the passes or in the work.
-        """
+    def work_on(self, row: BatchRow) -> Outcome | Refused | None:
         if self._error is not None:
             raise self._error
         return self.work(row)
