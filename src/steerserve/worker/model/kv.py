@@ -367,6 +367,31 @@ class KvCache:
             part.shelf.make(layer, keys, values)
             yield part, window, part.shelf.keys[layer], part.shelf.values[layer]
 
+    def written(self, layer: int) -> tuple[Tensor, Tensor]:
+        """The keys and values [b, kv_heads, T, head_dim] that the pass has written in this layer. Rows without room have
+        none; after the tokens of a row there are zeros."""
+        now = self._prefill
+        if now is None:
+            found = [
+                (
+                    held[layer][part.places, :, part.positions][:, :, None]
+                    for held in (part.shelf.keys, part.shelf.values)
+                )
+                for part in self.parts
+            ]
+            keys, values = (torch.cat(tensors) for tensors in zip(*found, strict=True))
+            return keys, values
+        longest = max(now.sizes)
+        rows = [
+            [
+                _padded(held[layer][slot.place, :, start : start + size][None], longest)
+                for held in (self._shelves[slot.capacity].keys, self._shelves[slot.capacity].values)
+            ]
+            for slot, size, start in zip(now.slots, now.sizes, now.starts, strict=True)
+        ]
+        keys, values = (torch.cat(tensors) for tensors in zip(*rows, strict=True))
+        return keys, values
+
     def window(self, layer: int) -> int:
         """How many of the last tokens a row sees in a layer; 0 for all."""
         assert self.attention is not None
