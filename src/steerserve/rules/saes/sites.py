@@ -98,6 +98,14 @@ def widths(sites: Iterable[ModelSite]) -> dict[str, int]:
     return found
 
 
+def layers_of(sites: Iterable[ModelSite]) -> dict[str, tuple[int, ...]]:
+    """The layers of each site; none for the logits."""
+    found: dict[str, tuple[int, ...]] = {}
+    for one in sites:
+        found[one.site] = tuple(sorted({*found.get(one.site, ()), *(one.layers or ())}))
+    return found
+
+
 _N = r"([0-9]{1,5})"
 _TRUNK = r"(?:(?:model|language_model|text_model|transformer|gpt_neox|decoder)\.)*"
 
