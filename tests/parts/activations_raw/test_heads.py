@@ -61,6 +61,30 @@ def test_queries_keys_and_values_are_those_that_attention_multiplies(
     assert other.tokens == generated(model, words(9), 12)
 
 
+@pytest.mark.parametrize("name", ["llama_wide", "gemma2"])
+def test_what_a_compiled_attention_multiplies_gives_what_it_puts_out(
+    loaded: Loaded, name: str
+) -> None:
+    """The queries are those of the compiled function, in float32, and not those of other code."""
+    model = loaded(name)
+    layer, count = 1, 20
+    asked = reads(*((site, layer) for site in (*HEADS, "hook_z")))
+    bench = Bench(model)
+    answer = bench.ask(1, "", ids=list(range(5, 5 + count)), max_tokens=8, raw=asked)
+    bench.run()
+    chunk = found(answer.pieces)
+    q, k, v, z = (torch.from_numpy(numbers(chunk, n).copy()).transpose(0, 1) for n in range(4))
+    module: Any = sites.find(model.model, model.layers, "q", layer).module
+    k, v = (one.repeat_interleave(len(q) // len(one), 0) for one in (k, v))
+    scores = q @ k.transpose(1, 2) * module.scaling
+    if cap := getattr(module, "attn_logit_softcapping", None):
+        scores = cap * torch.tanh(scores / cap)
+    hidden = torch.ones(scores.shape[1:]).triu(1).bool()
+    out = scores.masked_fill(hidden, -torch.inf).softmax(-1) @ v
+    rounding = torch.finfo(model.dtype).eps
+    torch.testing.assert_close(out, z, rtol=rounding, atol=1e-5)
+
+
 @pytest.mark.parametrize("name", WITH_HEADS)
 def test_the_pattern_is_that_of_the_librarys_plain_attention(loaded: Loaded, name: str) -> None:
     model = loaded(name)

@@ -31,6 +31,10 @@ from steerserve.worker.model.plain import Memory, PlainPasses
 from steerserve.worker.rows.goals import Ending
 from steerserve.worker.rows.rows import BatchRow, settled
 
+PLAIN_SHARE = 0.1
+"""The time for rows whose layers compute attention in the plain way, as a share of the time of all others beside
+them. Their passes have one row each, and take almost as long as those of many rows."""
+
 
 class Batch:
     """All groups, the rows that wait for room, and the bound on their KV memory.
@@ -69,6 +73,7 @@ class Batch:
         self._alone = self._group(None, None, model.alone) if model.alone else None
         # made for the first row that needs it
         self._plain: Group | None = None
+        self._plain_from = -math.inf
         self._seeded: dict[int, Group] = {}
         self._waiting = WaitingRows()
         # what the step that runs has found so far
@@ -149,11 +154,24 @@ class Batch:
 
     def _step_groups(self, resting: set[BatchRow]) -> None:
         for group in self._lasting():
-            self._outcomes.extend(group.step(resting))
+            if group is not self._plain:
+                self._outcomes.extend(group.step(resting))
         for request, group in list(self._seeded.items()):
             self._outcomes.extend(group.step(resting))
             if group.is_empty:
                 del self._seeded[request]
+        if self._plain is not None and not self._plain.is_empty:
+            self._step_plain(self._plain, resting)
+
+    def _step_plain(self, plain: Group, resting: set[BatchRow]) -> None:
+        """A step of the rows with plain attention. Beside others, it comes once those had their share of the time."""
+        since = self._clock()
+        is_beside = any(not group.is_empty for group in self._groups() if group is not plain)
+        if is_beside and since < self._plain_from:
+            return
+        self._outcomes.extend(plain.step(resting))
+        now = self._clock()
+        self._plain_from = now + (now - since) / PLAIN_SHARE
 
     def _step_shared(self) -> None:
         """A step beside live rows, in which most rows that yield rest."""

@@ -371,25 +371,20 @@ class KvCache:
         """The keys and values [b, kv_heads, T, head_dim] that the pass has written in this layer. Rows without room have
         none; after the tokens of a row there are zeros."""
         now = self._prefill
+        found = []
         if now is None:
-            found = [
-                (
-                    held[layer][part.places, :, part.positions][:, :, None]
-                    for held in (part.shelf.keys, part.shelf.values)
-                )
-                for part in self.parts
-            ]
-            keys, values = (torch.cat(tensors) for tensors in zip(*found, strict=True))
-            return keys, values
-        longest = max(now.sizes)
-        rows = [
-            [
-                _padded(held[layer][slot.place, :, start : start + size][None], longest)
-                for held in (self._shelves[slot.capacity].keys, self._shelves[slot.capacity].values)
-            ]
-            for slot, size, start in zip(now.slots, now.sizes, now.starts, strict=True)
-        ]
-        keys, values = (torch.cat(tensors) for tensors in zip(*rows, strict=True))
+            for part in self.parts:
+                held = part.shelf.keys[layer], part.shelf.values[layer]
+                places, positions = (t.to(held[0].device) for t in (part.places, part.positions))
+                found.append([tensor[places, :, positions][:, :, None] for tensor in held])
+        else:
+            longest = max(now.sizes)
+            for slot, size, start in zip(now.slots, now.sizes, now.starts, strict=True):
+                shelf = self._shelves[slot.capacity]
+                held = shelf.keys[layer], shelf.values[layer]
+                own = [tensor[slot.place, :, start : start + size][None] for tensor in held]
+                found.append([_padded(tensor, longest) for tensor in own])
+        keys, values = (torch.cat(tensors) for tensors in zip(*found, strict=True))
         return keys, values
 
     def window(self, layer: int) -> int:
