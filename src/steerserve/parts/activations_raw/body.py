@@ -18,8 +18,8 @@ _Numbers = Annotated[
 
 
 class RawSiteAsked(WholeBody):
-    """A site of the model, at layers that have it; the logits belong to no layer. `heads` limits `hook_z`, `q`, `k`, `v`
-    and `pattern` to these heads."""
+    """A site of the model, at layers that have it; the logits belong to no layer. `heads` limits `hook_z`, `q`, `k`,
+    `v` and `pattern` to these heads."""
 
     site: str
     layers: _Numbers | Literal["all"] | None = None

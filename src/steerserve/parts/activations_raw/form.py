@@ -29,8 +29,8 @@ Dtype = Literal["float32", "float16", "bfloat16"]
 
 
 class RawSite(Message, frozen=True):
-    """A site at a layer; None for the logits, which belong to no layer. `where` is its place in the request. `heads` are
-    the heads that are read; None for all."""
+    """A site at a layer; None for the logits, which belong to no layer. `where` is its place in the request. `heads`
+    are the heads that are read; None for all."""
 
     where: str
     site: str

@@ -37,8 +37,8 @@ _RUNNING: WeakSet[RawRow] = WeakSet()
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """Copied values, one tensor for each site: their places `places` have the values at `positions` of the row. `end` is
-    the number of positions that the row had after the pass."""
+    """Copied values, one tensor for each site: their places `places` have the values at `positions` of the row. `end`
+    is the number of positions that the row had after the pass."""
 
     positions: list[int]
     places: list[int]
@@ -279,8 +279,8 @@ def _picked(values: Tensor, places: Sequence[int]) -> Tensor:
 
 
 def _of_row(pattern: Tensor, end: int, room: int) -> Tensor:
-    """The probabilities [n, heads, room] of all positions of a row that has `end` of them, from those [n, heads, keys] of
-    the last ones."""
+    """The probabilities [n, heads, room] of all positions of a row that has `end` of them, from those [n, heads, keys]
+    of the last ones."""
     before = end - pattern.shape[-1]
     return functional.pad(pattern, (before, room - end))
 

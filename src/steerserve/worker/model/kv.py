@@ -368,8 +368,8 @@ class KvCache:
             yield part, window, part.shelf.keys[layer], part.shelf.values[layer]
 
     def written(self, layer: int) -> tuple[Tensor, Tensor]:
-        """The keys and values [b, kv_heads, T, head_dim] that the pass has written in this layer. Rows without room have
-        none; after the tokens of a row there are zeros."""
+        """The keys and values [b, kv_heads, T, head_dim] that the pass has written in this layer. Rows without room
+        have none; after the tokens of a row there are zeros."""
         now = self._prefill
         found = []
         if now is None:

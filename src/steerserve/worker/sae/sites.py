@@ -115,8 +115,8 @@ class Site:
     """The input or the output of one module, and how its tensor relates to the site's value [rows, T, width].
 
     The value is `scale` x tensor, plus the input of the layer where `has_residual`. `path` is the module's name in the
-    model. `is_flat`: the tensor has the shape [rows * T, width]. `heads` is the number of heads that the width is divided
-    into; 0 where it is not.
+    model. `is_flat`: the tensor has the shape [rows * T, width]. `heads` is the number of heads that the width is
+    divided into; 0 where it is not.
     """
 
     name: str
@@ -375,7 +375,7 @@ def _find(model: nn.Module, path: str, stack: nn.ModuleList, site: str, layer: i
 
 
 def listed(model: nn.Module, layers: int) -> list[ModelSite]:
-    """The sites that at least one layer of this model has. A site has an entry for each form in which layers have it."""
+    """The sites that at least one layer of this model has. A site has an entry for each form that it has in layers."""
     try:
         path, stack = decoder_layers(model, layers)
     except Refusal:
