@@ -12,6 +12,7 @@ from steerserve import messages as m
 from steerserve.errors import Refusal
 from steerserve.messages.spelling import ReadBack, Spell
 from steerserve.messages.tokenizing import Spelling
+from steerserve.rules.saes.sites import ModelSite
 
 HIDDEN, LAYERS, WIDTH = 8, 4, 16
 
@@ -31,7 +32,10 @@ FACTS = m.Loaded(
     kv_tokens=512,
     kv_bytes_per_token=16,
     chat_template=m.ChatTemplate("{{ messages }}"),
-    site_widths={"resid_pre": HIDDEN, "resid_post": HIDDEN},
+    sites=[
+        ModelSite(site, tuple(range(LAYERS)), HIDDEN, None, "layers.{layer}", True)
+        for site in ("resid_pre", "resid_post")
+    ],
 )
 
 

@@ -36,7 +36,8 @@ class Activations:
     """The SAE activations of an answer, and the values of sites of the model that it has.
 
     `activations[4711]` are the activations of a feature, and `activations["resid_post", 14]` the values of a site of a
-    layer. Where the answer has several choices, the number of the choice may follow: `["resid_post", 14, 1]`.
+    layer; the layer of the logits is None. Where the answer has several choices, the number of the choice may follow:
+    `["resid_post", 14, 1]`.
 
     Attributes:
         sae_id: the SAE that was read, attached at `layer`; empty where the request read no SAE.
@@ -85,10 +86,10 @@ class Activations:
         self.texts = list(texts) if texts is not None else own if all(own) else None
 
     def __getitem__(
-        self, feature: int | tuple[str, int] | tuple[str, int, int]
+        self, feature: int | tuple[str, int | None] | tuple[str, int | None, int]
     ) -> NDArray[np.float32]:
         """The activations of one feature at all positions: float32 [n]; or the values of a site: float32
-        [positions, width], or [positions, heads, width of a head].
+        [positions, width], or [positions, heads, width of a head or keys].
 
         Raises:
             KeyError: the answer lists the feature nowhere, or does not have the site.
@@ -100,7 +101,7 @@ class Activations:
             raise KeyError(feature)
         return self.values[:, int(at[0])]
 
-    def positions_at(self, site: str, layer: int, choice: int = 0) -> NDArray[np.int64]:
+    def positions_at(self, site: str, layer: int | None, choice: int = 0) -> NDArray[np.int64]:
         """The positions whose values a site has, counted from the beginning of the prompt: int64 [positions].
 
         Raises:
@@ -108,7 +109,7 @@ class Activations:
         """
         return np.array(self._site(site, layer, choice)["positions"], np.int64)
 
-    def _site(self, site: str, layer: int, choice: int = 0) -> Mapping[str, Any]:
+    def _site(self, site: str, layer: int | None, choice: int = 0) -> Mapping[str, Any]:
         return self._sites[choice, site, layer]
 
     def strongest(self, top: int = 10) -> list[StrongFeature]:

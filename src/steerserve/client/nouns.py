@@ -74,6 +74,7 @@ from steerserve.control.models.views import (
     DeletedModel,
     ModelList,
     ModelRecord,
+    ModelSites,
     OfferedModels,
     UnlockedModel,
 )
@@ -179,6 +180,7 @@ from steerserve.rules.residency.lease_status import (
     LeaseStatus,
 )
 from steerserve.rules.residency.replicas import ReplicaSet, ReplicaView
+from steerserve.rules.saes.sites import ModelSite
 from steerserve.rules.sensing.firings import ClusterFiringRecord, EdgeFiringRecord
 from steerserve.rules.sensing.ranking import Rank
 from steerserve.rules.steering.cluster import OfferedPack
@@ -213,6 +215,10 @@ class Models(Noun[Mode]):
     @route("GET", "/api/models/{model_id}")
     def get(self, model_id: int | str) -> ModelRecord:
         """One model."""
+
+    @route("GET", "/api/models/{model_id}/sites", items="sites")
+    def sites(self, model_id: int | str) -> Listing[ModelSite, ModelSites]:
+        """The sites of the loaded model."""
 
     @route("POST", "/api/models/preview")
     def preview(

@@ -14,6 +14,7 @@ from steerserve.rules.inference.lens import AttributionMethod, LensKind
 from steerserve.rules.inference.stepping import CompiledFunctions, CudaGraphs, RowSteps, SeededRows
 from steerserve.rules.models.generation_config import GenerationConfig
 from steerserve.rules.models.nearness import Exactness
+from steerserve.rules.saes.sites import ModelSite, widths
 
 FinishReason = Literal["stop", "length"]
 
@@ -38,9 +39,8 @@ class Progress(Message, frozen=True):
 
 class Loaded(Message, frozen=True):
     """Facts of the loaded model. Sizes are in tokens, features and MiB; `quantization` is the form in which it is held.
-    `site_widths` has the width of every site that an SAE may read and write here, by its name in
-    `rules.sae_sites.SITES`. `row_steps` says whether rows share passes, and `seeded_rows` whether seeded rows
-    do; None where there are none. Engines with the same `probe` compute the same logits, bit for bit; it is empty where
+    `sites` has the sites of the model. `row_steps` says whether rows share passes, and `seeded_rows` whether seeded
+    rows do; None where there are none. Engines with the same `probe` compute the same logits, bit for bit; it is empty where
     this was not tried out. `cuda_graphs` says how decode passes are run; None for a model without such passes.
     `compiled_functions` is None for a model on cards. `generation_config` is None for a model that writes no text, and
     for a file that recommends no sampling."""
@@ -63,7 +63,7 @@ class Loaded(Message, frozen=True):
     gpu_indices: list[int] = []
     supports_embeddings: bool = True
     quantization: str = ""
-    site_widths: dict[str, int] = {}
+    sites: list[ModelSite] = []
     row_steps: RowSteps | None = None
     seeded_rows: SeededRows | None = None
     probe: str = ""
@@ -72,6 +72,11 @@ class Loaded(Message, frozen=True):
     exactness: Exactness | None = None
     generation_config: GenerationConfig | None = None
     warnings: list[str] = []
+
+    @property
+    def site_widths(self) -> dict[str, int]:
+        """The width of every site that an SAE may read and write here, by its name."""
+        return widths(self.sites)
 
 
 class DeviceMemory(Message, frozen=True):

@@ -113,12 +113,16 @@ class RowPart:
         reads: the attached SAEs, and the sites, whose values it reads.
         directions: the directions along which it reads at each position from which a token is drawn.
         may_reuse: whether a kept beginning of the prompt may stand for positions that the part does not see then.
+        logits_from: the first position of the prompt after which it needs logits; None where it needs none of them.
+        attends_plainly: whether the layers must compute attention in the plain way for the row.
     """
 
     name = ""
     reads: Sequence[Read] = ()
     directions: Sequence[Direction] = ()
     may_reuse = True
+    logits_from: int | None = None
+    attends_plainly = False
 
     @property
     def reader(self) -> Reader:
@@ -150,6 +154,10 @@ class RowPart:
         refusal = self.refusal(error)
         memory.recover(error)
         return refusal
+
+    def read_logits(self, first: int, logits: Tensor) -> None:
+        """Take the logits [n, vocabulary] after the positions of the prompt from `first` on. All of a prompt come, from
+        `logits_from` or an earlier position on."""
 
     def draw(self, token: int, logits: Tensor, readings: Sequence[float]) -> None:
         """A token was drawn from these logits [vocabulary]; temperature, penalties and masks are not in them. The

@@ -69,6 +69,28 @@ def test_a_model_lives_from_registration_to_deletion(bare: Running) -> None:
     assert bare.error("GET", f"/api/models/{model_id}")[:2] == (404, "MODEL_NOT_FOUND")
 
 
+def test_the_sites_of_the_loaded_model_are_listed(bare: Running) -> None:
+    model_id = add_demo(bare)
+    refused = bare.error("GET", f"/api/models/{model_id}/sites")
+    assert refused[:2] == (400, "MODEL_NOT_LOADED")
+    bare.data("POST", f"/api/models/{model_id}/load?wait=true")
+    told = bare.data("GET", f"/api/models/{model_id}/sites")
+    listed = {one["site"]: one for one in told["sites"]}
+    assert told["model_id"] == model_id
+    assert listed["resid_post"] == {
+        "site": "resid_post",
+        "layers": [0, 1, 2, 3, 4],
+        "width": 192,
+        "heads": None,
+        "module_path": "model.layers.{layer}",
+        "can_write": True,
+    }
+    assert listed["logits"]["layers"] is None
+    assert not listed["logits"]["can_write"]
+    assert listed["hook_z"]["heads"] == 6
+    assert "router_logits" not in listed
+
+
 @pytest.mark.shows(
     "overview.7 models.8 models.9 models.21 models.25 models.26 models.27 states.3 states.6",
     "model-errors.7",

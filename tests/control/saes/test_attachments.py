@@ -217,7 +217,8 @@ async def test_the_width_at_the_site_counts_and_the_operator_may_name_the_site(
     world: World,
 ) -> None:
     await world.loaded()
-    world.resident.facts = replace(FACTS, site_widths={"resid_post": HIDDEN, "hook_z": 2 * HIDDEN})
+    z = replace(FACTS.sites[0], site="hook_z", width=2 * HIDDEN)
+    world.resident.facts = replace(FACTS, sites=[*FACTS.sites, z])
     sae = await world.sae(d_in=2 * HIDDEN)
     assert (await refused(world.attachments.attach(sae, 1))).code == "SAE_INCOMPATIBLE"
     said = {"site": "blocks.1.attn.hook_z"}

@@ -31,7 +31,7 @@ IDS = list(range(5, 17))
 
 
 def reads(
-    *sites: tuple[str, int],
+    *sites: tuple[str, int | None],
     positions: Positions = ALL,
     heads: tuple[int, ...] | None = None,
     **changed: Any,

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from steerserve.errors import Refusal
-from steerserve.rules.saes.sites import SITES
+from steerserve.rules.saes.sites import READABLE, SITES, ModelSite
+from steerserve.worker.model.attention import attending_plainly
 from steerserve.worker.model.layers import decoder_layers
 from steerserve.worker.sae import sites
 from steerserve.worker.sae.families import FAMILIES
@@ -337,6 +338,115 @@ def test_a_site_is_named_by_the_path_of_its_module(name: str) -> None:
         assert found.name == site
 
 
+# ---------------------------------------------------------------- what is only read
+
+
+def listed(name: str) -> dict[str, list[ModelSite]]:
+    """The sites of an architecture, each with its forms."""
+    found: dict[str, list[ModelSite]] = {}
+    for one in sites.listed(model_of(name), LAYERS):
+        found.setdefault(one.site, []).append(one)
+    return found
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_list_of_sites_says_what_each_layer_has(name: str) -> None:
+    has = listed(name)
+    assert {site for site in has if has[site][0].can_write} == offered(name)
+    assert has["logits"][0].layers is None
+    for site, layer in ((s, n) for s in READABLE if s != "logits" for n in range(LAYERS)):
+        forms = [one for one in has.get(site, []) if layer in (one.layers or ())]
+        try:
+            found = find(name, site, layer)
+        except Refusal:
+            assert forms == []
+            continue
+        (form,) = forms
+        assert form.module_path.format(layer=layer) == found.path
+        assert (form.width or 0, form.heads or 0) == (found.width, found.heads)
+
+
+@pytest.mark.parametrize("name", _SPARSE.split())
+def test_the_logits_of_experts_are_the_products_of_their_router(name: str) -> None:
+    found = values(name, ("router_logits", 1), ("mlp_in", 1))
+    router: Any = find(name, "router_logits").module
+    bias = getattr(router, "bias", None)
+    expected = torch.nn.functional.linear(found["mlp_in", 1], router.weight, bias)
+    assert found["router_logits", 1].shape == (ROWS, T, 4)
+    close(found["router_logits", 1], expected)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "qwen3_next"])
+def test_a_layer_without_experts_has_no_logits_of_them(name: str) -> None:
+    with pytest.raises(Refusal, match="its MLP has no experts"):
+        find(name, "router_logits", 1)
+
+
+HEADS = ("q", "k", "v")
+_WITH_HEADS = [name for name in MODELS if name != "bloom_sliced"]
+_NOT_PLAIN = "falcon_alibi falcon_sequential bloom bloom_sliced bloom_post_norm mpt gpt_oss gemma2"
+"""Whose scores have a bias of positions, a cap, or a sink."""
+
+
+def heads(name: str, site: str, value: Tensor) -> Tensor:
+    """The values [rows, heads, T, dim] of a site with heads; a head of keys for each head of queries."""
+    own = find(name, site).heads
+    shaped = value.unflatten(2, (own, -1)).transpose(1, 2)
+    return shaped.repeat_interleave(find(name, "q").heads // own, 1)
+
+
+def attended(name: str) -> dict[str, Tensor]:
+    """What attention of layer 1 multiplies, in the plain way."""
+    with attending_plainly(model_of(name)):
+        found = values(name, *((site, 1) for site in (*HEADS, "pattern", "hook_z")))
+    assert found["pattern", 1].shape == (ROWS, T, find(name, "pattern").heads, T)
+    shaped = {site: heads(name, site, found[site, 1]) for site in HEADS}
+    return {**shaped, "pattern": found["pattern", 1].transpose(1, 2), "z": found["hook_z", 1]}
+
+
+@pytest.mark.parametrize("name", _WITH_HEADS)
+def test_the_pattern_and_the_values_of_heads_give_what_heads_put_out(name: str) -> None:
+    found = attended(name)
+    assert torch.equal(found["pattern"].triu(1), torch.zeros_like(found["pattern"]))
+    if name != "gpt_oss":
+        close(found["pattern"].sum(-1), torch.ones(found["pattern"].shape[:3]))
+    out = (found["pattern"] @ found["v"]).transpose(1, 2).flatten(2)
+    if name in ("qwen3_next", "qwen3_5", "qwen3_5_moe"):  # whose heads have gates
+        assert out.shape == found["z"].shape
+        return
+    close(out, found["z"])
+
+
+@pytest.mark.parametrize("name", [n for n in _WITH_HEADS if n not in _NOT_PLAIN.split()])
+def test_the_products_of_queries_and_keys_give_the_pattern(name: str) -> None:
+    found = attended(name)
+    module: Any = find(name, "q").module
+    module = getattr(module, "attention", module) if name == "gpt_neo" else module
+    scale = getattr(module, "scaling", found["q"].shape[-1] ** -0.5)
+    if name in ("gpt_neo", "opt", "opt_post_norm"):
+        scale = 1.0  # there is none, or the queries have it already
+    scores = found["q"] @ found["k"].transpose(2, 3) * scale
+    close(
+        scores.masked_fill(torch.ones(T, T).triu(1).bool(), -torch.inf).softmax(-1),
+        found["pattern"],
+    )
+
+
+@pytest.mark.parametrize("name", _WITH_HEADS)
+def test_keys_and_values_are_those_of_the_librarys_cache_bit_for_bit(name: str) -> None:
+    parts = []
+    cache: Any = None
+    for ids in (IDS[:, :3], IDS[:, 3:6], IDS[:, 6:]):
+        with caught(name, ("k", 1), ("v", 1)) as found, torch.inference_mode():
+            out = model_of(name)(input_ids=ids, past_key_values=cache, use_cache=True)
+        cache = out.past_key_values
+        parts.append(found)
+    held = cache.layers[1]
+    for site, expected in (("k", held.keys), ("v", held.values)):
+        read = torch.cat([part[site, 1] for part in parts], 1)
+        assert torch.equal(read, expected.transpose(1, 2).flatten(2)), site
+
+
 # ---------------------------------------------------------------- steering
 
 
@@ -508,6 +618,9 @@ def test_an_unknown_architecture_offers_the_stream_around_its_layers_only() -> N
 
         def get_input_embeddings(self) -> nn.Module:
             return self.model.embed_tokens
+
+        def get_output_embeddings(self) -> None:
+            return None
 
     assert sites.widths(Other(), LAYERS) == dict.fromkeys(
         ["resid_pre", "resid_post", "embed"], HIDDEN

@@ -34,6 +34,7 @@ from steerserve.control.inference.views import JobAnswer
 from steerserve.control.sensing.corpus_views import CorpusSource
 from steerserve.errors import Refusal
 from steerserve.parts.activations_raw.form import Dtype, parse_sites
+from steerserve.rules.saes.sites import LOGITS, PATTERN, READABLE
 from steerserve.rules.steering import interventions
 from steerserve.rules.steering.positions import GENERATED, Positions
 from steerserve.rules.steering.request import RequestSteering
@@ -46,7 +47,9 @@ Numbers = Annotated[list[Id], Field(min_length=1, max_length=LAYERS_MAXIMUM)]
 
 _SOURCES: tuple[SourceKind, ...] = ("texts", "messages", "corpus_id", "local_path", "repo_id")
 _PLACES = (*_SOURCES, "file_path", "revision", "hub_token")
-_POSITIONS = {"anyOf": [{"const": "last"}, interventions.positions_schema()]}
+_POSITIONS = {"anyOf": [{"type": "string"}, {"type": "object"}, {"type": "null"}]}
+_CAPTURED = {name: what for name, what in READABLE.items() if name not in (PATTERN, LOGITS)}
+"""The sites whose values have the same number of numbers at every position, and belong to a layer."""
 _INTERVENTIONS = {"anyOf": [interventions.SHORT_SCHEMA, {"type": "null"}]}
 _CONTENT: dict[int | str, dict[str, object]] = {
     200: {
@@ -173,7 +176,7 @@ def _asked(body: CaptureBody, client: str, settings: Settings) -> CaptureRequest
         ),
         texts=texts,
         hub_token=hub_token or None,
-        sites=parse_sites(body.sites, "sites"),
+        sites=parse_sites(body.sites, "sites", _CAPTURED),
         positions=_positions(body.positions),
         steering=_steering(body.interventions),
         dtype=body.dtype,

@@ -24,6 +24,7 @@ from steerserve.control.models.views import (
     ModelList,
     ModelLock,
     ModelRecord,
+    ModelSites,
     OfferedGguf,
     OfferedModels,
     UnlockedModel,
@@ -206,6 +207,11 @@ def router(
     @routes.get("/{model_id}", response_model=Answer[ModelRecord])
     async def get_model(model_id: ModelId) -> Response:
         return success(record(await models.get(model_id)))
+
+    @routes.get("/{model_id}/sites", response_model=Answer[ModelSites])
+    async def list_sites(model_id: ModelId) -> Response:
+        row = await models.get(model_id)
+        return success(ModelSites(row.id, conductor.facts_of(row.id).sites))
 
     @routes.delete("/{model_id}", response_model=Answer[DeletedModel])
     async def delete_model(model_id: ModelId) -> Response:

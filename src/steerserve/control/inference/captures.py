@@ -554,6 +554,7 @@ def _positions(asked: CaptureRequest) -> int:
 
 
 def _site(asked: RawSite, read: RawValues) -> StoredSite:
+    assert asked.layer is not None
     return StoredSite(
         tensor=f"{asked.site}.{asked.layer}",
         site=asked.site,

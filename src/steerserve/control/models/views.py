@@ -16,6 +16,7 @@ from steerserve.rules.residency.lease_status import LeaseStatus
 from steerserve.rules.residency.lock import LockedBy
 from steerserve.rules.residency.memory_fit import ModelPlacement
 from steerserve.rules.residency.replicas import ReplicaSet
+from steerserve.rules.saes.sites import ModelSite
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +101,13 @@ class ModelList(Form, frozen=True):
     models: list[ModelRecord]
     total: int
     loaded_model_id: int | None
+
+
+class ModelSites(Form, frozen=True):
+    """The sites of a loaded model: where its values are read, and which of them edits may change."""
+
+    model_id: int
+    sites: Sequence[ModelSite]
 
 
 class DeletedModel(Form, frozen=True):

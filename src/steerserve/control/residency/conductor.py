@@ -29,6 +29,7 @@ from steerserve.control.residency.slot import Slot, shutting_down
 from steerserve.control.residency.work import Work
 from steerserve.database.catalog import Catalog, Clock, ModelRow, utc_now
 from steerserve.errors import Refusal
+from steerserve.messages import Loaded
 from steerserve.rules.residency import swap
 from steerserve.rules.residency.lease import Terms
 from steerserve.rules.residency.lock import Lock, LockedBy
@@ -85,6 +86,17 @@ class Conductor:
         if resident is None or resident.phase is not Phase.LOADED:
             raise swap.not_loaded(self.view())
         return resident
+
+    def facts_of(self, model_id: int) -> Loaded:
+        """The facts of a model that is loaded.
+
+        Raises:
+            Refusal: MODEL_NOT_LOADED.
+        """
+        resident = self.resident
+        if resident is None or resident.row.id != model_id or resident.facts is None:
+            raise swap.not_resident(self.view())
+        return resident.facts
 
     def first_attachment(self) -> Attachment:
         """The SAE that the plain steering routes act on.

@@ -18,6 +18,7 @@ from steerserve.control.steering.steering import Steering
 from steerserve.control.steering.vectors import Vectors
 from steerserve.control.steering.views import LiveInterventions
 from steerserve.errors import Refusal
+from steerserve.rules.saes.sites import layers_of
 from steerserve.rules.steering import interventions as rules
 from steerserve.rules.steering import live as live_rules
 from steerserve.rules.steering import named_directions
@@ -154,7 +155,8 @@ def facts_of(resident: Resident, largest: Largest) -> ModelFacts:
     if loaded is None:
         return ModelFacts()
     sites = {key: attachment.site for key, attachment in attached.items()}
-    return ModelFacts(loaded.layers, loaded.site_widths, sites, largest, loaded.vocabulary)
+    known = loaded.layers, loaded.site_widths, sites, largest, loaded.vocabulary
+    return ModelFacts(*known, layers_of(loaded.sites))
 
 
 class Interventions:

@@ -12,7 +12,7 @@ from steerserve.errors import Refusal
 from steerserve.parts.activations.form import ACTIVATIONS, Tap
 from steerserve.parts.activations_raw.form import ACTIVATIONS_RAW, FIELD, RawReads, RawSite
 from steerserve.rules import bounds
-from steerserve.rules.saes.sites import EMBED
+from steerserve.rules.saes.sites import EMBED, RESID_POST
 from steerserve.rules.steering.request import (
     AskedEdit,
     AskedSource,
@@ -88,6 +88,9 @@ def _collect(own: RequestSteering, resident: Resident) -> dict[AskedSource, _Wan
         elif isinstance(edit.source, AskedSource):
             one = wanted.setdefault(edit.source, _Wanted(where))
             one.features |= dict.fromkeys((sae.key, edit.index) for sae in _fitting(edit, resident))
+    for one in wanted.values():
+        # the positions of a source are those of the values of a site
+        one.places = one.places or {(RESID_POST, 0): None}
     return wanted
 
 

@@ -18,10 +18,11 @@ _Numbers = Annotated[
 
 
 class RawSiteAsked(WholeBody):
-    """A site of the model, at layers that have it. `heads` limits `hook_z` to these heads."""
+    """A site of the model, at layers that have it; the logits belong to no layer. `heads` limits `hook_z`, `q`, `k`,
+    `v` and `pattern` to these heads."""
 
     site: str
-    layers: _Numbers | Literal["all"]
+    layers: _Numbers | Literal["all"] | None = None
     heads: _Numbers | None = None
 
 
@@ -37,15 +38,18 @@ class ReturnActivationsRaw(WholeBody):
 
 class SiteActivations(TypedDict):
     """The values at one site of one layer, one row for each position. `choice` is there where the answer has several,
-    and `heads` where the request names heads."""
+    and `heads` where the request names heads. `layer` is null for the logits. With `attention`, the layers computed
+    attention in the plain way for this answer, because the request reads a `pattern`; the last bits of its values may
+    then differ from those of an answer without one."""
 
     choice: NotRequired[int]
     site: str
-    layer: int
+    layer: int | None
     module_path: str
     dtype: Dtype
     shape: list[int]
     heads: NotRequired[list[int]]
+    attention: NotRequired[Literal["plain"]]
     positions: list[int]
     data: str | list[list[float]] | list[list[list[float]]]
 

@@ -13,7 +13,7 @@ from steerserve.errors import Refusal
 from steerserve.messages import Message
 from steerserve.parts.part import BodyField, Part, Resident, Sent
 from steerserve.rules.inference.names import GGUF
-from steerserve.rules.saes.sites import EMBED, SITES
+from steerserve.rules.saes.sites import EMBED, LOGITS, PATTERN, READABLE
 from steerserve.rules.steering import interventions
 from steerserve.rules.steering.placing import ModelFacts
 from steerserve.rules.steering.positions import ALL, Positions
@@ -30,11 +30,12 @@ Dtype = Literal["float32", "float16", "bfloat16"]
 
 
 class RawSite(Message, frozen=True):
-    """A site at a layer. `where` is its place in the request. `heads` are the heads that are read; None for all."""
+    """A site at a layer; None for the logits, which belong to no layer. `where` is its place in the request. `heads`
+    are the heads that are read; None for all."""
 
     where: str
     site: str
-    layer: int
+    layer: int | None
     heads: tuple[int, ...] | None = None
 
 
@@ -176,6 +177,7 @@ class RawActivationsPart(Part[RawReads, RawChunk]):
         texts: Sequence[str],
     ) -> dict[str, object]:
         """An entry for each choice and each site."""
+        is_plain = any(asked.site == PATTERN for asked in planned.sites)
         told = [
             {
                 **({"choice": choice} if len(texts) > 1 else {}),
@@ -185,6 +187,7 @@ class RawActivationsPart(Part[RawReads, RawChunk]):
                 "dtype": planned.dtype,
                 "shape": [len(chunk.positions), *values.shape],
                 **({} if asked.heads is None else {"heads": asked.heads}),
+                **({"attention": "plain"} if is_plain else {}),
                 "positions": chunk.positions,
                 "data": _told_data(values, len(chunk.positions), planned),
             }
@@ -201,13 +204,18 @@ ACTIVATIONS_RAW = RawActivationsPart()
 class SiteBody(Protocol):
     """A site in a body."""
 
-    site: str
-    layers: list[int] | Literal["all"]
-    heads: list[int] | None
+    @property
+    def site(self) -> str: ...
+    @property
+    def layers(self) -> list[int] | Literal["all"] | None: ...
+    @property
+    def heads(self) -> list[int] | None: ...
 
 
-def parse_sites(asked: Sequence[SiteBody], field: str) -> tuple[SiteAsked, ...]:
-    """The sites of a body, whose list of them is called `field`.
+def parse_sites(
+    asked: Sequence[SiteBody], field: str, known: Mapping[str, str] = READABLE
+) -> tuple[SiteAsked, ...]:
+    """The sites of a body, whose list of them is called `field`. They are some of the `known` ones.
 
     Raises:
         Refusal: INVALID_PARAMETER, whose `param` names the place.
@@ -215,9 +223,15 @@ def parse_sites(asked: Sequence[SiteBody], field: str) -> tuple[SiteAsked, ...]:
     sites: list[SiteAsked] = []
     for place, one in enumerate(asked):
         where = f"{field}[{place}]"
-        if one.site not in SITES:
-            raise _refused(f"{where}.site", f"must be one of {', '.join(SITES)}")
-        layers = None if one.layers == "all" else _unlike(one.layers, f"{where}.layers")
+        if one.site not in known:
+            raise _refused(f"{where}.site", f"must be one of {', '.join(known)}")
+        if one.site == LOGITS and one.layers is not None:
+            raise _refused(f"{where}.layers", "the logits belong to no layer")
+        if one.site != LOGITS and one.layers is None:
+            raise _refused(f"{where}.layers", "name the layers of the site, or all")
+        layers = None
+        if isinstance(one.layers, list):
+            layers = _unlike(one.layers, f"{where}.layers")
         if layers is not None and one.site == EMBED and layers != (0,):
             raise _refused(f"{where}.layers", "the token embedding is at layer 0")
         heads = None if one.heads is None else _unlike(one.heads, f"{where}.heads")
@@ -234,16 +248,20 @@ def place_sites(asked: Sequence[SiteAsked], model: ModelFacts, field: str) -> tu
     sites: list[RawSite] = []
     for place, (site, layers, heads) in enumerate(asked):
         where = f"{field}[{place}]"
-        if model.widths and site not in model.widths:
-            has = ", ".join(name for name in SITES if name in model.widths)
-            why = f"this model has no {site} ({SITES[site]}); it has {has}"
-            raise _refused(f"{where}.site", why, sites=list(model.widths))
+        if model.readable and site not in model.readable:
+            has = ", ".join(model.readable)
+            why = f"this model has no {site} ({READABLE[site]}); it has {has}"
+            raise _refused(f"{where}.site", why, sites=list(model.readable))
+        every = model.readable.get(site, ())
         for layer in layers or ():
             if layer >= model.layers:
                 why = f"{layer} is outside [0, {model.layers})"
                 raise _refused(f"{where}.layers", why, layers=model.layers)
-        every = range(1 if site == EMBED else model.layers)
-        sites += (RawSite(where, site, at, heads) for at in (layers or every))
+            if layer not in every:
+                why = f"layer {layer} of this model has no {site}; the layers {_spelled(every)} have it"
+                raise _refused(f"{where}.layers", why, layers=list(every))
+        at = (None,) if site == LOGITS else layers or every
+        sites += (RawSite(where, site, layer, heads) for layer in at)
     if len(sites) > SITES_MAXIMUM:
         why = f"{len(sites)} sites at all layers; at most {SITES_MAXIMUM}"
         raise _refused(field, why, maximum=SITES_MAXIMUM)
@@ -262,6 +280,10 @@ def _nested(numbers: Iterator[float], shape: Sequence[int]) -> list[Any]:
     if len(shape) == 1:
         return [next(numbers) for _ in range(shape[0])]
     return [_nested(numbers, shape[1:]) for _ in range(shape[0])]
+
+
+def _spelled(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers))
 
 
 def _unlike(numbers: Sequence[int], where: str) -> tuple[int, ...]:

@@ -151,11 +151,16 @@ def may_unload(view: View, model_id: int) -> UnloadStep:
     if view.phase in (Phase.LOADING, Phase.UNLOADING):
         raise busy(view)
     if view.model_id != model_id:
-        raise Refusal(
-            "MODEL_NOT_LOADED", f"the model is not loaded{_because(view)}", **_resident(view)
-        )
+        raise not_resident(view)
     _check_lease(view, "unload", model_id)
     return UnloadStep.UNLOAD
+
+
+def not_resident(view: View) -> Refusal:
+    """The refusal of what a model must be loaded for, where another one or none is."""
+    return Refusal(
+        "MODEL_NOT_LOADED", f"the model is not loaded{_because(view)}", **_resident(view)
+    )
 
 
 def is_loading(view: View, model_id: int) -> bool:
@@ -176,9 +181,7 @@ def may_change_replicas(view: View, model_id: int) -> None:
     if view.phase in (Phase.LOADING, Phase.UNLOADING):
         raise busy(view)
     if view.model_id != model_id:
-        raise Refusal(
-            "MODEL_NOT_LOADED", f"the model is not loaded{_because(view)}", **_resident(view)
-        )
+        raise not_resident(view)
 
 
 def may_lease(view: View, model_id: int, name: str) -> None:

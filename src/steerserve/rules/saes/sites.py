@@ -8,6 +8,9 @@ Conventions: TransformerLens (`blocks.N.hook_resid_post`), Hugging Face module p
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+
+from steerserve.rules.form import Form
 
 RESID_PRE = "resid_pre"
 RESID_MID = "resid_mid"
@@ -20,6 +23,12 @@ Z = "hook_z"
 MLP_IN = "mlp_in"
 MLP_NEURONS = "mlp_neurons"
 EMBED = "embed"
+Q = "q"
+K = "k"
+V = "v"
+PATTERN = "pattern"
+ROUTER_LOGITS = "router_logits"
+LOGITS = "logits"
 
 SITES = {
     RESID_PRE: "the residual stream before the layer",
@@ -34,6 +43,19 @@ SITES = {
     MLP_NEURONS: "the neurons of the MLP before its output projection",
     EMBED: "the token embedding as it enters the residual stream",
 }
+
+READ_ONLY = {
+    Q: "the queries of each head as attention multiplies them, after norms and rotation",
+    K: "the keys of each head as attention multiplies them, after norms and rotation",
+    V: "the values of each head as attention multiplies them",
+    PATTERN: "the attention probabilities of each head, computed in the plain way",
+    ROUTER_LOGITS: "the logits of the experts, before the router chooses some of them",
+    LOGITS: "the logits after a token, as the model gives them",
+}
+"""The sites whose values are read and never changed. No SAE and no direction is there."""
+
+READABLE = {**SITES, **READ_ONLY}
+"""All sites, with what their values are."""
 
 STREAM_SITES = frozenset({RESID_PRE, RESID_MID, RESID_POST, ATTN_OUT, MLP_OUT, EMBED})
 """The sites whose values are the residual stream, or are added to it as they are."""
@@ -52,6 +74,37 @@ ORDER = (
     RESID_POST,
 )
 """The sites of one layer, in the order in which a forward pass comes to them."""
+
+
+class ModelSite(Form, frozen=True):
+    """A site of a model at the layers that have it in one form. `layers` is null for the logits, which belong to none.
+    `width` is null for the pattern, whose rows grow with the text, and `heads` is null where the values are not divided
+    into heads. In `module_path`, `{layer}` stands for the number of a layer."""
+
+    site: str
+    layers: tuple[int, ...] | None
+    width: int | None
+    heads: int | None
+    module_path: str
+    can_write: bool
+
+
+def widths(sites: Iterable[ModelSite]) -> dict[str, int]:
+    """The sites that an SAE may read and write, each with its width at the first layer that has it."""
+    found: dict[str, int] = {}
+    for one in sites:
+        if one.can_write and one.width is not None:
+            found.setdefault(one.site, one.width)
+    return found
+
+
+def layers_of(sites: Iterable[ModelSite]) -> dict[str, tuple[int, ...]]:
+    """The layers of each site; none for the logits."""
+    found: dict[str, tuple[int, ...]] = {}
+    for one in sites:
+        found[one.site] = tuple(sorted({*found.get(one.site, ()), *(one.layers or ())}))
+    return found
+
 
 _N = r"([0-9]{1,5})"
 _TRUNK = r"(?:(?:model|language_model|text_model|transformer|gpt_neox|decoder)\.)*"

@@ -70,6 +70,7 @@ class ModelFacts:
         sites: the site of each attached SAE by its key; `resid_post` for an SAE that is not here.
         largest: the largest activations that are known.
         vocabulary: the number of tokens that the model knows; 0 where that is not known.
+        readable: the layers of every site that can be read; none for the logits.
     """
 
     layers: int = 0
@@ -77,6 +78,7 @@ class ModelFacts:
     sites: Mapping[str, str] = field(default_factory=dict)
     largest: Largest = field(default_factory=dict)
     vocabulary: int = 0
+    readable: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     def place(self, sae: Sae) -> Place:
         """Where an attached SAE reads and writes."""

@@ -2,7 +2,8 @@
 
 All rows share one group where the logits of a row do not depend on the other rows (`model/invariance.py`). Otherwise
 the rows of each seeded request are a group of their own, with passes of its own. Rows that the passes of the batch
-cannot serve (`model/plain.py`) are a group whose rows are stepped one at a time. The KV memory of all groups together
+cannot serve (`model/plain.py`) are a group whose rows are stepped one at a time, and so are rows for which the layers
+must compute attention in the plain way. The KV memory of all groups together
 stays within `kv_tokens`; rows that do not fit wait, and clients take turns at joining (`batch/waiting.py`). Rows of
 requests that yield keep their place beside others, and rest in most steps (`rules/inference/yielding.py`).
 """
@@ -26,9 +27,13 @@ from steerserve.worker.hooks.hooks import HookedSaes
 from steerserve.worker.live.readers import LiveReaders
 from steerserve.worker.model import kv
 from steerserve.worker.model.checkpoint import Checkpoint
-from steerserve.worker.model.plain import PlainPasses
+from steerserve.worker.model.plain import Memory, PlainPasses
 from steerserve.worker.rows.goals import Ending
 from steerserve.worker.rows.rows import BatchRow, settled
+
+PLAIN_SHARE = 0.1
+"""The time for rows whose layers compute attention in the plain way, as a share of the time of all others beside
+them. Their passes have one row each, and take almost as long as those of many rows."""
 
 
 class Batch:
@@ -66,6 +71,9 @@ class Batch:
             self._prefixes = Prefixes(prefix_tokens * max(1, model.kv_bytes_per_token))
         self._shared = self._group(self._prefixes, step_seconds)
         self._alone = self._group(None, None, model.alone) if model.alone else None
+        # made for the first row that needs it
+        self._plain: Group | None = None
+        self._plain_from = -math.inf
         self._seeded: dict[int, Group] = {}
         self._waiting = WaitingRows()
         # what the step that runs has found so far
@@ -146,11 +154,24 @@ class Batch:
 
     def _step_groups(self, resting: set[BatchRow]) -> None:
         for group in self._lasting():
-            self._outcomes.extend(group.step(resting))
+            if group is not self._plain:
+                self._outcomes.extend(group.step(resting))
         for request, group in list(self._seeded.items()):
             self._outcomes.extend(group.step(resting))
             if group.is_empty:
                 del self._seeded[request]
+        if self._plain is not None and not self._plain.is_empty:
+            self._step_plain(self._plain, resting)
+
+    def _step_plain(self, plain: Group, resting: set[BatchRow]) -> None:
+        """A step of the rows with plain attention. Beside others, it comes once those had their share of the time."""
+        since = self._clock()
+        is_beside = any(not group.is_empty for group in self._groups() if group is not plain)
+        if is_beside and since < self._plain_from:
+            return
+        self._outcomes.extend(plain.step(resting))
+        now = self._clock()
+        self._plain_from = now + (now - since) / PLAIN_SHARE
 
     def _step_shared(self) -> None:
         """A step beside live rows, in which most rows that yield rest."""
@@ -204,6 +225,10 @@ class Batch:
 
     def _home(self, row: BatchRow) -> Group:
         """The group of a row that has no group with its request."""
+        if row.attends_plainly:
+            if self._plain is None:
+                self._plain = self._group(None, None, plain_attention(self._model))
+            return self._plain
         most = len(row.prompt) + row.max_tokens
         if self._alone is None or most <= self._model.batched_context:
             return self._shared
@@ -230,7 +255,17 @@ class Batch:
 
     def _lasting(self) -> list[Group]:
         """The groups that do not end with a request."""
-        return [self._shared, self._alone] if self._alone else [self._shared]
+        groups = self._shared, self._alone, self._plain
+        return [group for group in groups if group is not None]
 
     def _groups(self) -> list[Group]:
         return [*self._lasting(), *self._seeded.values()]
+
+
+def plain_attention(model: Checkpoint) -> PlainPasses:
+    """The passes for rows whose layers must compute attention in the plain way."""
+    alone = model.alone
+    if alone is None:
+        alone = PlainPasses(model, Memory.DYNAMIC)
+        alone.kv_bytes_by_device = model.kv_bytes_by_device
+    return alone.attending_plainly()

@@ -60,7 +60,7 @@ def plan_prefill(rows: Sequence[BatchRow], most: int) -> Pass:
     goals = [row.goal for row in rows]
     readings = [goal for goal in goals if goal.sites]
     wanted = None
-    if any(goal.form is not None for goal in goals):
+    if any(row.logits_from is not None for row in rows):
         wanted = [_first_wanted(row, len(part)) for row, part in zip(rows, tokens, strict=True)]
     return Pass(
         rows,
@@ -89,7 +89,7 @@ def plan_decode(rows: Sequence[BatchRow], *, may_replay: bool) -> Pass:
 def most_tokens(rows: Sequence[BatchRow], vocabulary: int, otherwise: int) -> int:
     """The most tokens of these rows in one prefill pass, at most `otherwise`. A pass that keeps the logits after every
     token has fewer where the logits would take too much memory."""
-    if all(row.goal.form is None for row in rows):
+    if all(row.logits_from in (None, len(row.prompt) - 1) for row in rows):
         return otherwise
     tokens = ECHO_LOGITS // vocabulary
     return max(1, min(otherwise, tokens // WIDTH * WIDTH or tokens))
@@ -100,7 +100,11 @@ def take_prompt(planned: Pass, result: PassResult, place: int) -> None:
     row = planned.rows[place]
     if planned.wanted is not None:
         logits = cast(Sequence[Tensor], result.every)[place]
-        row.goal.read_prompt(row, logits, planned.spans[place][0] + planned.wanted[place])
+        first = planned.spans[place][0] + planned.wanted[place]
+        row.goal.read_prompt(row, logits, first)
+        for part in row.parts:
+            if part.logits_from is not None and row.fault is None:
+                part.read_logits(first, logits)
     if row.goal.needs_sums:
         row.goal.add_sums(cast(Tensor, result.sums)[place])
     for take_in in result.values.get(place, ()):
@@ -110,6 +114,6 @@ def take_prompt(planned: Pass, result: PassResult, place: int) -> None:
 def _first_wanted(row: BatchRow, tokens: int) -> int:
     """The number of the first of the next tokens of a prompt after which logits are needed."""
     first = tokens - 1
-    if row.goal.form is not None:
-        first = min(first, row.goal.first_scored(row) - row.filled)
+    if row.logits_from is not None:
+        first = min(first, row.logits_from - row.filled)
     return max(0, first)

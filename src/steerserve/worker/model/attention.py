@@ -9,7 +9,8 @@ chose for the model, once for each shelf.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import cast
 
 import torch
@@ -19,6 +20,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
+from steerserve.worker.model import operands
 from steerserve.worker.model.kv import KvCache, ShelfPart
 
 FULL = "full_attention"
@@ -74,6 +76,7 @@ class PartedAttention:
         *args: object,
         **kwargs: object,
     ) -> tuple[Tensor, object]:
+        operands.tell_query(module, query)
         cache = self.cache
         if cache is None or not cache.parts:
             if attention_mask is not None and self._is_plain(query, args, kwargs):
@@ -201,6 +204,21 @@ def install(
 def uninstall(model: PreTrainedModel, attention: PartedAttention) -> None:
     """Have the model use the library's own function again."""
     model.set_attn_implementation(attention.library)
+
+
+@contextmanager
+def attending_plainly(model: PreTrainedModel) -> Iterator[None]:
+    """While open, the layers compute attention in the plain way, by products and a softmax, and give its
+    probabilities."""
+    configs = [model.config, model.config.get_text_config(decoder=True)]
+    held = [(config, config._attn_implementation) for config in configs]
+    try:
+        for config in configs:
+            config._attn_implementation_internal = _EAGER
+        yield
+    finally:
+        for config, library in held:
+            config._attn_implementation_internal = library
 
 
 def _spread(rows: Tensor, part: ShelfPart) -> Tensor:

@@ -25,7 +25,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from steerserve.rules.inference.stepping import CompiledFunctions
 from steerserve.rules.models.nearness import Functions
-from steerserve.worker.model import comparing, native, whole_layers
+from steerserve.worker.model import comparing, native, operands, whole_layers
 from steerserve.worker.model.coded import CodedWeight
 from steerserve.worker.model.comparing import OTHER_FORM, Comparison, give
 from steerserve.worker.model.kv import KvCache
@@ -389,6 +389,7 @@ def _decoded(
     shared = key.shape[1]
     last = cache.parts[-1].last
     out = torch.empty(rows, 1, heads * dim, dtype=query.dtype)
+    turned = _room_for_queries(self, rows, 1, heads, dim)
     if last < rows:
         out[last:].zero_()
     size = query.element_size()
@@ -413,8 +414,10 @@ def _decoded(
                 self.scaling,
                 whole_layers.cap(self),
                 *norms,
+                None if turned is None else turned[first].data_ptr(),
             ),
         )
+    _tell_queries(self, turned)
     return out
 
 
@@ -433,6 +436,7 @@ def _prompted(
     held_keys, held_values, starts, sizes = cache.rooms(self.layer_idx, key, value)
     is_full = all(size == tokens for size in sizes)
     out = (torch.empty if is_full else torch.zeros)(rows, tokens, heads * dim, dtype=query.dtype)
+    turned = _room_for_queries(self, rows, tokens, heads, dim)
     places = torch.tensor(
         [
             [held.data_ptr() for held in held_keys],
@@ -459,9 +463,24 @@ def _prompted(
             self.scaling,
             whole_layers.cap(self),
             *norms,
+            None if turned is None else turned.data_ptr(),
         ),
     )
+    _tell_queries(self, turned)
     return out
+
+
+def _room_for_queries(
+    self: _Attention, rows: int, tokens: int, heads: int, dim: int
+) -> Tensor | None:
+    """Room for the rotated queries, which a compiled attention multiplies in float32; None where nobody notes them."""
+    is_noted = operands.is_noted(cast(nn.Module, self))
+    return torch.zeros(rows, tokens, heads, dim) if is_noted else None
+
+
+def _tell_queries(self: _Attention, turned: Tensor | None) -> None:
+    if turned is not None:
+        operands.tell_query(cast(nn.Module, self), turned.transpose(1, 2))
 
 
 def _heads(

@@ -367,6 +367,26 @@ class KvCache:
             part.shelf.make(layer, keys, values)
             yield part, window, part.shelf.keys[layer], part.shelf.values[layer]
 
+    def written(self, layer: int) -> tuple[Tensor, Tensor]:
+        """The keys and values [b, kv_heads, T, head_dim] that the pass has written in this layer. Rows without room
+        have none; after the tokens of a row there are zeros."""
+        now = self._prefill
+        found = []
+        if now is None:
+            for part in self.parts:
+                held = part.shelf.keys[layer], part.shelf.values[layer]
+                places, positions = (t.to(held[0].device) for t in (part.places, part.positions))
+                found.append([tensor[places, :, positions][:, :, None] for tensor in held])
+        else:
+            longest = max(now.sizes)
+            for slot, size, start in zip(now.slots, now.sizes, now.starts, strict=True):
+                shelf = self._shelves[slot.capacity]
+                held = shelf.keys[layer], shelf.values[layer]
+                own = [tensor[slot.place, :, start : start + size][None] for tensor in held]
+                found.append([_padded(tensor, longest) for tensor in own])
+        keys, values = (torch.cat(tensors) for tensors in zip(*found, strict=True))
+        return keys, values
+
     def window(self, layer: int) -> int:
         """How many of the last tokens a row sees in a layer; 0 for all."""
         assert self.attention is not None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol, cast
@@ -23,6 +23,7 @@ from steerserve.rules.inference import stepping
 from steerserve.rules.residency.heartbeat import Activity
 from steerserve.worker import memory
 from steerserve.worker.heartbeat import Pulse
+from steerserve.worker.model.attention import attending_plainly
 from steerserve.worker.model.kv import CacheSlot
 from steerserve.worker.model.layers import decoder_layers
 from steerserve.worker.model.results import PassResult
@@ -129,21 +130,31 @@ class PlainPasses:
     parts do not depend on other rows. `state_tokens` is the size of what a row holds beside its tokens, counted in
     tokens of `kv_bytes_by_device` bytes.
 
-    A pass may read more tokens than are new in it, where the library reads the text again from its beginning.
+    A pass may read more tokens than are new in it, where the library reads the text again from its beginning. With
+    `attends_plainly` the layers compute attention in the plain way.
     """
 
     is_alone = True
     row_step = 1
     width = stepping.WIDTH
 
-    def __init__(self, host: Host, memory: Memory) -> None:
+    def __init__(self, host: Host, memory: Memory, *, attends_plainly: bool = False) -> None:
         self._host = host
         self.memory = memory
+        self._attends_plainly = attends_plainly
         self.takes_parts = False
         self.state_tokens = 0
         self.kv_bytes_by_device: dict[torch.device, int] = {}
         self._takes = frozenset(inspect.signature(host.model.forward).parameters)
         self._places: dict[Place, Tensor | None] = {}
+
+    def attending_plainly(self) -> PlainPasses:
+        """Passes over one row each with the same memory, in which the layers compute attention in the plain way."""
+        passes = PlainPasses(self._host, self.memory, attends_plainly=True)
+        passes.state_tokens = self.state_tokens
+        passes.kv_bytes_by_device = self.kv_bytes_by_device
+        passes._places = self._places
+        return passes
 
     @property
     def device(self) -> torch.device:
@@ -229,15 +240,16 @@ class PlainPasses:
         where they are wanted."""
         is_first = not slot.tokens.shape[1]
         slot.tokens = torch.cat([slot.tokens, torch.tensor([list(new)], device=self.device)], 1)
-        inputs = self._inputs(slot, len(new), is_first=is_first)
-        width = inputs["input_ids"].shape[1]
-        for (module, name), beginning in self._places.items():
-            setattr(module, name, beginning if is_first else slot.held[module, name])
-        out, sums = self._host.call(
-            pick=None if with_all else (torch.tensor([0]), torch.tensor([width - 1])),
-            sizes=torch.tensor([width]) if with_sums else None,
-            **inputs,
-        )
+        with attending_plainly(self._host.model) if self._attends_plainly else nullcontext():
+            inputs = self._inputs(slot, len(new), is_first=is_first)
+            width = inputs["input_ids"].shape[1]
+            for (module, name), beginning in self._places.items():
+                setattr(module, name, beginning if is_first else slot.held[module, name])
+            out, sums = self._host.call(
+                pick=None if with_all else (torch.tensor([0]), torch.tensor([width - 1])),
+                sizes=torch.tensor([width]) if with_sums else None,
+                **inputs,
+            )
         if self.memory is not Memory.NOTHING:
             slot.carried = self._host.model._update_model_kwargs_for_generation(out, slot.carried)
             slot.held = {place: getattr(*place) for place in self._places}

@@ -131,6 +131,19 @@ class BatchRow:
         """Whether the model must read the row's tokens again without steering."""
         return any(part.needs_plain for part in self.parts)
 
+    @property
+    def attends_plainly(self) -> bool:
+        """Whether the layers must compute attention in the plain way for the row."""
+        return any(part.attends_plainly for part in self.parts)
+
+    @property
+    def logits_from(self) -> int | None:
+        """The first position of the prompt after which logits are needed; None where only those after its end are."""
+        wanted = [part.logits_from for part in self.parts if part.logits_from is not None]
+        if self.goal.form is not None:
+            wanted.append(self.goal.first_scored(self))
+        return min(wanted, default=None)
+
     def with_parts(self, outcome: Ending) -> Ending:
         """The outcome with what the parts give.
 

@@ -18,9 +18,20 @@ from steerserve.rules.saes.sites import (
     MLP_NEURONS,
     MLP_OUT,
     MLP_RAW,
+    PATTERN,
     RESID_MID,
+    ROUTER_LOGITS,
+    K,
+    Q,
+    V,
     Z,
 )
+
+HEAD_SITES = frozenset({Q, K, V, PATTERN})
+"""The sites that an attention module has inside."""
+
+_ROUTERS = ("gate", "router")
+"""The names of the module in an MLP that gives the logits of its experts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,13 +109,15 @@ FAMILIES: dict[str, Family] = {
 }
 
 
-def place(family: Family, site: str) -> tuple[str, bool]:
+def place(block: nn.Module, family: Family, site: str) -> tuple[str, bool]:
     """The path of a site's module within the layer, and whether the site is the input of the module."""
+    if site == ROUTER_LOGITS:
+        return _router(block, family), False
     return {
         RESID_MID: (family.attn_out or family.attention, False),
         ATTN_OUT: (family.attn_out or family.attention, False),
         MLP_OUT: (family.mlp_out or family.mlp, False),
-        ATTN_RAW: (family.attention, False),
+        **dict.fromkeys((ATTN_RAW, *HEAD_SITES), (family.attention, False)),
         MLP_RAW: (family.mlp, False),
         Z: (family.projection, True),
         MLP_IN: (family.mlp_in or family.mlp, True),
@@ -118,9 +131,12 @@ def objection(block: nn.Module, family: Family, site: str) -> str | None:
         return "attention and MLP read the same stream"
     if site in (RESID_MID, ATTN_OUT, MLP_OUT) and (why := normalises(block, family)):
         return why
-    if site in (RESID_MID, ATTN_OUT, ATTN_RAW, Z) and not _has(block, family.attention):
+    needs_attention = site in HEAD_SITES or site in (RESID_MID, ATTN_OUT, ATTN_RAW, Z)
+    if needs_attention and not _has(block, family.attention):
         return "this layer has no softmax attention"
-    name, _ = place(family, site)
+    if site == ROUTER_LOGITS and not _router(block, family):
+        return "its MLP has no experts"
+    name, _ = place(block, family, site)
     if not _has(block, name) or (
         site in (Z, MLP_NEURONS) and not inputs(block.get_submodule(name))
     ):
@@ -128,6 +144,17 @@ def objection(block: nn.Module, family: Family, site: str) -> str | None:
     if _is_sliced(block.get_submodule(name.partition(".")[0])) and "." in name:
         return "it computes its projections in slices"
     return None
+
+
+def _router(block: nn.Module, family: Family) -> str:
+    """The path of the module whose first output is the logits of the experts; empty where there is none."""
+    paths = [f"{family.mlp}.{name}" for name in _ROUTERS]
+    return next((p for p in paths if _has(block, p) and experts(block.get_submodule(p))), "")
+
+
+def experts(router: object) -> int:
+    """The number of experts that a router chooses from; 0 for another module."""
+    return int(getattr(router, "num_experts", 0) or 0)
 
 
 def _is_parallel(block: Any, family: Family) -> bool:

@@ -8,25 +8,45 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+from msgspec import structs
 from torch import Tensor, nn
 
 from steerserve.errors import Refusal
+from steerserve.rules.saes import sites as rules
 from steerserve.rules.saes.sites import (
     ATTN_OUT,
     EMBED,
+    LOGITS,
     MLP_IN,
     MLP_NEURONS,
     MLP_OUT,
     MLP_RAW,
+    PATTERN,
+    READABLE,
     RESID_MID,
     RESID_POST,
     RESID_PRE,
+    ROUTER_LOGITS,
     SITES,
     STREAM_SITES,
+    K,
+    ModelSite,
+    Q,
+    V,
     Z,
 )
+from steerserve.worker.model.kv import KvCache
 from steerserve.worker.model.layers import decoder_layers
-from steerserve.worker.sae.families import FAMILIES, inputs, normalises, objection, place
+from steerserve.worker.model.operands import Operands
+from steerserve.worker.sae.families import (
+    FAMILIES,
+    HEAD_SITES,
+    experts,
+    inputs,
+    normalises,
+    objection,
+    place,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +232,84 @@ class Site:
 
 
 @dataclass(frozen=True, slots=True)
+class AttentionSite(Site):
+    """Queries, keys or values of a layer [rows, T, heads * dim], or its attention probabilities [rows, T, heads, keys].
+    They are only read. `layer_number` is the number of the layer. `query_heads` is the number of heads of queries."""
+
+    layer_number: int = 0
+    query_heads: int = 0
+
+    def hook(self, edit: AtSite) -> Handle:
+        opened: list[Operands] = []
+
+        def begin(module: nn.Module, *_: object) -> None:
+            opened.append(Operands(module, self.query_heads))
+            opened[-1].__enter__()
+
+        def end(
+            _: nn.Module, args: tuple[object, ...], kwargs: dict[str, object], out: Any
+        ) -> None:
+            if not opened:  # a hook before this one has failed
+                return
+            operands = opened.pop()
+            operands.__exit__(None, None, None)
+            if out is not None:  # None after an error in the module
+                given = (*args, *kwargs.values())
+                cache = next((one for one in given if isinstance(one, KvCache)), None)
+                self._give(edit, self._read(operands, cache, out))
+
+        if self.name == PATTERN:
+            return self.module.register_forward_hook(
+                lambda _, __, out: self._give(edit, out[1].transpose(1, 2))
+            )
+        return _Both(
+            self.module.register_forward_pre_hook(begin),
+            self.module.register_forward_hook(
+                end, with_kwargs=True, always_call=True, prepend=True
+            ),
+        )
+
+    def _read(self, operands: Operands, cache: KvCache | None, out: Any) -> Tensor:
+        """The value of the site, from what was noted in the pass that has ended."""
+        query = operands.query
+        assert query is not None
+        if self.name == Q:
+            return query.transpose(1, 2).flatten(2)
+        if cache is not None:
+            found = cache.written(self.layer_number)[self.name == V]
+        else:
+            every = operands.key if self.name == K else operands.value
+            assert every is not None
+            found = every[:, :: every.shape[1] // self.heads, -query.shape[2] :]
+        return found.transpose(1, 2).flatten(2)
+
+    @staticmethod
+    def _give(edit: AtSite, value: Tensor) -> None:
+        told = edit(value)
+        if isinstance(told, Told):
+            told.tell(value)
+
+
+def attention_site(
+    name: str, module: nn.Module, path: str, layer: int, heads: int, width: int
+) -> AttentionSite:
+    """A site inside the attention `module` of a layer, whose `heads` heads of queries together have `width` numbers."""
+    own = heads if name in (Q, PATTERN) else heads // _sharing(module)
+    wide = 0 if name == PATTERN else width // heads * own
+    return AttentionSite(name, module, path, wide, heads=own, layer_number=layer, query_heads=heads)
+
+
+def _sharing(attention: Any) -> int:
+    """How many heads of queries share a head of keys."""
+    if hasattr(
+        attention, "new_decoder_architecture"
+    ):  # Falcon, whose new form repeats the heads of keys before
+        own = attention.num_heads if attention.new_decoder_architecture else attention.num_kv_heads
+        return int(attention.num_heads // own)
+    return int(getattr(attention, "num_key_value_groups", 1))
+
+
+@dataclass(frozen=True, slots=True)
 class _Both:
     first: Handle
     second: Handle
@@ -227,13 +325,19 @@ def find(model: nn.Module, layers: int, site: str, layer: int) -> Site:
     Raises:
         Refusal: SAE_INCOMPATIBLE, with architecture and site, when this layer does not have the site.
     """
-    path, stack = decoder_layers(model, layers)
-    if site not in SITES:
-        raise _lacks(model, site, layer, f"sites are {', '.join(SITES)}")
-    if not 0 <= layer < layers:
-        raise _lacks(model, site, layer, f"its layers are [0, {layers})")
+    return _find(model, *decoder_layers(model, layers), site, layer)
+
+
+def _find(model: nn.Module, path: str, stack: nn.ModuleList, site: str, layer: int) -> Site:
+    """As `find`, where `stack` has the decoder layers, and lies at `path`."""
+    if site not in READABLE:
+        raise _lacks(model, site, layer, f"sites are {', '.join(READABLE)}")
+    if not 0 <= layer < len(stack):
+        raise _lacks(model, site, layer, f"its layers are [0, {len(stack)})")
     if site == EMBED:
         return _embedding(model, layer)
+    if site == LOGITS:
+        return _logits(model, layer)
     block, path = stack[layer], f"{path}.{layer}"
     hidden = int(_text_config(model).hidden_size)
     if site in (RESID_PRE, RESID_POST):
@@ -248,15 +352,19 @@ def find(model: nn.Module, layers: int, site: str, layer: int) -> Site:
         )
     if why := objection(block, family, site):
         raise _lacks(model, site, layer, why)
-    name, is_input = place(family, site)
+    name, is_input = place(block, family, site)
     module = block.get_submodule(name)
+    if site in HEAD_SITES:
+        width = inputs(block.get_submodule(family.projection))
+        return attention_site(site, module, f"{path}.{name}", layer, _heads(model, width), width)
     is_flat = family.is_flat and site in (MLP_OUT, MLP_RAW, MLP_IN, MLP_NEURONS)
+    is_flat = is_flat or site == ROUTER_LOGITS
     is_added = site in (RESID_MID, ATTN_OUT, MLP_OUT)
     return Site(
         site,
         module,
         f"{path}.{name}",
-        inputs(module) if site in (Z, MLP_NEURONS) else hidden,
+        _width(module, site) or hidden,
         is_input=is_input,
         scale=float(getattr(block, "residual_multiplier", 1.0)) if is_added else 1.0,
         layer=block if is_flat or site == RESID_MID else None,
@@ -264,6 +372,37 @@ def find(model: nn.Module, layers: int, site: str, layer: int) -> Site:
         is_flat=is_flat,
         heads=_heads(model, inputs(module)) if site == Z else 0,
     )
+
+
+def listed(model: nn.Module, layers: int) -> list[ModelSite]:
+    """The sites that at least one layer of this model has. A site has an entry for each form that it has in layers."""
+    try:
+        path, stack = decoder_layers(model, layers)
+    except Refusal:
+        return []
+    found: dict[ModelSite, list[int]] = {}
+    for name in READABLE:
+        for layer in range(layers if name not in (EMBED, LOGITS) else 1):
+            try:
+                site = _find(model, path, stack, name, layer)
+            except Refusal:
+                continue
+            found.setdefault(_described(site, f"{path}.{layer}", f"{path}.{{layer}}"), []).append(
+                layer
+            )
+    return [
+        one if one.site == LOGITS else structs.replace(one, layers=tuple(at))
+        for one, at in found.items()
+    ]
+
+
+def _described(site: Site, block: str, pattern: str) -> ModelSite:
+    """What is told of a site of the layer at the path `block`, without its layer."""
+    path = site.path
+    if path == block or path.startswith(f"{block}."):
+        path = pattern + path[len(block) :]
+    can_write = site.name in SITES
+    return ModelSite(site.name, None, site.width or None, site.heads or None, path, can_write)
 
 
 def direct_path_objection(model: nn.Module, layers: int, site: Site, layer: int) -> str | None:
@@ -281,16 +420,8 @@ def direct_path_objection(model: nn.Module, layers: int, site: Site, layer: int)
 
 
 def widths(model: nn.Module, layers: int) -> dict[str, int]:
-    """The sites that at least one layer of this model has, each with its width."""
-    offered: dict[str, int] = {}
-    for site in SITES:
-        for layer in range(layers):
-            try:
-                offered[site] = find(model, layers, site, layer).width
-                break
-            except Refusal:
-                continue
-    return offered
+    """The sites that at least one layer of this model has for an SAE, each with its width."""
+    return rules.widths(listed(model, layers))
 
 
 def has_layer_norm(model: nn.Module, layers: int) -> bool:
@@ -321,6 +452,22 @@ def _embedding(model: Any, layer: int) -> Site:
     return Site(EMBED, embedding, path, width, scale=scale)
 
 
+def _logits(model: Any, layer: int) -> Site:
+    """The output embedding. What the model gives may be a multiple of its output, or have a soft cap."""
+    head = model.get_output_embeddings()
+    if head is None:
+        raise _lacks(model, LOGITS, layer, "it has no output embedding")
+    path = next((name for name, module in model.named_modules() if module is head), "")
+    return Site(LOGITS, head, path, int(head.weight.shape[0]))
+
+
+def _width(module: nn.Module, site: str) -> int:
+    """The width of a site that does not have the width of the stream; 0 for others."""
+    if site in (Z, MLP_NEURONS):
+        return inputs(module)
+    return experts(module) if site == ROUTER_LOGITS else 0
+
+
 def _text_config(model: Any) -> Any:
     return model.config.get_text_config(decoder=True)
 
@@ -337,7 +484,7 @@ def _kind(model: nn.Module) -> str:
 
 def _lacks(model: nn.Module, site: str, layer: int, why: str) -> Refusal:
     kind = _kind(model)
-    what = f" ({SITES[site]})" if site in SITES else ""
+    what = f" ({READABLE[site]})" if site in READABLE else ""
     return Refusal(
         "SAE_INCOMPATIBLE",
         f"{kind} offers no site {site!r}{what} at layer {layer}: {why}",

@@ -45,7 +45,7 @@ inline floats capped(floats score, float cap) {
 
 // One layer of a decode pass: for each row the projected heads, where its cache is, and where the result goes. Steps are
 // numbers between the rows of a tensor. A window of 0 means that a row sees all its tokens, and a cap of 0 that
-// scores have none.
+// scores have none. The rotated queries [rows, heads, dim] go to `turned` too, where it is given.
 template <typename T>
 struct Heads {
     const T *queries, *keys, *values, *cosines, *sines;
@@ -56,6 +56,7 @@ struct Heads {
     int64_t rows, heads, shared, dim, capacity, window;
     float scale, cap;
     Norm<T> query_norm, key_norm;
+    float* turned;
 };
 
 // Writes the new key and value of one head of one row, and computes what the heads of queries that share it read. The
@@ -78,6 +79,7 @@ ONCE void attend(const Heads<T>& of, int64_t row, int64_t head) {
         for (int64_t n = 0; n < count; ++n) {
             const T* own = of.queries + row * of.queries_step + (query + n) * dim;
             turn(own, of.query_norm, cosines, sines, dim, queries[n]);
+            if (of.turned) std::memcpy(of.turned + (row * of.heads + query + n) * dim, queries[n], dim * sizeof(float));
             std::memset(sums[n], 0, dim * sizeof(float));
             most[n] = -INFINITY;
             total[n] = 0;

@@ -94,7 +94,7 @@ inline void attend_shared(const Layer& layer, const Pass& pass, const Team::Turn
                               pass.sines + angles, step, step, step, pass.angles_step, part->keys, part->values,
                               part->places, part->positions, pass.heads + part->first * width, part->count,
                               layer.heads, layer.shared, dim, part->capacity, layer.window, layer.scale,
-                              layer.cap, layer.of_queries, layer.of_keys},
+                              layer.cap, layer.of_queries, layer.of_keys, nullptr},
                              row - part->first, head);
         }
         spread(own, size, lane(pass.wide, row, pass.count, width), first);

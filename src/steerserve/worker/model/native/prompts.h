@@ -10,7 +10,8 @@ const int QUERIES = 48;  // queries of a prompt that read a block of tokens toge
 // A prefill pass of one layer: for each row the projected heads of its tokens, where its cache is, and where the result
 // goes. Token `t` of row `b` is number `b * tokens + t`, and its steps are numbers between tokens. A row has `sizes` of
 // the tokens, at the positions from `starts` on. The angles of a row are `angles_step` numbers after those of the one
-// before it. A window of 0 means that a token sees all tokens before it, and a cap of 0 that scores have none.
+// before it. A window of 0 means that a token sees all tokens before it, and a cap of 0 that scores have none. The
+// rotated queries [rows, tokens, heads, dim] go to `turned` too, where it is given.
 template <typename T>
 struct Prompts {
     const T *queries, *keys, *values, *cosines, *sines;
@@ -21,6 +22,7 @@ struct Prompts {
     int64_t rows, tokens, heads, shared, dim, window;
     float scale, cap;
     Norm<T> query_norm, key_norm;
+    float* turned;
 };
 
 // Writes the new keys and values of one head of one row.
@@ -93,9 +95,11 @@ void attend_queries(const Prompts<T>& of, int64_t row, int64_t head, int64_t beg
     float most[QUERIES], total[QUERIES];
     for (int64_t n = 0; n < count; ++n) {
         const int64_t t = (begin + n) / group, angles = row * of.angles_step + t * dim;
+        const int64_t own = head * group + (begin + n) % group;
         const T* query = of.queries + (row * of.tokens + t) * of.queries_step;
-        turn(query + (head * group + (begin + n) % group) * dim, of.query_norm, of.cosines + angles, of.sines + angles,
-             dim, queries + n * dim);
+        turn(query + own * dim, of.query_norm, of.cosines + angles, of.sines + angles, dim, queries + n * dim);
+        float* turned = of.turned + ((row * of.tokens + t) * of.heads + own) * dim;
+        if (of.turned) std::memcpy(turned, queries + n * dim, dim * sizeof(float));
         most[n] = -INFINITY;
         total[n] = 0;
     }

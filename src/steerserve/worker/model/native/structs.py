@@ -33,6 +33,7 @@ class Heads(ctypes.Structure):
         ("window", ctypes.c_int64),
         *((name, ctypes.c_float) for name in ("scale", "cap")),
         *((name, Norm) for name in ("query_norm", "key_norm")),
+        ("turned", ctypes.c_void_p),
     )
 
 
@@ -115,6 +116,7 @@ class Prompts(ctypes.Structure):
         ("window", ctypes.c_int64),
         *((name, ctypes.c_float) for name in ("scale", "cap")),
         *((name, Norm) for name in ("query_norm", "key_norm")),
+        ("turned", ctypes.c_void_p),
     )
 
 
