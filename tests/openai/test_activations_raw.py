@@ -69,6 +69,34 @@ def test_choices_and_scoring_have_them_too(steered: Running) -> None:
     assert [one["shape"] for one in scored] == [one["shape"] for one in told[:2]]
 
 
+def test_heads_the_pattern_and_the_logits_are_read_too(steered: Running) -> None:
+    heads = [{"site": site, "layers": [2]} for site in ("q", "k", "v")]
+    body = asked(TEXT, [*heads, {"site": "logits"}], positions="output")
+    answer = steered.post(TEXT, body).json()
+    q, k, v, logits = answer["service"]["activations_raw"]
+    assert [q["shape"], k["shape"], v["shape"]] == [[4, 6, 32], [4, 2, 32], [4, 2, 32]]
+    assert logits["layer"] is None
+    assert logits["shape"][0] == 4
+    assert "attention" not in q
+    patterned = asked(TEXT, [{"site": "pattern", "layers": "all", "heads": [5, 0]}, heads[0]])
+    read = steered.post(TEXT, patterned).json()
+    told, count = read["service"]["activations_raw"], read["usage"]["total_tokens"] - 1
+    assert [one["layer"] for one in told] == [0, 1, 2, 3, 4, 2]
+    assert {one["attention"] for one in told} == {"plain"}
+    assert told[0]["shape"] == [count, 2, count]
+    rows = [numbers(told[0])[at : at + count] for at in range(0, 2 * count**2, count)]
+    assert [sum(row) for row in rows] == pytest.approx([1.0] * len(rows), abs=2e-2)
+    assert not any(number for at, row in enumerate(rows) for number in row[at // 2 + 1 :])
+
+
+def test_a_site_that_a_model_lacks_is_refused_with_those_that_it_has(steered: Running) -> None:
+    body = asked(CHAT, [{"site": "router_logits", "layers": "all"}])
+    _, error = steered.v1_error(CHAT, body)
+    assert "this model has no router_logits" in error["message"]
+    assert "resid_post" in error["message"]
+    assert "pattern" in error["message"]
+
+
 @pytest.mark.parametrize(
     ("sites", "fields", "where"),
     [
@@ -77,6 +105,12 @@ def test_choices_and_scoring_have_them_too(steered: Running) -> None:
         ([{"site": "resid_post", "layers": [1, 99]}], {}, "sites[0].layers"),
         ([{"site": "resid_post", "layers": [1, 1]}], {}, "sites[0].layers[1]"),
         ([{"site": "embed", "layers": [1]}], {}, "sites[0].layers"),
+        ([{"site": "q"}], {}, "sites[0].layers"),
+        ([{"site": "logits", "layers": [1]}], {}, "sites[0].layers"),
+        ([{"site": "logits", "heads": [0]}], {}, "sites[0].heads"),
+        ([{"site": "k", "layers": [1], "heads": [5]}], {}, "sites[0].heads"),
+        ([{"site": "pattern", "layers": [1], "heads": [6]}], {}, "sites[0].heads"),
+        ([{"site": "router_logits", "layers": [1]}], {}, "sites[0].site"),
         ([*SITES, {"site": "resid_post", "layers": [1], "heads": [0]}], {}, "sites[1].heads"),
         ([{"site": "hook_z", "layers": "all", "heads": [0, 99]}], {}, "sites[0].heads"),
         ([{"site": "hook_z", "layers": "all", "head": [0]}], {}, "sites[0].head"),
