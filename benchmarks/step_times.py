@@ -19,6 +19,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from torch.profiler import ProfilerActivity, profile
 
@@ -81,8 +82,10 @@ class Decoding:
         readers: LiveReaders | None = None,
         plan_of: Callable[[int], m.Plan] = lambda _: m.Suppressed(),
         graphs: DecodeGraphs | None = None,
+        parts_of: Callable[[int], dict[str, msgspec.Raw]] = lambda _: {},
     ) -> None:
         self._plan_of = plan_of
+        self._parts_of = parts_of
         self._readers = readers or LiveReaders([])
         self._saes = saes or HookedSaes(model.dtype, on_detach=self._readers.detached)
         self._batch = Batch(model, self._saes, self._readers, KV_TOKENS, graphs=graphs)
@@ -102,7 +105,14 @@ class Decoding:
             ids = [(self._rows + 7 * place) % 1000 + 10 for place in range(tokens)]
             plan = self._plan_of(self._rows)
             goal, prompts = m.Generate(sampling=sampling), [m.Tokens(ids)]
-            request = m.Request(id=self._rows, goal=goal, prompts=prompts, plan=plan, label="bench")
+            request = m.Request(
+                id=self._rows,
+                goal=goal,
+                prompts=prompts,
+                plan=plan,
+                label="bench",
+                parts=self._parts_of(self._rows),
+            )
             context = self._model.model_max_context
             rows = rows_of(request, goal, self._model, context, KV_TOKENS, self._saes)
             for row in rows:
